@@ -1,0 +1,408 @@
+"""Builds ags_fast._core: Cython over csrc/ over libcrypto. Everything declarative is in pyproject.toml.
+
+AES-GCM in OpenSSL 3.5 is more than twice as fast as in 3.0 (VAES, AVX-512), so a libcrypto older than 3.5 is not
+good enough: then OpenSSL 3.5 LTS is built (libcrypto only, static) and cached outside the tree for later builds.
+
+    AGS_FAST_OPENSSL=system     use the system's libcrypto (3.0 or newer), build none
+    AGS_FAST_OPENSSL=bundled    use the static one, whatever the system has
+    AGS_FAST_OPENSSL_SOURCE=p   OpenSSL 3.5 to build: a tarball or a source folder; no download is tried
+    OPENSSL_ROOT_DIR=p          where the system's libcrypto is: p/include, p/lib
+    AGS_FAST_WERROR=1           warnings in csrc are errors (CI, make)
+    AGS_FAST_SANITIZE=list      address,undefined or thread: for -fsanitize
+
+`python setup.py build_openssl` only fills the cache. Each build says in build/libcrypto.json what it linked.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+from setuptools import Command, Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
+from setuptools.errors import SetupError
+from setuptools.modified import newer_group
+
+MACOS = sys.platform == "darwin"
+# Python's own flags ("gcc -pthread") are dropped: they differ between Pythons that can share one libcrypto.
+CC = shlex.split(os.environ.get("CC", "")) or [shlex.split(sysconfig.get_config_var("CC") or "cc")[0]]
+
+# ---- libcrypto: which one
+
+MINIMUM = (3, 0)  # the EVP interface that csrc/aead.c is written for
+FAST = (3, 5)
+
+
+class Libcrypto(NamedTuple):
+    version: str
+    bundled: bool
+    include_dirs: list[str]
+    objects: list[str]  # the static library
+    link_args: list[str]  # or how to reach the shared one
+
+    def at_least(self, minimum: tuple[int, int]) -> bool:
+        return tuple(int(n) for n in self.version.split(".")[:2]) >= minimum
+
+
+def choose_libcrypto() -> Libcrypto:
+    wish = os.environ.get("AGS_FAST_OPENSSL", "")
+    if wish not in ("", "system", "bundled"):
+        raise SetupError(f"AGS_FAST_OPENSSL={wish}: say system or bundled, or leave it unset")
+
+    system = None if wish == "bundled" else system_libcrypto()
+    pointed_at = wish == "system" or (wish == "" and os.environ.get("OPENSSL_ROOT_DIR"))
+    if pointed_at and not system:
+        raise SetupError("no libcrypto 3.0 or newer with headers found (Debian: libssl-dev; else set OPENSSL_ROOT_DIR)")
+    if system and (pointed_at or system.at_least(FAST)):
+        chosen = system
+    else:
+        try:
+            chosen = bundled_libcrypto()
+        except SetupError as error:
+            if not system:
+                raise SetupError(f"the system has no libcrypto 3.0 or newer with headers, and {error}") from error
+            say(str(error))
+            chosen = system
+    if not chosen.at_least(FAST):
+        say("*" * 100)
+        say(f"ags_fast is being built with the SLOW libcrypto: {chosen.version}, from the system.")
+        say("AES-GCM runs at less than half the speed of OpenSSL 3.5. `ags-fast --version` repeats this.")
+        say("*" * 100)
+    return chosen
+
+
+def system_libcrypto() -> Libcrypto | None:
+    """The libcrypto that a plain compiler call finds, or the one in OPENSSL_ROOT_DIR."""
+    root = os.environ.get("OPENSSL_ROOT_DIR")
+    if root:
+        lib_dirs = [str(d) for d in (Path(root, "lib64"), Path(root, "lib")) if d.is_dir()]
+        include_dirs = [str(Path(root, "include"))]
+        link_args = [f"-L{d}" for d in lib_dirs] + [f"-Wl,-rpath,{d}" for d in lib_dirs] + ["-lcrypto"]
+    else:
+        include_dirs = [flag[2:] for flag in pkg_config("--cflags-only-I")]
+        link_args = pkg_config("--libs") or ["-lcrypto"]
+    version = header_version(include_dirs)
+    if not version:
+        return None
+    found = Libcrypto(version, False, include_dirs, [], link_args)
+    return found if found.at_least(MINIMUM) else None
+
+
+def pkg_config(option: str) -> list[str]:
+    try:
+        answer = subprocess.run(["pkg-config", option, "libcrypto"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return []
+    return shlex.split(answer.stdout) if answer.returncode == 0 else []
+
+
+def header_version(include_dirs: list[str]) -> str | None:
+    """The version that the headers declare: pkg-config may be missing, and may describe another installation."""
+    flags = [f"-I{d}" for d in include_dirs]
+    command = [*CC, *flags, "-E", "-dM", "-include", "openssl/opensslv.h", "-x", "c", os.devnull]
+    try:
+        macros = subprocess.run(command, capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        raise SetupError(f"no C compiler: {CC[0]} not found (Debian: apt-get install gcc libc6-dev)") from None
+    match = re.search(r'define OPENSSL_VERSION_STR "([\d.]+)"', macros)
+    return match.group(1) if match else None
+
+
+# ---- libcrypto: our own
+
+OPENSSL = "3.5.7"
+OPENSSL_SHA256 = "a8c0d28a529ca480f9f36cf5792e2cd21984552a3c8e4aa11a24aa31aeac98e8"
+OPENSSL_URL = f"https://github.com/openssl/openssl/releases/download/openssl-{OPENSSL}/openssl-{OPENSSL}.tar.gz"
+DEBIAN_SUITE = "trixie"  # the Debian release that carries 3.5
+DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+CONFIGURE = [
+    "--release",
+    # Nothing on the disk configures or extends this libcrypto: no openssl.cnf, no providers or engines to load.
+    *("--prefix=/nonexistent", "--openssldir=/nonexistent", "--libdir=lib"),
+    *("no-autoload-config", "no-module", "no-dso", "no-engine"),
+    # A cleanup at exit would pull the ground from under worker threads; without it there is no need to pin the object.
+    *("no-atexit", "no-pinshared"),
+    # Upstream's minimal set keeps the default provider's AES, SHA, HMAC, DRBG, HKDF, PBKDF2 and scrypt, with assembly.
+    *("no-bulk", "no-shared", "no-legacy", "no-tls", "no-quic", "no-sock", "no-http", "no-slh-dsa", "no-thread-pool"),
+    *("no-apps", "no-tests", "no-docs"),
+    # Another libcrypto may live in the same process (Python's _ssl has one): none of our symbols may be seen.
+    *("-fPIC", "-fvisibility=hidden"),
+]
+
+
+def bundled_libcrypto() -> Libcrypto:
+    """OpenSSL 3.5 from the cache, built first if need be. Any number of builds may come here at the same time."""
+    home = cache_dir() / f"openssl-3.5-{cache_key()}"
+    if not home.is_dir():
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with open(f"{home}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the second comer waits, and then finds it built
+            if not home.is_dir():
+                work = Path(f"{home}.building")
+                shutil.rmtree(work, ignore_errors=True)  # of a build that was killed
+                work.mkdir()
+                try:
+                    build_openssl(work).rename(home)
+                finally:
+                    shutil.rmtree(work, ignore_errors=True)
+    include, library = home / "include", home / "libcrypto.a"
+    version = header_version([str(include)])
+    if not version or not library.is_file():
+        raise SetupError(f"{home} is damaged; delete it")
+    return Libcrypto(version, True, [str(include)], [str(library)], [])
+
+
+def cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ags_fast"
+
+
+def cache_key() -> str:
+    """Changes with whatever changes the library: source, options, machine, compiler."""
+    source: list[object] = [OPENSSL, OPENSSL_SHA256]
+    if given := os.environ.get("AGS_FAST_OPENSSL_SOURCE"):
+        source = [os.path.abspath(given), os.stat(given).st_mtime_ns if os.path.exists(given) else None]
+    compiler = subprocess.run([*CC, "--version"], capture_output=True, text=True).stdout
+    target = [sys.platform, platform.machine(), os.environ.get("MACOSX_DEPLOYMENT_TARGET")]
+    parts = [source, CONFIGURE, target, CC, compiler]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def build_openssl(work: Path) -> Path:
+    """Gets and compiles OpenSSL inside `work`; the folder returned there holds libcrypto.a and include/."""
+    for tool in ("perl", "make", "tar"):
+        if not shutil.which(tool):
+            raise SetupError(f"building OpenSSL needs {tool}, which is not installed")
+    source = openssl_source(work)
+    say(f"Building OpenSSL {source_version(source)} (libcrypto only, static); this takes a minute or two, once.")
+    build, log = work / "build", work / "log"
+    build.mkdir()
+    # CFLAGS would replace OpenSSL's own -O3; an outer make's MAKEFLAGS name a job server that is not ours.
+    environ = {k: v for k, v in os.environ.items() if k not in ("CFLAGS", "CPPFLAGS", "LDFLAGS", "MAKEFLAGS", "MFLAGS")}
+    environ["CC"] = shlex.join(CC)
+    jobs = f"-j{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()}"
+    steps = [
+        ["perl", str(source / "Configure"), *CONFIGURE],
+        ["make", jobs, "build_generated"],
+        ["make", jobs, "libcrypto.a"],
+    ]
+    for step in steps:
+        with open(log, "ab") as file:
+            result = subprocess.run(step, cwd=build, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        if result.returncode != 0:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+            raise SetupError(f"building OpenSSL failed: {shlex.join(step[:3])} returned {result.returncode}:\n{tail}")
+
+    out = work / "out"
+    for tree in (source, build):  # headers of the release, then those that Configure made
+        shutil.copytree(tree / "include/openssl", out / "include/openssl", dirs_exist_ok=True)
+    shutil.copy(build / "libcrypto.a", out)
+    return out
+
+
+def openssl_source(work: Path) -> Path:
+    """A folder with the source of OpenSSL 3.5, from the first place that has one."""
+    if given := os.environ.get("AGS_FAST_OPENSSL_SOURCE"):
+        places = [lambda work: Path(given).resolve(strict=True)]
+    else:
+        places = [upstream_release, debian_source]
+    tried = []
+    for place in places:
+        try:
+            found = place(work)
+            folder = found if found.is_dir() else unpack(found, work / "source")
+            version = source_version(folder)
+            if not version.startswith("3.5."):
+                raise SetupError(f"{found} is OpenSSL {version}, not 3.5")
+            return folder
+        except (SetupError, OSError) as error:
+            tried.append(f"  {error}")
+    raise SetupError("there is no source of OpenSSL 3.5 to build. Tried:\n" + "\n".join(tried))
+
+
+def upstream_release(work: Path) -> Path:
+    tarball = work / "openssl.tar.gz"
+    try:
+        # The timeout is per read, so that a network without a way out costs seconds.
+        with urllib.request.urlopen(OPENSSL_URL, timeout=15) as response, open(tarball, "wb") as file:
+            shutil.copyfileobj(response, file)
+    except OSError as error:
+        raise SetupError(f"{OPENSSL_URL}: {error}") from error
+    digest = hashlib.sha256(tarball.read_bytes()).hexdigest()
+    if digest != OPENSSL_SHA256:
+        raise SetupError(f"{OPENSSL_URL}: SHA-256 is {digest}, expected {OPENSSL_SHA256}")
+    return tarball
+
+
+def debian_source(work: Path) -> Path:
+    """The upstream tarball in Debian's source package, from this machine's own mirror.
+
+    apt checks it: the archive's keyring signs the index, the index has the hash. The apt configuration is the
+    machine's (proxy, certificates, credentials), except that lists and downloads go to a temporary folder.
+    """
+    if not shutil.which("apt-get") or "ID=debian" not in Path("/etc/os-release").read_text().split():
+        raise SetupError("Debian source package: this machine is not Debian")
+    # In /tmp and open to all, because apt downloads as a user of its own.
+    with tempfile.TemporaryDirectory(prefix="ags_fast-apt-") as folder:
+        apt = Path(folder)
+        apt.chmod(0o755)
+        for sub in ("lists/partial", "cache/archives/partial"):
+            (apt / sub).mkdir(parents=True)
+        (apt / "sources.list").write_text("".join(debian_suites()))
+        (apt / "apt.conf").write_text(
+            f'Dir::Etc::sourcelist "{apt}/sources.list"; Dir::Etc::sourceparts "-";\n'
+            f'Dir::State::lists "{apt}/lists"; Dir::Cache "{apt}/cache";\n'
+            'Acquire::Languages "none"; Acquire::Retries "2";\n'
+            "#clear APT::Update::Post-Invoke;\n#clear APT::Update::Post-Invoke-Success;\n"
+        )
+        output = ""
+        # `update` fails as a whole if one suite does, and then the others may do: `source` has the last word.
+        for arguments in (["update"], ["source", "--only-source", "--download-only", "--tar-only", "openssl"]):
+            command = ["apt-get", "-q", "-c", str(apt / "apt.conf"), *arguments]
+            result = subprocess.run(command, cwd=apt, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            output += result.stderr
+        tarballs = list(apt.glob("openssl_*.orig.tar.*z*"))
+        if result.returncode != 0 or not tarballs:
+            raise SetupError(f"Debian source package of {DEBIAN_SUITE}: apt-get source failed\n{output}".rstrip())
+        return Path(shutil.copy(tarballs[0], work))
+
+
+def debian_suites() -> list[str]:
+    """sources.list lines for DEBIAN_SUITE, its updates and fixes, on the mirrors that apt has for this release."""
+    os_release = Path("/etc/os-release").read_text()
+    release = re.search(r"^VERSION_CODENAME=(\w+)", os_release, re.MULTILINE)
+    names = f"{release.group(1)}|stable|oldstable" if release else "stable|oldstable"
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"]
+    targets = subprocess.run(command, capture_output=True, text=True).stdout
+    options = f"[signed-by={DEBIAN_KEYRING}] " if DEBIAN_KEYRING.exists() else ""  # else apt's trusted keys
+    mirrors = re.findall(rf"^(\S+) (?:{names})(-updates|-security)? main$", targets, re.MULTILINE)
+    if not mirrors:
+        raise SetupError("Debian source package: apt has no Debian mirror configured")
+    return [f"deb-src {options}{uri} {DEBIAN_SUITE}{kind} main\n" for uri, kind in dict.fromkeys(mirrors)]
+
+
+def unpack(tarball: Path, folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    command = ["tar", "-xf", str(tarball), "-C", str(folder), "--strip-components=1"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise SetupError(f"{tarball}: {result.stderr.strip()}")
+    return folder
+
+
+def source_version(folder: Path) -> str:
+    fields = dict(re.findall(r"^(MAJOR|MINOR|PATCH)=(\d+)", (folder / "VERSION.dat").read_text(), re.MULTILINE))
+    return f"{fields['MAJOR']}.{fields['MINOR']}.{fields['PATCH']}"
+
+
+# ---- the extension
+
+SANITIZE = os.environ.get("AGS_FAST_SANITIZE", "")
+CORE = Extension(
+    "ags_fast._core",
+    ["ags_fast/_core.pyx"],
+    include_dirs=["csrc"],
+    depends=["setup.py", *sorted(str(p) for p in Path("csrc").glob("*.[ch]"))],
+)
+
+COMMON_FLAGS = ["-O3", "-fvisibility=hidden", "-fstack-protector-strong", "-pthread"]
+if SANITIZE:
+    COMMON_FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}"]
+
+# Only for csrc: Cython's output is not ours to keep free of warnings.
+CSRC_FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes"]
+CSRC_FLAGS += [
+    "-Wmissing-prototypes",
+    "-Wpointer-arith",
+    "-Wcast-qual",
+    "-Wwrite-strings",
+    "-Wvla",
+    "-Wformat=2",
+    "-Wundef",
+]
+if os.environ.get("AGS_FAST_WERROR") == "1":
+    CSRC_FLAGS += ["-Werror"]
+
+# The module exports its init function and nothing else, in particular nothing of libcrypto.
+if MACOS:
+    LINK_FLAGS = ["-Wl,-exported_symbol,_PyInit__core"]
+else:
+    LINK_FLAGS = ["-pthread", "-Wl,--exclude-libs,ALL", "-Wl,-z,relro,-z,now"]
+if SANITIZE:
+    LINK_FLAGS += [f"-fsanitize={SANITIZE}"]
+
+
+class BuildExt(build_ext):
+    def run(self) -> None:
+        from Cython.Build import cythonize  # not on top: build_openssl and sdist do without
+
+        libcrypto = choose_libcrypto()
+        say(f"libcrypto: OpenSSL {libcrypto.version}, {'bundled' if libcrypto.bundled else 'system'}")
+        CORE.include_dirs += libcrypto.include_dirs
+        CORE.define_macros = [("AGSF_LIBCRYPTO_BUNDLED", str(int(libcrypto.bundled)))]
+        CORE.extra_compile_args = COMMON_FLAGS
+        CORE.extra_link_args = [*libcrypto.objects, *libcrypto.link_args, *LINK_FLAGS]
+        CORE.depends += [record(libcrypto), *libcrypto.objects]
+        CORE.sources = cythonize(CORE, build_dir="build/cython", force=self.force)[0].sources
+        super().run()
+
+    def build_extension(self, ext: Extension) -> None:
+        """Like build_ext's, but csrc is compiled apart, with stricter flags."""
+        if self.force or newer_group([*ext.sources, *ext.depends], self.get_ext_fullpath(ext.name)):
+            ext.extra_objects = self.compiler.compile(
+                sorted(str(p) for p in Path("csrc").glob("*.c")),
+                output_dir=self.build_temp,
+                macros=ext.define_macros,
+                include_dirs=ext.include_dirs,
+                extra_postargs=[*COMMON_FLAGS, *CSRC_FLAGS],
+            )
+        super().build_extension(ext)
+
+
+def record(libcrypto: Libcrypto) -> str:
+    """Writes build/libcrypto.json: benchmarks link the very same libcrypto, and another one or other flags rebuild."""
+    path = Path("build/libcrypto.json")
+    content = json.dumps({**libcrypto._asdict(), "cflags": [*COMMON_FLAGS, *CSRC_FLAGS]}, indent=2) + "\n"
+    if not path.is_file() or path.read_text() != content:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    return str(path)
+
+
+class BuildOpenssl(Command):
+    description = "build the static libcrypto into the cache, if it is not there"
+    user_options = ()
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        print(bundled_libcrypto().objects[0])
+
+
+class Sdist(sdist):
+    def add_defaults(self) -> None:
+        super().add_defaults()
+        self.filelist.recursive_include("tests", "*")  # setuptools finds only tests/test*.py by itself
+        self.filelist.global_exclude("*.py[co]")
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+setup(ext_modules=[CORE], cmdclass={"build_ext": BuildExt, "build_openssl": BuildOpenssl, "sdist": Sdist})
