@@ -1,0 +1,298 @@
+# cython: language_level=3, binding=True, embedsignature=False
+"""The binding: take hold of buffers, check sizes, make one call without the GIL, turn one status into one exception.
+
+Formats and streams are above it, cryptography and threads below.
+"""
+
+from cpython.buffer cimport Py_buffer, PyBUF_WRITE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport uint8_t, uint64_t
+from libc.string cimport memset
+
+import os as _os
+
+from ags_fast.errors import AgsError, IntegrityError, KeyLimitError
+
+cdef extern from "Python.h":
+    Py_buffer *PyMemoryView_GET_BUFFER(object view)
+    object PyMemoryView_FromMemory(char *mem, Py_ssize_t nbytes, int flags)
+    bint PyBuffer_IsContiguous(Py_buffer *buffer, char order)
+
+cdef extern from "agsf.h" nogil:
+    enum:
+        AGSF_NONCE_NBYTES
+        AGSF_TAG_NBYTES
+        AGSF_OVERHEAD_NBYTES
+        AGSF_LIBCRYPTO_BUNDLED  # a macro of the build, not of the header
+    ctypedef enum agsf_status:
+        AGSF_OK
+        AGSF_PAUSED
+        AGSF_BAD_TAG
+        AGSF_BAD_ARGUMENT
+        AGSF_NO_MEMORY
+        AGSF_LIMIT
+        AGSF_CRYPTO
+        AGSF_IO
+        AGSF_SHORT
+    ctypedef struct agsf_key:
+        pass
+    ctypedef struct agsf_run:
+        agsf_key *key
+        const uint8_t *aad_prefix
+        size_t aad_prefix_nbytes
+        size_t block_nbytes
+        uint64_t first_block
+        uint8_t *plain
+        size_t plain_nbytes
+        uint8_t *sealed
+        int fd
+        uint64_t fd_offset
+        unsigned threads
+        uint64_t done
+        uint64_t bad_block
+        int os_error
+    agsf_status agsf_library_init()
+    const char *agsf_libcrypto_version()
+    const char *agsf_libcrypto_cpu()
+    agsf_status agsf_key_new(const uint8_t *key, size_t key_nbytes, agsf_key **key_ret)
+    void agsf_key_free(agsf_key *key)
+    uint64_t agsf_key_sealed(agsf_key *key)
+    agsf_status agsf_key_carry(agsf_key *key, uint64_t sealed_before)
+    agsf_status agsf_seal(agsf_key *key, const uint8_t *nonce, const uint8_t *aad, size_t aad_nbytes,
+                          const uint8_t *plain, size_t plain_nbytes, uint8_t *out)
+    agsf_status agsf_open(agsf_key *key, const uint8_t *nonce, const uint8_t *aad, size_t aad_nbytes,
+                          const uint8_t *sealed, size_t plain_nbytes, uint8_t *out)
+    uint64_t agsf_sealed_nbytes(uint64_t plain_nbytes, uint64_t block_nbytes)
+    agsf_status agsf_seal_run(agsf_run *run)
+    agsf_status agsf_open_run(agsf_run *run)
+
+NONCE_NBYTES = AGSF_NONCE_NBYTES
+TAG_NBYTES = AGSF_TAG_NBYTES
+OVERHEAD_NBYTES = AGSF_OVERHEAD_NBYTES
+
+# Below this, handing the GIL to another thread and waiting to have it back costs more than the work.
+cdef enum: KEEP_GIL_NBYTES = 4096
+
+
+cdef object _raise_for(agsf_status status, object block, int os_error=0):
+    """The one place where a status becomes an exception. `block` is a block's index, or None where there is none."""
+    where = "message" if block is None else f"block {block}"
+    if status == AGSF_BAD_TAG:
+        raise IntegrityError(
+            f"{where} does not authenticate: its bytes were changed or moved, or the key or the AAD prefix is another "
+            "(AES-GCM does not tell which)",
+            block_index=block,
+        )
+    if status == AGSF_SHORT:
+        raise IntegrityError(f"the source ends inside {where}: it was cut after its length was known", block_index=block)
+    if status == AGSF_IO:
+        raise OSError(os_error, _os.strerror(os_error))
+    if status == AGSF_LIMIT:
+        raise KeyLimitError("this would seal more than 2**32 messages with one key value: use a new key")
+    if status == AGSF_NO_MEMORY:
+        raise MemoryError
+    if status == AGSF_BAD_ARGUMENT:
+        raise ValueError("no AGS1 stream can have these sizes")
+    if status == AGSF_CRYPTO:
+        raise AgsError(f"libcrypto failed ({libcrypto_version()})")
+    raise AssertionError(f"unexpected status {<int> status}")
+
+
+cdef memoryview _hold(object buffer, bint writable):
+    """A view that keeps `buffer` in place while it lives. Read it with PyMemoryView_GET_BUFFER."""
+    cdef memoryview view = memoryview(buffer)
+    cdef Py_buffer *raw = PyMemoryView_GET_BUFFER(view)
+    if not PyBuffer_IsContiguous(raw, b"C"):
+        raise BufferError("the buffer must be C-contiguous: pass a copy of it")
+    if writable and raw.readonly:
+        raise TypeError(f"a writable bytes-like object is required, not a read-only {type(buffer).__name__!r}")
+    return view
+
+
+cdef inline uint8_t *_data(memoryview view):
+    return <uint8_t *> PyMemoryView_GET_BUFFER(view).buf
+
+
+cdef inline size_t _nbytes(memoryview view):
+    return <size_t> PyMemoryView_GET_BUFFER(view).len
+
+
+cdef int _refuse_overlap(const uint8_t *a, size_t a_nbytes, const uint8_t *b, size_t b_nbytes) except -1:
+    if a_nbytes > 0 and b_nbytes > 0 and a < b + b_nbytes and b < a + a_nbytes:
+        raise BufferError("input and output overlap: pass two separate buffers")
+    return 0
+
+
+cdef int _go(agsf_run *run, bint seal) except -1:
+    """Runs until the end. Comes back in between, so that an interrupt is answered."""
+    cdef agsf_status status
+    while True:
+        if run.sealed != NULL and run.plain_nbytes < KEEP_GIL_NBYTES:
+            status = agsf_seal_run(run) if seal else agsf_open_run(run)
+        else:
+            with nogil:
+                status = agsf_seal_run(run) if seal else agsf_open_run(run)
+        if status == AGSF_OK:
+            return 0
+        if status != AGSF_PAUSED:
+            _raise_for(status, run.first_block + run.bad_block, run.os_error)
+        try:
+            PyErr_CheckSignals()
+        except BaseException:
+            if not seal:  # what is open by now has passed its tags, but a failed call hands out nothing
+                memset(run.plain, 0, run.plain_nbytes)
+            raise
+
+
+cdef class Key:
+    """An AES key of 16, 24 or 32 bytes, and runs of AGS1 blocks under it. Threads may share it.
+
+    Offsets and sizes are in bytes; `block_size` and `nbytes` count plaintext. A run is consecutive blocks from
+    `first_block`; its last block may be short, and a run of 0 bytes is one empty block.
+    """
+
+    cdef agsf_key *_key
+
+    def __cinit__(self, key):
+        cdef memoryview view = _hold(key, False)
+        cdef agsf_status status = agsf_key_new(_data(view), _nbytes(view), &self._key)
+        if status == AGSF_BAD_ARGUMENT:
+            raise ValueError(f"an AES key has 16, 24 or 32 bytes, this one has {_nbytes(view)}")
+        if status != AGSF_OK:
+            _raise_for(status, None)
+
+    def __dealloc__(self):
+        agsf_key_free(self._key)
+
+    def __repr__(self):
+        return "<ags_fast key>"
+
+    def __reduce__(self):
+        raise TypeError("a key is never pickled: send a reference to it, and load it where it is used")
+
+    @property
+    def sealed(self):
+        """Messages sealed in this process with this key's value, by whatever object."""
+        return agsf_key_sealed(self._key)
+
+    def carry(self, uint64_t sealed_before):
+        """Count messages that other processes have sealed with this key's value against its limit."""
+        cdef agsf_status status = agsf_key_carry(self._key, sealed_before)
+        if status != AGSF_OK:
+            _raise_for(status, None)
+
+    def seal(self, nonce, data, aad):
+        """One message under a nonce of 12 bytes that the caller answers for: ciphertext and tag."""
+        cdef memoryview nonce_view = _hold(nonce, False), view = _hold(data, False), aad_view = _hold(aad, False)
+        cdef agsf_status status
+        if _nbytes(nonce_view) != AGSF_NONCE_NBYTES:
+            raise ValueError(f"a nonce has {AGSF_NONCE_NBYTES} bytes, this one has {_nbytes(nonce_view)}")
+        out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (_nbytes(view) + AGSF_TAG_NBYTES))
+        status = agsf_seal(self._key, _data(nonce_view), _data(aad_view), _nbytes(aad_view),
+                           _data(view), _nbytes(view), <uint8_t *> PyBytes_AS_STRING(out))
+        if status != AGSF_OK:
+            _raise_for(status, None)
+        return out
+
+    def open(self, nonce, data, aad):
+        """Opens what `seal` returned."""
+        cdef memoryview nonce_view = _hold(nonce, False), view = _hold(data, False), aad_view = _hold(aad, False)
+        cdef agsf_status status
+        if _nbytes(nonce_view) != AGSF_NONCE_NBYTES:
+            raise ValueError(f"a nonce has {AGSF_NONCE_NBYTES} bytes, this one has {_nbytes(nonce_view)}")
+        if _nbytes(view) < AGSF_TAG_NBYTES:
+            raise IntegrityError("the message is shorter than its tag")
+        out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (_nbytes(view) - AGSF_TAG_NBYTES))
+        status = agsf_open(self._key, _data(nonce_view), _data(aad_view), _nbytes(aad_view),
+                           _data(view), _nbytes(view) - AGSF_TAG_NBYTES, <uint8_t *> PyBytes_AS_STRING(out))
+        if status != AGSF_OK:
+            _raise_for(status, None)
+        return out
+
+    cdef agsf_run _run(self, bytes aad_prefix, size_t block_size, uint64_t first_block, unsigned threads):
+        cdef agsf_run run
+        memset(&run, 0, sizeof(run))
+        run.key = self._key
+        run.aad_prefix = <const uint8_t *> PyBytes_AS_STRING(aad_prefix)
+        run.aad_prefix_nbytes = <size_t> len(aad_prefix)
+        run.block_nbytes = block_size
+        run.first_block = first_block
+        run.threads = threads
+        return run
+
+    def seal_run(self, bytes aad_prefix not None, size_t block_size, uint64_t first_block, plain, target,
+                 uint64_t offset, unsigned threads):
+        """Seals `plain` to `target` from `offset`: a writable buffer, or the number of a file descriptor.
+
+        Returns the sealed bytes written. Raises KeyLimitError, or the file's OSError.
+        """
+        cdef memoryview view = _hold(plain, False), out
+        cdef agsf_run run = self._run(aad_prefix, block_size, first_block, threads)
+        cdef uint64_t sealed = agsf_sealed_nbytes(_nbytes(view), block_size)
+        run.plain = _data(view)
+        run.plain_nbytes = _nbytes(view)
+        if isinstance(target, int):
+            run.fd = target
+            run.fd_offset = offset
+        else:
+            out = _hold(target, True)
+            if offset > _nbytes(out) or sealed > _nbytes(out) - offset:
+                raise ValueError(f"the output needs {offset + sealed} bytes, it has {_nbytes(out)}")
+            run.sealed = _data(out) + offset
+            _refuse_overlap(run.plain, run.plain_nbytes, _data(out), offset + sealed)
+        _go(&run, True)
+        return sealed
+
+    def open_run(self, bytes aad_prefix not None, size_t block_size, uint64_t first_block, source, uint64_t offset,
+                 size_t nbytes, out, unsigned threads):
+        """Opens `nbytes` of plaintext from `source`, sealed there from `offset`: a buffer, or a descriptor's number.
+
+        They go to the start of the writable buffer `out`. Raises IntegrityError, or the file's OSError; then all
+        `nbytes` of `out` are zero.
+        """
+        cdef memoryview view, out_view = _hold(out, True)
+        cdef agsf_run run = self._run(aad_prefix, block_size, first_block, threads)
+        cdef uint64_t sealed = agsf_sealed_nbytes(nbytes, block_size)
+        if nbytes > _nbytes(out_view):
+            raise ValueError(f"the output needs {nbytes} bytes, it has {_nbytes(out_view)}")
+        run.plain = _data(out_view)
+        run.plain_nbytes = nbytes
+        if isinstance(source, int):
+            run.fd = source
+            run.fd_offset = offset
+        else:
+            view = _hold(source, False)
+            if offset > _nbytes(view) or sealed > _nbytes(view) - offset:
+                raise ValueError(f"the run needs {offset + sealed} bytes of input, there are {_nbytes(view)}")
+            run.sealed = _data(view) + offset
+            _refuse_overlap(run.plain, nbytes, run.sealed, <size_t> sealed)
+        _go(&run, False)
+
+
+def new_bytes(Py_ssize_t nbytes):
+    """A bytes object that is yet to be written, and a writable view of it: a result without a copy.
+
+    Write all of it, let nobody else see it before, and keep the bytes as long as the view.
+    """
+    if nbytes < 0:
+        raise ValueError(f"a size cannot be negative: {nbytes}")
+    out = PyBytes_FromStringAndSize(NULL, nbytes)
+    return out, PyMemoryView_FromMemory(PyBytes_AS_STRING(out), nbytes, PyBUF_WRITE)
+
+
+def libcrypto_version():
+    """The version text of the libcrypto in use, such as 'OpenSSL 3.5.4 30 Sep 2025'."""
+    return agsf_libcrypto_version().decode()
+
+
+def libcrypto_cpu():
+    """libcrypto's own text for the CPU features it uses, or None."""
+    cdef const char *text = agsf_libcrypto_cpu()
+    return None if text == NULL else text.decode()
+
+
+libcrypto_bundled = bool(AGSF_LIBCRYPTO_BUNDLED)
+
+if agsf_library_init() != AGSF_OK:
+    raise ImportError(f"libcrypto cannot be used: it has no AES-GCM or no SHA-256 ({libcrypto_version()})")

@@ -1,0 +1,62 @@
+"""How many threads a call may use when its caller does not say."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["thread_count"]
+
+
+def thread_count(threads: int | None) -> int:
+    """`threads` if given, else AGS_FAST_THREADS, else a Spark task's CPUs, else the CPUs this process may use.
+
+    Raises ValueError if either is given and below 1.
+    """
+    if threads is None:
+        text = os.environ.get("AGS_FAST_THREADS")
+        if text is None:
+            return _spark_task_cpus() or _usable_cpus()
+        if not text.strip().isdigit():
+            raise ValueError(f"AGS_FAST_THREADS must be a whole number from 1, not {text!r}")
+        threads = int(text)
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    return threads
+
+
+def _spark_task_cpus() -> int | None:
+    # Looked up, never imported: where a task runs, PySpark has been imported long ago. The whole machine's CPUs
+    # would be wrong there: as many tasks as it has CPUs run beside this one.
+    module = sys.modules.get("pyspark.taskcontext")
+    task = module.TaskContext.get() if module is not None else None
+    return task.cpus() if task is not None else None
+
+
+_known: tuple[int, int] | None = None  # the process that asked, and what it was told
+
+
+def _usable_cpus() -> int:
+    global _known
+    if _known is None or _known[0] != os.getpid():
+        affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        _known = os.getpid(), max(1, min(affinity, _cgroup_cpus() or affinity))
+    return _known[1]
+
+
+def _cgroup_cpus() -> int | None:
+    """A container's CPU quota, rounded up, or None: version 2, then version 1, as the container itself sees them."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+    except (OSError, ValueError):
+        try:
+            with open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", encoding="ascii") as file:
+                quota = file.read().strip()
+            with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us", encoding="ascii") as file:
+                period = file.read().strip()
+        except OSError:
+            return None
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:  # "max" or -1: no limit
+        return None
+    return -(-int(quota) // int(period))

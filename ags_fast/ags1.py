@@ -1,0 +1,234 @@
+"""AES GCM Stream (AGS1): the arithmetic of lengths and offsets, and AgsCodec, from buffer to buffer.
+
+A stream is a header of 8 bytes (``b"AGS1"`` and the plaintext size of a block, 4 bytes little-endian) and then
+blocks. A block is a nonce of 12 bytes, the ciphertext, which is as long as its plaintext, and a tag of 16 bytes. All
+blocks but the last hold ``block_size`` bytes of plaintext, and the last holds at least 1, except that an empty stream
+is one empty block. The spec's sections are "File structure" and "Cipher Block structure".
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ags_fast._core import OVERHEAD_NBYTES, Key, new_bytes
+from ags_fast._threads import thread_count
+from ags_fast.errors import FormatError, IntegrityError
+
+if sys.version_info >= (3, 12):
+    from collections.abc import Buffer
+else:
+    Buffer = object  # any bytes-like; the stubs say so to a type checker
+
+__all__ = ["AgsCodec", "encrypted_length", "plaintext_length"]
+
+MAGIC = b"AGS1"
+HEADER_NBYTES = 8
+DEFAULT_BLOCK_SIZE = 1 << 20  # the only size that Iceberg's Java reader takes
+MAX_BLOCK_SIZE = (1 << 31) - 1  # BlockLength is a signed int in Java
+MAX_BLOCKS_WRITTEN = (1 << 31) - 1  # Java counts blocks in a signed int, too, and refuses the next
+MAX_BLOCKS_READ = 1 << 32  # what four bytes of AAD can tell apart
+
+
+def check_block_size(block_size: int) -> int:
+    if not 1 <= block_size <= MAX_BLOCK_SIZE:
+        raise ValueError(f"block_size must be 1 to {MAX_BLOCK_SIZE} bytes, not {block_size}")
+    return block_size
+
+
+def encode_header(block_size: int) -> bytes:
+    return MAGIC + block_size.to_bytes(4, "little")
+
+
+def decode_header(header: bytes) -> int:
+    """The block size that the first 8 bytes of a stream claim. It is not authenticated."""
+    if header[:4] != MAGIC:
+        raise FormatError(f"not an AGS1 stream: it begins with {header[:4]!r}, not with {MAGIC!r}")
+    claimed = int.from_bytes(header[4:HEADER_NBYTES], "little")
+    if not 1 <= claimed <= MAX_BLOCK_SIZE:
+        raise FormatError(f"the header claims blocks of {claimed} bytes, possible are 1 to {MAX_BLOCK_SIZE}")
+    return claimed
+
+
+def encrypted_length(plain_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
+    """How many bytes the stream of `plain_length` bytes has: header, blocks, and 28 bytes more a block.
+
+    Raises ValueError for a negative length or an impossible block size, FormatError if the stream would have more
+    than 2**31 - 1 blocks, the most that every reader takes.
+    """
+    check_block_size(block_size)
+    if plain_length < 0:
+        raise ValueError(f"a length cannot be negative: {plain_length}")
+    blocks = max(1, -(-plain_length // block_size))
+    if blocks > MAX_BLOCKS_WRITTEN:
+        raise FormatError(f"{plain_length} bytes are more than {MAX_BLOCKS_WRITTEN} blocks of {block_size}: use larger ones")
+    return HEADER_NBYTES + plain_length + blocks * OVERHEAD_NBYTES
+
+
+def plaintext_length(file_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
+    """How many bytes of plaintext a stream of `file_length` bytes holds: the inverse of `encrypted_length`.
+
+    A header without a block (8 bytes) is an empty stream as well. Raises FormatError for any other length that no
+    stream with this block size has, ValueError for an impossible block size.
+    """
+    check_block_size(block_size)
+    full, rest = divmod(file_length - HEADER_NBYTES, block_size + OVERHEAD_NBYTES)
+    if full < 0:
+        raise FormatError(f"{file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}")
+    if 0 < rest <= OVERHEAD_NBYTES and not (rest == OVERHEAD_NBYTES and full == 0):
+        raise FormatError(
+            f"no AGS1 stream with blocks of {block_size} bytes has {file_length} bytes: {rest} are left for the last block"
+        )
+    if full + (rest > 0) > MAX_BLOCKS_READ:
+        raise FormatError(f"{file_length} bytes are more than {MAX_BLOCKS_READ} blocks of {block_size}")
+    return full * block_size + max(0, rest - OVERHEAD_NBYTES)
+
+
+def block_offset(index: int, block_size: int) -> int:
+    """Where block `index` begins in its stream."""
+    return HEADER_NBYTES + index * (block_size + OVERHEAD_NBYTES)
+
+
+def trusted_length(length: int | None, available: int) -> int:
+    """The length to believe, checked against what is there; None believes `available`."""
+    if length is None:
+        return available
+    if length < 0:
+        raise ValueError(f"a length cannot be negative: {length}")
+    if available < length:
+        raise IntegrityError(f"the stream was cut: {available} bytes are there, its trusted length is {length}")
+    return length
+
+
+def clamp(offset: int, size: int, end: int) -> int:
+    """How much of `size` bytes from `offset` lies before `end`, as a slice would have it."""
+    if offset < 0 or size < 0:
+        raise ValueError(f"offset and size cannot be negative: {offset}, {size}")
+    return max(0, min(size, end - offset))
+
+
+def bytes_view(data: Buffer) -> memoryview:
+    view = memoryview(data)
+    if not view.c_contiguous:
+        raise BufferError("the buffer must be C-contiguous: pass a copy of it")
+    return view.cast("B")
+
+
+class AgsCodec:
+    """Whole AGS1 streams and parts of them, from buffer to buffer, under one key and one AAD prefix.
+
+    key: 16, 24 or 32 bytes. aad_prefix: bytes that tell this stream from others under the key; None is ``b""``.
+    block_size: bytes of plaintext in a block, when encrypting; decrypting honours the header. threads: how many may
+    work on one call; None is ``AGS_FAST_THREADS``, else a Spark task's CPUs, else the usable CPUs. sealed_before: how
+    many messages other processes have sealed with this key, to be counted against its limit.
+
+    Buffers are any C-contiguous bytes-like objects. A codec may be used from many threads at once, keeps no nonce, and
+    refuses to be pickled. Changing a buffer while a call uses it gives garbage, as with any such library.
+    """
+
+    __slots__ = ("_aad_prefix", "_block_size", "_key", "_threads")
+
+    def __init__(
+        self,
+        key: Buffer,
+        *,
+        aad_prefix: Buffer | None = b"",
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        threads: int | None = None,
+        sealed_before: int = 0,
+    ) -> None:
+        self._key = Key(key)
+        if sealed_before:
+            self._key.carry(sealed_before)
+        self._aad_prefix = bytes(aad_prefix or b"")
+        self._block_size = check_block_size(block_size)
+        self._threads = thread_count(threads)
+
+    def __repr__(self) -> str:
+        return f"<AgsCodec block_size={self._block_size} threads={self._threads}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a codec holds a key and is never pickled: send key metadata, and build the codec where it is used")
+
+    @property
+    def sealed(self) -> int:
+        """Messages (blocks) sealed in this process with this key's value, by whatever object."""
+        return self._key.sealed
+
+    def encrypt(self, data: Buffer) -> bytes:
+        """`data` as a stream of ``encrypted_length(len(data), block_size)`` bytes.
+
+        Raises KeyLimitError before it seals anything, if the key would pass its limit.
+        """
+        out, view = new_bytes(encrypted_length(memoryview(data).nbytes, self._block_size))
+        self.encrypt_into(data, view)
+        return out
+
+    def encrypt_into(self, data: Buffer, out: Buffer) -> int:
+        """Like `encrypt`, but into the start of the writable buffer `out`; returns how many bytes that is.
+
+        ValueError if `out` is too small, BufferError if it overlaps `data`. Bytes behind the stream stay as they were.
+        """
+        view = bytes_view(out)
+        needed = encrypted_length(memoryview(data).nbytes, self._block_size)
+        if view.nbytes < needed:
+            raise ValueError(f"the output needs {needed} bytes, it has {view.nbytes}")
+        self._key.seal_run(self._aad_prefix, self._block_size, 0, data, view, HEADER_NBYTES, self._threads)
+        view[:HEADER_NBYTES] = encode_header(self._block_size)
+        return needed
+
+    def decrypt(self, stream: Buffer, *, length: int | None) -> bytes:
+        """The plaintext of `stream`.
+
+        length: the stream's bytes as a trusted place has them; None, which must be written out, takes all of `stream`
+        on trust, and with it that nobody cut blocks from its end. Bytes behind `length` are not looked at.
+
+        Raises FormatError if it is no AGS1 stream, IntegrityError if it is not the one that was sealed.
+        """
+        sealed = bytes_view(stream)
+        out, view = new_bytes(_measure(sealed, length)[1])
+        self.decrypt_into(sealed, view, length=length)
+        return out
+
+    def decrypt_into(self, stream: Buffer, out: Buffer, *, length: int | None) -> int:
+        """Like `decrypt`, but into the start of the writable buffer `out`; returns how many bytes that is.
+
+        ValueError if `out` is too small, BufferError if it overlaps `stream`. After an IntegrityError all of those
+        bytes are zero; bytes behind them stay as they were.
+        """
+        sealed = bytes_view(stream)
+        block_size, size, file_length = _measure(sealed, length)
+        if memoryview(out).nbytes < size:
+            raise ValueError(f"the output needs {size} bytes, it has {memoryview(out).nbytes}")
+        if file_length > HEADER_NBYTES:
+            self._open(block_size, 0, sealed, size, out)
+        return size
+
+    def _open(self, block_size: int, first: int, stream: memoryview, size: int, out: Buffer) -> None:
+        offset = block_offset(first, block_size)
+        self._key.open_run(self._aad_prefix, block_size, first, stream, offset, size, out, self._threads)
+
+    def decrypt_range(self, stream: Buffer, offset: int, size: int, *, length: int | None) -> bytes:
+        """`size` bytes of plaintext from `offset`; like a slice, it ends where the plaintext ends.
+
+        Only the blocks that hold them are opened. Raises as `decrypt` does; ValueError for a negative number.
+        """
+        view = bytes_view(stream)
+        block_size, total, _ = _measure(view, length)
+        size = clamp(offset, size, total)
+        if size == 0:
+            return b""
+        first = offset // block_size
+        begin = first * block_size
+        end = min(total, -(-(offset + size) // block_size) * block_size)
+        opened, out = new_bytes(end - begin)
+        self._open(block_size, first, view, end - begin, out)
+        return opened if len(opened) == size else opened[offset - begin : offset - begin + size]
+
+
+def _measure(stream: memoryview, length: int | None) -> tuple[int, int, int]:
+    """Block size, plaintext bytes and stream bytes of a stream in memory."""
+    file_length = trusted_length(length, stream.nbytes)
+    if file_length < HEADER_NBYTES:
+        raise FormatError(f"{file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}")
+    block_size = decode_header(bytes(stream[:HEADER_NBYTES]))
+    return block_size, plaintext_length(file_length, block_size), file_length

@@ -1,0 +1,859 @@
+"""AGS1 streams as files: AgsReader, AgsWriter and open().
+
+Random access is the primitive: `AgsReader.readinto_at` has no cursor and may be called from many threads. The cursor
+of an `io.RawIOBase`, and read-ahead for those who move it steadily, are a layer on top.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import io
+import os
+import stat
+import threading
+import warnings
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from ags_fast._core import OVERHEAD_NBYTES, Key, new_bytes
+from ags_fast._threads import thread_count
+from ags_fast.ags1 import (
+    DEFAULT_BLOCK_SIZE,
+    HEADER_NBYTES,
+    MAX_BLOCKS_WRITTEN,
+    Buffer,
+    block_offset,
+    bytes_view,
+    check_block_size,
+    clamp,
+    decode_header,
+    encode_header,
+    encrypted_length,
+    plaintext_length,
+    trusted_length,
+)
+from ags_fast.errors import FormatError, IntegrityError
+from ags_fast.fs import NewFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["AgsReader", "AgsWriter", "open"]
+
+SMALL_FILE_NBYTES = 64 << 10  # a stream up to this size is read whole when it is opened
+CACHE_NBYTES = 4 << 20  # of opened blocks that a reader keeps for reads that come back to them; at least one block
+AHEAD_NBYTES = 256 << 10  # a thread, to be opened ahead of a cursor that moves steadily; at least one block
+REQUEST_NBYTES = 64 << 20  # the largest single read of a source that is no descriptor; at least one block
+NOTHING: tuple[int, bytes] = (-1, b"")  # no opened bytes: every read misses them
+
+
+# ---------------------------------------------------------------------------------------------------------- sources
+
+
+class _Memory:
+    """A stream in a buffer."""
+
+    def __init__(self, data: Buffer) -> None:
+        self.view = bytes_view(data)
+
+    def size(self) -> int:
+        return self.view.nbytes
+
+    def fetch(self, begin: int, end: int) -> tuple[Any, int]:
+        """What `Key.open_run` can read the bytes from `begin` to `end` from, and where in the stream it begins."""
+        return self.view, 0
+
+    def close(self) -> None:
+        self.view.release()
+
+
+class _Descriptor:
+    """A stream in a regular file, read by position."""
+
+    def __init__(self, file: io.FileIO | io.BufferedReader | io.BufferedRandom, owned: bool) -> None:
+        self.file = file
+        self.owned = owned
+
+    def size(self) -> int:
+        if self.file.writable():
+            self.file.flush()
+        return os.fstat(self.file.fileno()).st_size
+
+    def fetch(self, begin: int, end: int) -> tuple[Any, int]:
+        return self.file.fileno(), 0  # ValueError if somebody closed it: its number may be another file's by now
+
+    def close(self) -> None:
+        if self.owned:
+            self.file.close()
+
+
+class _SeekableFile:
+    """A stream in a seekable binary file-like object. Its cursor is moved, under a lock."""
+
+    def __init__(self, file: Any, owned: bool) -> None:
+        if not file.seekable():
+            raise io.UnsupportedOperation("the source cannot seek: read it into memory, or into a file, first")
+        self.file = file
+        self.owned = owned
+        self.lock = threading.Lock()
+
+    def size(self) -> int:
+        with self.lock:
+            size: int = self.file.seek(0, io.SEEK_END)
+            return size
+
+    def fetch(self, begin: int, end: int) -> tuple[Any, int]:
+        pieces = []
+        at = begin
+        with self.lock:
+            self.file.seek(begin)
+            while at < end:
+                try:
+                    piece = self.file.read(end - at)
+                except EOFError as error:  # would be taken for the end of the plaintext
+                    raise _cut(at) from error
+                if piece is None:
+                    raise BlockingIOError("the source has no data now: a reader needs one that blocks")
+                if not piece:
+                    raise _cut(at)
+                pieces.append(piece)
+                at += len(piece)
+        if at > end:
+            raise OSError(f"the source returned {at - end} bytes more than it was asked for")
+        return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), begin
+
+    def close(self) -> None:
+        if self.owned:
+            self.file.close()
+
+
+def _cut(at: int) -> IntegrityError:
+    return IntegrityError(f"the source ends after {at} bytes: it was cut after its length was known")
+
+
+def _is_content(file: Any) -> bool:
+    """Whether the bytes of a file's descriptor are what its methods read and write: not so for a gzip file."""
+    raw = file.raw if type(file) in (io.BufferedReader, io.BufferedWriter, io.BufferedRandom) else file
+    return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+
+
+def _source(source: Any) -> _Memory | _Descriptor | _SeekableFile:
+    owned = isinstance(source, (str, os.PathLike))
+    if owned:
+        source = io.FileIO(source)
+    try:
+        if hasattr(source, "read"):
+            return _Descriptor(source, owned) if _is_content(source) else _SeekableFile(source, owned)
+        return _Memory(source)
+    except BaseException:
+        if owned:
+            source.close()
+        raise
+
+
+# ---------------------------------------------------------------------------------------------------------- reader
+
+
+class AgsReader(io.RawIOBase):
+    """The plaintext of an AGS1 stream as a seekable, read-only file. Nothing is handed out before its tag has passed.
+
+    source: a path, an open binary file, a bytes-like object, or any seekable binary file-like object. Offsets count
+    from its beginning, wherever its cursor is. A file passed in is left open by `close`.
+    key: 16, 24 or 32 bytes. length: the stream's bytes as a trusted place has them. AGS1 has no end marker, so only
+    this tells when blocks were cut from the end; None, which must be written out, takes what the source says.
+    aad_prefix: as when it was written; None is ``b""``. block_size: the only block size to accept; None accepts what
+    the header claims, up to max_block_size. threads: as for AgsCodec.
+
+    Raises FormatError if the source is no AGS1 stream or `length` is impossible for its block size, IntegrityError if
+    it is shorter than `length`. Reading raises IntegrityError for a block that does not authenticate, each time, while
+    the others stay readable; inside the length no read returns short or raises EOFError.
+
+    `read_at`, `readinto_at`, `read_ranges` and `verify` are safe from many threads; what moves the cursor is not.
+    """
+
+    mode = "rb"
+
+    def __init__(
+        self,
+        source: Any,
+        key: Buffer,
+        *,
+        length: int | None,
+        aad_prefix: Buffer | None = b"",
+        block_size: int | None = None,
+        max_block_size: int = 64 << 20,
+        threads: int | None = None,
+    ) -> None:
+        self._hot = NOTHING  # opened bytes that the next read is likely to want, and where they begin
+        self._position = 0
+        self._key = Key(key)
+        self._aad_prefix = bytes(aad_prefix or b"")
+        self._threads = thread_count(threads)
+        self._file = _source(source)
+        try:
+            self._file_length = trusted_length(length, self._file.size())
+            self._block_size, head = self._read_head(block_size, max_block_size)
+            self._length = plaintext_length(self._file_length, self._block_size)
+        except BaseException:
+            self._file.close()
+            raise
+        if len(head) == self._file_length:  # all of it: the file itself is no longer needed, but to be asked its size
+            self._fetch = _Memory(head).fetch
+        else:
+            self._fetch = self._file.fetch
+        self._unchecked = self._length == 0 and self._file_length > HEADER_NBYTES  # the block of an empty stream
+        self._cache: OrderedDict[int, bytes] = OrderedDict()  # opened blocks, least recently used first
+        self._cache_lock = threading.Lock()
+        self._cache_blocks = max(1, CACHE_NBYTES // self._block_size)
+        self._ahead_max = self._threads * max(1, AHEAD_NBYTES // self._block_size)
+        self._ahead = 1  # blocks to open at once if the cursor goes on where the last ones ended
+        self._ahead_from = 0  # the block where they ended
+
+    def _read_head(self, block_size: int | None, max_block_size: int) -> tuple[int, bytes]:
+        """The block size, and the first bytes of the stream: the whole of a small one."""
+        if self._file_length < HEADER_NBYTES:
+            raise FormatError(
+                f"{self._file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}"
+            )
+        size = self._file_length if self._file_length <= SMALL_FILE_NBYTES else HEADER_NBYTES
+        source, begin = self._file.fetch(0, size)
+        if isinstance(source, int):
+            head = os.pread(source, size, 0)
+            if len(head) < size:
+                raise _cut(len(head))
+        else:
+            head = bytes(source[:size])
+        claimed = decode_header(head)
+        if block_size is not None and claimed != check_block_size(block_size):
+            raise FormatError(f"the header claims blocks of {claimed} bytes, asked for were {block_size}")
+        if claimed > max_block_size:
+            raise FormatError(
+                f"the header claims blocks of {claimed} bytes, more than max_block_size={max_block_size}: "
+                "pass a larger one if you trust it"
+            )
+        return claimed, head
+
+    def __repr__(self) -> str:
+        return f"<AgsReader length={self._length} block_size={self._block_size}{' closed' if self.closed else ''}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a reader holds a key and is never pickled: send key metadata, and open it where it is read")
+
+    @property
+    def length(self) -> int:
+        """Bytes of plaintext."""
+        return self._length
+
+    @property
+    def block_size(self) -> int:
+        """Bytes of plaintext in each block but the last."""
+        return self._block_size
+
+    # ---- random access
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """`size` bytes of plaintext from `offset`; like a slice, it ends where the plaintext ends."""
+        hot_offset, hot = self._hot
+        begin = offset - hot_offset
+        if 0 <= begin and 0 <= size and begin + size <= len(hot):
+            return hot[begin : begin + size]
+        return self._read(offset, size, False)
+
+    def readinto_at(self, offset: int, buffer: Buffer) -> int:
+        """Like `read_at`, but into a writable buffer; returns how many bytes. After an error they are all zero."""
+        return self._readinto(offset, buffer, False)
+
+    def read_ranges(self, ranges: Iterable[Sequence[int]]) -> list[bytes]:
+        """What `read_at` returns for each ``(offset, size)``, in that order.
+
+        Ranges whose blocks touch are read from the source, and opened, as one.
+        """
+        wanted = [(offset, self._clamp(offset, size)) for offset, size in ranges]
+        results = [b""] * len(wanted)
+        group: list[int] = []
+        group_end = 0  # the block where it ends
+        for i in sorted((i for i, (_, size) in enumerate(wanted) if size), key=wanted.__getitem__):
+            offset, size = wanted[i]
+            first = offset // self._block_size
+            grown = offset + size - wanted[group[0]][0] if group else 0
+            if group and (first > group_end or grown > REQUEST_NBYTES):
+                self._read_group(group, wanted, results)
+                group = []
+            group_end = max(group_end if group else 0, -(-(offset + size) // self._block_size))
+            group.append(i)
+        if group:
+            self._read_group(group, wanted, results)
+        return results
+
+    def _read_group(self, group: list[int], wanted: list[tuple[int, int]], results: list[bytes]) -> None:
+        begin = wanted[group[0]][0]
+        end = max(offset + size for offset, size in (wanted[i] for i in group))
+        data = self.read_at(begin, end - begin)
+        for i in group:
+            offset, size = wanted[i]
+            results[i] = data[offset - begin : offset - begin + size]
+
+    def verify(self, progress: Callable[[int], object] | None = None) -> None:
+        """Check the tag of every block. Returns None if all pass.
+
+        progress: called with the bytes of plaintext that have passed since its last call, as ``tqdm.update`` wants.
+        Raises IntegrityError with the lowest bad block's ``block_index``; also if the source has bytes behind `length`,
+        which no read ever looks at, after all tags have passed.
+        """
+        self._check_open()
+        if self._unchecked:
+            self._check_empty()
+        step = max(self._threads, CACHE_NBYTES // self._block_size) * self._block_size
+        scratch = bytearray(min(step, self._length))
+        for offset in range(0, self._length, step):
+            size = min(step, self._length - offset)
+            self._open_blocks(offset // self._block_size, memoryview(scratch)[:size])
+            if progress is not None:
+                progress(size)
+        extra = self._file.size() - self._file_length
+        if extra > 0:
+            raise IntegrityError(f"the stream is intact, but {extra} bytes follow its trusted length")
+        if extra < 0:
+            raise _cut(self._file_length + extra)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+
+    def _check_empty(self) -> None:
+        self._open_blocks(0, memoryview(bytearray()))
+        self._unchecked = False
+
+    def _clamp(self, offset: int, size: int) -> int:
+        self._check_open()
+        if self._unchecked:
+            self._check_empty()
+        return clamp(offset, size, self._length)
+
+    def _read(self, offset: int, size: int, steady: bool) -> bytes:
+        size = self._clamp(offset, size)
+        if size == 0:
+            return b""
+        index, begin = divmod(offset, self._block_size)
+        if begin + size <= self._block_size and (begin > 0 or offset + size < min(self._length, self._block_size * (index + 1))):
+            hot_offset, hot = self._partial(index, steady, None)  # part of one block: no second copy
+            return hot[offset - hot_offset : offset - hot_offset + size]
+        out, view = new_bytes(size)
+        self._fill(offset, view, steady)
+        return out
+
+    def _readinto(self, offset: int, buffer: Buffer, steady: bool) -> int:
+        view = bytes_view(buffer)
+        if view.readonly:
+            raise TypeError(f"a writable bytes-like object is required, not a read-only {type(buffer).__name__!r}")
+        size = self._clamp(offset, view.nbytes)
+        if size > 0:
+            try:
+                self._fill(offset, view[:size], steady)
+            except BaseException:
+                view[:size] = bytes(size)
+                raise
+        return size
+
+    def _fill(self, offset: int, out: memoryview, steady: bool) -> None:
+        """Write the plaintext from `offset` to all of `out`: whole blocks straight into it, parts by way of the cache."""
+        step = max(1, REQUEST_NBYTES // self._block_size) * self._block_size
+        while isinstance(self._file, _SeekableFile) and len(out) > step:  # what is fetched is held in memory
+            piece = step - offset % self._block_size
+            self._fill_piece(offset, out[:piece], steady)
+            offset += piece
+            out = out[piece:]
+        self._fill_piece(offset, out, steady)
+
+    def _fill_piece(self, offset: int, out: memoryview, steady: bool) -> None:
+        end = offset + len(out)
+        first = offset // self._block_size  # the first block, and the end, of those that are touched at all
+        last = -(-end // self._block_size)
+        whole = -(-offset // self._block_size)  # and of those that are wanted whole
+        whole_end = last if end == self._length else end // self._block_size
+        fetched = None
+        if last - first > 1 and isinstance(self._file, _SeekableFile):  # one request for all that is not at hand
+            lo = first + (first < whole and self._cached(first) is not None)
+            hi = last - (whole_end < last and self._cached(last - 1) is not None)
+            if lo < hi:
+                fetched = self._fetch(self._sealed_offset(lo), self._sealed_offset(hi))
+        at = 0
+        while at < len(out):
+            index = (offset + at) // self._block_size
+            if whole <= index < whole_end:
+                size = min(whole_end * self._block_size, self._length) - whole * self._block_size
+                self._open_blocks(whole, out[at : at + size], fetched)
+                if steady:
+                    self._ahead_from = whole_end
+            else:
+                hot_offset, hot = self._partial(index, steady, fetched)
+                begin = offset + at - hot_offset
+                part = hot[begin : begin + min(len(out) - at, (index + 1) * self._block_size - offset - at)]
+                size = len(part)
+                out[at : at + size] = part
+            at += size
+
+    # ---- opened blocks
+
+    def _sealed_offset(self, index: int) -> int:
+        return min(block_offset(index, self._block_size), self._file_length)
+
+    def _open_blocks(self, first: int, out: memoryview, fetched: tuple[Any, int] | None = None) -> None:
+        """Open the blocks from `first` whose plaintext fills `out`."""
+        begin = self._sealed_offset(first)
+        if fetched is None:
+            blocks = max(1, -(-len(out) // self._block_size))
+            fetched = self._fetch(begin, self._sealed_offset(first + blocks))
+        source, at = fetched
+        self._key.open_run(
+            self._aad_prefix, self._block_size, first, source, begin - at, len(out), out, self._threads
+        )
+
+    def _open_span(self, first: int, count: int, fetched: tuple[Any, int] | None) -> tuple[int, bytes]:
+        begin = first * self._block_size
+        opened, out = new_bytes(min(self._length, begin + count * self._block_size) - begin)
+        self._open_blocks(first, out, fetched)
+        return begin, opened
+
+    def _cached(self, index: int) -> tuple[int, bytes] | None:
+        begin = index * self._block_size
+        hot_offset, hot = hot_span = self._hot
+        if hot_offset <= begin < hot_offset + len(hot):
+            return hot_span
+        with self._cache_lock:
+            opened = self._cache.get(index)
+            if opened is None:
+                return None
+            self._cache.move_to_end(index)
+        return begin, opened
+
+    def _partial(self, index: int, steady: bool, fetched: tuple[Any, int] | None) -> tuple[int, bytes]:
+        """Opened bytes that hold block `index`, and where in the plaintext they begin."""
+        span = self._cached(index)
+        if span is None:
+            self._hot = NOTHING  # let go of the old before there is new
+            span = self._open_ahead(index) if steady and fetched is None else None
+            if span is None:
+                span = self._open_span(index, 1, fetched)
+                with self._cache_lock:
+                    self._cache[index] = span[1]
+                    while len(self._cache) > self._cache_blocks:
+                        self._cache.popitem(last=False)
+        self._hot = span
+        return span
+
+    def _open_ahead(self, index: int) -> tuple[int, bytes] | None:
+        """Several blocks from `index`, more each time the cursor goes on where the last ones ended; None for one."""
+        self._ahead = min(2 * self._ahead, self._ahead_max) if index == self._ahead_from else 1
+        self._ahead_from = index + self._ahead
+        if self._ahead == 1:
+            return None
+        try:
+            return self._open_span(index, self._ahead, None)
+        except IntegrityError:  # perhaps of a block that nobody has asked for
+            self._ahead = 1
+            self._ahead_from = index + 1
+            return None
+
+    # ---- io.RawIOBase
+
+    def readable(self) -> bool:
+        self._check_open()
+        return True
+
+    def seekable(self) -> bool:
+        self._check_open()
+        return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Exactly `size` bytes, or all that are left if fewer are; with None or a negative number, all that are left."""
+        position = self._position
+        if size is None or size < 0:
+            size = max(0, self._length - position)
+        hot_offset, hot = self._hot
+        begin = position - hot_offset
+        data = hot[begin : begin + size] if 0 <= begin <= len(hot) - size else self._read(position, size, True)
+        self._position = position + len(data)
+        return data
+
+    def readall(self) -> bytes:
+        """All that are left."""
+        return self.read()
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill a writable buffer; fewer bytes only at the end. After an error they are all zero."""
+        size = self._readinto(self._position, buffer, True)
+        self._position += size
+        return size
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move the cursor, also behind the end; returns where it is."""
+        self._check_open()
+        if whence == io.SEEK_CUR:
+            offset += self._position
+        elif whence == io.SEEK_END:
+            offset += self._length
+        elif whence != io.SEEK_SET:
+            raise ValueError(f"whence must be 0, 1 or 2, not {whence}")
+        if offset < 0:
+            raise ValueError(f"a position cannot be negative: {offset}")
+        self._position = offset
+        return offset
+
+    def tell(self) -> int:
+        self._check_open()
+        return self._position
+
+    def close(self) -> None:
+        """Let go of opened blocks, and close the source if the reader opened it. May be called again."""
+        if not self.closed and hasattr(self, "_file"):
+            self._hot = NOTHING
+            if hasattr(self, "_cache"):
+                self._cache.clear()
+            self._file.close()
+        super().close()
+
+
+# ---------------------------------------------------------------------------------------------------------- writer
+
+
+class AgsWriter(io.RawIOBase):
+    """Writes an AGS1 stream. `write` takes everything; `close` completes the stream, `abort` gives it up.
+
+    target: a path, which appears only when the stream is complete, or a binary file open for writing, which is written
+    from where its cursor stands and left open. key, aad_prefix, block_size, threads, sealed_before: as for AgsCodec.
+    exclusive: refuse a path that exists (FileExistsError). fsync: `close` returns only when a path's file and folder
+    are on the disk.
+
+    Left by an exception, a ``with`` block aborts: no last block, no file at the path. So does a writer that is collected
+    without `close`, with a ResourceWarning, and one whose target raises; the error is the target's. A process forked
+    meanwhile cannot complete the stream: it is its parent's.
+
+    A stream without its trusted length can be cut unseen: keep `file_length` where the key is kept.
+    """
+
+    mode = "wb"
+
+    def __init__(
+        self,
+        target: Any,
+        key: Buffer,
+        *,
+        aad_prefix: Buffer | None = b"",
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        threads: int | None = None,
+        exclusive: bool = False,
+        fsync: bool = False,
+        sealed_before: int = 0,
+    ) -> None:
+        self._file_length: int | None = None
+        self._target: _Positional | _Sink | None = None
+        self._owner = os.getpid()
+        self._key = Key(key)
+        if sealed_before:
+            self._key.carry(sealed_before)
+        self._aad_prefix = bytes(aad_prefix or b"")
+        self._block_size = check_block_size(block_size)
+        self._threads = thread_count(threads)
+        self._pending = bytearray()  # its first _filled bytes are yet to be sealed
+        self._filled = 0
+        self._capacity = self._threads * self._block_size * max(1, AHEAD_NBYTES // self._block_size)
+        self._blocks = 0  # sealed so far
+        self._target = _target(target, exclusive, fsync)
+        self._target.begin(encode_header(self._block_size))
+
+    def __repr__(self) -> str:
+        return f"<AgsWriter block_size={self._block_size}{' closed' if self.closed else ''}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a writer holds a key and is never pickled: open it where it is written")
+
+    def __del__(self) -> None:
+        # io.IOBase would close, and so complete, what nobody has said is complete.
+        if self._target is not None and not self.closed:
+            if self._owner == os.getpid():
+                warnings.warn(f"{self!r} was neither closed nor aborted", ResourceWarning, source=self, stacklevel=2)
+            self.abort()
+
+    def __exit__(self, error_class: object, error: object, traceback: object) -> None:
+        if error_class is None:
+            self.close()
+        else:
+            self.abort()
+
+    @property
+    def file_length(self) -> int:
+        """Bytes of the complete stream: the trusted length that a reader needs. ValueError before `close`."""
+        if self._file_length is None:
+            raise ValueError("the stream has no length: it is not complete")
+        return self._file_length
+
+    @property
+    def block_size(self) -> int:
+        """Bytes of plaintext in each block but the last."""
+        return self._block_size
+
+    def writable(self) -> bool:
+        self._check_open()
+        return True
+
+    def tell(self) -> int:
+        """Bytes of plaintext written so far."""
+        self._check_open()
+        return self._blocks * self._block_size + self._filled
+
+    def flush(self) -> None:
+        """Nothing: a block is written when it is full, and a part of one cannot be."""
+        self._check_open()
+
+    def write(self, data: Buffer, /) -> int:
+        """Take all of a bytes-like object; returns its size in bytes. If it raises, the writer has aborted."""
+        self._check_open()
+        if self._owner != os.getpid():
+            raise ValueError("this writer belongs to the process that opened it")
+        view = bytes_view(data)
+        try:
+            self._take(view)
+        except BaseException:
+            self.abort()
+            raise
+        return view.nbytes
+
+    def _take(self, view: memoryview) -> None:
+        size = self._block_size
+        if self._filled:
+            gap = -self._filled % size  # if whole blocks follow it, they need not be copied
+            taken = gap if len(view) - gap >= size else min(len(view), self._capacity - self._filled)
+            self._keep(view[:taken])
+            view = view[taken:]
+            if view or self._filled == self._capacity:
+                self._seal_pending()
+        whole = len(view) // size * size
+        if whole:
+            self._seal(view[:whole])
+        if len(view) > whole:
+            self._keep(view[whole:])
+
+    def _keep(self, view: memoryview) -> None:
+        filled = self._filled + len(view)
+        if filled > len(self._pending):
+            room = min(self._capacity, max(filled, 2 * len(self._pending)))
+            self._pending += bytes(room - len(self._pending))
+        memoryview(self._pending)[self._filled : filled] = view
+        self._filled = filled
+
+    def _seal_pending(self) -> None:
+        self._seal(memoryview(self._pending)[: self._filled])
+        self._filled = 0
+
+    def _seal(self, view: memoryview) -> None:
+        """Write the next blocks; no bytes are one empty block."""
+        assert self._target is not None
+        blocks = max(1, -(-len(view) // self._block_size))
+        if self._blocks + blocks > MAX_BLOCKS_WRITTEN:
+            raise FormatError(
+                f"a stream has at most {MAX_BLOCKS_WRITTEN} blocks, and this one's have {self._block_size} bytes: "
+                "use larger ones"
+            )
+        self._target.seal(self._key, self._aad_prefix, self._block_size, self._blocks, view, self._threads)
+        self._blocks += blocks
+
+    def close(self) -> None:
+        """Write the last block and complete the stream; a path now exists. May be called again."""
+        if self.closed or self._target is None:
+            return
+        if self._owner != os.getpid():
+            self.abort()
+            return
+        try:
+            plain_length = self.tell()
+            if self._filled or self._blocks == 0:
+                self._seal_pending()
+            file_length = encrypted_length(plain_length, self._block_size)
+            self._target.finish(encode_header(self._block_size), file_length)
+            self._file_length = file_length
+        finally:
+            self.abort()  # of a complete stream nothing is undone
+
+    def abort(self) -> None:
+        """Give the stream up: no last block, and no file at the path. Does nothing after `close`."""
+        if self.closed:
+            return
+        try:
+            if self._target is not None and self._file_length is None and self._owner == os.getpid():
+                self._target.abort()
+        finally:
+            self._pending = bytearray()
+            super().close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+
+
+class _Positional:
+    """A regular file, written by position. Its header comes last: without it, nothing looks like a stream."""
+
+    def __init__(self, fd: int, new: NewFile | None, file: Any = None) -> None:
+        self.fd = fd
+        self.new = new
+        self.file = file  # as it was passed in
+        self.offset = 0  # where the stream begins
+
+    def begin(self, header: bytes) -> None:
+        if self.file is not None:
+            self.file.flush()
+            self.offset = self.file.tell()
+            _pwrite(self.fd, bytes(len(header)), self.offset)  # there may be an old one
+
+    def seal(self, key: Key, aad_prefix: bytes, block_size: int, first: int, view: memoryview, threads: int) -> None:
+        offset = self.offset + block_offset(first, block_size)
+        key.seal_run(aad_prefix, block_size, first, view, self.fd, offset, threads)
+
+    def finish(self, header: bytes, file_length: int) -> None:
+        _pwrite(self.fd, header, self.offset)
+        if self.file is not None:
+            self.file.seek(self.offset + file_length)
+        if self.new is not None:
+            self.new.publish()
+
+    def abort(self) -> None:
+        if self.new is not None:
+            self.new.discard()
+
+
+class _Sink:
+    """Anything else with a write method: a pipe, a socket's file, an object of a store."""
+
+    def __init__(self, file: Any, new: NewFile | None) -> None:
+        self.file = file
+        self.new = new
+        self.sealed = bytearray()
+
+    def begin(self, header: bytes) -> None:
+        self.write(memoryview(header))
+
+    def seal(self, key: Key, aad_prefix: bytes, block_size: int, first: int, view: memoryview, threads: int) -> None:
+        step = threads * block_size * max(1, AHEAD_NBYTES // block_size)  # bounds what is held sealed
+        for begin in range(0, max(1, len(view)), step):
+            piece = view[begin : begin + step]
+            needed = len(piece) + max(1, -(-len(piece) // block_size)) * OVERHEAD_NBYTES
+            if len(self.sealed) < needed:
+                self.sealed = bytearray(needed)
+            key.seal_run(aad_prefix, block_size, first + begin // block_size, piece, self.sealed, 0, threads)
+            self.write(memoryview(self.sealed)[:needed])
+
+    def write(self, view: memoryview) -> None:
+        while view:
+            written = self.file.write(view)
+            if written is None:
+                if isinstance(self.file, io.RawIOBase):
+                    raise BlockingIOError("the target takes no data now: a writer needs one that blocks")
+                return  # an object that does not say, and so has taken everything
+            if not 0 < written <= len(view):
+                raise OSError(f"the target says it has written {written} of {len(view)} bytes")
+            view = view[written:]
+
+    def finish(self, header: bytes, file_length: int) -> None:
+        if hasattr(self.file, "flush"):
+            self.file.flush()
+        if self.new is not None:
+            self.new.publish()
+
+    def abort(self) -> None:
+        if self.new is not None:
+            self.new.discard()
+
+
+def _target(target: Any, exclusive: bool, fsync: bool) -> _Positional | _Sink:
+    if isinstance(target, (str, os.PathLike)):
+        new = NewFile(target, exclusive=exclusive, fsync=fsync)
+        if new.positional:
+            return _Positional(new.fd, new)
+        return _Sink(io.FileIO(new.fd, "wb", closefd=False), new)
+    if exclusive or fsync:
+        raise ValueError("exclusive and fsync are for a path: open the file as you want it")
+    if not hasattr(target, "write"):
+        raise TypeError(f"a path or a binary file open for writing is required, not {type(target).__name__!r}")
+    if _is_content(target) and not fcntl.fcntl(target.fileno(), fcntl.F_GETFL) & os.O_APPEND:
+        return _Positional(target.fileno(), None, target)
+    return _Sink(target, None)
+
+
+def _pwrite(fd: int, data: bytes, offset: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data = data[written:]
+        offset += written
+
+
+# ---------------------------------------------------------------------------------------------------------- open
+
+
+def open(
+    file: Any,
+    mode: str = "rb",
+    *,
+    key: Buffer | None = None,
+    key_metadata: Any = None,
+    length: int | None = ...,  # type: ignore[assignment]  # None means something, so it cannot be the default
+    aad_prefix: Buffer | None = b"",
+    block_size: int | None = None,
+    max_block_size: int = 64 << 20,
+    threads: int | None = None,
+    fsync: bool = False,
+) -> AgsReader | AgsWriter:
+    """Open an AGS1 stream: ``rb`` reads it, ``wb`` writes it, ``xb`` writes a path that must not exist yet.
+
+    file: a source of AgsReader or a target of AgsWriter. key_metadata: StandardKeyMetadata, or its encoded bytes; it
+    brings the key, the AAD prefix and, for reading, the length. What it brings may be given as well, but must be the
+    same (ValueError). TypeError if there is no key, or, for reading, no length: say ``length=None`` to take the length
+    that the source has, and with it that nobody cut blocks from its end. The other arguments are the classes'.
+    """
+    if mode not in ("rb", "wb", "xb"):
+        raise ValueError(f"mode must be 'rb', 'wb' or 'xb', not {mode!r}")
+    if key_metadata is not None:
+        if not hasattr(key_metadata, "encryption_key"):
+            from ags_fast.keys import StandardKeyMetadata
+
+            key_metadata = StandardKeyMetadata.decode(key_metadata)
+        key = _agreed("key", key, key_metadata.encryption_key)
+        aad_prefix = _agreed("aad_prefix", aad_prefix or None, key_metadata.aad_prefix)
+        if mode == "rb" and key_metadata.file_length is not None:
+            if length is not ... and length != key_metadata.file_length:
+                raise ValueError("length is not the one in key_metadata: give one of them")
+            length = key_metadata.file_length
+    if key is None:
+        raise TypeError("key or key_metadata is required")
+    if mode == "rb":
+        if length is ...:
+            raise TypeError("length is required: the stream's bytes as a trusted place has them, or None to trust the source")
+        return AgsReader(
+            file,
+            key,
+            length=length,
+            aad_prefix=aad_prefix,
+            block_size=block_size,
+            max_block_size=max_block_size,
+            threads=threads,
+        )
+    if length is not ...:
+        raise TypeError("length is for reading: a writer says it, as file_length, when it is closed")
+    return AgsWriter(
+        file,
+        key,
+        aad_prefix=aad_prefix,
+        block_size=DEFAULT_BLOCK_SIZE if block_size is None else block_size,
+        threads=threads,
+        exclusive=mode == "xb",
+        fsync=fsync,
+    )
+
+
+def _agreed(name: str, given: Buffer | None, from_metadata: bytes | None) -> Buffer | None:
+    if given is None or from_metadata is None:
+        return from_metadata if given is None else given
+    if not hmac.compare_digest(bytes(given), from_metadata):
+        raise ValueError(f"{name} is not the one in key_metadata: give one of them")
+    return from_metadata

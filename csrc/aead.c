@@ -1,0 +1,414 @@
+/* aead.c - one key, one message: AES-GCM over OpenSSL EVP. The only file that includes OpenSSL. */
+#define _POSIX_C_SOURCE 200809L
+#include "aead.h"
+#include "pool.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <openssl/core_names.h>
+#include <openssl/crypto.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/params.h>
+#include <openssl/rand.h>
+
+enum {
+    KEY_MAX_NBYTES = 32,
+    LANES_KEPT = 16,         /* lanes that a key keeps when nobody uses them */
+    FINGERPRINT_NBYTES = 16, /* of a key value's SHA-256: two values collide once in 2^64 keys */
+    AAD_JOINED_NBYTES = 128, /* up to here prefix and suffix are joined, to spare a call */
+    UPDATE_MAX_NBYTES = 1 << 30, /* EVP counts in int; a multiple of 16 keeps it on the fast path */
+};
+
+struct agsf_lane {
+    EVP_CIPHER_CTX *ctx;
+    uint8_t *scratch; /* NULL until somebody wants it */
+};
+
+/* How often one key value has sealed in this process. Made at the first seal, never freed: the count must last. */
+struct counter {
+    struct counter *next;
+    uint8_t fingerprint[FINGERPRINT_NBYTES];
+    _Atomic uint64_t sealed;
+    _Atomic uint64_t before; /* by other processes, as told */
+};
+
+struct agsf_key {
+    const EVP_CIPHER *cipher;
+    _Atomic(struct counter *) counter; /* NULL until the first seal */
+    _Atomic(agsf_lane *) idle[LANES_KEPT];
+    size_t nbytes;
+    uint8_t bytes[KEY_MAX_NBYTES];
+};
+
+/*
+ * libcrypto takes locks of its own when it fetches or draws. A fork in that moment would leave them held for
+ * ever in the child, so all such calls are made under this lock, and the fork handler takes it first.
+ */
+static pthread_mutex_t aead_mutex = PTHREAD_MUTEX_INITIALIZER;
+static EVP_CIPHER *gcm_128, *gcm_192, *gcm_256; /* aead_mutex; fetched once, then constant */
+static EVP_MD *sha256;                          /* likewise */
+static struct counter **buckets;                /* aead_mutex; a power of two of them */
+static size_t nbuckets, ncounters;              /* aead_mutex */
+
+void agsf_aead_lock(void) { pthread_mutex_lock(&aead_mutex); }
+void agsf_aead_unlock(void) { pthread_mutex_unlock(&aead_mutex); }
+
+/* ---------------------------------------------------------------- library */
+
+static void before_fork(void) {
+    agsf_pool_lock();
+    agsf_aead_lock();
+}
+
+static void after_fork_in_parent(void) {
+    agsf_aead_unlock();
+    agsf_pool_unlock();
+}
+
+static void after_fork_in_child(void) {
+    agsf_aead_unlock();
+    agsf_pool_forget();
+    agsf_pool_unlock();
+}
+
+agsf_status agsf_library_init(void) {
+    /* No clean-up at exit: it would free libcrypto's tables under threads that still work. */
+    uint64_t options = OPENSSL_INIT_NO_ATEXIT;
+    agsf_status status = AGSF_CRYPTO;
+
+#if AGSF_LIBCRYPTO_BUNDLED
+    options |= OPENSSL_INIT_NO_LOAD_CONFIG; /* no file of the machine configures our own copy */
+#endif
+    agsf_aead_lock();
+    if (sha256 != NULL) {
+        agsf_aead_unlock();
+        return AGSF_OK;
+    }
+    if (OPENSSL_init_crypto(options, NULL) != 1) goto out;
+    gcm_128 = EVP_CIPHER_fetch(NULL, "AES-128-GCM", NULL);
+    gcm_192 = EVP_CIPHER_fetch(NULL, "AES-192-GCM", NULL);
+    gcm_256 = EVP_CIPHER_fetch(NULL, "AES-256-GCM", NULL);
+    if (gcm_128 == NULL || gcm_192 == NULL || gcm_256 == NULL) goto out;
+    sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
+    if (sha256 == NULL) goto out;
+    status = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0 ? AGSF_OK : AGSF_NO_MEMORY;
+out:
+    ERR_clear_error();
+    agsf_aead_unlock();
+    return status;
+}
+
+const char *agsf_libcrypto_version(void) { return OpenSSL_version(OPENSSL_VERSION); }
+
+const char *agsf_libcrypto_cpu(void) { return OPENSSL_info(OPENSSL_INFO_CPU_SETTINGS); }
+
+agsf_status agsf_draw(uint8_t *out, size_t nbytes) {
+    int ok;
+
+    agsf_aead_lock();
+    ok = RAND_bytes_ex(NULL, out, nbytes, 0) == 1;
+    if (!ok) ERR_clear_error();
+    agsf_aead_unlock();
+    return ok ? AGSF_OK : AGSF_CRYPTO;
+}
+
+/* ---------------------------------------------------------------- keys and their counters */
+
+agsf_status agsf_key_new(const uint8_t *bytes, size_t nbytes, agsf_key **key_ret) {
+    const EVP_CIPHER *cipher = nbytes == 16 ? gcm_128 : nbytes == 24 ? gcm_192 : nbytes == 32 ? gcm_256 : NULL;
+    agsf_key *key;
+
+    if (cipher == NULL) return AGSF_BAD_ARGUMENT;
+    key = calloc(1, sizeof(*key));
+    if (key == NULL) return AGSF_NO_MEMORY;
+    key->cipher = cipher;
+    key->nbytes = nbytes;
+    memcpy(key->bytes, bytes, nbytes);
+    *key_ret = key;
+    return AGSF_OK;
+}
+
+static void lane_free(agsf_lane *lane) {
+    if (lane == NULL) return;
+    EVP_CIPHER_CTX_free(lane->ctx); /* wipes the key schedule */
+    free(lane->scratch);
+    free(lane);
+}
+
+void agsf_key_free(agsf_key *key) {
+    if (key == NULL) return;
+    for (size_t i = 0; i < LANES_KEPT; i++) lane_free(atomic_load(&key->idle[i]));
+    OPENSSL_cleanse(key, sizeof(*key));
+    free(key);
+}
+
+static struct counter **bucket_of(const uint8_t *fingerprint) {
+    size_t hash;
+
+    memcpy(&hash, fingerprint, sizeof(hash)); /* a SHA-256 needs no further mixing */
+    return &buckets[hash & (nbuckets - 1)];
+}
+
+/* Doubles the table. If there is no memory for that, the old one goes on, only slower. */
+static void grow_buckets(void) {
+    struct counter **old = buckets;
+    const size_t nold = nbuckets;
+    struct counter **bigger = calloc(nold ? nold * 2 : 64, sizeof(*bigger));
+
+    if (bigger == NULL) return;
+    buckets = bigger;
+    nbuckets = nold ? nold * 2 : 64;
+    for (size_t i = 0; i < nold; i++) {
+        for (struct counter *next, *c = old[i]; c != NULL; c = next) {
+            struct counter **bucket = bucket_of(c->fingerprint);
+            next = c->next;
+            c->next = *bucket;
+            *bucket = c;
+        }
+    }
+    free(old);
+}
+
+/* The counter of a key's value; with `make`, made if there is none. Called under aead_mutex. */
+static agsf_status find_counter(const agsf_key *key, bool make, struct counter **counter_ret) {
+    uint8_t digest[EVP_MAX_MD_SIZE];
+    struct counter *c = NULL;
+
+    *counter_ret = NULL;
+    if (EVP_Digest(key->bytes, key->nbytes, digest, NULL, sha256, NULL) != 1) {
+        ERR_clear_error();
+        return AGSF_CRYPTO;
+    }
+    if (make && ncounters >= nbuckets) grow_buckets();
+    if (buckets != NULL) {
+        for (c = *bucket_of(digest); c != NULL; c = c->next) {
+            if (memcmp(c->fingerprint, digest, FINGERPRINT_NBYTES) == 0) break;
+        }
+    }
+    if (c == NULL && make) {
+        if (buckets == NULL || (c = calloc(1, sizeof(*c))) == NULL) return AGSF_NO_MEMORY;
+        memcpy(c->fingerprint, digest, FINGERPRINT_NBYTES);
+        c->next = *bucket_of(digest);
+        *bucket_of(digest) = c;
+        ncounters++;
+    }
+    OPENSSL_cleanse(digest, sizeof(digest));
+    *counter_ret = c;
+    return AGSF_OK;
+}
+
+static agsf_status counter_of(agsf_key *key, bool make, struct counter **counter_ret) {
+    agsf_status status = AGSF_OK;
+
+    *counter_ret = atomic_load(&key->counter);
+    if (*counter_ret != NULL) return AGSF_OK;
+    agsf_aead_lock();
+    status = find_counter(key, make, counter_ret);
+    agsf_aead_unlock();
+    if (*counter_ret != NULL) atomic_store(&key->counter, *counter_ret);
+    return status;
+}
+
+uint64_t agsf_key_sealed(agsf_key *key) {
+    struct counter *counter;
+
+    if (counter_of(key, false, &counter) != AGSF_OK || counter == NULL) return 0;
+    return atomic_load(&counter->sealed);
+}
+
+agsf_status agsf_key_carry(agsf_key *key, uint64_t sealed_before) {
+    struct counter *counter;
+    agsf_status status;
+    uint64_t told;
+
+    if (sealed_before > AGSF_KEY_LIMIT) return AGSF_LIMIT;
+    status = counter_of(key, true, &counter);
+    if (status != AGSF_OK) return status;
+    told = atomic_load(&counter->before);
+    while (told < sealed_before && !atomic_compare_exchange_weak(&counter->before, &told, sealed_before)) continue;
+    return AGSF_OK;
+}
+
+agsf_status agsf_key_reserve(agsf_key *key, uint64_t messages) {
+    struct counter *counter;
+    agsf_status status = counter_of(key, true, &counter);
+    uint64_t sealed;
+
+    if (status != AGSF_OK) return status;
+    sealed = atomic_load(&counter->sealed);
+    do {
+        const uint64_t used = sealed + atomic_load(&counter->before);
+        if (used > AGSF_KEY_LIMIT || messages > AGSF_KEY_LIMIT - used) return AGSF_LIMIT;
+    } while (!atomic_compare_exchange_weak(&counter->sealed, &sealed, sealed + messages));
+    return AGSF_OK;
+}
+
+/* ---------------------------------------------------------------- lanes */
+
+static agsf_status lane_new(const agsf_key *key, agsf_lane **lane_ret) {
+    agsf_lane *lane = calloc(1, sizeof(*lane));
+    int ok;
+
+    if (lane == NULL) return AGSF_NO_MEMORY;
+    agsf_aead_lock();
+    lane->ctx = EVP_CIPHER_CTX_new();
+    ok = lane->ctx != NULL && EVP_EncryptInit_ex2(lane->ctx, key->cipher, key->bytes, NULL, NULL) == 1;
+    if (!ok) ERR_clear_error();
+    agsf_aead_unlock();
+    if (!ok) {
+        lane_free(lane);
+        return AGSF_CRYPTO;
+    }
+    *lane_ret = lane;
+    return AGSF_OK;
+}
+
+agsf_status agsf_lane_borrow(agsf_key *key, int want_scratch, agsf_lane **lane_ret) {
+    agsf_lane *lane = NULL;
+
+    /* Each place holds a lane or NULL and is taken and filled by one atomic step: no lock for a fork to leave held. */
+    for (size_t i = 0; i < LANES_KEPT && lane == NULL; i++) {
+        if (atomic_load_explicit(&key->idle[i], memory_order_relaxed) != NULL) lane = atomic_exchange(&key->idle[i], NULL);
+    }
+    if (lane == NULL) {
+        agsf_status status = lane_new(key, &lane);
+        if (status != AGSF_OK) return status;
+    }
+    if (want_scratch && lane->scratch == NULL) {
+        lane->scratch = malloc(AGSF_SCRATCH_NBYTES);
+        if (lane->scratch == NULL) {
+            agsf_lane_return(key, lane);
+            return AGSF_NO_MEMORY;
+        }
+    }
+    *lane_ret = lane;
+    return AGSF_OK;
+}
+
+void agsf_lane_return(agsf_key *key, agsf_lane *lane) {
+    for (size_t i = 0; i < LANES_KEPT; i++) {
+        agsf_lane *none = NULL;
+        if (atomic_compare_exchange_strong(&key->idle[i], &none, lane)) return;
+    }
+    lane_free(lane);
+}
+
+uint8_t *agsf_lane_scratch(agsf_lane *lane) { return lane->scratch; }
+
+/* A worker's errors are told by status; its error queue must not grow. Not for a bad tag, which queues nothing. */
+static agsf_status crypto_failed(void) {
+    ERR_clear_error();
+    return AGSF_CRYPTO;
+}
+
+static bool add_aad(EVP_CIPHER_CTX *ctx, const uint8_t *aad, size_t nbytes) {
+    while (nbytes > 0) {
+        const int step = nbytes < UPDATE_MAX_NBYTES ? (int)nbytes : UPDATE_MAX_NBYTES;
+        int written;
+        if (EVP_CipherUpdate(ctx, NULL, &written, aad, step) != 1) return false;
+        aad += step;
+        nbytes -= (size_t)step;
+    }
+    return true;
+}
+
+static agsf_status begin(agsf_lane *lane, int seal, const uint8_t *nonce, const uint8_t *prefix, size_t prefix_nbytes,
+                         const uint8_t *suffix, size_t suffix_nbytes) {
+    bool ok = EVP_CipherInit_ex2(lane->ctx, NULL, NULL, nonce, seal, NULL) == 1;
+
+    if (ok && suffix_nbytes <= AAD_JOINED_NBYTES && prefix_nbytes <= AAD_JOINED_NBYTES - suffix_nbytes) {
+        uint8_t aad[AAD_JOINED_NBYTES];
+        if (prefix_nbytes > 0) memcpy(aad, prefix, prefix_nbytes);
+        if (suffix_nbytes > 0) memcpy(aad + prefix_nbytes, suffix, suffix_nbytes);
+        ok = add_aad(lane->ctx, aad, prefix_nbytes + suffix_nbytes);
+    } else {
+        ok = ok && add_aad(lane->ctx, prefix, prefix_nbytes) && add_aad(lane->ctx, suffix, suffix_nbytes);
+    }
+    return ok ? AGSF_OK : crypto_failed();
+}
+
+agsf_status agsf_lane_begin_seal(agsf_lane *lane, const uint8_t *nonce, const uint8_t *prefix, size_t prefix_nbytes,
+                                 const uint8_t *suffix, size_t suffix_nbytes) {
+    return begin(lane, 1, nonce, prefix, prefix_nbytes, suffix, suffix_nbytes);
+}
+
+agsf_status agsf_lane_begin_open(agsf_lane *lane, const uint8_t *nonce, const uint8_t *prefix, size_t prefix_nbytes,
+                                 const uint8_t *suffix, size_t suffix_nbytes) {
+    return begin(lane, 0, nonce, prefix, prefix_nbytes, suffix, suffix_nbytes);
+}
+
+agsf_status agsf_lane_update(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) {
+    while (nbytes > 0) {
+        const int step = nbytes < UPDATE_MAX_NBYTES ? (int)nbytes : UPDATE_MAX_NBYTES;
+        int written;
+        if (EVP_CipherUpdate(lane->ctx, out, &written, in, step) != 1 || written != step) return crypto_failed();
+        in += step;
+        out += step;
+        nbytes -= (size_t)step;
+    }
+    return AGSF_OK;
+}
+
+agsf_status agsf_lane_finish_seal(agsf_lane *lane, uint8_t tag_ret[AGSF_TAG_NBYTES]) {
+    OSSL_PARAM params[] = {
+        OSSL_PARAM_construct_octet_string(OSSL_CIPHER_PARAM_AEAD_TAG, tag_ret, AGSF_TAG_NBYTES),
+        OSSL_PARAM_END,
+    };
+    uint8_t none[EVP_MAX_BLOCK_LENGTH]; /* GCM has nothing to add, but EVP wants a place for it */
+    int written;
+
+    if (EVP_CipherFinal_ex(lane->ctx, none, &written) != 1) return crypto_failed();
+    return EVP_CIPHER_CTX_get_params(lane->ctx, params) == 1 ? AGSF_OK : crypto_failed();
+}
+
+agsf_status agsf_lane_finish_open(agsf_lane *lane, const uint8_t tag[AGSF_TAG_NBYTES]) {
+    uint8_t expected[AGSF_TAG_NBYTES];
+    OSSL_PARAM params[] = {
+        OSSL_PARAM_construct_octet_string(OSSL_CIPHER_PARAM_AEAD_TAG, expected, AGSF_TAG_NBYTES),
+        OSSL_PARAM_END,
+    };
+    uint8_t none[EVP_MAX_BLOCK_LENGTH];
+    int written;
+
+    memcpy(expected, tag, sizeof(expected)); /* OSSL_PARAM has no const */
+    if (EVP_CIPHER_CTX_set_params(lane->ctx, params) != 1) return crypto_failed();
+    return EVP_CipherFinal_ex(lane->ctx, none, &written) == 1 ? AGSF_OK : AGSF_BAD_TAG;
+}
+
+/* ---------------------------------------------------------------- one message */
+
+agsf_status agsf_seal(agsf_key *key, const uint8_t nonce[AGSF_NONCE_NBYTES], const uint8_t *aad, size_t aad_nbytes,
+                      const uint8_t *in, size_t in_nbytes, uint8_t *out) {
+    agsf_lane *lane;
+    agsf_status status = agsf_key_reserve(key, 1);
+
+    if (status != AGSF_OK) return status;
+    status = agsf_lane_borrow(key, 0, &lane);
+    if (status != AGSF_OK) return status;
+    status = agsf_lane_begin_seal(lane, nonce, aad, aad_nbytes, NULL, 0);
+    if (status == AGSF_OK) status = agsf_lane_update(lane, in, in_nbytes, out);
+    if (status == AGSF_OK) status = agsf_lane_finish_seal(lane, out + in_nbytes);
+    agsf_lane_return(key, lane);
+    return status;
+}
+
+agsf_status agsf_open(agsf_key *key, const uint8_t nonce[AGSF_NONCE_NBYTES], const uint8_t *aad, size_t aad_nbytes,
+                      const uint8_t *in, size_t in_nbytes, uint8_t *out) {
+    agsf_lane *lane;
+    agsf_status status = agsf_lane_borrow(key, 0, &lane);
+
+    if (status == AGSF_OK) {
+        status = agsf_lane_begin_open(lane, nonce, aad, aad_nbytes, NULL, 0);
+        if (status == AGSF_OK) status = agsf_lane_update(lane, in, in_nbytes, out);
+        if (status == AGSF_OK) status = agsf_lane_finish_open(lane, in + in_nbytes);
+        agsf_lane_return(key, lane);
+    }
+    if (status != AGSF_OK && in_nbytes > 0) memset(out, 0, in_nbytes);
+    return status;
+}

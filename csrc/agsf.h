@@ -1,0 +1,173 @@
+/*
+ * agsf.h - the engine of ags_fast: seals and opens bytes with AES-GCM.
+ *
+ * This is the only header that the Python binding sees. The engine knows bytes, keys, threads and file
+ * descriptors. It knows nothing of Python, of key management or of where a stream's length comes from.
+ *
+ * Conventions, said once:
+ *
+ * - Every size and offset is in bytes. A name that ends in _nbytes is a size, one in _ret is written by the
+ *   callee, and an out-parameter is written only where the function says so.
+ * - Pointers are never NULL unless the comment says so. A buffer of 0 bytes may be NULL.
+ * - Every function that can fail returns agsf_status, which must be looked at. There is no errno, no global
+ *   error, no printing and no abort. A size that would overflow is AGSF_BAD_ARGUMENT, never undefined.
+ * - Every function may be called from any thread at any time. An agsf_key is immutable to its callers, so
+ *   threads share it freely; it must not be freed while a call uses it.
+ * - Input and output buffers must not overlap. Whoever changes a buffer while a call uses it gets garbage,
+ *   but never memory corruption.
+ * - fork() is allowed at any moment, also while other threads are inside the engine: the child starts with no
+ *   threads, no lock held, and a random generator that shares nothing with its parent's.
+ * - The engine frees what it allocates; the caller owns every buffer it passes.
+ */
+#ifndef AGSF_H
+#define AGSF_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define AGSF_MUST_CHECK __attribute__((warn_unused_result))
+#else
+#define AGSF_MUST_CHECK
+#endif
+
+enum {
+    AGSF_NONCE_NBYTES = 12,    /* random, in front of each ciphertext */
+    AGSF_TAG_NBYTES = 16,      /* behind each ciphertext */
+    AGSF_OVERHEAD_NBYTES = 28, /* what sealing adds to a message: nonce and tag */
+    AGSF_MAX_THREADS = 256,    /* more are asked for in vain */
+};
+
+/* How many messages one key value may seal: NIST SP 800-38D section 8.3, for random 96-bit nonces. */
+#define AGSF_KEY_LIMIT (UINT64_C(1) << 32)
+
+typedef enum agsf_status {
+    AGSF_OK = 0,
+    AGSF_PAUSED,       /* the run is not finished: look for signals, then call again */
+    AGSF_BAD_TAG,      /* a message does not authenticate: wrong key, wrong AAD, or other bytes */
+    AGSF_BAD_ARGUMENT, /* a size is impossible or overflows; nothing was done */
+    AGSF_NO_MEMORY,    /* nothing was done */
+    AGSF_LIMIT,        /* the key has sealed AGSF_KEY_LIMIT messages; nothing was done */
+    AGSF_CRYPTO,       /* libcrypto refused: no such cipher, or no random numbers */
+    AGSF_IO,           /* the operating system refused; its error number is in os_error */
+    AGSF_SHORT,        /* the descriptor ended before the run did */
+} agsf_status;
+
+/* ---------------------------------------------------------------- library */
+
+/*
+ * agsf_library_init() prepares libcrypto and the fork handlers. Call it once, before anything else. It starts
+ * no thread and draws no random number.
+ */
+agsf_status agsf_library_init(void) AGSF_MUST_CHECK;
+
+/* agsf_libcrypto_version() is libcrypto's own version text, as it is at run time. Static; not to be freed. */
+const char *agsf_libcrypto_version(void);
+
+/* agsf_libcrypto_cpu() is libcrypto's text for the CPU features it uses, or NULL. Static; not to be freed. */
+const char *agsf_libcrypto_cpu(void);
+
+/* ---------------------------------------------------------------- keys */
+
+/*
+ * An agsf_key holds an AES key and, for as many threads as have used it at once, a cipher context whose key
+ * schedule is done. Contexts are kept between calls, so a message costs no allocation.
+ */
+typedef struct agsf_key agsf_key;
+
+/*
+ * agsf_key_new() copies key_nbytes (16, 24 or 32) of key material. Any other size is AGSF_BAD_ARGUMENT.
+ * On AGSF_OK, *key_ret must be given to agsf_key_free().
+ */
+agsf_status agsf_key_new(const uint8_t *key, size_t key_nbytes, agsf_key **key_ret) AGSF_MUST_CHECK;
+
+/* agsf_key_free() wipes the key and everything derived from it. NULL is no key and no action. */
+void agsf_key_free(agsf_key *key);
+
+/*
+ * agsf_key_sealed() says how many messages this process has sealed with this key's *value*, by whatever
+ * agsf_key holds it. It never goes down, also when every such agsf_key has been freed.
+ */
+uint64_t agsf_key_sealed(agsf_key *key);
+
+/*
+ * agsf_key_carry() tells that other processes sealed sealed_before messages with this key's value. The largest
+ * number told for a key value counts against AGSF_KEY_LIMIT; agsf_key_sealed() does not include it.
+ * AGSF_LIMIT if it is more than AGSF_KEY_LIMIT.
+ */
+agsf_status agsf_key_carry(agsf_key *key, uint64_t sealed_before) AGSF_MUST_CHECK;
+
+/* ---------------------------------------------------------------- one message */
+
+/*
+ * agsf_seal() seals one message under a nonce that the caller answers for. It exists for test vectors and for
+ * formats that prescribe the nonce; a nonce must never be used twice under a key. out receives in_nbytes of
+ * ciphertext and then AGSF_TAG_NBYTES of tag. The message counts against the key's limit.
+ */
+agsf_status agsf_seal(agsf_key *key, const uint8_t nonce[AGSF_NONCE_NBYTES], const uint8_t *aad, size_t aad_nbytes,
+                      const uint8_t *in, size_t in_nbytes, uint8_t *out) AGSF_MUST_CHECK;
+
+/*
+ * Like agsf_seal(), but agsf_open() checks and opens: in is in_nbytes of ciphertext and then the tag. out
+ * receives in_nbytes of plaintext, or in_nbytes of zeros if the status is not AGSF_OK.
+ */
+agsf_status agsf_open(agsf_key *key, const uint8_t nonce[AGSF_NONCE_NBYTES], const uint8_t *aad, size_t aad_nbytes,
+                      const uint8_t *in, size_t in_nbytes, uint8_t *out) AGSF_MUST_CHECK;
+
+/* ---------------------------------------------------------------- AES GCM Stream (AGS1) */
+
+/*
+ * An AGS1 stream is a header and then blocks, each sealed on its own: nonce, ciphertext, tag. Block i
+ * authenticates aad_prefix followed by i as four little-endian bytes. All blocks hold block_nbytes of
+ * plaintext, but the last may hold less.
+ *
+ * An agsf_run is consecutive blocks of one stream on one side in the plaintext buffer `plain` and on the other
+ * in the sealed buffer `sealed`, or, where sealed is NULL, in the file descriptor fd from position fd_offset.
+ * The plaintext is plain_nbytes; only its last block may be shorter than block_nbytes. If plain_nbytes is 0,
+ * the run is one empty block. The sealed side has agsf_sealed_nbytes() bytes.
+ *
+ * The caller fills in the first group of fields, sets the second group to zero, and calls agsf_seal_run() or
+ * agsf_open_run() until the status is not AGSF_PAUSED. The engine comes back with AGSF_PAUSED about every
+ * tenth of a second, so that a caller can answer an interrupt. A caller that gives up in the middle of opening
+ * must itself clear the plain_nbytes of output.
+ */
+typedef struct agsf_run {
+    agsf_key *key;
+    const uint8_t *aad_prefix;
+    size_t aad_prefix_nbytes;
+    size_t block_nbytes;  /* plaintext of a full block: 1 to 2^31 - 1 */
+    uint64_t first_block; /* index of the run's first block in its stream; the last must be below 2^32 */
+    uint8_t *plain;       /* read by agsf_seal_run(), written by agsf_open_run() */
+    size_t plain_nbytes;
+    uint8_t *sealed;      /* written by agsf_seal_run(), read by agsf_open_run(); NULL: use fd */
+    int fd;               /* open for pread or pwrite; its own position is neither used nor moved */
+    uint64_t fd_offset;   /* where in the file the run's first block begins */
+    unsigned threads;     /* at most so many threads work, the caller among them; at least 1 */
+
+    uint64_t done;        /* blocks finished so far */
+    uint64_t bad_block;   /* after a failure: the run's lowest failed block, counted from the run's first */
+    int os_error;         /* after AGSF_IO: the system's error number */
+} agsf_run;
+
+/*
+ * agsf_sealed_nbytes() is the size of a sealed run, or 0 if block_nbytes or the result is impossible.
+ */
+uint64_t agsf_sealed_nbytes(uint64_t plain_nbytes, uint64_t block_nbytes);
+
+/*
+ * agsf_seal_run() seals every block of the run, each under a nonce drawn inside this call. All blocks count
+ * against the key's limit before the first is sealed. After a failure the output is undefined (but it is
+ * ciphertext). Failures: AGSF_BAD_ARGUMENT, AGSF_NO_MEMORY, AGSF_LIMIT, AGSF_CRYPTO, AGSF_IO.
+ */
+agsf_status agsf_seal_run(agsf_run *run) AGSF_MUST_CHECK;
+
+/*
+ * agsf_open_run() checks and opens every block of the run. On AGSF_OK all of it is authentic. After any other
+ * status but AGSF_PAUSED all plain_nbytes of output are zero, also the blocks that were good, and bad_block is
+ * the lowest block that failed. Until the status is AGSF_OK the output must not be used: it may hold bytes
+ * whose tag is yet to be checked. Failures: AGSF_BAD_ARGUMENT, AGSF_NO_MEMORY, AGSF_BAD_TAG, AGSF_CRYPTO,
+ * AGSF_IO, AGSF_SHORT.
+ */
+agsf_status agsf_open_run(agsf_run *run) AGSF_MUST_CHECK;
+
+#endif

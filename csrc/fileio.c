@@ -1,0 +1,40 @@
+/* fileio.c - positional reads and writes of a descriptor: all of it, or an error. */
+#define _POSIX_C_SOURCE 200809L
+#define _FILE_OFFSET_BITS 64
+#include "fileio.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+enum { STEP_MAX_NBYTES = 1 << 30 }; /* some systems refuse what does not fit an int */
+
+agsf_status agsf_read_at(int fd, uint64_t offset, uint8_t *out, size_t nbytes, int *os_error_ret) {
+    while (nbytes > 0) {
+        const ssize_t got = pread(fd, out, nbytes < STEP_MAX_NBYTES ? nbytes : STEP_MAX_NBYTES, (off_t)offset);
+        if (got == 0) return AGSF_SHORT;
+        if (got < 0) {
+            if (errno == EINTR) continue;
+            *os_error_ret = errno;
+            return AGSF_IO;
+        }
+        out += got;
+        offset += (uint64_t)got;
+        nbytes -= (size_t)got;
+    }
+    return AGSF_OK;
+}
+
+agsf_status agsf_write_at(int fd, uint64_t offset, const uint8_t *in, size_t nbytes, int *os_error_ret) {
+    while (nbytes > 0) {
+        const ssize_t put = pwrite(fd, in, nbytes < STEP_MAX_NBYTES ? nbytes : STEP_MAX_NBYTES, (off_t)offset);
+        if (put <= 0) {
+            if (put < 0 && errno == EINTR) continue;
+            *os_error_ret = put < 0 ? errno : ENOSPC;
+            return AGSF_IO;
+        }
+        in += put;
+        offset += (uint64_t)put;
+        nbytes -= (size_t)put;
+    }
+    return AGSF_OK;
+}

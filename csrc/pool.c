@@ -1,0 +1,207 @@
+/* pool.c - threads that help callers with their batches. */
+#define _POSIX_C_SOURCE 200809L
+#include "pool.h"
+
+#include <limits.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    STACK_NBYTES = 256 * 1024, /* under RLIMIT_AS the usual 8 MiB a thread are soon too many */
+    IDLE_SECONDS = 5,
+};
+
+static pthread_mutex_t pool_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t work_waits = PTHREAD_COND_INITIALIZER; /* a batch was linked */
+
+/* All guarded by pool_mutex. */
+static agsf_batch *ring; /* batches that helpers may work on: a circle, next in turn first; or NULL */
+static unsigned nthreads, nidle;
+static pid_t owner; /* the process whose threads nthreads counts */
+
+void agsf_pool_lock(void) { pthread_mutex_lock(&pool_mutex); }
+void agsf_pool_unlock(void) { pthread_mutex_unlock(&pool_mutex); }
+
+void agsf_pool_forget(void) {
+    const pthread_cond_t fresh = PTHREAD_COND_INITIALIZER;
+
+    memcpy(&work_waits, &fresh, sizeof(fresh)); /* the old one has waiters that do not exist here */
+    ring = NULL;
+    nthreads = nidle = 0;
+    owner = getpid();
+}
+
+unsigned agsf_pool_threads(void) {
+    unsigned n;
+
+    agsf_pool_lock();
+    n = owner == getpid() ? nthreads : 0;
+    agsf_pool_unlock();
+    return n;
+}
+
+static void link_batch(agsf_batch *batch) {
+    if (ring == NULL) {
+        batch->link_next = batch->link_prev = batch;
+        ring = batch;
+    } else { /* last in turn */
+        batch->link_next = ring;
+        batch->link_prev = ring->link_prev;
+        ring->link_prev->link_next = batch;
+        ring->link_prev = batch;
+    }
+    batch->linked = true;
+}
+
+static void unlink_batch(agsf_batch *batch) {
+    if (!batch->linked) return;
+    batch->linked = false;
+    if (batch->link_next == batch) {
+        ring = NULL;
+        return;
+    }
+    batch->link_prev->link_next = batch->link_next;
+    batch->link_next->link_prev = batch->link_prev;
+    if (ring == batch) ring = batch->link_next;
+}
+
+/* Claims the batch's next number. The batch has one. */
+static size_t claim(agsf_batch *batch) {
+    const size_t number = batch->next++;
+
+    if (batch->next == batch->njobs) unlink_batch(batch);
+    return number;
+}
+
+/* The next batch in turn that has a lane free, or NULL. */
+static agsf_batch *pick(void) {
+    agsf_batch *batch = ring;
+
+    if (batch == NULL) return NULL;
+    do {
+        if (batch->nfree > 0) return batch;
+        batch = batch->link_next;
+    } while (batch != ring);
+    return NULL;
+}
+
+static void help(agsf_batch *batch) {
+    const unsigned lane = batch->free_lanes[--batch->nfree];
+    const size_t number = claim(batch);
+    bool go_on;
+
+    if (batch->linked) ring = batch->link_next; /* the others' turn */
+    batch->helping++;
+    agsf_pool_unlock();
+    go_on = batch->job(batch->arg, lane, number);
+    agsf_pool_lock();
+    batch->helping--;
+    batch->free_lanes[batch->nfree++] = (unsigned char)lane;
+    if (!go_on) unlink_batch(batch);
+    if (batch->helping == 0 && !batch->linked) pthread_cond_signal(&batch->helped);
+}
+
+static void *helper_main(void *unused) {
+    bool stay = true;
+
+    (void)unused;
+    agsf_pool_lock();
+    while (stay) {
+        agsf_batch *batch = pick();
+        if (batch != NULL) {
+            help(batch);
+        } else {
+            struct timespec until;
+            clock_gettime(CLOCK_REALTIME, &until); /* a clock that jumps only makes a thread leave sooner or later */
+            until.tv_sec += IDLE_SECONDS;
+            nidle++;
+            stay = pthread_cond_timedwait(&work_waits, &pool_mutex, &until) == 0 || ring != NULL;
+            nidle--;
+        }
+    }
+    nthreads--;
+    agsf_pool_unlock();
+    return NULL;
+}
+
+/* Starts one helper; false if the system gives no thread now. */
+static bool start_helper(void) {
+    pthread_attr_t attr;
+    pthread_t thread;
+    sigset_t all, before;
+    bool started;
+
+    if (pthread_attr_init(&attr) != 0) return false;
+    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    (void)pthread_attr_setstacksize(&attr, STACK_NBYTES);
+    sigfillset(&all); /* signals are for the program's own threads */
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    started = pthread_create(&thread, &attr, helper_main, NULL) == 0;
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    (void)pthread_attr_destroy(&attr);
+    return started;
+}
+
+static void call_helpers(agsf_batch *batch) {
+    const size_t others = batch->njobs - 1;
+    const unsigned wanted = others < batch->nlanes - 1 ? (unsigned)others : batch->nlanes - 1;
+
+    if (owner != getpid()) agsf_pool_forget(); /* a fork that ran no handlers */
+    link_batch(batch);
+    for (unsigned i = 0; i < wanted && i < nidle; i++) pthread_cond_signal(&work_waits);
+    while (nthreads < wanted) {
+        nthreads++; /* before it runs, so that its own -1 finds it */
+        if (!start_helper()) {
+            nthreads--;
+            break;
+        }
+    }
+}
+
+static unsigned ms_since(const struct timespec *start) {
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (unsigned)((now.tv_sec - start->tv_sec) * 1000 + (now.tv_nsec - start->tv_nsec) / 1000000);
+}
+
+/* What agsf_pool_run() is without helpers: no lock, nothing shared. */
+static size_t run_alone(agsf_batch *batch, const struct timespec *start) {
+    size_t number = 0;
+
+    while (number < batch->njobs) {
+        if (!batch->job(batch->arg, 0, number++)) break;
+        if (ms_since(start) >= batch->budget_ms) break;
+    }
+    return number;
+}
+
+size_t agsf_pool_run(agsf_batch *batch) {
+    struct timespec start;
+    bool go_on = true;
+
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    if (batch->nlanes <= 1 || batch->njobs <= 1) return run_alone(batch, &start);
+
+    batch->next = 0;
+    batch->helping = 0;
+    batch->nfree = 0;
+    for (unsigned lane = batch->nlanes - 1; lane > 0; lane--) batch->free_lanes[batch->nfree++] = (unsigned char)lane;
+    pthread_cond_init(&batch->helped, NULL);
+
+    agsf_pool_lock();
+    call_helpers(batch);
+    while (batch->linked && go_on) {
+        const size_t number = claim(batch);
+        agsf_pool_unlock();
+        go_on = batch->job(batch->arg, 0, number) && ms_since(&start) < batch->budget_ms;
+        agsf_pool_lock();
+    }
+    unlink_batch(batch);
+    while (batch->helping > 0) pthread_cond_wait(&batch->helped, &pool_mutex);
+    agsf_pool_unlock();
+    pthread_cond_destroy(&batch->helped);
+    return batch->next;
+}

@@ -1,0 +1,59 @@
+/*
+ * pool.h - threads that help callers with their batches. Private to csrc; knows nothing of cryptography.
+ *
+ * There is one pool in a process. It has no thread until a batch wants help, and its threads leave when nobody
+ * has wanted any for some seconds. They have small stacks and allocate nothing. A thread that cannot be started
+ * is done without: the caller always works on its own batch, so a batch ends with no helper at all.
+ *
+ * Batches of several callers share the helpers in turn, job by job.
+ */
+#ifndef AGSF_POOL_H
+#define AGSF_POOL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "agsf.h"
+
+/*
+ * A batch is njobs numbered jobs. job() is called once for each number that is claimed, in any of the batch's
+ * lanes, but never in one lane by two threads at once; lane 0 is the caller's. Numbers are claimed in order.
+ * When job() returns false, no further number is claimed.
+ *
+ * The caller fills in the first group; the second belongs to the pool.
+ */
+typedef struct agsf_batch {
+    bool (*job)(void *arg, unsigned lane, size_t number);
+    void *arg;
+    size_t njobs;
+    unsigned nlanes;    /* 1 to AGSF_MAX_THREADS: how many threads may work at once, the caller among them */
+    unsigned budget_ms; /* when so many milliseconds have passed, no further number is claimed */
+
+    size_t next;      /* numbers below this are claimed */
+    unsigned helping; /* helpers inside job() */
+    unsigned nfree;
+    unsigned char free_lanes[AGSF_MAX_THREADS];
+    pthread_cond_t helped; /* helping has become 0 */
+    struct agsf_batch *link_next, *link_prev;
+    bool linked; /* helpers may come */
+} agsf_batch;
+
+/*
+ * agsf_pool_run() runs the batch and returns how many numbers were claimed; those jobs have all returned. It
+ * is njobs unless a job returned false or the budget ran out. It cannot fail.
+ */
+size_t agsf_pool_run(agsf_batch *batch);
+
+/* agsf_pool_threads() is how many helper threads exist now. */
+unsigned agsf_pool_threads(void);
+
+/*
+ * For the fork handlers: the lock is never held while a job runs, so a fork waits for no job. The child calls
+ * agsf_pool_forget() with the lock held, since its copy of the pool has no threads.
+ */
+void agsf_pool_lock(void);
+void agsf_pool_unlock(void);
+void agsf_pool_forget(void);
+
+#endif
