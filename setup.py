@@ -27,7 +27,7 @@ import sysconfig
 import tempfile
 import urllib.request
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -71,6 +71,8 @@ def choose_libcrypto() -> Libcrypto:
         try:
             chosen = bundled_libcrypto()
         except SetupError as error:
+            if wish == "bundled" or os.environ.get("AGS_FAST_OPENSSL_SOURCE"):
+                raise
             if not system:
                 raise SetupError(f"the system has no libcrypto 3.0 or newer with headers, and {error}") from error
             say(str(error))
@@ -94,7 +96,7 @@ def system_libcrypto() -> Libcrypto | None:
         include_dirs = [flag[2:] for flag in pkg_config("--cflags-only-I")]
         link_args = pkg_config("--libs") or ["-lcrypto"]
     version = header_version(include_dirs)
-    if not version:
+    if not version or (root and not Path(root, "include/openssl/opensslv.h").is_file()):
         return None
     found = Libcrypto(version, False, include_dirs, [], link_args)
     return found if found.at_least(MINIMUM) else None
@@ -264,7 +266,7 @@ def debian_source(work: Path) -> Path:
         (apt / "apt.conf").write_text(
             f'Dir::Etc::sourcelist "{apt}/sources.list"; Dir::Etc::sourceparts "-";\n'
             f'Dir::State::lists "{apt}/lists"; Dir::Cache "{apt}/cache";\n'
-            'Acquire::Languages "none"; Acquire::Retries "2";\n'
+            'Acquire::Languages "none"; Acquire::Retries "1"; Acquire::http::Timeout "15";\n'
             "#clear APT::Update::Post-Invoke;\n#clear APT::Update::Post-Invoke-Success;\n"
         )
         output = ""
@@ -384,7 +386,7 @@ def record(libcrypto: Libcrypto) -> str:
 
 class BuildOpenssl(Command):
     description = "build the static libcrypto into the cache, if it is not there"
-    user_options = ()
+    user_options: ClassVar[list[tuple[str, str, str]]] = []
 
     def initialize_options(self) -> None: ...
 
