@@ -1,0 +1,134 @@
+"""Avro object container files inside AGS1: written, cut into splits, and read split by split.
+
+Splits are ranges of plaintext offsets. A block belongs to the split in which the 16-byte sync marker before it begins
+(the header's own marker for the first block), as in Iceberg's AvroIterable and Avro's DataFileReader. So any set of
+splits that covers the plaintext once gives every record once, however it is cut.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.errors import FormatError
+from ags_fast.stream import AgsReader, AgsWriter
+
+try:
+    import fastavro
+except ImportError as error:
+    raise ImportError("ags_fast.avro needs fastavro: pip install 'ags_fast[avro]'") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ags_fast.ags1 import Buffer
+
+__all__ = ["read_split", "splits", "write"]
+
+SYNC_NBYTES = 16
+BUFFER_NBYTES = 1 << 20  # fastavro reads a few bytes at a time; also the piece in which a sync marker is looked for
+
+
+def splits(
+    source: Any, key: Buffer, *, length: int | None, aad_prefix: Buffer | None = b"", split_size: int = 64 << 20
+) -> list[tuple[int, int]]:
+    """Cut the plaintext of an encrypted Avro file into ``(start, end)`` ranges of about `split_size` bytes.
+
+    source, key, length, aad_prefix: as for AgsReader. Only the stream's header is read. A split of at least a block
+    ends where a block ends, so that no two splits open the same one.
+    """
+    if split_size < 1:
+        raise ValueError(f"split_size must be at least 1 byte, not {split_size}")
+    with AgsReader(source, key, length=length, aad_prefix=aad_prefix, threads=1) as reader:
+        step = max(split_size // reader.block_size * reader.block_size, min(split_size, reader.block_size))
+        return [(start, min(start + step, reader.length)) for start in range(0, reader.length, step)]
+
+
+def read_split(
+    source: Any,
+    key: Buffer,
+    start: int,
+    end: int,
+    *,
+    length: int | None,
+    aad_prefix: Buffer | None = b"",
+    reader_schema: Any = None,
+    threads: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The records of the split from plaintext offset `start` to `end`, one after the other.
+
+    source, key, length, aad_prefix, threads: as for AgsReader. reader_schema: an Avro schema to resolve records to, as
+    for fastavro. Raises FormatError if the plaintext is no Avro file, and IntegrityError as AgsReader does: a file that
+    was cut never ends early without an error.
+    """
+    if not 0 <= start <= end:
+        raise ValueError(f"a split begins at 0 or later and ends where it begins or later, not {start} to {end}")
+    with (
+        AgsReader(source, key, length=length, aad_prefix=aad_prefix, threads=threads) as raw,
+        io.BufferedReader(raw, BUFFER_NBYTES) as file,
+    ):
+        try:
+            blocks = fastavro.block_reader(file, reader_schema)
+        except (EOFError, ValueError) as error:
+            raise FormatError(f"the plaintext is no Avro file: {error}") from error
+        header_end = file.tell()
+        file.seek(header_end - SYNC_NBYTES)
+        marker = file.read(SYNC_NBYTES)
+        at = header_end - SYNC_NBYTES if start <= header_end - SYNC_NBYTES else _find(file, marker, start, end)
+        if at is None or at >= end or at + SYNC_NBYTES >= raw.length:
+            return
+        file.seek(at + SYNC_NBYTES)
+        for block in blocks:
+            yield from block
+            if block.offset + block.size >= end + SYNC_NBYTES:
+                return
+
+
+def _find(file: io.BufferedReader, marker: bytes, start: int, end: int) -> int | None:
+    """Where the first sync marker begins that begins in the split, or None."""
+    file.seek(start)
+    window = b""  # what has been read from `start` on
+    while start < end:
+        piece = file.read(min(BUFFER_NBYTES, end + SYNC_NBYTES - 1 - start - len(window)))
+        if not piece:
+            return None
+        window += piece
+        found = window.find(marker)
+        if found >= 0:
+            return start + found
+        skipped = max(0, len(window) - SYNC_NBYTES + 1)  # a marker may begin in what is kept
+        start += skipped
+        window = window[skipped:]
+    return None
+
+
+def write(
+    target: Any,
+    key: Buffer,
+    schema: Any,
+    records: Iterable[Any],
+    *,
+    codec: str = "null",
+    aad_prefix: Buffer | None = b"",
+    block_size: int = 1 << 20,
+    threads: int | None = None,
+    **options: Any,
+) -> int:
+    """Write records as an Avro file inside AGS1; returns the stream's length in bytes, which a reader must be told.
+
+    target, key, aad_prefix, block_size, threads: as for AgsWriter; a path appears only when it is complete. schema,
+    codec, and options such as ``sync_interval`` and ``metadata``: as for ``fastavro.writer``.
+    """
+    with AgsWriter(target, key, aad_prefix=aad_prefix, block_size=block_size, threads=threads) as raw:
+        # No `with` for the buffer: left by an exception it would flush and close, and so complete, the stream.
+        file = io.BufferedWriter(raw, BUFFER_NBYTES)
+        try:
+            fastavro.writer(file, schema, records, codec=codec, **options)
+            file.flush()
+        except BaseException:
+            raw.abort()
+            raise
+        finally:
+            if not raw.closed:
+                file.detach()
+    return raw.file_length
