@@ -325,7 +325,7 @@ if SANITIZE:
     COMMON_FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}"]
 
 # Only for csrc: Cython's output is not ours to keep free of warnings.
-CSRC_FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes"]
+CSRC_FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes"]
 CSRC_FLAGS += [
     "-Wmissing-prototypes",
     "-Wpointer-arith",

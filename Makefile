@@ -1,0 +1,77 @@
+# Every target sets up what it needs: Debian packages (as root), a virtual environment in .venv, the built extension.
+# The second time only what changed is done again.
+
+PYTHON ?= python3
+WORKERS ?= auto
+VENV := .venv
+PY := $(VENV)/bin/python
+SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_version.py $(wildcard csrc/*.c csrc/*.h)
+
+export PYTHON
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A newcomer's newer compiler may warn of something new; CI may not be warned at all.
+ifdef CI
+export AGS_FAST_WERROR := 1
+endif
+
+.NOTPARALLEL:
+.PHONY: help run test test-long bench lint sanitize fuzz wheel lock clean java
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: $(VENV)/built java ## encrypt, read and decrypt real Avro files with Spark; or yours: make run INPUT=dir OUTPUT=dir
+	$(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)')
+
+test: $(VENV)/built java ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" $(ARGS)
+
+test-long: $(VENV)/built java ## the loops that test leaves out
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup --timeout 3600 -m slow $(ARGS)
+
+bench: $(VENV)/built java ## the table and plots of the README
+	$(PY) -m benchmarks $(ARGS)
+
+lint: $(VENV)/built ## ruff, mypy, stubs against the built module, C warnings as errors
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+	$(PY) -m mypy.stubtest ags_fast._core
+	.ci/lint-c
+
+sanitize: $(VENV)/built ## the C test programs under AddressSanitizer, UBSan and ThreadSanitizer
+	bash tests/csrc/run.sh asan tsan
+
+fuzz: $(VENV)/built ## libFuzzer on the path that opens streams
+	@.ci/tools fuzzer
+	bash tests/csrc/run.sh fuzz
+
+wheel: ## this machine's wheel in dist/: built from the sdist, audited, tested in an empty environment
+	@.ci/tools python cc
+	.ci/wheel
+
+lock: $(VENV)/deps ## newest versions of the development dependencies into .ci/requirements*.txt
+	.ci/lock
+
+clean: ## remove what make made here (the cached OpenSSL in ~/.cache/ags_fast stays)
+	rm -rf $(VENV) build dist *.egg-info ags_fast/*.so .*_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+java:
+	@.ci/tools java
+
+# setuptools first, and then no build isolation: pyspark comes as source, and an isolated build would not be locked.
+$(VENV)/deps: .ci/requirements-wheel.txt .ci/requirements.txt
+	@.ci/tools python cc
+	@echo "Installing the locked dependencies into $(VENV); this takes a minute or two, once."
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet --require-hashes -r .ci/requirements-wheel.txt
+	$(PY) -m pip install --quiet --require-hashes --no-build-isolation -r .ci/requirements.txt
+	@touch $@
+
+# pip shows nothing of a build that succeeds, such as a warning about a slow libcrypto: `ags-fast --version` repeats it.
+$(VENV)/built: $(VENV)/deps $(SOURCES)
+	@echo "Building ags_fast; the first build on a machine compiles OpenSSL too, in a minute or two."
+	$(PY) -m pip install -qq --no-build-isolation --no-deps --editable .
+	@touch $@
+	@$(VENV)/bin/ags-fast --version
