@@ -1,9 +1,10 @@
-# cython: language_level=3, binding=True, embedsignature=False
+# cython: language_level=3, binding=True, autotestdict=False
 """The binding: take hold of buffers, check sizes, make one call without the GIL, turn one status into one exception.
 
 Formats and streams are above it, cryptography and threads below.
 """
 
+cimport cython
 from cpython.buffer cimport Py_buffer, PyBUF_WRITE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
@@ -145,6 +146,7 @@ cdef int _go(agsf_run *run, bint seal) except -1:
             raise
 
 
+@cython.final
 cdef class Key:
     """An AES key of 16, 24 or 32 bytes, and runs of AGS1 blocks under it. Threads may share it.
 

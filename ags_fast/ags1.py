@@ -8,16 +8,14 @@ is one empty block. The spec's sections are "File structure" and "Cipher Block s
 
 from __future__ import annotations
 
-import sys
+from typing import TYPE_CHECKING
 
 from ags_fast._core import OVERHEAD_NBYTES, Key, new_bytes
 from ags_fast._threads import thread_count
 from ags_fast.errors import FormatError, IntegrityError
 
-if sys.version_info >= (3, 12):
-    from collections.abc import Buffer
-else:
-    Buffer = object  # any bytes-like; the stubs say so to a type checker
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["AgsCodec", "encrypted_length", "plaintext_length"]
 
@@ -60,7 +58,9 @@ def encrypted_length(plain_length: int, block_size: int = DEFAULT_BLOCK_SIZE) ->
         raise ValueError(f"a length cannot be negative: {plain_length}")
     blocks = max(1, -(-plain_length // block_size))
     if blocks > MAX_BLOCKS_WRITTEN:
-        raise FormatError(f"{plain_length} bytes are more than {MAX_BLOCKS_WRITTEN} blocks of {block_size}: use larger ones")
+        raise FormatError(
+            f"{plain_length} bytes are more than {MAX_BLOCKS_WRITTEN} blocks of {block_size}: use larger ones"
+        )
     return HEADER_NBYTES + plain_length + blocks * OVERHEAD_NBYTES
 
 
@@ -76,7 +76,8 @@ def plaintext_length(file_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> 
         raise FormatError(f"{file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}")
     if 0 < rest <= OVERHEAD_NBYTES and not (rest == OVERHEAD_NBYTES and full == 0):
         raise FormatError(
-            f"no AGS1 stream with blocks of {block_size} bytes has {file_length} bytes: {rest} are left for the last block"
+            f"no AGS1 stream with blocks of {block_size} bytes has {file_length} bytes: "
+            f"{rest} would be left for the last block"
         )
     if full + (rest > 0) > MAX_BLOCKS_READ:
         raise FormatError(f"{file_length} bytes are more than {MAX_BLOCKS_READ} blocks of {block_size}")
@@ -147,7 +148,9 @@ class AgsCodec:
         return f"<AgsCodec block_size={self._block_size} threads={self._threads}>"
 
     def __reduce__(self) -> str:
-        raise TypeError("a codec holds a key and is never pickled: send key metadata, and build the codec where it is used")
+        raise TypeError(
+            "a codec holds a key and is never pickled: send key metadata, and build the codec where it is used"
+        )
 
     @property
     def sealed(self) -> int:

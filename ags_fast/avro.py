@@ -15,13 +15,13 @@ from ags_fast.stream import AgsReader, AgsWriter
 
 try:
     import fastavro
-except ImportError as error:
-    raise ImportError("ags_fast.avro needs fastavro: pip install 'ags_fast[avro]'") from error
+except ModuleNotFoundError:
+    raise ModuleNotFoundError("ags_fast.avro needs fastavro: pip install 'ags_fast[avro]'") from None
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ags_fast.ags1 import Buffer
+    from typing_extensions import Buffer
 
 __all__ = ["read_split", "splits", "write"]
 
@@ -79,12 +79,12 @@ def read_split(
             return
         file.seek(at + SYNC_NBYTES)
         for block in blocks:
-            yield from block
+            yield from block  # type: ignore[misc]  # its records are what the schema says; here, a record
             if block.offset + block.size >= end + SYNC_NBYTES:
                 return
 
 
-def _find(file: io.BufferedReader, marker: bytes, start: int, end: int) -> int | None:
+def _find(file: io.BufferedReader[AgsReader], marker: bytes, start: int, end: int) -> int | None:
     """Where the first sync marker begins that begins in the split, or None."""
     file.seek(start)
     window = b""  # what has been read from `start` on

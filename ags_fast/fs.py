@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 
-__all__ = ["NewFile"]
+__all__ = ["NewFile", "pwrite_all"]
 
 
 class NewFile:
@@ -94,6 +94,14 @@ class NewFile:
                 os.unlink(temporary)
             except FileNotFoundError:
                 pass
+
+
+def pwrite_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`, or raise."""
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data = data[written:]
+        offset += written
 
 
 def _fsync_folder(path: str) -> None:

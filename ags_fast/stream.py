@@ -14,6 +14,7 @@ import stat
 import threading
 import warnings
 from collections import OrderedDict
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._core import OVERHEAD_NBYTES, Key, new_bytes
@@ -22,7 +23,6 @@ from ags_fast.ags1 import (
     DEFAULT_BLOCK_SIZE,
     HEADER_NBYTES,
     MAX_BLOCKS_WRITTEN,
-    Buffer,
     block_offset,
     bytes_view,
     check_block_size,
@@ -34,10 +34,12 @@ from ags_fast.ags1 import (
     trusted_length,
 )
 from ags_fast.errors import FormatError, IntegrityError
-from ags_fast.fs import NewFile
+from ags_fast.fs import NewFile, pwrite_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from typing_extensions import Buffer
 
 __all__ = ["AgsReader", "AgsWriter", "open"]
 
@@ -217,7 +219,7 @@ class AgsReader(io.RawIOBase):
                 f"{self._file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}"
             )
         size = self._file_length if self._file_length <= SMALL_FILE_NBYTES else HEADER_NBYTES
-        source, begin = self._file.fetch(0, size)
+        source, _ = self._file.fetch(0, size)
         if isinstance(source, int):
             head = os.pread(source, size, 0)
             if len(head) < size:
@@ -336,7 +338,9 @@ class AgsReader(io.RawIOBase):
         if size == 0:
             return b""
         index, begin = divmod(offset, self._block_size)
-        if begin + size <= self._block_size and (begin > 0 or offset + size < min(self._length, self._block_size * (index + 1))):
+        if begin + size <= self._block_size and (
+            begin > 0 or offset + size < min(self._length, self._block_size * (index + 1))
+        ):
             hot_offset, hot = self._partial(index, steady, None)  # part of one block: no second copy
             return hot[offset - hot_offset : offset - hot_offset + size]
         out, view = new_bytes(size)
@@ -357,7 +361,7 @@ class AgsReader(io.RawIOBase):
         return size
 
     def _fill(self, offset: int, out: memoryview, steady: bool) -> None:
-        """Write the plaintext from `offset` to all of `out`: whole blocks straight into it, parts by way of the cache."""
+        """Write the plaintext from `offset` to all of `out`: whole blocks straight, parts by way of the cache."""
         step = max(1, REQUEST_NBYTES // self._block_size) * self._block_size
         while isinstance(self._file, _SeekableFile) and len(out) > step:  # what is fetched is held in memory
             piece = step - offset % self._block_size
@@ -406,9 +410,7 @@ class AgsReader(io.RawIOBase):
             blocks = max(1, -(-len(out) // self._block_size))
             fetched = self._fetch(begin, self._sealed_offset(first + blocks))
         source, at = fetched
-        self._key.open_run(
-            self._aad_prefix, self._block_size, first, source, begin - at, len(out), out, self._threads
-        )
+        self._key.open_run(self._aad_prefix, self._block_size, first, source, begin - at, len(out), out, self._threads)
 
     def _open_span(self, first: int, count: int, fetched: tuple[Any, int] | None) -> tuple[int, bytes]:
         begin = first * self._block_size
@@ -467,7 +469,7 @@ class AgsReader(io.RawIOBase):
         return True
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Exactly `size` bytes, or all that are left if fewer are; with None or a negative number, all that are left."""
+        """Exactly `size` bytes, or all that are left if fewer are; with None or a negative size, all that are left."""
         position = self._position
         if size is None or size < 0:
             size = max(0, self._length - position)
@@ -526,9 +528,9 @@ class AgsWriter(io.RawIOBase):
     exclusive: refuse a path that exists (FileExistsError). fsync: `close` returns only when a path's file and folder
     are on the disk.
 
-    Left by an exception, a ``with`` block aborts: no last block, no file at the path. So does a writer that is collected
-    without `close`, with a ResourceWarning, and one whose target raises; the error is the target's. A process forked
-    meanwhile cannot complete the stream: it is its parent's.
+    Left by an exception, a ``with`` block aborts: no last block, no file at the path. So does a writer that is
+    collected without `close`, with a ResourceWarning, and one whose target raises; the error is the target's. A process
+    forked meanwhile cannot complete the stream: it is its parent's.
 
     A stream without its trusted length can be cut unseen: keep `file_length` where the key is kept.
     """
@@ -705,14 +707,14 @@ class _Positional:
         if self.file is not None:
             self.file.flush()
             self.offset = self.file.tell()
-            _pwrite(self.fd, bytes(len(header)), self.offset)  # there may be an old one
+            pwrite_all(self.fd, bytes(len(header)), self.offset)  # there may be an old one
 
     def seal(self, key: Key, aad_prefix: bytes, block_size: int, first: int, view: memoryview, threads: int) -> None:
         offset = self.offset + block_offset(first, block_size)
         key.seal_run(aad_prefix, block_size, first, view, self.fd, offset, threads)
 
     def finish(self, header: bytes, file_length: int) -> None:
-        _pwrite(self.fd, header, self.offset)
+        pwrite_all(self.fd, header, self.offset)
         if self.file is not None:
             self.file.seek(self.offset + file_length)
         if self.new is not None:
@@ -781,13 +783,6 @@ def _target(target: Any, exclusive: bool, fsync: bool) -> _Positional | _Sink:
     return _Sink(target, None)
 
 
-def _pwrite(fd: int, data: bytes, offset: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, offset)
-        data = data[written:]
-        offset += written
-
-
 # ---------------------------------------------------------------------------------------------------------- open
 
 
@@ -797,7 +792,7 @@ def open(
     *,
     key: Buffer | None = None,
     key_metadata: Any = None,
-    length: int | None = ...,  # type: ignore[assignment]  # None means something, so it cannot be the default
+    length: int | EllipsisType | None = ...,  # None means something, so it cannot be the default
     aad_prefix: Buffer | None = b"",
     block_size: int | None = None,
     max_block_size: int = 64 << 20,
@@ -828,7 +823,9 @@ def open(
         raise TypeError("key or key_metadata is required")
     if mode == "rb":
         if length is ...:
-            raise TypeError("length is required: the stream's bytes as a trusted place has them, or None to trust the source")
+            raise TypeError(
+                "length is required: the stream's bytes as a trusted place has them, or None to trust the source"
+            )
         return AgsReader(
             file,
             key,

@@ -7,9 +7,12 @@ One version byte (1), then an Avro binary record without schema: ``encryption_ke
 from __future__ import annotations
 
 import hmac
+from typing import TYPE_CHECKING
 
-from ags_fast.ags1 import Buffer
 from ags_fast.errors import FormatError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["StandardKeyMetadata"]
 
@@ -28,7 +31,9 @@ class StandardKeyMetadata:
 
     __slots__ = ("aad_prefix", "encryption_key", "file_length")
 
-    def __init__(self, encryption_key: Buffer, aad_prefix: Buffer | None = None, file_length: int | None = None) -> None:
+    def __init__(
+        self, encryption_key: Buffer, aad_prefix: Buffer | None = None, file_length: int | None = None
+    ) -> None:
         self.encryption_key = bytes(encryption_key)
         self.aad_prefix = None if aad_prefix is None else bytes(aad_prefix)
         self.file_length = file_length
@@ -43,7 +48,9 @@ class StandardKeyMetadata:
         return f"StandardKeyMetadata(<{bits}-bit key>, aad_prefix={prefix}, file_length={self.file_length})"
 
     def __reduce__(self) -> str:
-        raise TypeError("key metadata holds a key and is never pickled: send it wrapped, or its encoding inside what is encrypted")
+        raise TypeError(
+            "key metadata holds a key and is never pickled: send it wrapped, or its encoding inside what is encrypted"
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StandardKeyMetadata):

@@ -1,0 +1,43 @@
+from typing import Any, Self, final
+
+from typing_extensions import Buffer
+
+NONCE_NBYTES: int
+TAG_NBYTES: int
+OVERHEAD_NBYTES: int
+libcrypto_bundled: bool
+
+@final
+class Key:
+    def __new__(cls, key: Buffer) -> Self: ...
+    def __reduce__(self) -> Any: ...
+    @property
+    def sealed(self) -> int: ...
+    def carry(self, sealed_before: int) -> None: ...
+    def seal(self, nonce: Buffer, data: Buffer, aad: Buffer) -> bytes: ...
+    def open(self, nonce: Buffer, data: Buffer, aad: Buffer) -> bytes: ...
+    def seal_run(
+        self,
+        aad_prefix: bytes,
+        block_size: int,
+        first_block: int,
+        plain: Buffer,
+        target: Buffer | int,
+        offset: int,
+        threads: int,
+    ) -> int: ...
+    def open_run(
+        self,
+        aad_prefix: bytes,
+        block_size: int,
+        first_block: int,
+        source: Buffer | int,
+        offset: int,
+        nbytes: int,
+        out: Buffer,
+        threads: int,
+    ) -> None: ...
+
+def new_bytes(nbytes: int) -> tuple[bytes, memoryview]: ...
+def libcrypto_version() -> str: ...
+def libcrypto_cpu() -> str | None: ...

@@ -1,0 +1,368 @@
+"""The ags-fast command. Exit codes: 0 done, 1 a file failed, 2 usage, 3 integrity or format, 4 no access to the key."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import json
+import os
+import re
+import stat
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import ags_fast
+from ags_fast import _core
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, HEADER_NBYTES, check_block_size, decode_header, plaintext_length
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, KeyLimitError
+from ags_fast.fs import NewFile, pwrite_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_INTERRUPTED = 1, 3, 4, 130
+SUFFIX = ".ags"
+CHUNK_NBYTES = 8 << 20  # of plaintext at a time, or one block if that is larger
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        result: dict[str, Any] = args.run(args)
+    except KeyboardInterrupt:
+        return _report_error(args, EXIT_INTERRUPTED, "interrupted; no output was left behind", "KeyboardInterrupt")
+    except (IntegrityError, FormatError) as error:
+        return _report_error(args, EXIT_INTEGRITY, str(error), type(error).__name__, block_index=_block_index(error))
+    except (KeyAccessError, KeyLimitError) as error:
+        return _report_error(args, EXIT_KEY_ACCESS, str(error), type(error).__name__)
+    except (OSError, ValueError) as error:
+        return _report_error(args, EXIT_FAILED, str(error), type(error).__name__)
+    print(json.dumps(result) if args.json else _as_text(result))
+    return 0
+
+
+def _block_index(error: Exception) -> int | None:
+    return getattr(error, "block_index", None)
+
+
+def _report_error(args: argparse.Namespace, code: int, text: str, error_class: str, **more: Any) -> int:
+    if args.json:
+        print(
+            json.dumps(
+                {"operation": args.operation, "input": args.file, "error_class": error_class, "error": text, **more}
+            )
+        )
+    print(f"ags-fast: {args.file}: {text}", file=sys.stderr)
+    return code
+
+
+def _as_text(result: dict[str, Any]) -> str:
+    width = max(map(len, result))
+    return "\n".join(f"{name.replace('_', ' '):<{width}}  {value}" for name, value in result.items())
+
+
+# ---------------------------------------------------------------------------------------------------------- arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ags-fast", description="Client-side encryption of lakehouse files.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="package, libcrypto and CPU features in use")
+    groups = parser.add_subparsers(required=True, metavar="COMMAND")
+    stream = groups.add_parser("stream", help="one AES GCM Stream (AGS1) file", allow_abbrev=False)
+    operations = stream.add_subparsers(required=True, dest="operation", metavar="OPERATION")
+
+    def add(name: str, run: Callable[[argparse.Namespace], dict[str, Any]], text: str) -> argparse.ArgumentParser:
+        operation = operations.add_parser(name, help=text, description=text, allow_abbrev=False)
+        operation.set_defaults(run=run)
+        operation.add_argument("file", metavar="FILE")
+        operation.add_argument("--json", action="store_true", help="print the result, or the error, as one JSON object")
+        return operation
+
+    encrypt = add("encrypt", _encrypt, "Encrypt FILE. Keep the length it prints where the key is kept.")
+    decrypt = add("decrypt", _decrypt, "Decrypt FILE. The output appears when all of it is authentic.")
+    verify = add("verify", _verify, "Check the tag of every block of FILE, and its length.")
+    inspect = add("inspect", _inspect, "Show what FILE says of itself, without a key. None of it is authenticated.")
+
+    for operation in (encrypt, decrypt, verify):
+        operation.set_defaults(quiet=False)
+        key = operation.add_mutually_exclusive_group(required=True)
+        key.add_argument("--key-file", metavar="PATH", help="a file with the key: 16, 24 or 32 bytes, or their text")
+        key.add_argument("--key-env", metavar="NAME", help="the environment variable with the key's text")
+        operation.add_argument(
+            "--key-format",
+            choices=("auto", "raw", "hex", "base64"),
+            default="auto",
+            help="how the key is written; auto (the default) refuses to guess where two would fit",
+        )
+        prefix = operation.add_mutually_exclusive_group()
+        prefix.add_argument("--aad-prefix", metavar="TEXT", help="text that tells this file from others under the key")
+        prefix.add_argument("--aad-prefix-hex", metavar="HEX", help="the same, as bytes")
+        operation.add_argument("--threads", type=_positive, metavar="N", help="default: the usable CPUs")
+        operation.add_argument("--quiet", action="store_true", help="show no progress")
+    for operation in (decrypt, verify):
+        length = operation.add_mutually_exclusive_group(required=True)
+        length.add_argument("--length", type=_size, metavar="BYTES", help="FILE's length as encrypt printed it")
+        length.add_argument(
+            "--untrusted-length",
+            action="store_true",
+            help="take the length FILE has; blocks cut from its end go unseen",
+        )
+        operation.add_argument(
+            "--max-block-size",
+            type=_size,
+            default=64 << 20,
+            metavar="BYTES",
+            help="largest block to believe in; default 64M",
+        )
+    encrypt.add_argument(
+        "--block-size",
+        type=_size,
+        default=DEFAULT_BLOCK_SIZE,
+        metavar="BYTES",
+        help="default 1M, the only one Iceberg Java reads",
+    )
+    inspect.add_argument("--length", type=_size, metavar="BYTES", help="FILE's length as a trusted place has it")
+    for operation, default in ((encrypt, f"FILE{SUFFIX}"), (decrypt, f"FILE without {SUFFIX}")):
+        operation.add_argument("-o", "--output", metavar="PATH", help=f"default: {default}")
+        operation.add_argument("--force", action="store_true", help="replace the output if it exists")
+        operation.add_argument("--fsync", action="store_true", help="return when the output is on the disk")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 is required, not {text!r}")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"a number of bytes is required, such as 4096, 64K or 1M, not {text!r}")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(version_text())
+        parser.exit()
+
+
+# ---------------------------------------------------------------------------------------------------------- key
+
+
+def _key(args: argparse.Namespace) -> bytes:
+    """The key, or KeyAccessError. The messages never show what was read."""
+    if args.key_env is not None:
+        text = os.environ.get(args.key_env)
+        if text is None:
+            raise KeyAccessError(f"the environment variable {args.key_env} is not set")
+        return _parse_key(os.fsencode(text), args.key_format, f"the environment variable {args.key_env}")
+    try:
+        with open(args.key_file, "rb") as file:
+            data = file.read(1024)
+            mode = os.fstat(file.fileno()).st_mode
+    except OSError as error:
+        raise KeyAccessError(f"the key file cannot be read: {error}") from error
+    if stat.S_ISREG(mode) and mode & 0o077:
+        print(f"ags-fast: warning: others can read {args.key_file}: chmod 600 it", file=sys.stderr)
+    return _parse_key(data, args.key_format, args.key_file)
+
+
+def _parse_key(data: bytes, key_format: str, origin: str) -> bytes:
+    readings = {}
+    text = data.strip()
+    if key_format in ("auto", "raw"):
+        readings["raw"] = data
+    if key_format in ("auto", "hex") and re.fullmatch(rb"[0-9A-Fa-f]*", text) and len(text) % 2 == 0:
+        readings["hex"] = bytes.fromhex(text.decode())
+    if key_format in ("auto", "base64"):
+        try:
+            readings["base64"] = base64.b64decode(text, validate=True)
+        except binascii.Error:
+            pass
+    keys = {name: key for name, key in readings.items() if len(key) in (16, 24, 32)}
+    if len(keys) > 1:
+        raise KeyAccessError(f"{origin} can be read as {' or as '.join(keys)}: say which with --key-format")
+    if not keys:
+        raise KeyAccessError(f"{origin} holds no AES key: 16, 24 or 32 bytes, as they are, in hex or in base64")
+    return keys.popitem()[1]
+
+
+def _aad_prefix(args: argparse.Namespace) -> bytes:
+    if args.aad_prefix_hex is not None:
+        try:
+            return bytes.fromhex(args.aad_prefix_hex)
+        except ValueError:
+            raise ValueError("--aad-prefix-hex is not hexadecimal") from None
+    return os.fsencode(args.aad_prefix or "")
+
+
+# ---------------------------------------------------------------------------------------------------------- operations
+
+
+class _Progress:
+    """A bar on a terminal, and the time it took."""
+
+    def __init__(self, args: argparse.Namespace, total: int) -> None:
+        from tqdm import tqdm
+
+        disable = True if args.json or args.quiet else None  # None: only where stderr is a terminal
+        self.bar = tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, desc=args.operation, disable=disable)
+        self.begun = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def update(self, nbytes: int) -> None:
+        self.bar.update(nbytes)
+
+    def seconds(self) -> float:
+        return round(time.monotonic() - self.begun, 3)
+
+
+def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
+    output = args.output or args.file + SUFFIX
+    check_block_size(args.block_size)
+    with (
+        open(args.file, "rb", buffering=0) as source,
+        _Progress(args, os.fstat(source.fileno()).st_size) as progress,
+        ags_fast.AgsWriter(
+            output,
+            _key(args),
+            aad_prefix=_aad_prefix(args),
+            block_size=args.block_size,
+            threads=args.threads,
+            exclusive=not args.force,
+            fsync=args.fsync,
+        ) as writer,
+    ):
+        chunk = memoryview(bytearray(max(CHUNK_NBYTES // args.block_size, 1) * args.block_size))
+        while got := source.readinto(chunk):
+            writer.write(chunk[:got])
+            progress.update(got)
+        plain_length = writer.tell()
+    return {
+        "operation": args.operation,
+        "input": args.file,
+        "output": output,
+        "plain_length": plain_length,
+        "file_length": writer.file_length,
+        "block_size": args.block_size,
+        "seconds": progress.seconds(),
+    }
+
+
+def _open(args: argparse.Namespace) -> ags_fast.AgsReader:
+    return ags_fast.AgsReader(
+        args.file,
+        _key(args),
+        length=None if args.untrusted_length else args.length,
+        aad_prefix=_aad_prefix(args),
+        max_block_size=args.max_block_size,
+        threads=args.threads,
+    )
+
+
+def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
+    output = args.output or args.file.removesuffix(SUFFIX)
+    if output == args.file and args.output is None:
+        raise ValueError(f"its name does not end in {SUFFIX}: name the output with -o")
+    with _open(args) as reader, _Progress(args, reader.length) as progress:
+        new = NewFile(output, exclusive=not args.force, private=True, fsync=args.fsync)
+        try:
+            if not new.positional:
+                raise ValueError(f"{output} is no regular file: it would show plaintext before all of it is checked")
+            chunk = memoryview(bytearray(max(CHUNK_NBYTES // reader.block_size, 1) * reader.block_size))
+            offset = 0
+            while got := reader.readinto(chunk):
+                pwrite_all(new.fd, chunk[:got], offset)
+                offset += got
+                progress.update(got)
+            new.publish()
+        finally:
+            new.discard()
+    return {
+        "operation": args.operation,
+        "input": args.file,
+        "output": output,
+        "plain_length": reader.length,
+        "block_size": reader.block_size,
+        "seconds": progress.seconds(),
+    }
+
+
+def _verify(args: argparse.Namespace) -> dict[str, Any]:
+    with _open(args) as reader, _Progress(args, reader.length) as progress:
+        reader.verify(progress.update)
+    return {
+        "operation": args.operation,
+        "input": args.file,
+        "plain_length": reader.length,
+        "block_size": reader.block_size,
+        "length_trusted": not args.untrusted_length,
+        "seconds": progress.seconds(),
+    }
+
+
+def _inspect(args: argparse.Namespace) -> dict[str, Any]:
+    with open(args.file, "rb") as file:
+        header = file.read(HEADER_NBYTES)
+        present = os.fstat(file.fileno()).st_size
+    if len(header) < HEADER_NBYTES:
+        raise FormatError(f"{len(header)} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}")
+    block_size = decode_header(header)
+    length = present if args.length is None else args.length
+    if present < length:
+        raise IntegrityError(f"the stream was cut: {present} bytes are there, its trusted length is {length}")
+    plain_length = plaintext_length(length, block_size)
+    return {
+        "operation": args.operation,
+        "input": args.file,
+        "format": "AGS1",
+        "file_length": length,
+        "plain_length": plain_length,
+        "block_size": block_size,
+        "blocks": -(-(length - HEADER_NBYTES) // (block_size + _core.OVERHEAD_NBYTES)),
+        "bytes_behind": present - length,
+        "authenticated": False,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- version
+
+# Bits of the words of OPENSSL_ia32cap, and of OPENSSL_armcap, as libcrypto's manual page OPENSSL_ia32cap has them.
+X86_FEATURES = ((0, 33, "pclmulqdq"), (0, 57, "aes"), (1, 16, "avx512f"), (1, 41, "vaes"), (1, 42, "vpclmulqdq"))
+ARM_FEATURES = ((0, 2, "aes"), (0, 5, "pmull"), (0, 11, "sha3"))
+
+
+def cpu_features() -> list[str]:
+    """The CPU features that libcrypto uses for AES-GCM."""
+    name, _, text = (_core.libcrypto_cpu() or "").partition("=")
+    words = [int(word, 16) for word in re.findall(r"0x([0-9a-fA-F]+)", text)]
+    features = {"OPENSSL_ia32cap": X86_FEATURES, "OPENSSL_armcap": ARM_FEATURES}.get(name, ())
+    return [feature for word, bit, feature in features if word < len(words) and words[word] >> bit & 1]
+
+
+def version_text() -> str:
+    libcrypto = _core.libcrypto_version()
+    lines = [
+        f"ags_fast {ags_fast.__version__}",
+        f"libcrypto: {libcrypto} ({'bundled' if _core.libcrypto_bundled else 'system'})",
+        f"CPU features in use: {' '.join(cpu_features()) or 'unknown'}",
+    ]
+    release = re.match(r"OpenSSL (\d+)\.(\d+)", libcrypto)
+    if release and (int(release[1]), int(release[2])) < (3, 5):
+        lines.append("This libcrypto is the SLOW one: 3.5 and newer seal more than twice as fast on CPUs with vaes.")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
