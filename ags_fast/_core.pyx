@@ -6,7 +6,7 @@ Formats and streams are above it, cryptography and threads below.
 
 cimport cython
 from cpython.buffer cimport Py_buffer, PyBUF_WRITE
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memset
@@ -18,6 +18,7 @@ from ags_fast.errors import AgsError, IntegrityError, KeyLimitError
 cdef extern from "Python.h":
     Py_buffer *PyMemoryView_GET_BUFFER(object view)
     object PyMemoryView_FromMemory(char *mem, Py_ssize_t nbytes, int flags)
+    Py_ssize_t PyNumber_AsSsize_t(object number, void *overflow_is_clipped) except? -1
     bint PyBuffer_IsContiguous(Py_buffer *buffer, char order)
 
 cdef extern from "agsf.h" nogil:
@@ -281,6 +282,33 @@ def new_bytes(Py_ssize_t nbytes):
         raise ValueError(f"a size cannot be negative: {nbytes}")
     out = PyBytes_FromStringAndSize(NULL, nbytes)
     return out, PyMemoryView_FromMemory(PyBytes_AS_STRING(out), nbytes, PyBUF_WRITE)
+
+
+@cython.final
+cdef class Span:
+    """Opened bytes of a plaintext, and where in it they begin."""
+
+    cdef readonly Py_ssize_t offset
+    cdef readonly bytes data
+
+    def __cinit__(self, Py_ssize_t offset, bytes data not None):
+        self.offset = offset
+        self.data = data
+
+    cpdef bytes get(self, offset, size):
+        """The `size` bytes from `offset`, or None if not all of them are here."""
+        cdef Py_ssize_t begin = PyNumber_AsSsize_t(offset, NULL), nbytes = PyNumber_AsSsize_t(size, NULL)
+        cdef Py_ssize_t held = PyBytes_GET_SIZE(self.data)
+        if nbytes < 0 or begin < self.offset or begin - self.offset > held or nbytes > held - (begin - self.offset):
+            return None
+        return PyBytes_FromStringAndSize(PyBytes_AS_STRING(self.data) + (begin - self.offset), nbytes)
+
+
+def read_at(self, offset, size):
+    """`size` bytes of plaintext from `offset`; like a slice, it ends where the plaintext ends."""
+    # AgsReader's method. In Python, the call alone would cost more than a hundred cached bytes are worth.
+    data = (<Span?> self._hot).get(offset, size)
+    return self._read(offset, size, False) if data is None else data
 
 
 def libcrypto_version():

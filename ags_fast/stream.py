@@ -17,7 +17,7 @@ from collections import OrderedDict
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
-from ags_fast._core import OVERHEAD_NBYTES, Key, new_bytes
+from ags_fast._core import OVERHEAD_NBYTES, Key, Span, new_bytes, read_at
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import (
     DEFAULT_BLOCK_SIZE,
@@ -47,7 +47,7 @@ SMALL_FILE_NBYTES = 64 << 10  # a stream up to this size is read whole when it i
 CACHE_NBYTES = 4 << 20  # of opened blocks that a reader keeps for reads that come back to them; at least one block
 AHEAD_NBYTES = 256 << 10  # a thread, to be opened ahead of a cursor that moves steadily; at least one block
 REQUEST_NBYTES = 64 << 20  # the largest single read of a source that is no descriptor; at least one block
-NOTHING: tuple[int, bytes] = (-1, b"")  # no opened bytes: every read misses them
+NOTHING = Span(-1, b"")  # no opened bytes: every read misses them
 
 
 # ---------------------------------------------------------------------------------------------------------- sources
@@ -56,42 +56,45 @@ NOTHING: tuple[int, bytes] = (-1, b"")  # no opened bytes: every read misses the
 class _Memory:
     """A stream in a buffer."""
 
-    def __init__(self, data: Buffer) -> None:
-        self.view = bytes_view(data)
+    __slots__ = ("data", "size")
 
-    def size(self) -> int:
-        return self.view.nbytes
+    def __init__(self, data: Buffer) -> None:
+        self.data = bytes_view(data)
+        self.size = len(self.data)
 
     def fetch(self, begin: int, end: int) -> tuple[Any, int]:
         """What `Key.open_run` can read the bytes from `begin` to `end` from, and where in the stream it begins."""
-        return self.view, 0
+        return self.data, 0
 
     def close(self) -> None:
-        self.view.release()
+        self.data.release()
 
 
 class _Descriptor:
     """A stream in a regular file, read by position."""
 
-    def __init__(self, file: io.FileIO | io.BufferedReader | io.BufferedRandom, owned: bool) -> None:
-        self.file = file
-        self.owned = owned
+    __slots__ = ("fd", "file", "size")
 
-    def size(self) -> int:
-        if self.file.writable():
-            self.file.flush()
-        return os.fstat(self.file.fileno()).st_size
+    def __init__(self, fd: int, size: int, file: Any) -> None:
+        self.fd = fd
+        self.size = size
+        self.file = file  # as it was passed in; None if the descriptor is our own
 
     def fetch(self, begin: int, end: int) -> tuple[Any, int]:
-        return self.file.fileno(), 0  # ValueError if somebody closed it: its number may be another file's by now
+        if self.file is not None and self.file.closed:  # its number may be another file's by now
+            raise ValueError("the source was closed")
+        return self.fd, 0
 
     def close(self) -> None:
-        if self.owned:
-            self.file.close()
+        if self.file is None and self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 class _SeekableFile:
     """A stream in a seekable binary file-like object. Its cursor is moved, under a lock."""
+
+    __slots__ = ("file", "lock", "owned", "size")
 
     def __init__(self, file: Any, owned: bool) -> None:
         if not file.seekable():
@@ -99,11 +102,7 @@ class _SeekableFile:
         self.file = file
         self.owned = owned
         self.lock = threading.Lock()
-
-    def size(self) -> int:
-        with self.lock:
-            size: int = self.file.seek(0, io.SEEK_END)
-            return size
+        self.size = file.seek(0, io.SEEK_END)
 
     def fetch(self, begin: int, end: int) -> tuple[Any, int]:
         pieces = []
@@ -141,17 +140,24 @@ def _is_content(file: Any) -> bool:
 
 
 def _source(source: Any) -> _Memory | _Descriptor | _SeekableFile:
-    owned = isinstance(source, (str, os.PathLike))
-    if owned:
-        source = io.FileIO(source)
-    try:
-        if hasattr(source, "read"):
-            return _Descriptor(source, owned) if _is_content(source) else _SeekableFile(source, owned)
+    if isinstance(source, (str, os.PathLike)):
+        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode):
+            return _Descriptor(fd, status.st_size, None)
+        file = io.FileIO(fd)
+        try:
+            return _SeekableFile(file, owned=True)
+        except BaseException:
+            file.close()
+            raise
+    if not hasattr(source, "read"):
         return _Memory(source)
-    except BaseException:
-        if owned:
-            source.close()
-        raise
+    if not _is_content(source):
+        return _SeekableFile(source, owned=False)
+    if source.writable():
+        source.flush()
+    return _Descriptor(source.fileno(), os.fstat(source.fileno()).st_size, source)
 
 
 # ---------------------------------------------------------------------------------------------------------- reader
@@ -187,30 +193,29 @@ class AgsReader(io.RawIOBase):
         max_block_size: int = 64 << 20,
         threads: int | None = None,
     ) -> None:
-        self._hot = NOTHING  # opened bytes that the next read is likely to want, and where they begin
+        self._hot = NOTHING  # opened bytes that the next read is likely to want
         self._position = 0
         self._key = Key(key)
         self._aad_prefix = bytes(aad_prefix or b"")
-        self._threads = thread_count(threads)
+        self._cache: OrderedDict[int, Span] = OrderedDict()  # opened blocks, least recently used first
+        self._cache_lock = threading.Lock()
+        self._ahead = 1  # blocks to open at once if the cursor goes on where the last ones ended
+        self._ahead_from = 0  # the block where they ended
         self._file = _source(source)
         try:
-            self._file_length = trusted_length(length, self._file.size())
+            self._file_length = trusted_length(length, self._file.size)
+            self._behind = self._file.size - self._file_length
             self._block_size, head = self._read_head(block_size, max_block_size)
             self._length = plaintext_length(self._file_length, self._block_size)
+            # To find out how many CPUs there are takes longer than to open a block.
+            self._threads = 1 if threads is None and self._length <= self._block_size else thread_count(threads)
         except BaseException:
             self._file.close()
             raise
-        if len(head) == self._file_length:  # all of it: the file itself is no longer needed, but to be asked its size
-            self._fetch = _Memory(head).fetch
-        else:
-            self._fetch = self._file.fetch
+        if len(head) == self._file_length:  # all of it
+            self._file.close()
+            self._file = _Memory(head)
         self._unchecked = self._length == 0 and self._file_length > HEADER_NBYTES  # the block of an empty stream
-        self._cache: OrderedDict[int, bytes] = OrderedDict()  # opened blocks, least recently used first
-        self._cache_lock = threading.Lock()
-        self._cache_blocks = max(1, CACHE_NBYTES // self._block_size)
-        self._ahead_max = self._threads * max(1, AHEAD_NBYTES // self._block_size)
-        self._ahead = 1  # blocks to open at once if the cursor goes on where the last ones ended
-        self._ahead_from = 0  # the block where they ended
 
     def _read_head(self, block_size: int | None, max_block_size: int) -> tuple[int, bytes]:
         """The block size, and the first bytes of the stream: the whole of a small one."""
@@ -254,13 +259,7 @@ class AgsReader(io.RawIOBase):
 
     # ---- random access
 
-    def read_at(self, offset: int, size: int) -> bytes:
-        """`size` bytes of plaintext from `offset`; like a slice, it ends where the plaintext ends."""
-        hot_offset, hot = self._hot
-        begin = offset - hot_offset
-        if 0 <= begin and 0 <= size and begin + size <= len(hot):
-            return hot[begin : begin + size]
-        return self._read(offset, size, False)
+    read_at = read_at
 
     def readinto_at(self, offset: int, buffer: Buffer) -> int:
         """Like `read_at`, but into a writable buffer; returns how many bytes. After an error they are all zero."""
@@ -313,11 +312,8 @@ class AgsReader(io.RawIOBase):
             self._open_blocks(offset // self._block_size, memoryview(scratch)[:size])
             if progress is not None:
                 progress(size)
-        extra = self._file.size() - self._file_length
-        if extra > 0:
-            raise IntegrityError(f"the stream is intact, but {extra} bytes follow its trusted length")
-        if extra < 0:
-            raise _cut(self._file_length + extra)
+        if self._behind > 0:
+            raise IntegrityError(f"the stream is intact, but {self._behind} bytes follow its trusted length")
 
     def _check_open(self) -> None:
         if self.closed:
@@ -338,11 +334,11 @@ class AgsReader(io.RawIOBase):
         if size == 0:
             return b""
         index, begin = divmod(offset, self._block_size)
-        if begin + size <= self._block_size and (
-            begin > 0 or offset + size < min(self._length, self._block_size * (index + 1))
-        ):
-            hot_offset, hot = self._partial(index, steady, None)  # part of one block: no second copy
-            return hot[offset - hot_offset : offset - hot_offset + size]
+        if begin + size <= self._block_size and (size < self._block_size or self._length == size):
+            span = self._partial(index, steady, None)  # part of one block, or all there is: no second copy
+            data = span.data if (offset, size) == (span.offset, len(span.data)) else span.get(offset, size)
+            assert data is not None
+            return data
         out, view = new_bytes(size)
         self._fill(offset, view, steady)
         return out
@@ -381,21 +377,20 @@ class AgsReader(io.RawIOBase):
             lo = first + (first < whole and self._cached(first) is not None)
             hi = last - (whole_end < last and self._cached(last - 1) is not None)
             if lo < hi:
-                fetched = self._fetch(self._sealed_offset(lo), self._sealed_offset(hi))
+                fetched = self._file.fetch(self._sealed_offset(lo), self._sealed_offset(hi))
         at = 0
         while at < len(out):
             index = (offset + at) // self._block_size
             if whole <= index < whole_end:
-                size = min(whole_end * self._block_size, self._length) - whole * self._block_size
-                self._open_blocks(whole, out[at : at + size], fetched)
+                size = min(whole_end * self._block_size, self._length) - index * self._block_size
+                self._open_blocks(index, out[at : at + size], fetched)
                 if steady:
                     self._ahead_from = whole_end
             else:
-                hot_offset, hot = self._partial(index, steady, fetched)
-                begin = offset + at - hot_offset
-                part = hot[begin : begin + min(len(out) - at, (index + 1) * self._block_size - offset - at)]
-                size = len(part)
-                out[at : at + size] = part
+                span = self._partial(index, steady, fetched)
+                begin = offset + at - span.offset
+                size = min(len(out) - at, len(span.data) - begin)
+                out[at : at + size] = memoryview(span.data)[begin : begin + size]
             at += size
 
     # ---- opened blocks
@@ -408,30 +403,29 @@ class AgsReader(io.RawIOBase):
         begin = self._sealed_offset(first)
         if fetched is None:
             blocks = max(1, -(-len(out) // self._block_size))
-            fetched = self._fetch(begin, self._sealed_offset(first + blocks))
+            fetched = self._file.fetch(begin, self._sealed_offset(first + blocks))
         source, at = fetched
         self._key.open_run(self._aad_prefix, self._block_size, first, source, begin - at, len(out), out, self._threads)
 
-    def _open_span(self, first: int, count: int, fetched: tuple[Any, int] | None) -> tuple[int, bytes]:
+    def _open_span(self, first: int, count: int, fetched: tuple[Any, int] | None) -> Span:
         begin = first * self._block_size
         opened, out = new_bytes(min(self._length, begin + count * self._block_size) - begin)
         self._open_blocks(first, out, fetched)
-        return begin, opened
+        return Span(begin, opened)
 
-    def _cached(self, index: int) -> tuple[int, bytes] | None:
+    def _cached(self, index: int) -> Span | None:
         begin = index * self._block_size
-        hot_offset, hot = hot_span = self._hot
-        if hot_offset <= begin < hot_offset + len(hot):
-            return hot_span
+        hot = self._hot
+        if hot.offset <= begin < hot.offset + len(hot.data):
+            return hot
         with self._cache_lock:
-            opened = self._cache.get(index)
-            if opened is None:
-                return None
-            self._cache.move_to_end(index)
-        return begin, opened
+            span = self._cache.get(index)
+            if span is not None:
+                self._cache.move_to_end(index)
+            return span
 
-    def _partial(self, index: int, steady: bool, fetched: tuple[Any, int] | None) -> tuple[int, bytes]:
-        """Opened bytes that hold block `index`, and where in the plaintext they begin."""
+    def _partial(self, index: int, steady: bool, fetched: tuple[Any, int] | None) -> Span:
+        """Opened bytes that hold block `index`."""
         span = self._cached(index)
         if span is None:
             self._hot = NOTHING  # let go of the old before there is new
@@ -439,15 +433,16 @@ class AgsReader(io.RawIOBase):
             if span is None:
                 span = self._open_span(index, 1, fetched)
                 with self._cache_lock:
-                    self._cache[index] = span[1]
-                    while len(self._cache) > self._cache_blocks:
+                    self._cache[index] = span
+                    while len(self._cache) > max(1, CACHE_NBYTES // self._block_size):
                         self._cache.popitem(last=False)
         self._hot = span
         return span
 
-    def _open_ahead(self, index: int) -> tuple[int, bytes] | None:
+    def _open_ahead(self, index: int) -> Span | None:
         """Several blocks from `index`, more each time the cursor goes on where the last ones ended; None for one."""
-        self._ahead = min(2 * self._ahead, self._ahead_max) if index == self._ahead_from else 1
+        most = self._threads * max(1, AHEAD_NBYTES // self._block_size)
+        self._ahead = min(2 * self._ahead, most) if index == self._ahead_from else 1
         self._ahead_from = index + self._ahead
         if self._ahead == 1:
             return None
@@ -473,9 +468,9 @@ class AgsReader(io.RawIOBase):
         position = self._position
         if size is None or size < 0:
             size = max(0, self._length - position)
-        hot_offset, hot = self._hot
-        begin = position - hot_offset
-        data = hot[begin : begin + size] if 0 <= begin <= len(hot) - size else self._read(position, size, True)
+        data = self._hot.get(position, size)
+        if data is None:
+            data = self._read(position, size, True)
         self._position = position + len(data)
         return data
 
@@ -509,11 +504,11 @@ class AgsReader(io.RawIOBase):
 
     def close(self) -> None:
         """Let go of opened blocks, and close the source if the reader opened it. May be called again."""
-        if not self.closed and hasattr(self, "_file"):
+        file = self.__dict__.get("_file")  # none if the constructor failed
+        if file is not None:
             self._hot = NOTHING
-            if hasattr(self, "_cache"):
-                self._cache.clear()
-            self._file.close()
+            self._cache.clear()
+            file.close()
         super().close()
 
 
