@@ -70,7 +70,7 @@ def choose_libcrypto() -> Libcrypto:
     else:
         try:
             chosen = bundled_libcrypto()
-        except SetupError as error:
+        except (SetupError, OSError) as error:  # OSError: a cache folder that cannot be written
             if wish == "bundled" or os.environ.get("AGS_FAST_OPENSSL_SOURCE"):
                 raise
             if not system:
