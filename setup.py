@@ -75,7 +75,7 @@ def choose_libcrypto() -> Libcrypto:
                 raise
             if not system:
                 raise SetupError(f"the system has no libcrypto 3.0 or newer with headers, and {error}") from error
-            say(str(error))
+            say(f"OpenSSL 3.5 cannot be built here: {error}")
             chosen = system
     if not chosen.at_least(FAST):
         say("*" * 100)
