@@ -1,0 +1,36 @@
+"""Settings that all tests share. What they call is in support.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# In CI a failure must be about the change at hand, so the examples are the same in each run. Elsewhere every run looks
+# further, and a failure prints the blob that repeats it. The slow tests always look further.
+hypothesis.settings.register_profile("default", deadline=None, print_blob=True, max_examples=60)
+hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("default"), derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Files of other projects beside the checkout; a test that wants them is skipped where they are not."""
+    path = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip(f"no test data at {path}")
+    return path
+
+
+@pytest.fixture
+def no_leftovers(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which nothing that has a temporary name may be left."""
+    yield tmp_path
+    left = [name for name in os.listdir(tmp_path) if name.endswith(".agstmp")]
+    assert not left, left

@@ -1,0 +1,154 @@
+"""What the tests share: an AGS1 of their own, streams tampered with, files that misbehave, processes."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+import ags_fast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+KEYS = {size: bytes(range(size, 2 * size)) for size in (16, 24, 32)}
+KEY = KEYS[16]
+OTHER_KEY = bytes(reversed(KEY))
+
+# ---------------------------------------------------------------- an independent AGS1
+
+
+def seal_stream(plain: bytes, key: bytes = KEY, prefix: bytes = b"", block_size: int = 1 << 20) -> bytes:
+    """The spec in six lines, over another AES-GCM: what ags_fast must read."""
+    aes = AESGCM(key)
+    stream = [b"AGS1", struct.pack("<I", block_size)]
+    for i in range(max(1, -(-len(plain) // block_size))):
+        block, nonce = plain[i * block_size : (i + 1) * block_size], os.urandom(12)
+        stream += [nonce, aes.encrypt(nonce, block, prefix + struct.pack("<I", i))]
+    return b"".join(stream)
+
+
+def open_stream(stream: bytes, key: bytes = KEY, prefix: bytes = b"") -> bytes:
+    """The inverse of `seal_stream`; cryptography's InvalidTag if a block is not what was sealed."""
+    aes = AESGCM(key)
+    header, blocks = split_stream(stream)
+    assert header[:4] == b"AGS1"
+    return b"".join(aes.decrypt(b[:12], b[12:], prefix + struct.pack("<I", i)) for i, b in enumerate(blocks))
+
+
+def split_stream(stream: bytes) -> tuple[bytes, list[bytes]]:
+    """Header and sealed blocks."""
+    step = struct.unpack("<I", stream[4:8])[0] + 28
+    return stream[:8], [stream[i : i + step] for i in range(8, len(stream), step)]
+
+
+def nonces_of(stream: bytes) -> list[bytes]:
+    return [block[:12] for block in split_stream(stream)[1]]
+
+
+def pattern(nbytes: int, seed: int = 0) -> bytes:
+    """Bytes in which every position is recognisable and that are quickly made."""
+    words = struct.pack("<1024Q", *((i * 0x9E3779B97F4A7C15 + seed) & (1 << 64) - 1 for i in range(1024)))
+    pages = [struct.pack("<Q", page ^ seed) + words[8:] for page in range(-(-nbytes // len(words)))]
+    return b"".join(pages)[:nbytes]
+
+
+def flip(data: bytes, bit: int) -> bytes:
+    """`data` with one bit, counted from the first byte's lowest, turned over."""
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+# ---------------------------------------------------------------- files that misbehave
+
+
+class Source:
+    """A seekable binary file-like object over bytes that counts its requests and answers them as told.
+
+    answer: called with the offset and the right bytes of a request; what it returns or raises is the answer.
+    """
+
+    def __init__(self, data: bytes, answer: Callable[[int, bytes], Any] = lambda offset, right: right) -> None:
+        self.data = data
+        self.answer = answer
+        self.at = 0
+        self.requests: list[tuple[int, int]] = []  # offset, bytes asked for
+        self.closed = False
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: len(self.data)}[whence]
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+    def read(self, size: int = -1) -> Any:
+        assert size >= 0, "a reader asks for what it needs"
+        self.requests.append((self.at, size))
+        answer = self.answer(self.at, self.data[self.at : self.at + size])
+        self.at += len(answer) if answer is not None else 0
+        return answer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Target:
+    """A file-like object to write to that keeps what it has taken and takes it as told.
+
+    take: called with the bytes of a write and all writes so far; it returns how many bytes it takes, or what else
+    `write` should return, or raises.
+    """
+
+    def __init__(self, take: Callable[[bytes, bytes], Any] = lambda data, before: len(data)) -> None:
+        self.taken = b""
+        self.take = take
+        self.flushed = 0
+        self.closed = False
+
+    def write(self, data: Any) -> Any:
+        data = bytes(data)
+        answer = self.take(data, self.taken)
+        self.taken += data[:answer] if isinstance(answer, int) and answer >= 0 else data
+        return answer
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+# ---------------------------------------------------------------- processes
+
+
+def python_env(**env: str) -> dict[str, str]:
+    """The environment in which a child imports the ags_fast that is under test, and this module."""
+    paths = [str(Path(ags_fast.__file__).parents[1]), str(Path(__file__).parent)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env}
+
+
+def run_python(source: str, *args: object, timeout: float = 60, **env: str) -> str:
+    """What a Python program prints. It must end by itself, in time, and without an error."""
+    command = [sys.executable, "-X", "faulthandler", "-W", "error::ResourceWarning", "-c", textwrap.dedent(source)]
+    done = subprocess.run(
+        [*command, *map(str, args)], env=python_env(**env), capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, f"{done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def lengths_around(block_size: int, blocks: Sequence[int] = (0, 1, 2, 3)) -> list[int]:
+    """Plaintext sizes on and beside the edges of blocks."""
+    return sorted({n * block_size + d for n in blocks for d in (-1, 0, 1) if n * block_size + d >= 0})
