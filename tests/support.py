@@ -145,7 +145,9 @@ def run_python(source: str, *args: object, timeout: float = 60, **env: str) -> s
     done = subprocess.run(
         [*command, *map(str, args)], env=python_env(**env), capture_output=True, text=True, timeout=timeout, check=False
     )
-    assert done.returncode == 0 and "Exception ignored" not in done.stderr, f"{done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, (
+        f"{done.returncode}\n{done.stdout}{done.stderr}"
+    )
     return done.stdout
 
 
