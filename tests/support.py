@@ -139,16 +139,32 @@ def python_env(**env: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env}
 
 
-def run_python(source: str, *args: object, timeout: float = 60, **env: str) -> str:
-    """What a Python program prints. It must end by itself, in time, and without an error."""
+def start_python(source: str, *args: object, **env: str) -> subprocess.Popen[str]:
+    """A Python program in a process of its own, to be ended by `finish_python`."""
     command = [sys.executable, "-X", "faulthandler", "-W", "error::ResourceWarning", "-c", textwrap.dedent(source)]
-    done = subprocess.run(
-        [*command, *map(str, args)], env=python_env(**env), capture_output=True, text=True, timeout=timeout, check=False
+    return subprocess.Popen(
+        [*command, *map(str, args)],
+        env=python_env(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    assert done.returncode == 0 and "Exception ignored" not in done.stderr, (
-        f"{done.returncode}\n{done.stdout}{done.stderr}"
-    )
-    return done.stdout
+
+
+def finish_python(child: subprocess.Popen[str], timeout: float = 60) -> str:
+    """What the program prints. It must end by itself, in time, and without an error, also in a finalizer."""
+    try:
+        out, err = child.communicate(timeout=timeout)
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
+    assert child.returncode == 0 and "Exception ignored" not in err, f"exit code {child.returncode}\n{out}{err}"
+    return out
+
+
+def run_python(source: str, *args: object, timeout: float = 60, **env: str) -> str:
+    return finish_python(start_python(source, *args, **env), timeout)
 
 
 def lengths_around(block_size: int, blocks: Sequence[int] = (0, 1, 2, 3)) -> list[int]:
