@@ -1,0 +1,291 @@
+/*
+ * limit.c - the bare loop over EVP that ags_fast is measured against: what C can do with this libcrypto on this
+ * machine, for the same blocks under the same AADs. Compiled and called by limit.py.
+ *
+ * It is meant to be hard to beat. Key schedules, nonces, buffers and threads are ready before its clock starts, and
+ * its threads spin instead of sleeping, so that none of that is in its time. What it leaves out is what makes an
+ * engine of a loop: it counts no messages, checks no sizes, clears no output, answers no signal, draws no nonce.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <openssl/core_names.h>
+#include <openssl/evp.h>
+
+enum {
+    HEADER = 8,
+    NONCE = 12,
+    TAG = 16,
+    OVERHEAD = NONCE + TAG,
+    AAD_MAX = 128,
+    THREADS_MAX = 256,
+};
+
+/* Its fields are limit.py's as well. Sizes are in bytes. */
+struct loop {
+    size_t piece_nbytes; /* what a thread takes at a time, and what goes between a system call and the cipher */
+    const uint8_t *key;
+    size_t key_nbytes;
+    const uint8_t *prefix;
+    size_t prefix_nbytes;
+    size_t block_nbytes;
+    uint8_t *plain;
+    size_t plain_nbytes;
+    size_t window_nbytes;  /* of plain; where it is less than plain_nbytes, each thread has one and goes round in it */
+    uint8_t *sealed;       /* the stream, header and all; or NULL, then it is in fd */
+    const uint8_t *nonces; /* of all blocks */
+    const uint32_t *order; /* which blocks, one by one; or NULL, then it is all of them */
+    size_t norder;
+    int fd;
+    int seal;
+    unsigned threads;
+};
+
+struct race {
+    const struct loop *loop;
+    size_t nblocks, per_claim;
+    _Atomic size_t next;
+    _Atomic unsigned ready, done;
+    atomic_bool go, failed;
+};
+
+struct lane {
+    struct race *race;
+    const struct loop *loop;
+    EVP_CIPHER_CTX *ctx;
+    OSSL_PARAM tag[2];
+    uint8_t aad[AAD_MAX];
+    uint8_t *window;
+    uint8_t scratch[];
+};
+
+static double now(void) {
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---------------------------------------------------------------- one block */
+
+static bool begin(struct lane *lane, size_t block, const uint8_t *nonce) {
+    uint8_t *suffix = lane->aad + lane->loop->prefix_nbytes;
+    int n;
+
+    for (int i = 0; i < 4; i++) suffix[i] = (uint8_t)(block >> 8 * i);
+    return EVP_CipherInit_ex2(lane->ctx, NULL, NULL, nonce, -1, NULL) == 1 &&
+           EVP_CipherUpdate(lane->ctx, NULL, &n, lane->aad, (int)lane->loop->prefix_nbytes + 4) == 1;
+}
+
+static bool update(struct lane *lane, uint8_t *out, const uint8_t *in, size_t nbytes) {
+    int n;
+
+    return EVP_CipherUpdate(lane->ctx, out, &n, in, (int)nbytes) == 1;
+}
+
+static bool finish(struct lane *lane, uint8_t *tag) {
+    uint8_t none[16];
+    int n;
+
+    lane->tag[0].data = tag;
+    if (!lane->loop->seal) {
+        return EVP_CIPHER_CTX_set_params(lane->ctx, lane->tag) == 1 && EVP_CipherFinal_ex(lane->ctx, none, &n) == 1;
+    }
+    return EVP_CipherFinal_ex(lane->ctx, none, &n) == 1 && EVP_CIPHER_CTX_get_params(lane->ctx, lane->tag) == 1;
+}
+
+static size_t plain_of(const struct loop *loop, size_t block) {
+    const size_t left = loop->plain_nbytes - block * loop->block_nbytes;
+
+    return left < loop->block_nbytes ? left : loop->block_nbytes;
+}
+
+static uint8_t *window_of(const struct lane *lane, size_t block) {
+    return lane->window + block * lane->loop->block_nbytes % lane->loop->window_nbytes;
+}
+
+/* Block in memory, at its sealed side. */
+static bool whole_block(struct lane *lane, size_t block, uint8_t *sealed) {
+    const struct loop *loop = lane->loop;
+    const size_t nbytes = plain_of(loop, block);
+    uint8_t *text = sealed + NONCE, *plain = window_of(lane, block);
+
+    if (!loop->seal) return begin(lane, block, sealed) && update(lane, plain, text, nbytes) && finish(lane, text + nbytes);
+    memcpy(sealed, loop->nonces + NONCE * block, NONCE);
+    return begin(lane, block, sealed) && update(lane, text, plain, nbytes) && finish(lane, text + nbytes);
+}
+
+/* Block in the file, at offset, too large for the scratch: piece by piece. */
+static bool large_block(struct lane *lane, size_t block, off_t offset) {
+    const struct loop *loop = lane->loop;
+    uint8_t *plain = window_of(lane, block);
+    size_t left = plain_of(loop, block), head = NONCE;
+
+    if (loop->seal) {
+        memcpy(lane->scratch, loop->nonces + NONCE * block, NONCE);
+        if (!begin(lane, block, lane->scratch)) return false;
+    }
+    while (left > 0) {
+        const size_t piece = left < loop->piece_nbytes ? left : loop->piece_nbytes;
+        const size_t nbytes = head + piece + (piece == left ? TAG : 0);
+        uint8_t *text = lane->scratch + head;
+        if (loop->seal) {
+            if (!update(lane, text, plain, piece) || (piece == left && !finish(lane, text + piece))) return false;
+            if (pwrite(loop->fd, lane->scratch, nbytes, offset) != (ssize_t)nbytes) return false;
+        } else {
+            if (pread(loop->fd, lane->scratch, nbytes, offset) != (ssize_t)nbytes) return false;
+            if (head > 0 && !begin(lane, block, lane->scratch)) return false;
+            if (!update(lane, plain, text, piece) || (piece == left && !finish(lane, text + piece))) return false;
+        }
+        plain += piece;
+        left -= piece;
+        offset += (off_t)nbytes;
+        head = 0;
+    }
+    return true;
+}
+
+/* ---------------------------------------------------------------- many blocks */
+
+static bool some_blocks(struct lane *lane, size_t first, size_t end) {
+    const struct loop *loop = lane->loop;
+    const size_t step = loop->block_nbytes + OVERHEAD;
+    const size_t nbytes = (end - first - 1) * step + plain_of(loop, end - 1) + OVERHEAD;
+    const off_t offset = (off_t)(HEADER + first * step);
+    uint8_t *sealed = loop->sealed != NULL ? loop->sealed + offset : lane->scratch;
+
+    if (loop->sealed == NULL && nbytes > loop->piece_nbytes + OVERHEAD) return large_block(lane, first, offset);
+    if (loop->sealed == NULL && !loop->seal && pread(loop->fd, sealed, nbytes, offset) != (ssize_t)nbytes) return false;
+    for (size_t block = first; block < end; block++, sealed += step) {
+        if (!whole_block(lane, block, sealed)) return false;
+    }
+    return loop->sealed != NULL || !loop->seal || pwrite(loop->fd, lane->scratch, nbytes, offset) == (ssize_t)nbytes;
+}
+
+static void work(struct lane *lane) {
+    struct race *race = lane->race;
+    const uint32_t *order = lane->loop->order;
+    bool ok = true;
+
+    while (ok) {
+        const size_t first = atomic_fetch_add(&race->next, race->per_claim);
+        const size_t end = first + race->per_claim < race->nblocks ? first + race->per_claim : race->nblocks;
+        if (first >= race->nblocks) return;
+        ok = order == NULL ? some_blocks(lane, first, end) : some_blocks(lane, order[first], (size_t)order[first] + 1);
+    }
+    race->failed = true;
+}
+
+static void *thread_main(void *arg) {
+    struct lane *lane = arg;
+
+    atomic_fetch_add(&lane->race->ready, 1);
+    while (!lane->race->go) sched_yield();
+    work(lane);
+    atomic_fetch_add(&lane->race->done, 1);
+    return NULL;
+}
+
+static EVP_CIPHER *fetch(const struct loop *loop) {
+    return EVP_CIPHER_fetch(NULL, loop->key_nbytes == 16 ? "AES-128-GCM" : loop->key_nbytes == 24 ? "AES-192-GCM" : "AES-256-GCM", NULL);
+}
+
+static struct lane *lane_new(struct race *race, unsigned number) {
+    const struct loop *loop = race->loop;
+    EVP_CIPHER *cipher = fetch(loop);
+    const size_t size = sizeof(struct lane) + loop->piece_nbytes + OVERHEAD;
+    struct lane *lane = malloc(size);
+    const bool round = loop->window_nbytes < loop->plain_nbytes;
+
+    if (lane == NULL) return NULL;
+    memset(lane, 1, size);
+    lane->race = race;
+    lane->loop = loop;
+    lane->window = loop->plain + (round ? number * loop->window_nbytes : 0);
+    lane->tag[0] = OSSL_PARAM_construct_octet_string(OSSL_CIPHER_PARAM_AEAD_TAG, lane->aad, TAG);
+    lane->tag[1] = OSSL_PARAM_construct_end();
+    memcpy(lane->aad, loop->prefix, loop->prefix_nbytes);
+    lane->ctx = EVP_CIPHER_CTX_new();
+    if (cipher == NULL || EVP_CipherInit_ex2(lane->ctx, cipher, loop->key, NULL, loop->seal, NULL) != 1) race->failed = true;
+    EVP_CIPHER_free(cipher);
+    return lane;
+}
+
+static void lane_free(struct lane *lane) {
+    if (lane == NULL) return;
+    EVP_CIPHER_CTX_free(lane->ctx);
+    free(lane);
+}
+
+double limit_run(const struct loop *loop);
+double limit_small(const struct loop *loop, const char *path, unsigned times);
+double limit_copy(uint8_t *out, const uint8_t *in, size_t nbytes);
+
+/* limit_run() goes through the loop once, and returns the seconds that took, or -1. */
+double limit_run(const struct loop *loop) {
+    const size_t per_claim = loop->piece_nbytes / (loop->block_nbytes + OVERHEAD);
+    struct race race = {.loop = loop};
+    struct lane *lanes[THREADS_MAX] = {NULL};
+    pthread_t threads[THREADS_MAX];
+    unsigned started = 0;
+    double start, seconds;
+
+    if (loop->threads < 1 || loop->threads > THREADS_MAX || loop->prefix_nbytes + 4 > AAD_MAX) return -1;
+    race.nblocks = loop->order != NULL ? loop->norder : (loop->plain_nbytes - 1) / loop->block_nbytes + 1;
+    race.per_claim = loop->order != NULL || per_claim == 0 ? 1 : per_claim;
+    for (unsigned i = 0; i < loop->threads; i++) {
+        lanes[i] = lane_new(&race, i);
+        if (lanes[i] == NULL) race.failed = true;
+    }
+    for (unsigned i = 1; i < loop->threads && !race.failed; i++) {
+        if (pthread_create(&threads[started], NULL, thread_main, lanes[i]) != 0) break;
+        started++;
+    }
+    while (race.ready < started) sched_yield();
+    start = now();
+    race.go = true;
+    if (!race.failed) work(lanes[0]);
+    while (race.done < started) sched_yield();
+    seconds = now() - start;
+    for (unsigned i = 0; i < started; i++) pthread_join(threads[i], NULL);
+    for (unsigned i = 0; i < loop->threads; i++) lane_free(lanes[i]);
+    return race.failed || started + 1 < loop->threads ? -1 : seconds;
+}
+
+/* limit_small() opens, reads and closes a file of one block, times over; returns the seconds, or -1. */
+double limit_small(const struct loop *loop, const char *path, unsigned times) {
+    struct race race = {.loop = loop};
+    struct lane *lane = lane_new(&race, 0);
+    EVP_CIPHER *cipher = fetch(loop);
+    const double start = now();
+    const size_t nbytes = HEADER + loop->plain_nbytes + OVERHEAD;
+    bool ok = lane != NULL && !race.failed && nbytes <= loop->piece_nbytes;
+
+    for (unsigned i = 0; ok && i < times; i++) {
+        const int fd = open(path, O_RDONLY | O_CLOEXEC);
+        ok = fd >= 0 && pread(fd, lane->scratch, nbytes, 0) == (ssize_t)nbytes &&
+             EVP_CipherInit_ex2(lane->ctx, cipher, loop->key, NULL, 0, NULL) == 1 &&
+             whole_block(lane, 0, lane->scratch + HEADER);
+        close(fd);
+    }
+    lane_free(lane);
+    EVP_CIPHER_free(cipher);
+    return ok ? now() - start : -1;
+}
+
+/* limit_copy() is memcpy(): the seconds that it takes. */
+double limit_copy(uint8_t *out, const uint8_t *in, size_t nbytes) {
+    const double start = now();
+
+    memcpy(out, in, nbytes);
+    return now() - start;
+}

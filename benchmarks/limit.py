@@ -1,0 +1,154 @@
+"""The bare C loop of limit.c, compiled against the very libcrypto that ags_fast was built with."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = Path(__file__).with_name("limit.c")
+BUILT_WITH = ROOT / "build" / "libcrypto.json"  # written by setup.py
+PIECES = (128 << 10, 256 << 10, 512 << 10, 2 << 20)  # bytes; a loop uses the fastest, which depends on the caches
+TUNING_RUNS = 4
+
+
+class LimitError(Exception):
+    """There is no limit to measure against."""
+
+
+class _Loop(ctypes.Structure):
+    _fields_ = (
+        ("piece_nbytes", ctypes.c_size_t),
+        ("key", ctypes.c_char_p),
+        ("key_nbytes", ctypes.c_size_t),
+        ("prefix", ctypes.c_char_p),
+        ("prefix_nbytes", ctypes.c_size_t),
+        ("block_nbytes", ctypes.c_size_t),
+        ("plain", ctypes.c_void_p),
+        ("plain_nbytes", ctypes.c_size_t),
+        ("window_nbytes", ctypes.c_size_t),
+        ("sealed", ctypes.c_void_p),
+        ("nonces", ctypes.c_char_p),
+        ("order", ctypes.c_void_p),
+        ("norder", ctypes.c_size_t),
+        ("fd", ctypes.c_int),
+        ("seal", ctypes.c_int),
+        ("threads", ctypes.c_uint),
+    )
+
+
+class Limit:
+    """The compiled limit.c."""
+
+    def __init__(self, build: Path) -> None:
+        if not BUILT_WITH.is_file():
+            raise LimitError(f"{BUILT_WITH} is missing: build ags_fast in its source tree first")
+        libcrypto: dict[str, Any] = json.loads(BUILT_WITH.read_text())
+        command = [
+            *(shlex.split(os.environ.get("CC", "")) or ["cc"]),
+            *libcrypto["cflags"],
+            *(f"-I{d}" for d in libcrypto["include_dirs"]),
+            *("-shared", "-fPIC", "-fvisibility=default", str(SOURCE)),
+            *libcrypto["objects"],
+            *libcrypto["link_args"],
+        ]
+        what = json.dumps([libcrypto["version"], command]).encode() + SOURCE.read_bytes()
+        library = build / f"limit-{hashlib.sha256(what).hexdigest()[:16]}.so"
+        if not library.is_file():
+            build.mkdir(parents=True, exist_ok=True)
+            made = library.with_suffix(f".{os.getpid()}")
+            result = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
+            if result.returncode != 0:
+                raise LimitError(f"limit.c does not compile:\n{result.stderr}")
+            made.rename(library)
+        self._functions = ctypes.CDLL(str(library))
+        for name, arguments in {
+            "limit_run": [ctypes.POINTER(_Loop)],
+            "limit_small": [ctypes.POINTER(_Loop), ctypes.c_char_p, ctypes.c_uint],
+            "limit_copy": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t],
+        }.items():
+            function = getattr(self._functions, name)
+            function.argtypes, function.restype = arguments, ctypes.c_double
+
+    def copy(self, out: bytearray, data: bytearray) -> float:
+        """The seconds that memcpy() takes."""
+        seconds: float = self._functions.limit_copy(_address(out), _address(data), len(data))
+        return seconds
+
+    def loop(
+        self,
+        key: bytes,
+        prefix: bytes,
+        block_size: int,
+        plain: bytearray,
+        *,
+        stream: bytearray | None = None,
+        plain_length: int | None = None,
+        window: int | None = None,
+        nonces: bytes | None = None,
+        order: Any = None,
+        threads: int = 1,
+    ) -> Loop:
+        """A loop over a stream, in memory or, without `stream`, in a file: it seals with nonces, opens without.
+
+        window: bytes of `plain` for each thread to go round in; None if `plain` is all the plaintext. order: an array
+        of 4-byte block numbers.
+        """
+        length = plain_length or len(plain)
+        if nonces is not None and len(nonces) < 12 * -(-length // block_size):
+            raise ValueError("a nonce for each block is needed")
+        if len(plain) < (length if window is None else window * threads):
+            raise ValueError("the plaintext buffer is too small")
+        fields = _Loop(
+            PIECES[1], key, len(key), prefix, len(prefix), block_size, _address(plain), length, window or length,
+            None if stream is None else _address(stream), nonces, None, 0, -1, nonces is not None, threads,
+        )  # fmt: skip
+        if order is not None:
+            fields.order, fields.norder = order.buffer_info()
+        return Loop(self._functions, fields, (plain, stream, nonces, order))
+
+
+class Loop:
+    """One loop, ready to go. Calling it returns the seconds it took, by its own clock."""
+
+    def __init__(self, functions: ctypes.CDLL, fields: _Loop, keep: Any) -> None:
+        self._functions = functions
+        self._fields = fields
+        self._keep = keep  # the buffers that fields points into
+        self._tuned = False
+
+    def __call__(self, fd: int = -1) -> float:
+        self._fields.fd = fd
+        if not self._tuned:
+            self._tuned = True
+            best = {}
+            for piece in PIECES * TUNING_RUNS:
+                self._fields.piece_nbytes = piece
+                best[piece] = min(self._run(), best.get(piece, 1e9))
+            self._fields.piece_nbytes = min(best, key=best.__getitem__)
+        return self._run()
+
+    def _run(self) -> float:
+        if self._fields.seal and self._fields.fd >= 0:
+            os.ftruncate(self._fields.fd, 0)  # what is sealed goes to new pages, as in a new file
+        seconds: float = self._functions.limit_run(ctypes.byref(self._fields))
+        if seconds < 0:
+            raise LimitError("the bare loop failed")
+        return seconds
+
+    def small(self, path: str, times: int) -> float:
+        """The seconds that opening, reading and closing a file of one block takes, `times` over."""
+        seconds: float = self._functions.limit_small(ctypes.byref(self._fields), os.fsencode(path), times)
+        if seconds < 0:
+            raise LimitError("the bare loop failed")
+        return seconds
+
+
+def _address(buffer: bytearray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))

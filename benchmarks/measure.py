@@ -1,0 +1,151 @@
+"""Side by side: contenders take turns, round after round, and what is claimed is the ratio of their times."""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+COLUMNS = ("limit", "naive", "best", "pycryptodome", "ours")
+REFERENCE = {"naive", "pycryptodome"}  # slow, and only for comparison: they get fewer rounds
+SLOW_SECONDS = 0.03
+PER_SECOND = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}
+
+Run = Callable[[], float | None]  # returns the seconds it took, or None if its caller should look at the clock
+
+
+class SkippedError(Exception):
+    """A contest cannot take place here; the message says why."""
+
+
+@dataclass
+class Row:
+    """What contenders took for one task. Samples are seconds a call, or bytes of memory: less is better.
+
+    name: unique, as ``codec/encrypt/1MiB/aes-128/2t``. unit: GB/s, MiB, s, ms, us or ns. nbytes: of
+    plaintext in a call.
+    """
+
+    name: str
+    label: str
+    unit: str = "GB/s"
+    nbytes: int = 0
+    samples: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def group(self) -> str:
+        return self.name.split("/")[0]
+
+    def shown(self, column: str, statistic: Callable[[list[float]], float] = min) -> float | None:
+        """A column's best, or another statistic of it, in the row's unit."""
+        if not (samples := self.samples.get(column)):
+            return None
+        value = statistic(samples)
+        if self.unit == "GB/s":
+            return self.nbytes / value / 1e9
+        return value / 2**20 if self.unit == "MiB" else value * PER_SECOND[self.unit]
+
+    def as_json(self) -> dict[str, Any]:
+        ours = self.samples.get("ours", [])
+        return {
+            "name": self.name,
+            "label": self.label,
+            "unit": self.unit,
+            "columns": {
+                column: {
+                    "best": self.shown(column),
+                    "median": self.shown(column, statistics.median),
+                    "samples": samples,
+                }
+                for column, samples in self.samples.items()
+            },
+            "ratios": {
+                f"ours/{other}": dict(zip(("best", "median"), speed(ours, samples), strict=True))
+                for other, samples in self.samples.items()
+                if other != "ours" and ours
+            },
+        }
+
+
+def speed(ours: list[float], other: list[float]) -> tuple[float, float]:
+    """How many times as fast as the other: their bests, and the median over the rounds that both were in."""
+    rounds = [theirs / mine for mine, theirs in zip(ours, other, strict=False)]
+    return min(other) / min(ours), statistics.median(rounds)
+
+
+@dataclass
+class Contest:
+    """Contenders for the rows of one task. All of them take turns, so that any two can be compared.
+
+    runs: by row and column. calls: how many calls one run makes. check: whether the column's run that has just ended
+    did its work; asked once for each contender, outside the clock.
+    """
+
+    rows: list[Row]
+    runs: dict[tuple[str, str], Run]
+    calls: int = 1
+    check: Callable[[str], bool] = lambda column: True
+
+    def measure(self, rounds: int) -> list[Row]:
+        turns = {}
+        for contender, run in self.runs.items():  # warms up
+            seconds = _timed(run)
+            if not self.check(contender[1]):
+                raise AssertionError(f"{contender}: the result is wrong")
+            slow = contender[1] in REFERENCE and seconds > SLOW_SECONDS
+            turns[contender] = min(rounds, max(3, rounds // 4)) if slow else rounds
+        rows = {row.name: row for row in self.rows}
+        shuffle = random.Random(0).shuffle
+        order = list(self.runs)
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(rounds):
+                shuffle(order)  # nobody always comes after the same one
+                for name, column in order:
+                    if number < turns[name, column]:
+                        seconds = _timed(self.runs[name, column])
+                        rows[name].samples.setdefault(column, []).append(seconds / self.calls)
+        finally:
+            gc.enable()
+        _share_best(self.rows)
+        return self.rows
+
+
+def _timed(run: Run) -> float:
+    start = time.perf_counter()
+    told = run()
+    seconds = time.perf_counter() - start
+    return seconds if told is None else told
+
+
+def _share_best(rows: list[Row]) -> None:
+    """With more threads, the best Python can be the one with fewer: its lock makes it so where blocks are small."""
+    fewer: list[float] | None = None
+    for row in rows:
+        best = row.samples.get("best")
+        if fewer and best and min(fewer) < min(best):
+            row.samples["best"] = fewer
+        fewer = row.samples.get("best")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A contest, prepared when its turn comes. name: what the names of its rows begin with. rounds: as a factor."""
+
+    name: str
+    prepare: Callable[[], AbstractContextManager[Contest]]
+    rounds: float = 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that are printed together. about: what is done, and what the columns are where they are not the usual."""
+
+    about: str
+    cases: list[Case]

@@ -1,0 +1,103 @@
+"""What issue 3 asks for, row by row, and whether it was reached."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.measure import Row, speed
+
+Value = Callable[[Row, dict[str, Row]], tuple[float, float] | None]  # best and median
+
+
+def faster_than(column: str) -> Value:
+    return lambda row, rows: speed(row.samples["ours"], row.samples[column]) if column in row.samples else None
+
+
+def faster_than_thread(threads: int) -> Value:
+    def value(row: Row, rows: dict[str, Row]) -> tuple[float, float] | None:
+        other = rows.get(re.sub(r"\d+t$", f"{threads}t", row.name))
+        return speed(row.samples["ours"], other.samples["ours"]) if other else None
+
+    return value
+
+
+def cost_of(column: str) -> Value:
+    """Time or memory as a multiple of the column's."""
+    return lambda row, rows: speed(row.samples[column], row.samples["ours"])
+
+
+def milliseconds_over(column: str) -> Value:
+    def value(row: Row, rows: dict[str, Row]) -> tuple[float, float]:
+        ours, other = row.samples["ours"], row.samples[column]
+        return (min(ours) - min(other)) * 1e3, (statistics.median(ours) - statistics.median(other)) * 1e3
+
+    return value
+
+
+@dataclass(frozen=True)
+class Target:
+    """A number that issue 3 asks for. rows: a regular expression for the names of the rows that must reach it."""
+
+    what: str
+    rows: str
+    bound: float
+    value: Value
+    less: bool = False  # the bound is an upper one
+    unit: str = ""
+
+    def judge(self, rows: Iterable[Row]) -> dict[str, Any]:
+        """The worst best and the worst median of its rows, and whether both reach the bound."""
+        by_name = {row.name: row for row in rows if "ours" in row.samples}
+        values = {
+            name: value
+            for name, row in by_name.items()
+            if re.fullmatch(self.rows, name) and (value := self.value(row, by_name)) is not None
+        }
+        verdict = {"what": self.what, "target": f"{'<=' if self.less else '>='} {self.bound:g}{self.unit}"}
+        if not values:
+            return verdict | {"verdict": "not measured"}
+        worst = max if self.less else min
+        best, median = worst(v[0] for v in values.values()), worst(v[1] for v in values.values())
+        reached = [v <= self.bound if self.less else v >= self.bound for v in (best, median)]
+        return verdict | {
+            "bound": self.bound,
+            "less": self.less,
+            "best": best,
+            "median": median,
+            "verdict": "pass"
+            if all(reached)
+            else "MISSED"
+            if not any(reached)
+            else "best only"
+            if reached[0]
+            else "median only",
+            "worst_row": worst(values, key=lambda name: values[name][1]),
+            "rows": len(values),
+        }
+
+
+TARGETS = [
+    Target("codec, 1 MiB blocks, 1 thread / bare loop", r"codec/.*/1MiB/.*/1t", 0.98, faster_than("limit")),
+    Target("codec, 1 MiB blocks, 1 thread / best Python", r"codec/.*/1MiB/.*/1t", 1.0, faster_than("best")),
+    Target("codec, 1 MiB blocks, 2 threads / bare loop", r"codec/.*/1MiB/.*/2t", 0.95, faster_than("limit")),
+    Target("codec, 1 MiB blocks, 2 threads / best Python", r"codec/.*/1MiB/.*/2t", 1.05, faster_than("best")),
+    Target("codec, 64 KiB blocks, 1 thread / bare loop", r"codec/.*/64KiB/.*/1t", 0.97, faster_than("limit")),
+    Target("codec, 4 KiB blocks, 1 thread / bare loop", r"codec/.*/4KiB/.*/1t", 0.9, faster_than("limit")),
+    Target("codec, 4 KiB blocks, 2 threads / bare loop", r"codec/.*/4KiB/.*/2t", 0.9, faster_than("limit")),
+    Target("codec, 4 KiB blocks, 2 threads / best Python", r"codec/.*/4KiB/.*/2t", 3, faster_than("best")),
+    Target("encrypt() to bytes, 1 thread / naive Python", r"whole/encrypt/.*/1t", 3, faster_than("naive")),
+    Target("encrypt() to bytes, 2 threads / naive Python", r"whole/encrypt/.*/2t", 3, faster_than("naive")),
+    Target("reader in sequence, 1 thread / C loop", r"read/8MiB/.*/1t", 0.95, faster_than("limit")),
+    Target("reader in sequence, 2 threads / C loop", r"read/8MiB/.*/2t", 0.95, faster_than("limit")),
+    Target("reader in sequence, 2 threads / 1 thread", r"read/8MiB/.*/2t", 1.6, faster_than_thread(1)),
+    Target("writer, 64 KiB writes, 1 thread / C loop", r"write/64KiB/.*/1t", 0.9, faster_than("limit")),
+    Target("writer, 64 KiB writes, 2 threads / C loop", r"write/64KiB/.*/2t", 0.9, faster_than("limit")),
+    Target("open, read, close of 8 KiB / Python stream class", r"small/8KiB/.*", 1.5, faster_than("best")),
+    Target("cached 100-byte read_at / plain buffered file", r"cached/.*", 1.0, cost_of("limit"), True, " time"),
+    Target("memory / (threads + 2) blocks + 8 MiB", r"memory/.*", 1.0, cost_of("limit"), True),
+    Target("import ags_fast over bare Python", r"import/.*", 15, milliseconds_over("limit"), True, " ms"),
+]
