@@ -55,6 +55,7 @@ cdef extern from "agsf.h" nogil:
         uint64_t bad_block
         int os_error
     agsf_status agsf_library_init()
+    void agsf_expect_fill(uint8_t *buffer, size_t nbytes)
     const char *agsf_libcrypto_version()
     const char *agsf_libcrypto_cpu()
     agsf_status agsf_key_new(const uint8_t *key, size_t key_nbytes, agsf_key **key_ret)
@@ -281,6 +282,7 @@ def new_bytes(Py_ssize_t nbytes):
     if nbytes < 0:
         raise ValueError(f"a size cannot be negative: {nbytes}")
     out = PyBytes_FromStringAndSize(NULL, nbytes)
+    agsf_expect_fill(<uint8_t *> PyBytes_AS_STRING(out), <size_t> nbytes)
     return out, PyMemoryView_FromMemory(PyBytes_AS_STRING(out), nbytes, PyBUF_WRITE)
 
 

@@ -377,7 +377,8 @@ class AgsReader(io.RawIOBase):
             lo = first + (first < whole and self._cached(first) is not None)
             hi = last - (whole_end < last and self._cached(last - 1) is not None)
             if lo < hi:
-                fetched = self._file.fetch(self._sealed_offset(lo), self._sealed_offset(hi))
+                end_of_hi = min(block_offset(hi, self._block_size), self._file_length)
+                fetched = self._file.fetch(block_offset(lo, self._block_size), end_of_hi)
         at = 0
         while at < len(out):
             index = (offset + at) // self._block_size
@@ -395,17 +396,15 @@ class AgsReader(io.RawIOBase):
 
     # ---- opened blocks
 
-    def _sealed_offset(self, index: int) -> int:
-        return min(block_offset(index, self._block_size), self._file_length)
-
     def _open_blocks(self, first: int, out: memoryview, fetched: tuple[Any, int] | None = None) -> None:
         """Open the blocks from `first` whose plaintext fills `out`."""
-        begin = self._sealed_offset(first)
+        begin = block_offset(first, self._block_size)
+        size = len(out)
         if fetched is None:
-            blocks = max(1, -(-len(out) // self._block_size))
-            fetched = self._file.fetch(begin, self._sealed_offset(first + blocks))
+            blocks = -(-size // self._block_size) or 1
+            fetched = self._file.fetch(begin, begin + size + blocks * OVERHEAD_NBYTES)
         source, at = fetched
-        self._key.open_run(self._aad_prefix, self._block_size, first, source, begin - at, len(out), out, self._threads)
+        self._key.open_run(self._aad_prefix, self._block_size, first, source, begin - at, size, out, self._threads)
 
     def _open_span(self, first: int, count: int, fetched: tuple[Any, int] | None) -> Span:
         begin = first * self._block_size
@@ -429,7 +428,8 @@ class AgsReader(io.RawIOBase):
         span = self._cached(index)
         if span is None:
             self._hot = NOTHING  # let go of the old before there is new
-            span = self._open_ahead(index) if steady and fetched is None else None
+            if steady and fetched is None and (index + 1) * self._block_size < self._length:
+                span = self._open_ahead(index)
             if span is None:
                 span = self._open_span(index, 1, fetched)
                 with self._cache_lock:

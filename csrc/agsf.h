@@ -67,6 +67,12 @@ const char *agsf_libcrypto_version(void);
 /* agsf_libcrypto_cpu() is libcrypto's text for the CPU features it uses, or NULL. Static; not to be freed. */
 const char *agsf_libcrypto_cpu(void);
 
+/*
+ * agsf_expect_fill() tells the system that all of a fresh buffer is about to be written, so that it may come in
+ * huge pages: where it comes in pages of 4 KiB, the page faults take longer than the encryption. Only advice.
+ */
+void agsf_expect_fill(uint8_t *buffer, size_t nbytes);
+
 /* ---------------------------------------------------------------- keys */
 
 /*
