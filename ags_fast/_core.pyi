@@ -5,6 +5,7 @@ from typing_extensions import Buffer
 NONCE_NBYTES: int
 TAG_NBYTES: int
 OVERHEAD_NBYTES: int
+MAX_THREADS: int
 libcrypto_bundled: bool
 
 @final
@@ -41,7 +42,6 @@ class Key:
 @final
 class Span:
     def __new__(cls, offset: int, data: bytes) -> Self: ...
-    def __reduce__(self) -> Any: ...
     @property
     def offset(self) -> int: ...
     @property

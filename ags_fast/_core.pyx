@@ -26,6 +26,7 @@ cdef extern from "agsf.h" nogil:
         AGSF_NONCE_NBYTES
         AGSF_TAG_NBYTES
         AGSF_OVERHEAD_NBYTES
+        AGSF_MAX_THREADS
         AGSF_LIBCRYPTO_BUNDLED  # a macro of the build, not of the header
     ctypedef enum agsf_status:
         AGSF_OK
@@ -73,6 +74,7 @@ cdef extern from "agsf.h" nogil:
 NONCE_NBYTES = AGSF_NONCE_NBYTES
 TAG_NBYTES = AGSF_TAG_NBYTES
 OVERHEAD_NBYTES = AGSF_OVERHEAD_NBYTES
+MAX_THREADS = AGSF_MAX_THREADS
 
 # Below this, handing the GIL to another thread and waiting to have it back costs more than the work.
 cdef enum: KEEP_GIL_NBYTES = 4096
@@ -287,6 +289,7 @@ def new_bytes(Py_ssize_t nbytes):
 
 
 @cython.final
+@cython.auto_pickle(False)
 cdef class Span:
     """Opened bytes of a plaintext, and where in it they begin."""
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
+
+from ags_fast._core import MAX_THREADS
 
 __all__ = ["thread_count"]
 
@@ -11,18 +14,19 @@ __all__ = ["thread_count"]
 def thread_count(threads: int | None) -> int:
     """`threads` if given, else AGS_FAST_THREADS, else a Spark task's CPUs, else the CPUs this process may use.
 
-    Raises ValueError if either is given and below 1.
+    At most MAX_THREADS. Raises ValueError if either is given and below 1.
     """
     if threads is None:
         text = os.environ.get("AGS_FAST_THREADS")
         if text is None:
-            return _spark_task_cpus() or _usable_cpus()
+            return min(_spark_task_cpus() or _usable_cpus(), MAX_THREADS)
         if not text.strip().isdigit():
             raise ValueError(f"AGS_FAST_THREADS must be a whole number from 1, not {text!r}")
         threads = int(text)
+    threads = operator.index(threads)
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
-    return threads
+    return min(threads, MAX_THREADS)
 
 
 def _spark_task_cpus() -> int | None:

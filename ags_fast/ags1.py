@@ -8,11 +8,12 @@ is one empty block. The spec's sections are "File structure" and "Cipher Block s
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
 from ags_fast._core import OVERHEAD_NBYTES, Key, new_bytes
 from ags_fast._threads import thread_count
-from ags_fast.errors import FormatError, IntegrityError
+from ags_fast.errors import FormatError, IntegrityError, KeyLimitError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -24,10 +25,12 @@ HEADER_NBYTES = 8
 DEFAULT_BLOCK_SIZE = 1 << 20  # the only size that Iceberg's Java reader takes
 MAX_BLOCK_SIZE = (1 << 31) - 1  # BlockLength is a signed int in Java
 MAX_BLOCKS_WRITTEN = (1 << 31) - 1  # Java counts blocks in a signed int, too, and refuses the next
+KEY_LIMIT = 1 << 32  # messages under one key: NIST SP 800-38D, section 8.3
 MAX_BLOCKS_READ = 1 << 32  # what four bytes of AAD can tell apart
 
 
 def check_block_size(block_size: int) -> int:
+    block_size = operator.index(block_size)
     if not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise ValueError(f"block_size must be 1 to {MAX_BLOCK_SIZE} bytes, not {block_size}")
     return block_size
@@ -53,7 +56,7 @@ def encrypted_length(plain_length: int, block_size: int = DEFAULT_BLOCK_SIZE) ->
     Raises ValueError for a negative length or an impossible block size, FormatError if the stream would have more
     than 2**31 - 1 blocks, the most that every reader takes.
     """
-    check_block_size(block_size)
+    plain_length, block_size = operator.index(plain_length), check_block_size(block_size)
     if plain_length < 0:
         raise ValueError(f"a length cannot be negative: {plain_length}")
     blocks = max(1, -(-plain_length // block_size))
@@ -70,7 +73,7 @@ def plaintext_length(file_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> 
     A header without a block (8 bytes) is an empty stream as well. Raises FormatError for any other length that no
     stream with this block size has, ValueError for an impossible block size.
     """
-    check_block_size(block_size)
+    file_length, block_size = operator.index(file_length), check_block_size(block_size)
     full, rest = divmod(file_length - HEADER_NBYTES, block_size + OVERHEAD_NBYTES)
     if full < 0:
         raise FormatError(f"{file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}")
@@ -84,15 +87,16 @@ def plaintext_length(file_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> 
     return full * block_size + max(0, rest - OVERHEAD_NBYTES)
 
 
-def block_offset(index: int, block_size: int) -> int:
-    """Where block `index` begins in its stream."""
-    return HEADER_NBYTES + index * (block_size + OVERHEAD_NBYTES)
+def block_offset(block: int, block_size: int) -> int:
+    """Where a block begins in its stream."""
+    return HEADER_NBYTES + block * (block_size + OVERHEAD_NBYTES)
 
 
 def trusted_length(length: int | None, available: int) -> int:
     """The length to believe, checked against what is there; None believes `available`."""
     if length is None:
         return available
+    length = operator.index(length)
     if length < 0:
         raise ValueError(f"a length cannot be negative: {length}")
     if available < length:
@@ -102,16 +106,38 @@ def trusted_length(length: int | None, available: int) -> int:
 
 def clamp(offset: int, size: int, end: int) -> int:
     """How much of `size` bytes from `offset` lies before `end`, as a slice would have it."""
+    offset, size = operator.index(offset), operator.index(size)
     if offset < 0 or size < 0:
         raise ValueError(f"offset and size cannot be negative: {offset}, {size}")
     return max(0, min(size, end - offset))
 
 
 def bytes_view(data: Buffer) -> memoryview:
+    """A buffer's bytes, whatever its items and its shape."""
     view = memoryview(data)
     if not view.c_contiguous:
         raise BufferError("the buffer must be C-contiguous: pass a copy of it")
+    if view.nbytes == 0:  # of some shapes there is no cast
+        return memoryview(b"" if view.readonly else bytearray())
     return view.cast("B")
+
+
+def prefix_bytes(aad_prefix: Buffer | None) -> bytes:
+    """An AAD prefix as it is authenticated. Neither text nor a number is one, though bytes() would take a number."""
+    return b"" if aad_prefix is None else bytes(bytes_view(aad_prefix))
+
+
+def sealing_key(key: Buffer, sealed_before: int) -> Key:
+    """A key that other processes have sealed `sealed_before` messages with."""
+    sealed_before = operator.index(sealed_before)
+    if sealed_before < 0:
+        raise ValueError(f"sealed_before cannot be negative: {sealed_before}")
+    sealing = Key(key)
+    if sealed_before > KEY_LIMIT:
+        raise KeyLimitError(f"a key seals at most {KEY_LIMIT} messages, this one has sealed {sealed_before}")
+    if sealed_before:
+        sealing.carry(sealed_before)
+    return sealing
 
 
 class AgsCodec:
@@ -137,10 +163,8 @@ class AgsCodec:
         threads: int | None = None,
         sealed_before: int = 0,
     ) -> None:
-        self._key = Key(key)
-        if sealed_before:
-            self._key.carry(sealed_before)
-        self._aad_prefix = bytes(aad_prefix or b"")
+        self._key = sealing_key(key, sealed_before)
+        self._aad_prefix = prefix_bytes(aad_prefix)
         self._block_size = check_block_size(block_size)
         self._threads = thread_count(threads)
 
@@ -216,8 +240,10 @@ class AgsCodec:
         Only the blocks that hold them are opened. Raises as `decrypt` does; ValueError for a negative number.
         """
         view = bytes_view(stream)
-        block_size, total, _ = _measure(view, length)
-        size = clamp(offset, size, total)
+        block_size, total, file_length = _measure(view, length)
+        offset, size = operator.index(offset), clamp(offset, size, total)
+        if total == 0 and file_length > HEADER_NBYTES:
+            self._open(block_size, 0, view, 0, bytearray())  # its one block is empty, but can be another's
         if size == 0:
             return b""
         first = offset // block_size

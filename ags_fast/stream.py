@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hmac
 import io
+import operator
 import os
 import stat
 import threading
@@ -31,6 +32,8 @@ from ags_fast.ags1 import (
     encode_header,
     encrypted_length,
     plaintext_length,
+    prefix_bytes,
+    sealing_key,
     trusted_length,
 )
 from ags_fast.errors import FormatError, IntegrityError
@@ -196,7 +199,7 @@ class AgsReader(io.RawIOBase):
         self._hot = NOTHING  # opened bytes that the next read is likely to want
         self._position = 0
         self._key = Key(key)
-        self._aad_prefix = bytes(aad_prefix or b"")
+        self._aad_prefix = prefix_bytes(aad_prefix)
         self._cache: OrderedDict[int, Span] = OrderedDict()  # opened blocks, least recently used first
         self._cache_lock = threading.Lock()
         self._ahead = 1  # blocks to open at once if the cursor goes on where the last ones ended
@@ -270,7 +273,7 @@ class AgsReader(io.RawIOBase):
 
         Ranges whose blocks touch are read from the source, and opened, as one.
         """
-        wanted = [(offset, self._clamp(offset, size)) for offset, size in ranges]
+        wanted = [(operator.index(offset), self._clamp(offset, size)) for offset, size in ranges]
         results = [b""] * len(wanted)
         group: list[int] = []
         group_end = 0  # the block where it ends
@@ -330,6 +333,7 @@ class AgsReader(io.RawIOBase):
         return clamp(offset, size, self._length)
 
     def _read(self, offset: int, size: int, steady: bool) -> bytes:
+        offset = operator.index(offset)
         size = self._clamp(offset, size)
         if size == 0:
             return b""
@@ -347,6 +351,7 @@ class AgsReader(io.RawIOBase):
         view = bytes_view(buffer)
         if view.readonly:
             raise TypeError(f"a writable bytes-like object is required, not a read-only {type(buffer).__name__!r}")
+        offset = operator.index(offset)
         size = self._clamp(offset, view.nbytes)
         if size > 0:
             try:
@@ -487,6 +492,7 @@ class AgsReader(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Move the cursor, also behind the end; returns where it is."""
         self._check_open()
+        offset = operator.index(offset)
         if whence == io.SEEK_CUR:
             offset += self._position
         elif whence == io.SEEK_END:
@@ -547,10 +553,8 @@ class AgsWriter(io.RawIOBase):
         self._file_length: int | None = None
         self._target: _Positional | _Sink | None = None
         self._owner = os.getpid()
-        self._key = Key(key)
-        if sealed_before:
-            self._key.carry(sealed_before)
-        self._aad_prefix = bytes(aad_prefix or b"")
+        self._key = sealing_key(key, sealed_before)
+        self._aad_prefix = prefix_bytes(aad_prefix)
         self._block_size = check_block_size(block_size)
         self._threads = thread_count(threads)
         self._pending = bytearray()  # its first _filled bytes are yet to be sealed
@@ -809,7 +813,7 @@ def open(
 
             key_metadata = StandardKeyMetadata.decode(key_metadata)
         key = _agreed("key", key, key_metadata.encryption_key)
-        aad_prefix = _agreed("aad_prefix", aad_prefix or None, key_metadata.aad_prefix)
+        aad_prefix = _agreed("aad_prefix", prefix_bytes(aad_prefix) or None, key_metadata.aad_prefix)
         if mode == "rb" and key_metadata.file_length is not None:
             if length is not ... and length != key_metadata.file_length:
                 raise ValueError("length is not the one in key_metadata: give one of them")
