@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
+import random
+import time
+from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ags_fast import AgsCodec, encrypted_length
+from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
 from benchmarks import peers
 from benchmarks.limit import Limit
 from benchmarks.measure import Case, Contest, Group, Row, Run
@@ -17,6 +22,7 @@ from benchmarks.measure import Case, Contest, Group, Row, Run
 PREFIX = b"benchmarks/00000"  # as long as the AAD prefixes that Iceberg makes
 MIB = 1 << 20
 BLOCK = MIB
+KEYS = (b"k" * 16, b"k" * 32)
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def touched(nbytes: int) -> bytearray:
 def codec(bench: Bench) -> Group:
     cases = []
     for block in (4 << 10, 16 << 10, 64 << 10, 256 << 10, MIB, 4 * MIB):
-        for key in (b"k" * 16, b"k" * 32):
+        for key in KEYS:
             for what, contest in (("encrypt_into", encrypt_into), ("decrypt_into", decrypt_into)):
                 name = f"codec/{what}/{short(block)}/aes-{8 * len(key)}"
                 cases.append(Case(name, functools.partial(contest, bench, name, block, key)))
@@ -139,7 +145,7 @@ def decrypt_into(bench: Bench, name: str, block: int, key: bytes) -> Iterator[Co
 
 def whole(bench: Bench) -> Group:
     cases = []
-    for key in (b"k" * 16, b"k" * 32):
+    for key in KEYS:
         for what in ("encrypt", "decrypt"):
             name = f"whole/{what}/1MiB/aes-{8 * len(key)}"
             cases.append(Case(name, functools.partial(encrypt_and_decrypt, bench, name, key)))
@@ -172,4 +178,233 @@ def nothing(function: Callable[..., object], *args: object, **kwargs: object) ->
     return run
 
 
-GROUPS: dict[str, Callable[[Bench], Group]] = {"codec": codec, "whole": whole}
+# ---- files
+
+
+def stream_file(bench: Bench, key: bytes, plain_length: int, block: int = BLOCK) -> tuple[str, int]:
+    """A file with a stream, made once, and the stream's length."""
+    path = bench.scratch / f"{plain_length}-{block}-{len(key)}.ags"
+    length = encrypted_length(plain_length, block)
+    if not path.exists():
+        data = memoryview(random_data(64 * MIB))
+        with AgsWriter(path, key, aad_prefix=PREFIX, block_size=block) as writer:
+            for begin in range(0, plain_length, len(data)):
+                writer.write(data[: plain_length - begin])
+    return str(path), length
+
+
+def read(bench: Bench) -> Group:
+    size = bench.size(256 * MIB)
+    cases = []
+    for chunk in (MIB, 8 * MIB):
+        for key in KEYS:
+            name = f"read/{short(chunk)}/aes-{8 * len(key)}"
+            cases.append(Case(name, functools.partial(read_in_sequence, bench, name, key, size, chunk)))
+    return Group(f"{size_name(size)} from the page cache with readinto, from first to last; limit: C with pread", cases)
+
+
+@contextmanager
+def read_in_sequence(bench: Bench, name: str, key: bytes, size: int, chunk: int) -> Iterator[Contest]:
+    path, length = stream_file(bench, key, size)
+    buffer = touched(chunk)
+    rows, runs = [], {}
+    with ExitStack() as stack:
+        file = stack.enter_context(open(path, "rb", buffering=0))
+        for n in bench.threads:
+            row = Row(f"{name}/{n}t", f"{size_name(chunk)} reads, AES-{8 * len(key)}, {threads_name(n)}", nbytes=size)
+            window = max(BLOCK, chunk // n // BLOCK * BLOCK)
+            loop = bench.limit.loop(
+                key, PREFIX, BLOCK, touched(window * n), plain_length=size, window=window, threads=n
+            )
+            best = peers.BestPython(key, PREFIX, BLOCK, n)
+            stack.callback(best.close)
+            reader = stack.enter_context(AgsReader(path, key, length=length, aad_prefix=PREFIX, threads=n))
+            runs[row.name, "limit"] = functools.partial(loop, file.fileno())
+            runs[row.name, "best"] = functools.partial(
+                best.read, file.fileno(), size, [touched(window) for _ in range(n)]
+            )
+            runs[row.name, "ours"] = functools.partial(read_all, reader, buffer)
+            rows.append(row)
+        runs[rows[0].name, "naive"] = nothing(lambda: deque(peers.naive_read(path, key, PREFIX), maxlen=0))
+        yield Contest(rows, runs)
+
+
+def read_all(reader: io.RawIOBase, buffer: bytearray) -> None:
+    reader.seek(0)
+    while reader.readinto(buffer):
+        pass
+
+
+def random_reads(bench: Bench) -> Group:
+    cases = []
+    for block in (64 << 10, MIB):
+        name = f"random/4KiB/{short(block)}"
+        cases.append(Case(name, functools.partial(read_at_random, bench, name, block)))
+    return Group("4 KiB from anywhere, which opens a whole block; limit: C with pread", cases)
+
+
+@contextmanager
+def read_at_random(bench: Bench, name: str, block: int) -> Iterator[Contest]:
+    size, key, reads = bench.size(256 * MIB), KEYS[0], 100
+    path, length = stream_file(bench, key, size, block)
+    dice = random.Random(0)
+    offsets = [dice.randrange(size // 4096) * 4096 for _ in range(reads)]
+    order = array("I", [offset // block for offset in offsets])
+    row = Row(f"{name}/1t", f"blocks of {size_name(block)}, AES-128", "us")
+    loop = bench.limit.loop(key, PREFIX, block, touched(block), plain_length=size, window=block, order=order)
+    with (
+        open(path, "rb", buffering=0) as file,
+        AgsReader(path, key, length=length, aad_prefix=PREFIX, threads=1) as reader,
+        peers.PythonReader(path, key, length=length, aad_prefix=PREFIX) as best,
+    ):
+
+        def ours() -> None:
+            for offset in offsets:
+                reader.read_at(offset, 4096)
+
+        def python() -> None:
+            for offset in offsets:
+                best.seek(offset)
+                best.read(4096)
+
+        yield contest(row, {"limit": functools.partial(loop, file.fileno()), "best": python, "ours": ours}, reads)
+
+
+def cached(bench: Bench) -> Group:
+    dice = random.Random(0)
+    cases = []
+    for name, offsets in {
+        "one after the other": list(range(0, 500_000, 100)),
+        "anywhere in 1 MiB": [dice.randrange(MIB - 100) for _ in range(5000)],
+    }.items():
+        path = f"cached/{name.replace(' ', '-')}"
+        cases.append(Case(path, functools.partial(read_again, bench, path, name, offsets)))
+    return Group("read_at of 100 bytes in an open block; limit: seek and read of the plain file, buffered", cases)
+
+
+@contextmanager
+def read_again(bench: Bench, name: str, label: str, offsets: list[int]) -> Iterator[Contest]:
+    path, length = stream_file(bench, KEYS[0], 4 * MIB)
+    plain = bench.scratch / "plain"
+    plain.write_bytes(random_data(64 * MIB)[: 4 * MIB])
+    row = Row(f"{name}/1t", label, "ns")
+    with (
+        open(plain, "rb") as file,
+        AgsReader(path, KEYS[0], length=length, aad_prefix=PREFIX) as reader,
+        io.BufferedReader(peers.PythonReader(path, KEYS[0], length=length, aad_prefix=PREFIX)) as best,
+    ):
+
+        def ours() -> None:
+            read_at = reader.read_at
+            for offset in offsets:
+                read_at(offset, 100)
+
+        def seek_and_read(file: io.BufferedReader) -> None:
+            seek, read = file.seek, file.read
+            for offset in offsets:
+                seek(offset)
+                read(100)
+
+        runs: dict[str, Run] = {
+            "limit": functools.partial(seek_and_read, file),
+            "best": functools.partial(seek_and_read, best),
+            "ours": ours,
+        }
+        yield contest(row, runs, len(offsets))
+
+
+def contest(row: Row, runs: dict[str, Run], calls: int) -> Contest:
+    """For one row."""
+    return Contest([row], {(row.name, column): run for column, run in runs.items()}, calls)
+
+
+def write(bench: Bench) -> Group:
+    size = bench.size(128 * MIB)
+    cases = []
+    for chunk in (4 << 10, 64 << 10, MIB, 8 * MIB):
+        for key in KEYS:
+            name = f"write/{short(chunk)}/aes-{8 * len(key)}"
+            cases.append(Case(name, functools.partial(write_in_chunks, bench, name, key, size, chunk)))
+    return Group(f"{size_name(size)} to a new file; limit: C with pwrite, a block at a time, as the best Python", cases)
+
+
+@contextmanager
+def write_in_chunks(bench: Bench, name: str, key: bytes, size: int, chunk: int) -> Iterator[Contest]:
+    data = random_data(size)
+    chunks = [memoryview(data)[begin : begin + chunk] for begin in range(0, size, chunk)]
+    path = bench.scratch / "written"
+    nonces = os.urandom(12 * (size // BLOCK))
+    rows, runs = [], {}
+
+    def fresh(write: Callable[[], object]) -> float:
+        path.unlink(missing_ok=True)
+        start = time.perf_counter()
+        write()
+        return time.perf_counter() - start
+
+    def ours(threads: int) -> None:
+        with AgsWriter(path, key, aad_prefix=PREFIX, threads=threads) as writer:
+            for piece in chunks:
+                writer.write(piece)
+
+    def python(best: peers.BestPython) -> None:
+        with open(path, "wb", buffering=0) as file:
+            best.write(file.fileno(), data)
+
+    with ExitStack() as stack:
+        file = stack.enter_context(open(bench.scratch / "limit", "wb", buffering=0))
+        for n in bench.threads:
+            row = Row(f"{name}/{n}t", f"{size_name(chunk)} writes, AES-{8 * len(key)}, {threads_name(n)}", nbytes=size)
+            best = peers.BestPython(key, PREFIX, BLOCK, n)
+            stack.callback(best.close)
+            loop = bench.limit.loop(key, PREFIX, BLOCK, data, nonces=nonces, threads=n)
+            runs[row.name, "limit"] = functools.partial(loop, file.fileno())
+            runs[row.name, "best"] = functools.partial(fresh, functools.partial(python, best))
+            runs[row.name, "ours"] = functools.partial(fresh, functools.partial(ours, n))
+            rows.append(row)
+        naive = functools.partial(peers.naive_write, str(path), key, PREFIX, BLOCK, memoryview(data))
+        runs[rows[0].name, "naive"] = functools.partial(fresh, naive)
+        yield Contest(rows, runs)
+
+
+def small(bench: Bench) -> Group:
+    cases = []
+    for key in KEYS:
+        name = f"small/8KiB/aes-{8 * len(key)}"
+        cases.append(Case(name, functools.partial(open_read_close, bench, name, key)))
+    return Group("open, read and close a stream of 8 KiB; best Py: a seekable stream class", cases)
+
+
+@contextmanager
+def open_read_close(bench: Bench, name: str, key: bytes) -> Iterator[Contest]:
+    calls, size = 100, 8 << 10
+    path, length = stream_file(bench, key, size)
+    row = Row(f"{name}/1t", f"AES-{8 * len(key)}", "us")
+    loop = bench.limit.loop(key, PREFIX, BLOCK, touched(size), plain_length=size)
+
+    def ours() -> None:
+        for _ in range(calls):
+            with AgsReader(path, key, length=length, aad_prefix=PREFIX) as reader:
+                reader.read()
+
+    def python() -> None:
+        for _ in range(calls):
+            with peers.PythonReader(path, key, length=length, aad_prefix=PREFIX) as reader:
+                reader.read()
+
+    def naive() -> None:
+        for _ in range(calls):
+            b"".join(peers.naive_read(path, key, PREFIX))
+
+    yield contest(row, {"limit": lambda: loop.small(path, calls), "naive": naive, "best": python, "ours": ours}, calls)
+
+
+GROUPS: dict[str, Callable[[Bench], Group]] = {
+    "codec": codec,
+    "whole": whole,
+    "read": read,
+    "random": random_reads,
+    "cached": cached,
+    "write": write,
+    "small": small,
+}

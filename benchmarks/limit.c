@@ -33,6 +33,7 @@ enum {
 /* Its fields are limit.py's as well. Sizes are in bytes. */
 struct loop {
     size_t piece_nbytes; /* what a thread takes at a time, and what goes between a system call and the cipher */
+    size_t update_nbytes; /* what goes through the cipher in one call */
     const uint8_t *key;
     size_t key_nbytes;
     const uint8_t *prefix;
@@ -86,9 +87,17 @@ static bool begin(struct lane *lane, size_t block, const uint8_t *nonce) {
            EVP_CipherUpdate(lane->ctx, NULL, &n, lane->aad, (int)lane->loop->prefix_nbytes + 4) == 1;
 }
 
+/*
+ * A message in one call is slower than in two or more with OpenSSL 3.5 on an AMD EPYC (Zen 5) when the data comes from
+ * memory and not from a cache: 64 KiB took twice the time to open. No reason was found; the fastest step is tried out.
+ */
 static bool update(struct lane *lane, uint8_t *out, const uint8_t *in, size_t nbytes) {
+    const size_t step = lane->loop->update_nbytes;
     int n;
 
+    for (; nbytes > step; nbytes -= step, in += step, out += step) {
+        if (EVP_CipherUpdate(lane->ctx, out, &n, in, (int)step) != 1) return false;
+    }
     return EVP_CipherUpdate(lane->ctx, out, &n, in, (int)nbytes) == 1;
 }
 

@@ -14,8 +14,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(__file__).with_name("limit.c")
 BUILT_WITH = ROOT / "build" / "libcrypto.json"  # written by setup.py
-PIECES = (128 << 10, 256 << 10, 512 << 10, 2 << 20)  # bytes; a loop uses the fastest, which depends on the caches
-TUNING_RUNS = 4
+PIECES = (128 << 10, 256 << 10, 512 << 10, 2 << 20)  # bytes
+TUNING_RUNS = 4  # with each setting; then a loop keeps the fastest
 
 
 class LimitError(Exception):
@@ -25,6 +25,7 @@ class LimitError(Exception):
 class _Loop(ctypes.Structure):
     _fields_ = (
         ("piece_nbytes", ctypes.c_size_t),
+        ("update_nbytes", ctypes.c_size_t),
         ("key", ctypes.c_char_p),
         ("key_nbytes", ctypes.c_size_t),
         ("prefix", ctypes.c_char_p),
@@ -106,9 +107,21 @@ class Limit:
         if len(plain) < (length if window is None else window * threads):
             raise ValueError("the plaintext buffer is too small")
         fields = _Loop(
-            PIECES[1], key, len(key), prefix, len(prefix), block_size, _address(plain), length, window or length,
-            None if stream is None else _address(stream), nonces, None, 0, -1, nonces is not None, threads,
-        )  # fmt: skip
+            piece_nbytes=PIECES[1],
+            update_nbytes=block_size,
+            key=key,
+            key_nbytes=len(key),
+            prefix=prefix,
+            prefix_nbytes=len(prefix),
+            block_nbytes=block_size,
+            plain=_address(plain),
+            plain_nbytes=length,
+            window_nbytes=window or length,
+            sealed=None if stream is None else _address(stream),
+            nonces=nonces,
+            seal=nonces is not None,
+            threads=threads,
+        )
         if order is not None:
             fields.order, fields.norder = order.buffer_info()
         return Loop(self._functions, fields, (plain, stream, nonces, order))
@@ -126,13 +139,18 @@ class Loop:
     def __call__(self, fd: int = -1) -> float:
         self._fields.fd = fd
         if not self._tuned:
+            block = self._fields.block_nbytes
+            self._tune("update_nbytes", (block, block // 2, block // 4, min(block, 256 << 10)))
+            self._tune("piece_nbytes", PIECES)
             self._tuned = True
-            best = {}
-            for piece in PIECES * TUNING_RUNS:
-                self._fields.piece_nbytes = piece
-                best[piece] = min(self._run(), best.get(piece, 1e9))
-            self._fields.piece_nbytes = min(best, key=best.__getitem__)
         return self._run()
+
+    def _tune(self, setting: str, choices: tuple[int, ...]) -> None:
+        best: dict[int, float] = {}
+        for choice in choices * TUNING_RUNS:
+            setattr(self._fields, setting, choice)
+            best[choice] = min(self._run(), best.get(choice, 1e9))
+        setattr(self._fields, setting, min(best, key=best.__getitem__))
 
     def _run(self) -> float:
         if self._fields.seal and self._fields.fd >= 0:
