@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -126,12 +127,12 @@ def _timed(run: Run) -> float:
 
 def _share_best(rows: list[Row]) -> None:
     """With more threads, the best Python can be the one with fewer: its lock makes it so where blocks are small."""
-    fewer: list[float] | None = None
+    fewest: dict[str, list[float]] = {}
     for row in rows:
+        task, _, threads = row.name.rpartition("/")
         best = row.samples.get("best")
-        if fewer and best and min(fewer) < min(best):
-            row.samples["best"] = fewer
-        fewer = row.samples.get("best")
+        if best and re.fullmatch(r"\d+t", threads):
+            row.samples["best"] = fewest[task] = min(best, fewest.get(task, best), key=min)
 
 
 @dataclass(frozen=True)
