@@ -1,3 +1,4 @@
+from os import PathLike
 from typing import Any, Self, final
 
 from typing_extensions import Buffer
@@ -38,6 +39,8 @@ class Key:
         out: Buffer,
         threads: int,
     ) -> None: ...
+
+def open_file(path: str | PathLike[str], small: int) -> tuple[int, int, bytes]: ...
 
 @final
 class Span:

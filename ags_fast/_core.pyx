@@ -8,7 +8,9 @@ cimport cython
 from cpython.buffer cimport Py_buffer, PyBUF_WRITE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport uint8_t, uint64_t
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport INT64_MAX, uint8_t, uint64_t
 from libc.string cimport memset
 
 import os as _os
@@ -16,6 +18,8 @@ import os as _os
 from ags_fast.errors import AgsError, IntegrityError, KeyLimitError
 
 cdef extern from "Python.h":
+    int PyUnicode_FSConverter(object path, PyObject **bytes_ret) except 0
+    int PySys_Audit(const char *event, const char *format, ...) except -1
     Py_buffer *PyMemoryView_GET_BUFFER(object view)
     object PyMemoryView_FromMemory(char *mem, Py_ssize_t nbytes, int flags)
     Py_ssize_t PyNumber_AsSsize_t(object number, void *overflow_is_clipped) except? -1
@@ -56,6 +60,8 @@ cdef extern from "agsf.h" nogil:
         uint64_t bad_block
         int os_error
     agsf_status agsf_library_init()
+    agsf_status agsf_open_file(const char *path, int *fd_ret, uint64_t *nbytes_ret, int *os_error_ret)
+    agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_error_ret)
     void agsf_expect_fill(uint8_t *buffer, size_t nbytes)
     const char *agsf_libcrypto_version()
     const char *agsf_libcrypto_cpu()
@@ -286,6 +292,37 @@ def new_bytes(Py_ssize_t nbytes):
     out = PyBytes_FromStringAndSize(NULL, nbytes)
     agsf_expect_fill(<uint8_t *> PyBytes_AS_STRING(out), <size_t> nbytes)
     return out, PyMemoryView_FromMemory(PyBytes_AS_STRING(out), nbytes, PyBUF_WRITE)
+
+
+def open_file(path, uint64_t small):
+    """Open a file to read: its descriptor, its size, and b"". Instead of the descriptor of a regular file of up to
+    `small` bytes, -1 and its bytes, for it is read and closed. The size of what is no regular file is -1.
+    """
+    # One call in place of os.open, fstat, pread and close: around a small file these cost as much as what they do.
+    cdef PyObject *encoded = NULL
+    cdef const char *name
+    cdef char *data
+    cdef agsf_status status
+    cdef int fd = -1, os_error = 0
+    cdef uint64_t nbytes = 0
+    PyUnicode_FSConverter(path, &encoded)
+    raw = <bytes> encoded
+    Py_DECREF(raw)  # the converter's reference
+    PySys_Audit("open", "OOi", <PyObject *> path, <PyObject *> None, 0)
+    name = PyBytes_AS_STRING(raw)
+    with nogil:
+        status = agsf_open_file(name, &fd, &nbytes, &os_error)
+    if status != AGSF_OK:
+        raise OSError(os_error, _os.strerror(os_error), path)
+    if nbytes > small:
+        return fd, (-1 if nbytes > <uint64_t> INT64_MAX else nbytes), b""
+    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> nbytes)
+    data = PyBytes_AS_STRING(out)
+    with nogil:
+        status = agsf_read_and_close(fd, <uint8_t *> data, <size_t> nbytes, &os_error)
+    if status != AGSF_OK:
+        _raise_for(status, None, os_error)
+    return -1, nbytes, out
 
 
 @cython.final

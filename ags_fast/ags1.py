@@ -40,11 +40,12 @@ def encode_header(block_size: int) -> bytes:
     return MAGIC + block_size.to_bytes(4, "little")
 
 
-def decode_header(header: bytes) -> int:
-    """The block size that the first 8 bytes of a stream claim. It is not authenticated."""
+def decode_header(stream: bytes | memoryview) -> int:
+    """The block size that the beginning of a stream claims. It is not authenticated."""
+    header = bytes(stream[:HEADER_NBYTES])
     if header[:4] != MAGIC:
         raise FormatError(f"not an AGS1 stream: it begins with {header[:4]!r}, not with {MAGIC!r}")
-    claimed = int.from_bytes(header[4:HEADER_NBYTES], "little")
+    claimed = int.from_bytes(header[4:], "little")
     if not 1 <= claimed <= MAX_BLOCK_SIZE:
         raise FormatError(f"the header claims blocks of {claimed} bytes, possible are 1 to {MAX_BLOCK_SIZE}")
     return claimed
@@ -124,7 +125,9 @@ def bytes_view(data: Buffer) -> memoryview:
 
 def prefix_bytes(aad_prefix: Buffer | None) -> bytes:
     """An AAD prefix as it is authenticated. Neither text nor a number is one, though bytes() would take a number."""
-    return b"" if aad_prefix is None else bytes(bytes_view(aad_prefix))
+    if aad_prefix is None:
+        return b""
+    return aad_prefix if type(aad_prefix) is bytes else bytes(bytes_view(aad_prefix))
 
 
 def sealing_key(key: Buffer, sealed_before: int) -> Key:
@@ -259,5 +262,5 @@ def _measure(stream: memoryview, length: int | None) -> tuple[int, int, int]:
     file_length = trusted_length(length, stream.nbytes)
     if file_length < HEADER_NBYTES:
         raise FormatError(f"{file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}")
-    block_size = decode_header(bytes(stream[:HEADER_NBYTES]))
+    block_size = decode_header(stream)
     return block_size, plaintext_length(file_length, block_size), file_length

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
-from ags_fast._core import OVERHEAD_NBYTES, Key, Span, new_bytes, read_at
+from ags_fast._core import OVERHEAD_NBYTES, Key, Span, new_bytes, open_file, read_at
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import (
     DEFAULT_BLOCK_SIZE,
@@ -61,16 +61,16 @@ class _Memory:
 
     __slots__ = ("data", "size")
 
-    def __init__(self, data: Buffer) -> None:
-        self.data = bytes_view(data)
-        self.size = len(self.data)
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = data
+        self.size = len(data)
 
     def fetch(self, begin: int, end: int) -> tuple[Any, int]:
         """What `Key.open_run` can read the bytes from `begin` to `end` from, and where in the stream it begins."""
         return self.data, 0
 
     def close(self) -> None:
-        self.data.release()
+        self.data = b""
 
 
 class _Descriptor:
@@ -144,10 +144,11 @@ def _is_content(file: Any) -> bool:
 
 def _source(source: Any) -> _Memory | _Descriptor | _SeekableFile:
     if isinstance(source, (str, os.PathLike)):
-        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        status = os.fstat(fd)
-        if stat.S_ISREG(status.st_mode):
-            return _Descriptor(fd, status.st_size, None)
+        fd, size, data = open_file(source, SMALL_FILE_NBYTES)
+        if fd < 0:
+            return _Memory(data)
+        if size >= 0:
+            return _Descriptor(fd, size, None)
         file = io.FileIO(fd)
         try:
             return _SeekableFile(file, owned=True)
@@ -155,7 +156,7 @@ def _source(source: Any) -> _Memory | _Descriptor | _SeekableFile:
             file.close()
             raise
     if not hasattr(source, "read"):
-        return _Memory(source)
+        return _Memory(bytes_view(source))
     if not _is_content(source):
         return _SeekableFile(source, owned=False)
     if source.writable():
@@ -208,33 +209,26 @@ class AgsReader(io.RawIOBase):
         try:
             self._file_length = trusted_length(length, self._file.size)
             self._behind = self._file.size - self._file_length
-            self._block_size, head = self._read_head(block_size, max_block_size)
+            self._block_size = self._read_header(block_size, max_block_size)
             self._length = plaintext_length(self._file_length, self._block_size)
             # To find out how many CPUs there are takes longer than to open a block.
             self._threads = 1 if threads is None and self._length <= self._block_size else thread_count(threads)
         except BaseException:
             self._file.close()
             raise
-        if len(head) == self._file_length:  # all of it
-            self._file.close()
-            self._file = _Memory(head)
         self._unchecked = self._length == 0 and self._file_length > HEADER_NBYTES  # the block of an empty stream
 
-    def _read_head(self, block_size: int | None, max_block_size: int) -> tuple[int, bytes]:
-        """The block size, and the first bytes of the stream: the whole of a small one."""
+    def _read_header(self, block_size: int | None, max_block_size: int) -> int:
         if self._file_length < HEADER_NBYTES:
             raise FormatError(
                 f"{self._file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}"
             )
-        size = self._file_length if self._file_length <= SMALL_FILE_NBYTES else HEADER_NBYTES
-        source, _ = self._file.fetch(0, size)
-        if isinstance(source, int):
-            head = os.pread(source, size, 0)
-            if len(head) < size:
-                raise _cut(len(head))
-        else:
-            head = bytes(source[:size])
-        claimed = decode_header(head)
+        if isinstance(self._file, _SeekableFile) and self._file_length <= SMALL_FILE_NBYTES:
+            data, _ = self._file.fetch(0, self._file_length)  # one request for all of it
+            self._file.close()
+            self._file = _Memory(data)
+        source, _ = self._file.fetch(0, HEADER_NBYTES)
+        claimed = decode_header(os.pread(source, HEADER_NBYTES, 0) if isinstance(source, int) else source)
         if block_size is not None and claimed != check_block_size(block_size):
             raise FormatError(f"the header claims blocks of {claimed} bytes, asked for were {block_size}")
         if claimed > max_block_size:
@@ -242,7 +236,7 @@ class AgsReader(io.RawIOBase):
                 f"the header claims blocks of {claimed} bytes, more than max_block_size={max_block_size}: "
                 "pass a larger one if you trust it"
             )
-        return claimed, head
+        return claimed
 
     def __repr__(self) -> str:
         return f"<AgsReader length={self._length} block_size={self._block_size}{' closed' if self.closed else ''}>"
@@ -430,6 +424,10 @@ class AgsReader(io.RawIOBase):
 
     def _partial(self, index: int, steady: bool, fetched: tuple[Any, int] | None) -> Span:
         """Opened bytes that hold block `index`."""
+        if self._length <= self._block_size:  # the only one: it is opened once and stays
+            if self._hot is NOTHING:
+                self._hot = self._open_span(0, 1, fetched)
+            return self._hot
         span = self._cached(index)
         if span is None:
             self._hot = NOTHING  # let go of the old before there is new

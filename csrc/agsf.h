@@ -73,6 +73,17 @@ const char *agsf_libcrypto_cpu(void);
  */
 void agsf_expect_fill(uint8_t *buffer, size_t nbytes);
 
+/* ---------------------------------------------------------------- files */
+
+/*
+ * agsf_open_file() opens a file for reading and asks what it is: *nbytes_ret is the size of a regular file, or
+ * UINT64_MAX of anything else. *fd_ret must be closed. AGSF_IO with the error number in *os_error_ret.
+ */
+agsf_status agsf_open_file(const char *path, int *fd_ret, uint64_t *nbytes_ret, int *os_error_ret) AGSF_MUST_CHECK;
+
+/* agsf_read_and_close() reads the first nbytes and closes the descriptor, whatever comes. AGSF_IO or AGSF_SHORT. */
+agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_error_ret) AGSF_MUST_CHECK;
+
 /* ---------------------------------------------------------------- keys */
 
 /*
