@@ -60,6 +60,20 @@ def touched(nbytes: int) -> bytearray:
     return bytearray(b"\xff") * nbytes
 
 
+def nothing(function: Callable[..., object], *args: object, **named: object) -> Run:
+    """The function as a run: what it returns is no time, and is let go of while the clock runs."""
+
+    def run() -> None:
+        function(*args, **named)
+
+    return run
+
+
+def contest(row: Row, runs: dict[str, Run], calls: int) -> Contest:
+    """For one row."""
+    return Contest([row], {(row.name, column): run for column, run in runs.items()}, calls)
+
+
 # ---- codec
 
 
@@ -149,7 +163,8 @@ def whole(bench: Bench) -> Group:
         for what in ("encrypt", "decrypt"):
             name = f"whole/{what}/1MiB/aes-{8 * len(key)}"
             cases.append(Case(name, functools.partial(encrypt_and_decrypt, bench, name, key)))
-    return Group(f"encrypt and decrypt, {size_name(bench.size(64 * MIB))} to new bytes, as naive Python does", cases)
+    size = size_name(bench.size(64 * MIB))
+    return Group(f"encrypt and decrypt {size} to new bytes, as naive Python does; best Py: to a new bytearray", cases)
 
 
 @contextmanager
@@ -158,24 +173,20 @@ def encrypt_and_decrypt(bench: Bench, name: str, key: bytes) -> Iterator[Contest
     stream = AgsCodec(key, aad_prefix=PREFIX).encrypt(data)
     rows = codec_rows(bench, name, BLOCK, key, len(data))
     runs: dict[tuple[str, str], Run] = {}
-    for row, n in zip(rows, bench.threads, strict=True):
-        ours = AgsCodec(key, aad_prefix=PREFIX, threads=n)
-        if "/encrypt/" in name:
-            runs[row.name, "ours"] = nothing(ours.encrypt, data)
-            runs[row.name, "naive"] = nothing(peers.naive_encrypt, key, PREFIX, BLOCK, data)
-        else:
-            runs[row.name, "ours"] = nothing(ours.decrypt, stream, length=len(stream))
-            runs[row.name, "naive"] = nothing(peers.naive_decrypt, key, PREFIX, stream)
-    yield Contest(rows, runs)
-
-
-def nothing(function: Callable[..., object], *args: object, **kwargs: object) -> Run:
-    """The function as a run: what it returns is no time."""
-
-    def run() -> None:
-        function(*args, **kwargs)
-
-    return run
+    with ExitStack() as stack:
+        for row, n in zip(rows, bench.threads, strict=True):
+            best = peers.BestPython(key, PREFIX, BLOCK, n)
+            stack.callback(best.close)
+            ours = AgsCodec(key, aad_prefix=PREFIX, threads=n)
+            if "/encrypt/" in name:
+                runs[row.name, "naive"] = nothing(peers.naive_encrypt, key, PREFIX, BLOCK, data)
+                runs[row.name, "best"] = lambda best=best: best.encrypt_into(data, bytearray(len(stream)))
+                runs[row.name, "ours"] = nothing(ours.encrypt, data)
+            else:
+                runs[row.name, "naive"] = nothing(peers.naive_decrypt, key, PREFIX, stream)
+                runs[row.name, "best"] = lambda best=best: best.decrypt_into(stream, bytearray(len(data)))
+                runs[row.name, "ours"] = nothing(ours.decrypt, stream, length=len(stream))
+        yield Contest(rows, runs)
 
 
 # ---- files
@@ -311,11 +322,6 @@ def read_again(bench: Bench, name: str, label: str, offsets: list[int]) -> Itera
             "ours": ours,
         }
         yield contest(row, runs, len(offsets))
-
-
-def contest(row: Row, runs: dict[str, Run], calls: int) -> Contest:
-    """For one row."""
-    return Contest([row], {(row.name, column): run for column, run in runs.items()}, calls)
 
 
 def write(bench: Bench) -> Group:

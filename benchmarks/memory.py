@@ -1,6 +1,6 @@
 """The memory that a long stream takes: ``python -m benchmarks.memory FILE BYTES THREADS`` writes and reads it.
 
-It prints the peaks in bytes. It is a process of its own, with nothing in it but ags_fast, so that what grows is ags_fast's.
+It prints the peaks in bytes. Nothing but ags_fast is in its process, so that what grows is ags_fast's.
 """
 
 from __future__ import annotations
