@@ -107,26 +107,24 @@ class Source:
 
 
 class Target:
-    """A file-like object to write to that keeps what it has taken and takes it as told.
+    """A file-like object to write to that keeps what it has taken, and takes it as told.
 
-    take: called with the bytes of a write and all writes so far; it returns how many bytes it takes, or what else
-    `write` should return, or raises.
+    take: called with the bytes of a write, and with how many it has taken before; it returns how many of them it takes,
+    or what else `write` should return, or raises.
     """
 
-    def __init__(self, take: Callable[[bytes, bytes], Any] = lambda data, before: len(data)) -> None:
-        self.taken = b""
+    def __init__(self, take: Callable[[bytes, int], Any] = lambda data, before: len(data)) -> None:
+        self.taken = bytearray()
         self.take = take
-        self.flushed = 0
         self.closed = False
 
     def write(self, data: Any) -> Any:
-        data = bytes(data)
-        answer = self.take(data, self.taken)
+        answer = self.take(bytes(data), len(self.taken))
         self.taken += data[:answer] if isinstance(answer, int) and answer >= 0 else data
         return answer
 
     def flush(self) -> None:
-        self.flushed += 1
+        pass
 
     def close(self) -> None:
         self.closed = True
