@@ -21,7 +21,7 @@ from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 import ags_fast
 from ags_fast import _core
 from benchmarks import cases, jobs
-from benchmarks.limit import Limit, LimitError
+from benchmarks.limit import LimitError
 from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed
 from benchmarks.targets import TARGETS
 
@@ -31,25 +31,23 @@ TITLES = {"limit": "limit", "naive": "naive", "best": "best Py", "pycryptodome":
 def main() -> int:
     options = parse_options()
     output = Path(options.output)
-    try:
-        limit = Limit(output)
-    except LimitError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 2
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < usable] + [usable]
     with scratch_folder() as scratch:
-        bench = cases.Bench(limit, scratch, threads, options.quick)
+        bench = cases.Bench(output, scratch, threads, options.quick)
         chosen = choose({name: make(bench) for name, make in (cases.GROUPS | jobs.GROUPS).items()}, options.only)
         if not chosen:
             print(f"benchmarks: no case matches {options.only!r}", file=sys.stderr)
             return 2
         if options.list:
-            for group in chosen.values():
-                print(*(case.name for case in group.cases), sep="\n")
+            print(*(case.name for group in chosen.values() for case in group.cases), sep="\n")
             return 0
         rounds = options.repeat or (5 if options.quick else 21)
-        about = describe(bench, rounds)
+        try:
+            about = describe(bench, rounds)
+        except LimitError as error:
+            print(f"benchmarks: {error}", file=sys.stderr)
+            return 2
         print("\n".join(f"{key:12} {value}" for key, value in about.items()))
         rows = run(chosen, rounds)
     about["load after"] = load()

@@ -29,10 +29,14 @@ KEYS = (b"k" * 16, b"k" * 32)
 class Bench:
     """Where and how much. threads: how many to measure with, 1 first. scratch: a folder in memory, if there is one."""
 
-    limit: Limit
+    build: Path
     scratch: Path
     threads: list[int]
     quick: bool
+
+    @functools.cached_property
+    def limit(self) -> Limit:
+        return Limit(self.build)
 
     def size(self, nbytes: int) -> int:
         return nbytes // 4 if self.quick else nbytes

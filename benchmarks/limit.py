@@ -141,7 +141,8 @@ class Loop:
         if not self._tuned:
             block = self._fields.block_nbytes
             self._tune("update_nbytes", (block, block // 2, block // 4, min(block, 256 << 10)))
-            self._tune("piece_nbytes", PIECES)
+            if not self._fields.sealed:
+                self._tune("piece_nbytes", PIECES)
             self._tuned = True
         return self._run()
 

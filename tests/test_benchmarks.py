@@ -1,0 +1,324 @@
+"""The benchmarks: contenders that do the same work, turns and ratios as they are claimed, a run from end to end.
+
+The last tests are smoke cases for pytest-benchmark. No test looks at how long something took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import KEY, KEYS, open_stream, pattern, seal_stream
+
+from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
+
+pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only, and run from there")
+from benchmarks import measure, peers, targets
+from benchmarks.limit import BUILT_WITH, ROOT, Limit, LimitError
+from benchmarks.measure import Contest, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+PREFIX = b"a file's name"
+SIZES = [(1, 16), (16, 16), (100, 16), (40_000, 4096), (40_960, 4096), (300_000, 1 << 20), (900_000, 300_000)]
+
+needs_compiler = pytest.mark.skipif(
+    not BUILT_WITH.is_file() or not shutil.which(os.environ.get("CC", "cc").split()[0]),
+    reason="the bare loop needs a C compiler and the build's libcrypto.json",
+)
+
+
+@pytest.fixture(scope="module")
+def limit(tmp_path_factory: pytest.TempPathFactory) -> Limit:
+    return Limit(tmp_path_factory.mktemp("limit"))
+
+
+# ---------------------------------------------------------------- contenders
+
+
+@pytest.mark.parametrize(("size", "block"), SIZES)
+def test_naive_python_writes_and_reads_ags1(size: int, block: int, tmp_path: Path) -> None:
+    data, path = pattern(size), str(tmp_path / "stream")
+    stream = peers.naive_encrypt(KEY, PREFIX, block, data)
+    assert open_stream(stream, KEY, PREFIX) == data
+    assert peers.naive_decrypt(KEY, PREFIX, seal_stream(data, KEY, PREFIX, block)) == data
+    peers.naive_write(path, KEY, PREFIX, block, memoryview(data))
+    assert open_stream(Path(path).read_bytes(), KEY, PREFIX) == data
+    assert b"".join(peers.naive_read(path, KEY, PREFIX)) == data
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("size", "block"), SIZES)
+def test_best_python_writes_and_reads_ags1(size: int, block: int, threads: int, tmp_path: Path) -> None:
+    data, out, path = bytearray(pattern(size)), bytearray(encrypted_length(size, block)), tmp_path / "stream"
+    best = peers.BestPython(KEY, PREFIX, block, threads)
+    best.encrypt_into(data, out)
+    assert open_stream(bytes(out), KEY, PREFIX) == data
+    opened = bytearray(size)
+    best.decrypt_into(out, opened)
+    assert opened == data
+    with open(path, "w+b", buffering=0) as file:
+        best.write(file.fileno(), data)
+        assert open_stream(path.read_bytes(), KEY, PREFIX) == data
+        windows = [bytearray(-(-size // block) * block) for _ in range(threads)]
+        best.read(file.fileno(), size, windows)  # whatever block a thread took is at its place in the thread's window
+    for begin in range(0, size, block):
+        assert any(window[begin : min(begin + block, size)] == data[begin : begin + block] for window in windows)
+    best.close()
+
+
+@pytest.mark.parametrize(("size", "block"), SIZES)
+def test_pycryptodome_writes_and_reads_ags1(size: int, block: int) -> None:
+    pytest.importorskip("Crypto")
+    data, out, opened = bytearray(pattern(size)), bytearray(encrypted_length(size, block)), bytearray(size)
+    peers.pycryptodome_encrypt_into(KEY, PREFIX, block, data, out)
+    assert open_stream(bytes(out), KEY, PREFIX) == data
+    peers.pycryptodome_decrypt_into(KEY, PREFIX, block, out, opened)
+    assert opened == data
+
+
+def test_python_stream_class_is_a_seekable_file(tmp_path: Path) -> None:
+    data, path = pattern(100_000), tmp_path / "stream"
+    path.write_bytes(seal_stream(data, KEY, PREFIX, 4096))
+    with peers.PythonReader(path, KEY, length=path.stat().st_size, aad_prefix=PREFIX) as reader:
+        for offset, size in ((0, 10), (4090, 20), (8192, 4096), (5000, 50_000), (99_990, 100), (100_000, 1)):
+            assert reader.seek(offset) == offset
+            assert reader.read(size) == data[offset : offset + size]
+            assert reader.tell() == min(offset + size, 100_000)
+        assert reader.seek(-10, os.SEEK_END) == 99_990
+        assert reader.read() == data[-10:]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with (
+        peers.PythonReader(path, KEY, length=path.stat().st_size, aad_prefix=PREFIX) as reader,
+        pytest.raises(ValueError, match="block 24 does not"),
+    ):
+        reader.read()
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("size", "block"), SIZES)
+def test_bare_loop_writes_and_reads_ags1(limit: Limit, size: int, block: int, threads: int, tmp_path: Path) -> None:
+    key, path = KEYS[32], tmp_path / "stream"
+    data, out = bytearray(pattern(size)), bytearray(encrypted_length(size, block))
+    nonces = os.urandom(12 * -(-size // block))
+    assert limit.loop(key, PREFIX, block, data, stream=out, nonces=nonces, threads=threads)() > 0
+    out[:8] = peers.header(block)
+    assert open_stream(bytes(out), key, PREFIX) == data
+
+    opened = bytearray(size)
+    assert limit.loop(key, PREFIX, block, opened, stream=out, threads=threads)() > 0
+    assert opened == data
+
+    with open(path, "w+b", buffering=0) as file:
+        limit.loop(key, PREFIX, block, data, nonces=nonces, threads=threads)(file.fileno())
+        assert path.read_bytes()[8:] == out[8:]
+        opened = bytearray(size)
+        limit.loop(key, PREFIX, block, opened, threads=threads)(file.fileno())
+        assert opened == data
+        window = bytearray(block)
+        limit.loop(key, PREFIX, block, window, plain_length=size, window=block, order=array("I", [0]))(file.fileno())
+        assert window[: min(block, size)] == data[:block]
+
+
+@needs_compiler
+def test_bare_loop_checks_tags(limit: Limit) -> None:
+    stream = bytearray(seal_stream(pattern(9000), KEY, PREFIX, 4096))
+    out = bytearray(9000)
+    assert limit.loop(KEY, PREFIX, 4096, out, stream=stream)() > 0
+    stream[-1] ^= 1
+    with pytest.raises(LimitError):
+        limit.loop(KEY, PREFIX, 4096, out, stream=stream)()
+
+
+@needs_compiler
+def test_bare_loop_reads_a_small_file(limit: Limit, tmp_path: Path) -> None:
+    data, out, path = pattern(8192), bytearray(8192), tmp_path / "stream"
+    path.write_bytes(seal_stream(data, KEY, PREFIX))
+    assert limit.loop(KEY, PREFIX, 1 << 20, out).small(str(path), 3) > 0
+    assert out == data
+
+
+# ---------------------------------------------------------------- turns, ratios, verdicts
+
+
+def test_contenders_take_turns() -> None:
+    turns: list[str] = []
+
+    def run(column: str, seconds: float) -> Callable[[], float]:
+        def run() -> float:
+            turns.append(column)
+            return seconds
+
+        return run
+
+    row = Row("a/1t", "a", "us")
+    runs = {("a/1t", column): run(column, seconds) for column, seconds in (("limit", 2e-3), ("ours", 4e-3))}
+    Contest([row], runs, calls=10).measure(4)
+    assert sorted(turns[:2]) == ["limit", "ours"]  # the warm-up
+    for i in range(2, 10, 2):
+        assert sorted(turns[i : i + 2]) == ["limit", "ours"]
+    assert len(turns) == 10
+    assert row.samples == {"limit": [2e-4] * 4, "ours": [4e-4] * 4}
+    assert row.shown("ours") == pytest.approx(400)
+    assert measure.speed(row.samples["ours"], row.samples["limit"]) == (0.5, 0.5)
+
+
+def test_slow_references_get_fewer_rounds() -> None:
+    row = Row("a", "a")
+    runs: dict[tuple[str, str], measure.Run] = {("a", "naive"): lambda: 1.0, ("a", "ours"): lambda: 1.0}
+    Contest([row], runs).measure(16)
+    assert {column: len(samples) for column, samples in row.samples.items()} == {"naive": 4, "ours": 16}
+
+
+def test_wrong_results_are_no_results() -> None:
+    contest = Contest([Row("a", "a")], {("a", "ours"): lambda: 1.0}, check=lambda column: False)
+    with pytest.raises(AssertionError, match="ours"):
+        contest.measure(1)
+
+
+def test_best_python_may_have_fewer_threads() -> None:
+    rows = [Row(f"a/{n}t", "a") for n in (1, 2, 4)] + [Row("b", "b")]
+    seconds = {"a/1t": 2.0, "a/2t": 3.0, "a/4t": 1.0, "b": 5.0}
+    Contest(rows, {(row.name, "best"): lambda row=row: seconds[row.name] for row in rows}).measure(1)
+    assert [row.samples["best"] for row in rows] == [[2.0], [2.0], [1.0], [5.0]]
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [([1.0, 1.0, 1.0], "pass"), ([2.0, 2.0, 2.0], "MISSED"), ([1.0, 2.0, 2.0], "best only")],
+)
+def test_targets_are_judged_by_best_and_median(ours: list[float], verdict: str) -> None:
+    target = targets.Target("x", r"a/\dt", 0.9, targets.faster_than("limit"))
+    rows = [
+        Row(f"a/{n}t", "a", samples={"limit": [1.0] * 3, "ours": taken}) for n, taken in ((1, ours), (2, [0.5] * 3))
+    ]
+    judged = target.judge(rows)
+    assert (judged["verdict"], judged["worst_row"], judged["rows"]) == (verdict, "a/1t", 2)
+    assert target.judge([])["verdict"] == "not measured"
+
+
+def test_upper_bounds_are_judged_by_the_largest() -> None:
+    rows = [Row(f"a/{n}t", "a", samples={"limit": [2.0], "ours": [float(n)]}) for n in (1, 3)]
+    judged = targets.Target("x", r"a/\dt", 1, targets.cost_of("limit"), less=True).judge(rows)
+    assert (judged["best"], judged["verdict"], judged["worst_row"]) == (1.5, "MISSED", "a/3t")
+
+
+def test_what_targets_compare() -> None:
+    one = Row("a/1t", "a", samples={"limit": [2.0, 2.0], "ours": [4.0, 4.0]})
+    two = Row("a/2t", "a", samples={"limit": [2.0, 2.0], "ours": [1.0, 2.0]})
+    rows = {row.name: row for row in (one, two)}
+    assert targets.faster_than("limit")(one, rows) == (0.5, 0.5)
+    assert targets.faster_than("naive")(one, rows) is None
+    assert targets.faster_than_thread(1)(two, rows) == (4.0, 3.0)
+    assert targets.cost_of("limit")(one, rows) == (2.0, 2.0)
+    assert targets.milliseconds_over("limit")(one, rows) == (2000, 2000)
+
+
+def test_every_target_has_rows() -> None:
+    """A target whose rows nobody measures would be reported as not measured for ever."""
+    cases = run_benchmarks("--list").stdout.split()
+    names = [case + end for case in cases for end in ("/1t", "/2t", "/writer", "/ags_fast")]
+    for target in targets.TARGETS:
+        assert any(re.fullmatch(target.rows, name) for name in names), target.what
+
+
+# ---------------------------------------------------------------- from end to end
+
+
+def run_benchmarks(*options: str) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "benchmarks", *options]
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
+
+
+@needs_compiler
+def test_a_run_prints_a_table_and_writes_json_and_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    output = tmp_path / "results"
+    only = "codec/encrypt_into/(16|64)KiB/aes-128"
+    done = run_benchmarks("--quick", "--repeat", "2", "--only", only, "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    assert "encrypt_into 64 KiB, AES-128, 1 thread" in done.stdout
+    assert "not measured" in done.stdout  # the targets of what was left out
+
+    results: dict[str, Any] = json.loads((output / "results.json").read_text())
+    assert {"CPU", "cryptography", "ags_fast", "load", "load after"} <= results["about"].keys()
+    one_thread = [row for row in results["rows"] if row["name"].endswith("/1t")]
+    assert len(one_thread) == 2
+    for row in results["rows"]:
+        columns = row["columns"]
+        assert {"limit", "best", "ours"} <= columns.keys()
+        for column in columns.values():
+            assert 0 < column["median"] <= column["best"]
+        best = columns["ours"]["best"] / columns["limit"]["best"]
+        assert row["ratios"]["ours/limit"]["best"] == pytest.approx(best)
+    judged = [target for target in results["targets"] if target["verdict"] != "not measured"]
+    assert [target["rows"] for target in judged] == [1]  # 64 KiB blocks, one thread
+    for picture in ("codec-aes-128.png", "targets.png"):
+        assert (output / picture).read_bytes().startswith(b"\x89PNG")
+
+
+@needs_compiler
+def test_a_pattern_without_a_case_is_an_error(tmp_path: Path) -> None:
+    done = run_benchmarks("--only", "no such thing", "--output", str(tmp_path))
+    assert done.returncode == 2
+    assert "no such thing" in done.stderr
+
+
+# ---------------------------------------------------------------- smoke cases for pytest-benchmark
+
+ROUNDS = {"rounds": 5, "warmup_rounds": 1}
+MIB = 1 << 20
+
+
+@pytest.mark.benchmark(group="codec, 4 MiB")
+@pytest.mark.parametrize("block", [4096, MIB])
+def test_speed_of_the_codec(benchmark: BenchmarkFixture, block: int) -> None:
+    data, opened = bytearray(pattern(4 * MIB)), bytearray(4 * MIB)
+    out = bytearray(encrypted_length(len(data), block))
+    codec = AgsCodec(KEY, block_size=block)
+
+    def there_and_back() -> None:
+        codec.encrypt_into(data, out)
+        codec.decrypt_into(out, opened, length=len(out))
+
+    benchmark.pedantic(there_and_back, **ROUNDS)
+    assert opened == data
+
+
+@pytest.mark.benchmark(group="files, 4 MiB")
+def test_speed_of_the_reader(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    data, path = pattern(4 * MIB), tmp_path / "stream"
+    path.write_bytes(seal_stream(data))
+
+    def read() -> bytes:
+        with AgsReader(path, KEY, length=path.stat().st_size) as reader:
+            return reader.read()
+
+    assert benchmark.pedantic(read, **ROUNDS) == data
+
+
+@pytest.mark.benchmark(group="files, 4 MiB")
+def test_speed_of_the_writer(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    data, path = pattern(4 * MIB), tmp_path / "stream"
+    pieces = [data[begin : begin + 65536] for begin in range(0, len(data), 65536)]
+
+    def write() -> None:
+        with AgsWriter(path, KEY) as writer:
+            for piece in pieces:
+                writer.write(piece)
+
+    benchmark.pedantic(write, **ROUNDS)
+    assert open_stream(path.read_bytes()) == data
