@@ -360,7 +360,7 @@ def test_avro_file_that_was_cut_before_it_was_sealed() -> None:
 
 
 def test_avro_file_that_ends_inside_a_number() -> None:
-    """fastavro takes an end inside a block's record count for the end of the file."""
+    """An end of file there is none to take for the end of the blocks."""
     plain = make_avro([{**record, "raw": b""} for record in make_records(400)], sync_interval=1 << 20)
     header_end = sync_marker(plain)[1] + SYNC_NBYTES
     assert plain[header_end] >= 0x80  # the count has two bytes
