@@ -215,25 +215,26 @@ def test_worker_killed_while_it_writes(spark: SparkSession, key_file: Path, tmp_
 
 def test_worker_that_forks(spark: SparkSession, key_file: Path, tmp_path: Path) -> None:
     """As multiprocessing in a user's function does. Parent and child go on, with nonces of their own."""
-    data = bytes(100 * 4096)
+    data = bytes(1000 * 4096)
 
     def fork(_: Iterable[int]) -> Iterator[int]:
         codec = AgsCodec(key_file.read_bytes(), block_size=4096, threads=2)
-        codec.encrypt(data)  # the pool has a thread now
+        codec.encrypt(data)
+        assert len(os.listdir("/proc/self/task")) == 2  # the caller, and a helper that the child will not have
         child = os.fork()
         if child == 0:
             signal.alarm(20)  # ends a child that hangs
             with open(tmp_path / "child", "wb") as file:
                 file.write(codec.encrypt(data))
-            os._exit(0)
+            os._exit(len(os.listdir("/proc/self/task")))
         (tmp_path / "parent").write_bytes(codec.encrypt(data))
-        yield os.waitpid(child, 0)[1]
+        yield os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    assert on_executors(spark, fork, [0]) == [0]
+    assert on_executors(spark, fork, [0]) == [2]  # a helper of its own
     streams = [(tmp_path / name).read_bytes() for name in ("child", "parent")]
     assert [open_stream(stream, CANARY) for stream in streams] == [data, data]
     nonces = [nonce for stream in streams for nonce in nonces_of(stream)]
-    assert len(set(nonces)) == 200
+    assert len(set(nonces)) == 2000
 
 
 def test_worker_serves_several_jobs(spark: SparkSession, key_file: Path) -> None:
