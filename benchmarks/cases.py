@@ -85,9 +85,9 @@ def codec(bench: Bench) -> Group:
     cases = []
     for block in (4 << 10, 16 << 10, 64 << 10, 256 << 10, MIB, 4 * MIB):
         for key in KEYS:
-            for what, contest in (("encrypt_into", encrypt_into), ("decrypt_into", decrypt_into)):
+            for what in ("encrypt_into", "decrypt_into"):
                 name = f"codec/{what}/{short(block)}/aes-{8 * len(key)}"
-                cases.append(Case(name, functools.partial(contest, bench, name, block, key)))
+                cases.append(Case(name, functools.partial(between_buffers, bench, name, what, block, key)))
     size = size_name(bench.size(64 * MIB))
     return Group(f"encrypt_into and decrypt_into, {size} from buffer to buffer by size of block", cases)
 
@@ -98,65 +98,44 @@ def codec_rows(bench: Bench, name: str, block: int, key: bytes, nbytes: int) -> 
 
 
 @contextmanager
-def encrypt_into(bench: Bench, name: str, block: int, key: bytes) -> Iterator[Contest]:
+def between_buffers(bench: Bench, name: str, what: str, block: int, key: bytes) -> Iterator[Contest]:
     data = random_data(bench.size(64 * MIB))
-    out, opened = touched(encrypted_length(len(data), block)), touched(len(data))
+    opened = bytearray(data)
+    stream = bytearray(AgsCodec(key, aad_prefix=PREFIX, block_size=block).encrypt(data))
+    sealing = what == "encrypt_into"
+    source, target = (data, stream) if sealing else (stream, opened)
+    nonces = os.urandom(12 * -(-len(data) // block)) if sealing else None
     rows = codec_rows(bench, name, block, key, len(data))
     runs: dict[tuple[str, str], Run] = {}
     with ExitStack() as stack:
         for row, n in zip(rows, bench.threads, strict=True):
-            nonces = os.urandom(12 * -(-len(data) // block))
-            loop = bench.limit.loop(key, PREFIX, block, data, stream=out, nonces=nonces, threads=n)
             best = peers.BestPython(key, PREFIX, block, n)
             stack.callback(best.close)
             ours = AgsCodec(key, aad_prefix=PREFIX, block_size=block, threads=n)
+            call = ours.encrypt_into if sealing else functools.partial(ours.decrypt_into, length=len(stream))
+            plain = data if sealing else opened
+            loop = bench.limit.loop(key, PREFIX, block, plain, stream=stream, nonces=nonces, threads=n)
             runs[row.name, "limit"] = loop
-            runs[row.name, "best"] = functools.partial(best.encrypt_into, data, out)
-            runs[row.name, "ours"] = nothing(ours.encrypt_into, data, out)
-        first = rows[0].name
-        runs[first, "naive"] = nothing(peers.naive_encrypt, key, PREFIX, block, data)
-        if len(key) == 16 and block in (4 << 10, MIB):
-            runs[first, "pycryptodome"] = functools.partial(
-                peers.pycryptodome_encrypt_into, key, PREFIX, block, data, out
-            )
+            runs[row.name, "best"] = functools.partial(getattr(best, what), source, target)
+            runs[row.name, "ours"] = nothing(call, source, target)
+        if sealing:
+            naive = nothing(peers.naive_encrypt, key, PREFIX, block, data)
+        else:
+            naive = nothing(peers.naive_decrypt, key, PREFIX, stream)
+        runs[rows[0].name, "naive"] = naive
+        if len(key) == 16 and block in (4 << 10, MIB):  # once with small blocks, once with large: it is slow
+            pycryptodome = getattr(peers, f"pycryptodome_{what}")
+            runs[rows[0].name, "pycryptodome"] = functools.partial(pycryptodome, key, PREFIX, block, source, target)
 
         def check(column: str) -> bool:
             if column == "naive":  # the tests look at what it returns
                 return True
-            out[:8] = peers.header(block)  # which the bare loop leaves out
-            ours.decrypt_into(out, opened, length=len(out))
-            out[:] = bytes(len(out))
-            return opened == data
-
-        yield Contest(rows, runs, check=check)
-
-
-@contextmanager
-def decrypt_into(bench: Bench, name: str, block: int, key: bytes) -> Iterator[Contest]:
-    data = random_data(bench.size(64 * MIB))
-    stream = bytearray(AgsCodec(key, aad_prefix=PREFIX, block_size=block).encrypt(data))
-    out = touched(len(data))
-    rows = codec_rows(bench, name, block, key, len(data))
-    runs: dict[tuple[str, str], Run] = {}
-    with ExitStack() as stack:
-        for row, n in zip(rows, bench.threads, strict=True):
-            best = peers.BestPython(key, PREFIX, block, n)
-            stack.callback(best.close)
-            ours = AgsCodec(key, aad_prefix=PREFIX, threads=n)
-            runs[row.name, "limit"] = bench.limit.loop(key, PREFIX, block, out, stream=stream, threads=n)
-            runs[row.name, "best"] = functools.partial(best.decrypt_into, stream, out)
-            runs[row.name, "ours"] = nothing(ours.decrypt_into, stream, out, length=len(stream))
-        first = rows[0].name
-        runs[first, "naive"] = nothing(peers.naive_decrypt, key, PREFIX, stream)
-        if len(key) == 16 and block in (4 << 10, MIB):
-            runs[first, "pycryptodome"] = functools.partial(
-                peers.pycryptodome_decrypt_into, key, PREFIX, block, stream, out
-            )
-
-        def check(column: str) -> bool:
-            right = out == data
-            out[:] = bytes(len(out))
-            return right or column == "naive"
+            if sealing:
+                stream[:8] = peers.header(block)  # which the bare loop leaves out
+                ours.decrypt_into(stream, opened, length=len(stream))
+            right = opened == data
+            target[:] = bytes(len(target))
+            return right
 
         yield Contest(rows, runs, check=check)
 

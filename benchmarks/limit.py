@@ -140,7 +140,7 @@ class Loop:
         self._fields.fd = fd
         if not self._tuned:
             block = self._fields.block_nbytes
-            self._tune("update_nbytes", (block, block // 2, block // 4, min(block, 256 << 10)))
+            self._tune("update_nbytes", tuple(max(16, n) for n in (block, block // 2, block // 4, 256 << 10)))
             if not self._fields.sealed:
                 self._tune("piece_nbytes", PIECES)
             self._tuned = True
