@@ -6,6 +6,7 @@ import array
 import copy
 import ctypes
 import io
+import itertools
 import mmap
 import pickle
 import random
@@ -483,6 +484,37 @@ def test_key_limit_is_exact() -> None:
     AgsCodec(random.Random(1).randbytes(16), sealed_before=limit)
     with pytest.raises(KeyLimitError):
         AgsCodec(key, sealed_before=limit + 1)
+
+
+def test_key_limit_is_exact_for_many_threads() -> None:
+    key = random.Random("a key for ten threads").randbytes(16)
+    codecs = [AgsCodec(key, sealed_before=(1 << 32) - 1000, block_size=1) for _ in range(10)]
+
+    def work(codec: AgsCodec) -> int:
+        sealed = 0
+        for size in itertools.cycle((1, 2, 3)):
+            try:
+                codec.encrypt(bytes(size))
+            except KeyLimitError:
+                if size == 1:
+                    return sealed
+            else:
+                sealed += size
+        raise AssertionError
+
+    with ThreadPoolExecutor(10) as pool:
+        assert sum(pool.map(work, codecs)) == 1000 == codecs[0].sealed
+
+
+def test_errors_travel_between_processes() -> None:
+    stream = AgsCodec(KEY, block_size=10).encrypt(bytes(100))
+    with pytest.raises(IntegrityError) as caught:
+        AgsCodec(KEY).decrypt(flip(stream, 8 * 200), length=len(stream))
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert type(copied) is IntegrityError and str(copied) == str(caught.value)
+    assert copied.block_index == caught.value.block_index == 5
+    for error in (FormatError("x"), KeyLimitError("x")):
+        assert repr(pickle.loads(pickle.dumps(error))) == repr(error)
 
 
 def test_refuses_pickles_and_copies() -> None:

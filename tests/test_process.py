@@ -377,6 +377,28 @@ def test_one_thread_means_no_helper(tmp_path: Path) -> None:
     )
 
 
+@linux
+def test_threads_follow_the_affinity() -> None:
+    """A process that is bound to a CPU uses that one, also if it is bound after a fork."""
+    run_python(
+        """
+        import os, ags_fast
+        os.environ.pop("AGS_FAST_THREADS", None)
+        codec = ags_fast.AgsCodec(bytes(16))
+        usable = sorted(os.sched_getaffinity(0))
+        assert f"threads={len(usable)}" in repr(codec) or len(usable) > 1  # a container may have fewer than it sees
+        if os.fork() == 0:
+            os.sched_setaffinity(0, usable[:1])
+            one = ags_fast.AgsCodec(bytes(16))
+            assert "threads=1" in repr(one), repr(one)
+            one.encrypt(bytes(10 << 20))
+            assert len(os.listdir("/proc/self/task")) == 1
+            os._exit(0)
+        assert os.wait()[1] == 0
+        """
+    )
+
+
 # ---------------------------------------------------------------- imports
 
 

@@ -342,7 +342,11 @@ def test_links_and_modes(no_leftovers: Path) -> None:
         AgsWriter(no_leftovers / "loop", KEY)
 
 
-@pytest.mark.parametrize("name", ["n" * 255, "名" * 85, "é" * 127, ".hidden", "with\nnewline", "-", "x.agstmp.y"])
+@pytest.mark.parametrize(
+    "name",
+    ["n" * 255, "名" * 85, "é" * 127, ".hidden", "with\nnewline", "-", "x.agstmp.y"],
+    ids=["longest", "longest of 3 bytes each", "longest of 2 bytes each", "hidden", "newline", "dash", "as temporary"],
+)
 def test_names(no_leftovers: Path, name: str) -> None:
     """Every name that the file system takes, also where nothing can be added to it."""
     path = no_leftovers / name
@@ -725,6 +729,25 @@ def test_fork_with_an_open_writer(tmp_path: Path) -> None:
                 assert open_stream(file.read()) == pattern(1_500_000) + b"the rest", how
             os.unlink(path)
             assert os.listdir(sys.argv[1]) == [], how
+        """,
+        tmp_path,
+    )
+
+
+@linux
+def test_a_child_can_let_go_of_its_parents_file(tmp_path: Path) -> None:
+    """A worker that outlives its parent must not keep a deleted file on the disk."""
+    run_python(
+        """
+        import os, sys, ags_fast
+        writer = ags_fast.AgsWriter(sys.argv[1] + "/file", bytes(16))
+        if os.fork() == 0:
+            writer.close()
+            held = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+            assert not [path for path in held if path.startswith(sys.argv[1])], held
+            os._exit(0)
+        assert os.wait()[1] == 0
+        writer.close()
         """,
         tmp_path,
     )
