@@ -10,6 +10,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
+from libc.errno cimport EINTR
 from libc.stdint cimport INT64_MAX, uint8_t, uint64_t
 from libc.string cimport memset
 
@@ -310,8 +311,12 @@ def open_file(path, uint64_t small):
     Py_DECREF(raw)  # the converter's reference
     PySys_Audit("open", "OOi", <PyObject *> path, <PyObject *> None, 0)
     name = PyBytes_AS_STRING(raw)
-    with nogil:
-        status = agsf_open_file(name, &fd, &nbytes, &os_error)
+    while True:
+        with nogil:
+            status = agsf_open_file(name, &fd, &nbytes, &os_error)
+        if status != AGSF_IO or os_error != EINTR:
+            break
+        PyErr_CheckSignals()
     if status != AGSF_OK:
         raise OSError(os_error, _os.strerror(os_error), path)
     if nbytes > small:

@@ -7,10 +7,11 @@ splits that covers the plaintext once gives every record once, however it is cut
 
 from __future__ import annotations
 
+import contextlib
 import io
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.errors import FormatError
+from ags_fast.errors import AgsError, FormatError
 from ags_fast.stream import AgsReader, AgsWriter
 
 try:
@@ -65,12 +66,10 @@ def read_split(
         raise ValueError(f"a split begins at 0 or later and ends where it begins or later, not {start} to {end}")
     with (
         AgsReader(source, key, length=length, aad_prefix=aad_prefix, threads=threads) as raw,
-        io.BufferedReader(raw, BUFFER_NBYTES) as file,
+        _Plaintext(raw, BUFFER_NBYTES) as file,
     ):
-        try:
+        with _avro_errors():
             blocks = fastavro.block_reader(file, reader_schema)
-        except (EOFError, ValueError) as error:
-            raise FormatError(f"the plaintext is no Avro file: {error}") from error
         header_end = file.tell()
         file.seek(header_end - SYNC_NBYTES)
         marker = file.read(SYNC_NBYTES)
@@ -78,13 +77,38 @@ def read_split(
         if at is None or at >= end or at + SYNC_NBYTES >= raw.length:
             return
         file.seek(at + SYNC_NBYTES)
-        for block in blocks:
-            yield from block  # type: ignore[misc]  # its records are what the schema says; here, a record
+        while True:
+            with _avro_errors():
+                block = next(blocks, None)
+                if block is None:
+                    return
+                records: list[Any] = list(block)
+            yield from records
             if block.offset + block.size >= end + SYNC_NBYTES:
                 return
 
 
-def _find(file: io.BufferedReader[AgsReader], marker: bytes, start: int, end: int) -> int | None:
+class _Plaintext(io.BufferedReader):
+    """Makes room only for what is there: sizes that Avro asks for are in the file, and the file may be rubbish."""
+
+    raw: AgsReader
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(size if size is None else min(size, max(0, self.raw.length - self.tell())))
+
+
+@contextlib.contextmanager
+def _avro_errors() -> Iterator[None]:
+    """What fastavro raises for what is no Avro file is of every kind."""
+    try:
+        yield
+    except (AgsError, OSError):
+        raise
+    except Exception as error:
+        raise FormatError(f"the plaintext is no intact Avro file: {type(error).__name__}: {error}") from error
+
+
+def _find(file: io.BufferedReader, marker: bytes, start: int, end: int) -> int | None:
     """Where the first sync marker begins that begins in the split, or None."""
     file.seek(start)
     window = b""  # what has been read from `start` on

@@ -14,7 +14,6 @@ import os
 import stat
 import threading
 import warnings
-from collections import OrderedDict
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +47,7 @@ __all__ = ["AgsReader", "AgsWriter", "open"]
 
 SMALL_FILE_NBYTES = 64 << 10  # a stream up to this size is read whole when it is opened
 CACHE_NBYTES = 4 << 20  # of opened blocks that a reader keeps for reads that come back to them; at least one block
+SPAN_NBYTES = 250  # what a block in the cache takes beside its bytes: more than a tiny block has
 AHEAD_NBYTES = 256 << 10  # a thread, to be opened ahead of a cursor that moves steadily; at least one block
 REQUEST_NBYTES = 64 << 20  # the largest single read of a source that is no descriptor; at least one block
 NOTHING = Span(-1, b"")  # no opened bytes: every read misses them
@@ -97,7 +97,7 @@ class _Descriptor:
 class _SeekableFile:
     """A stream in a seekable binary file-like object. Its cursor is moved, under a lock."""
 
-    __slots__ = ("file", "lock", "owned", "size")
+    __slots__ = ("file", "lock", "locker", "owned", "size")
 
     def __init__(self, file: Any, owned: bool) -> None:
         if not file.seekable():
@@ -105,9 +105,13 @@ class _SeekableFile:
         self.file = file
         self.owned = owned
         self.lock = threading.Lock()
+        self.locker = os.getpid()
         self.size = file.seek(0, io.SEEK_END)
 
     def fetch(self, begin: int, end: int) -> tuple[Any, int]:
+        if self.locker != os.getpid():  # a fork may have left it held by a thread that does not exist here
+            self.lock = threading.Lock()
+            self.locker = os.getpid()
         pieces = []
         at = begin
         with self.lock:
@@ -149,14 +153,21 @@ def _source(source: Any) -> _Memory | _Descriptor | _SeekableFile:
             return _Memory(data)
         if size >= 0:
             return _Descriptor(fd, size, None)
-        file = io.FileIO(fd)
+        try:
+            file = io.FileIO(fd)
+        except BaseException:  # a folder
+            os.close(fd)
+            raise
         try:
             return _SeekableFile(file, owned=True)
         except BaseException:
             file.close()
             raise
-    if not hasattr(source, "read"):
+    try:
         return _Memory(bytes_view(source))
+    except TypeError:
+        if not hasattr(source, "read"):
+            raise
     if not _is_content(source):
         return _SeekableFile(source, owned=False)
     if source.writable():
@@ -201,8 +212,7 @@ class AgsReader(io.RawIOBase):
         self._position = 0
         self._key = Key(key)
         self._aad_prefix = prefix_bytes(aad_prefix)
-        self._cache: OrderedDict[int, Span] = OrderedDict()  # opened blocks, least recently used first
-        self._cache_lock = threading.Lock()
+        self._cache: dict[int, Span] = {}  # opened blocks, least recently used first
         self._ahead = 1  # blocks to open at once if the cursor goes on where the last ones ended
         self._ahead_from = 0  # the block where they ended
         self._file = _source(source)
@@ -331,12 +341,11 @@ class AgsReader(io.RawIOBase):
         size = self._clamp(offset, size)
         if size == 0:
             return b""
-        index, begin = divmod(offset, self._block_size)
-        if begin + size <= self._block_size and (size < self._block_size or self._length == size):
-            span = self._partial(index, steady, None)  # part of one block, or all there is: no second copy
-            data = span.data if (offset, size) == (span.offset, len(span.data)) else span.get(offset, size)
-            assert data is not None
-            return data
+        if self._length <= self._block_size:  # one block, which then stays at hand
+            span = self._hot
+            if span is NOTHING:
+                span = self._hot = self._open_span(0, 1, None)
+            return span.data if size == self._length else span.data[offset : offset + size]
         out, view = new_bytes(size)
         self._fill(offset, view, steady)
         return out
@@ -356,42 +365,73 @@ class AgsReader(io.RawIOBase):
         return size
 
     def _fill(self, offset: int, out: memoryview, steady: bool) -> None:
-        """Write the plaintext from `offset` to all of `out`: whole blocks straight, parts by way of the cache."""
+        """Write the plaintext from `offset` to all of `out`."""
+        hot = self._hot
+        begin = offset - hot.offset
+        if 0 <= begin < len(hot.data):
+            part = memoryview(hot.data)[begin : begin + len(out)]
+            out[: len(part)] = part
+            offset += len(part)
+            out = out[len(part) :]
         step = max(1, REQUEST_NBYTES // self._block_size) * self._block_size
         while isinstance(self._file, _SeekableFile) and len(out) > step:  # what is fetched is held in memory
             piece = step - offset % self._block_size
             self._fill_piece(offset, out[:piece], steady)
             offset += piece
             out = out[piece:]
-        self._fill_piece(offset, out, steady)
+        if out:
+            self._fill_piece(offset, out, steady)
 
     def _fill_piece(self, offset: int, out: memoryview, steady: bool) -> None:
+        """Open whole blocks straight into `out`. Of a block at either end that is only wanted in part, copy that from
+        what is at hand, or open the block and keep it; with `steady`, open more blocks behind it as well.
+        """
+        size = self._block_size
         end = offset + len(out)
-        first = offset // self._block_size  # the first block, and the end, of those that are touched at all
-        last = -(-end // self._block_size)
-        whole = -(-offset // self._block_size)  # and of those that are wanted whole
-        whole_end = last if end == self._length else end // self._block_size
+        first, last = offset // size, (end - 1) // size
+        whole_end = end if end == self._length else end // size * size
+        head = self._cached(first) if offset % size or first * size >= whole_end else None
+        tail = self._cached(last) if last > first and last * size >= whole_end else None
+        lo, hi = first + (head is not None), last + (tail is None)  # the blocks to be opened
+        ahead = self._plan_ahead(lo, hi, whole_end < end) if steady and lo < hi else hi
         fetched = None
-        if last - first > 1 and isinstance(self._file, _SeekableFile):  # one request for all that is not at hand
-            lo = first + (first < whole and self._cached(first) is not None)
-            hi = last - (whole_end < last and self._cached(last - 1) is not None)
-            if lo < hi:
-                end_of_hi = min(block_offset(hi, self._block_size), self._file_length)
-                fetched = self._file.fetch(block_offset(lo, self._block_size), end_of_hi)
-        at = 0
-        while at < len(out):
-            index = (offset + at) // self._block_size
-            if whole <= index < whole_end:
-                size = min(whole_end * self._block_size, self._length) - index * self._block_size
-                self._open_blocks(index, out[at : at + size], fetched)
-                if steady:
-                    self._ahead_from = whole_end
-            else:
-                span = self._partial(index, steady, fetched)
-                begin = offset + at - span.offset
-                size = min(len(out) - at, len(span.data) - begin)
-                out[at : at + size] = memoryview(span.data)[begin : begin + size]
-            at += size
+        if isinstance(self._file, _SeekableFile) and lo < hi:  # one request for all of them
+            fetched, ahead = self._fetch(self._file, lo, hi, ahead)
+        at = offset
+        while at < end:
+            block = at // size
+            if at % size == 0 and at < whole_end:
+                self._open_blocks(block, out[at - offset : whole_end - offset], fetched)
+                at = whole_end
+                continue
+            span = head if block == first else tail
+            if span is None:
+                self._hot = NOTHING  # let go of the old before there is new
+                span = self._open_span(block, ahead - block if block == last else 1, fetched)
+                self._keep(block, span)
+            self._hot = span
+            begin = at - span.offset
+            part = memoryview(span.data)[begin : begin + min(end - at, (block + 1) * size - at)]
+            out[at - offset : at - offset + len(part)] = part
+            at += len(part)
+
+    def _plan_ahead(self, lo: int, hi: int, in_part: bool) -> int:
+        """Where to stop opening, instead of at `hi`: later each time the cursor goes on where it stopped before."""
+        most = self._threads * max(1, AHEAD_NBYTES // self._block_size)
+        self._ahead = min(2 * self._ahead, most) if lo == self._ahead_from else 1
+        if in_part:
+            hi = min(max(hi, lo + self._ahead), -(-self._length // self._block_size))
+        self._ahead_from = hi
+        return hi
+
+    def _fetch(self, file: _SeekableFile, lo: int, hi: int, ahead: int) -> tuple[tuple[Any, int], int]:
+        begin = block_offset(lo, self._block_size)
+        try:
+            return file.fetch(begin, min(block_offset(ahead, self._block_size), self._file_length)), ahead
+        except IntegrityError:
+            if ahead == hi:
+                raise
+        return file.fetch(begin, block_offset(hi, self._block_size)), hi  # what is wanted may be there
 
     # ---- opened blocks
 
@@ -406,55 +446,37 @@ class AgsReader(io.RawIOBase):
         self._key.open_run(self._aad_prefix, self._block_size, first, source, begin - at, size, out, self._threads)
 
     def _open_span(self, first: int, count: int, fetched: tuple[Any, int] | None) -> Span:
+        """Open up to `count` blocks, but at least the first."""
         begin = first * self._block_size
         opened, out = new_bytes(min(self._length, begin + count * self._block_size) - begin)
-        self._open_blocks(first, out, fetched)
+        try:
+            self._open_blocks(first, out, fetched)
+        except IntegrityError:
+            if count == 1:
+                raise
+            return self._open_span(first, 1, fetched)  # the bad one may be one that nobody has asked for
         return Span(begin, opened)
 
-    def _cached(self, index: int) -> Span | None:
-        begin = index * self._block_size
-        hot = self._hot
-        if hot.offset <= begin < hot.offset + len(hot.data):
-            return hot
-        with self._cache_lock:
-            span = self._cache.get(index)
-            if span is not None:
-                self._cache.move_to_end(index)
-            return span
+    # The cache needs no lock, which a fork could leave held: each step is one that the interpreter does at once.
 
-    def _partial(self, index: int, steady: bool, fetched: tuple[Any, int] | None) -> Span:
-        """Opened bytes that hold block `index`."""
-        if self._length <= self._block_size:  # the only one: it is opened once and stays
-            if self._hot is NOTHING:
-                self._hot = self._open_span(0, 1, fetched)
-            return self._hot
-        span = self._cached(index)
-        if span is None:
-            self._hot = NOTHING  # let go of the old before there is new
-            if steady and fetched is None and (index + 1) * self._block_size < self._length:
-                span = self._open_ahead(index)
-            if span is None:
-                span = self._open_span(index, 1, fetched)
-                with self._cache_lock:
-                    self._cache[index] = span
-                    while len(self._cache) > max(1, CACHE_NBYTES // self._block_size):
-                        self._cache.popitem(last=False)
-        self._hot = span
+    def _cached(self, block: int) -> Span | None:
+        hot = self._hot
+        if hot.offset <= block * self._block_size < hot.offset + len(hot.data):
+            return hot
+        span = self._cache.pop(block, None)
+        if span is not None:
+            self._cache[block] = span  # the most recently used is last
         return span
 
-    def _open_ahead(self, index: int) -> Span | None:
-        """Several blocks from `index`, more each time the cursor goes on where the last ones ended; None for one."""
-        most = self._threads * max(1, AHEAD_NBYTES // self._block_size)
-        self._ahead = min(2 * self._ahead, most) if index == self._ahead_from else 1
-        self._ahead_from = index + self._ahead
-        if self._ahead == 1:
-            return None
-        try:
-            return self._open_span(index, self._ahead, None)
-        except IntegrityError:  # perhaps of a block that nobody has asked for
-            self._ahead = 1
-            self._ahead_from = index + 1
-            return None
+    def _keep(self, block: int, span: Span) -> None:
+        if len(span.data) > self._block_size:  # opened ahead: a cursor does not come back
+            return
+        self._cache[block] = span
+        while len(self._cache) > max(1, CACHE_NBYTES // max(self._block_size, SPAN_NBYTES)):
+            try:
+                del self._cache[next(iter(self._cache))]
+            except (KeyError, RuntimeError):  # another thread has done it
+                continue
 
     # ---- io.RawIOBase
 
@@ -480,6 +502,9 @@ class AgsReader(io.RawIOBase):
     def readall(self) -> bytes:
         """All that are left."""
         return self.read()
+
+    def write(self, data: Buffer, /) -> int:
+        raise io.UnsupportedOperation("not writable")
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Fill a writable buffer; fewer bytes only at the end. After an error they are all zero."""
@@ -596,6 +621,12 @@ class AgsWriter(io.RawIOBase):
     def writable(self) -> bool:
         self._check_open()
         return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        raise io.UnsupportedOperation("not readable")
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        raise io.UnsupportedOperation("not readable")
 
     def tell(self) -> int:
         """Bytes of plaintext written so far."""

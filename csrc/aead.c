@@ -55,6 +55,7 @@ static EVP_CIPHER *gcm_128, *gcm_192, *gcm_256; /* aead_mutex; fetched once, the
 static EVP_MD *sha256;                          /* likewise */
 static struct counter **buckets;                /* aead_mutex; a power of two of them */
 static size_t nbuckets, ncounters;              /* aead_mutex */
+static bool forked;                             /* aead_mutex; in a child that has drawn no random bytes yet */
 
 void agsf_aead_lock(void) { pthread_mutex_lock(&aead_mutex); }
 void agsf_aead_unlock(void) { pthread_mutex_unlock(&aead_mutex); }
@@ -72,6 +73,7 @@ static void after_fork_in_parent(void) {
 }
 
 static void after_fork_in_child(void) {
+    forked = true;
     agsf_aead_unlock();
     agsf_pool_forget();
     agsf_pool_unlock();
@@ -112,7 +114,10 @@ agsf_status agsf_draw(uint8_t *out, size_t nbytes) {
     int ok;
 
     agsf_aead_lock();
-    ok = RAND_bytes_ex(NULL, out, nbytes, 0) == 1;
+    /* libcrypto itself knows a child by its process number, which two containers, or time, can give out twice. */
+    ok = !forked || RAND_poll() == 1;
+    forked = forked && !ok;
+    ok = ok && RAND_bytes_ex(NULL, out, nbytes, 0) == 1;
     if (!ok) ERR_clear_error();
     agsf_aead_unlock();
     return ok ? AGSF_OK : AGSF_CRYPTO;

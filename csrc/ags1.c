@@ -176,7 +176,8 @@ static bool open_large_block(struct slice *slice, agsf_lane *lane, uint64_t bloc
     for (;;) {
         const size_t piece = left < PIECE_NBYTES ? left : PIECE_NBYTES;
         const size_t nbytes = begins + piece + (piece == left ? AGSF_TAG_NBYTES : 0);
-        status = agsf_read_at(run->fd, offset, scratch, nbytes, &os_error);
+        size_t got;
+        status = agsf_read_at(run->fd, offset, scratch, nbytes, &got, &os_error);
         if (status == AGSF_OK && begins > 0) status = begin_open(slice, lane, block, scratch);
         if (status == AGSF_OK) status = agsf_lane_update(lane, scratch + begins, piece, plain);
         plain += piece;
@@ -213,14 +214,20 @@ static bool open_job(void *arg, unsigned lane_number, size_t number) {
     const uint64_t first = slice->first + number * slice->per_job;
     const uint64_t end = slice->end - first < slice->per_job ? slice->end : first + slice->per_job;
     const size_t sealed = plain_between(run, first, end) + (size_t)(end - first) * AGSF_OVERHEAD_NBYTES;
+    uint64_t first_missing;
+    size_t got;
     agsf_status status;
     int os_error = 0;
 
     if (run->sealed != NULL) return open_blocks(slice, lane, first, end, run->sealed + sealed_offset(run, first));
     if (sealed > AGSF_SCRATCH_NBYTES) return open_large_block(slice, lane, first);
-    status = agsf_read_at(run->fd, run->fd_offset + sealed_offset(run, first), agsf_lane_scratch(lane), sealed, &os_error);
-    if (status != AGSF_OK) return fail(slice, first, status, os_error);
-    return open_blocks(slice, lane, first, end, agsf_lane_scratch(lane));
+    status = agsf_read_at(run->fd, run->fd_offset + sealed_offset(run, first), agsf_lane_scratch(lane), sealed, &got,
+                          &os_error);
+    if (status == AGSF_OK) return open_blocks(slice, lane, first, end, agsf_lane_scratch(lane));
+    /* The lowest bad block is the one that was not read, unless one before it is bad. */
+    first_missing = first + got / (run->block_nbytes + AGSF_OVERHEAD_NBYTES);
+    if (!open_blocks(slice, lane, first, first_missing, agsf_lane_scratch(lane))) return false;
+    return fail(slice, first_missing, status, os_error);
 }
 
 /* ---------------------------------------------------------------- runs */

@@ -77,7 +77,8 @@ void agsf_expect_fill(uint8_t *buffer, size_t nbytes);
 
 /*
  * agsf_open_file() opens a file for reading and asks what it is: *nbytes_ret is the size of a regular file, or
- * UINT64_MAX of anything else. *fd_ret must be closed. AGSF_IO with the error number in *os_error_ret.
+ * UINT64_MAX of anything else. *fd_ret must be closed. AGSF_IO with the error number in *os_error_ret: EINTR, too,
+ * since to open a pipe can take for ever.
  */
 agsf_status agsf_open_file(const char *path, int *fd_ret, uint64_t *nbytes_ret, int *os_error_ret) AGSF_MUST_CHECK;
 

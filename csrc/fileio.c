@@ -10,20 +10,23 @@
 
 enum { STEP_MAX_NBYTES = 1 << 30 }; /* some systems refuse what does not fit an int */
 
-agsf_status agsf_read_at(int fd, uint64_t offset, uint8_t *out, size_t nbytes, int *os_error_ret) {
-    while (nbytes > 0) {
-        const ssize_t got = pread(fd, out, nbytes < STEP_MAX_NBYTES ? nbytes : STEP_MAX_NBYTES, (off_t)offset);
-        if (got == 0) return AGSF_SHORT;
-        if (got < 0) {
-            if (errno == EINTR) continue;
-            *os_error_ret = errno;
-            return AGSF_IO;
+agsf_status agsf_read_at(int fd, uint64_t offset, uint8_t *out, size_t nbytes, size_t *got_ret, int *os_error_ret) {
+    size_t done = 0;
+    agsf_status status = AGSF_OK;
+
+    while (done < nbytes) {
+        const size_t step = nbytes - done < STEP_MAX_NBYTES ? nbytes - done : STEP_MAX_NBYTES;
+        const ssize_t got = pread(fd, out + done, step, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) {
+            status = got == 0 ? AGSF_SHORT : AGSF_IO;
+            if (got < 0) *os_error_ret = errno;
+            break;
         }
-        out += got;
-        offset += (uint64_t)got;
-        nbytes -= (size_t)got;
+        done += (size_t)got;
     }
-    return AGSF_OK;
+    *got_ret = done;
+    return status;
 }
 
 agsf_status agsf_write_at(int fd, uint64_t offset, const uint8_t *in, size_t nbytes, int *os_error_ret) {
@@ -43,11 +46,8 @@ agsf_status agsf_write_at(int fd, uint64_t offset, const uint8_t *in, size_t nby
 
 agsf_status agsf_open_file(const char *path, int *fd_ret, uint64_t *nbytes_ret, int *os_error_ret) {
     struct stat status;
-    int fd;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
 
-    do {
-        fd = open(path, O_RDONLY | O_CLOEXEC);
-    } while (fd < 0 && errno == EINTR);
     if (fd < 0 || fstat(fd, &status) != 0) {
         *os_error_ret = errno;
         if (fd >= 0) (void)close(fd);
@@ -59,7 +59,8 @@ agsf_status agsf_open_file(const char *path, int *fd_ret, uint64_t *nbytes_ret, 
 }
 
 agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_error_ret) {
-    const agsf_status status = agsf_read_at(fd, 0, out, nbytes, os_error_ret);
+    size_t got;
+    const agsf_status status = agsf_read_at(fd, 0, out, nbytes, &got, os_error_ret);
 
     (void)close(fd);
     return status;
