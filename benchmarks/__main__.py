@@ -49,9 +49,7 @@ def main() -> int:
             print(f"benchmarks: {error}", file=sys.stderr)
             return 2
         print("\n".join(f"{key:12} {value}" for key, value in about.items()))
-        print(
-            "\nShown is the best run; ratios are of the best runs, and (median over the rounds). Above 1, ours is better."
-        )
+        print("\nThe best run of each; ratios are of the bests, and (median over the rounds). Above 1, ours is better.")
         rows = run(chosen, rounds)
     about["load after"] = load()
     targets = [target.judge(rows) for target in TARGETS]
