@@ -38,7 +38,8 @@ class NewFile:
             self.fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # a folder: IsADirectoryError
             return
         folder, name = os.path.split(self.path)
-        temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.agstmp")
+        shown = os.fsdecode(os.fsencode(name)[:100])  # a name has up to 255 bytes, whatever its characters
+        temporary = os.path.join(folder, f".{shown}.{secrets.token_hex(8)}.agstmp")
         self.fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._temporary = temporary
         self._mode = stat.S_IMODE((existing or os.fstat(self.fd)).st_mode)  # the umask's word, without asking it

@@ -585,7 +585,11 @@ class AgsWriter(io.RawIOBase):
         self._capacity = self._threads * self._block_size * max(1, AHEAD_NBYTES // self._block_size)
         self._blocks = 0  # sealed so far
         self._target = _target(target, exclusive, fsync)
-        self._target.begin(encode_header(self._block_size))
+        try:
+            self._target.begin(encode_header(self._block_size))
+        except BaseException:
+            self.abort()
+            raise
 
     def __repr__(self) -> str:
         return f"<AgsWriter block_size={self._block_size}{' closed' if self.closed else ''}>"
@@ -711,7 +715,7 @@ class AgsWriter(io.RawIOBase):
         if self.closed:
             return
         try:
-            if self._target is not None and self._file_length is None and self._owner == os.getpid():
+            if self._target is not None and self._file_length is None:
                 self._target.abort()
         finally:
             self._pending = bytearray()
@@ -738,6 +742,8 @@ class _Positional:
             pwrite_all(self.fd, bytes(len(header)), self.offset)  # there may be an old one
 
     def seal(self, key: Key, aad_prefix: bytes, block_size: int, first: int, view: memoryview, threads: int) -> None:
+        if self.file is not None and self.file.closed:  # its number may be another file's by now
+            raise ValueError("the target was closed")
         offset = self.offset + block_offset(first, block_size)
         key.seal_run(aad_prefix, block_size, first, view, self.fd, offset, threads)
 
@@ -841,8 +847,11 @@ def open(
             from ags_fast.keys import StandardKeyMetadata
 
             key_metadata = StandardKeyMetadata.decode(key_metadata)
-        key = _agreed("key", key, key_metadata.encryption_key)
-        aad_prefix = _agreed("aad_prefix", prefix_bytes(aad_prefix) or None, key_metadata.aad_prefix)
+        if key is not None and not hmac.compare_digest(prefix_bytes(key), key_metadata.encryption_key):
+            raise ValueError("key is not the one in key_metadata: give one of them")
+        if prefix_bytes(aad_prefix) not in (b"", key_metadata.aad_prefix):
+            raise ValueError("aad_prefix is not the one in key_metadata: give one of them")
+        key, aad_prefix = key_metadata.encryption_key, key_metadata.aad_prefix
         if mode == "rb" and key_metadata.file_length is not None:
             if length is not ... and length != key_metadata.file_length:
                 raise ValueError("length is not the one in key_metadata: give one of them")
@@ -874,11 +883,3 @@ def open(
         exclusive=mode == "xb",
         fsync=fsync,
     )
-
-
-def _agreed(name: str, given: Buffer | None, from_metadata: bytes | None) -> Buffer | None:
-    if given is None or from_metadata is None:
-        return from_metadata if given is None else given
-    if not hmac.compare_digest(bytes(given), from_metadata):
-        raise ValueError(f"{name} is not the one in key_metadata: give one of them")
-    return from_metadata

@@ -7,8 +7,10 @@ One version byte (1), then an Avro binary record without schema: ``encryption_ke
 from __future__ import annotations
 
 import hmac
+import operator
 from typing import TYPE_CHECKING
 
+from ags_fast.ags1 import bytes_view
 from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
@@ -34,12 +36,12 @@ class StandardKeyMetadata:
     def __init__(
         self, encryption_key: Buffer, aad_prefix: Buffer | None = None, file_length: int | None = None
     ) -> None:
-        self.encryption_key = bytes(encryption_key)
-        self.aad_prefix = None if aad_prefix is None else bytes(aad_prefix)
-        self.file_length = file_length
+        self.encryption_key = bytes(bytes_view(encryption_key))  # bytes() alone would make a key of a number
+        self.aad_prefix = None if aad_prefix is None else bytes(bytes_view(aad_prefix))
+        self.file_length = None if file_length is None else operator.index(file_length)
         if len(self.encryption_key) not in (16, 24, 32):
             raise ValueError(f"an AES key has 16, 24 or 32 bytes, this one has {len(self.encryption_key)}")
-        if file_length is not None and not 0 <= file_length <= LONG_MAX:
+        if self.file_length is not None and not 0 <= self.file_length <= LONG_MAX:
             raise ValueError(f"file_length must be 0 to 2**63 - 1 bytes, not {file_length}")
 
     def __repr__(self) -> str:
@@ -72,7 +74,7 @@ class StandardKeyMetadata:
 
         Raises FormatError if a part is missing or impossible, or the version is another.
         """
-        data = bytes(encoded)
+        data = bytes(bytes_view(encoded))
         if not data:
             raise FormatError("key metadata is empty")
         if data[0] != VERSION:
