@@ -9,12 +9,12 @@ is one empty block. The spec's sections are "File structure" and "Cipher Block s
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
 
 from ags_fast._core import OVERHEAD_NBYTES, Key, new_bytes
 from ags_fast._threads import thread_count
 from ags_fast.errors import FormatError, IntegrityError, KeyLimitError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 

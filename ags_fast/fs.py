@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 
 __all__ = ["NewFile", "pwrite_all"]
@@ -39,7 +38,7 @@ class NewFile:
             return
         folder, name = os.path.split(self.path)
         shown = os.fsdecode(os.fsencode(name)[:100])  # a name has up to 255 bytes, whatever its characters
-        temporary = os.path.join(folder, f".{shown}.{secrets.token_hex(8)}.agstmp")
+        temporary = os.path.join(folder, f".{shown}.{os.urandom(8).hex()}.agstmp")
         self.fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._temporary = temporary
         self._mode = stat.S_IMODE((existing or os.fstat(self.fd)).st_mode)  # the umask's word, without asking it

@@ -7,15 +7,12 @@ of an `io.RawIOBase`, and read-ahead for those who move it steadily, are a layer
 from __future__ import annotations
 
 import fcntl
-import hmac
 import io
 import operator
 import os
 import stat
-import threading
 import warnings
-from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from _thread import allocate_lock
 
 from ags_fast._core import OVERHEAD_NBYTES, Key, Span, new_bytes, open_file, read_at
 from ags_fast._threads import thread_count
@@ -38,8 +35,11 @@ from ags_fast.ags1 import (
 from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.fs import NewFile, pwrite_all
 
+TYPE_CHECKING = False  # to import typing takes longer than all of this package
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from types import EllipsisType
+    from typing import Any
 
     from typing_extensions import Buffer
 
@@ -104,13 +104,13 @@ class _SeekableFile:
             raise io.UnsupportedOperation("the source cannot seek: read it into memory, or into a file, first")
         self.file = file
         self.owned = owned
-        self.lock = threading.Lock()
+        self.lock = allocate_lock()
         self.locker = os.getpid()
         self.size = file.seek(0, io.SEEK_END)
 
     def fetch(self, begin: int, end: int) -> tuple[Any, int]:
         if self.locker != os.getpid():  # a fork may have left it held by a thread that does not exist here
-            self.lock = threading.Lock()
+            self.lock = allocate_lock()
             self.locker = os.getpid()
         pieces = []
         at = begin
@@ -843,11 +843,13 @@ def open(
     if mode not in ("rb", "wb", "xb"):
         raise ValueError(f"mode must be 'rb', 'wb' or 'xb', not {mode!r}")
     if key_metadata is not None:
+        from hmac import compare_digest
+
         if not hasattr(key_metadata, "encryption_key"):
             from ags_fast.keys import StandardKeyMetadata
 
             key_metadata = StandardKeyMetadata.decode(key_metadata)
-        if key is not None and not hmac.compare_digest(prefix_bytes(key), key_metadata.encryption_key):
+        if key is not None and not compare_digest(prefix_bytes(key), key_metadata.encryption_key):
             raise ValueError("key is not the one in key_metadata: give one of them")
         if prefix_bytes(aad_prefix) not in (b"", key_metadata.aad_prefix):
             raise ValueError("aad_prefix is not the one in key_metadata: give one of them")

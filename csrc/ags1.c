@@ -135,7 +135,7 @@ static bool open_blocks(struct slice *slice, agsf_lane *lane, uint64_t first, ui
  * A block that is larger than a lane's scratch goes through it in pieces, so that what the system call copies
  * is still in the core's cache when the cipher wants it, and the other way round.
  */
-enum { PIECE_NBYTES = AGSF_SCRATCH_NBYTES - 2 * 16 }; /* room for nonce and tag; a multiple of 16 */
+enum { PIECE_NBYTES = AGSF_SCRATCH_NBYTES - 64 }; /* room for nonce and tag; whole cache lines */
 
 static bool seal_large_block(struct slice *slice, agsf_lane *lane, uint64_t block) {
     const agsf_run *run = slice->run;
