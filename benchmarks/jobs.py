@@ -174,7 +174,9 @@ def imports(bench: Bench) -> Group:
 
 @contextmanager
 def import_time(bench: Bench) -> Iterator[Contest]:
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    # An installed package has its bytecode beside it: here it is kept out of the tree, whatever this process is told.
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(bench.scratch)}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def start(source: str) -> None:
         subprocess.run([sys.executable, "-c", source], env=environ, cwd=bench.scratch, check=True)
