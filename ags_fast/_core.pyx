@@ -6,13 +6,14 @@ Formats and streams are above it, cryptography and threads below.
 
 cimport cython
 from cpython.buffer cimport Py_buffer, PyBUF_WRITE
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.errno cimport EINTR
 from libc.stdint cimport INT64_MAX, uint8_t, uint64_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 import os as _os
 
@@ -293,6 +294,18 @@ def new_bytes(Py_ssize_t nbytes):
     out = PyBytes_FromStringAndSize(NULL, nbytes)
     agsf_expect_fill(<uint8_t *> PyBytes_AS_STRING(out), <size_t> nbytes)
     return out, PyMemoryView_FromMemory(PyBytes_AS_STRING(out), nbytes, PyBUF_WRITE)
+
+
+def append(bytearray buffer not None, Py_ssize_t filled, data):
+    """Copy all of `data` behind the first `filled` bytes of `buffer`, if that does not fill it up.
+
+    Returns how many bytes that is, or -1 if nothing was done.
+    """
+    cdef memoryview view = _hold(data, False)
+    if filled < 0 or <Py_ssize_t> _nbytes(view) >= PyByteArray_GET_SIZE(buffer) - filled:
+        return -1
+    memcpy(PyByteArray_AS_STRING(buffer) + filled, _data(view), _nbytes(view))
+    return _nbytes(view)
 
 
 def open_file(path, uint64_t small):

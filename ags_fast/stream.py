@@ -14,7 +14,7 @@ import stat
 import warnings
 from _thread import allocate_lock
 
-from ags_fast._core import OVERHEAD_NBYTES, Key, Span, new_bytes, open_file, read_at
+from ags_fast._core import OVERHEAD_NBYTES, Key, Span, append, new_bytes, open_file, read_at
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import (
     DEFAULT_BLOCK_SIZE,
@@ -642,8 +642,12 @@ class AgsWriter(io.RawIOBase):
         self._check_open()
 
     def write(self, data: Buffer, /) -> int:
-        """Take all of a bytes-like object; returns its size in bytes. If it raises, the writer has aborted."""
+        """Take all of a bytes-like object; returns its size in bytes. If the target raises, the writer has aborted."""
         self._check_open()
+        taken = append(self._pending, self._filled, data)
+        if taken >= 0:  # a small piece of a block, as most are
+            self._filled += taken
+            return taken
         if self._owner != os.getpid():
             raise ValueError("this writer belongs to the process that opened it")
         view = bytes_view(data)
