@@ -39,7 +39,7 @@ from ags_fast import avro, cli  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
 CANARY = secrets.token_hex(8).encode()  # the key of all jobs here: 16 bytes that would be seen in any text
 BLOCK_SIZE = 1 << 16
@@ -411,7 +411,7 @@ def test_driver_with_a_busy_engine_starts_spark() -> None:
         print(json.dumps(spark.sparkContext.parallelize([0], 1).mapPartitions(task).collect()))
         spark.stop()
         """,
-        timeout=100,
+        timeout=240,
         **spark_env(),
     )
     assert json.loads(told) == [[2, 2, 64, 512]]
@@ -424,7 +424,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def test_tour_of_a_users_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice into one folder; the second time a decrypted file is changed behind the tour's back, which it must see."""
-    source, output = tmp_path / "in", tmp_path / "out"
+    source, output, scratch = tmp_path / "in", tmp_path / "out", tmp_path / "scratch"
+    scratch.mkdir()
     schema = {"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}]}
     for name, count in {"orders.avro": 3000, "deep/er/no records.avro": 0, "ümlaut & more.avro": 1}.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -435,12 +436,13 @@ def test_tour_of_a_users_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     told = run_python(
         """
-        import sys
+        import os, sys, tempfile
         from pathlib import Path
         from benchmarks import tour
 
         arguments = ["--input", sys.argv[1], "--output", sys.argv[2], "--rounds", "0"]
         assert tour.main(arguments) == 0
+        assert os.listdir(tempfile.gettempdir()) == []
         right = tour.decrypt_on_spark
 
         def wrong(spark, folder, lengths, target, key_file):
@@ -453,8 +455,9 @@ def test_tour_of_a_users_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert tour.main(arguments) == 1
         """,
         *(source, output),
-        timeout=100,
+        timeout=240,
         PYTHONPATH=os.pathsep.join([str(ROOT), spark_env()["PYTHONPATH"]]),
+        TMPDIR=str(scratch),
     )
     good, bad = told.split("=" * 20)
     assert "5 files, 3 of them Avro" in good
