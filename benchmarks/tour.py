@@ -9,11 +9,13 @@ import argparse
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import random
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -340,6 +342,8 @@ def spark_session(scratch: Path) -> Iterator[SparkSession]:
     except Exception as error:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
         raise TourError(f"Spark does not start: {type(error).__name__}\n{tail}") from error
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's asks the JVM, perhaps amid another question
+    logging.disable()  # what py4j has to say of an interrupted question
     try:
         yield session
     finally:
@@ -654,6 +658,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"tour: a Spark job failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print("tour: interrupted", file=sys.stderr)
         return 130
 
 
