@@ -451,18 +451,24 @@ def test_an_aborted_file_is_no_stream(tmp_path: Path) -> None:
 
 
 @linux
-def test_a_file_closed_under_the_writer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["write", "close", "close with a part of a block"])
+def test_a_file_closed_under_the_writer(then: str, tmp_path: Path) -> None:
     """ValueError, and not a byte in the file that has got its descriptor's number since."""
     with (tmp_path / "first").open("wb") as first:
         writer = AgsWriter(first, KEY, block_size=10)
         writer.write(bytes(30))
+        if then == "close with a part of a block":
+            writer.write(b"x")
         number = first.fileno()
     with (tmp_path / "other").open("w+b") as other:
         assert other.fileno() == number
         other.write(b"\xa5" * 100)
         other.flush()
         with pytest.raises(ValueError, match="closed"):
-            writer.write(bytes(3 << 20))
+            if then == "write":
+                writer.write(bytes(3 << 20))
+            else:
+                writer.close()
         assert writer.closed
         other.seek(0)
         assert other.read() == b"\xa5" * 100
