@@ -14,7 +14,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-TESTS=(aead runs failures pause pool memory locks fork)
+TESTS=(aead runs failures files pause pool memory locks fork)
 FUZZ_SECONDS=60
 JOBS=$(nproc)
 WORK=$(mktemp -d)
@@ -48,7 +48,7 @@ build() {
     local output=$1 source=$2 compiler=$3
     shift 3
     local wraps
-    wraps=$(grep -o '^[a-z].*\b__wrap_[a-z_]*' "$source" | sed 's/.*__wrap_/-Wl,--wrap=/' | sort -u)
+    wraps=$(grep -o '^[a-z].*\b__wrap_[a-z0-9_]*' "$source" | sed 's/.*__wrap_/-Wl,--wrap=/' | sort -u)
     # shellcheck disable=SC2086 # the words of wraps are arguments
     $compiler "${CFLAGS[@]}" "${INCLUDES[@]}" -Icsrc -Werror -Wno-missing-prototypes "$@" \
         "$source" csrc/*.c "${LIBCRYPTO[@]}" -pthread $wraps -o "$output"

@@ -2,8 +2,9 @@
  * test_aead.c - single messages and the limits of keys.
  *
  * Guards: what is sealed is AES-GCM (test cases of its authors' submission to NIST); a failed open leaves zeros and
- * only zeros; one context seals and opens in turn; an AAD is the same however it is cut; the counter belongs to the
- * key's value, outlives every agsf_key, and stops the message after the 2^32nd, also between racing threads.
+ * only zeros; one context seals and opens in turn; an AAD and a message are the same however they are cut; the counter
+ * belongs to the key's value, outlives every agsf_key, and stops the message after the 2^32nd, also between racing
+ * threads.
  */
 #include "support.h"
 
@@ -125,6 +126,40 @@ static void check_aad_parts(agsf_key *key) {
     }
 }
 
+/* A message in one part or in many, of whatever sizes, makes the same bytes. */
+static void check_message_parts(agsf_key *key) {
+    static const size_t sizes[] = {1, 17, 2047, 2048, 2049, 4096, 5000, 65536, 262143, 262144, 262145, 1 << 20};
+    static const size_t parts[] = {1000, 1024, 4093, 100000};
+    const uint8_t nonce[AGSF_NONCE_NBYTES] = {8};
+
+    for (size_t i = 0; i < COUNT(sizes) * COUNT(parts); i++) {
+        const size_t nbytes = sizes[i / COUNT(parts)], part = parts[i % COUNT(parts)];
+        guarded plain = guarded_new(nbytes, AT_END), whole = guarded_new(nbytes + AGSF_TAG_NBYTES, AT_END);
+        guarded cut = guarded_new(whole.nbytes, AT_END), opened = guarded_new(nbytes, AT_END);
+        agsf_lane *lane;
+
+        checking("a message of %zu bytes in parts of %zu", nbytes, part);
+        fill(plain.data, nbytes, i);
+        CHECK_EQUAL(agsf_seal(key, nonce, NULL, 0, plain.data, nbytes, whole.data), AGSF_OK);
+        CHECK_EQUAL(agsf_key_reserve(key, 1), AGSF_OK);
+        CHECK_EQUAL(agsf_lane_borrow(key, 0, &lane), AGSF_OK);
+        CHECK_EQUAL(agsf_lane_begin_seal(lane, nonce, NULL, 0, NULL, 0), AGSF_OK);
+        for (size_t at = 0; at < nbytes; at += part) {
+            const size_t here = nbytes - at < part ? nbytes - at : part;
+            CHECK_EQUAL(agsf_lane_update(lane, plain.data + at, here, cut.data + at), AGSF_OK);
+        }
+        CHECK_EQUAL(agsf_lane_finish_seal(lane, cut.data + nbytes), AGSF_OK);
+        agsf_lane_return(key, lane);
+        CHECK(memcmp(whole.data, cut.data, whole.nbytes) == 0);
+        CHECK_EQUAL(agsf_open(key, nonce, NULL, 0, cut.data, nbytes, opened.data), AGSF_OK);
+        CHECK(memcmp(plain.data, opened.data, nbytes) == 0);
+        guarded_free(&plain);
+        guarded_free(&whole);
+        guarded_free(&cut);
+        guarded_free(&opened);
+    }
+}
+
 static agsf_status seal_one(agsf_key *key) {
     const uint8_t nonce[AGSF_NONCE_NBYTES] = {1};
     uint8_t out[AGSF_TAG_NBYTES];
@@ -229,6 +264,7 @@ int main(void) {
     }
     key = key_of(32, 5);
     check_aad_parts(key);
+    check_message_parts(key);
     agsf_key_free(key);
     checking("counters");
     check_counters();

@@ -3,15 +3,21 @@
  *
  * Guards: parent, child and grandchild never share a nonce, not even where they have the same process id (namespaces,
  * or an id that comes round again), which is all that libcrypto looks at; a child that was forked while batches ran,
- * keys were made and threads came and went has a pool and a library that work, and so has its child.
+ * keys were made and threads came and went has a pool and a library that work, and so has its child. A child that the
+ * system gives no entropy seals nothing.
  *
  * The sanitizers' allocators may themselves be left locked by a fork beside other threads: under them the loop at the
  * end is left out. ThreadSanitizer starts no thread in a child of threads at all: run.sh leaves out all of this there.
  */
 #include "support.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <time.h>
 
 #include "pool.h"
@@ -163,6 +169,23 @@ static void check_nonces_after_fork(void) {
     check_nonces();
 }
 
+/* Seals in a process for which the system has no random bytes any more. */
+static void seal_without_entropy(void) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getrandom, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EIO),
+    };
+    const struct sock_fprog program = {COUNT(filter), filter};
+    uint8_t plain[10] = {1}, sealed[sizeof(plain) + AGSF_OVERHEAD_NBYTES];
+    agsf_run run = {.key = key, .block_nbytes = 10, .plain = plain, .plain_nbytes = 10, .sealed = sealed, .threads = 1};
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) return;
+    for (unsigned i = 0; i < 3; i++) CHECK_EQUAL(agsf_seal_run(&run), AGSF_CRYPTO);
+}
+
 /* A batch whose jobs last until the test lets them go. */
 static sem_t begun, go_on;
 
@@ -250,6 +273,9 @@ static void check_fork_loop(int64_t for_ms) {
 #endif
 
 static void check_all_quiet(void) {
+    draw_some();
+    checking("a child without entropy%s", one_pid ? " that has its parent's process id" : "");
+    fork_and_use(0, seal_without_entropy);
     check_nonces_after_fork();
     check_fork_during_batches();
     check_nonces_after_fork();
