@@ -24,10 +24,10 @@ run: $(VENV)/built java ## encrypt, read and decrypt real Avro files with Spark;
 	$(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)')
 
 test: $(VENV)/built java ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
-	$(PY) -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow" $(ARGS)
 
 test-long: $(VENV)/built java ## the loops that test leaves out
-	$(PY) -m pytest -n $(WORKERS) --dist loadgroup --timeout 3600 -m slow $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --timeout 3600 -m slow $(ARGS)
 
 bench: $(VENV)/built java ## the table and plots of the README
 	$(PY) -m benchmarks $(ARGS)
