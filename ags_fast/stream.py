@@ -746,12 +746,16 @@ class _Positional:
             pwrite_all(self.fd, bytes(len(header)), self.offset)  # there may be an old one
 
     def seal(self, key: Key, aad_prefix: bytes, block_size: int, first: int, view: memoryview, threads: int) -> None:
-        if self.file is not None and self.file.closed:  # its number may be another file's by now
-            raise ValueError("the target was closed")
+        self._check_open()
         offset = self.offset + block_offset(first, block_size)
         key.seal_run(aad_prefix, block_size, first, view, self.fd, offset, threads)
 
+    def _check_open(self) -> None:
+        if self.file is not None and self.file.closed:  # its number may be another file's by now
+            raise ValueError("the target was closed")
+
     def finish(self, header: bytes, file_length: int) -> None:
+        self._check_open()
         pwrite_all(self.fd, header, self.offset)
         if self.file is not None:
             self.file.seek(self.offset + file_length)

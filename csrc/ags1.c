@@ -190,43 +190,55 @@ static bool open_large_block(struct slice *slice, agsf_lane *lane, uint64_t bloc
     return status == AGSF_OK ? true : fail(slice, block, status, os_error);
 }
 
+/* The blocks of a job, and how many bytes they are sealed. */
+struct part {
+    uint64_t first, end;
+    size_t sealed_nbytes;
+};
+
+static struct part part_of(const struct slice *slice, size_t number) {
+    const uint64_t first = slice->first + number * slice->per_job;
+    const uint64_t end = slice->end - first < slice->per_job ? slice->end : first + slice->per_job;
+    const size_t overhead = (size_t)(end - first) * AGSF_OVERHEAD_NBYTES;
+
+    return (struct part){first, end, plain_between(slice->run, first, end) + overhead};
+}
+
 static bool seal_job(void *arg, unsigned lane_number, size_t number) {
     struct slice *slice = arg;
     const agsf_run *run = slice->run;
+    const struct part part = part_of(slice, number);
     agsf_lane *lane = slice->lanes[lane_number];
-    const uint64_t first = slice->first + number * slice->per_job;
-    const uint64_t end = slice->end - first < slice->per_job ? slice->end : first + slice->per_job;
-    const size_t sealed = plain_between(run, first, end) + (size_t)(end - first) * AGSF_OVERHEAD_NBYTES;
+    uint8_t *const out = run->sealed != NULL ? run->sealed + sealed_offset(run, part.first) : agsf_lane_scratch(lane);
     agsf_status status;
     int os_error = 0;
 
-    if (run->sealed != NULL) return seal_blocks(slice, lane, first, end, run->sealed + sealed_offset(run, first));
-    if (sealed > AGSF_SCRATCH_NBYTES) return seal_large_block(slice, lane, first);
-    if (!seal_blocks(slice, lane, first, end, agsf_lane_scratch(lane))) return false;
-    status = agsf_write_at(run->fd, run->fd_offset + sealed_offset(run, first), agsf_lane_scratch(lane), sealed, &os_error);
-    return status == AGSF_OK ? true : fail(slice, first, status, os_error);
+    if (run->sealed == NULL && part.sealed_nbytes > AGSF_SCRATCH_NBYTES) return seal_large_block(slice, lane, part.first);
+    if (!seal_blocks(slice, lane, part.first, part.end, out)) return false;
+    if (run->sealed != NULL) return true;
+    status = agsf_write_at(run->fd, run->fd_offset + sealed_offset(run, part.first), out, part.sealed_nbytes, &os_error);
+    return status == AGSF_OK ? true : fail(slice, part.first, status, os_error);
 }
 
 static bool open_job(void *arg, unsigned lane_number, size_t number) {
     struct slice *slice = arg;
     const agsf_run *run = slice->run;
+    const struct part part = part_of(slice, number);
     agsf_lane *lane = slice->lanes[lane_number];
-    const uint64_t first = slice->first + number * slice->per_job;
-    const uint64_t end = slice->end - first < slice->per_job ? slice->end : first + slice->per_job;
-    const size_t sealed = plain_between(run, first, end) + (size_t)(end - first) * AGSF_OVERHEAD_NBYTES;
+    const uint64_t offset = sealed_offset(run, part.first);
+    uint8_t *const scratch = agsf_lane_scratch(lane);
     uint64_t first_missing;
     size_t got;
     agsf_status status;
     int os_error = 0;
 
-    if (run->sealed != NULL) return open_blocks(slice, lane, first, end, run->sealed + sealed_offset(run, first));
-    if (sealed > AGSF_SCRATCH_NBYTES) return open_large_block(slice, lane, first);
-    status = agsf_read_at(run->fd, run->fd_offset + sealed_offset(run, first), agsf_lane_scratch(lane), sealed, &got,
-                          &os_error);
-    if (status == AGSF_OK) return open_blocks(slice, lane, first, end, agsf_lane_scratch(lane));
-    /* The lowest bad block is the one that was not read, unless one before it is bad. */
-    first_missing = first + got / (run->block_nbytes + AGSF_OVERHEAD_NBYTES);
-    if (!open_blocks(slice, lane, first, first_missing, agsf_lane_scratch(lane))) return false;
+    if (run->sealed != NULL) return open_blocks(slice, lane, part.first, part.end, run->sealed + offset);
+    if (part.sealed_nbytes > AGSF_SCRATCH_NBYTES) return open_large_block(slice, lane, part.first);
+    status = agsf_read_at(run->fd, run->fd_offset + offset, scratch, part.sealed_nbytes, &got, &os_error);
+    if (status == AGSF_OK) return open_blocks(slice, lane, part.first, part.end, scratch);
+    /* The lowest bad block is the first that was not read, unless one before it is bad. */
+    first_missing = part.first + got / (run->block_nbytes + AGSF_OVERHEAD_NBYTES);
+    if (!open_blocks(slice, lane, part.first, first_missing, scratch)) return false;
     return fail(slice, first_missing, status, os_error);
 }
 
