@@ -308,9 +308,11 @@ def append(bytearray buffer not None, Py_ssize_t filled, data):
     return _nbytes(view)
 
 
-def open_file(path, uint64_t small):
-    """Open a file to read: its descriptor, its size, and b"". Instead of the descriptor of a regular file of up to
-    `small` bytes, -1 and its bytes, for it is read and closed. The size of what is no regular file is -1.
+def open_file(path, uint64_t length, uint64_t small):
+    """Open a file to read: its descriptor, its size, and b"". The size of what is no regular file is -1.
+
+    If the first `length` bytes of a regular file, or all that it has, are no more than `small`, they are read, the file
+    is closed, and instead of its descriptor there are -1 and these bytes.
     """
     # One call in place of os.open, fstat, pread and close: around a small file these cost as much as what they do.
     cdef PyObject *encoded = NULL
@@ -332,12 +334,15 @@ def open_file(path, uint64_t small):
         PyErr_CheckSignals()
     if status != AGSF_OK:
         raise OSError(os_error, _os.strerror(os_error), path)
-    if nbytes > small:
-        return fd, (-1 if nbytes > <uint64_t> INT64_MAX else nbytes), b""
-    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> nbytes)
+    if nbytes > <uint64_t> INT64_MAX:
+        return fd, -1, b""
+    length = min(length, nbytes)
+    if length > small:
+        return fd, nbytes, b""
+    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> length)
     data = PyBytes_AS_STRING(out)
     with nogil:
-        status = agsf_read_and_close(fd, <uint8_t *> data, <size_t> nbytes, &os_error)
+        status = agsf_read_and_close(fd, <uint8_t *> data, <size_t> length, &os_error)
     if status != AGSF_OK:
         _raise_for(status, None, os_error)
     return -1, nbytes, out
@@ -359,7 +364,9 @@ cdef class Span:
         """The `size` bytes from `offset`, or None if not all of them are here."""
         cdef Py_ssize_t begin = PyNumber_AsSsize_t(offset, NULL), nbytes = PyNumber_AsSsize_t(size, NULL)
         cdef Py_ssize_t held = PyBytes_GET_SIZE(self.data)
-        if nbytes < 0 or begin < self.offset or begin - self.offset > held or nbytes > held - (begin - self.offset):
+        if begin < 0 or nbytes < 0 or begin < self.offset or begin - self.offset > held:
+            return None
+        if nbytes > held - (begin - self.offset):
             return None
         return PyBytes_FromStringAndSize(PyBytes_AS_STRING(self.data) + (begin - self.offset), nbytes)
 

@@ -93,13 +93,19 @@ def block_offset(block: int, block_size: int) -> int:
     return HEADER_NBYTES + block * (block_size + OVERHEAD_NBYTES)
 
 
+def check_length(length: int | None) -> int | None:
+    if length is None:
+        return None
+    length = operator.index(length)
+    if length < 0:
+        raise ValueError(f"a length cannot be negative: {length}")
+    return length
+
+
 def trusted_length(length: int | None, available: int) -> int:
     """The length to believe, checked against what is there; None believes `available`."""
     if length is None:
         return available
-    length = operator.index(length)
-    if length < 0:
-        raise ValueError(f"a length cannot be negative: {length}")
     if available < length:
         raise IntegrityError(f"the stream was cut: {available} bytes are there, its trusted length is {length}")
     return length
@@ -259,7 +265,7 @@ class AgsCodec:
 
 def _measure(stream: memoryview, length: int | None) -> tuple[int, int, int]:
     """Block size, plaintext bytes and stream bytes of a stream in memory."""
-    file_length = trusted_length(length, stream.nbytes)
+    file_length = trusted_length(check_length(length), stream.nbytes)
     if file_length < HEADER_NBYTES:
         raise FormatError(f"{file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}")
     block_size = decode_header(stream)

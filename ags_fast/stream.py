@@ -11,6 +11,7 @@ import io
 import operator
 import os
 import stat
+import sys
 import warnings
 from _thread import allocate_lock
 
@@ -23,6 +24,7 @@ from ags_fast.ags1 import (
     block_offset,
     bytes_view,
     check_block_size,
+    check_length,
     clamp,
     decode_header,
     encode_header,
@@ -61,9 +63,9 @@ class _Memory:
 
     __slots__ = ("data", "size")
 
-    def __init__(self, data: bytes | memoryview) -> None:
+    def __init__(self, data: bytes | memoryview, size: int) -> None:
         self.data = data
-        self.size = len(data)
+        self.size = size  # of the whole source, of which nobody reads more than the stream
 
     def fetch(self, begin: int, end: int) -> tuple[Any, int]:
         """What `Key.open_run` can read the bytes from `begin` to `end` from, and where in the stream it begins."""
@@ -146,11 +148,11 @@ def _is_content(file: Any) -> bool:
     return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
 
-def _source(source: Any) -> _Memory | _Descriptor | _SeekableFile:
+def _source(source: Any, length: int | None) -> _Memory | _Descriptor | _SeekableFile:
     if isinstance(source, (str, os.PathLike)):
-        fd, size, data = open_file(source, SMALL_FILE_NBYTES)
+        fd, size, data = open_file(source, sys.maxsize if length is None else length, SMALL_FILE_NBYTES)
         if fd < 0:
-            return _Memory(data)
+            return _Memory(data, size)
         if size >= 0:
             return _Descriptor(fd, size, None)
         try:
@@ -164,7 +166,8 @@ def _source(source: Any) -> _Memory | _Descriptor | _SeekableFile:
             file.close()
             raise
     try:
-        return _Memory(bytes_view(source))
+        view = bytes_view(source)
+        return _Memory(view, len(view))
     except TypeError:
         if not hasattr(source, "read"):
             raise
@@ -215,7 +218,8 @@ class AgsReader(io.RawIOBase):
         self._cache: dict[int, Span] = {}  # opened blocks, least recently used first
         self._ahead = 1  # blocks to open at once if the cursor goes on where the last ones ended
         self._ahead_from = 0  # the block where they ended
-        self._file = _source(source)
+        length = check_length(length)
+        self._file = _source(source, length)
         try:
             self._file_length = trusted_length(length, self._file.size)
             self._behind = self._file.size - self._file_length
@@ -236,7 +240,7 @@ class AgsReader(io.RawIOBase):
         if isinstance(self._file, _SeekableFile) and self._file_length <= SMALL_FILE_NBYTES:
             data, _ = self._file.fetch(0, self._file_length)  # one request for all of it
             self._file.close()
-            self._file = _Memory(data)
+            self._file = _Memory(data, self._file.size)
         source, _ = self._file.fetch(0, HEADER_NBYTES)
         claimed = decode_header(os.pread(source, HEADER_NBYTES, 0) if isinstance(source, int) else source)
         if block_size is not None and claimed != check_block_size(block_size):
