@@ -392,4 +392,4 @@ def libcrypto_cpu():
 libcrypto_bundled = bool(AGSF_LIBCRYPTO_BUNDLED)
 
 if agsf_library_init() != AGSF_OK:
-    raise ImportError(f"libcrypto cannot be used: it has no AES-GCM or no SHA-256 ({libcrypto_version()})")
+    raise ImportError(f"libcrypto cannot be used: it lacks AES-GCM, SHA-256 or random numbers ({libcrypto_version()})")

@@ -55,9 +55,10 @@ struct agsf_key {
 static pthread_mutex_t aead_mutex = PTHREAD_MUTEX_INITIALIZER;
 static EVP_CIPHER *gcm_128, *gcm_192, *gcm_256; /* aead_mutex; fetched once, then constant */
 static EVP_MD *sha256;                          /* likewise */
+static EVP_RAND_CTX *generator;                 /* aead_mutex */
 static struct counter **buckets;                /* aead_mutex; a power of two of them */
 static size_t nbuckets, ncounters;              /* aead_mutex */
-static bool forked;                             /* aead_mutex; in a child that has drawn no random bytes yet */
+static bool forked;                             /* aead_mutex; in a child that is yet to reseed the generator */
 
 void agsf_aead_lock(void) { pthread_mutex_lock(&aead_mutex); }
 void agsf_aead_unlock(void) { pthread_mutex_unlock(&aead_mutex); }
@@ -81,6 +82,26 @@ static void after_fork_in_child(void) {
     agsf_pool_unlock();
 }
 
+/*
+ * libcrypto's generator, an instance of our own under its primary one. RAND_bytes() would make one for each thread, and
+ * take a lock of libcrypto's when that thread ends, where no fork handler can wait for it. So would the first thread that
+ * asked for the primary one, and so this is done at once.
+ */
+static EVP_RAND_CTX *new_generator(void) {
+    char cipher[] = "AES-256-CTR";
+    const OSSL_PARAM params[] = {
+        OSSL_PARAM_construct_utf8_string(OSSL_DRBG_PARAM_CIPHER, cipher, 0),
+        OSSL_PARAM_END,
+    };
+    EVP_RAND *kind = EVP_RAND_fetch(NULL, "CTR-DRBG", NULL);
+    EVP_RAND_CTX *made = kind == NULL ? NULL : EVP_RAND_CTX_new(kind, RAND_get0_primary(NULL));
+
+    EVP_RAND_free(kind);
+    if (made != NULL && EVP_RAND_instantiate(made, 256, 0, NULL, 0, params) == 1) return made;
+    EVP_RAND_CTX_free(made);
+    return NULL;
+}
+
 agsf_status agsf_library_init(void) {
     /* No clean-up at exit: it would free libcrypto's tables under threads that still work. */
     uint64_t options = OPENSSL_INIT_NO_ATEXIT;
@@ -90,7 +111,7 @@ agsf_status agsf_library_init(void) {
     options |= OPENSSL_INIT_NO_LOAD_CONFIG; /* no file of the machine configures our own copy */
 #endif
     agsf_aead_lock();
-    if (sha256 != NULL) {
+    if (generator != NULL) {
         agsf_aead_unlock();
         return AGSF_OK;
     }
@@ -101,6 +122,8 @@ agsf_status agsf_library_init(void) {
     if (gcm_128 == NULL || gcm_192 == NULL || gcm_256 == NULL) goto out;
     sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
     if (sha256 == NULL) goto out;
+    generator = new_generator();
+    if (generator == NULL) goto out;
     status = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0 ? AGSF_OK : AGSF_NO_MEMORY;
 out:
     ERR_clear_error();
@@ -113,13 +136,15 @@ const char *agsf_libcrypto_version(void) { return OpenSSL_version(OPENSSL_VERSIO
 const char *agsf_libcrypto_cpu(void) { return OPENSSL_info(OPENSSL_INFO_CPU_SETTINGS); }
 
 agsf_status agsf_draw(uint8_t *out, size_t nbytes) {
-    int ok;
+    bool ok;
 
     agsf_aead_lock();
     /* libcrypto itself knows a child by its process number, which two containers, or time, can give out twice. */
-    ok = !forked || RAND_poll() == 1;
-    forked = forked && !ok;
-    ok = ok && RAND_bytes_ex(NULL, out, nbytes, 0) == 1;
+    ok = !forked || EVP_RAND_reseed(generator, 1, NULL, 0, NULL, 0) == 1;
+    if (ok) {
+        forked = false;
+        ok = EVP_RAND_generate(generator, out, nbytes, 256, 0, NULL, 0) == 1;
+    }
     if (!ok) ERR_clear_error();
     agsf_aead_unlock();
     return ok ? AGSF_OK : AGSF_CRYPTO;

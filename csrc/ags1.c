@@ -328,6 +328,7 @@ agsf_status agsf_seal_run(agsf_run *run) {
 agsf_status agsf_open_run(agsf_run *run) {
     agsf_status status = AGSF_BAD_ARGUMENT;
 
+    if (run->plain_nbytes > PTRDIFF_MAX) return status; /* no buffer has so many bytes: none to be cleared */
     if (possible(run)) status = run_slice(run, next_blocks(run), NULL, open_job);
     if (status != AGSF_OK && status != AGSF_PAUSED && run->plain_nbytes > 0) memset(run->plain, 0, run->plain_nbytes);
     return status;

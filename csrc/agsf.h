@@ -56,8 +56,8 @@ typedef enum agsf_status {
 /* ---------------------------------------------------------------- library */
 
 /*
- * agsf_library_init() prepares libcrypto and the fork handlers. Call it once, before anything else. It starts
- * no thread and draws no random number.
+ * agsf_library_init() prepares libcrypto, seeds its generator and sets the fork handlers. Call it before anything
+ * else. It starts no thread.
  */
 agsf_status agsf_library_init(void) AGSF_MUST_CHECK;
 
@@ -182,8 +182,8 @@ agsf_status agsf_seal_run(agsf_run *run) AGSF_MUST_CHECK;
 /*
  * agsf_open_run() checks and opens every block of the run. On AGSF_OK all of it is authentic. After any other
  * status but AGSF_PAUSED all plain_nbytes of output are zero, also the blocks that were good, and bad_block is
- * the lowest block that failed. Until the status is AGSF_OK the output must not be used: it may hold bytes
- * whose tag is yet to be checked. Failures: AGSF_BAD_ARGUMENT, AGSF_NO_MEMORY, AGSF_BAD_TAG, AGSF_CRYPTO,
+ * the lowest block that failed. Until the status is AGSF_OK the output must not be used: it may hold bytes whose
+ * tag is yet to be checked. Failures: AGSF_BAD_ARGUMENT, AGSF_NO_MEMORY, AGSF_BAD_TAG, AGSF_CRYPTO,
  * AGSF_IO, AGSF_SHORT.
  */
 agsf_status agsf_open_run(agsf_run *run) AGSF_MUST_CHECK;
