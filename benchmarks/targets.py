@@ -1,4 +1,4 @@
-"""What issue 3 asks for, row by row, and whether it was reached."""
+"""The targets, row by row, and whether they were reached."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def milliseconds_over(column: str) -> Value:
 
 @dataclass(frozen=True)
 class Target:
-    """A number that issue 3 asks for. rows: a regular expression for the names of the rows that must reach it."""
+    """A ratio to be reached. rows: a regular expression for the names of the rows that must reach it."""
 
     what: str
     rows: str
