@@ -145,7 +145,7 @@ static void check_opened(const struct trial *trial, agsf_status status) {
     CHECK(status == AGSF_OK || status == AGSF_BAD_TAG || status == AGSF_BAD_ARGUMENT || status == AGSF_SHORT);
     if (status == AGSF_OK) {
         CHECK(known && same && trial->bad == UINT64_MAX);
-        CHECK(memcmp(run->plain, trial->plain, run->plain_nbytes) == 0);
+        CHECK(run->plain_nbytes == 0 || memcmp(run->plain, trial->plain, run->plain_nbytes) == 0);
     } else {
         CHECK(all_are(run->plain, run->plain_nbytes, 0));
     }
@@ -186,7 +186,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     if (!(recipe->modes & EDITED) || seal_and_edit(&trial, data, nbytes, side)) {
         guarded out = guarded_new(run->plain_nbytes, side);
         change_run(&trial, prefix, fd);
-        run->plain = out.data;
+        run->plain = run->plain_nbytes > 0 ? out.data : NULL;
         run->done = 0;
         check_opened(&trial, finish(agsf_open_run, run, NULL));
         guarded_free(&out);

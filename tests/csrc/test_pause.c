@@ -7,6 +7,7 @@
  */
 #include "support.h"
 
+#include <stdatomic.h>
 #include <time.h>
 
 enum { CALL_MAX_BLOCKS = 1 << 16, BUDGET_MS = 100 };
@@ -21,7 +22,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *now_ret) {
     int64_t ms;
 
     if (clock != CLOCK_MONOTONIC) return __real_clock_gettime(clock, now_ret);
-    ms = now_ms += step_ms;
+    ms = atomic_fetch_add(&now_ms, step_ms);
     now_ret->tv_sec = (time_t)(ms / 1000);
     now_ret->tv_nsec = (long)(ms % 1000 * 1000000);
     return 0;

@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/resource.h>
 #include <time.h>
 
@@ -33,7 +34,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *now_ret) {
 
     if (clock == CLOCK_REALTIME) now_ret->tv_sec -= realtime_ahead_s;
     if (clock == CLOCK_MONOTONIC && monotonic_step_ms >= 0) {
-        const int64_t now = ms += monotonic_step_ms;
+        const int64_t now = atomic_fetch_add(&ms, monotonic_step_ms);
         *now_ret = (struct timespec){(time_t)(now / 1000), (long)(now % 1000 * 1000000)};
     }
     return failure;
@@ -146,7 +147,9 @@ static void check_budget(void) {
 /* Two batches whose jobs wait until the test lets them go on. Lane 0 is the caller's, lane 1 the one helper's. */
 static struct gated {
     sem_t caller_begun, go_on[2];
+    _Atomic bool stop; /* jobs return false */
     agsf_batch batch;
+    size_t claimed;
 } gated[2];
 static sem_t helper_begun;
 static _Atomic unsigned helped; /* the batch that the helper is in */
@@ -158,25 +161,22 @@ static bool gated_job(void *arg, unsigned lane, size_t number) {
     if (lane != 0) helped = (unsigned)(mine - gated);
     sem_post(lane != 0 ? &helper_begun : &mine->caller_begun);
     sem_wait(&mine->go_on[lane]);
-    return true;
+    return !mine->stop;
 }
 
 static void *run_gated(void *arg) {
     struct gated *mine = arg;
 
     mine->batch = (agsf_batch){.job = gated_job, .arg = mine, .njobs = 100, .nlanes = 2, .budget_ms = 1000000};
-    CHECK_EQUAL(agsf_pool_run(&mine->batch), 100);
+    mine->claimed = agsf_pool_run(&mine->batch);
     return NULL;
 }
 
-static void check_turns(void) {
-    pthread_t callers[2];
-    unsigned turns[2] = {0}, in_a_row = 1;
-
-    checking("the turns of two batches");
-    CHECK_EQUAL(agsf_pool_threads(), 0);
+/* Starts both batches: then each caller is in its first job, and the helper in one of the first batch. */
+static void start_gated(pthread_t callers[2]) {
     CHECK(sem_init(&helper_begun, 0, 0) == 0);
     for (unsigned i = 0; i < 2; i++) {
+        gated[i].stop = false;
         CHECK(sem_init(&gated[i].caller_begun, 0, 0) == 0);
         CHECK(sem_init(&gated[i].go_on[0], 0, 0) == 0 && sem_init(&gated[i].go_on[1], 0, 0) == 0);
         callers[i] = thread_of(run_gated, &gated[i]);
@@ -184,6 +184,23 @@ static void check_turns(void) {
         if (i == 0) sem_wait(&helper_begun);
     }
     CHECK_EQUAL(agsf_pool_threads(), 1);
+}
+
+static void end_gated(struct gated *batch, pthread_t caller, size_t claimed) {
+    for (unsigned job = 0; job < 100; job++) {
+        sem_post(&batch->go_on[0]);
+        sem_post(&batch->go_on[1]);
+    }
+    CHECK(pthread_join(caller, NULL) == 0);
+    CHECK_EQUAL(batch->claimed, claimed);
+}
+
+static void check_turns(void) {
+    pthread_t callers[2];
+    unsigned turns[2] = {0}, in_a_row = 1;
+
+    checking("the turns of two batches");
+    start_gated(callers);
     for (unsigned turn = 0; turn < 20; turn++) {
         const unsigned before = helped;
         sem_post(&gated[before].go_on[1]);
@@ -193,17 +210,22 @@ static void check_turns(void) {
         CHECK(in_a_row <= 2);
     }
     CHECK(turns[0] >= 9 && turns[1] >= 9);
-    /* The second batch ends while the first one's jobs wait. */
-    for (unsigned job = 0; job < 100; job++) {
-        sem_post(&gated[1].go_on[0]);
-        sem_post(&gated[1].go_on[1]);
-    }
-    CHECK(pthread_join(callers[1], NULL) == 0);
-    for (unsigned job = 0; job < 100; job++) {
-        sem_post(&gated[0].go_on[0]);
-        sem_post(&gated[0].go_on[1]);
-    }
-    CHECK(pthread_join(callers[0], NULL) == 0);
+    end_gated(&gated[1], callers[1], 100); /* while the first one's jobs wait */
+    end_gated(&gated[0], callers[0], 100);
+}
+
+/* A helper's `false` is as good as the caller's. */
+static void check_helper_stops(void) {
+    pthread_t callers[2];
+
+    checking("a helper whose job returns false");
+    start_gated(callers);
+    gated[0].stop = true;
+    sem_post(&gated[0].go_on[1]);
+    sem_wait(&helper_begun); /* in the other batch: it has left the first one */
+    CHECK_EQUAL(helped, 1);
+    end_gated(&gated[0], callers[0], 2);
+    end_gated(&gated[1], callers[1], 100);
 }
 
 /* ---------------------------------------------------------------- threads */
@@ -303,7 +325,9 @@ int main(void) {
     start(100);
     CHECK_EQUAL(agsf_pool_threads(), 0); /* none before one is wanted */
     check_thread_limit();
+    CHECK_EQUAL(agsf_pool_threads(), 0);
     check_turns();
+    check_helper_stops();
     check_threads();
     check_few_threads();
     check_budget();

@@ -14,7 +14,7 @@
 static const uint8_t prefix[] = "a prefix of the AAD";
 enum {
     FILE_SLACK = 100, /* bytes in the file behind the run, which must stay */
-    PIECE = AGSF_SCRATCH_NBYTES - 32, /* what ags1.c puts through a scratch buffer at once, if a block is larger */
+    PIECE = AGSF_SCRATCH_NBYTES - 64, /* what ags1.c puts through a scratch buffer at once, if a block is larger */
 };
 
 static int file_of(size_t nbytes) {
