@@ -156,6 +156,7 @@ FORK_IN_EVERY_STATE = """
     forks, path = int(sys.argv[1]), sys.argv[2]
     plain = pattern(3 << 20)
     codec = ags_fast.AgsCodec(KEY, block_size=1 << 16, threads=4)
+    tiny_codec = ags_fast.AgsCodec(KEY, block_size=1, threads=1)
     sealed = codec.encrypt(plain)
     with open(path, "wb") as file:
         file.write(sealed)
@@ -166,6 +167,9 @@ FORK_IN_EVERY_STATE = """
 
     def large():
         assert codec.decrypt(codec.encrypt(plain), length=None) == plain
+
+    def tiny():  # most of whose time goes to random numbers, under a lock
+        tiny_codec.encrypt(plain[:5000])
 
     def small():
         key = os.urandom(32)  # a new key: contexts are made, its counter is made
@@ -186,7 +190,7 @@ FORK_IN_EVERY_STATE = """
         with ags_fast.AgsWriter(f"{path}.{os.getpid()}.{threading.get_ident()}", KEY, threads=4) as writer:
             writer.write(plain)
 
-    works = (large, small, read, fail, write)
+    works = (large, tiny, small, read, fail, write)
 
     def loop(work):
         while not stop.is_set():

@@ -703,20 +703,23 @@ def test_fork_with_an_open_writer(tmp_path: Path) -> None:
         import gc, io, os, sys, ags_fast
         from support import KEY, open_stream, pattern
         path = sys.argv[1] + "/file"
-        for how in ("close", "abort", "write", "with", "collect", "exit", "_exit"):
+        for how in ("close", "abort", "write", "write one byte", "with", "collect", "exit", "_exit"):
             writer = ags_fast.AgsWriter(path, KEY, block_size=1000, threads=2)
-            writer.write(pattern(1_500_000))
+            plain = pattern(1_500_555)
+            writer.write(plain[:1_500_000])
+            for begin in range(1_500_000, len(plain), 10):  # and a part of a block is kept
+                writer.write(plain[begin : begin + 10])
             pid = os.fork()
             if pid == 0:
                 if how == "close":
                     writer.close()
                 elif how == "abort":
                     writer.abort()
-                elif how == "write":
+                elif how.startswith("write"):
                     try:
-                        writer.write(bytes(5000))
+                        writer.write(bytes(5000 if how == "write" else 1))
                         os._exit(1)
-                    except ValueError:
+                    except ValueError:  # it would be lost
                         pass
                 elif how == "with":
                     with writer:
@@ -732,7 +735,7 @@ def test_fork_with_an_open_writer(tmp_path: Path) -> None:
             writer.write(b"the rest")
             writer.close()
             with open(path, "rb") as file:
-                assert open_stream(file.read()) == pattern(1_500_000) + b"the rest", how
+                assert open_stream(file.read()) == plain + b"the rest", how
             os.unlink(path)
             assert os.listdir(sys.argv[1]) == [], how
         """,
