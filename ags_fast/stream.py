@@ -648,12 +648,12 @@ class AgsWriter(io.RawIOBase):
     def write(self, data: Buffer, /) -> int:
         """Take all of a bytes-like object; returns its size in bytes. If the target raises, the writer has aborted."""
         self._check_open()
+        if self._owner != os.getpid():
+            raise ValueError("this writer belongs to the process that opened it")
         taken = append(self._pending, self._filled, data)
         if taken >= 0:  # a small piece of a block, as most are
             self._filled += taken
             return taken
-        if self._owner != os.getpid():
-            raise ValueError("this writer belongs to the process that opened it")
         view = bytes_view(data)
         try:
             self._take(view)

@@ -58,6 +58,10 @@ uint64_t agsf_sealed_nbytes(uint64_t plain_nbytes, uint64_t block_nbytes) {
 
 static size_t plain_offset(const agsf_run *run, uint64_t block) { return (size_t)block * run->block_nbytes; }
 
+static uint8_t *plain_at(const agsf_run *run, uint64_t block) {
+    return run->plain_nbytes > 0 ? run->plain + plain_offset(run, block) : NULL;
+}
+
 static uint64_t sealed_offset(const agsf_run *run, uint64_t block) {
     return block * (run->block_nbytes + AGSF_OVERHEAD_NBYTES);
 }
@@ -106,7 +110,7 @@ static bool seal_blocks(struct slice *slice, agsf_lane *lane, uint64_t first, ui
         agsf_status status = begin_seal(slice, lane, block, out);
         out += AGSF_NONCE_NBYTES;
         if (status == AGSF_OK) {
-            status = agsf_lane_update(lane, slice->run->plain + plain_offset(slice->run, block), nbytes, out);
+            status = agsf_lane_update(lane, plain_at(slice->run, block), nbytes, out);
         }
         if (status == AGSF_OK) status = agsf_lane_finish_seal(lane, out + nbytes);
         if (status != AGSF_OK) return fail(slice, block, status, 0);
@@ -122,7 +126,7 @@ static bool open_blocks(struct slice *slice, agsf_lane *lane, uint64_t first, ui
         agsf_status status = begin_open(slice, lane, block, in);
         in += AGSF_NONCE_NBYTES;
         if (status == AGSF_OK) {
-            status = agsf_lane_update(lane, in, nbytes, slice->run->plain + plain_offset(slice->run, block));
+            status = agsf_lane_update(lane, in, nbytes, plain_at(slice->run, block));
         }
         if (status == AGSF_OK) status = agsf_lane_finish_open(lane, in + nbytes);
         if (status != AGSF_OK) return fail(slice, block, status, 0);
@@ -140,7 +144,7 @@ enum { PIECE_NBYTES = AGSF_SCRATCH_NBYTES - 64 }; /* room for nonce and tag; who
 static bool seal_large_block(struct slice *slice, agsf_lane *lane, uint64_t block) {
     const agsf_run *run = slice->run;
     uint8_t *const scratch = agsf_lane_scratch(lane);
-    const uint8_t *plain = run->plain + plain_offset(run, block);
+    const uint8_t *plain = plain_at(run, block);
     uint64_t offset = run->fd_offset + sealed_offset(run, block);
     size_t left = plain_between(run, block, block + 1), filled = AGSF_NONCE_NBYTES;
     int os_error = 0;
@@ -167,7 +171,7 @@ static bool seal_large_block(struct slice *slice, agsf_lane *lane, uint64_t bloc
 static bool open_large_block(struct slice *slice, agsf_lane *lane, uint64_t block) {
     const agsf_run *run = slice->run;
     uint8_t *const scratch = agsf_lane_scratch(lane);
-    uint8_t *plain = run->plain + plain_offset(run, block);
+    uint8_t *plain = plain_at(run, block);
     uint64_t offset = run->fd_offset + sealed_offset(run, block);
     size_t left = plain_between(run, block, block + 1), begins = AGSF_NONCE_NBYTES;
     int os_error = 0;
