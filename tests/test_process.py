@@ -232,16 +232,17 @@ def test_fork_in_every_state(tmp_path: Path) -> None:
 
 
 def test_fork_while_a_reader_is_shared_by_threads(tmp_path: Path) -> None:
-    """A child reads what its parent's threads are reading, from a path and from memory."""
+    """A child reads what its parent's threads are reading: from a path, from memory, from a file-like object's copy."""
     run_python(
         """
-        import os, signal, sys, threading, ags_fast
+        import io, os, random, signal, sys, threading, ags_fast
         from support import KEY, pattern, seal_stream
         plain = pattern(200_000)
         sealed = seal_stream(plain, block_size=1000)
         with open(sys.argv[1], "wb") as file:
             file.write(sealed)
-        readers = [ags_fast.AgsReader(source, KEY, length=len(sealed)) for source in (sys.argv[1], sealed)]
+        sources = (sys.argv[1], sealed, io.BytesIO(sealed))
+        readers = [ags_fast.AgsReader(source, KEY, length=len(sealed)) for source in sources]
         stop = threading.Event()
 
         def loop():
@@ -249,6 +250,8 @@ def test_fork_while_a_reader_is_shared_by_threads(tmp_path: Path) -> None:
                 for offset in (100, 5100):  # in turn, so that each goes through the cache
                     for reader in readers:
                         reader.read_at(offset, 10)
+                offset = random.randrange(100_000)
+                assert readers[2].read_at(offset, 90_000) == plain[offset:offset + 90_000]
 
         threads = [threading.Thread(target=loop) for _ in range(3)]
         for thread in threads:

@@ -139,6 +139,14 @@ def test_every_kind_of_source(kind: str, size: int, tmp_path: Path) -> None:
     close(source)
 
 
+def test_bytes_that_are_still_in_a_files_buffer(tmp_path: Path) -> None:
+    for plain in (pattern(10), pattern(200_000)):
+        sealed = seal_stream(plain)
+        with (tmp_path / "file").open("w+b", buffering=1 << 20) as file:
+            file.write(sealed)
+            assert AgsReader(file, KEY, length=len(sealed)).read() == plain
+
+
 def test_fsspec_sources(tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     plain = pattern(200_000)
@@ -533,10 +541,19 @@ def test_ranges_are_coalesced() -> None:
         (39 * BLOCK, 1 << 40),
         (20 * BLOCK, 10),  # again
         (99 * BLOCK, 10),  # behind the end
+        (13 * BLOCK, 10),  # touches the long one, not the one inside
     ]
     assert reader.read_ranges(ranges) == [plain[o : o + s] for o, s in ranges]
-    assert requested(source) == [(3, 5), (10, 13), (20, 21), (39, 40)]
+    assert requested(source) == [(3, 5), (10, 14), (20, 21), (39, 40)]
     assert reader.read_ranges([]) == []
+
+
+def test_verify_reads_everything_once_in_bounded_requests() -> None:
+    reader, source, _ = counted(1000)
+    reader.verify()
+    blocks = requested(source)
+    assert [b for span in blocks for b in range(*span)] == list(range(1000))
+    assert max(end - first for first, end in blocks) <= stream.CACHE_NBYTES // BLOCK
 
 
 @pytest.mark.parametrize("step", [100, 3000, BLOCK, 25_000])
@@ -565,14 +582,15 @@ def test_no_read_ahead_for_a_cursor_that_jumps() -> None:
     assert all(end - first == 1 for first, end in requested(source))
 
 
-def test_memory_of_a_long_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block_size", [10_000, 1 << 20])
+def test_memory_of_a_long_read(block_size: int, tmp_path: Path) -> None:
     """A stream read in steps needs its blocks in flight, not the stream."""
-    block_size, threads = 1 << 20, 2
+    threads = 2
     path = written(tmp_path / "file", ags_fast.AgsCodec(KEY, block_size=block_size).encrypt(bytes(64 << 20)))
     tracemalloc.start()
     try:
         with AgsReader(path, KEY, length=None, threads=threads) as reader:
-            while reader.read(100_000):
+            while reader.read(77_777):
                 pass
             reader.seek(0)
             for offset in range(0, 64 << 20, 300_000):
@@ -677,6 +695,17 @@ def test_a_file_that_shrinks(kind: str, block_size: int, tmp_path: Path) -> None
             assert reader.read_at(0, first_bad * block_size) == plain[: first_bad * block_size]
             assert blamed == [first_bad] * 3
         close(source)
+
+
+@pytest.mark.parametrize("step", [100, 3000])
+def test_read_ahead_of_a_source_that_ends(step: int) -> None:
+    """What was asked for is there; that what was read ahead of it is not there is no reason to withhold it."""
+    reader, plain = misbehaving(lambda at, right: right[: max(0, 8 + 12 * SEALED + 500 - at)])
+    got = b""
+    with pytest.raises(IntegrityError):
+        while True:
+            got += reader.read(step)
+    assert len(got) == 12 * BLOCK // step * step and plain.startswith(got)
 
 
 @pytest.mark.parametrize("kind", ["buffered file", "BytesIO"])
