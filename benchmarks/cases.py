@@ -190,7 +190,7 @@ def stream_file(bench: Bench, key: bytes, plain_length: int, block: int = BLOCK)
 def read(bench: Bench) -> Group:
     size = bench.size(256 * MIB)
     cases = []
-    for chunk in (MIB, 8 * MIB):
+    for chunk in (MIB, 8 * MIB, 64 * MIB):
         for key in KEYS:
             name = f"read/{short(chunk)}/aes-{8 * len(key)}"
             cases.append(Case(name, functools.partial(read_in_sequence, bench, name, key, size, chunk)))
