@@ -120,7 +120,7 @@ class Target:
 
     def write(self, data: Any) -> Any:
         answer = self.take(bytes(data), len(self.taken))
-        self.taken += data[:answer] if isinstance(answer, int) and answer >= 0 else data
+        self.taken += data if answer is None else data[: max(0, answer)]
         return answer
 
     def flush(self) -> None:

@@ -241,7 +241,14 @@ def test_fork_while_a_reader_is_shared_by_threads(tmp_path: Path) -> None:
         sealed = seal_stream(plain, block_size=1000)
         with open(sys.argv[1], "wb") as file:
             file.write(sealed)
-        sources = (sys.argv[1], sealed, io.BytesIO(sealed))
+
+        class Slow(io.BytesIO):
+            def read(self, size):
+                for _ in range(1000):  # long enough for another thread's turn
+                    pass
+                return super().read(size)
+
+        sources = (sys.argv[1], sealed, Slow(sealed))
         readers = [ags_fast.AgsReader(source, KEY, length=len(sealed)) for source in sources]
         stop = threading.Event()
 
