@@ -48,7 +48,7 @@ build() {
     local output=$1 source=$2 compiler=$3
     shift 3
     local wraps
-    wraps=$(grep -o '^[a-z].*\b__wrap_[a-z0-9_]*' "$source" | sed 's/.*__wrap_/-Wl,--wrap=/' | sort -u)
+    wraps=$(sed -nE 's/^[a-z].*\b__wrap_([a-z0-9_]+)\(.*/-Wl,--wrap=\1/p' "$source" | sort -u)
     # shellcheck disable=SC2086 # the words of wraps are arguments
     $compiler "${CFLAGS[@]}" "${INCLUDES[@]}" -Icsrc -Werror -Wno-missing-prototypes "$@" \
         "$source" csrc/*.c "${LIBCRYPTO[@]}" -pthread $wraps -o "$output"
@@ -127,7 +127,7 @@ fuzz() {
     "$folder/seeds" seeds "$folder/corpus"
     build "$folder/run" tests/csrc/fuzz_open.c clang "${flags[@]}" -fsanitize=fuzzer,address,undefined
     # libFuzzer's own workers would share an output: one process, all of whose threads are the engine's.
-    (cd "$folder" && ./run -max_total_time="$FUZZ_SECONDS" -max_len=8192 -timeout=20 -print_final_stats=1 -verbosity=0 corpus) ||
+    (cd "$folder" && ./run -max_total_time="$FUZZ_SECONDS" -max_len=8192 -timeout=100 -print_final_stats=1 -verbosity=0 corpus) ||
         status=$?
     ((status == 0)) || {
         touch "$WORK/failed"
