@@ -107,7 +107,7 @@ run_mode() {
             check test_large "$cc" ""
             ;;
         valgrind)
-            check_all "$cc" "valgrind -q --error-exitcode=9" "test_aead test_failures" -O1 -g
+            check_all "$cc" "valgrind -q --error-exitcode=9" "test_aead test_files test_locks" -O1 -g
             ;;
         fuzz)
             fuzz
