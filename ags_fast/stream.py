@@ -350,6 +350,18 @@ class AgsReader(io.RawIOBase):
             if span is NOTHING:
                 span = self._hot = self._open_span(0, 1, None)
             return span.data if size == self._length else span.data[offset : offset + size]
+        block, begin = divmod(offset, self._block_size)
+        if (
+            not steady and size < self._block_size and begin + size <= self._block_size
+        ):  # the short way for a part of one
+            part = self._cached(block)
+            if part is None:
+                self._hot = NOTHING
+                part = self._open_span(block, 1, None)
+                self._keep(block, part)
+            self._hot = part
+            begin = offset - part.offset
+            return part.data[begin : begin + size]
         out, view = new_bytes(size)
         self._fill(offset, view, steady)
         return out
