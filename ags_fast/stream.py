@@ -351,9 +351,8 @@ class AgsReader(io.RawIOBase):
                 span = self._hot = self._open_span(0, 1, None)
             return span.data if size == self._length else span.data[offset : offset + size]
         block, begin = divmod(offset, self._block_size)
-        if (
-            not steady and size < self._block_size and begin + size <= self._block_size
-        ):  # the short way for a part of one
+        # The short way for a part of one block.
+        if not steady and size < self._block_size and begin + size <= self._block_size:
             part = self._cached(block)
             if part is None:
                 self._hot = NOTHING
