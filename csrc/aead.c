@@ -20,6 +20,7 @@
 enum {
     KEY_MAX_NBYTES = 32,
     LANES_KEPT = 16,         /* lanes that a key keeps when nobody uses them */
+    SCRATCHES_KEPT = 16,     /* scratch buffers that the process keeps: a thousand open files need no more of them */
     FINGERPRINT_NBYTES = 16, /* of a key value's SHA-256: two values collide once in 2^64 keys */
     AAD_JOINED_NBYTES = 128, /* up to here prefix and suffix are joined, to spare a call */
     AAD_STEP_NBYTES = 1 << 30, /* EVP counts in int */
@@ -29,7 +30,7 @@ enum {
 
 struct agsf_lane {
     EVP_CIPHER_CTX *ctx;
-    uint8_t *scratch; /* NULL until somebody wants it */
+    uint8_t *scratch; /* NULL unless it was borrowed with one */
 };
 
 /* How often one key value has sealed in this process. Made at the first seal, never freed: the count must last. */
@@ -124,7 +125,13 @@ agsf_status agsf_library_init(void) {
     if (sha256 == NULL) goto out;
     generator = new_generator();
     if (generator == NULL) goto out;
-    status = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0 ? AGSF_OK : AGSF_NO_MEMORY;
+    if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0) {
+        status = AGSF_OK;
+    } else {
+        EVP_RAND_CTX_free(generator); /* not ready: the next call tries again */
+        generator = NULL;
+        status = AGSF_NO_MEMORY;
+    }
 out:
     ERR_clear_error();
     agsf_aead_unlock();
@@ -169,7 +176,6 @@ agsf_status agsf_key_new(const uint8_t *bytes, size_t nbytes, agsf_key **key_ret
 static void lane_free(agsf_lane *lane) {
     if (lane == NULL) return;
     EVP_CIPHER_CTX_free(lane->ctx); /* wipes the key schedule */
-    free(lane->scratch);
     free(lane);
 }
 
@@ -211,6 +217,7 @@ static void grow_buckets(void) {
 static agsf_status find_counter(const agsf_key *key, bool make, struct counter **counter_ret) {
     uint8_t digest[EVP_MAX_MD_SIZE];
     struct counter *c = NULL;
+    agsf_status status = AGSF_OK;
 
     *counter_ret = NULL;
     if (EVP_Digest(key->bytes, key->nbytes, digest, NULL, sha256, NULL) != 1) {
@@ -224,15 +231,19 @@ static agsf_status find_counter(const agsf_key *key, bool make, struct counter *
         }
     }
     if (c == NULL && make) {
-        if (buckets == NULL || (c = calloc(1, sizeof(*c))) == NULL) return AGSF_NO_MEMORY;
-        memcpy(c->fingerprint, digest, FINGERPRINT_NBYTES);
-        c->next = *bucket_of(digest);
-        *bucket_of(digest) = c;
-        ncounters++;
+        c = buckets == NULL ? NULL : calloc(1, sizeof(*c));
+        if (c == NULL) {
+            status = AGSF_NO_MEMORY;
+        } else {
+            memcpy(c->fingerprint, digest, FINGERPRINT_NBYTES);
+            c->next = *bucket_of(digest);
+            *bucket_of(digest) = c;
+            ncounters++;
+        }
     }
     OPENSSL_cleanse(digest, sizeof(digest));
     *counter_ret = c;
-    return AGSF_OK;
+    return status;
 }
 
 static agsf_status counter_of(agsf_key *key, bool make, struct counter **counter_ret) {
@@ -301,10 +312,35 @@ static agsf_status lane_new(const agsf_key *key, agsf_lane **lane_ret) {
     return AGSF_OK;
 }
 
+static _Atomic(uint8_t *) idle_scratches[SCRATCHES_KEPT];
+
+/*
+ * Each place holds a buffer or NULL and is taken and filled by one atomic step, here as with a key's idle lanes: there
+ * is no lock that a fork could leave held.
+ */
+static uint8_t *scratch_borrow(void) {
+    for (size_t i = 0; i < SCRATCHES_KEPT; i++) {
+        uint8_t *scratch = NULL;
+        if (atomic_load_explicit(&idle_scratches[i], memory_order_relaxed) != NULL) {
+            scratch = atomic_exchange(&idle_scratches[i], NULL);
+        }
+        if (scratch != NULL) return scratch;
+    }
+    return malloc(AGSF_SCRATCH_NBYTES);
+}
+
+static void scratch_return(uint8_t *scratch) {
+    if (scratch == NULL) return;
+    for (size_t i = 0; i < SCRATCHES_KEPT; i++) {
+        uint8_t *none = NULL;
+        if (atomic_compare_exchange_strong(&idle_scratches[i], &none, scratch)) return;
+    }
+    free(scratch);
+}
+
 agsf_status agsf_lane_borrow(agsf_key *key, int want_scratch, agsf_lane **lane_ret) {
     agsf_lane *lane = NULL;
 
-    /* Each place holds a lane or NULL and is taken and filled by one atomic step: no lock for a fork to leave held. */
     for (size_t i = 0; i < LANES_KEPT && lane == NULL; i++) {
         if (atomic_load_explicit(&key->idle[i], memory_order_relaxed) != NULL) lane = atomic_exchange(&key->idle[i], NULL);
     }
@@ -312,8 +348,8 @@ agsf_status agsf_lane_borrow(agsf_key *key, int want_scratch, agsf_lane **lane_r
         agsf_status status = lane_new(key, &lane);
         if (status != AGSF_OK) return status;
     }
-    if (want_scratch && lane->scratch == NULL) {
-        lane->scratch = malloc(AGSF_SCRATCH_NBYTES);
+    if (want_scratch) {
+        lane->scratch = scratch_borrow();
         if (lane->scratch == NULL) {
             agsf_lane_return(key, lane);
             return AGSF_NO_MEMORY;
@@ -324,6 +360,8 @@ agsf_status agsf_lane_borrow(agsf_key *key, int want_scratch, agsf_lane **lane_r
 }
 
 void agsf_lane_return(agsf_key *key, agsf_lane *lane) {
+    scratch_return(lane->scratch);
+    lane->scratch = NULL;
     for (size_t i = 0; i < LANES_KEPT; i++) {
         agsf_lane *none = NULL;
         if (atomic_compare_exchange_strong(&key->idle[i], &none, lane)) return;

@@ -15,8 +15,8 @@ enum { AGSF_SCRATCH_NBYTES = 256 * 1024 };
 typedef struct agsf_lane agsf_lane;
 
 /*
- * agsf_lane_borrow() takes a lane of the key, made now if none is free. With want_scratch it also has a scratch
- * buffer. Give it back with agsf_lane_return(). Failures: AGSF_NO_MEMORY, AGSF_CRYPTO.
+ * agsf_lane_borrow() takes a lane of the key, made now if none is free. With want_scratch it also has one of the
+ * process's scratch buffers. Give it back with agsf_lane_return(). Failures: AGSF_NO_MEMORY, AGSF_CRYPTO.
  */
 agsf_status agsf_lane_borrow(agsf_key *key, int want_scratch, agsf_lane **lane_ret) AGSF_MUST_CHECK;
 void agsf_lane_return(agsf_key *key, agsf_lane *lane);

@@ -290,6 +290,7 @@ static agsf_status run_slice(agsf_run *run, uint64_t nblocks, const uint8_t *non
     if (failure != UINT64_MAX) {
         run->bad_block = failure >> 24;
         run->os_error = (uint16_t)failure;
+        run->done = count_blocks(run->plain_nbytes, run->block_nbytes); /* a failed run is over: it cannot go on */
         return (agsf_status)(failure >> 16 & 0xff);
     }
     return run->done == count_blocks(run->plain_nbytes, run->block_nbytes) ? AGSF_OK : AGSF_PAUSED;

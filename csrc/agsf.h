@@ -14,7 +14,8 @@
  * - Every function may be called from any thread at any time. An agsf_key is immutable to its callers, so
  *   threads share it freely; it must not be freed while a call uses it.
  * - Input and output buffers must not overlap. Whoever changes a buffer while a call uses it gets garbage,
- *   but never memory corruption.
+ *   but never memory corruption. The garbage may even pass its tag: on some CPUs libcrypto reads a sealed buffer
+ *   twice. So do not open memory that somebody else can write, such as a shared mapping; a descriptor is safe.
  * - fork() is allowed at any moment, also while other threads are inside the engine: the child starts with no
  *   threads, no lock held, and a random generator that shares nothing with its parent's.
  * - The engine frees what it allocates; the caller owns every buffer it passes.
