@@ -6,7 +6,15 @@ passes through untouched. No message holds a key or plaintext.
 
 from __future__ import annotations
 
-__all__ = ["AgsError", "FormatError", "IntegrityError", "KeyAccessError", "KeyLimitError", "PolicyError"]
+__all__ = [
+    "AgsError",
+    "ConcurrentChangeError",
+    "FormatError",
+    "IntegrityError",
+    "KeyAccessError",
+    "KeyLimitError",
+    "PolicyError",
+]
 
 
 class AgsError(Exception):
@@ -54,3 +62,7 @@ class KeyAccessError(AgsError):
 
 class PolicyError(AgsError):
     """The bytes may be intact, but they are less protected than the caller asked for."""
+
+
+class ConcurrentChangeError(AgsError):
+    """Somebody else has changed it since it was read. Nothing was written: read it again, and change that."""

@@ -1,5 +1,57 @@
-"""Keys: the metadata that brings a file's data key, its AAD prefix and its trusted length."""
+"""Keys: what brings a file's data key, the envelopes that data keys travel in, and where their keys live.
+
+All but `StandardKeyMetadata` is imported when it is first asked for: a reader with its key at hand needs none of it.
+"""
+
+from __future__ import annotations
 
 from ags_fast.keys.metadata import StandardKeyMetadata
 
-__all__ = ["StandardKeyMetadata"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ags_fast.keys.envelope import (
+        Envelope,
+        KeyEntry,
+        binding,
+        clear_cache,
+        new_kek,
+        open_document,
+        seal_document,
+    )
+    from ags_fast.keys.kms import KmsClient, kms_calls, load_kms, set_audit_hook
+    from ags_fast.keys.resolver import KeyResolver, MemoryKeyStore
+
+__all__ = [
+    "Envelope",
+    "KeyEntry",
+    "KeyResolver",
+    "KmsClient",
+    "MemoryKeyStore",
+    "StandardKeyMetadata",
+    "binding",
+    "clear_cache",
+    "kms_calls",
+    "load_kms",
+    "new_kek",
+    "open_document",
+    "seal_document",
+    "set_audit_hook",
+]
+
+_HOMES = {
+    "kms": ("KmsClient", "kms_calls", "load_kms", "set_audit_hook"),
+    "envelope": ("Envelope", "KeyEntry", "binding", "clear_cache", "new_kek", "open_document", "seal_document"),
+    "resolver": ("KeyResolver", "MemoryKeyStore"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            import importlib
+
+            value = globals()[name] = getattr(importlib.import_module(f"ags_fast.keys.{home}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,546 @@
+"""Envelopes: data keys (DEKs) wrapped by key encryption keys (KEKs), KEKs wrapped by a KMS, and JSON that is authentic.
+
+A KEK is a `KeyEntry`. In **double wrap** (the default) the entry holds the KEK, wrapped by a master key; the KEK is
+unwrapped once per process and wraps DEKs here: nonce (12 bytes), AES-GCM(KEK, DEK), tag (16), with the *binding* as
+AAD. In **single wrap** the entry holds no key, and the KMS wraps each DEK, followed by SHA-256 of its binding, since a
+KMS has no AAD that all have. A binding says which dataset, purpose and path a DEK is for, so that a wrapped one cannot
+be put to another use.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, TAG_NBYTES, Key
+from ags_fast.ags1 import KEY_LIMIT
+from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
+from ags_fast.keys.kms import KmsClient, as_kms, check_key_id, shared_client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = [
+    "Envelope",
+    "KeyEntry",
+    "binding",
+    "clear_cache",
+    "new_kek",
+    "open_document",
+    "seal_document",
+]
+
+KEY_NBYTES = (16, 24, 32)
+CACHE_SECONDS = 3600.0
+CACHE_ENTRIES = 1024
+STATES = ("active", "retired")
+DIGEST_NBYTES = 32
+KEY_TIMESTAMP = "KEY_TIMESTAMP"  # Iceberg's property of a KEK
+
+
+# ---------------------------------------------------------------------------------------------------------- entries
+
+JSON_FIELDS = ("key-id", "encrypted-by-id", "encrypted-key-metadata", "state", "created-ms", "uses", "properties")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """A KEK as a key store keeps it: never the key itself.
+
+    key_id: names it in manifests. wrapping_key_id: the master key in the KMS. wrapped: the KEK as the KMS wrapped it,
+    or None: single wrap. state: ``"active"``, or ``"retired"``, which opens and no longer wraps. created_ms: since the
+    epoch. uses: how many DEKs it has wrapped, as far as its store was told. properties: text that travels with it.
+    more: fields of its JSON that this version does not know; they are kept.
+    """
+
+    key_id: str
+    wrapping_key_id: str
+    wrapped: bytes | None = None
+    state: str = "active"
+    created_ms: int = 0
+    uses: int = 0
+    properties: Mapping[str, str] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_key_id(self.key_id)
+        check_key_id(self.wrapping_key_id)
+        if type(self.wrapped) not in (bytes, type(None)) or self.wrapped == b"":
+            raise ValueError("a wrapped key is bytes, and None in single wrap")
+        if self.state not in STATES:
+            raise ValueError(f"a key is {' or '.join(STATES)}, not {self.state!r}")
+        for name, number in (("created_ms", self.created_ms), ("uses", self.uses)):
+            if type(number) is not int or number < 0:
+                raise ValueError(f"{name} is a whole number from 0, not {number!r}")
+        if not all(isinstance(text, str) for pair in self.properties.items() for text in pair):
+            raise ValueError("the properties of a key are text")
+        if known := set(self.more) & set(JSON_FIELDS):
+            raise ValueError(f"fields that have a name of their own: {', '.join(sorted(known))}")
+
+    @property
+    def double_wrap(self) -> bool:
+        return self.wrapped is not None
+
+    def __repr__(self) -> str:
+        wrapped = "None" if self.wrapped is None else f"<{len(self.wrapped)} bytes>"
+        return (
+            f"KeyEntry({self.key_id!r}, wrapping_key_id={self.wrapping_key_id!r}, wrapped={wrapped}, "
+            f"state={self.state!r}, "
+            f"created_ms={self.created_ms}, uses={self.uses})"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As documents hold it. The first three fields are named as in Iceberg's ``encryption-keys``:
+
+        ``key-id``, ``encrypted-by-id`` (the master key), ``encrypted-key-metadata`` (base64; absent in single wrap),
+        ``state``, ``created-ms``, ``uses``, ``properties`` (absent if empty), and what was not known when it was read.
+        """
+        value: dict[str, Any] = {"key-id": self.key_id, "encrypted-by-id": self.wrapping_key_id}
+        if self.wrapped is not None:
+            value["encrypted-key-metadata"] = base64.b64encode(self.wrapped).decode()
+        value |= {"state": self.state, "created-ms": self.created_ms, "uses": self.uses}
+        if self.properties:
+            value["properties"] = dict(self.properties)
+        return {**value, **self.more}
+
+    @classmethod
+    def from_json(cls, value: Any) -> KeyEntry:
+        """The inverse of `to_json`. FormatError for what no entry is."""
+        if not isinstance(value, Mapping):
+            raise FormatError(f"a key entry is a JSON object, not {type(value).__name__}")
+        wrapped = value.get("encrypted-key-metadata")
+        try:
+            return cls(
+                value["key-id"],
+                value["encrypted-by-id"],
+                None if wrapped is None else unbase64(wrapped),
+                value["state"],
+                value["created-ms"],
+                value["uses"],
+                dict(value.get("properties", {})),
+                {name: more for name, more in value.items() if name not in JSON_FIELDS},
+            )
+        except KeyError as error:
+            raise FormatError(f"a key entry has no {error}") from None
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"a key entry is impossible: {error}") from None
+
+
+def new_kek(
+    kms: KmsClient | Mapping[str, str],
+    wrapping_key_id: str,
+    *,
+    double_wrap: bool = True,
+    length: int = 32,
+    now: int | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> KeyEntry:
+    """A new KEK of `length` bytes under the master key `wrapping_key_id`; its id is 16 random bytes.
+
+    One call of the KMS in double wrap, none in single wrap. The process that made it need not ask the KMS for it again.
+    now: milliseconds since the epoch. In double wrap, `properties` get Iceberg's ``KEY_TIMESTAMP``.
+    """
+    if length not in KEY_NBYTES:
+        raise ValueError(f"an AES key has 16, 24 or 32 bytes, not {length}")
+    check_key_id(wrapping_key_id)
+    created_ms = time.time_ns() // 1_000_000 if now is None else now
+    key_id = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+    if not double_wrap:
+        return KeyEntry(key_id, wrapping_key_id, None, "active", created_ms, 0, dict(properties or {}))
+    client = as_kms(kms)
+    if client.supports_key_generation:
+        key, wrapped = client.generate_key(wrapping_key_id, length)
+    else:
+        key = secrets.token_bytes(length)
+        wrapped = client.wrap_key(key, wrapping_key_id)
+    given = {KEY_TIMESTAMP: str(created_ms), **(properties or {})}
+    entry = KeyEntry(key_id, wrapping_key_id, wrapped, "active", created_ms, 0, given)
+    _cache.put(_cache_name(client, entry), Key(key))
+    return entry
+
+
+def binding(dataset_id: str, purpose: str, path: str) -> bytes:
+    """What a wrapped key is bound to: ``ags_fast`` 00 purpose 00 dataset_id 00 path, in UTF-8."""
+    bound = f"ags_fast\0{purpose}\0{dataset_id}\0{path}"
+    if bound.count("\0") != 3:
+        raise ValueError("a NUL cannot be in a dataset id, a purpose or a path")
+    return bound.encode("utf-8", "surrogateescape")  # a file's name need not be text
+
+
+# ---------------------------------------------------------------------------------------------------------- cache
+
+
+class _Flight:
+    """A KMS call that other threads wait for."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.key: Key | None = None
+        self.error: AgsError | None = None
+
+
+class _Cache:
+    """Unwrapped KEKs of this process. A key lives only in a `Key`, which wipes its memory when the last user lets go
+    of it.
+
+    What is older than `seconds` is dropped when anything is looked up or put in; the longest unused goes when there
+    are more than `entries`. Threads that want one that is not there make one call for it. A fork's child begins with
+    an empty one.
+    """
+
+    def __init__(self, seconds: float = CACHE_SECONDS, entries: int = CACHE_ENTRIES) -> None:
+        self.seconds, self.entries = seconds, entries
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, and the lock, which a thread may have held that a fork's child does not have."""
+        self._lock = threading.Lock()
+        self._keys: OrderedDict[bytes, tuple[float, Key]] = OrderedDict()
+        self._flights: dict[bytes, _Flight] = {}
+
+    def clear(self) -> None:
+        with self._lock:
+            self._keys.clear()
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._drop_old()
+            return len(self._keys)
+
+    def get(self, name: bytes, load: Callable[[], Key]) -> Key:
+        while True:
+            with self._lock:
+                self._drop_old()
+                if (held := self._keys.get(name)) is not None:
+                    self._keys.move_to_end(name)
+                    return held[1]
+                flight = self._flights.get(name)
+                leads = flight is None
+                if flight is None:
+                    flight = self._flights[name] = _Flight()
+            if leads:
+                return self._load(name, load, flight)
+            flight.done.wait()
+            if flight.key is not None:
+                return flight.key
+            if flight.error is not None:  # with its own traceback, and not one more call for each thread that waited
+                raise type(flight.error)(*flight.error.args)
+
+    def _load(self, name: bytes, load: Callable[[], Key], flight: _Flight) -> Key:
+        try:
+            key = flight.key = load()
+            self.put(name, key)
+            return key
+        except AgsError as error:
+            flight.error = error
+            raise
+        finally:
+            with self._lock:
+                self._flights.pop(name, None)
+            flight.done.set()
+
+    def put(self, name: bytes, key: Key) -> None:
+        with self._lock:
+            self._drop_old()
+            self._keys[name] = time.monotonic() + self.seconds, key
+            self._keys.move_to_end(name)
+            while len(self._keys) > self.entries:
+                self._keys.popitem(last=False)
+
+    def _drop_old(self) -> None:
+        now = time.monotonic()
+        for name in [name for name, (until, _) in self._keys.items() if until <= now]:
+            del self._keys[name]
+
+
+_cache = _Cache()
+os.register_at_fork(after_in_child=lambda: _cache.reset())
+
+
+def clear_cache() -> None:
+    """Drop all unwrapped KEKs of this process and wipe them, as soon as no call uses them any more."""
+    _cache.clear()
+
+
+def _cache_name(client: KmsClient, entry: KeyEntry) -> bytes:
+    """What an unwrapped KEK is found by: who unwraps it, by which master key, and the wrapped bytes themselves.
+
+    Who may not unwrap it is not given what another client, with other properties, has unwrapped.
+    """
+    parts = (client.identity, entry.wrapping_key_id.encode(), entry.wrapped or b"")
+    return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
+
+
+# ---------------------------------------------------------------------------------------------------------- envelopes
+
+
+class Envelope:
+    """Wraps and unwraps DEKs under the KEKs of `entries`, with `kms`: a client, or its properties.
+
+    It pickles as properties and entries, so it can be sent wherever the KMS can be reached. Threads may share it.
+    """
+
+    __slots__ = ("_client", "_names", "_properties", "entries")
+
+    def __init__(self, kms: KmsClient | Mapping[str, str], entries: Mapping[str, KeyEntry]) -> None:
+        self._properties: dict[str, str] | None = dict(kms) if isinstance(kms, Mapping) else None
+        self._client: KmsClient | None = None if isinstance(kms, Mapping) else as_kms(kms)
+        self.entries: Mapping[str, KeyEntry] = MappingProxyType(dict(entries))
+        self._names: dict[str, bytes] = {}
+        for key_id, entry in self.entries.items():
+            if entry.key_id != key_id:
+                raise ValueError(f"the entry under {key_id!r} is that of {entry.key_id!r}")
+
+    @property
+    def kms(self) -> KmsClient:
+        if self._client is None:
+            self._client = shared_client(self._properties or {})
+        return self._client
+
+    def subset(self, key_ids: Iterable[str]) -> Envelope:
+        """An envelope with only these KEKs, to send to where others are not needed."""
+        chosen = {key_id: self._entry(key_id) for key_id in key_ids}
+        return Envelope(self.kms if self._properties is None else self._properties, chosen)
+
+    def wrap(self, key_id: str, dek: bytes, binding: bytes) -> bytes:
+        """`dek`, wrapped for the use that `binding` says. PolicyError if the KEK is retired."""
+        return self.wrap_many(key_id, ((dek, binding),))[0]
+
+    def wrap_many(self, key_id: str, items: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+        """`wrap` for each ``(dek, binding)``: a KMS call for each in single wrap, at most one in double wrap."""
+        entry = self._entry(key_id)
+        if entry.state != "active":
+            raise PolicyError(f"the key {key_id!r} is retired: it opens what it wrapped, and wraps nothing new")
+        items = list(items)
+        if not entry.double_wrap:
+            kms, master = self.kms, entry.wrapping_key_id
+            return [kms.wrap_key(dek + hashlib.sha256(bound).digest(), master) for dek, bound in items]
+        key = self._key(entry)
+        if max(entry.uses, key.sealed) + len(items) > KEY_LIMIT:
+            raise KeyLimitError(f"the key {key_id!r} would wrap more than {KEY_LIMIT} keys: make a new one")
+        seal = key.seal
+        nonces = os.urandom(NONCE_NBYTES * len(items))  # drawn and used up in this call: a fork duplicates none of them
+        wrapped = []
+        at = 0
+        for dek, bound in items:
+            nonce = nonces[at : at + NONCE_NBYTES]
+            at += NONCE_NBYTES
+            wrapped.append(nonce + seal(nonce, dek, bound))
+        return wrapped
+
+    def unwrap(self, key_id: str, wrapped: bytes, binding: bytes) -> bytes:
+        """The DEK. IntegrityError if it is not what was wrapped, or was wrapped for another use.
+
+        KeyAccessError if the key is not in the entries, or the KMS refuses.
+        """
+        entry = self._entry(key_id)
+        if not entry.double_wrap:
+            opened = self.kms.unwrap_key(wrapped, entry.wrapping_key_id)
+            dek, digest = opened[:-DIGEST_NBYTES], opened[-DIGEST_NBYTES:]
+            if not dek or not hmac.compare_digest(digest, hashlib.sha256(binding).digest()):
+                raise IntegrityError(f"a key that {key_id!r} wrapped was wrapped for another file or dataset")
+            return dek
+        key = self._key(entry)
+        if len(wrapped) <= OVERHEAD_NBYTES:
+            raise FormatError(f"{len(wrapped)} bytes are too short for a wrapped key")
+        try:
+            return key.open(wrapped[:NONCE_NBYTES], wrapped[NONCE_NBYTES:], binding)
+        except IntegrityError:
+            raise IntegrityError(
+                f"a wrapped key is not what {key_id!r} wrapped: it was changed, or wrapped for another file or dataset"
+            ) from None
+
+    def unwrap_many(self, key_id: str, items: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+        """`unwrap` for each ``(wrapped, binding)``."""
+        entry = self._entry(key_id)
+        if not entry.double_wrap:
+            return [self.unwrap(key_id, wrapped, bound) for wrapped, bound in items]
+        open_ = self._key(entry).open
+        try:
+            return [open_(wrapped[:NONCE_NBYTES], wrapped[NONCE_NBYTES:], bound) for wrapped, bound in items]
+        except (IntegrityError, ValueError):
+            return [self.unwrap(key_id, wrapped, bound) for wrapped, bound in items]  # which says what is wrong
+
+    def prepare(self, key_id: str) -> None:
+        """Have the KMS unwrap a KEK now, so that a refusal comes before any work. Nothing to do in single wrap."""
+        entry = self._entry(key_id)
+        if entry.double_wrap:
+            self._key(entry)
+
+    def _entry(self, key_id: str) -> KeyEntry:
+        entry = self.entries.get(key_id)
+        if entry is None:
+            raise KeyAccessError(
+                f"no key store that was read has the key {key_id!r}: it was removed, or the keys are older than what "
+                "names it"
+            )
+        return entry
+
+    def _key(self, entry: KeyEntry) -> Key:
+        name = self._names.get(entry.key_id)
+        if name is None:
+            name = self._names[entry.key_id] = _cache_name(self.kms, entry)
+        return _cache.get(name, lambda: self._load(entry))
+
+    def _load(self, entry: KeyEntry) -> Key:
+        assert entry.wrapped is not None
+        key = self.kms.unwrap_key(entry.wrapped, entry.wrapping_key_id)
+        if len(key) not in KEY_NBYTES:
+            raise IntegrityError(f"what the KMS unwrapped for {entry.key_id!r} is no AES key: it has {len(key)} bytes")
+        return Key(key)
+
+    def __repr__(self) -> str:
+        return f"<Envelope of {len(self.entries)} keys>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        properties = self.kms.properties if self._properties is None else self._properties
+        return _restore, (properties, dict(self.entries))
+
+
+def _restore(properties: dict[str, str], entries: dict[str, KeyEntry]) -> Envelope:
+    return Envelope(properties, entries)
+
+
+# ---------------------------------------------------------------------------------------------------------- documents
+
+DOCUMENT = 1
+AUTH_FIELDS = ("key_id", "wrapped_key", "nonce", "tag")
+
+
+def seal_document(
+    envelope: Envelope, key_id: str, dataset_id: str, path: str, body: Mapping[str, Any], *, length: int = 32
+) -> bytes:
+    """`body` as an authentic JSON document for `path` of a dataset. It is not secret: everybody can read it.
+
+    ``{"ags":1,"body":"<the body's JSON>","auth":{"key_id","wrapped_key","nonce","tag"}}`` and a newline, bytes in
+    base64: a fresh key is wrapped under `key_id`, bound to the dataset, ``document`` and the path; the tag is
+    AES-GCM's over no plaintext, with the UTF-8 bytes of the body's text as AAD. `body` says its ``dataset_id``.
+    """
+    if body.get("dataset_id") != dataset_id:
+        raise ValueError("a document's body says the dataset_id that it is for")
+    text = dumps(body)
+    key = secrets.token_bytes(length)
+    nonce = os.urandom(NONCE_NBYTES)
+    auth = {
+        "key_id": key_id,
+        "wrapped_key": _base64(envelope.wrap(key_id, key, binding(dataset_id, "document", path))),
+        "nonce": _base64(nonce),
+        "tag": _base64(Key(key).seal(nonce, b"", text.encode())),
+    }
+    return _document_bytes(text, auth)
+
+
+def open_document(
+    data: bytes,
+    dataset_id: str | None,
+    path: str,
+    resolve: Envelope | Callable[[str], KeyEntry],
+    kms: KmsClient | Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The body of a document that `seal_document` made for this dataset and path.
+
+    dataset_id: None takes the one that the body says. resolve: an envelope that has the key, or a function that finds a
+    key's entry, with the `kms` to use.
+
+    Raises FormatError if it is no such document, IntegrityError if it is another one or was changed, KeyAccessError as
+    `Envelope.unwrap` does.
+    """
+    document = Document(data, path)
+    if not isinstance(resolve, Envelope):
+        if kms is None:
+            raise TypeError("a function that finds entries needs the kms, too")
+        resolve = Envelope(kms, {document.key_id: resolve(document.key_id)})
+    return document.authentic(resolve, dataset_id)
+
+
+class Document:
+    """A document as it was read. What it says is a claim until `authentic` has returned."""
+
+    def __init__(self, data: bytes, path: str) -> None:
+        self.path = path
+        try:
+            outer = json.loads(data)
+            if outer.keys() != {"ags", "body", "auth"} or tuple(outer["auth"]) != AUTH_FIELDS:
+                raise ValueError("other fields")
+            if outer["ags"] != DOCUMENT or type(outer["ags"]) is not int:
+                raise FormatError(f"the document {path} has version {outer['ags']!r}, known is {DOCUMENT}")
+            auth = outer["auth"]
+            self.text: str = outer["body"]
+            self.key_id: str = check_key_id(auth["key_id"])
+            self._wrapped, self._nonce, self._tag = (unbase64(auth[name]) for name in AUTH_FIELDS[1:])
+            if (len(self._nonce), len(self._tag)) != (NONCE_NBYTES, TAG_NBYTES):
+                raise ValueError("a nonce or a tag of another size")
+            # One way to write it: nothing that the tag does not cover can differ.
+            if _document_bytes(self.text, auth) != data:
+                raise ValueError("other bytes than a document has")
+            self.claimed: dict[str, Any] = loads(self.text)
+            if not isinstance(self.claimed, dict):
+                raise ValueError("the body is no object")
+        except FormatError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise FormatError(f"{path} is no document of ags_fast, or was damaged ({type(error).__name__})") from None
+
+    def authentic(self, envelope: Envelope, dataset_id: str | None) -> dict[str, Any]:
+        """The body, if every bit of it is what was sealed for this path of this dataset."""
+        if dataset_id is None:
+            dataset_id = self.claimed.get("dataset_id")
+            if not isinstance(dataset_id, str):
+                raise FormatError(f"the document {self.path} does not say which dataset it is of")
+        try:
+            key = envelope.unwrap(self.key_id, self._wrapped, _bound(dataset_id, self.path))
+            if len(key) not in KEY_NBYTES:
+                raise IntegrityError("no AES key")
+            Key(key).open(self._nonce, self._tag, self.text.encode())
+        except IntegrityError:
+            raise IntegrityError(
+                f"the document {self.path} is not what was written for it: it was changed, moved here, or is another "
+                "dataset's"
+            ) from None
+        return self.claimed
+
+
+def _bound(dataset_id: str, path: str) -> bytes:
+    try:
+        return binding(dataset_id, "document", path)
+    except ValueError:
+        raise FormatError(f"the document {path} names a dataset that cannot be") from None
+
+
+def _document_bytes(text: str, auth: Mapping[str, Any]) -> bytes:
+    return dumps({"ags": DOCUMENT, "body": text, "auth": auth}).encode() + b"\n"
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def loads(text: str | bytes) -> Any:
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def unbase64(text: Any) -> bytes:
+    """The bytes of a base64 text, if it is the one that they have. ValueError otherwise."""
+    data = base64.b64decode(text, validate=True)
+    if not isinstance(text, str) or _base64(data) != text:
+        raise ValueError("this is not base64 as it is written here")
+    return data

@@ -1,0 +1,392 @@
+"""Key management systems: what every client of one can do, how one is found, and what is counted of its calls.
+
+A client travels as its properties and never as keys, so put no secret into them: name a file or an environment
+variable. Which system is called, and where, follows from the caller's properties only, never from what a file says of
+itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ags_fast.errors import AgsError, KeyAccessError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["KmsClient", "as_kms", "check_key_id", "kms_calls", "load_kms", "set_audit_hook"]
+
+T = TypeVar("T")
+
+KMS_TYPE = "encryption.kms-type"
+KMS_IMPL = "encryption.kms-impl"
+PROVIDERS = {"local": "ags_fast.keys.kms.local:LocalKms", "aws": "ags_fast.keys.kms.aws:AwsKms"}
+MAX_KEY_NBYTES = 4096  # the most that the strictest service takes
+
+
+# ---------------------------------------------------------------------------------------------------------- accounts
+
+_accounts = threading.Lock()
+_calls: Counter[tuple[str, str]] = Counter()
+_audit_hook: Callable[[dict[str, Any]], object] | None = None
+
+
+def kms_calls() -> Counter[tuple[str, str]]:
+    """How often this process has called a KMS: a snapshot of ``{(provider, operation): calls}``.
+
+    Operations are wrap, unwrap, generate and rewrap. A call that fails counts; its retries do not.
+    """
+    with _accounts:
+        return Counter(_calls)
+
+
+def set_audit_hook(hook: Callable[[dict[str, Any]], object] | None) -> None:
+    """Have `hook` called after each KMS call of this process, in the thread that made it; None ends that.
+
+    It is given a dict with provider, operation, wrapping_key_id, time_ms (since the epoch, when the call began),
+    seconds, and outcome: ``"ok"`` or the name of an exception class. Never bytes of a key, wrapped or not. What it
+    raises fails the call: a key that cannot be accounted for is not handed out.
+    """
+    global _audit_hook
+    _audit_hook = hook
+
+
+def _after_fork_in_child() -> None:
+    # The lock may have been held by a thread that the child does not have, and the calls were its parent's.
+    global _accounts
+    _accounts = threading.Lock()
+    _calls.clear()
+    _shared.clear()
+
+
+# ---------------------------------------------------------------------------------------------------------- clients
+
+
+def check_key_id(key_id: str) -> str:
+    """A key's id, if it can be one: not empty, no control characters, encodable. Else TypeError or ValueError."""
+    if not isinstance(key_id, str):
+        raise TypeError(f"a key id is text, not {type(key_id).__name__}")
+    if not key_id or any(ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in key_id):
+        raise ValueError(f"a key id is text without control characters and not empty, not {key_id!r}")
+    return key_id
+
+
+class KmsClient:
+    """A client of one key management system, which keeps master keys and wraps other keys with them.
+
+    Make one with `load_kms`. For a system of your own, derive a class, name it in ``encryption.kms-impl`` and write
+    `_wrap` and `_unwrap`, and where the system can, `_generate` and `_rewrap`, with the two attributes that say so.
+    (A class that has ``wrap_key`` and ``unwrap_key`` of its own will do.) The public methods check, count, and report
+    to the audit hook.
+
+    Threads share a client. It opens connections and files when it is first called, again after `close`, and again in
+    the child of a fork. It pickles as its properties.
+
+    Every method raises KeyAccessError if the KMS refuses, does not know the key or does not answer, IntegrityError or
+    FormatError if a wrapped key is not what was wrapped.
+    """
+
+    provider = "kms"  # how errors, counters and the audit name the system
+    supports_key_generation = False
+    supports_rewrap = False
+    _properties: dict[str, str] | None = None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What `load_kms` makes the same client of, in this process or in another."""
+        if self._properties is None:
+            raise TypeError(f"{self!r} was not initialized from properties: make clients with load_kms(properties)")
+        return dict(self._properties)
+
+    @property
+    def identity(self) -> bytes:
+        """Who asks: the same for clients of the same properties, else this object only. For caches, not for storage."""
+        if self._properties is not None:
+            return json.dumps(self._properties, sort_keys=True).encode()
+        return self.__dict__.setdefault("_token", os.urandom(16))  # type: ignore[no-any-return]
+
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        """Take the settings, without calling the KMS. ValueError names a property that is missing or impossible."""
+        self._properties = dict(properties)
+
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        """`key` (1 to 4096 bytes), encrypted by the current version of the master key."""
+        if not 1 <= len(key) <= MAX_KEY_NBYTES:
+            raise ValueError(f"a key to wrap has 1 to {MAX_KEY_NBYTES} bytes, this one has {len(key)}")
+        return self._account("wrap", wrapping_key_id, lambda: _bytes(self._wrap(key, wrapping_key_id)))
+
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        """The key that `wrap_key` was given, by whatever version of the master key it was wrapped."""
+        return self._account("unwrap", wrapping_key_id, lambda: _bytes(self._unwrap(wrapped, wrapping_key_id)))
+
+    def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        """A new key of `length` bytes (16, 24 or 32) and the same wrapped, in one call.
+
+        NotImplementedError unless `supports_key_generation`: draw a key and wrap it.
+        """
+        if length not in (16, 24, 32):
+            raise ValueError(f"an AES key has 16, 24 or 32 bytes, not {length}")
+        if not self.supports_key_generation:
+            raise NotImplementedError(f"the KMS {self.provider} generates no keys: draw one and wrap it")
+
+        def call() -> tuple[bytes, bytes]:
+            key, wrapped = self._generate(wrapping_key_id, length)
+            if len(key) != length:
+                raise KeyAccessError(f"the KMS {self.provider} was asked for {length} bytes of key, it gave {len(key)}")
+            return _bytes(key), _bytes(wrapped)
+
+        return self._account("generate", wrapping_key_id, call)
+
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        """The same key, wrapped by the current version of the master key.
+
+        Where the KMS does that itself (`supports_rewrap`), the key does not leave it; elsewhere this is an unwrap
+        and a wrap.
+        """
+        if not self.supports_rewrap:
+            return self.wrap_key(self.unwrap_key(wrapped, wrapping_key_id), wrapping_key_id)
+        return self._account("rewrap", wrapping_key_id, lambda: _bytes(self._rewrap(wrapped, wrapping_key_id)))
+
+    def key_version(self, wrapped: bytes) -> str | None:
+        """The version of the master key that wrapped it, if the bytes tell; no call is made."""
+        return None
+
+    def close(self) -> None:
+        """Let go of connections and of what was read. The next call opens them again."""
+
+    # What a provider writes. Whatever these raise that is no AgsError becomes a KeyAccessError.
+
+    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+        raise NotImplementedError
+
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        raise NotImplementedError
+
+    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        raise NotImplementedError
+
+    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        raise NotImplementedError
+
+    def _account(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
+        check_key_id(wrapping_key_id)
+        with _accounts:
+            _calls[self.provider, operation] += 1
+        time_ms, begun, outcome = time.time_ns() // 1_000_000, time.perf_counter(), "ok"
+        try:
+            return call()
+        except BaseException as error:
+            outcome = type(error).__name__
+            if isinstance(error, AgsError) or not isinstance(error, Exception):
+                raise
+            # What it says is left out and not even chained: nobody knows what a stranger writes into a message.
+            reason = f"{outcome} ({error.strerror})" if isinstance(error, OSError) and error.errno else outcome
+            raise KeyAccessError(
+                f"the KMS {self.provider} failed to {operation} a key with {wrapping_key_id!r}: {reason}"
+            ) from None
+        finally:
+            if (hook := _audit_hook) is not None:
+                hook(
+                    {
+                        "provider": self.provider,
+                        "operation": operation,
+                        "wrapping_key_id": wrapping_key_id,
+                        "time_ms": time_ms,
+                        "seconds": time.perf_counter() - begun,
+                        "outcome": outcome,
+                    }
+                )
+
+    def __enter__(self) -> KmsClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.provider}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return shared_client, (self.properties,)
+
+
+class _Adapter(KmsClient):
+    """Counts and reports for an object that has the methods of a client and none of their accounts."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.provider = str(getattr(client, "provider", KmsClient.provider))
+        if self.provider == KmsClient.provider:
+            self.provider = type(client).__name__
+        self._generates = _told(client, "supports_key_generation") and hasattr(client, "generate_key")
+        own_rewrap = getattr(type(client), "rewrap_key", None)
+        self._rewraps = own_rewrap not in (None, KmsClient.rewrap_key)
+
+    @property
+    def supports_key_generation(self) -> bool:  # type: ignore[override]
+        return self._generates
+
+    @property
+    def supports_rewrap(self) -> bool:  # type: ignore[override]
+        return self._rewraps
+
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        super().initialize(properties)
+        if hasattr(self._client, "initialize"):
+            self._client.initialize(dict(properties))
+
+    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return self._client.wrap_key(key, wrapping_key_id)  # type: ignore[no-any-return]
+
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return self._client.unwrap_key(wrapped, wrapping_key_id)  # type: ignore[no-any-return]
+
+    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        return self._client.generate_key(wrapping_key_id, length)  # type: ignore[no-any-return]
+
+    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return self._client.rewrap_key(wrapped, wrapping_key_id)  # type: ignore[no-any-return]
+
+    def key_version(self, wrapped: bytes) -> str | None:
+        version = self._client.key_version(wrapped) if hasattr(self._client, "key_version") else None
+        return None if version is None else str(version)
+
+    def close(self) -> None:
+        if hasattr(self._client, "close"):
+            self._client.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._client, name)
+
+
+def _told(client: Any, name: str) -> bool:
+    """An attribute, or, as in Java's interface, what a method of that name returns."""
+    value = getattr(client, name, False)
+    return bool(value() if callable(value) else value)
+
+
+def _bytes(answer: Any) -> bytes:
+    if not isinstance(answer, (bytes, bytearray, memoryview)):
+        raise KeyAccessError(f"the KMS client returned {type(answer).__name__} where bytes are due")
+    return bytes(answer)
+
+
+# ---------------------------------------------------------------------------------------------------------- finding one
+
+
+def load_kms(properties: Mapping[str, str]) -> KmsClient:
+    """The client that `properties` describe. It has called nobody yet.
+
+    ``encryption.kms-type`` is the name of a provider: ``local`` or ``aws``. ``encryption.kms-impl`` is a class of
+    yours instead: ``module:Class``. The other properties are the provider's; they are text. Raises ValueError for both
+    or neither, an unknown type, or what the provider misses; ImportError if its optional dependency is missing.
+    """
+    properties = dict(properties)
+    if not all(isinstance(text, str) for pair in properties.items() for text in pair):
+        raise TypeError("KMS properties are text, names and values")
+    kms_type, kms_impl = properties.get(KMS_TYPE), properties.get(KMS_IMPL)
+    if (kms_type is None) == (kms_impl is None):
+        raise ValueError(f"set {KMS_TYPE} ({', '.join(PROVIDERS)}) or {KMS_IMPL} (module:Class), one of the two")
+    if kms_type is not None and kms_type not in PROVIDERS:
+        raise ValueError(f"{KMS_TYPE} is {', '.join(PROVIDERS)}, not {kms_type!r}")
+    client = _adapt(_find(kms_impl or PROVIDERS[kms_type or ""])())
+    client.initialize(properties)
+    client._properties = properties
+    return client
+
+
+def as_kms(kms: Any) -> KmsClient:
+    """A client, as it is or counted if it is an object of yours; or the client that properties describe."""
+    if isinstance(kms, KmsClient) or hasattr(kms, "unwrap_key"):
+        return _adapt(kms)
+    return load_kms(kms)
+
+
+def _adapt(client: Any) -> KmsClient:
+    if isinstance(client, _Adapter):
+        return client
+    if isinstance(client, KmsClient):
+        own = type(client)
+        if own.wrap_key is KmsClient.wrap_key and own.unwrap_key is KmsClient.unwrap_key:
+            return client
+    missing = [name for name in ("wrap_key", "unwrap_key") if not callable(getattr(client, name, None))]
+    if missing:
+        raise TypeError(f"{type(client).__name__} is no KMS client: it has no {' and no '.join(missing)}")
+    adapter = _Adapter(client)
+    given = getattr(client, "_properties", None)
+    if isinstance(given, dict):
+        adapter._properties = dict(given)
+    return adapter
+
+
+def _find(impl: str) -> Any:
+    module, colon, name = impl.partition(":")
+    if not (module and colon and name):
+        raise ValueError(f"{KMS_IMPL} is module:Class, such as my_company.kms:Client, not {impl!r}")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
+            raise  # the module is there, and misses something itself
+        raise ValueError(f"{KMS_IMPL} names the module {module!r}, which is not there") from None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ValueError(f"{KMS_IMPL} names {name!r}, which {module!r} does not have")
+    return found
+
+
+_shared: dict[tuple[tuple[str, str], ...], KmsClient] = {}
+MAX_SHARED = 16
+
+
+def shared_client(properties: Mapping[str, str]) -> KmsClient:
+    """One client for all who bring the same properties to this process, as each of its Spark tasks does."""
+    name = tuple(sorted(properties.items()))
+    client = _shared.get(name)
+    if client is None:
+        client = load_kms(dict(name))
+        if len(_shared) >= MAX_SHARED:
+            _shared.clear()
+        client = _shared.setdefault(name, client)
+    return client
+
+
+# ---------------------------------------------------------------------------------------------------------- retries
+
+
+def with_retries(
+    call: Callable[[], T],
+    give_up: Callable[[Exception], float | None],
+    *,
+    attempts: int,
+    longest: float = 5.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """What `call` returns, tried up to `attempts` times.
+
+    give_up: says of an exception how many seconds to wait before the first retry, or None if none would help. The waits
+    double up to `longest` seconds, and each is cut by a random part, so that many processes do not return as one.
+    """
+    attempt = 0
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            attempt += 1
+            first_wait = give_up(error)
+            if first_wait is None or attempt >= attempts:
+                raise
+        sleep(min(first_wait * 2 ** (attempt - 1), longest) * random.uniform(0.5, 1))
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

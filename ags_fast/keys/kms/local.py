@@ -1,0 +1,583 @@
+"""A keystore in one file: versioned master keys, sealed under a passphrase or a key file. No server, no account.
+
+The file is JSON in exactly the bytes that this module writes, `FILE` below:
+
+- ``format`` ("ags-keystore"), ``version`` (1), ``store_id`` (random, hex);
+- ``kdf``: how the store key (32 bytes) comes about. ``{"name": "scrypt", "n", "r", "p", "salt"}`` from the passphrase,
+  ``{"name": "hmac-sha256", "salt"}`` from the 32 bytes of a key file: HMAC(key, "ags-keystore" 00 salt);
+- ``check``: nonce and tag of an empty message under the store key, AAD "ags-keystore/check" 00 store_id 00 kdf as
+  JSON. It tells a wrong passphrase from a changed file;
+- ``body``: JSON text. ``{"keys": {id: {"created_ms", "versions": [{"version", "created_ms", "state", "sealed"}]}}}``,
+  where ``sealed`` is nonce, ciphertext and tag of the 32 bytes of the master key, AAD "ags-keystore/key" 00 store_id
+  00 version 00 id; a destroyed version has none;
+- ``seal``: nonce and tag of an empty message, AAD "ags-keystore/body" 00 store_id 00 body.
+
+Bytes are base64. All is AES-256-GCM. A wrapped key is 01, the version (4 bytes, little-endian), nonce, ciphertext,
+tag, with the key id as AAD. Changes are made under a lock on the file, and replace it whole. An older copy of the file
+put in its place cannot be told from it: keep the folder as safe as the key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import errno
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import threading
+import time
+import unicodedata
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.fs import NewFile, pwrite_all
+from ags_fast.keys.kms import KmsClient, check_key_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["LocalKms", "create_key", "create_keystore", "rotate_key", "set_state", "status"]
+
+PATH = "kms.local.path"
+KEY_FILE = "kms.local.key-file"
+PASSPHRASE_FILE = "kms.local.passphrase-file"
+PASSPHRASE_ENV = "kms.local.passphrase-env"
+SECRETS = (KEY_FILE, PASSPHRASE_FILE, PASSPHRASE_ENV)
+
+FORMAT, VERSION = "ags-keystore", 1
+FILE = {"format", "version", "store_id", "kdf", "check", "body", "seal"}
+STATES = ("enabled", "disabled", "destroyed")
+SCRYPT = {"n": 1 << 17, "r": 8, "p": 1}  # 128 MiB and half a second
+SCRYPT_MAX_NBYTES = 256 << 20  # what a file may make its reader allocate
+SCRYPT_MIN_N, SCRYPT_MAX_P = 1 << 14, 4
+MAX_FILE_NBYTES = 64 << 20  # of a keystore: more than 100,000 versions
+MAX_SECRET_NBYTES = 1 << 16
+LOCK_SECONDS = 30.0
+BLOB_VERSION, BLOB_HEAD = 1, 5
+
+T = TypeVar("T")
+Secret = tuple[str, bytes]  # "key file" or "passphrase", and its bytes
+
+
+# ---------------------------------------------------------------------------------------------------------- the client
+
+
+class LocalKms(KmsClient):
+    """Wraps with the master keys of a keystore file.
+
+    Properties: ``kms.local.path``, and one of ``kms.local.key-file``, ``kms.local.passphrase-file``,
+    ``kms.local.passphrase-env``. Every process that uses it must be able to read them: on a cluster, put them on a
+    path that all hosts share. New keys and versions are seen as soon as the host sees the new file.
+    """
+
+    provider = "local"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._store_key: tuple[dict[str, Any], Key] | None = None
+        self._stamp: tuple[int, ...] | None = None
+        self._store: _Keystore | None = None
+
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        super().initialize(properties)
+        _check_properties(properties)
+
+    def close(self) -> None:
+        with self._here():
+            self._store_key = self._stamp = self._store = None
+
+    def key_version(self, wrapped: bytes) -> str | None:
+        return str(_blob_version(wrapped))
+
+    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+        store = self._current()
+        version, master = store.newest(wrapping_key_id)
+        nonce = os.urandom(NONCE_NBYTES)
+        head = bytes([BLOB_VERSION]) + version.to_bytes(4, "little")
+        return head + nonce + master.seal(nonce, key, wrapping_key_id.encode())
+
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        version = _blob_version(wrapped)
+        master = self._current().master(wrapping_key_id, version)
+        nonce, sealed = wrapped[BLOB_HEAD : BLOB_HEAD + NONCE_NBYTES], wrapped[BLOB_HEAD + NONCE_NBYTES :]
+        try:
+            return master.open(nonce, sealed, wrapping_key_id.encode())
+        except IntegrityError:
+            raise IntegrityError(
+                f"the wrapped key is not what version {version} of the local key {wrapping_key_id!r} wrapped: its "
+                "bytes were "
+                "changed, or another key or keystore wrapped it"
+            ) from None
+
+    def _current(self) -> _Keystore:
+        """The keystore as the file has it now. Its master keys are opened when they are asked for."""
+        with self._here():
+            path = self.properties[PATH]
+            try:
+                stamp = _stamp(os.stat(path))
+                if self._store is None or stamp != self._stamp:
+                    outer = _parse(_read(path), path)
+                    header = {name: outer[name] for name in ("store_id", "kdf", "check")}
+                    if self._store_key is None or self._store_key[0] != header:  # half a second, once
+                        self._store_key = header, _store_key(outer, _secret(self.properties), path)
+                    self._store = _Keystore(path, outer, self._store_key[1])
+                    self._stamp = stamp
+            except OSError as error:
+                raise _unreachable(path, error) from None
+            return self._store
+
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        if self._pid != os.getpid():  # forked, maybe while another thread held the lock
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        with self._lock:
+            yield
+
+
+def _check_properties(properties: Mapping[str, str]) -> None:
+    if not properties.get(PATH):
+        raise ValueError(f"set {PATH}: the keystore file that `ags-fast keys init` made")
+    given = [name for name in SECRETS if properties.get(name)]
+    if len(given) != 1:
+        raise ValueError(f"set one of {', '.join(SECRETS)}: what opens the keystore")
+
+
+def _blob_version(wrapped: bytes) -> int:
+    if len(wrapped) < BLOB_HEAD + OVERHEAD_NBYTES + 1 or wrapped[0] != BLOB_VERSION:
+        raise FormatError(f"these {len(wrapped)} bytes are no key that the local KMS wrapped")
+    return int.from_bytes(wrapped[1:BLOB_HEAD], "little")
+
+
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _unreachable(path: str, error: OSError) -> KeyAccessError:
+    return KeyAccessError(
+        f"the keystore {path} cannot be read here: {error.strerror or type(error).__name__}. Every process that "
+        "needs a key "
+        "reads this file: keep it, and what opens it, on a path that all hosts share"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- secrets
+
+
+def _secret(properties: Mapping[str, str]) -> Secret:
+    """What opens the keystore. KeyAccessError says where it was looked for, never what was found."""
+    _check_properties(properties)
+    if name := properties.get(PASSPHRASE_ENV):
+        text = os.environ.get(name)
+        if not text:
+            raise KeyAccessError(f"the environment variable {name} with the keystore's passphrase is not set")
+        return "passphrase", _passphrase(os.fsencode(text))
+    origin = KEY_FILE if properties.get(KEY_FILE) else PASSPHRASE_FILE
+    path = properties[origin]
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_SECRET_NBYTES + 1)
+    except OSError as error:
+        raise KeyAccessError(
+            f"{path} of {origin} cannot be read here: {error.strerror}. Every process that needs a key reads it"
+        ) from None
+    if origin == PASSPHRASE_FILE:
+        return "passphrase", _passphrase(data.rstrip(b"\r\n"))
+    return "key file", _key_of_file(data, path)
+
+
+def _passphrase(data: bytes) -> bytes:
+    if not data or len(data) > MAX_SECRET_NBYTES:
+        raise KeyAccessError("the keystore's passphrase is empty or longer than a passphrase can be")
+    try:  # an accented letter has two spellings in Unicode, and which one a keyboard makes is up to the system
+        return unicodedata.normalize("NFC", data.decode()).encode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _key_of_file(data: bytes, path: str) -> bytes:
+    text = data.strip()
+    if len(data) == 32:
+        return data
+    if re.fullmatch(rb"[0-9A-Fa-f]{64}", text):
+        return bytes.fromhex(text.decode())
+    if re.fullmatch(rb"[A-Za-z0-9+/]{43}=", text):
+        return base64.b64decode(text)
+    raise KeyAccessError(f"{path} is no key file of a keystore: 32 bytes, as they are, in hex or in base64")
+
+
+def _store_key(outer: dict[str, Any], secret: Secret, path: str) -> Key:
+    kind, value = secret
+    kdf = outer["kdf"]
+    if kind != ("passphrase" if kdf["name"] == "scrypt" else "key file"):
+        raise KeyAccessError(f"the keystore {path} is not opened by a {kind}: it was made with another kind of secret")
+    key = _derive(kdf, value)
+    nonce, tag = _split(outer["check"])
+    try:
+        key.open(nonce, tag, _check_aad(outer["store_id"], kdf))
+    except IntegrityError:
+        raise KeyAccessError(
+            f"the {kind} does not open the keystore {path}: it is another keystore's, or the file's header was changed"
+        ) from None
+    return key
+
+
+def _derive(kdf: dict[str, Any], secret: bytes) -> Key:
+    salt = _unbase64(kdf["salt"])
+    if kdf["name"] == "scrypt":
+        n, r, p = kdf["n"], kdf["r"], kdf["p"]
+        return Key(hashlib.scrypt(secret, salt=salt, n=n, r=r, p=p, maxmem=128 * r * (n + p + 2) + (1 << 20), dklen=32))
+    return Key(hmac.digest(secret, FORMAT.encode() + b"\0" + salt, "sha256"))
+
+
+def _check_aad(store_id: str, kdf: dict[str, Any]) -> bytes:
+    return _aad("check", store_id, _dumps(kdf))
+
+
+def _aad(purpose: str, *parts: str) -> bytes:
+    return "\0".join((f"{FORMAT}/{purpose}", *parts)).encode()
+
+
+# ---------------------------------------------------------------------------------------------------------- the file
+
+
+class _Keystore:
+    """A keystore as it was read, authenticated."""
+
+    def __init__(self, path: str, outer: dict[str, Any], store_key: Key) -> None:
+        self._path, self._outer, self._store_key = path, outer, store_key
+        nonce, tag = _split(outer["seal"])
+        try:
+            store_key.open(nonce, tag, _aad("body", outer["store_id"], outer["body"]))
+        except IntegrityError:
+            raise IntegrityError(f"the keystore {path} is not what was written: its bytes were changed") from None
+        self.keys: dict[str, dict[str, Any]] = json.loads(outer["body"])["keys"]
+        self._open: dict[tuple[str, int], Key] = {}
+
+    def newest(self, key_id: str) -> tuple[int, Key]:
+        """The newest version that is enabled: what wraps."""
+        for version in reversed(self._versions(key_id)):
+            if version["state"] == "enabled":
+                return version["version"], self.master(key_id, version["version"])
+        raise KeyAccessError(
+            f"the local key {key_id!r} has no enabled version: enable one, or rotate it to make a new one"
+        )
+
+    def master(self, key_id: str, number: int) -> Key:
+        versions = self._versions(key_id)
+        version = next((v for v in versions if v["version"] == number), None)
+        if version is None:
+            raise KeyAccessError(
+                f"the local key {key_id!r} has no version {number}, only "
+                f"{', '.join(str(v['version']) for v in versions)}: "
+                f"another keystore than {self._path} wrapped it"
+            )
+        if version["state"] == "disabled":
+            raise KeyAccessError(f"version {number} of the local key {key_id!r} is disabled: enable it to use it")
+        if version["state"] == "destroyed":
+            raise KeyAccessError(
+                f"version {number} of the local key {key_id!r} was destroyed: what only it had wrapped is lost"
+            )
+        master = self._open.get((key_id, number))
+        if master is None:
+            nonce, sealed = _split(version["sealed"])
+            master = Key(self._store_key.open(nonce, sealed, self._master_aad(key_id, number)))
+            self._open[key_id, number] = master
+        return master
+
+    def _versions(self, key_id: str) -> list[dict[str, Any]]:
+        if key_id not in self.keys:
+            raise KeyAccessError(
+                f"the keystore {self._path} has no key {key_id!r}: `ags-fast keys create` makes it, `keys list` "
+                "shows others"
+            )
+        return self.keys[key_id]["versions"]  # type: ignore[no-any-return]
+
+    def _master_aad(self, key_id: str, number: int) -> bytes:
+        return _aad("key", self._outer["store_id"], str(number), key_id)
+
+    # What changes it. The result is only in memory until `encode` is written.
+
+    def add_version(self, key_id: str, now_ms: int) -> int:
+        versions = self.keys.setdefault(key_id, {"created_ms": now_ms, "versions": []})["versions"]
+        number = versions[-1]["version"] + 1 if versions else 1
+        if number >> 32:
+            raise ValueError(f"the local key {key_id!r} has as many versions as it can have")
+        sealed = _seal(self._store_key, secrets.token_bytes(32), self._master_aad(key_id, number))
+        versions.append({"version": number, "created_ms": now_ms, "state": "enabled", "sealed": sealed})
+        return number
+
+    def set_state(self, key_id: str, number: int | None, state: str) -> None:
+        """Of one version, or of all that are not destroyed."""
+        versions = self._versions(key_id)
+        if number is not None and all(v["version"] != number for v in versions):
+            raise KeyAccessError(f"the local key {key_id!r} has no version {number}")
+        for version in versions:
+            if (number is None and version["state"] != "destroyed") or number == version["version"]:
+                if version["state"] == "destroyed" != state:
+                    raise KeyAccessError(
+                        f"version {number} of the local key {key_id!r} was destroyed: it is gone for good"
+                    )
+                version["state"] = state
+                if state == "destroyed":
+                    version.pop("sealed", None)
+
+    def encode(self) -> bytes:
+        return _encode(self._outer, {"keys": self.keys}, self._store_key)
+
+
+def _encode(outer: dict[str, Any], body: dict[str, Any], store_key: Key) -> bytes:
+    text = _dumps(body)
+    seal = _seal(store_key, b"", _aad("body", outer["store_id"], text))
+    return _dumps({**outer, "body": text, "seal": seal}).encode() + b"\n"
+
+
+def _seal(key: Key, data: bytes, aad: bytes) -> str:
+    nonce = os.urandom(NONCE_NBYTES)
+    return base64.b64encode(nonce + key.seal(nonce, data, aad)).decode()
+
+
+def _split(text: str) -> tuple[bytes, bytes]:
+    data = _unbase64(text)
+    return data[:NONCE_NBYTES], data[NONCE_NBYTES:]
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _unbase64(text: Any) -> bytes:
+    data = base64.b64decode(text, validate=True)
+    if base64.b64encode(data).decode() != text:
+        raise ValueError("base64 with bits to spare")
+    return data
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        data = file.read(MAX_FILE_NBYTES + 1)
+    if len(data) > MAX_FILE_NBYTES:
+        raise FormatError(f"{path} is no keystore: it has more than {MAX_FILE_NBYTES} bytes")
+    return data
+
+
+def _parse(data: bytes, path: str) -> dict[str, Any]:
+    """The outer object of a keystore, checked for form; nothing of it is authentic yet."""
+    try:
+        outer = json.loads(data)
+        if not isinstance(outer, dict) or outer.get("format") != FORMAT:
+            raise ValueError("another format")
+        if outer.get("version") != VERSION:
+            raise FormatError(f"the keystore {path} has version {outer.get('version')!r}, known is {VERSION}")
+        if outer.keys() != FILE or _dumps(outer).encode() + b"\n" != data:
+            raise ValueError("other bytes than a keystore has")
+        if not all(isinstance(outer[name], str) for name in ("store_id", "check", "body", "seal")):
+            raise ValueError("a field of another type")
+        if any(len(_unbase64(outer[name])) != OVERHEAD_NBYTES for name in ("check", "seal")):
+            raise ValueError("a tag of another size")
+        _check_kdf(outer["kdf"])
+    except FormatError:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError, binascii.Error) as error:
+        # The parser's message may quote the file; its class says enough.
+        raise FormatError(f"{path} is no keystore of ags_fast, or was damaged ({type(error).__name__})") from None
+    return outer
+
+
+def _check_kdf(kdf: Any) -> None:
+    if not isinstance(kdf, dict) or not 16 <= len(_unbase64(kdf["salt"])) <= 64:
+        raise ValueError("no salt")
+    if kdf["name"] == "hmac-sha256" and kdf.keys() == {"name", "salt"}:
+        return
+    if kdf["name"] != "scrypt" or kdf.keys() != {"name", "n", "r", "p", "salt"}:
+        raise ValueError("no such derivation")
+    n, r, p = kdf["n"], kdf["r"], kdf["p"]
+    if any(type(number) is not int for number in (n, r, p)) or r < 1 or p < 1:
+        raise ValueError("no numbers")
+    if n < SCRYPT_MIN_N or n & (n - 1) or 128 * n * r > SCRYPT_MAX_NBYTES or p > SCRYPT_MAX_P:
+        raise FormatError(
+            f"the keystore asks for scrypt with N={n}, r={r}, p={p}; N is a power of 2 from {SCRYPT_MIN_N}, and "
+            "128*N*r "
+            f"is at most {SCRYPT_MAX_NBYTES} bytes"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------- changes
+
+
+def create_keystore(properties: Mapping[str, str], *, passphrase: str | None = None) -> None:
+    """Make an empty keystore at ``kms.local.path``. FileExistsError if something is there.
+
+    properties: as LocalKms takes them. A ``kms.local.key-file`` that does not exist is made, with a new key.
+    passphrase: instead of the property that names one.
+    """
+    path = properties.get(PATH)
+    if not path:
+        raise ValueError(f"set {PATH}: where the keystore shall be")
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, "there is a file already, and it may hold keys that something needs", path)
+    key_file = properties.get(KEY_FILE)
+    if key_file and passphrase is None and not os.path.lexists(key_file):
+        _write_new(key_file, secrets.token_bytes(32))
+    kind, value = _given(properties, passphrase)
+    salt = base64.b64encode(os.urandom(32)).decode()
+    kdf = {"name": "scrypt", **SCRYPT, "salt": salt} if kind == "passphrase" else {"name": "hmac-sha256", "salt": salt}
+    store_key = _derive(kdf, value)
+    outer: dict[str, Any] = {"format": FORMAT, "version": VERSION, "store_id": os.urandom(16).hex(), "kdf": kdf}
+    outer["check"] = _seal(store_key, b"", _check_aad(outer["store_id"], kdf))
+    _write_new(path, _encode(outer, {"keys": {}}, store_key))
+
+
+def create_key(properties: Mapping[str, str], key_id: str, *, passphrase: str | None = None) -> int:
+    """Make a master key. Returns its version, 1. ValueError if the keystore has a key of that id."""
+    check_key_id(key_id)
+
+    def change(store: _Keystore) -> int:
+        if key_id in store.keys:
+            raise ValueError(f"the keystore has a key {key_id!r} already")
+        return store.add_version(key_id, _now_ms())
+
+    return _change(properties, passphrase, change)
+
+
+def rotate_key(properties: Mapping[str, str], key_id: str, *, passphrase: str | None = None) -> int:
+    """Make a new version of a master key and return its number. It wraps from now on; the older ones still unwrap."""
+
+    def change(store: _Keystore) -> int:
+        store._versions(key_id)
+        return store.add_version(key_id, _now_ms())
+
+    return _change(properties, passphrase, change)
+
+
+def set_state(
+    properties: Mapping[str, str],
+    key_id: str,
+    state: str,
+    *,
+    version: int | None = None,
+    passphrase: str | None = None,
+) -> None:
+    """Make a version of a master key, or all of them, ``enabled``, ``disabled`` or ``destroyed``.
+
+    What is destroyed is gone from the file for good, and with it all that only it had wrapped. A copy of the file, and
+    the disk under it, may still have it.
+    """
+    if state not in STATES:
+        raise ValueError(f"a state is {', '.join(STATES)}, not {state!r}")
+    _change(properties, passphrase, lambda store: store.set_state(key_id, version, state))
+
+
+def status(properties: Mapping[str, str], *, passphrase: str | None = None) -> dict[str, Any]:
+    """What the keystore holds, without keys: path, store_id, kdf, and of each key its versions, states and ages."""
+    path = properties.get(PATH) or ""
+    store, outer = _load(path, properties, passphrase)
+    keys = [
+        {
+            "key_id": key_id,
+            "created_ms": key["created_ms"],
+            "current_version": max((v["version"] for v in key["versions"] if v["state"] == "enabled"), default=None),
+            "versions": [{name: v[name] for name in ("version", "created_ms", "state")} for v in key["versions"]],
+        }
+        for key_id, key in store.keys.items()
+    ]
+    kdf = {name: value for name, value in outer["kdf"].items() if name != "salt"}
+    return {"path": path, "store_id": outer["store_id"], "kdf": kdf, "keys": keys}
+
+
+def _given(properties: Mapping[str, str], passphrase: str | None) -> Secret:
+    if passphrase is None:
+        return _secret(properties)
+    return "passphrase", _passphrase(passphrase.encode("utf-8", "surrogateescape"))
+
+
+def _load(path: str, properties: Mapping[str, str], passphrase: str | None) -> tuple[_Keystore, dict[str, Any]]:
+    try:
+        outer = _parse(_read(path), path)
+    except OSError as error:
+        raise _unreachable(path, error) from None
+    return _Keystore(path, outer, _store_key(outer, _given(properties, passphrase), path)), outer
+
+
+def _change(properties: Mapping[str, str], passphrase: str | None, change: Callable[[_Keystore], T]) -> T:
+    path = os.path.realpath(properties.get(PATH) or "")
+    with _locked(path):
+        store, _ = _load(path, properties, passphrase)
+        result = change(store)
+        data = store.encode()
+        if len(data) > MAX_FILE_NBYTES:
+            raise ValueError(f"the keystore {path} is full")
+        _sweep(path)
+        new = NewFile(path, private=True, fsync=True)  # gets the mode of the file that it replaces
+        try:
+            pwrite_all(new.fd, data, 0)
+            new.publish()
+        finally:
+            new.discard()
+    return result
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """The right to change the file at `path`: one process and thread at a time, over all hosts that share it."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while (fd := _try_lock(path)) is None:
+        if time.monotonic() > deadline:
+            raise KeyAccessError(
+                f"somebody has been changing the keystore {path} for {LOCK_SECONDS:.0f} seconds: try again"
+            )
+        time.sleep(0.005 + secrets.randbelow(20) / 1000)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try_lock(path: str) -> int | None:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # for writing: NFS grants no exclusive lock otherwise
+    except OSError as error:
+        raise _unreachable(path, error) from None
+    locked = False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked = os.path.samestat(os.fstat(fd), os.stat(path))  # otherwise it is the lock of a file that was replaced
+    except BlockingIOError:
+        pass
+    finally:
+        if not locked:
+            os.close(fd)
+    return fd if locked else None
+
+
+def _sweep(path: str) -> None:
+    """Remove what processes that died while they replaced the file at `path` left behind. Its lock is held."""
+    folder, name = os.path.split(path)
+    for other in os.listdir(folder):
+        if other.startswith(f".{name}.") and other.endswith(".agstmp"):
+            try:
+                os.unlink(os.path.join(folder, other))
+            except FileNotFoundError:
+                pass
+
+
+def _write_new(path: str, data: bytes) -> None:
+    """A file that nobody else may read, at a path that has none."""
+    new = NewFile(path, exclusive=True, private=True, fsync=True)
+    try:
+        new._mode = 0o600
+        pwrite_all(new.fd, data, 0)
+        new.publish()
+    finally:
+        new.discard()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
