@@ -21,9 +21,10 @@ if TYPE_CHECKING:
         seal_document,
     )
     from ags_fast.keys.kms import KmsClient, kms_calls, load_kms, set_audit_hook
-    from ags_fast.keys.resolver import KeyResolver, MemoryKeyStore
+    from ags_fast.keys.resolver import DatasetKeyStore, KeyResolver, MemoryKeyStore
 
 __all__ = [
+    "DatasetKeyStore",
     "Envelope",
     "KeyEntry",
     "KeyResolver",
@@ -43,7 +44,7 @@ __all__ = [
 _HOMES = {
     "kms": ("KmsClient", "kms_calls", "load_kms", "set_audit_hook"),
     "envelope": ("Envelope", "KeyEntry", "binding", "clear_cache", "new_kek", "open_document", "seal_document"),
-    "resolver": ("KeyResolver", "MemoryKeyStore"),
+    "resolver": ("DatasetKeyStore", "KeyResolver", "MemoryKeyStore"),
 }
 
 

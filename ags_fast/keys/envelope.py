@@ -19,7 +19,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,10 @@ class KeyEntry:
     @property
     def double_wrap(self) -> bool:
         return self.wrapped is not None
+
+    def replace(self, **changes: Any) -> KeyEntry:
+        """The same entry with other values in these fields."""
+        return replace(self, **changes)
 
     def __repr__(self) -> str:
         wrapped = "None" if self.wrapped is None else f"<{len(self.wrapped)} bytes>"
