@@ -18,6 +18,7 @@ from ags_fast import _core
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, HEADER_NBYTES, check_block_size, decode_header, plaintext_length
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, KeyLimitError
 from ags_fast.fs import NewFile, pwrite_all
+from ags_fast.keys.command import add_commands as add_key_commands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report_error(args, EXIT_KEY_ACCESS, str(error), type(error).__name__)
     except (OSError, ValueError) as error:
         return _report_error(args, EXIT_FAILED, str(error), type(error).__name__)
-    print(json.dumps(result) if args.json else _as_text(result))
+    print(json.dumps(result) if args.json else args.text(result))
     return 0
 
 
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="ags-fast", description="Client-side encryption of lakehouse files.", allow_abbrev=False
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="package, libcrypto and CPU features in use")
+    parser.set_defaults(text=_as_text)
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
     stream = groups.add_parser("stream", help="one AES GCM Stream (AGS1) file", allow_abbrev=False)
     operations = stream.add_subparsers(required=True, dest="operation", metavar="OPERATION")
@@ -130,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         operation.add_argument("-o", "--output", metavar="PATH", help=f"default: {default}")
         operation.add_argument("--force", action="store_true", help="replace the output if it exists")
         operation.add_argument("--fsync", action="store_true", help="return when the output is on the disk")
+    add_key_commands(groups)
     return parser
 
 

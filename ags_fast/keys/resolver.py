@@ -168,8 +168,8 @@ class DatasetKeyStore:
     What cannot be seen: that somebody removed the newest versions, or put an older whole dataset in place.
     `min_version` says from where on that is refused.
 
-    The newest version is read when something is first asked for, and again by `refresh`, by `get` for an id that it does
-    not have, and after a conflict. Threads may share a store. It pickles without what it has read.
+    The newest version is read when something is first asked for, and again by `refresh`, by `get` for an id that is not
+    in it, and after a conflict. Threads may share a store. It pickles without what it has read.
     """
 
     def __init__(
@@ -178,6 +178,7 @@ class DatasetKeyStore:
         self._store = store
         self._kms = shared_client(kms) if isinstance(kms, Mapping) else as_kms(kms)
         self._given_id = dataset_id
+        self._new_id = dataset_id or os.urandom(16).hex()
         self._min_version = min_version
         self._lock = threading.RLock()
         self._read: _Version | None = None
@@ -258,7 +259,7 @@ class DatasetKeyStore:
                     "removed, or this is an old copy"
                 )
             if number == 0:
-                return _Version.empty(self._given_id or os.urandom(16).hex())
+                return _Version.empty(self._new_id)
             try:
                 data = self._store.read(_path(number), MAX_NBYTES)
             except FileNotFoundError:  # removed since it was listed, so there is a newer one

@@ -61,6 +61,7 @@ MAX_FILE_NBYTES = 64 << 20  # of a keystore: more than 100,000 versions
 MAX_SECRET_NBYTES = 1 << 16
 LOCK_SECONDS = 30.0
 BLOB_VERSION, BLOB_HEAD = 1, 5
+TAKEN = "there is a file already, and it may hold keys that something needs"
 
 T = TypeVar("T")
 Secret = tuple[str, bytes]  # "key file" or "passphrase", and its bytes
@@ -422,7 +423,7 @@ def create_keystore(properties: Mapping[str, str], *, passphrase: str | None = N
     if not path:
         raise ValueError(f"set {PATH}: where the keystore shall be")
     if os.path.lexists(path):
-        raise FileExistsError(errno.EEXIST, "there is a file already, and it may hold keys that something needs", path)
+        raise FileExistsError(errno.EEXIST, TAKEN, path)
     key_file = properties.get(KEY_FILE)
     if key_file and passphrase is None and not os.path.lexists(key_file):
         _write_new(key_file, secrets.token_bytes(32))

@@ -1,0 +1,156 @@
+"""``ags-fast keys``: the keystore of the local KMS, from a shell."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import os
+import stat
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.errors import KeyAccessError
+from ags_fast.keys.kms import local
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+__all__ = ["add_commands", "as_text"]
+
+
+def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    keys = groups.add_parser("keys", help="master keys in a local keystore, one file", allow_abbrev=False)
+    operations = keys.add_subparsers(required=True, dest="operation", metavar="OPERATION")
+
+    def add(name: str, run: Callable[[argparse.Namespace], dict[str, Any]], text: str) -> argparse.ArgumentParser:
+        operation = operations.add_parser(name, help=text, description=text, allow_abbrev=False)
+        operation.set_defaults(run=run, text=as_text)
+        operation.add_argument("file", metavar="KEYSTORE")
+        secret = operation.add_mutually_exclusive_group()
+        made = "; made, with a new key, if it is not there" if name == "init" else ""
+        secret.add_argument("--key-file", metavar="PATH", help=f"the file with the key that opens KEYSTORE{made}")
+        secret.add_argument("--passphrase-file", metavar="PATH", help="the file with the passphrase")
+        secret.add_argument("--passphrase-env", metavar="NAME", help="the environment variable with the passphrase")
+        operation.add_argument("--json", action="store_true", help="print the result, or the error, as one JSON object")
+        return operation
+
+    add("init", _init, "Make an empty KEYSTORE. Without an option the passphrase is asked for, twice.")
+    create = add("create", _create, "Make a master key in KEYSTORE.")
+    create.add_argument("key_id", metavar="KEY_ID", help="what it will be called: any text")
+    create.add_argument(
+        "--new-version",
+        action="store_true",
+        help="rotate the master key KEY_ID: what is wrapped from now on is wrapped by the new version",
+    )
+    add("list", _list, "Show the master keys in KEYSTORE.")
+    add("status", _status, "Show each version of the master keys in KEYSTORE: its state and its age.")
+    for name, state in (("enable", "enabled"), ("disable", "disabled")):
+        operation = add(name, _set_state, f"Make a master key, or one version of it, {state}.")
+        operation.set_defaults(state=state)
+        operation.add_argument("key_id", metavar="KEY_ID")
+        operation.add_argument("--version", type=int, metavar="N", help="default: all of them")
+
+
+def _properties(args: argparse.Namespace) -> dict[str, str]:
+    given = {
+        local.PATH: os.path.abspath(args.file),
+        local.KEY_FILE: args.key_file and os.path.abspath(args.key_file),
+        local.PASSPHRASE_FILE: args.passphrase_file and os.path.abspath(args.passphrase_file),
+        local.PASSPHRASE_ENV: args.passphrase_env,
+    }
+    for path in (args.key_file, args.passphrase_file):
+        if path is not None and os.path.isfile(path) and stat.S_IMODE(os.stat(path).st_mode) & 0o077:
+            print(f"ags-fast: warning: others can read {path}: chmod 600 it", file=sys.stderr)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _passphrase(args: argparse.Namespace, *, twice: bool = False) -> str | None:
+    """The passphrase that somebody types, or None if an option says where it is."""
+    if any(value is not None for value in (args.key_file, args.passphrase_file, args.passphrase_env)):
+        return None
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        raise KeyAccessError(
+            "there is no terminal to ask for the passphrase: use --passphrase-file, --passphrase-env or --key-file"
+        ) from None
+    passphrase = getpass.getpass(f"Passphrase of {args.file}: ")
+    if twice and getpass.getpass("The same again: ") != passphrase:
+        raise ValueError("the two passphrases differ; nothing was made")
+    return passphrase
+
+
+def _init(args: argparse.Namespace) -> dict[str, Any]:
+    if os.path.lexists(args.file):  # before anybody types a passphrase
+        raise FileExistsError(
+            errno.EEXIST, "there is a file already, and it may hold keys that something needs", args.file
+        )
+    properties = _properties(args)
+    local.create_keystore(properties, passphrase=_passphrase(args, twice=True))
+    shown = {"encryption.kms-type": "local", **properties}
+    return {"operation": args.operation, "input": args.file, "properties": shown}
+
+
+def _create(args: argparse.Namespace) -> dict[str, Any]:
+    make = local.rotate_key if args.new_version else local.create_key
+    version = make(_properties(args), args.key_id, passphrase=_passphrase(args))
+    return {"operation": args.operation, "input": args.file, "key_id": args.key_id, "key_version": version}
+
+
+def _list(args: argparse.Namespace) -> dict[str, Any]:
+    keys = local.status(_properties(args), passphrase=_passphrase(args))["keys"]
+    shown = [
+        {
+            "key_id": key["key_id"],
+            "current_version": key["current_version"],
+            "versions": len(key["versions"]),
+            "created_ms": key["created_ms"],
+        }
+        for key in keys
+    ]
+    return {"operation": args.operation, "input": args.file, "keys": shown}
+
+
+def _status(args: argparse.Namespace) -> dict[str, Any]:
+    found = local.status(_properties(args), passphrase=_passphrase(args))
+    now_ms = time.time_ns() // 1_000_000
+    for key in found["keys"]:
+        for version in key["versions"]:
+            version["age_days"] = round(max(0, now_ms - version["created_ms"]) / 86_400_000, 1)
+    return {"operation": args.operation, "input": args.file, **found}
+
+
+def _set_state(args: argparse.Namespace) -> dict[str, Any]:
+    local.set_state(_properties(args), args.key_id, args.state, version=args.version, passphrase=_passphrase(args))
+    version = "all" if args.version is None else args.version
+    return {
+        "operation": args.operation,
+        "input": args.file,
+        "key_id": args.key_id,
+        "key_version": version,
+        "state": args.state,
+    }
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """A result for people: the plain fields, then a line for each key and version, or for each property."""
+    plain = {name: value for name, value in result.items() if not isinstance(value, (dict, list))}
+    width = max(map(len, plain))
+    lines = [f"{name.replace('_', ' '):<{width}}  {value}" for name, value in plain.items()]
+    if "properties" in result:
+        lines += ["", "Properties for load_kms, and for the kms= of the jobs:"]
+        lines += [f"  {name}={value}" for name, value in result["properties"].items()]
+    if "keys" in result:
+        lines.append("")
+        for key in result["keys"]:
+            current = "none is enabled" if key["current_version"] is None else f"wraps by {key['current_version']}"
+            versions = key["versions"]
+            count = versions if isinstance(versions, int) else len(versions)
+            lines.append(f"{key['key_id']}: {count} version{'s' * (count != 1)}, {current}")
+            if isinstance(versions, list):
+                lines += [f"  {v['version']:>4}  {v['state']:<9}  {v['age_days']} days" for v in versions]
+        if not result["keys"]:
+            lines.append("no keys yet: `ags-fast keys create` makes one")
+    return "\n".join(lines)
