@@ -35,7 +35,7 @@ from ags_fast.ags1 import (
     trusted_length,
 )
 from ags_fast.errors import FormatError, IntegrityError
-from ags_fast.fs import NewFile, pwrite_all
+from ags_fast.fs import NewFile, NewObject, pwrite_all
 
 TYPE_CHECKING = False  # to import typing takes longer than all of this package
 if TYPE_CHECKING:
@@ -562,10 +562,10 @@ class AgsReader(io.RawIOBase):
 class AgsWriter(io.RawIOBase):
     """Writes an AGS1 stream. `write` takes everything; `close` completes the stream, `abort` gives it up.
 
-    target: a path, which appears only when the stream is complete, or a binary file open for writing, which is written
-    from where its cursor stands and left open. key, aad_prefix, block_size, threads, sealed_before: as for AgsCodec.
-    exclusive: refuse a path that exists (FileExistsError). fsync: `close` returns only when a path's file and folder
-    are on the disk.
+    target: a path, which appears only when the stream is complete; a NewFile or a NewObject of `ags_fast.fs`, which is
+    published or discarded; or a binary file open for writing, which is written from where its cursor stands and left
+    open. key, aad_prefix, block_size, threads, sealed_before: as for AgsCodec. exclusive: refuse a path that exists
+    (FileExistsError). fsync: `close` returns only when a path's file and folder are on the disk.
 
     Left by an exception, a ``with`` block aborts: no last block, no file at the path. So does a writer that is
     collected without `close`, with a ResourceWarning, and one whose target raises; the error is the target's. A process
@@ -785,7 +785,7 @@ class _Positional:
 class _Sink:
     """Anything else with a write method: a pipe, a socket's file, an object of a store."""
 
-    def __init__(self, file: Any, new: NewFile | None) -> None:
+    def __init__(self, file: Any, new: NewFile | NewObject | None) -> None:
         self.file = file
         self.new = new
         self.sealed = bytearray()
@@ -825,14 +825,21 @@ class _Sink:
             self.new.discard()
 
 
+def _new_file(new: NewFile) -> _Positional | _Sink:
+    if new.positional:
+        return _Positional(new.fd, new)
+    return _Sink(io.FileIO(new.fd, "wb", closefd=False), new)
+
+
 def _target(target: Any, exclusive: bool, fsync: bool) -> _Positional | _Sink:
     if isinstance(target, (str, os.PathLike)):
-        new = NewFile(target, exclusive=exclusive, fsync=fsync)
-        if new.positional:
-            return _Positional(new.fd, new)
-        return _Sink(io.FileIO(new.fd, "wb", closefd=False), new)
+        return _new_file(NewFile(target, exclusive=exclusive, fsync=fsync))
     if exclusive or fsync:
         raise ValueError("exclusive and fsync are for a path: open the file as you want it")
+    if isinstance(target, NewFile):
+        return _new_file(target)
+    if isinstance(target, NewObject):
+        return _Sink(target, target)
     if not hasattr(target, "write"):
         raise TypeError(f"a path or a binary file open for writing is required, not {type(target).__name__!r}")
     if _is_content(target) and not fcntl.fcntl(target.fileno(), fcntl.F_GETFL) & os.O_APPEND:
