@@ -39,9 +39,19 @@ class Key:
         out: Buffer,
         threads: int,
     ) -> None: ...
+    def open_bytes(
+        self,
+        aad_prefix: bytes,
+        block_size: int,
+        first_block: int,
+        source: Buffer | int,
+        offset: int,
+        nbytes: int,
+        threads: int,
+    ) -> bytes: ...
 
 def append(buffer: bytearray, filled: int, data: Buffer) -> int: ...
-def open_file(path: str | PathLike[str], length: int, small: int) -> tuple[int, int, bytes]: ...
+def open_file(path: str | PathLike[str], length: int | None, small: int) -> tuple[int, int, bytes]: ...
 
 @final
 class Span:

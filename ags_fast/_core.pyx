@@ -62,7 +62,8 @@ cdef extern from "agsf.h" nogil:
         uint64_t bad_block
         int os_error
     agsf_status agsf_library_init()
-    agsf_status agsf_open_file(const char *path, int *fd_ret, uint64_t *nbytes_ret, int *os_error_ret)
+    agsf_status agsf_open_file(const char *path, uint8_t *out, size_t nbytes, int *fd_ret, uint64_t *nbytes_ret,
+                               int *os_error_ret)
     agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_error_ret)
     void agsf_expect_fill(uint8_t *buffer, size_t nbytes)
     const char *agsf_libcrypto_version()
@@ -156,6 +157,31 @@ cdef int _go(agsf_run *run, bint seal) except -1:
             if not seal:  # what is open by now has passed its tags, but a failed call hands out nothing
                 memset(run.plain, 0, run.plain_nbytes)
             raise
+
+
+cdef object _source(agsf_run *run, object source, uint64_t offset):
+    """Let the run read what is sealed in `source` from `offset`. Keep `source`, and what this returns, for as long."""
+    cdef memoryview view
+    cdef const uint8_t *data
+    cdef uint64_t sealed, nbytes
+    if isinstance(source, int):
+        run.fd = source
+        run.fd_offset = offset
+        return None
+    if type(source) is bytes:  # which cannot change: a small block does without the cost of a view
+        view = None
+        data = <const uint8_t *> PyBytes_AS_STRING(source)
+        nbytes = <uint64_t> PyBytes_GET_SIZE(source)
+    else:
+        view = _hold(source, False)
+        data = _data(view)
+        nbytes = _nbytes(view)
+    sealed = agsf_sealed_nbytes(run.plain_nbytes, run.block_nbytes)
+    if offset > nbytes or sealed > nbytes - offset:
+        raise ValueError(f"the run needs {offset + sealed} bytes of input, there are {nbytes}")
+    run.sealed = <uint8_t *> data + offset
+    _refuse_overlap(run.plain, run.plain_nbytes, run.sealed, <size_t> sealed)
+    return view
 
 
 @cython.final
@@ -265,23 +291,33 @@ cdef class Key:
         They go to the start of the writable buffer `out`. Raises IntegrityError, or the file's OSError; then all
         `nbytes` of `out` are zero.
         """
-        cdef memoryview view, out_view = _hold(out, True)
+        cdef memoryview out_view = _hold(out, True)
         cdef agsf_run run = self._run(aad_prefix, block_size, first_block, threads)
-        cdef uint64_t sealed = agsf_sealed_nbytes(nbytes, block_size)
         if nbytes > _nbytes(out_view):
             raise ValueError(f"the output needs {nbytes} bytes, it has {_nbytes(out_view)}")
         run.plain = _data(out_view)
         run.plain_nbytes = nbytes
-        if isinstance(source, int):
-            run.fd = source
-            run.fd_offset = offset
-        else:
-            view = _hold(source, False)
-            if offset > _nbytes(view) or sealed > _nbytes(view) - offset:
-                raise ValueError(f"the run needs {offset + sealed} bytes of input, there are {_nbytes(view)}")
-            run.sealed = _data(view) + offset
-            _refuse_overlap(run.plain, nbytes, run.sealed, <size_t> sealed)
+        view = _source(&run, source, offset)
         _go(&run, False)
+
+    def open_bytes(self, bytes aad_prefix not None, size_t block_size, uint64_t first_block, source, uint64_t offset,
+                   Py_ssize_t nbytes, unsigned threads):
+        """Like `open_run`, but returns the plaintext, as new bytes."""
+        cdef agsf_run run = self._run(aad_prefix, block_size, first_block, threads)
+        out = _new_bytes(nbytes)
+        run.plain = <uint8_t *> PyBytes_AS_STRING(out)
+        run.plain_nbytes = <size_t> nbytes
+        view = _source(&run, source, offset)
+        _go(&run, False)
+        return out
+
+
+cdef bytes _new_bytes(Py_ssize_t nbytes):
+    if nbytes < 0:
+        raise ValueError(f"a size cannot be negative: {nbytes}")
+    out = PyBytes_FromStringAndSize(NULL, nbytes)
+    agsf_expect_fill(<uint8_t *> PyBytes_AS_STRING(out), <size_t> nbytes)
+    return out
 
 
 def new_bytes(Py_ssize_t nbytes):
@@ -289,10 +325,7 @@ def new_bytes(Py_ssize_t nbytes):
 
     Write all of it, let nobody else see it before, and keep the bytes as long as the view.
     """
-    if nbytes < 0:
-        raise ValueError(f"a size cannot be negative: {nbytes}")
-    out = PyBytes_FromStringAndSize(NULL, nbytes)
-    agsf_expect_fill(<uint8_t *> PyBytes_AS_STRING(out), <size_t> nbytes)
+    out = _new_bytes(nbytes)
     return out, PyMemoryView_FromMemory(PyBytes_AS_STRING(out), nbytes, PyBUF_WRITE)
 
 
@@ -308,19 +341,21 @@ def append(bytearray buffer not None, Py_ssize_t filled, data):
     return _nbytes(view)
 
 
-def open_file(path, uint64_t length, uint64_t small):
+def open_file(path, length, uint64_t small):
     """Open a file to read: its descriptor, its size, and b"". The size of what is no regular file is -1.
 
-    If the first `length` bytes of a regular file, or all that it has, are no more than `small`, they are read, the file
-    is closed, and instead of its descriptor there are -1 and these bytes.
+    If the first `length` bytes of a regular file, or all that it has where that is None, are no more than `small`, they
+    are read, the file is closed, and instead of its descriptor there are -1 and these bytes.
     """
     # One call in place of os.open, fstat, pread and close: around a small file these cost as much as what they do.
     cdef PyObject *encoded = NULL
     cdef const char *name
-    cdef char *data
     cdef agsf_status status
     cdef int fd = -1, os_error = 0
     cdef uint64_t nbytes = 0
+    cdef uint64_t wanted = 0 if length is None or length > small else length
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> wanted)
+    cdef uint8_t *data = <uint8_t *> PyBytes_AS_STRING(out)
     PyUnicode_FSConverter(path, &encoded)
     raw = <bytes> encoded
     Py_DECREF(raw)  # the converter's reference
@@ -328,21 +363,24 @@ def open_file(path, uint64_t length, uint64_t small):
     name = PyBytes_AS_STRING(raw)
     while True:
         with nogil:
-            status = agsf_open_file(name, &fd, &nbytes, &os_error)
+            status = agsf_open_file(name, data, <size_t> wanted, &fd, &nbytes, &os_error)
         if status != AGSF_IO or os_error != EINTR:
             break
         PyErr_CheckSignals()
-    if status != AGSF_OK:
+    if status == AGSF_IO:
         raise OSError(os_error, _os.strerror(os_error), path)
+    if status != AGSF_OK:
+        _raise_for(status, None)
+    if fd < 0:
+        return -1, nbytes, out
     if nbytes > <uint64_t> INT64_MAX:
         return fd, -1, b""
-    length = min(length, nbytes)
-    if length > small:
+    if nbytes > small or length is not None:
         return fd, nbytes, b""
-    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> length)
-    data = PyBytes_AS_STRING(out)
+    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> nbytes)
+    data = <uint8_t *> PyBytes_AS_STRING(out)
     with nogil:
-        status = agsf_read_and_close(fd, <uint8_t *> data, <size_t> length, &os_error)
+        status = agsf_read_and_close(fd, data, <size_t> nbytes, &os_error)
     if status != AGSF_OK:
         _raise_for(status, None, os_error)
     return -1, nbytes, out

@@ -40,9 +40,14 @@ def encode_header(block_size: int) -> bytes:
     return MAGIC + block_size.to_bytes(4, "little")
 
 
+USUAL_HEADER = encode_header(DEFAULT_BLOCK_SIZE)
+
+
 def decode_header(stream: bytes | memoryview) -> int:
     """The block size that the beginning of a stream claims. It is not authenticated."""
     header = bytes(stream[:HEADER_NBYTES])
+    if header == USUAL_HEADER:
+        return DEFAULT_BLOCK_SIZE
     if header[:4] != MAGIC:
         raise FormatError(f"not an AGS1 stream: it begins with {header[:4]!r}, not with {MAGIC!r}")
     claimed = int.from_bytes(header[4:], "little")
@@ -74,7 +79,11 @@ def plaintext_length(file_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> 
     A header without a block (8 bytes) is an empty stream as well. Raises FormatError for any other length that no
     stream with this block size has, ValueError for an impossible block size.
     """
-    file_length, block_size = operator.index(file_length), check_block_size(block_size)
+    return plaintext_in(operator.index(file_length), check_block_size(block_size))
+
+
+def plaintext_in(file_length: int, block_size: int) -> int:
+    """`plaintext_length` of numbers that have been checked to be some."""
     full, rest = divmod(file_length - HEADER_NBYTES, block_size + OVERHEAD_NBYTES)
     if full < 0:
         raise FormatError(f"{file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}")
@@ -85,7 +94,7 @@ def plaintext_length(file_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> 
         )
     if full + (rest > 0) > MAX_BLOCKS_READ:
         raise FormatError(f"{file_length} bytes are more than {MAX_BLOCKS_READ} blocks of {block_size}")
-    return full * block_size + max(0, rest - OVERHEAD_NBYTES)
+    return full * block_size + (rest - OVERHEAD_NBYTES if rest else 0)
 
 
 def block_offset(block: int, block_size: int) -> int:
@@ -116,7 +125,8 @@ def clamp(offset: int, size: int, end: int) -> int:
     offset, size = operator.index(offset), operator.index(size)
     if offset < 0 or size < 0:
         raise ValueError(f"offset and size cannot be negative: {offset}, {size}")
-    return max(0, min(size, end - offset))
+    left = end - offset
+    return size if size <= left else max(0, left)
 
 
 def bytes_view(data: Buffer) -> memoryview:

@@ -11,7 +11,6 @@ import io
 import operator
 import os
 import stat
-import sys
 import warnings
 from _thread import allocate_lock
 
@@ -29,7 +28,7 @@ from ags_fast.ags1 import (
     decode_header,
     encode_header,
     encrypted_length,
-    plaintext_length,
+    plaintext_in,
     prefix_bytes,
     sealing_key,
     trusted_length,
@@ -150,7 +149,7 @@ def _is_content(file: Any) -> bool:
 
 def _source(source: Any, length: int | None) -> _Memory | _Descriptor | _SeekableFile:
     if isinstance(source, (str, os.PathLike)):
-        fd, size, data = open_file(source, sys.maxsize if length is None else length, SMALL_FILE_NBYTES)
+        fd, size, data = open_file(source, length, SMALL_FILE_NBYTES)
         if fd < 0:
             return _Memory(data, size)
         if size >= 0:
@@ -198,6 +197,22 @@ class AgsReader(io.RawIOBase):
     `read_at`, `readinto_at`, `read_ranges` and `verify` are safe from many threads; what moves the cursor is not.
     """
 
+    __slots__ = (
+        "_aad_prefix",
+        "_ahead",
+        "_ahead_from",
+        "_behind",
+        "_block_size",
+        "_cache",
+        "_file",
+        "_file_length",
+        "_hot",
+        "_key",
+        "_length",
+        "_position",
+        "_threads",
+        "_unchecked",
+    )
     mode = "rb"
 
     def __init__(
@@ -224,7 +239,7 @@ class AgsReader(io.RawIOBase):
             self._file_length = trusted_length(length, self._file.size)
             self._behind = self._file.size - self._file_length
             self._block_size = self._read_header(block_size, max_block_size)
-            self._length = plaintext_length(self._file_length, self._block_size)
+            self._length = plaintext_in(self._file_length, self._block_size)
             # To find out how many CPUs there are takes longer than to open a block.
             self._threads = 1 if threads is None and self._length <= self._block_size else thread_count(threads)
         except BaseException:
@@ -452,20 +467,25 @@ class AgsReader(io.RawIOBase):
 
     def _open_blocks(self, first: int, out: memoryview, fetched: tuple[Any, int] | None = None) -> None:
         """Open the blocks from `first` whose plaintext fills `out`."""
-        begin = block_offset(first, self._block_size)
         size = len(out)
+        source, at = self._find(first, size, fetched)
+        self._key.open_run(self._aad_prefix, self._block_size, first, source, at, size, out, self._threads)
+
+    def _find(self, first: int, size: int, fetched: tuple[Any, int] | None) -> tuple[Any, int]:
+        """What `Key.open_run` can read the blocks from `first` with `size` bytes of plaintext from, and where there."""
+        begin = block_offset(first, self._block_size)
         if fetched is None:
             blocks = -(-size // self._block_size) or 1
             fetched = self._file.fetch(begin, begin + size + blocks * OVERHEAD_NBYTES)
-        source, at = fetched
-        self._key.open_run(self._aad_prefix, self._block_size, first, source, begin - at, size, out, self._threads)
+        return fetched[0], begin - fetched[1]
 
     def _open_span(self, first: int, count: int, fetched: tuple[Any, int] | None) -> Span:
         """Open up to `count` blocks, but at least the first."""
         begin = first * self._block_size
-        opened, out = new_bytes(min(self._length, begin + count * self._block_size) - begin)
+        size = min(self._length - begin, count * self._block_size)
+        source, at = self._find(first, size, fetched)
         try:
-            self._open_blocks(first, out, fetched)
+            opened = self._key.open_bytes(self._aad_prefix, self._block_size, first, source, at, size, self._threads)
         except IntegrityError:
             if count == 1:
                 raise
@@ -548,7 +568,7 @@ class AgsReader(io.RawIOBase):
 
     def close(self) -> None:
         """Let go of opened blocks, and close the source if the reader opened it. May be called again."""
-        file = self.__dict__.get("_file")  # none if the constructor failed
+        file = getattr(self, "_file", None)  # none if the constructor failed
         if file is not None:
             self._hot = NOTHING
             self._cache.clear()

@@ -78,10 +78,12 @@ void agsf_expect_fill(uint8_t *buffer, size_t nbytes);
 
 /*
  * agsf_open_file() opens a file for reading and asks what it is: *nbytes_ret is the size of a regular file, or
- * UINT64_MAX of anything else. *fd_ret must be closed. AGSF_IO with the error number in *os_error_ret: EINTR, too,
- * since to open a pipe can take for ever.
+ * UINT64_MAX of anything else. *fd_ret must be closed. If nbytes is not 0, and a regular file has so many, these are
+ * read to out, the file is closed, and *fd_ret is -1. AGSF_IO with the error number in *os_error_ret: EINTR, too,
+ * since to open a pipe can take for ever. AGSF_SHORT.
  */
-agsf_status agsf_open_file(const char *path, int *fd_ret, uint64_t *nbytes_ret, int *os_error_ret) AGSF_MUST_CHECK;
+agsf_status agsf_open_file(const char *path, uint8_t *out, size_t nbytes, int *fd_ret, uint64_t *nbytes_ret,
+                           int *os_error_ret) AGSF_MUST_CHECK;
 
 /* agsf_read_and_close() reads the first nbytes and closes the descriptor, whatever comes. AGSF_IO or AGSF_SHORT. */
 agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_error_ret) AGSF_MUST_CHECK;

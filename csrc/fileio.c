@@ -44,7 +44,8 @@ agsf_status agsf_write_at(int fd, uint64_t offset, const uint8_t *in, size_t nby
     return AGSF_OK;
 }
 
-agsf_status agsf_open_file(const char *path, int *fd_ret, uint64_t *nbytes_ret, int *os_error_ret) {
+agsf_status agsf_open_file(const char *path, uint8_t *out, size_t nbytes, int *fd_ret, uint64_t *nbytes_ret,
+                           int *os_error_ret) {
     struct stat status;
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
 
@@ -55,7 +56,9 @@ agsf_status agsf_open_file(const char *path, int *fd_ret, uint64_t *nbytes_ret, 
     }
     *fd_ret = fd;
     *nbytes_ret = S_ISREG(status.st_mode) ? (uint64_t)status.st_size : UINT64_MAX;
-    return AGSF_OK;
+    if (nbytes == 0 || !S_ISREG(status.st_mode) || (uint64_t)status.st_size < nbytes) return AGSF_OK;
+    *fd_ret = -1;
+    return agsf_read_and_close(fd, out, nbytes, os_error_ret);
 }
 
 agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_error_ret) {

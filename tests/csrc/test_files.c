@@ -120,12 +120,29 @@ static void check_read_and_close(const char *path, size_t nbytes, size_t read_nb
     uint64_t size = 0;
     int fd = -1, os_error = 0;
 
-    CHECK_EQUAL(agsf_open_file(path, &fd, &size, &os_error), AGSF_OK);
+    CHECK_EQUAL(agsf_open_file(path, NULL, 0, &fd, &size, &os_error), AGSF_OK);
     CHECK_EQUAL(size, nbytes);
     CHECK((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
     CHECK_EQUAL(agsf_read_and_close(fd, out.data, read_nbytes, &os_error), want);
     CHECK(!is_open(fd));
     if (want == AGSF_OK) CHECK(all_are(out.data, read_nbytes, 'x'));
+    guarded_free(&out);
+}
+
+/* A regular file that has enough is read and closed at once. Any other is only opened, and nothing is read. */
+static void check_open_and_read(const char *path, size_t nbytes, size_t read_nbytes) {
+    guarded out = guarded_new(read_nbytes, AT_END);
+    uint64_t size = 0;
+    int fd = -1, os_error = 0;
+
+    CHECK_EQUAL(agsf_open_file(path, out.data, read_nbytes, &fd, &size, &os_error), AGSF_OK);
+    CHECK_EQUAL(size, nbytes);
+    CHECK(fd >= 0 ? is_open(fd) : all_are(out.data, read_nbytes, 'x'));
+    CHECK_EQUAL(fd < 0, read_nbytes > 0 && read_nbytes <= nbytes && nbytes != UINT64_MAX);
+    if (fd >= 0) {
+        CHECK(all_are(out.data, read_nbytes, SLACK));
+        close(fd);
+    }
     guarded_free(&out);
 }
 
@@ -142,6 +159,12 @@ static void check_whole_files(void) {
         check_read_and_close(path, sizeof(text), 1, AGSF_OK);
         check_read_and_close(path, sizeof(text), 0, AGSF_OK);
         check_read_and_close(path, sizeof(text), sizeof(text) + 1, AGSF_SHORT);
+        for (size_t n = 0; n <= 2; n++) {
+            check_open_and_read(path, sizeof(text), n);
+            check_open_and_read(path, sizeof(text), sizeof(text) + n - 1);
+        }
+        check_open_and_read("/", UINT64_MAX, 10);
+        check_open_and_read("/dev/zero", UINT64_MAX, 10);
     }
     system_is = AS_IT_IS;
     fd = open(path, O_WRONLY);
@@ -149,12 +172,12 @@ static void check_whole_files(void) {
     CHECK_EQUAL(os_error, EBADF);
     CHECK(!is_open(fd));
     CHECK(unlink(path) == 0);
-    CHECK_EQUAL(agsf_open_file(path, &fd, &size, &os_error), AGSF_IO);
+    CHECK_EQUAL(agsf_open_file(path, NULL, 0, &fd, &size, &os_error), AGSF_IO);
     CHECK_EQUAL(os_error, ENOENT);
-    CHECK_EQUAL(agsf_open_file("/", &fd, &size, &os_error), AGSF_OK); /* what has no size of its own */
+    CHECK_EQUAL(agsf_open_file("/", NULL, 0, &fd, &size, &os_error), AGSF_OK); /* what has no size of its own */
     CHECK_EQUAL(size, UINT64_MAX);
     close(fd);
-    CHECK_EQUAL(agsf_open_file("/dev/null", &fd, &size, &os_error), AGSF_OK);
+    CHECK_EQUAL(agsf_open_file("/dev/null", NULL, 0, &fd, &size, &os_error), AGSF_OK);
     CHECK_EQUAL(size, UINT64_MAX);
     close(fd);
 }
