@@ -24,6 +24,11 @@ from ags_fast.fs import NO_LOCK_SECONDS, Entry, NewObject, temporary_name, tempo
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from concurrent.futures import Future
+    from typing import Self
+
+    from ags_fast.fs import Sequential
+
+    Paths = list[str]  # in the classes here, list is a method
 
 __all__ = ["door"]
 
@@ -108,14 +113,35 @@ class _Objects:
     def new(self, path: str, *, tag: str, exclusive: bool, private: bool, fsync: bool) -> NewObject:
         raise NotImplementedError
 
+    def exists(self) -> bool:
+        return next(self.list(""), None) is not None
+
+    def check_writable(self) -> None:
+        """Nothing: it can."""
+
+    def open(self, path: str) -> Sequential:
+        entry = self.stat(path)
+        if entry is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.url}/{path}")
+        return _Sequential(self, entry)
+
+    def hold(self, path: str) -> Any:
+        return None
+
+    def held(self, path: str) -> bool | None:
+        return None
+
+    def remove_folder(self, path: str) -> None:
+        """Nothing: there are none."""
+
     def delete(self, path: str) -> None:
         try:
             self.connect()[0].rm_file(self.at(path))
         except FileNotFoundError:
             pass
 
-    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> int:
-        return 0
+    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> Paths:
+        return []
 
     def sync_folders(self, paths: Iterable[str]) -> None:
         """Nothing: what is published is on the disk."""
@@ -165,6 +191,31 @@ def _entry(path: str, info: Mapping[str, Any]) -> Entry:
             break
     stamp = info.get("ETag") or info.get("etag")
     return Entry(path, info["size"], str(stamp) if stamp else repr(changed), changed)
+
+
+class _Sequential:
+    """An object that is read once, in large requests."""
+
+    def __init__(self, folder: _Objects, entry: Entry) -> None:
+        self.size, self.stamp = entry.size, entry.stamp
+        self._folder = folder
+        self._entry = entry
+        self._file = folder.source(entry.path, entry)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def readinto(self, buffer: Any, /) -> int:
+        view, filled = memoryview(buffer), 0
+        while filled < len(view) and (got := self._file.readinto(view[filled:])):
+            filled += got
+        return filled
+
+    def changed(self) -> bool:
+        return self._folder.stat(self._entry.path) != self._entry
 
 
 class _Reader(io.RawIOBase):
@@ -342,10 +393,10 @@ class _S3(_Objects):
     def delete(self, path: str) -> None:
         self.call("delete_object", **self.key(path))
 
-    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> int:
+    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> Paths:
         where = self.key("")
         older_than = older_than or (NO_LOCK_SECONDS if tag is None and older_than is None else 0)
-        swept = 0
+        swept: Paths = []
         markers: dict[str, str] = {}
         while True:
             page = self.call("list_multipart_uploads", Bucket=where["Bucket"], Prefix=where["Key"], **markers)
@@ -361,7 +412,7 @@ class _S3(_Objects):
                         Key=upload["Key"],
                         UploadId=upload["UploadId"],
                     )
-                    swept += 1
+                    swept.append(upload["Key"][len(where["Key"]) :])
                 except FileNotFoundError:  # completed or aborted meanwhile
                     pass
             if not page.get("IsTruncated"):
@@ -520,6 +571,10 @@ class _Buffered(NewObject):
 class _Other(_Objects):
     """A folder of any other file system of fsspec: it must rename files, or discard an upload."""
 
+    def check_writable(self) -> None:
+        if not _renames(self.connect()[0]):
+            self.new("_ags/writable", tag="", exclusive=False, private=False, fsync=False).discard()
+
     def new(self, path: str, *, tag: str, exclusive: bool, private: bool, fsync: bool) -> NewObject:
         if exclusive:
             raise self._refusal("create a file only if it is not there")
@@ -530,21 +585,21 @@ class _Other(_Objects):
             return _Renamed(fs, f"{folder}/{temporary_name(name, tag)}", self.at(path))
         return _Discardable(fs, self.at(path), self)
 
-    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> int:
+    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> Paths:
         fs, root = self.connect()
         older_than = older_than or (NO_LOCK_SECONDS if tag is None and older_than is None else 0)
-        swept = 0
+        swept: Paths = []
         try:
             found = fs.find(root, detail=True)
         except FileNotFoundError:
-            return 0
+            return []
         for name, info in found.items():
             of = temporary_tag(name.rpartition("/")[2])
             if of is None or tag not in (None, of) or time.time() - _entry(name, info).modified < older_than:
                 continue
             try:
                 fs.rm_file(name)
-                swept += 1
+                swept.append(name[len(fs._strip_protocol(root)) + 1 :])
             except FileNotFoundError:
                 pass
         return swept

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import stat
 import time
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from typing import Any, Protocol, Self
 
     from typing_extensions import Buffer
+
+    Paths = list[str]  # in the classes here, list is a method
 
 __all__ = ["Entry", "NewFile", "NewObject", "Store", "pwrite_all"]
 
@@ -94,6 +97,15 @@ class Store:
             self._door = door(self.url, self.storage_options)
         return self._door
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes see the same files: not so in ``memory://``."""
+        return not self.url.startswith("memory:")
+
+    def full_path(self, path: str) -> str:
+        """What others call a file of this store."""
+        return f"{self.url.rstrip('/')}/{path}"
+
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """Every complete file whose path begins with `prefix`, hidden ones too, in no order. A missing folder is empty.
 
@@ -138,12 +150,36 @@ class Store:
             _checked(path), tag=_checked_tag(tag), exclusive=exclusive, private=private, fsync=fsync
         )
 
+    def exists(self) -> bool:
+        """Whether there is such a folder; in an object store, anything in it."""
+        return self._open().exists()
+
+    def check_writable(self) -> None:
+        """PolicyError, before any work, if `new` would refuse each file. Makes the folder."""
+        self._open().check_writable()
+
+    def open(self, path: str) -> Sequential:
+        """A file to be read once, from its beginning: see `Sequential`."""
+        return self._open().open(_checked(path))
+
+    def hold(self, path: str) -> Any:
+        """An object that shows, while it and this process live, that they do: see `held`. None where storage cannot."""
+        return self._open().hold(_checked(path))
+
+    def held(self, path: str) -> bool | None:
+        """Whether a living process holds `path`; None if nobody can tell."""
+        return self._open().held(_checked(path))
+
     def delete(self, path: str) -> None:
         """Remove a file; that it is not there is fine."""
         self._open().delete(_checked(path))
 
-    def sweep(self, tag: str | None = None, older_than: float | None = None, *, paths: Collection[str] = ()) -> int:
-        """Remove what dead writers left: temporary files, unfinished uploads. Returns how many.
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder that is empty; elsewhere than here there are none."""
+        self._open().remove_folder(_checked(path.rstrip("/")))
+
+    def sweep(self, tag: str | None = None, older_than: float | None = None, *, paths: Collection[str] = ()) -> Paths:
+        """Remove what dead writers left: temporary files, unfinished uploads. Returns their paths.
 
         tag: only files in the making with this tag; an upload has none, so it is one to `paths` then. older_than: only
         what was not written to for so many seconds, or, an upload, begun so long ago.
@@ -203,6 +239,21 @@ def temporary_tag(name: str) -> str | None:
 
 if TYPE_CHECKING:
 
+    class Sequential(Protocol):
+        """A file that is read once. size, stamp: as `Entry` has them."""
+
+        size: int
+        stamp: str
+
+        def readinto(self, buffer: Buffer, /) -> int:
+            """Fill the buffer, or what there is left. Returns how many bytes."""
+
+        def changed(self) -> bool:
+            """Whether it has another size or was written to since it was opened."""
+
+        def __enter__(self) -> Self: ...
+        def __exit__(self, *error: object) -> None: ...
+
     class _Door(Protocol):
         """What a `Store` goes through. Paths and tags have been checked."""
 
@@ -212,8 +263,14 @@ if TYPE_CHECKING:
         def create(self, path: str, data: bytes) -> None: ...
         def source(self, path: str, entry: Entry | None) -> Any: ...
         def new(self, path: str, *, tag: str, exclusive: bool, private: bool, fsync: bool) -> NewFile | NewObject: ...
+        def exists(self) -> bool: ...
+        def check_writable(self) -> None: ...
+        def open(self, path: str) -> Sequential: ...
+        def hold(self, path: str) -> Any: ...
+        def held(self, path: str) -> bool | None: ...
         def delete(self, path: str) -> None: ...
-        def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> int: ...
+        def remove_folder(self, path: str) -> None: ...
+        def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> Paths: ...
         def sync_folders(self, paths: Iterable[str]) -> None: ...
 
 
@@ -285,6 +342,34 @@ class _Folder:
             place = self._inside(place, path)
         return NewFile(place, tag=tag, exclusive=exclusive, private=private, fsync=fsync)
 
+    def exists(self) -> bool:
+        return os.path.isdir(self.root)
+
+    def check_writable(self) -> None:
+        os.makedirs(self.root, exist_ok=True)
+        self.made = True
+
+    def open(self, path: str) -> Sequential:
+        return _Sequential(os.path.join(self.root, path))
+
+    def hold(self, path: str) -> Any:
+        file = io.FileIO(self._place(path, make=True), "wb")
+        return file if _lock(file.fileno()) else None
+
+    def held(self, path: str) -> bool | None:
+        try:
+            with open(os.path.join(self.root, path), "rb", buffering=0) as file:
+                locked = _lock(file.fileno())
+        except FileNotFoundError:
+            return False
+        return None if locked is None else not locked
+
+    def remove_folder(self, path: str) -> None:
+        try:
+            os.rmdir(self._place(path, make=False))
+        except OSError:  # not empty, or not there
+            pass
+
     def delete(self, path: str) -> None:
         try:
             os.unlink(self._place(path, make=False))
@@ -320,10 +405,10 @@ class _Folder:
             raise PolicyError(f"{path!r} leads out of {self.root!r} through a link, to {at!r}")
         return at
 
-    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> int:
+    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> Paths:
         age = older_than or 0.0
         age_unlocked = NO_LOCK_SECONDS if tag is None and older_than is None else age
-        swept = 0
+        swept: Paths = []
         todo = [self.root]
         while todo:
             try:
@@ -334,8 +419,12 @@ class _Folder:
                 for found in scan:
                     if found.is_dir(follow_symlinks=False):
                         todo.append(found.path)
-                    elif (of := temporary_tag(found.name)) is not None and tag in (None, of):
-                        swept += found.is_file(follow_symlinks=False) and _sweep_file(found.path, age, age_unlocked)
+                        continue
+                    of = temporary_tag(found.name)
+                    if of is None or tag not in (None, of) or not found.is_file(follow_symlinks=False):
+                        continue
+                    if _sweep_file(found.path, age, age_unlocked):
+                        swept.append(os.path.relpath(found.path, self.root))
         return swept
 
     def sync_folders(self, paths: Iterable[str]) -> None:
@@ -351,6 +440,34 @@ class _Folder:
             _fsync_folder(os.path.dirname(self.root))
         except PermissionError:  # one may be allowed to pass through a folder, but not to open it
             pass
+
+
+class _Sequential:
+    """A local file that is read once."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        info = os.fstat(self._fd)
+        if not stat.S_ISREG(info.st_mode):
+            os.close(self._fd)
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        self.size, self.stamp = info.st_size, str(info.st_mtime_ns)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._fd)
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        view, filled = memoryview(buffer), 0
+        while filled < len(view) and (got := os.readv(self._fd, [view[filled:]])):
+            filled += got
+        return filled
+
+    def changed(self) -> bool:
+        info = os.fstat(self._fd)
+        return (info.st_size, str(info.st_mtime_ns)) != (self.size, self.stamp)
 
 
 def _follow(link: os.DirEntry[str], links: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,814 @@
+"""Jobs over directories of files: encrypt them into a dataset, decrypt, verify and re-key it.
+
+A job plans, makes the plan durable, does it, and commits a new version of the dataset; whatever dies on the way, the
+plan has every data key, and the version before stays as it is. The format is in docs/dataset-format.md.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
+from ags_fast.errors import AgsError
+from ags_fast.fs import NO_LOCK_SECONDS, Store
+from ags_fast.jobs.dataset import HIDDEN, MANIFESTS, PLANS, Dataset, FileEntry, Version
+from ags_fast.jobs.local import LocalEngine
+from ags_fast.jobs.plan import (
+    SLACK_USES,
+    Plan,
+    Task,
+    aad_prefixes,
+    check_names,
+    list_sources,
+    new_job_id,
+    open_plans,
+)
+from ags_fast.jobs.results import JobError, JobResult, Row
+from ags_fast.jobs.task import Context, make_row, planned_row
+from ags_fast.keys.envelope import binding
+from ags_fast.keys.kms import KmsClient, load_kms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ags_fast.fs import Entry
+    from ags_fast.stream import AgsReader
+
+__all__ = [
+    "Dataset",
+    "JobError",
+    "JobResult",
+    "Row",
+    "decrypt_files",
+    "encrypt_files",
+    "open_file",
+    "rekey_files",
+    "sweep",
+    "verify_files",
+]
+
+LOCAL_OPEN_COST = 512 << 10  # bytes that could be done in the time that opening a file takes
+STORE_OPEN_COST = 4 << 20
+
+
+class Engine(Protocol):
+    """What does the files of a job: LocalEngine, or ags_fast.spark.SparkEngine."""
+
+    def run(
+        self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]
+    ) -> None: ...
+
+
+# ------------------------------------------------------------------------------------------------------------- encrypt
+
+
+def encrypt_files(
+    src: Any,
+    dataset: Any,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    wrapping_key_id: str,
+    engine: Engine | None = None,
+    format: str = "ags1",
+    double_wrap: bool = True,
+    dek_length: int = 16,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    aad_prefix: str | bytes | None = None,
+    column_keys: Mapping[str, str] | None = None,
+    overwrite: bool = False,
+    resume: str | None = None,
+    on_error: str = "row",
+    max_failures: int | None = None,
+    fsync: bool = True,
+    verify_after: bool = False,
+    delete_sources: bool = False,
+    dry_run: bool = False,
+    progress: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Encrypt every file under `src` into `dataset`, and make a version of it that has them.
+
+    src, dataset: folders, local or fsspec URLs; the tree is kept. kms: the properties of a KMS, or a client.
+    wrapping_key_id: the master key there. double_wrap: a key of the dataset wraps the data keys and the master key
+    wraps that one, so that a process asks the KMS once; else the KMS wraps every data key. dek_length, block_size:
+    bytes. aad_prefix: None, 16 random bytes for each file; or a template such as ``"customers.part{n}"``, which makes
+    the files a numbered set. overwrite: replace files that the dataset has and whose source has changed. resume:
+    continue a job that died on this source: "length" takes what has its planned length as finished, "verify" checks its
+    tags first. fsync: the version is committed when the files are on the disk. verify_after: read every file back
+    before it counts. delete_sources: when, after the commit, every file has been read back from storage intact.
+    dry_run: only plan; the rows say "planned". progress: None shows a bar on a terminal, False none, and a callable
+    gets rows as they come.
+
+    A file that fails is a row. on_error="raise" stops at the first, max_failures after more than so many: JobError,
+    and the plan stays for `resume`. Sources that the dataset has unchanged, hidden ones and those that are encrypted
+    already are rows with the status "skipped".
+    """
+    if format != "ags1":
+        raise ValueError(f"format must be 'ags1', not {format!r}")
+    if column_keys is not None:
+        raise ValueError("column_keys are for format='parquet'")
+    if dek_length not in (16, 24, 32):
+        raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
+    check_block_size(block_size)
+    options = _Options(engine, resume, on_error, max_failures, progress)
+    source = Store(src, storage_options)
+    target = Store(dataset, storage_options)
+    _check_apart(source, target)
+    listed, left_out = list_sources(source)
+    skipped = [Row(source.full_path(path), None, "skipped", "HiddenFile", reason) for path, reason in left_out]
+    if not listed and not left_out and not source.exists():
+        raise FileNotFoundError(f"there is no folder {source.url}")
+    client = _client(kms)
+    facts = {"operation": "encrypt", "source": source.url}
+    plan, base, opened = None, None, None
+    if dry_run:
+        try:
+            opened = Dataset.open(target, client)
+        except FileNotFoundError:
+            pass  # it would be created
+    else:
+        target.check_writable()
+        opened = Dataset.open_or_create(target, client, wrapping_key_id, double_wrap)
+        plan = _plan_to_resume(opened, facts) if options.resume else None
+        if plan is not None and _committed(opened, plan) is not None:  # it died between its commit and its end
+            _end(opened, plan)
+            plan = None
+    if opened is not None:
+        base = opened.current()
+    number = base.number if base else None
+    present = {entry.path: entry for entry in opened.entries(base)} if opened is not None else {}
+    job_id = plan.job_id if plan else new_job_id()
+    entries, same = _new_entries(listed, present, overwrite, block_size, job_id, aad_prefix)
+    skipped += [_unchanged(source, target, entry) for entry in same]
+    replaced = {entry.path: present[entry.path].file for entry in entries if entry.path in present}
+    check_names(entries, [entry for path, entry in present.items() if path not in replaced])
+    if opened is None or dry_run:
+        planned = [planned_row(source.full_path(e.source), target.full_path(e.file), e) for e in entries]
+        return JobResult(job_id, "encrypt", target.url, number, planned + skipped)
+    if not entries:
+        if plan is not None:
+            _end(opened, plan)
+        return JobResult(job_id, "encrypt", target.url, number, skipped)
+
+    key = opened.reserve(wrapping_key_id, double_wrap, len(entries) + len(entries) // 1000 + SLACK_USES)
+    if plan is None:
+        entries = _with_keys(opened, key.key_id, entries, dek_length)
+        plan = Plan.create(opened, job_id, entries, key.key_id, base=number or 0, **facts)
+        entries = plan.claim(entries)
+    else:
+        entries = _continue(opened, plan, entries, dek_length, key.key_id)
+    context = Context(
+        "encrypt",
+        job_id,
+        opened.id,
+        target,
+        opened.envelope,
+        source,
+        fsync=fsync,
+        verify_after=verify_after,
+        resume=options.resume,
+    )
+    rows = _run(context, [Task(entry) for entry in entries], options, plan)
+    result = _commit(opened, plan, context, entries, rows, base, replaced)
+    if delete_sources:
+        _delete_sources(opened, source, entries, result, options)
+    result.rows += skipped
+    return result
+
+
+def _new_entries(
+    listed: Sequence[Entry],
+    present: Mapping[str, FileEntry],
+    overwrite: bool,
+    block_size: int,
+    job_id: str,
+    template: str | bytes | None,
+) -> tuple[list[FileEntry], list[FileEntry]]:
+    """What is to be made, without keys yet, and what is there already. FileExistsError for what may not be replaced."""
+    new, same, changed = [], [], []
+    for found in listed:
+        old = present.get(found.path)
+        if old is None:
+            new.append(found)
+        elif (old.plain_length, old.stamp) == (found.size, found.stamp):
+            same.append(old)
+        else:
+            changed.append((found, old))
+    if changed and not overwrite:
+        more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
+        raise FileExistsError(
+            f"the dataset has {changed[0][0].path!r}{more} from sources that have changed since: "
+            "pass overwrite=True to replace them in a new version"
+        )
+    made = []
+    for n, (found, prefix) in enumerate(zip(new, aad_prefixes(template, len(new)), strict=True)):
+        made.append(
+            FileEntry(
+                path=found.path,
+                file=found.path + ".ags",
+                format="ags1",
+                plain_length=found.size,
+                file_length=encrypted_length(found.size, block_size),
+                block_size=block_size,
+                key_id="",
+                wrapped_dek=b"",
+                column_keys=None,
+                aad_prefix=prefix,
+                job_id=job_id,
+                set_id=None if template is None else job_id,
+                part=None if template is None else n,
+                parts=None if template is None else len(new),
+                source=found.path,
+                stamp=found.stamp,
+            )
+        )
+    for found, old in changed:  # a member of a set stays that member
+        made.append(
+            old._replace(
+                file=f"{found.path}.{job_id}.ags",
+                plain_length=found.size,
+                file_length=encrypted_length(found.size, block_size),
+                block_size=block_size,
+                aad_prefix=os.urandom(16) if old.set_id is None else old.aad_prefix,
+                job_id=job_id,
+                source=found.path,
+                stamp=found.stamp,
+            )
+        )
+    return made, same
+
+
+def _unchanged(source: Store, target: Store, entry: FileEntry) -> Row:
+    return Row(
+        source.full_path(entry.path),
+        target.full_path(entry.file),
+        "skipped",
+        "Unchanged",
+        "the dataset has it, and the source has not changed since",
+        entry.plain_length,
+        entry.file_length,
+        entry.block_size,
+        entry.format,
+        entry.key_id,
+    )
+
+
+def _with_keys(dataset: Dataset, key_id: str, entries: Sequence[FileEntry], dek_length: int) -> list[FileEntry]:
+    """The entries with a new data key each, wrapped."""
+    random = os.urandom(dek_length * len(entries))
+    deks = (random[i : i + dek_length] for i in range(0, len(random), dek_length))
+    bindings = (binding(dataset.id, "dek", entry.file) for entry in entries)
+    wrapped = dataset.envelope.wrap_many(key_id, zip(deks, bindings, strict=True))
+    return [entry._replace(key_id=key_id, wrapped_dek=blob) for entry, blob in zip(entries, wrapped, strict=True)]
+
+
+def _continue(
+    dataset: Dataset, plan: Plan, entries: Sequence[FileEntry], dek_length: int, key_id: str
+) -> list[FileEntry]:
+    """The entries as the plan has them; those it does not have, or of which the source has changed, planned anew."""
+    planned = {entry.path: entry for entry in plan.entries()}
+    if not plan.running:  # it died before it was sure of its names
+        planned = {entry.path: entry for entry in plan.claim(list(planned.values()))}
+    same = []
+    anew = []
+    for entry in entries:
+        old = planned.get(entry.path)
+        if old is not None and (old.plain_length, old.stamp, old.block_size) == (
+            entry.plain_length,
+            entry.stamp,
+            entry.block_size,
+        ):
+            same.append(old)
+        else:  # a name that no attempt has written to: what is under the old one has another key
+            anew.append(entry._replace(file=f"{entry.path}.{plan.job_id}.{plan.number}.ags"))
+    if anew:
+        anew = _with_keys(dataset, key_id, anew, dek_length)
+        plan.extend(anew)
+    return same + anew
+
+
+# ----------------------------------------------------------------------------------------------- decrypt, verify, rekey
+
+
+def decrypt_files(
+    dataset: Any,
+    dst: Any,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    engine: Engine | None = None,
+    version: int | None = None,
+    min_version: int | None = None,
+    paths: str | Sequence[str] | None = None,
+    overwrite: bool = False,
+    resume: str | None = None,
+    on_error: str = "row",
+    max_failures: int | None = None,
+    fsync: bool = True,
+    dry_run: bool = False,
+    progress: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Decrypt a version of `dataset` into the folder `dst`, the tree as it was.
+
+    version: None is the newest; min_version: refuse (PolicyError) a dataset whose newest is older, for storage alone
+    does not show that somebody took newer ones away. paths: only files whose path matches one of these patterns.
+    overwrite: replace what is there, else such a file is a failed row. resume: leave what is there and has the right
+    length ("length"), or the right bytes ("verify"). The other arguments are those of `encrypt_files`.
+
+    A file appears in `dst` only when every tag of it has passed; before that it has mode 0600 and a temporary name.
+    """
+    options = _Options(engine, resume, on_error, max_failures, progress)
+    opened, head, entries = _opened(dataset, kms, storage_options, version, min_version, paths)
+    destination = Store(dst, storage_options)
+    _check_apart(destination, opened.store)
+    job_id = new_job_id()
+    context = Context(
+        "decrypt",
+        job_id,
+        opened.id,
+        opened.store,
+        opened.envelope,
+        destination,
+        fsync=fsync,
+        overwrite=overwrite,
+        resume=options.resume,
+    )
+    tasks = [Task(entry) for entry in entries]
+    if dry_run:
+        rows = [make_row(context, task)._replace(status="planned") for task in tasks]
+    else:
+        destination.check_writable()
+        rows = _run(context, tasks, options, None)
+        destination.sweep()  # of earlier runs too: this is no dataset, whose sweep would do it
+    return JobResult(job_id, "decrypt", opened.store.url, head.number if head else None, rows)
+
+
+def verify_files(
+    dataset: Any,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    engine: Engine | None = None,
+    version: int | None = None,
+    min_version: int | None = None,
+    paths: str | Sequence[str] | None = None,
+    on_error: str = "row",
+    max_failures: int | None = None,
+    progress: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Check every tag of every file of a version, and of numbered sets that each member is there, once, in its place.
+
+    A missing, cut, changed or swapped file is a failed row; so is a missing member of a set. A file in the tree that no
+    version and no open job knows is a row with the status "skipped" and the class "ExtraFile". The arguments are those
+    of `decrypt_files`.
+    """
+    options = _Options(engine, None, on_error, max_failures, progress)
+    opened, head, entries = _opened(dataset, kms, storage_options, version, min_version, paths)
+    job_id = new_job_id()
+    context = Context("verify", job_id, opened.id, opened.store, opened.envelope)
+    rows = _run(context, [Task(entry) for entry in entries], options, None)
+    rows = _name_swaps(context, entries, rows)
+    if paths is None:
+        rows += _missing_members(opened, entries)
+        rows += _extra_files(opened)
+    return JobResult(job_id, "verify", opened.store.url, head.number if head else None, rows)
+
+
+def rekey_files(
+    dataset: Any,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    wrapping_key_id: str | None = None,
+    engine: Engine | None = None,
+    double_wrap: bool | None = None,
+    dek_length: int = 16,
+    paths: str | Sequence[str] | None = None,
+    resume: str | None = None,
+    on_error: str = "row",
+    max_failures: int | None = None,
+    fsync: bool = True,
+    verify_after: bool = False,
+    dry_run: bool = False,
+    progress: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Write files of `dataset` anew, each under a new data key, and make a version that has these.
+
+    The version before, and its files, stay readable until they are expired. paths: only files whose path matches one
+    of these patterns. wrapping_key_id: None takes the master key in use. The other arguments are those of
+    `encrypt_files`.
+    """
+    if dek_length not in (16, 24, 32):
+        raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
+    options = _Options(engine, resume, on_error, max_failures, progress)
+    opened, base, chosen = _opened(dataset, kms, storage_options, None, None, paths)
+    target = opened.store
+    facts = {"operation": "rekey", "source": target.url}
+    plan = _plan_to_resume(opened, facts) if options.resume and not dry_run else None
+    if plan is not None and (made := _committed(opened, plan)) is not None:
+        rows = [planned_row(e.file, e.file, e, "ok") for e in opened.entries(made) if e.job_id == plan.job_id]
+        _end(opened, plan)
+        return JobResult(plan.job_id, "rekey", target.url, made.number, rows)
+    number = base.number if base else None
+    job_id = plan.job_id if plan else new_job_id()
+    prefixes = aad_prefixes(None, len(chosen))
+    entries = [
+        entry._replace(
+            file=f"{entry.path}.{job_id}.ags",
+            job_id=job_id,
+            aad_prefix=prefix if entry.set_id is None else entry.aad_prefix,
+        )
+        for entry, prefix in zip(chosen, prefixes, strict=True)
+    ]
+    old = {entry.path: entry for entry in chosen}
+    if dry_run or not entries:
+        rows = [planned_row(target.full_path(old[e.path].file), target.full_path(e.file), e) for e in entries]
+        return JobResult(job_id, "rekey", target.url, number, rows)
+    target.check_writable()
+    if double_wrap is None:
+        double_wrap = any(entry.wrapped is not None for entry in opened.keys.list("active"))
+    key = opened.reserve(wrapping_key_id, double_wrap, len(entries) + len(entries) // 1000 + SLACK_USES)
+    if plan is None:
+        entries = _with_keys(opened, key.key_id, entries, dek_length)
+        plan = Plan.create(opened, job_id, entries, key.key_id, base=number or 0, **facts)
+        entries = plan.claim(entries)
+    else:
+        entries = _continue(opened, plan, entries, dek_length, key.key_id)
+    replaced = {entry.path: entry.file for entry in chosen}
+    context = Context(
+        "rekey",
+        job_id,
+        opened.id,
+        target,
+        opened.envelope,
+        fsync=fsync,
+        verify_after=verify_after,
+        resume=options.resume,
+    )
+    rows = _run(context, [Task(entry, old[entry.path]) for entry in entries], options, plan)
+    return _commit(opened, plan, context, entries, rows, base, replaced)
+
+
+# ------------------------------------------------------------------------------------------------------ read, and clean
+
+
+def open_file(
+    dataset: Any,
+    path: str,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    version: int | None = None,
+    min_version: int | None = None,
+    threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> AgsReader:
+    """One file of a dataset as a seekable binary file; `path` as it was in the tree that was encrypted."""
+    opened, head, entries = _opened(dataset, kms, storage_options, version, min_version, None)
+    for entry in entries:
+        if entry.path == path:
+            return Context("verify", "", opened.id, opened.store, opened.envelope, threads=threads).reader(entry)
+    raise FileNotFoundError(f"the dataset's version {head.number if head else 0} has no {path!r}")
+
+
+def sweep(
+    dataset: Any,
+    *,
+    kms: KmsClient | Mapping[str, str] | None = None,
+    older_than: timedelta | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Remove what jobs that died have left behind; a row for each thing removed.
+
+    Without a KMS that is what can be told from names alone: temporary files that no living process holds, and uploads
+    that were begun and not completed. With one it is also the plans of dead jobs, so that they can no longer be
+    resumed, with the files that only they name, and manifests of no version.
+
+    On local files a lock tells whether a job lives. Object stores have none: there, what is younger than `older_than`,
+    by default a day, may be a living job's and stays. Given, it counts on local files too.
+    """
+    store = Store(dataset, storage_options)
+    age = None if older_than is None else older_than.total_seconds()
+    rows = [Row(store.full_path(path), None, "ok", format="temporary") for path in store.sweep(older_than=age)]
+    number = None
+    if kms is not None:
+        opened = Dataset.open(store, _client(kms))
+        for job_id in open_plans(store):
+            if not _is_dead(store, job_id, age):
+                continue
+            plan = Plan.load(opened, job_id)
+            if plan is not None:
+                removed = _end(opened, plan)
+                rows += [Row(store.full_path(path), None, "ok", format="file") for path in removed]
+                rows.append(Row(store.full_path(plan.folder), None, "ok", format="plan"))
+        for path in _orphan_manifests(opened, age):
+            store.delete(path)
+            rows.append(Row(store.full_path(path), None, "ok", format="manifest"))
+        number = max(opened.version_numbers(), default=None)
+    return JobResult(new_job_id(), "sweep", store.url, number, rows)
+
+
+def _is_dead(store: Store, job_id: str, age: float | None) -> bool:
+    folder = f"{PLANS}{job_id}/"
+    held = store.held(folder + "lock")
+    if held:
+        return False
+    newest = max((entry.modified for entry in store.list(folder)), default=0.0)
+    return time.time() - newest >= (age if age is not None else NO_LOCK_SECONDS if held is None else 0)
+
+
+def _orphan_manifests(dataset: Dataset, age: float | None) -> list[str]:
+    """Manifests of no version. A job that is about to commit has an open plan: then none is an orphan for sure."""
+    if open_plans(dataset.store):
+        return []
+    listed = [entry for entry in dataset.store.list(MANIFESTS) if time.time() - entry.modified >= (age or 0)]
+    named = {ref.path for number in dataset.version_numbers() for ref in dataset.version(number).manifests}
+    return [entry.path for entry in listed if entry.path not in named]
+
+
+# ------------------------------------------------------------------------------------------------------ what jobs share
+
+
+class _Options:
+    """The arguments that say how a job is run."""
+
+    def __init__(
+        self, engine: Engine | None, resume: str | None, on_error: str, max_failures: int | None, progress: Any
+    ) -> None:
+        if resume not in (None, "length", "verify"):
+            raise ValueError(f"resume must be None, 'length' or 'verify', not {resume!r}")
+        if on_error not in ("row", "raise"):
+            raise ValueError(f"on_error must be 'row' or 'raise', not {on_error!r}")
+        if max_failures is not None and max_failures < 0:
+            raise ValueError(f"max_failures must not be negative, not {max_failures}")
+        self.engine: Engine = LocalEngine() if engine is None else engine
+        self.resume = resume
+        self.max_failures = 0 if on_error == "raise" else max_failures
+        self.progress = progress
+
+
+def _client(kms: KmsClient | Mapping[str, str]) -> KmsClient:
+    return load_kms(kms) if isinstance(kms, Mapping) else kms
+
+
+def _check_apart(one: Store, other: Store) -> None:
+    a, b = one.url.rstrip("/") + "/", other.url.rstrip("/") + "/"
+    if a.startswith(b) or b.startswith(a):
+        raise ValueError(f"{one.url} and {other.url}: neither may be the other, or inside it")
+
+
+def _opened(
+    dataset: Any,
+    kms: KmsClient | Mapping[str, str],
+    storage_options: Mapping[str, Any] | None,
+    version: int | None,
+    min_version: int | None,
+    paths: str | Sequence[str] | None,
+) -> tuple[Dataset, Version | None, list[FileEntry]]:
+    opened = Dataset.open(dataset, _client(kms), storage_options)
+    head = opened.current(version=version, min_version=min_version)
+    entries = list(opened.entries(head))
+    if paths is not None:
+        patterns = [paths] if isinstance(paths, str) else list(paths)
+        entries = [e for e in entries if any(fnmatch.fnmatchcase(e.path, pattern) for pattern in patterns)]
+    return opened, head, entries
+
+
+def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan | None) -> list[Row]:
+    """Do the files, in whatever order; their rows. JobError if there are more failures than allowed."""
+    rows: list[Row] = []
+    todo = tasks
+    if plan is not None and context.resume == "length":  # one listing, and not a look at every file
+        there = {entry.path: entry.size for entry in context.dataset.list() if not entry.path.startswith(HIDDEN)}
+        finished = [task for task in tasks if there.get(task.entry.file) == task.entry.file_length]
+        rows += [make_row(context, task) for task in finished]
+        done = {task.entry.path for task in finished}
+        todo = [task for task in tasks if task.entry.path not in done]
+    failures = 0
+    callback = options.progress if callable(options.progress) else None
+    with _bar(context.op, sum(task.entry.plain_length for task in todo), options.progress) as bar:
+
+        def report(more: list[Row]) -> None:
+            nonlocal failures
+            rows.extend(more)
+            failures += sum(row.status == "failed" for row in more)
+            bar.update(sum(row.plain_length or 0 for row in more))
+            if callback is not None:
+                callback(more)
+            if options.max_failures is not None and failures > options.max_failures:
+                raise _TooManyError
+
+        local = context.dataset.local and (context.other is None or context.other.local)
+        try:
+            options.engine.run(context, todo, LOCAL_OPEN_COST if local else STORE_OPEN_COST, report)
+        except BaseException as error:
+            # What was finished stays, for the plan knows it; what was not, goes.
+            _sweep_job(context, tasks)
+            if not isinstance(error, _TooManyError):
+                raise
+            result = JobResult(context.job_id, context.op, context.dataset.url, None, rows)
+            first = result.failed[0]
+            raise JobError(
+                f"stopped after {failures} failed files, of which the first is {first.src}: "
+                f"{first.error_class}: {first.error}",
+                result,
+            ) from None
+    return rows
+
+
+class _TooManyError(Exception):
+    pass
+
+
+def _sweep_job(context: Context, tasks: Sequence[Task]) -> None:
+    if context.op == "decrypt" and context.other is not None:
+        context.other.sweep(context.job_id, paths={task.entry.path for task in tasks})
+    elif context.op != "verify":
+        context.dataset.sweep(context.job_id, paths={task.entry.file for task in tasks})
+
+
+def _bar(op: str, total: int, progress: Any) -> Any:
+    from tqdm import tqdm
+
+    # None: only where stderr is a terminal.
+    disable = None if progress is None else not progress or callable(progress)
+    return tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, desc=op, disable=disable)
+
+
+def _commit(
+    dataset: Dataset,
+    plan: Plan,
+    context: Context,
+    entries: Sequence[FileEntry],
+    rows: list[Row],
+    base: Version | None,
+    replaced: Mapping[str, str],
+) -> JobResult:
+    """Make the version with what succeeded, and end the job."""
+    by_name = {context.dataset.full_path(entry.file): entry for entry in entries}
+    good = [by_name[row.dst] for row in rows if row.status == "ok" and row.dst is not None]
+    good.sort(key=lambda entry: entry.path)
+    version = base
+    refused: list[FileEntry] = []
+    if good:
+        version, refused = dataset.commit(
+            context.op,
+            context.job_id,
+            good,
+            base=base,
+            replaced={entry.path: replaced[entry.path] for entry in good if entry.path in replaced},
+            key_id=plan.body["key_id"],
+        )
+    if refused:
+        names = {context.dataset.full_path(entry.file) for entry in refused}
+        why = "another job has put a file of this path into the dataset meanwhile: run the job again"
+        rows = [
+            row._replace(status="failed", error_class="ConcurrentChangeError", error=why) if row.dst in names else row
+            for row in rows
+        ]
+    _end(dataset, plan)
+    return JobResult(
+        context.job_id, context.op, dataset.store.url, version.number if version is not None else None, rows
+    )
+
+
+def _end(dataset: Dataset, plan: Plan) -> list[str]:
+    """Remove a job's plan, its temporary files, and those of its files that no version has; returns these."""
+    removed = []
+    store = dataset.store
+    ours: set[str] = set()
+    if plan.running:
+        ours = {entry.file for entry in plan.entries(superseded=True)}
+        store.sweep(plan.job_id, paths=ours)
+        for number in reversed(dataset.version_numbers()):
+            if number <= plan.body.get("base", 0) or not ours:
+                break
+            ours.difference_update(entry.file for entry in dataset.entries(dataset.version(number)))
+        for file in sorted(ours):
+            if store.stat(file) is not None:
+                store.delete(file)
+                removed.append(file)
+    plan.remove()
+    return removed
+
+
+def _plan_to_resume(dataset: Dataset, facts: Mapping[str, str]) -> Plan | None:
+    """The newest plan of a dead job that did the same."""
+    for job_id in reversed(open_plans(dataset.store)):
+        if dataset.store.held(f"{PLANS}{job_id}/lock"):
+            continue
+        plan = Plan.load(dataset, job_id)
+        if plan is not None and all(plan.body.get(name) == value for name, value in facts.items()):
+            plan.hold()
+            return plan
+    return None
+
+
+def _committed(dataset: Dataset, plan: Plan) -> Version | None:
+    """The version that a job has made, if it came so far."""
+    for number in reversed(dataset.version_numbers()):
+        if number <= plan.body.get("base", 0):
+            break
+        version = dataset.version(number)
+        if version.job_id == plan.job_id:
+            return version
+    return None
+
+
+def _delete_sources(
+    dataset: Dataset, source: Store, entries: Sequence[FileEntry], result: JobResult, options: _Options
+) -> None:
+    """Delete what was encrypted, when all of it has been read back from storage."""
+    made = {dataset.store.full_path(entry.file): entry for entry in entries}
+    good = [made[row.dst] for row in result.rows if row.status == "ok" and row.dst in made]
+    context = Context("verify", result.job_id, dataset.id, dataset.store, dataset.envelope)
+    checked = {row.src: row for row in _run(context, [Task(entry) for entry in good], options, None)}
+    for i, row in enumerate(result.rows):
+        check = checked.get(row.dst or "")
+        if check is not None and check.status != "ok":
+            result.rows[i] = row._replace(status="failed", error_class=check.error_class, error=check.error)
+    if result.failed:
+        return
+    for entry in good:
+        there = source.stat(entry.source)
+        if there is not None and (there.size, there.stamp) == (entry.plain_length, entry.stamp):
+            source.delete(entry.source)
+
+
+# ------------------------------------------------------------------------------------------------- what verify adds
+
+
+def _name_swaps(context: Context, entries: Sequence[FileEntry], rows: list[Row]) -> list[Row]:
+    """Say of files that fail their tags if they are each other's."""
+    bad = {row.src: i for i, row in enumerate(rows) if row.error_class in ("IntegrityError", "FormatError")}
+    suspects = [entry for entry in entries if context.dataset.full_path(entry.file) in bad]
+    if len(suspects) > 100:  # every one is tried as every other
+        return rows
+    for entry in suspects:
+        for other in suspects:
+            if other is entry or not _holds(context, entry, other):
+                continue
+            i = bad[context.dataset.full_path(entry.file)]
+            what = other.path if other.part is None else f"{other.path}, part {other.part}"
+            rows[i] = rows[i]._replace(error=f"swapped: {entry.file} holds what belongs to {what}")
+    return rows
+
+
+def _holds(context: Context, entry: FileEntry, other: FileEntry) -> bool:
+    try:
+        with context.reader(other, file=entry.file) as reader:
+            reader.read(1)
+    except (AgsError, OSError):
+        return False
+    return True
+
+
+def _missing_members(dataset: Dataset, entries: Sequence[FileEntry]) -> list[Row]:
+    """A failed row for each number that a set of files lacks, or has twice."""
+    sets: dict[tuple[str, int], list[FileEntry]] = {}
+    for entry in entries:
+        if entry.set_id is not None and entry.part is not None and entry.parts is not None:
+            sets.setdefault((entry.set_id, entry.parts), []).append(entry)
+    rows = []
+    for (set_id, parts), members in sets.items():
+        numbers = Counter(entry.part for entry in members)
+        for n in range(parts):
+            if n not in numbers:
+                text = f"part {n} of the {parts} files that job {set_id} numbered is missing"
+                rows.append(Row(f"{dataset.store.url}#{set_id}/{n}", None, "failed", "IntegrityError", text))
+        for entry in members:
+            if entry.part is not None and (numbers[entry.part] > 1 or not 0 <= entry.part < parts):
+                text = f"part {entry.part} of the {parts} files that job {set_id} numbered is one too many"
+                name = dataset.store.full_path(entry.file)
+                rows.append(Row(name, None, "failed", "IntegrityError", text))
+    return rows
+
+
+def _extra_files(dataset: Dataset) -> list[Row]:
+    known: set[str] = set()
+    seen = set()
+    for number in dataset.version_numbers():
+        for ref in dataset.version(number).manifests:
+            if ref.path not in seen:
+                seen.add(ref.path)
+                known.update(entry.file for entry in dataset.open_table(ref, dataset.envelope))
+    for job_id in open_plans(dataset.store):
+        plan = Plan.load(dataset, job_id)
+        known.update(entry.file for entry in plan.entries(superseded=True)) if plan else None
+    return [
+        Row(
+            dataset.store.full_path(entry.path),
+            None,
+            "skipped",
+            "ExtraFile",
+            "no version and no open job of the dataset knows this file",
+            file_length=entry.size,
+        )
+        for entry in dataset.store.list()
+        if not entry.path.startswith(HIDDEN) and entry.path not in known and not entry.path.endswith(".agstmp")
+    ]

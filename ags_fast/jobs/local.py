@@ -1,0 +1,168 @@
+"""The engine of one machine: worker processes, and what becomes of a file that kills them.
+
+Workers are started afresh, not forked, for the caller may have threads; and not by multiprocessing, which would run the
+caller's script again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ags_fast._threads import thread_count
+from ags_fast.jobs.plan import bins
+from ags_fast.jobs.task import Context, failed_row, run_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from ags_fast.jobs.plan import Task
+    from ags_fast.jobs.results import Row
+
+__all__ = ["LocalEngine", "run_isolated"]
+
+ATTEMPTS = 3  # that a file gets; each that it does not survive costs a worker
+TARGET_BYTES = 64 << 20  # of one message to a worker: a small part of a second
+MESSAGE_TASKS = 256  # so that progress is seen, and little is done twice when a worker dies
+
+
+class Worker:
+    """A process that does files for one context. Killed when it is closed."""
+
+    def __init__(self, context: Context) -> None:
+        path = os.pathsep.join(p for p in sys.path if p)  # a KMS client of the caller's own must be found
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ags_fast.jobs.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with self._process.stdin as stdin, self._process.stdout as stdout:
+            self._tasks = Connection(os.dup(stdin.fileno()), readable=False)
+            self.rows = Connection(os.dup(stdout.fileno()), writable=False)
+        self._send(context)
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._tasks.send(message)
+        except BrokenPipeError:
+            pass  # it has died: to be seen when it is asked
+
+    def start(self, tasks: Sequence[Task], attempt: int) -> None:
+        self._send((list(tasks), attempt))
+
+    def receive(self) -> list[Row] | None:
+        """The next rows; none of them at the end of what it was told to do. None if it has died."""
+        try:
+            rows: list[Row] = self.rows.recv()
+        except (EOFError, OSError):
+            return None
+        return rows
+
+    def how_it_died(self) -> str:
+        code = self._process.wait()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"gone with status {code}"
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._tasks.close()
+        self.rows.close()
+
+
+def run_isolated(context: Context, tasks: Iterable[Task], attempt: int) -> Iterator[Row]:
+    """Like `run_file` for each, but in another process: one that crashes has a failed row like any other."""
+    worker = None
+    try:
+        for task in tasks:
+            worker = worker or Worker(context)
+            worker.start([task], attempt)
+            rows: list[Row] = []
+            while more := worker.receive():
+                rows += more
+            if more is None and not rows:
+                rows = [_died(context, task, attempt, worker)]
+            if more is None:
+                worker.close()
+                worker = None
+            yield from rows
+    finally:
+        if worker is not None:
+            worker.close()
+
+
+def _died(context: Context, task: Task, attempt: int, worker: Worker) -> Row:
+    return failed_row(context, task, attempt, "WorkerDiedError", f"the process that did it was {worker.how_it_died()}")
+
+
+class _Message(NamedTuple):
+    tasks: list[Task]
+    attempt: int
+
+
+class LocalEngine:
+    """Runs jobs in processes of this machine.
+
+    processes: how many; None: the usable CPUs. 0 does everything in the calling process: a file that crashes there
+    takes it along.
+    """
+
+    def __init__(self, processes: int | None = None) -> None:
+        if processes is not None and processes < 0:
+            raise ValueError(f"processes must not be negative, not {processes}")
+        self._processes = processes
+
+    def run(self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]) -> None:
+        """Do every file, and report its row. What `report` raises, and Ctrl-C, end the workers."""
+        cpus = thread_count(None)
+        processes = cpus if self._processes is None else self._processes
+        if processes == 0 or any(store is not None and not store.shared for store in (context.dataset, context.other)):
+            for task in tasks:
+                report([run_file(context, task)])
+            return
+        parts = bins(tasks, target_bytes=TARGET_BYTES, open_cost=open_cost, least=2 * processes)
+        todo = deque(
+            _Message(part[i : i + MESSAGE_TASKS], 0) for part in parts for i in range(0, len(part), MESSAGE_TASKS)
+        )
+        count = min(processes, len(todo))
+        if context.threads is None and count:
+            context = replace(context, threads=max(1, cpus // count))
+        busy: dict[Worker, tuple[_Message, int]] = {}  # what it does, and how many rows of it have come
+        idle: list[Worker] = []
+        try:
+            while todo or busy:
+                while todo and len(busy) < count:
+                    worker = idle.pop() if idle else Worker(context)
+                    message = todo.popleft()
+                    busy[worker] = message, 0
+                    worker.start(*message)
+                by_rows: dict[Any, Worker] = {worker.rows: worker for worker in busy}
+                for ready in wait(list(by_rows)):
+                    worker = by_rows[ready]
+                    message, done = busy[worker]
+                    rows = worker.receive()
+                    if rows:
+                        busy[worker] = message, done + len(rows)
+                        report(rows)
+                        continue
+                    del busy[worker]
+                    if rows is not None:
+                        idle.append(worker)
+                        continue
+                    left = message.tasks[done:]
+                    attempt = message.attempt + 1
+                    if len(left) == 1 and attempt >= ATTEMPTS:
+                        report([_died(context, left[0], message.attempt, worker)])
+                    else:  # whichever it was: each alone
+                        todo.extendleft(_Message([task], attempt) for task in reversed(left))
+                    worker.close()
+        finally:
+            for worker in (*busy, *idle):
+                worker.close()

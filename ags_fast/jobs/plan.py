@@ -1,0 +1,279 @@
+"""What a job will do, decided and made durable before its first data byte. Knows nothing of Spark.
+
+A plan holds every file's wrapped DEK, so that whoever writes the file, in whichever attempt, writes it under the same
+one: what a killed attempt has published is then as good as what its retry would publish.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+import secrets
+import string
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ags_fast.errors import FormatError, PolicyError
+from ags_fast.jobs.dataset import MANIFEST_ENTRIES, PLANS, Dataset, FileEntry, TableRef, chunks, numbered
+from ags_fast.keys.envelope import binding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ags_fast.fs import Entry, Store
+
+__all__ = ["Plan", "Task", "aad_prefixes", "bins", "check_names", "list_sources", "new_job_id", "open_plans"]
+
+SLACK_USES = 64  # of a key, for the documents and tables of a job
+JOB_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{12}")
+
+
+def new_job_id() -> str:
+    """Names the job's plan, its temporary files and, where a name is taken, its files. Sorts by time."""
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(6)}"
+
+
+# ------------------------------------------------------------------------------------------------------------- listing
+
+
+def list_sources(source: Store) -> tuple[list[Entry], list[tuple[str, str]]]:
+    """The files of a tree in the order of their names, and what is left out: path and why.
+
+    Left out is what no reader of such a tree looks at: names that begin with ``.`` or ``_`` (``_SUCCESS``, checksums
+    in ``.x.crc``), and what is in folders so named unless they are partitions (``_year=2026``).
+    PolicyError for the folder of a Delta, Iceberg or Hudi table.
+    """
+    files, left_out = [], []
+    for entry in source.list():
+        parts = entry.path.split("/")
+        _refuse_tables(source, parts)
+        if any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts):
+            left_out.append((entry.path, "hidden, as every reader of such folders has it"))
+        elif parts[-1].endswith((".crc", ".agstmp")):
+            left_out.append((entry.path, "a checksum or temporary file"))
+        else:
+            files.append(entry)
+    return sorted(files, key=lambda entry: entry.path), sorted(left_out)
+
+
+def _refuse_tables(source: Store, parts: Sequence[str]) -> None:
+    for i, part in enumerate(parts[:-1]):
+        kind = {"_delta_log": "Delta", ".hoodie": "Hudi"}.get(part)
+        if part == "metadata" and parts[-1].endswith(".metadata.json") and i == len(parts) - 2:
+            kind = "Iceberg"
+        if kind:
+            table = "/".join([source.url.rstrip("/"), *parts[:i]])
+            raise PolicyError(
+                f"{table} is the folder of a {kind} table: its log names files by their paths and sizes, and would "
+                "name none of the encrypted ones. Export the table to plain files, or use the table's own encryption"
+            )
+
+
+def check_names(planned: Iterable[FileEntry], present: Iterable[FileEntry]) -> None:
+    """ValueError if two files would have one name, or one file the name of another's folder."""
+    for what in ("path", "file"):
+        names: dict[str, str] = {}
+        for entry in (*present, *planned):
+            name = getattr(entry, what)
+            if name in names:
+                raise ValueError(
+                    f"{entry.source!r} and {names[name]!r} would both be {name!r} in the dataset: rename one of them"
+                )
+            names[name] = entry.source
+        for name in names:
+            folder = name
+            while "/" in folder:
+                folder = folder.rpartition("/")[0]
+                if folder in names:
+                    raise ValueError(
+                        f"{names[folder]!r} would be the file {folder!r} in the dataset, and {names[name]!r} would "
+                        "need a folder of that name: rename one of them"
+                    )
+
+
+def aad_prefixes(template: str | bytes | None, count: int) -> list[bytes]:
+    """The AAD prefix of each of `count` files: 16 random bytes each, or a template's text with the file's number.
+
+    ValueError if the template has no ``{n}``: then all files would have the same prefix, and could be swapped unseen.
+    """
+    if template is None:
+        random = os.urandom(16 * count)
+        return [random[i : i + 16] for i in range(0, 16 * count, 16)]
+    if isinstance(template, bytes):
+        template = template.decode()
+    fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+    if fields != ["n"]:
+        raise ValueError(
+            f"aad_prefix={template!r} must have the field {{n}}, the number of the file, once and no other: "
+            "'customers_2026-11-20.part{n}'"
+        )
+    return [template.format(n=n).encode() for n in range(count)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- bins
+
+
+class Task(NamedTuple):
+    """What a worker does with one file."""
+
+    entry: FileEntry  # what is made, or read
+    old: FileEntry | None = None  # rekey: what it is made from
+
+
+def bins(tasks: Sequence[Task], *, target_bytes: int, open_cost: int, least: int) -> list[list[Task]]:
+    """Spread files over bins: the longest processing time first, each to the bin that has least to do.
+
+    target_bytes: of plaintext for a bin, opening a file counted as open_cost bytes. least: bins to make if there is
+    work for them: what can run at once, twice over. The fullest bin comes first, and in it the largest file.
+    """
+    if not tasks:
+        return []
+    total = sum(task.entry.plain_length + open_cost for task in tasks)
+    # A bin of less than a sixteenth of the target costs more to start than to do.
+    wanted = max(-(-total // target_bytes), min(least, -(-total * 16 // target_bytes)))
+    count = max(1, min(wanted, len(tasks)))
+    filled: list[list[Task]] = [[] for _ in range(count)]
+    loads = [(0, i) for i in range(count)]
+    for task in sorted(tasks, key=lambda task: -task.entry.plain_length):
+        load, i = loads[0]
+        filled[i].append(task)
+        heapq.heapreplace(loads, (load + task.entry.plain_length + open_cost, i))
+    return [filled[i] for _, i in sorted(loads, reverse=True)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+class Plan:
+    """The durable plan of one job: ``_ags/plans/<job id>/``, numbered documents over tables of entries.
+
+    A document either claims names ("claimed") or says that they are the job's own ("running"): data is written only
+    under the latter. The highest document counts; entries of a later table stand in for those of the same path before.
+    """
+
+    def __init__(self, dataset: Dataset, job_id: str, body: dict[str, Any], number: int, refs: list[TableRef]) -> None:
+        self.dataset = dataset
+        self.job_id = job_id
+        self.body = body
+        self.number = number
+        self.refs = refs
+        self._lock: Any = None
+
+    @property
+    def folder(self) -> str:
+        return f"{PLANS}{self.job_id}/"
+
+    @property
+    def running(self) -> bool:
+        return bool(self.body["state"] == "running")
+
+    @classmethod
+    def create(cls, dataset: Dataset, job_id: str, entries: Sequence[FileEntry], key_id: str, **facts: Any) -> Plan:
+        """Claim the names of `entries`. facts: what a resumed job must know of the first one, as JSON has it."""
+        plan = cls(dataset, job_id, {**facts, "key_id": key_id}, 0, [])
+        plan.hold()
+        plan._write(entries, "claimed", [])
+        return plan
+
+    def hold(self) -> None:
+        """Show, where the storage can, that the job lives. Whoever dies lets go."""
+        self._lock = self.dataset.store.hold(self.folder + "lock")
+
+    def extend(self, entries: Sequence[FileEntry]) -> None:
+        """Make durable that the job does these too, under names that no other job can have."""
+        self._write(entries, "running", self.refs)
+
+    def _write(self, entries: Sequence[FileEntry], state: str, refs: list[TableRef]) -> None:
+        envelope = self.dataset.envelope
+        key_id = self.body["key_id"]
+        refs = list(refs)
+        for chunk in chunks(entries):
+            path = f"{self.folder}{len(refs):06d}-{secrets.token_hex(4)}.parquet.ags"
+            refs.append(self.dataset.seal_table(path, chunk, key_id, envelope))
+        self.body = {
+            **self.body,
+            "format": "ags-plan",
+            "dataset_id": self.dataset.id,
+            "job_id": self.job_id,
+            "state": state,
+            "time_ms": time.time_ns() // 1_000_000,
+            "tables": [ref.to_json() for ref in refs],
+        }
+        self.dataset.seal_body(self.folder + numbered(self.number + 1), self.body, key_id, envelope)
+        self.number += 1
+        self.refs = refs
+
+    @classmethod
+    def load(cls, dataset: Dataset, job_id: str) -> Plan | None:
+        """None if the job never came to have one."""
+        folder = f"{PLANS}{job_id}/"
+        names = (entry.path.removeprefix(folder) for entry in dataset.store.list(folder))
+        numbers = [int(name[:-5]) for name in names if re.fullmatch(r"\d{8,}\.json", name)]
+        if not numbers:
+            return None
+        number = max(numbers)
+        body = dataset.open_body(folder + numbered(number), "ags-plan", dataset.envelope)
+        if body.get("job_id") != job_id:
+            raise FormatError(f"{folder} holds the plan of another job")
+        try:
+            return cls(dataset, job_id, body, number, [TableRef.from_json(ref) for ref in body["tables"]])
+        except (KeyError, TypeError) as error:
+            raise FormatError(f"{folder} lacks or garbles {error}") from None
+
+    def entries(self, *, superseded: bool = False) -> list[FileEntry]:
+        """What the job does; superseded: and what it no longer does, since a source changed, but may have written."""
+        envelope = self.dataset.envelope
+        entries = [entry for ref in self.refs for entry in self.dataset.open_table(ref, envelope)]
+        return entries if superseded else list({entry.path: entry for entry in entries}.values())
+
+    def claim(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
+        """Make the names of `entries`, which the plan has claimed, the job's own; returns them with names that are.
+
+        A name that another open plan has claimed, or that is in the tree, is given up for one with the job's id in it.
+        The order decides: our claim is durable before we look at others', so of two jobs at least one sees the other,
+        and one that has finished before we looked has left its files.
+        """
+        store = self.dataset.store
+        taken: set[str] = set()
+        for job_id in open_plans(store):
+            if job_id != self.job_id:
+                other = Plan.load(self.dataset, job_id)
+                taken.update(entry.file for entry in other.entries()) if other else None
+        if len(entries) < MANIFEST_ENTRIES // 10:
+            taken.update(entry.file for entry in entries if store.stat(entry.file) is not None)
+        else:
+            taken.update(entry.path for entry in store.list() if not entry.path.startswith("_ags/"))
+        ours = [self.renamed(entry) if entry.file in taken else entry for entry in entries]
+        if taken.isdisjoint(entry.file for entry in entries):
+            self._write([], "running", self.refs)
+        else:  # all of it: what a running plan names is the job's own
+            self._write(ours, "running", [])
+        return ours
+
+    def renamed(self, entry: FileEntry) -> FileEntry:
+        """The entry with a file name that no other job can have. Its DEK is bound to the name, and so wrapped anew."""
+        stem, dot, extension = entry.file.rpartition(".")
+        file = f"{stem}.{self.job_id}.{extension}" if dot else f"{entry.file}.{self.job_id}"
+        envelope, dataset_id = self.dataset.envelope, self.dataset.id
+        dek = envelope.unwrap(entry.key_id, entry.wrapped_dek, binding(dataset_id, "dek", entry.file))
+        return entry._replace(file=file, wrapped_dek=envelope.wrap(entry.key_id, dek, binding(dataset_id, "dek", file)))
+
+    def remove(self) -> None:
+        """The job is over. The documents go first, the newest last: half a plan must still say what it claims."""
+        names = [entry.path for entry in self.dataset.store.list(self.folder)]
+        documents = sorted(name for name in names if name.endswith(".json"))
+        for name in [*documents, *(name for name in names if not name.endswith(".json"))]:
+            self.dataset.store.delete(name)
+        self._lock = None
+        self.dataset.store.remove_folder(self.folder)
+
+
+def open_plans(store: Store) -> list[str]:
+    """The ids of jobs that have a plan: they run, or have died."""
+    ids = set()
+    for entry in store.list(PLANS):
+        job_id, _, name = entry.path.removeprefix(PLANS).partition("/")
+        if JOB_ID.fullmatch(job_id) and name.endswith(".json"):
+            ids.add(job_id)
+    return sorted(ids)

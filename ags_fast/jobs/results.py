@@ -1,0 +1,88 @@
+"""What a job did: one row a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from ags_fast.errors import AgsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+__all__ = ["JobError", "JobResult", "Row"]
+
+
+class Row(NamedTuple):
+    """What became of one file. Holds no key, wrapped or not."""
+
+    src: str
+    dst: str | None
+    status: str  # "ok", "skipped" or "failed"; of a dry run "planned"
+    error_class: str | None = None  # why it failed, or was skipped
+    error: str | None = None
+    plain_length: int | None = None  # bytes
+    file_length: int | None = None  # bytes, encrypted
+    block_size: int | None = None  # bytes
+    format: str | None = None
+    key_id: str | None = None
+    seconds: float = 0.0
+    attempt: int = 0  # 0 is the first
+    host: str | None = None
+
+
+class JobError(AgsError):
+    """A job had failures that its caller does not accept. `result` says which; what was finished is not lost."""
+
+    def __init__(self, message: str, result: JobResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class JobResult:
+    """What a job did.
+
+    op: "encrypt", "decrypt", "verify" or "rekey". version: the dataset's version that the job made, or read. rows: a
+    Row for each file.
+    """
+
+    def __init__(self, job_id: str, op: str, dataset: str, version: int | None, rows: Sequence[Row]) -> None:
+        self.job_id = job_id
+        self.op = op
+        self.dataset = dataset
+        self.version = version
+        self.rows = list(rows)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {status}" for status, count in self.counts.items())
+        return f"<JobResult {self.op} {self.job_id}, version {self.version}: {counts or 'no files'}>"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many rows have each status; "ok", "skipped" and "failed" are always there."""
+        return {"ok": 0, "skipped": 0, "failed": 0, **Counter(row.status for row in self.rows)}
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows as a pyarrow Table, with the fields of Row as columns."""
+        import pyarrow as pa
+
+        text, number = pa.string(), pa.int64()
+        types = [text, text, text, text, text, number, number, number, text, text, pa.float64(), pa.int32(), text]
+        schema = pa.schema(list(zip(Row._fields, types, strict=True)))
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(types)
+        return pa.table([pa.array(c, t) for c, t in zip(columns, types, strict=True)], schema=schema)
+
+    @property
+    def failed(self) -> list[Row]:
+        return [row for row in self.rows if row.status == "failed"]
+
+    def raise_for_failures(self) -> None:
+        """JobError if a file failed."""
+        failed = self.failed
+        if failed:
+            first = failed[0]
+            more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+            raise JobError(f"{self.op} of {first.src} failed: {first.error_class}: {first.error}{more}", self)
