@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import ags_fast
 from ags_fast import _core
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, HEADER_NBYTES, check_block_size, decode_header, plaintext_length
-from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, KeyLimitError
+from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError
 from ags_fast.fs import NewFile, pwrite_all
+from ags_fast.jobs.command import add_commands as add_job_commands
 from ags_fast.keys.command import add_commands as add_key_commands
 
 if TYPE_CHECKING:
@@ -33,15 +34,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result: dict[str, Any] = args.run(args)
     except KeyboardInterrupt:
-        return _report_error(args, EXIT_INTERRUPTED, "interrupted; no output was left behind", "KeyboardInterrupt")
+        return _report_error(
+            args, EXIT_INTERRUPTED, "interrupted; nothing half-written was left behind", "KeyboardInterrupt"
+        )
     except (IntegrityError, FormatError) as error:
         return _report_error(args, EXIT_INTEGRITY, str(error), type(error).__name__, block_index=_block_index(error))
     except (KeyAccessError, KeyLimitError) as error:
         return _report_error(args, EXIT_KEY_ACCESS, str(error), type(error).__name__)
-    except (OSError, ValueError) as error:
+    except (AgsError, OSError, ValueError, ImportError) as error:
         return _report_error(args, EXIT_FAILED, str(error), type(error).__name__)
-    print(json.dumps(result) if args.json else args.text(result))
-    return 0
+    code: int = result.get("exit_code", 0)
+    if result:
+        print(json.dumps(result) if args.json else args.text(result))
+    return code
 
 
 def _block_index(error: Exception) -> int | None:
@@ -133,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         operation.add_argument("--force", action="store_true", help="replace the output if it exists")
         operation.add_argument("--fsync", action="store_true", help="return when the output is on the disk")
     add_key_commands(groups)
+    add_job_commands(groups, _size)
     return parser
 
 

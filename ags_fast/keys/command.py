@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-__all__ = ["add_commands", "as_text"]
+__all__ = ["add_commands", "as_text", "ask_passphrase"]
 
 
 def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,17 +66,22 @@ def _properties(args: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _passphrase(args: argparse.Namespace, *, twice: bool = False) -> str | None:
-    """The passphrase that somebody types, or None if an option says where it is."""
-    if any(value is not None for value in (args.key_file, args.passphrase_file, args.passphrase_env)):
-        return None
+def ask_passphrase(keystore: str) -> str:
+    """What somebody types. KeyAccessError where there is nobody."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
         raise KeyAccessError(
             "there is no terminal to ask for the passphrase: use --passphrase-file, --passphrase-env or --key-file"
         ) from None
-    passphrase = getpass.getpass(f"Passphrase of {args.file}: ")
+    return getpass.getpass(f"Passphrase of {keystore}: ")
+
+
+def _passphrase(args: argparse.Namespace, *, twice: bool = False) -> str | None:
+    """The passphrase that somebody types, or None if an option says where it is."""
+    if any(value is not None for value in (args.key_file, args.passphrase_file, args.passphrase_env)):
+        return None
+    passphrase = ask_passphrase(args.file)
     if twice and getpass.getpass("The same again: ") != passphrase:
         raise ValueError("the two passphrases differ; nothing was made")
     return passphrase
