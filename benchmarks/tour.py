@@ -29,7 +29,7 @@ from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
 import ags_fast
 from ags_fast import AgsCodec, AgsReader, AgsWriter
-from benchmarks import peers
+from benchmarks import peers, tour_dataset
 from benchmarks.measure import Contest, Row, Run, speed
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ ORDER = {
     ],
 }
 MADE = [f"2026/{month:02}/orders.avro" for month in range(1, 9)]
+OTHERS = {f"2026/{month:02}/scans/{n}.jpg": 4 << 20 for month in range(1, 4) for n in range(8)}  # bytes
+OTHERS |= {"2026/README.txt": 1000, "2026/empty": 0, "2026/_SUCCESS": 0, "2026/01/.orders.avro.crc": 12}
 
 
 def make_orders(spark: SparkSession, folder: Path, count: int) -> None:
@@ -181,6 +183,13 @@ def make_orders(spark: SparkSession, folder: Path, count: int) -> None:
                 fastavro.writer(file, schema, orders(begin, end), codec="null")
 
     spark.sparkContext.parallelize(parts, len(parts)).foreachPartition(write)
+
+
+def make_others(folder: Path) -> None:
+    """What lies beside Avro files in a real tree."""
+    for name, nbytes in OTHERS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(os.urandom(nbytes))
 
 
 def look_at(spark: SparkSession, folder: Path, names: list[str]) -> dict[str, tuple[int, str, int | None]]:
@@ -280,6 +289,7 @@ def _write_private(path: Path, data: bytes) -> None:
 # ---------------------------------------------------------------------------------------------------------- Spark
 
 OLDEST_JAVA = 17
+CLUSTER = "local-cluster[2,1,1024]"  # executors, cores, MiB
 LOG4J = """\
 rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
@@ -307,8 +317,11 @@ def java_version() -> int:
 
 
 @contextlib.contextmanager
-def spark_session(scratch: Path) -> Iterator[SparkSession]:
-    """A local session that retries failed tasks, as a cluster does. What Spark has to say goes to a file."""
+def spark_session(scratch: Path, cluster: bool = False) -> Iterator[SparkSession]:
+    """A local session that retries failed tasks, as a cluster does; or a cluster, of two executors on this machine.
+
+    What Spark has to say goes to a file.
+    """
     for name in [name for name in os.environ if name.startswith(("SPARK_", "PYSPARK_"))]:
         del os.environ[name]  # a cluster's settings
     conf = scratch / "conf"
@@ -326,7 +339,7 @@ def spark_session(scratch: Path) -> Iterator[SparkSession]:
         from pyspark.sql import SparkSession
     except ImportError:
         raise TourError("there is no pyspark here: pip install 'ags_fast[spark,avro]'") from None
-    builder = SparkSession.builder.master("local[*,4]").appName("ags_fast tour")
+    builder = SparkSession.builder.master(CLUSTER if cluster else "local[*,4]").appName("ags_fast tour")
     for name, value in {
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(scratch / "local"),
@@ -347,7 +360,12 @@ def spark_session(scratch: Path) -> Iterator[SparkSession]:
     try:
         yield session
     finally:
+        application = session.sparkContext.applicationId
         session.stop()
+        if cluster:  # whose executors work in a folder of the package, whatever one says
+            import pyspark
+
+            shutil.rmtree(Path(pyspark.__file__).with_name("work") / application, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -429,9 +447,11 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def tour(source: Path | None, output: Path | None, records: int, rounds: int, scratch: Path) -> bool:
+def tour(
+    source: Path | None, output: Path | None, records: int, rounds: int, scratch: Path, kill: bool = False
+) -> bool:
     """Everything; returns whether all comparisons came out equal."""
-    names = files_in(source) if source else MADE
+    names = files_in(source) if source else [*MADE, *OTHERS]
     java = java_version()
     out = Output(output or scratch / "output", names)
     where = "in a temporary folder, which is removed in the end" if output is None else f"in {output}"
@@ -439,7 +459,7 @@ def tour(source: Path | None, output: Path | None, records: int, rounds: int, sc
     steps = Steps()
     with contextlib.ExitStack() as stack:
         with steps.step("Spark starts"):
-            spark = stack.enter_context(spark_session(scratch / "spark"))
+            spark = stack.enter_context(spark_session(scratch / "spark", kill))
         steps.spark = spark
         cpus = spark.sparkContext.defaultParallelism
         steps.say(f"Spark {spark.version} on Java {java}, {_count(cpus, 'task')} at a time")
@@ -448,6 +468,7 @@ def tour(source: Path | None, output: Path | None, records: int, rounds: int, sc
             source = scratch / "plain"
             with steps.step(f"{records:,} orders are written to Avro files"):
                 make_orders(spark, source, records)
+                make_others(source)
         with steps.step("The originals are hashed, and their records counted"):
             before = look_at(spark, source, names)
         records_of = {name: count for name, (_, _, count) in before.items() if count is not None}
@@ -485,6 +506,14 @@ def tour(source: Path | None, output: Path | None, records: int, rounds: int, sc
             "".join(f"{name} is not the original" for name in wrong[:1]),
         )
 
+        def equal(folder: Path) -> str:
+            found = look_at(spark, folder, present) if (present := names_in(folder)) else {}
+            expected = {name: facts for name, facts in before.items() if not hidden(name)}
+            wrong = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
+            return "".join(f"{name} is not the original" for name in wrong[:1])
+
+        tour_dataset.chapter(spark, steps, source, output or scratch / "output", kill, equal)
+
         name, length = min(lengths, key=lambda row: (row[1] <= EMPTY_NBYTES, row[1]))
         with steps.step("A bit is flipped, and blocks are cut off"):
             noticed = tamper(out.encrypted / f"{name}.ags", out.key_file.read_bytes(), length, name.encode())
@@ -498,6 +527,15 @@ def tour(source: Path | None, output: Path | None, records: int, rounds: int, sc
     if output is not None:
         print_output(out, *lengths[0])
     return not steps.failed
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def hidden(name: str) -> bool:
+    """What a dataset leaves out: markers and checksums."""
+    return any(part[0] in "._" and "=" not in part for part in name.split("/")) or name.endswith(".crc")
 
 
 EMPTY_NBYTES = ags_fast.encrypted_length(0)
@@ -631,6 +669,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tour", description=__doc__, allow_abbrev=False)
     parser.add_argument("--input", type=Path, metavar="DIR", help="files to encrypt instead of orders made on the spot")
     parser.add_argument("--output", type=Path, metavar="DIR", help="a new or empty folder to keep the results in")
+    parser.add_argument(
+        "--kill", action="store_true", help="on a cluster of two executors: kill one of them, and a Python worker"
+    )
     parser.add_argument("--records", type=int, default=300_000, metavar="N", help="orders to make (default 300,000)")
     parser.add_argument(
         "--rounds", type=int, default=9, metavar="N", help="of the comparison; 0 leaves it out (default 9)"
@@ -650,7 +691,7 @@ def main(argv: list[str] | None = None) -> int:
         ):
             raise TourError(f"{args.output} and {args.input}: neither may be inside the other")
         with tempfile.TemporaryDirectory(prefix="ags-tour-") as scratch:
-            return 0 if tour(args.input, args.output, args.records, args.rounds, Path(scratch)) else 1
+            return 0 if tour(args.input, args.output, args.records, args.rounds, Path(scratch), args.kill) else 1
     except TourError as error:
         print(f"tour: {error}", file=sys.stderr)
         return 2
