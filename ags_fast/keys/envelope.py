@@ -123,7 +123,9 @@ class KeyEntry:
         """The inverse of `to_json`. FormatError for what no entry is."""
         if not isinstance(value, Mapping):
             raise FormatError(f"a key entry is a JSON object, not {type(value).__name__}")
-        wrapped = value.get("encrypted-key-metadata")
+        wrapped, properties = value.get("encrypted-key-metadata"), value.get("properties", {})
+        if not isinstance(properties, Mapping):
+            raise FormatError("a key entry is impossible: its properties are no object")
         try:
             return cls(
                 value["key-id"],
@@ -132,7 +134,7 @@ class KeyEntry:
                 value["state"],
                 value["created-ms"],
                 value["uses"],
-                dict(value.get("properties", {})),
+                dict(properties),
                 {name: more for name, more in value.items() if name not in JSON_FIELDS},
             )
         except KeyError as error:

@@ -1,0 +1,130 @@
+"""Keystores and KMS clients for the tests, some of them as users write them. Children import it as `kms_clients`."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.keys import KmsClient
+from ags_fast.keys.kms import local
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def keystore(folder: Path, *key_ids: str, name: str = "keystore") -> dict[str, str]:
+    """A keystore under a key file, with these master keys; the properties of its client."""
+    properties = {
+        "encryption.kms-type": "local",
+        "kms.local.path": str(folder / name),
+        "kms.local.key-file": str(folder / f"{name}.key"),
+    }
+    local.create_keystore(properties)
+    for key_id in key_ids:
+        local.create_key(properties, key_id)
+    return properties
+
+
+class Duck:
+    """Only what the contract needs, derived from nothing. Its wrapping is no encryption."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def initialize(self, properties: dict[str, str]) -> None:
+        self.initialized_with = properties
+
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        self.calls.append("wrap")
+        return wrapping_key_id.encode() + b":" + bytes(byte ^ 0x55 for byte in key)
+
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        self.calls.append("unwrap")
+        return bytes(byte ^ 0x55 for byte in wrapped.partition(b":")[2])
+
+
+class Overriding(KmsClient, Duck):
+    """Derived, with public methods of its own that know of no accounts."""
+
+    provider = "overriding"
+    wrap_key = Duck.wrap_key
+    unwrap_key = Duck.unwrap_key
+
+
+class Proper(KmsClient):
+    """As the documentation has it."""
+
+    provider = "proper"
+    supports_key_generation = True
+
+    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return b"wrapped:" + key[::-1]
+
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return wrapped[8:][::-1]
+
+    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        key = bytes(range(length))
+        return key, self._wrap(key, wrapping_key_id)
+
+
+class JavaLike(Duck):
+    """Says what it can by methods, as Java's interface does."""
+
+    def supports_key_generation(self) -> bool:
+        return True
+
+    def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        return bytes(length), self.wrap_key(bytes(length), wrapping_key_id)
+
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return wrapped + b"!"
+
+    def key_version(self, wrapped: bytes) -> int:
+        return 7
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class Leaky(Duck):
+    """Fails with the key in its message."""
+
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        raise RuntimeError(f"cannot wrap {key.hex()}")
+
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> Any:
+        return wrapped.hex()
+
+
+class Shelf:
+    """A store of objects in memory, as far as a key store needs one."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.lock = threading.Lock()
+        self.requests: list[str] = []
+
+    def list(self, prefix: str = "") -> Iterator[Any]:
+        self.requests.append("list")
+        with self.lock:
+            found = [SimpleNamespace(path=path) for path in self.objects if path.startswith(prefix)]
+        return iter(found)
+
+    def read(self, path: str, limit: int) -> bytes:
+        self.requests.append("read")
+        if path not in self.objects:
+            raise FileNotFoundError(path)
+        return self.objects[path]
+
+    def create(self, path: str, data: bytes) -> None:
+        self.requests.append("create")
+        with self.lock:
+            if path in self.objects:
+                raise FileExistsError(path)
+            self.objects[path] = data
+
+    def __repr__(self) -> str:
+        return "Shelf"

@@ -1,0 +1,672 @@
+"""Envelopes: single and double wrap, what a wrap is bound to, the cache of unwrapped keys, documents."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import gc
+import hashlib
+import json
+import os
+import pickle
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from kms_clients import Duck, keystore
+from support import flip, run_python
+
+from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
+from ags_fast.keys import Envelope, KeyEntry, binding, clear_cache, kms_calls, load_kms, new_kek, seal_document
+from ags_fast.keys import open_document as open_document_
+from ags_fast.keys.envelope import _Cache, _cache
+from ags_fast.keys.kms import local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CANARY = b"canary-key-16-by"
+BOUND = binding("dataset", "dek", "a/b.avro")
+
+
+@pytest.fixture
+def properties(tmp_path: Path) -> dict[str, str]:
+    clear_cache()
+    return keystore(tmp_path, "m")
+
+
+@pytest.fixture(params=["double", "single"])
+def double_wrap(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "double")
+
+
+def envelope_of(kms: Any, *entries: KeyEntry) -> Envelope:
+    return Envelope(kms, {entry.key_id: entry for entry in entries})
+
+
+def calls_of(action: Callable[[], Any]) -> dict[str, int]:
+    before = kms_calls()
+    action()
+    return {operation: count for (_, operation), count in (kms_calls() - before).items()}
+
+
+# ---------------------------------------------------------------- entries
+
+
+def test_entries_as_json() -> None:
+    entry = KeyEntry("k", "m", b"\0wrapped", "retired", 1234, 5, {"KEY_TIMESTAMP": "1234"}, {"later": [1]})
+    value = entry.to_json()
+    assert value == {
+        "key-id": "k",
+        "encrypted-by-id": "m",
+        "encrypted-key-metadata": base64.b64encode(b"\0wrapped").decode(),
+        "state": "retired",
+        "created-ms": 1234,
+        "uses": 5,
+        "properties": {"KEY_TIMESTAMP": "1234"},
+        "later": [1],
+    }
+    assert KeyEntry.from_json(json.loads(json.dumps(value))) == entry
+    single = KeyEntry("k", "m")
+    assert "encrypted-key-metadata" not in single.to_json() and not single.double_wrap
+    assert KeyEntry.from_json(single.to_json()) == single
+    assert pickle.loads(pickle.dumps(entry)) == entry == copy.deepcopy(entry)
+    assert entry.replace(state="active") == KeyEntry(
+        "k", "m", b"\0wrapped", "active", 1234, 5, *[entry.properties], entry.more
+    )
+    assert "wrapped=<8 bytes>" in repr(entry)
+    huge = KeyEntry("k", "m", os.urandom(50_000), properties={"note": "n" * 50_000})
+    assert KeyEntry.from_json(huge.to_json()) == huge and len(repr(huge)) < 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key-id": ""},
+        {"key-id": 5},
+        {"encrypted-by-id": "a\nb"},
+        {"encrypted-key-metadata": ""},
+        {"encrypted-key-metadata": "AA"},
+        {"encrypted-key-metadata": "AB=="},  # bits to spare
+        {"encrypted-key-metadata": 5},
+        {"state": "enabled"},
+        {"state": None},
+        {"created-ms": -1},
+        {"created-ms": "5"},
+        {"created-ms": 1.5},
+        {"uses": True},
+        {"properties": []},
+        {"properties": {"a": 1}},
+    ],
+)
+def test_impossible_entries(change: dict[str, Any]) -> None:
+    good = KeyEntry("k", "m", b"wrapped").to_json()
+    with pytest.raises(FormatError):
+        KeyEntry.from_json({**good, **change})
+    for value in (None, [], "text"):
+        with pytest.raises(FormatError):
+            KeyEntry.from_json(value)
+    for name in ("key-id", "encrypted-by-id", "state", "created-ms", "uses"):
+        with pytest.raises(FormatError, match=name):
+            KeyEntry.from_json({n: v for n, v in good.items() if n != name})
+
+
+def test_impossible_entries_of_callers() -> None:
+    with pytest.raises(ValueError, match="name of their own"):
+        KeyEntry("k", "m", more={"key-id": "x"})
+    with pytest.raises(ValueError, match="under 'x'"):
+        Envelope(Duck(), {"x": KeyEntry("k", "m")})
+    with pytest.raises(ValueError, match="16, 24 or 32"):
+        new_kek(Duck(), "m", length=20)
+
+
+# ---------------------------------------------------------------- wrapping
+
+
+def test_round_trip(properties: dict[str, str], double_wrap: bool) -> None:
+    kek = new_kek(properties, "m", double_wrap=double_wrap)
+    assert kek.double_wrap == double_wrap and kek.state == "active" and kek.wrapping_key_id == "m"
+    envelope = envelope_of(properties, kek)
+    for size in (16, 24, 32):
+        dek = os.urandom(size)
+        wrapped = envelope.wrap(kek.key_id, dek, BOUND)
+        assert dek not in wrapped and envelope.wrap(kek.key_id, dek, BOUND) != wrapped
+        assert envelope.unwrap(kek.key_id, wrapped, BOUND) == dek
+        assert pickle.loads(pickle.dumps(envelope)).unwrap(kek.key_id, wrapped, BOUND) == dek
+    items = [(os.urandom(16), binding("dataset", "dek", f"{i}")) for i in range(50)]
+    many = envelope.wrap_many(kek.key_id, iter(items))
+    assert len({wrapped[:12] for wrapped in many}) == 50
+    assert envelope.unwrap_many(kek.key_id, zip(many, [b for _, b in items], strict=True)) == [dek for dek, _ in items]
+    assert envelope.wrap_many(kek.key_id, []) == []
+    swapped = [many[1], many[0], *many[2:]]
+    with pytest.raises(IntegrityError, match=kek.key_id):
+        envelope.unwrap_many(kek.key_id, list(zip(swapped, [b for _, b in items], strict=True)))
+
+
+def test_the_layout_of_a_double_wrap(properties: dict[str, str]) -> None:
+    kek = new_kek(properties, "m")
+    assert kek.wrapped is not None
+    key = load_kms(properties).unwrap_key(kek.wrapped, "m")
+    assert len(key) == 32 and kek.properties == {"KEY_TIMESTAMP": str(kek.created_ms)}
+    wrapped = envelope_of(properties, kek).wrap(kek.key_id, CANARY, BOUND)
+    assert BOUND == b"ags_fast\0dek\0dataset\0a/b.avro"
+    assert AESGCM(key).decrypt(wrapped[:12], wrapped[12:], BOUND) == CANARY
+
+
+def test_the_layout_of_a_single_wrap(properties: dict[str, str]) -> None:
+    kek = new_kek(properties, "m", double_wrap=False)
+    wrapped = envelope_of(properties, kek).wrap(kek.key_id, CANARY, BOUND)
+    assert load_kms(properties).unwrap_key(wrapped, "m") == CANARY + hashlib.sha256(BOUND).digest()
+
+
+def test_calls_of_the_kms(properties: dict[str, str]) -> None:
+    made: list[KeyEntry] = []
+    assert calls_of(lambda: made.append(new_kek(properties, "m"))) == {"wrap": 1}
+    assert calls_of(lambda: made.append(new_kek(properties, "m", double_wrap=False))) == {}
+    double, single = made
+    envelope = envelope_of(properties, *made)
+    items = [(CANARY, BOUND)] * 10
+    wrapped: dict[str, list[bytes]] = {}
+    assert calls_of(lambda: wrapped.update(d=envelope.wrap_many(double.key_id, items))) == {}  # who made it, has it
+    assert calls_of(lambda: wrapped.update(s=envelope.wrap_many(single.key_id, items))) == {"wrap": 10}
+    assert calls_of(lambda: [envelope.unwrap(single.key_id, w, BOUND) for w in wrapped["s"]]) == {"unwrap": 10}
+    clear_cache()
+
+    def read() -> None:
+        for _ in range(3):  # new envelopes and clients of one process
+            fresh = pickle.loads(pickle.dumps(envelope))
+            assert [fresh.unwrap(double.key_id, w, BOUND) for w in wrapped["d"]] == [CANARY] * 10
+
+    assert calls_of(read) == {"unwrap": 1}
+    assert calls_of(lambda: pickle.loads(pickle.dumps(envelope)).prepare(double.key_id)) == {}
+    assert calls_of(lambda: envelope.prepare(single.key_id)) == {}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        binding("another", "dek", "a/b.avro"),
+        binding("dataset", "document", "a/b.avro"),
+        binding("dataset", "dek", "a/c.avro"),
+        binding("dataset", "dek", ""),
+        b"",
+    ],
+)
+def test_bound_elsewhere(other: bytes, properties: dict[str, str], double_wrap: bool) -> None:
+    kek = new_kek(properties, "m", double_wrap=double_wrap)
+    envelope = envelope_of(properties, kek)
+    wrapped = envelope.wrap(kek.key_id, CANARY, BOUND)
+    with pytest.raises(IntegrityError, match="another file or dataset"):
+        envelope.unwrap(kek.key_id, wrapped, other)
+
+
+def test_bindings_are_unambiguous() -> None:
+    for parts in (("a\0b", "c", "d"), ("a", "b\0", "c"), ("a", "b", "\0c")):
+        with pytest.raises(ValueError, match="NUL"):
+            binding(*parts)
+    assert len({binding("a", "b", "c"), binding("ab", "", "c"), binding("a", "bc", ""), binding("", "ab", "c")}) == 4
+    assert binding("ü", "p", os.fsdecode(b"caf\xe9")) == "ags_fast\0p\0ü\0caf".encode() + b"\xe9"
+
+
+def test_every_bit_of_a_wrapped_key(properties: dict[str, str], double_wrap: bool) -> None:
+    kek = new_kek(properties, "m", double_wrap=double_wrap)
+    envelope = envelope_of(properties, kek)
+    wrapped = envelope.wrap(kek.key_id, CANARY, BOUND)
+    bad = [flip(wrapped, bit) for bit in range(8 * len(wrapped))] + [wrapped[:n] for n in range(len(wrapped))]
+    for changed in [*bad, wrapped + b"\0"]:
+        with pytest.raises((IntegrityError, FormatError, KeyAccessError)):
+            envelope.unwrap(kek.key_id, changed, BOUND)
+        with pytest.raises((IntegrityError, FormatError, KeyAccessError)):
+            envelope.unwrap_many(kek.key_id, [(changed, BOUND)])
+    assert envelope.unwrap(kek.key_id, wrapped, BOUND) == CANARY
+
+
+def test_every_bit_of_a_wrapped_kek(properties: dict[str, str]) -> None:
+    """Also while the right one is in the cache."""
+    kek = new_kek(properties, "m")
+    assert kek.wrapped is not None
+    wrapped = envelope_of(properties, kek).wrap(kek.key_id, CANARY, BOUND)
+    for bit in range(8 * len(kek.wrapped)):
+        envelope = envelope_of(properties, kek.replace(wrapped=flip(kek.wrapped, bit)))
+        with pytest.raises((IntegrityError, FormatError, KeyAccessError)):
+            envelope.unwrap(kek.key_id, wrapped, BOUND)
+
+
+def test_another_kek(properties: dict[str, str], double_wrap: bool) -> None:
+    kek, other = (new_kek(properties, "m", double_wrap=double_wrap) for _ in range(2))
+    envelope = envelope_of(properties, kek, other)
+    wrapped = envelope.wrap(kek.key_id, CANARY, BOUND)
+    if double_wrap:
+        with pytest.raises(IntegrityError):
+            envelope.unwrap(other.key_id, wrapped, BOUND)
+    assert list(envelope.subset([other.key_id]).entries) == [other.key_id]
+    with pytest.raises(KeyAccessError, match=kek.key_id):
+        envelope.subset([other.key_id]).unwrap(kek.key_id, wrapped, BOUND)
+    with pytest.raises(KeyAccessError, match="absent"):
+        envelope.wrap("absent", CANARY, BOUND)
+
+
+def test_a_retired_key_opens_and_does_not_wrap(properties: dict[str, str], double_wrap: bool) -> None:
+    kek = new_kek(properties, "m", double_wrap=double_wrap)
+    wrapped = envelope_of(properties, kek).wrap(kek.key_id, CANARY, BOUND)
+    retired = envelope_of(properties, kek.replace(state="retired"))
+    assert retired.unwrap(kek.key_id, wrapped, BOUND) == CANARY
+    with pytest.raises(PolicyError, match="retired"):
+        retired.wrap(kek.key_id, CANARY, BOUND)
+
+
+def test_the_limit_of_a_kek(properties: dict[str, str]) -> None:
+    kek = new_kek(properties, "m").replace(uses=(1 << 32) - 2)
+    envelope = envelope_of(properties, kek)
+    assert len(envelope.wrap_many(kek.key_id, [(CANARY, BOUND)] * 2)) == 2
+    with pytest.raises(KeyLimitError, match="make a new one"):
+        envelope.wrap_many(kek.key_id, [(CANARY, BOUND)] * 3)
+
+
+def test_a_kms_that_gives_another_key(properties: dict[str, str]) -> None:
+    class Wrong(Duck):
+        def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+            return b"short"
+
+    kek = new_kek(Duck(), "m")
+    with pytest.raises(IntegrityError, match="no AES key"):
+        envelope_of(Wrong(), kek).unwrap(kek.key_id, bytes(44), BOUND)
+
+
+def test_keys_that_the_kms_makes() -> None:
+    kms = load_kms({"encryption.kms-impl": "kms_clients:Proper"})
+    made: list[KeyEntry] = []
+    assert calls_of(lambda: made.append(new_kek(kms, "m", length=16))) == {"generate": 1}
+    wrapped = envelope_of(kms, *made).wrap(made[0].key_id, CANARY, BOUND)
+    assert AESGCM(bytes(range(16))).decrypt(wrapped[:12], wrapped[12:], BOUND) == CANARY
+
+
+# ---------------------------------------------------------------- the cache
+
+
+class Slow(Duck):
+    """Counts unwraps, takes its time, and fails as told."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
+
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        self.calls.append("unwrap")
+        time.sleep(0.2)
+        if self.error is not None:
+            raise self.error
+        return bytes(32)
+
+
+def in_threads(count: int, action: Callable[[], Any]) -> list[Any]:
+    results: list[Any] = []
+    barrier = threading.Barrier(count)
+
+    def run() -> None:
+        barrier.wait()
+        try:
+            results.append(action())
+        except Exception as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_threads_make_one_call() -> None:
+    kms = Slow()
+    kek = KeyEntry("k", "m", b"wrapped")
+    envelope = envelope_of(kms, kek)
+    results = in_threads(8, lambda: envelope.wrap("k", CANARY, BOUND))
+    assert all(AESGCM(bytes(32)).decrypt(w[:12], w[12:], BOUND) == CANARY for w in results)
+    assert kms.calls == ["unwrap"]
+
+
+def test_threads_share_a_refusal() -> None:
+    kms = Slow(KeyAccessError("no"))
+    envelope = envelope_of(kms, KeyEntry("k", "m", b"wrapped"))
+    results = in_threads(8, lambda: envelope.wrap("k", CANARY, BOUND))
+    assert [type(error) for error in results] == [KeyAccessError] * 8 and len(set(map(id, results))) == 8
+    assert len(kms.calls) < 8
+    kms.error = None
+    envelope.wrap("k", CANARY, BOUND)  # a refusal is not kept
+
+
+def test_a_thread_that_is_stopped_does_not_stop_others() -> None:
+    kms = Slow(KeyboardInterrupt())  # type: ignore[arg-type]
+    envelope = envelope_of(kms, KeyEntry("k", "m", b"wrapped"))
+    failed: list[BaseException] = []
+
+    def leads() -> None:
+        try:
+            envelope.prepare("k")
+        except KeyboardInterrupt as error:
+            failed.append(error)
+
+    first = threading.Thread(target=leads)
+    first.start()
+    time.sleep(0.1)
+    kms_error, kms.error = kms.error, None  # whoever comes next is answered
+    assert kms_error is not None
+    envelope.prepare("k")
+    first.join()
+    assert len(kms.calls) <= 2
+
+
+def test_the_cache_ends_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clear_cache()
+    now = [1000.0]
+    monkeypatch.setattr("ags_fast.keys.envelope.time.monotonic", lambda: now[0])
+    kms = Duck()
+    kek = new_kek(kms, "m")
+    envelope = envelope_of(kms, kek)
+    now[0] += 3599
+    assert calls_of(lambda: envelope.prepare(kek.key_id)) == {}
+    now[0] += 2  # an hour after it was made, however often it was used
+    assert len(_cache) == 0
+    assert calls_of(lambda: envelope.prepare(kek.key_id)) == {"unwrap": 1}
+
+
+def test_the_cache_is_bounded() -> None:
+    clear_cache()
+    kms = Duck()
+    keks = [new_kek(kms, "m") for _ in range(1030)]
+    envelope = envelope_of(kms, *keks)
+    assert len(_cache) == 1024
+    assert calls_of(lambda: envelope.prepare(keks[-1].key_id)) == {}
+    assert calls_of(lambda: envelope.prepare(keks[0].key_id)) == {"unwrap": 1}
+    small = _Cache(entries=2)
+    for name in (b"a", b"b"):
+        small.get(name, lambda: object())  # type: ignore[arg-type, return-value]
+    held = small.get(b"a", lambda: pytest.fail("it is there"))
+    small.get(b"c", lambda: object())  # type: ignore[arg-type, return-value]
+    assert small.get(b"a", lambda: pytest.fail("b was used longer ago")) is held
+    assert len(small) == 2
+    clear_cache()
+    assert len(_cache) == 0
+
+
+def test_the_cache_is_of_one_asker(tmp_path: Path) -> None:
+    """Who may not unwrap a key is not given what somebody else has unwrapped."""
+    clear_cache()
+    properties = keystore(tmp_path, "m")
+    kek = new_kek(properties, "m")
+    envelope_of(properties, kek).prepare(kek.key_id)
+    others = {**properties, "kms.local.key-file": str(tmp_path / "absent")}
+    with pytest.raises(KeyAccessError):
+        envelope_of(others, kek).prepare(kek.key_id)
+    mine, yours = Duck(), Duck()  # without properties: each is its own
+    kek = new_kek(mine, "m")
+    assert calls_of(lambda: envelope_of(mine, kek).prepare(kek.key_id)) == {}
+    assert calls_of(lambda: envelope_of(yours, kek).prepare(kek.key_id)) == {"unwrap": 1}
+    moved = kek.replace(wrapping_key_id="n")
+    assert calls_of(lambda: envelope_of(mine, moved).prepare(kek.key_id)) == {"unwrap": 1}
+
+
+def test_a_fork_has_an_empty_cache(tmp_path: Path) -> None:
+    out = run_python(
+        """
+        import os, sys, threading
+        from pathlib import Path
+        from kms_clients import keystore
+        from ags_fast.keys import Envelope, kms_calls, new_kek
+        from ags_fast.keys.envelope import _cache
+        properties = keystore(Path(sys.argv[1]), "m")
+        kek = new_kek(properties, "m")
+        envelope = Envelope(properties, {kek.key_id: kek})
+        wrapped = envelope.wrap(kek.key_id, bytes(16), b"bound")
+        _cache._lock.acquire()  # as another thread might hold it
+        nonces = set()
+        for _ in range(3):
+            if (pid := os.fork()) == 0:
+                assert len(_cache) == 0
+                assert envelope.unwrap(kek.key_id, wrapped, b"bound") == bytes(16)
+                print(envelope.wrap(kek.key_id, bytes(16), b"bound")[:12].hex(), dict(kms_calls()), flush=True)
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+        _cache._lock.release()
+        print(envelope.wrap(kek.key_id, bytes(16), b"bound")[:12].hex(), dict(kms_calls()))
+        """,
+        tmp_path,
+    )
+    lines = [line.partition(" ") for line in out.splitlines()]
+    assert len({nonce for nonce, _, _ in lines}) == 4
+    assert [calls for _, _, calls in lines] == ["{('local', 'unwrap'): 1}"] * 3 + ["{('local', 'wrap'): 1}"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_evicted_keys_are_wiped() -> None:
+    """The KEK is in the process's memory while it is in the cache, and no longer."""
+    run_python(
+        """
+        import gc, os
+        from ags_fast.keys import Envelope, KeyEntry, clear_cache
+        from ags_fast.keys.envelope import _cache
+        from ags_fast._core import Key
+        invert = bytes(255 - i for i in range(256))
+        needle = os.urandom(32)  # the key with every bit turned over, so that looking for it makes no copies
+
+        def copies():
+            found = 0
+            with open("/proc/self/maps") as maps:
+                regions = [line.split()[0].split("-") for line in maps if line.split()[1].startswith("rw")]
+            memory = os.open("/proc/self/mem", os.O_RDONLY)
+            for begin, end in regions:
+                begin, end = int(begin, 16), int(end, 16)
+                while begin < end:
+                    try:
+                        chunk = os.pread(memory, min(end - begin, 1 << 20), begin)
+                    except OSError:
+                        break
+                    found += chunk.translate(invert).count(needle)
+                    begin += len(chunk)
+            os.close(memory)
+            return found
+
+        def put(name):
+            key = bytearray(32)
+            for i in range(32):
+                key[i] = invert[needle[i]]
+            _cache.put(name, Key(key))
+            for i in range(32):
+                key[i] = 0
+
+        for evict in (clear_cache, lambda: setattr(_cache, "entries", 0) or _cache.put(b"x", Key(bytes(16)))):
+            put(b"name")
+            assert copies() >= 1
+            evict()
+            gc.collect()
+            assert copies() == 0, copies()
+            _cache.entries = 10
+        put(b"name")
+        _cache._keys[b"name"] = 0.0, _cache._keys[b"name"][1]  # its time is over
+        assert len(_cache) == 0
+        assert copies() == 0
+        """
+    )
+
+
+# ---------------------------------------------------------------- documents
+
+BODY = {"dataset_id": "dataset", "list": [1, None, 'ключ \u2028 "quoted" \\ \x01'], "nested": {"b": 1, "a": 2}}
+
+
+def opened(data: bytes, envelope: Any, dataset_id: str | None = "dataset", path: str = "_ags/x.json") -> dict[str, Any]:
+    return open_document_(data, dataset_id, path, envelope)
+
+
+def test_documents(properties: dict[str, str], double_wrap: bool) -> None:
+    kek = new_kek(properties, "m", double_wrap=double_wrap)
+    envelope = envelope_of(properties, kek)
+    data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
+    for dataset_id in ("dataset", None):
+        assert opened(data, envelope, dataset_id) == BODY
+    assert open_document_(data, "dataset", "_ags/x.json", {kek.key_id: kek}.__getitem__, properties) == BODY
+    with pytest.raises(TypeError, match="kms"):
+        open_document_(data, "dataset", "_ags/x.json", {kek.key_id: kek}.__getitem__)
+    assert list(opened(data, envelope)["nested"]) == ["b", "a"]
+    for dataset_id, path in (("another", "_ags/x.json"), ("dataset", "_ags/y.json"), ("dataset", "")):
+        with pytest.raises(IntegrityError, match="moved here, or is another dataset's"):
+            opened(data, envelope, dataset_id, path)
+    with pytest.raises(KeyAccessError, match=kek.key_id):
+        opened(data, envelope_of(properties))
+    with pytest.raises(ValueError, match="dataset_id"):
+        seal_document(envelope, kek.key_id, "another", "_ags/x.json", BODY)
+    for impossible in (float("nan"), {1, 2}, b"bytes"):
+        with pytest.raises((ValueError, TypeError)):
+            seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", {"dataset_id": "dataset", "x": impossible})
+
+
+def test_documents_of_another_reader(properties: dict[str, str]) -> None:
+    """What docs say of the format is enough to check one."""
+    kek = new_kek(properties, "m")
+    data = seal_document(envelope_of(properties, kek), kek.key_id, "dataset", "_ags/x.json", BODY)
+    outer = json.loads(data)
+    assert (outer["ags"], outer["auth"]["key_id"]) == (1, kek.key_id)
+    auth = {name: base64.b64decode(outer["auth"][name]) for name in ("wrapped_key", "nonce", "tag")}
+    assert kek.wrapped is not None
+    key = AESGCM(load_kms(properties).unwrap_key(kek.wrapped, "m"))
+    wrapped = auth["wrapped_key"]
+    fresh = key.decrypt(wrapped[:12], wrapped[12:], b"ags_fast\0document\0dataset\0_ags/x.json")
+    assert AESGCM(fresh).decrypt(auth["nonce"], auth["tag"], outer["body"].encode()) == b""
+    assert json.loads(outer["body"]) == BODY
+
+
+def test_every_bit_of_a_document(properties: dict[str, str]) -> None:
+    kek = new_kek(properties, "m")
+    envelope = envelope_of(properties, kek)
+    data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
+    bad = [flip(data, bit) for bit in range(8 * len(data))] + [data[:n] for n in range(len(data))]
+    for changed in bad:
+        for dataset_id in ("dataset", None):
+            with pytest.raises((FormatError, IntegrityError, KeyAccessError)):
+                opened(changed, envelope, dataset_id)
+
+
+def test_odd_documents(properties: dict[str, str]) -> None:
+    kek = new_kek(properties, "m")
+    envelope = envelope_of(properties, kek)
+    data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
+    outer = json.loads(data)
+
+    def written(value: Any) -> bytes:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+    assert written(outer) == data
+    odd = [
+        b"",
+        b"null",
+        b"5",
+        b"[" * 100_000,
+        b"\xff\xfe" + data.decode().encode("utf-16-le"),
+        data + b"\n",
+        b" " + data,
+        data[:-1],
+        json.dumps(outer).encode(),
+        data.replace(b'"ags":1', b'"ags":1,"ags":1'),
+        written({**outer, "ags": 2}),
+        written({**outer, "ags": True}),
+        written({**outer, "ags": 1.0}),
+        written({**outer, "more": 1}),
+        written({**outer, "body": BODY}),
+        written({**outer, "auth": {}}),
+        written({**outer, "auth": {**outer["auth"], "more": 1}}),
+        written({**outer, "auth": {**outer["auth"], "key_id": ""}}),
+        written({**outer, "auth": {**outer["auth"], "nonce": "AAAA"}}),
+        written({**outer, "auth": {**outer["auth"], "tag": outer["auth"]["tag"][:-4]}}),
+        written({**outer, "auth": dict(reversed(outer["auth"].items()))}),
+        written({**outer, "body": "[" * 100_000}),
+        written({**outer, "body": "[]"}),
+        written({**outer, "body": '{"dataset_id":NaN}'}),
+        written({**outer, "body": '{"dataset_id":"a\\u0000b"}'}),
+        written({**outer, "body": "{}"}),
+        written({**outer, "body": '{"dataset_id":5}'}),
+        written({**outer, "body": '{"n":' + "9" * 10_000 + "}"}),
+    ]
+    for i, changed in enumerate(odd):
+        with pytest.raises(FormatError):
+            opened(changed, envelope, None)
+            pytest.fail(f"number {i}")
+    other = json.loads(seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", {**BODY, "list": []}))
+    for mixed in ({**outer, "body": other["body"]}, {**outer, "auth": other["auth"]}):
+        with pytest.raises(IntegrityError):
+            opened(written(mixed), envelope)
+    for name in ("wrapped_key", "nonce", "tag"):
+        with pytest.raises(IntegrityError):
+            opened(written({**outer, "auth": {**outer["auth"], name: other["auth"][name]}}), envelope)
+
+
+def test_large_documents(properties: dict[str, str]) -> None:
+    kek = new_kek(properties, "m")
+    envelope = envelope_of(properties, kek)
+    body = {"dataset_id": "dataset", "note": "n" * (10 << 20)}
+    assert opened(seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", body), envelope) == body
+
+
+# ---------------------------------------------------------------- keys never show
+
+
+def test_keys_never_show(properties: dict[str, str], double_wrap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ags_fast.keys.envelope.secrets.token_bytes", lambda size: (CANARY * 2)[:size])
+    monkeypatch.setattr(local.secrets, "token_bytes", lambda size: (CANARY * 2)[:size])
+    local.create_key(properties, "canary")
+    kek = new_kek(properties, "canary", double_wrap=double_wrap)
+    envelope = envelope_of(properties, kek)
+    wrapped = envelope.wrap(kek.key_id, CANARY, BOUND)
+    document = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
+    shown: list[Any] = [
+        envelope,
+        kek,
+        _cache,
+        envelope.kms,
+        list(envelope.entries.values()),
+        kek.to_json(),
+        kms_calls(),
+    ]
+    texts = [repr(value) + str(value) for value in shown]
+    blobs = [pickle.dumps(value) for value in (envelope, kek, envelope.kms)] + [wrapped, document]
+    attempts: list[Callable[[], Any]] = [
+        lambda: envelope.unwrap(kek.key_id, wrapped[:-1], BOUND),
+        lambda: envelope.unwrap(kek.key_id, wrapped, b"x"),
+        lambda: envelope.unwrap("absent", wrapped, BOUND),
+        lambda: envelope.wrap("absent", CANARY, BOUND),
+        lambda: envelope_of(properties, kek.replace(state="retired")).wrap(kek.key_id, CANARY, BOUND),
+        lambda: opened(document, envelope, "another"),
+        lambda: opened(document[:-2], envelope),
+        lambda: local.create_key(properties, "canary"),
+    ]
+    for attempt in attempts:
+        with pytest.raises((AgsError, ValueError)) as caught:
+            attempt()
+        texts += [*traceback.format_exception(caught.value), repr(vars(caught.value)), repr(caught.value.args)]
+        blobs.append(pickle.dumps(caught.value))
+    everything = "\n".join(texts).encode() + b"".join(blobs)
+    for form in (
+        CANARY,
+        CANARY.hex().encode(),
+        base64.b64encode(CANARY).rstrip(b"="),
+        repr(list(CANARY))[1:-1].encode(),
+    ):
+        assert form not in everything
+    gc.collect()
+
+
+def test_speed_of_many(properties: dict[str, str]) -> None:
+    """Some 10**6 a second on one core; a machine that is busy with other tests may take ten times as long."""
+    kek = new_kek(properties, "m")
+    envelope = envelope_of(properties, kek)
+    items = [(os.urandom(16), binding("dataset", "dek", f"part/{i}.avro")) for i in range(20_000)]
+    begun = time.perf_counter()
+    wrapped = envelope.wrap_many(kek.key_id, items)
+    assert len(wrapped) / (time.perf_counter() - begun) > 50_000
+    assert all(len(w) == 44 for w in wrapped)

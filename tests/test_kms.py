@@ -1,0 +1,851 @@
+"""KMS clients: finding one, counting its calls, the keystore in a file, and AWS against moto's server made strict."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import io
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import traceback
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kms_clients import Duck, Overriding, Proper, keystore
+from support import finish_python, flip, python_env, run_python, start_python
+
+from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
+from ags_fast.keys import KmsClient, kms_calls, load_kms, set_audit_hook
+from ags_fast.keys.kms import as_kms, local, shared_client, with_retries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CANARY = b"canary-key-16-by"
+
+
+def forms_of(secret: bytes) -> list[str]:
+    return [secret.decode(), secret.hex(), base64.b64encode(secret).decode().rstrip("="), repr(list(secret))[1:-1]]
+
+
+def calls_of(action: Callable[[], Any]) -> dict[tuple[str, str], int]:
+    before = kms_calls()
+    action()
+    return dict(kms_calls() - before)
+
+
+# ---------------------------------------------------------------- finding one
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({}, r"encryption\.kms-type.*encryption\.kms-impl"),
+        ({"encryption.kms-type": "local", "encryption.kms-impl": "a:B"}, r"encryption\.kms-type.*encryption\.kms-impl"),
+        ({"encryption.kms-type": "azur"}, "azur"),
+        ({"encryption.kms-type": "local"}, r"kms\.local\.path"),
+        ({"encryption.kms-type": "local", "kms.local.path": "/x"}, r"kms\.local\.key-file"),
+        (
+            {
+                "encryption.kms-type": "local",
+                "kms.local.path": "/x",
+                "kms.local.key-file": "/y",
+                "kms.local.passphrase-env": "Z",
+            },
+            "one of",
+        ),
+        ({"encryption.kms-impl": "org.apache.iceberg.aws.AwsKeyManagementClient"}, "module:Class"),
+        ({"encryption.kms-impl": "no_such_module_here:X"}, "no_such_module_here"),
+        ({"encryption.kms-impl": "kms_clients:Nobody"}, "Nobody"),
+        ({"encryption.kms-type": "aws", "kms.endpoint": "http://kms.example.com"}, "https"),
+        ({"encryption.kms-type": "aws", "kms.endpoint": "http://127.example.com"}, "https"),
+        ({"encryption.kms-type": "aws", "kms.endpoint": "localhost:80"}, "URL"),
+        ({"encryption.kms-type": "aws", "kms.max-attempts": "0"}, r"kms\.max-attempts"),
+        ({"encryption.kms-type": "aws", "kms.read-timeout-ms": "soon"}, r"kms\.read-timeout-ms"),
+    ],
+)
+def test_impossible_properties(properties: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load_kms(properties)
+
+
+def test_properties_are_text(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="text"):
+        load_kms({"encryption.kms-type": "local", "kms.local.path": tmp_path})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="no wrap_key"):
+        load_kms({"encryption.kms-impl": "pathlib:Path"})
+
+
+def test_a_missing_dependency_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"ags_fast\[aws\]"):
+        load_kms({"encryption.kms-type": "aws"})
+
+
+@pytest.mark.parametrize("name", ["Duck", "Overriding", "Proper", "JavaLike"])
+def test_classes_of_users_are_found_counted_and_shipped(name: str) -> None:
+    properties = {"encryption.kms-impl": f"kms_clients:{name}", "my.setting": "1"}
+    kms = load_kms(properties)
+    assert isinstance(kms, KmsClient) and kms.properties == properties
+    provider = {"Duck": "Duck", "JavaLike": "JavaLike"}.get(name, name.lower())
+
+    def use() -> None:
+        wrapped = kms.wrap_key(bytes(range(16)), "master")
+        assert kms.unwrap_key(wrapped, "master") == bytes(range(16))
+
+    assert calls_of(use) == {(provider, "wrap"): 1, (provider, "unwrap"): 1}
+    again = pickle.loads(pickle.dumps(kms))
+    assert again.properties == properties and again.unwrap_key(kms.wrap_key(b"x", "m"), "m") == b"x"
+    assert pickle.loads(pickle.dumps(kms)) is again  # one for all tasks of a process
+    kms.close()
+
+
+def test_what_classes_of_users_can() -> None:
+    java = load_kms({"encryption.kms-impl": "kms_clients:JavaLike"})
+    assert java.supports_key_generation and java.supports_rewrap
+    key, wrapped = java.generate_key("m", 24)
+    assert java.unwrap_key(wrapped, "m") == key == bytes(24)
+    assert java.key_version(wrapped) == "7"
+    assert calls_of(lambda: java.rewrap_key(wrapped, "m")) == {("JavaLike", "rewrap"): 1}
+    assert java.calls[-1] == "unwrap"  # what the adapter does not know, it asks the object for
+    java.close()
+    assert java.calls[-1] == "close"
+    duck = load_kms({"encryption.kms-impl": "kms_clients:Duck"})
+    assert not duck.supports_key_generation and not duck.supports_rewrap and duck.key_version(b"") is None
+    with pytest.raises(NotImplementedError, match="wrap it"):
+        duck.generate_key("m", 16)
+    wrapped = duck.wrap_key(b"key", "m")
+    assert calls_of(lambda: duck.rewrap_key(wrapped, "m")) == {("Duck", "unwrap"): 1, ("Duck", "wrap"): 1}
+    assert duck.initialized_with == duck.properties
+    duck.close()
+
+
+def test_objects_are_taken_as_they_are(tmp_path: Path) -> None:
+    proper = Proper()
+    assert as_kms(proper) is proper
+    duck = Duck()
+    adapted = as_kms(duck)
+    assert as_kms(adapted) is adapted
+    adapted.wrap_key(b"x", "m")
+    assert duck.calls == ["wrap"]
+    for client in (proper, adapted, as_kms(Overriding())):
+        with pytest.raises(TypeError, match="properties"):
+            pickle.dumps(client)
+        assert "kms" in repr(client) or client.provider in repr(client)
+    properties = keystore(tmp_path)
+    assert as_kms(properties).properties == properties == shared_client(properties).properties
+    assert shared_client(properties) is shared_client(dict(reversed(properties.items())))
+
+
+def test_foreign_errors_are_translated_and_quote_nothing() -> None:
+    kms = load_kms({"encryption.kms-impl": "kms_clients:Leaky"})
+    with pytest.raises(KeyAccessError, match=r"Leaky failed to wrap a key with 'm': RuntimeError") as caught:
+        kms.wrap_key(CANARY, "m")
+    text = "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value))
+    assert not any(form in text for form in forms_of(CANARY)[1:])
+    with pytest.raises(KeyAccessError, match="str where bytes"):
+        kms.unwrap_key(b"x", "m")
+
+
+@pytest.mark.parametrize("key_id", ["", "a\nb", "a\0b", "\x7f", "\x85", "\ud800"])
+def test_impossible_key_ids(key_id: str) -> None:
+    with pytest.raises(ValueError, match="key id"):
+        Proper().wrap_key(b"x", key_id)
+    with pytest.raises(TypeError):
+        Proper().wrap_key(b"x", 5)  # type: ignore[arg-type]
+
+
+def test_impossible_keys() -> None:
+    for key in (b"", bytes(4097)):
+        with pytest.raises(ValueError, match="4096"):
+            Proper().wrap_key(key, "m")
+    for length in (0, 8, 33):
+        with pytest.raises(ValueError, match="16, 24 or 32"):
+            Proper().generate_key("m", length)
+
+
+# ---------------------------------------------------------------- accounts
+
+
+def test_audit(tmp_path: Path) -> None:
+    kms = load_kms(keystore(tmp_path, "clé 1"))
+    seen: list[dict[str, Any]] = []
+    set_audit_hook(seen.append)
+    try:
+        wrapped = kms.wrap_key(CANARY, "clé 1")
+        kms.unwrap_key(wrapped, "clé 1")
+        with pytest.raises(KeyAccessError):
+            kms.unwrap_key(wrapped, "clé 2")
+    finally:
+        set_audit_hook(None)
+    assert [(e["provider"], e["operation"], e["wrapping_key_id"], e["outcome"]) for e in seen] == [
+        ("local", "wrap", "clé 1", "ok"),
+        ("local", "unwrap", "clé 1", "ok"),
+        ("local", "unwrap", "clé 2", "KeyAccessError"),
+    ]
+    now_ms = time.time() * 1000
+    assert all(now_ms - 60_000 < e["time_ms"] <= now_ms and 0 <= e["seconds"] < 60 for e in seen)
+    assert not any(isinstance(value, (bytes, bytearray)) for e in seen for value in e.values())
+    assert not any(form in repr(seen) for form in forms_of(CANARY))
+    kms.wrap_key(CANARY, "clé 1")
+    assert len(seen) == 3
+
+
+def test_a_key_that_cannot_be_accounted_for_is_not_handed_out() -> None:
+    def fail(event: dict[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, "the audit log is full")
+
+    set_audit_hook(fail)
+    try:
+        with pytest.raises(OSError, match="full"):
+            Proper().wrap_key(b"x", "m")
+    finally:
+        set_audit_hook(None)
+
+
+def test_a_fork_counts_its_own_calls(tmp_path: Path) -> None:
+    out = run_python(
+        """
+        import os, sys, threading
+        from kms_clients import keystore
+        from pathlib import Path
+        from ags_fast.keys import kms_calls, load_kms
+        kms = load_kms(keystore(Path(sys.argv[1]), "m"))
+        wrapped = kms.wrap_key(b"key", "m")
+        kms._lock.acquire()  # as another thread might hold it
+        if (pid := os.fork()) == 0:
+            assert not kms_calls()
+            assert kms.unwrap_key(wrapped, "m") == b"key"
+            print(dict(kms_calls()), flush=True)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        print(dict(kms_calls()))
+        """,
+        tmp_path,
+    )
+    assert out.splitlines() == ["{('local', 'unwrap'): 1}", "{('local', 'wrap'): 1}"]
+
+
+def test_retries() -> None:
+    waits: list[float] = []
+    tries: list[int] = []
+
+    def fails(times: int) -> str:
+        tries.append(1)
+        if len(tries) <= times:
+            raise OSError("busy")
+        return "done"
+
+    assert with_retries(lambda: fails(3), lambda error: 1.0, attempts=4, longest=3.0, sleep=waits.append) == "done"
+    assert len(waits) == 3
+    assert all(most / 2 <= wait <= most for wait, most in zip(waits, (1, 2, 3), strict=True))
+    tries.clear()
+    with pytest.raises(OSError, match="busy"):
+        with_retries(lambda: fails(9), lambda error: 0.0, attempts=4, sleep=waits.append)
+    assert len(tries) == 4
+    tries.clear()
+    with pytest.raises(OSError, match="busy"):
+        with_retries(lambda: fails(9), lambda error: None, attempts=4, sleep=waits.append)
+    assert len(tries) == 1
+
+
+# ---------------------------------------------------------------- the local keystore: a client
+
+
+def test_local_wraps_by_versions(tmp_path: Path) -> None:
+    properties = keystore(tmp_path, "m")
+    kms = load_kms(properties)
+    first = kms.wrap_key(CANARY, "m")
+    assert first[0] == 1 and first[1:5] == b"\1\0\0\0" and len(first) == 5 + 12 + 16 + 16
+    assert kms.wrap_key(CANARY, "m") != first
+    assert local.rotate_key(properties, "m") == 2  # in another client of the file, which this one notices
+    second = kms.wrap_key(CANARY, "m")
+    assert (kms.key_version(first), kms.key_version(second)) == ("1", "2")
+    assert kms.unwrap_key(first, "m") == kms.unwrap_key(second, "m") == CANARY
+    third = kms.rewrap_key(first, "m")
+    assert kms.key_version(third) == "2" and kms.unwrap_key(third, "m") == CANARY
+    local.set_state(properties, "m", "disabled", version=1)
+    with pytest.raises(KeyAccessError, match="version 1 of the local key 'm' is disabled"):
+        kms.unwrap_key(first, "m")
+    local.set_state(properties, "m", "enabled", version=1)
+    assert kms.unwrap_key(first, "m") == CANARY
+    local.set_state(properties, "m", "disabled", version=2)
+    assert kms.key_version(kms.wrap_key(CANARY, "m")) == "1"
+    local.set_state(properties, "m", "destroyed", version=1)
+    with pytest.raises(KeyAccessError, match="version 1 of the local key 'm' was destroyed"):
+        kms.unwrap_key(first, "m")
+    with pytest.raises(KeyAccessError, match="destroyed"):
+        local.set_state(properties, "m", "enabled", version=1)
+    with pytest.raises(KeyAccessError, match="no enabled version"):
+        kms.wrap_key(CANARY, "m")
+    local.set_state(properties, "m", "enabled")
+    assert kms.unwrap_key(second, "m") == CANARY
+    states = [v["state"] for v in local.status(properties)["keys"][0]["versions"]]
+    assert states == ["destroyed", "enabled"]
+    assert (
+        "sealed"
+        not in json.loads(json.loads(Path(properties["kms.local.path"]).read_bytes())["body"])["keys"]["m"]["versions"][
+            0
+        ]
+    )
+
+
+def test_local_tells_what_is_wrong(tmp_path: Path) -> None:
+    properties = keystore(tmp_path, "m", "other")
+    kms = load_kms(properties)
+    wrapped = kms.wrap_key(CANARY, "m")
+    with pytest.raises(KeyAccessError, match="no key 'absent'"):
+        kms.wrap_key(CANARY, "absent")
+    with pytest.raises(IntegrityError, match="'other'"):
+        kms.unwrap_key(wrapped, "other")
+    elsewhere = load_kms(keystore(tmp_path, "m", name="elsewhere"))
+    with pytest.raises(IntegrityError, match="another key or keystore"):
+        elsewhere.unwrap_key(wrapped, "m")
+    for bit in range(8 * len(wrapped)):
+        with pytest.raises((IntegrityError, FormatError, KeyAccessError)) as caught:
+            kms.unwrap_key(flip(wrapped, bit), "m")
+        if 8 <= bit < 40:
+            assert "no version" in str(caught.value)  # never "bad tag"
+    for size in range(len(wrapped)):
+        with pytest.raises((IntegrityError, FormatError)):
+            kms.unwrap_key(wrapped[:size], "m")
+    assert kms.unwrap_key(wrapped, "m") == CANARY
+    with pytest.raises(ValueError, match="already"):
+        local.create_key(properties, "m")
+    with pytest.raises(KeyAccessError, match="no key"):
+        local.rotate_key(properties, "absent")
+    with pytest.raises(KeyAccessError, match="no version 9"):
+        local.set_state(properties, "m", "disabled", version=9)
+    with pytest.raises(ValueError, match="enabled, disabled, destroyed"):
+        local.set_state(properties, "m", "gone")
+
+
+def test_local_client_opens_again(tmp_path: Path) -> None:
+    kms = load_kms(keystore(tmp_path, "m"))
+    wrapped = kms.wrap_key(CANARY, "m")
+    kms.close()
+    kms.close()
+    assert kms.unwrap_key(wrapped, "m") == CANARY
+    assert pickle.loads(pickle.dumps(kms)).unwrap_key(wrapped, "m") == CANARY
+    pickled = pickle.dumps(kms)
+    assert CANARY not in pickled and (tmp_path / "keystore.key").read_bytes() not in pickled
+
+
+def test_where_the_keystore_is_not_shared(tmp_path: Path) -> None:
+    properties = keystore(tmp_path, "m")
+    kms = load_kms({**properties, "kms.local.path": str(tmp_path / "absent")})
+    with pytest.raises(KeyAccessError, match=r"absent cannot be read here.*path that all hosts share"):
+        kms.wrap_key(b"x", "m")
+    with pytest.raises(KeyAccessError, match="cannot be read here"):
+        local.create_key({**properties, "kms.local.path": str(tmp_path / "absent")}, "n")
+    kms = load_kms({**properties, "kms.local.key-file": str(tmp_path / "absent")})
+    with pytest.raises(KeyAccessError, match=r"absent of kms\.local\.key-file cannot be read here"):
+        kms.wrap_key(b"x", "m")
+    held = load_kms(properties)
+    held.wrap_key(b"x", "m")
+    os.unlink(properties["kms.local.path"])
+    with pytest.raises(KeyAccessError, match="cannot be read here"):
+        held.wrap_key(b"x", "m")
+
+
+# ---------------------------------------------------------------- the local keystore: secrets
+
+
+def passphrase_properties(tmp_path: Path, passphrase: str = "correct horse") -> dict[str, str]:
+    (tmp_path / "passphrase").write_text(f"{passphrase}\n")
+    return {
+        "encryption.kms-type": "local",
+        "kms.local.path": str(tmp_path / "keystore"),
+        "kms.local.passphrase-file": str(tmp_path / "passphrase"),
+    }
+
+
+def test_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = passphrase_properties(tmp_path, "Schlüssel")
+    local.create_keystore(properties)
+    local.create_key(properties, "m")
+    kdf = json.loads((tmp_path / "keystore").read_bytes())["kdf"]
+    assert {name: kdf[name] for name in ("name", "n", "r", "p")} == {"name": "scrypt", "n": 1 << 17, "r": 8, "p": 1}
+    derived: list[int] = []
+    scrypt = hashlib.scrypt
+    monkeypatch.setattr("hashlib.scrypt", lambda *args, **more: derived.append(1) or scrypt(*args, **more))
+    kms = load_kms(properties)
+    wrapped = kms.wrap_key(CANARY, "m")
+    local.rotate_key(properties, "m", passphrase="Schlu\u0308ssel")  # the same letters from another keyboard
+    assert kms.unwrap_key(wrapped, "m") == CANARY and kms.key_version(kms.wrap_key(b"x", "m")) == "2"
+    assert len(derived) == 2  # the client, and the rotation
+    by_env = {name: value for name, value in properties.items() if "passphrase" not in name}
+    by_env["kms.local.passphrase-env"] = "AGS_TEST_PASSPHRASE"
+    with pytest.raises(KeyAccessError, match="AGS_TEST_PASSPHRASE"):
+        load_kms(by_env).unwrap_key(wrapped, "m")
+    monkeypatch.setenv("AGS_TEST_PASSPHRASE", "Schlüssel")
+    assert load_kms(by_env).unwrap_key(wrapped, "m") == CANARY
+    monkeypatch.setenv("AGS_TEST_PASSPHRASE", "another canary-key")
+    with pytest.raises(KeyAccessError, match="passphrase does not open") as caught:
+        load_kms(by_env).unwrap_key(wrapped, "m")
+    assert "canary-key" not in "".join(traceback.format_exception(caught.value))
+    for passphrase in ("", "\n"):
+        (tmp_path / "passphrase").write_text(passphrase)
+        with pytest.raises(KeyAccessError, match="empty"):
+            load_kms(properties).unwrap_key(wrapped, "m")
+    other = keystore(tmp_path, "m", name="other")
+    with pytest.raises(KeyAccessError, match="another kind of secret"):
+        load_kms({**by_env, "kms.local.path": other["kms.local.path"]}).wrap_key(b"x", "m")
+
+
+def test_key_files(tmp_path: Path) -> None:
+    key = bytes(range(200, 232))
+    properties = keystore(tmp_path)
+    os.unlink(properties["kms.local.path"])
+    (tmp_path / "keystore.key").write_bytes(key)
+    local.create_keystore(properties)
+    local.create_key(properties, "m")
+    wrapped = load_kms(properties).wrap_key(CANARY, "m")
+    for form in (key.hex() + "\n", key.hex().upper(), base64.b64encode(key).decode() + "\r\n"):
+        (tmp_path / "keystore.key").write_text(form)
+        assert load_kms(properties).unwrap_key(wrapped, "m") == CANARY
+    for data in (b"", key[:31], key + b"\n", key.hex()[:63].encode(), bytes(1 << 20)):
+        (tmp_path / "keystore.key").write_bytes(data)
+        with pytest.raises(KeyAccessError, match="no key file"):
+            load_kms(properties).unwrap_key(wrapped, "m")
+    (tmp_path / "keystore.key").write_bytes(key[::-1])
+    with pytest.raises(KeyAccessError, match="key file does not open"):
+        load_kms(properties).unwrap_key(wrapped, "m")
+
+
+# ---------------------------------------------------------------- the local keystore: its file
+
+
+def test_files_are_private_and_never_replaced(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        properties = keystore(tmp_path, "m")
+    finally:
+        os.umask(before)
+    for name in ("keystore", "keystore.key"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    held = (tmp_path / "keystore").read_bytes()
+    with pytest.raises(FileExistsError):
+        local.create_keystore(properties)
+    assert (tmp_path / "keystore").read_bytes() == held
+    (tmp_path / "keystore").chmod(0o640)  # an administrator's choice stays
+    local.create_key(properties, "n")
+    assert stat.S_IMODE((tmp_path / "keystore").stat().st_mode) == 0o640
+    key = (tmp_path / "keystore.key").read_bytes()
+    os.unlink(tmp_path / "keystore")
+    local.create_keystore(properties)
+    assert (tmp_path / "keystore.key").read_bytes() == key  # a key file that is there is taken
+
+
+def test_every_bit_of_a_keystore(tmp_path: Path) -> None:
+    properties = keystore(tmp_path, "m", "ключ")
+    path = tmp_path / "keystore"
+    good = path.read_bytes()
+    wrapped = load_kms(properties).wrap_key(CANARY, "m")
+
+    def refused(data: bytes) -> None:
+        path.write_bytes(data)
+        with pytest.raises(AgsError) as caught:
+            load_kms(properties).unwrap_key(wrapped, "m")
+        assert isinstance(caught.value, (FormatError, IntegrityError, KeyAccessError))
+
+    for bit in range(8 * len(good)):
+        refused(flip(good, bit))
+    for size in range(len(good)):
+        refused(good[:size])
+    for data in (good + b"\n", b"", b"[" * 100_000, b"null", json.dumps(json.loads(good), indent=1).encode()):
+        refused(data)
+    path.write_bytes(good)
+    assert load_kms(properties).unwrap_key(wrapped, "m") == CANARY
+
+
+def test_a_body_of_another_keystore_or_key(tmp_path: Path) -> None:
+    """Parts that are authentic somewhere else: of a keystore with the same secret, of another key of the same one."""
+    properties = keystore(tmp_path, "m", "n")
+    other = {**properties, "kms.local.path": str(tmp_path / "other")}
+    local.create_keystore(other)
+    local.create_key(other, "m")
+    path = tmp_path / "keystore"
+    mine, others = json.loads(path.read_bytes()), json.loads((tmp_path / "other").read_bytes())
+    for fields in (("body", "seal"), ("store_id",), ("kdf",), ("check",), ("store_id", "kdf", "check")):
+        path.write_bytes(local._dumps({**mine, **{name: others[name] for name in fields}}).encode() + b"\n")
+        with pytest.raises((IntegrityError, KeyAccessError)):
+            load_kms(properties).wrap_key(b"x", "m")
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"n": 1 << 30},
+        {"n": 1 << 18, "r": 16},
+        {"r": 1 << 40},
+        {"p": 1 << 30},
+        {"n": 3 << 15},
+        {"n": 2},
+        {"n": 0},
+        {"n": -(1 << 17)},
+        {"r": 0},
+        {"p": 0},
+        {"n": True},
+        {"n": 131072.0},
+        {"n": "131072"},
+        {"n": 1 << 5000},
+        {"salt": ""},
+        {"salt": "A" * 400},
+        {"salt": None},
+        {"name": "none"},
+        {"more": 1},
+    ],
+)
+def test_forged_scrypt_parameters_are_refused_unused(
+    forged: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "SCRYPT", {"n": 1 << 14, "r": 8, "p": 1})  # quicker; a reader takes what the file says
+    properties = passphrase_properties(tmp_path)
+    local.create_keystore(properties)
+    outer = json.loads((tmp_path / "keystore").read_bytes())
+    outer["kdf"].update(forged)
+    (tmp_path / "keystore").write_bytes(local._dumps(outer).encode() + b"\n")
+    monkeypatch.setattr("hashlib.scrypt", lambda *args, **more: pytest.fail("used"))
+    with pytest.raises(FormatError):
+        load_kms(properties).wrap_key(b"x", "m")
+
+
+def test_weaker_parameters_do_not_open_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "SCRYPT", {"n": 1 << 15, "r": 8, "p": 1})
+    properties = passphrase_properties(tmp_path)
+    local.create_keystore(properties)
+    data = (tmp_path / "keystore").read_bytes()
+    (tmp_path / "keystore").write_bytes(data.replace(b'"n":32768', b'"n":16384'))
+    with pytest.raises(KeyAccessError, match="header was changed"):
+        load_kms(properties).wrap_key(b"x", "m")
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    properties = keystore(tmp_path)
+    os.truncate(tmp_path / "keystore", 1 << 40)  # sparse
+    with pytest.raises(FormatError, match="no keystore"):
+        load_kms(properties).wrap_key(b"x", "m")
+
+
+CREATE = """
+import sys
+from ags_fast.keys.kms import local
+properties = {"kms.local.path": sys.argv[1], "kms.local.key-file": sys.argv[2]}
+for i in range(int(sys.argv[4])):
+    local.create_key(properties, f"{sys.argv[3]} {i}")
+    print(i, flush=True)
+"""
+
+
+def test_processes_that_create_keys_at_once_lose_none(tmp_path: Path) -> None:
+    properties = keystore(tmp_path)
+    paths = properties["kms.local.path"], properties["kms.local.key-file"]
+    children = [start_python(CREATE, *paths, name, 15) for name in ("a", "b", "c")]
+    for child in children:
+        finish_python(child)
+    found = {key["key_id"] for key in local.status(properties)["keys"]}
+    assert found == {f"{name} {i}" for name in ("a", "b", "c") for i in range(15)}
+    assert sorted(os.listdir(tmp_path)) == ["keystore", "keystore.key"]
+
+
+def test_a_kill_leaves_the_old_keystore_or_the_new(tmp_path: Path) -> None:
+    properties = keystore(tmp_path)
+    paths = properties["kms.local.path"], properties["kms.local.key-file"]
+    made = 0
+    for attempt in range(12):
+        child = start_python(CREATE, *paths, attempt, 10_000)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(0.003 * attempt)
+        os.kill(child.pid, signal.SIGKILL)
+        said = 1 + len(child.communicate()[0].splitlines())
+        keys = [key["key_id"] for key in local.status(properties)["keys"]]
+        mine = [key_id for key_id in keys if key_id.startswith(f"{attempt} ")]
+        assert len(keys) - made == len(mine) and len(mine) in (said, said + 1)  # what was said to be there, is
+        made = len(keys)
+    local.create_key(properties, "last")
+    assert sorted(os.listdir(tmp_path)) == ["keystore", "keystore.key"]  # nor is anything left of the dead
+
+
+def test_a_lock_that_nobody_lets_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    properties = keystore(tmp_path)
+    monkeypatch.setattr(local, "LOCK_SECONDS", 0.2)
+    with open(properties["kms.local.path"], "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(KeyAccessError, match="somebody has been changing"):
+            local.create_key(properties, "m")
+        assert local.status(properties)["keys"] == []  # readers need no lock
+    local.create_key(properties, "m")
+
+
+def test_local_keys_never_show(tmp_path: Path) -> None:
+    properties = keystore(tmp_path, "m")
+    secret = (tmp_path / "keystore.key").read_bytes()
+    kms = load_kms(properties)
+    wrapped = kms.wrap_key(CANARY, "m")
+    texts = [repr(kms), str(kms), repr(kms.__reduce__()), repr(local.status(properties))]
+    for bad in (wrapped[:-1], b"", CANARY * 4):
+        with pytest.raises(AgsError) as caught:
+            kms.unwrap_key(bad, "m")
+        texts += [*traceback.format_exception(caught.value), repr(vars(caught.value))]
+    everything = "\n".join(texts).encode() + (tmp_path / "keystore").read_bytes()
+    for hidden in (CANARY, secret):
+        for form in (hidden, hidden.hex().encode(), base64.b64encode(hidden).rstrip(b"=")):
+            assert form not in everything
+
+
+# ---------------------------------------------------------------- AWS
+
+
+class Moto:
+    def __init__(self, url: str) -> None:
+        boto3 = pytest.importorskip("boto3")
+        self.url = url
+        self.admin = boto3.client("kms", endpoint_url=url, region_name="us-east-1")
+        self.properties = {"encryption.kms-type": "aws", "kms.endpoint": url, "client.region": "us-east-1"}
+
+    def new_key(self) -> str:
+        return str(self.admin.create_key()["KeyMetadata"]["KeyId"])
+
+    def fail(self, code: str, times: int) -> None:
+        asked = urllib.request.Request(f"{self.url}/_strict/fail?code={code}&times={times}", method="POST")
+        urllib.request.urlopen(asked).close()
+
+    def calls(self) -> list[tuple[str, list[str]]]:
+        with urllib.request.urlopen(f"{self.url}/_strict/calls") as answer:
+            return [(name, arguments) for name, arguments in json.load(answer)]
+
+
+@pytest.fixture(scope="module")
+def moto_server() -> Iterator[str]:
+    pytest.importorskip("moto")
+    server = Path(__file__).parent / "servers" / "strict_moto.py"
+    process = subprocess.Popen(
+        [sys.executable, str(server), "0"],
+        env=python_env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        assert ready.startswith("READY "), ready
+        yield ready.split()[1]
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+@pytest.fixture
+def moto(moto_server: str, monkeypatch: pytest.MonkeyPatch) -> Moto:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    server = Moto(moto_server)
+    server.fail("none", 0)
+    return server
+
+
+def test_aws_on_the_wire(moto: Moto) -> None:
+    """What Java's client sends, and no encryption context, which Java's could not give back."""
+    key_id = moto.new_key()
+    kms = load_kms(moto.properties)
+    assert kms.supports_key_generation and kms.supports_rewrap
+    moto.calls()
+    wrapped = kms.wrap_key(CANARY, key_id)
+    assert kms.unwrap_key(wrapped, key_id) == CANARY
+    assert moto.admin.decrypt(CiphertextBlob=wrapped)["Plaintext"] == CANARY  # the blob as it is
+    again = kms.rewrap_key(wrapped, key_id)
+    assert kms.unwrap_key(again, key_id) == CANARY
+    for size in (16, 24, 32):
+        key, sealed = kms.generate_key(key_id, size)
+        assert len(key) == size and kms.unwrap_key(sealed, key_id) == key
+    assert kms.key_version(wrapped) is None
+    decrypt = ("Decrypt", ["CiphertextBlob", "EncryptionAlgorithm", "KeyId"])
+    reencrypt = [
+        "CiphertextBlob",
+        "DestinationEncryptionAlgorithm",
+        "DestinationKeyId",
+        "SourceEncryptionAlgorithm",
+        "SourceKeyId",
+    ]
+    assert moto.calls() == [
+        ("Encrypt", ["EncryptionAlgorithm", "KeyId", "Plaintext"]),
+        decrypt,
+        ("Decrypt", ["CiphertextBlob"]),
+        ("ReEncrypt", reencrypt),
+        decrypt,
+        ("GenerateDataKey", ["KeyId", "KeySpec"]),
+        decrypt,
+        ("GenerateDataKey", ["KeyId", "NumberOfBytes"]),
+        decrypt,
+        ("GenerateDataKey", ["KeyId", "KeySpec"]),
+        decrypt,
+    ]
+    kms.close()
+    assert kms.unwrap_key(wrapped, key_id) == CANARY
+    assert pickle.loads(pickle.dumps(kms)).unwrap_key(wrapped, key_id) == CANARY
+
+
+def test_aws_aliases_and_arns(moto: Moto) -> None:
+    made = moto.admin.create_key()["KeyMetadata"]
+    alias = f"alias/test-{os.urandom(4).hex()}"
+    moto.admin.create_alias(AliasName=alias, TargetKeyId=made["KeyId"])
+    kms = load_kms(moto.properties)
+    for name in (made["KeyId"], made["Arn"], alias):
+        wrapped = kms.wrap_key(CANARY, name)
+        assert all(kms.unwrap_key(wrapped, other) == CANARY for other in (made["KeyId"], made["Arn"], alias))
+
+
+def test_aws_rotation(moto: Moto) -> None:
+    key_id = moto.new_key()
+    kms = load_kms(moto.properties)
+    wrapped = kms.wrap_key(CANARY, key_id)
+    moto.admin.rotate_key_on_demand(KeyId=key_id)
+    assert kms.unwrap_key(wrapped, key_id) == CANARY
+    assert calls_of(lambda: kms.rewrap_key(wrapped, key_id)) == {("aws", "rewrap"): 1}
+
+
+def test_aws_refusals(moto: Moto) -> None:
+    key_id, other = moto.new_key(), moto.new_key()
+    kms = load_kms(moto.properties)
+    wrapped = kms.wrap_key(CANARY, key_id)
+    for bit in (0, 8 * 40, 8 * len(wrapped) - 1):  # the id in moto's blob, the nonce, the ciphertext
+        with pytest.raises(IntegrityError, match=key_id):
+            kms.unwrap_key(flip(wrapped, bit), key_id)
+    with pytest.raises(IntegrityError, match=other):
+        kms.unwrap_key(wrapped, other)
+    absent = "00000000-0000-0000-0000-000000000000"
+    with pytest.raises(KeyAccessError, match=rf"aws .*{absent}.*NotFoundException.*client\.region"):
+        kms.wrap_key(CANARY, absent)
+    moto.admin.disable_key(KeyId=key_id)
+    actions: list[Callable[[], Any]] = [
+        lambda: kms.wrap_key(CANARY, key_id),
+        lambda: kms.unwrap_key(wrapped, key_id),
+        lambda: kms.rewrap_key(wrapped, key_id),
+        lambda: kms.generate_key(key_id, 32),
+    ]
+    for action in actions:
+        with pytest.raises(KeyAccessError, match=rf"{key_id}.*DisabledException.*enable it"):
+            action()
+    moto.admin.enable_key(KeyId=key_id)
+    assert kms.unwrap_key(wrapped, key_id) == CANARY
+    moto.admin.schedule_key_deletion(KeyId=key_id, PendingWindowInDays=7)
+    with pytest.raises(KeyAccessError, match="cancel the deletion"):
+        kms.unwrap_key(wrapped, key_id)
+    moto.fail("AccessDeniedException", 1)
+    moto.calls()
+    with pytest.raises(KeyAccessError, match="kms:Encrypt"):
+        kms.wrap_key(CANARY, other)
+    assert len(moto.calls()) == 1  # no use in asking again
+    moto.fail("ValidationException", 1)
+    with pytest.raises(KeyAccessError, match="ValidationException") as caught:
+        kms.wrap_key(CANARY, other)
+    assert "told to" not in str(caught.value)  # a message that may quote what was sent
+
+
+def test_aws_throttling(moto: Moto) -> None:
+    key_id = moto.new_key()
+    kms = load_kms({**moto.properties, "kms.max-attempts": "4"})
+    kms.wrap_key(CANARY, key_id)
+    moto.calls()
+    moto.fail("ThrottlingException", 3)
+    assert calls_of(lambda: kms.wrap_key(CANARY, key_id)) == {("aws", "wrap"): 1}  # one call, whatever it took
+    assert len(moto.calls()) == 4
+    moto.fail("KMSInternalException", 1000)
+    begun = time.monotonic()
+    with pytest.raises(KeyAccessError, match="stayed busy"):
+        kms.wrap_key(CANARY, key_id)
+    assert len(moto.calls()) == 4 and time.monotonic() - begun < 5
+
+
+def test_aws_out_of_reach(moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    begun = time.monotonic()
+    with pytest.raises(KeyAccessError, match=f"aws at {url} was not reached"):
+        load_kms({**moto.properties, "kms.endpoint": url}).wrap_key(CANARY, "m")
+    assert time.monotonic() - begun < 5
+    with socket.socket() as silent:  # takes connections, answers nothing
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        begun = time.monotonic()
+        with pytest.raises(KeyAccessError, match="ReadTimeoutError"):
+            load_kms({**moto.properties, "kms.endpoint": url, "kms.read-timeout-ms": "300"}).wrap_key(CANARY, "m")
+        assert time.monotonic() - begun < 5
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    with pytest.raises(KeyAccessError, match="credentials"):
+        load_kms(moto.properties).wrap_key(CANARY, "m")
+    without_region = {name: value for name, value in moto.properties.items() if name != "client.region"}
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    with pytest.raises(KeyAccessError, match=r"client\.region"):
+        load_kms(without_region).wrap_key(CANARY, "m")
+
+
+def test_aws_keys_are_not_logged(moto: Moto) -> None:
+    """botocore writes requests and answers to its log, in full, for whoever turns DEBUG on."""
+    key_id = moto.new_key()
+    kms = load_kms(moto.properties)
+    kms.wrap_key(b"before", key_id)
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    try:
+        wrapped = kms.wrap_key(CANARY, key_id)
+        assert kms.unwrap_key(wrapped, key_id) == CANARY
+        load_kms(moto.properties).unwrap_key(wrapped, key_id)  # also where the client is made meanwhile
+        generated, _ = kms.generate_key(key_id, 32)
+        moto.admin.encrypt(KeyId=key_id, Plaintext=b"another's call")
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+    logged = text.getvalue()
+    assert base64.b64encode(b"another's call").decode() in logged  # otherwise this looks in the wrong place
+    assert not any(form in logged for form in forms_of(CANARY))
+    assert base64.b64encode(generated).decode() not in logged and generated.hex() not in logged
+
+
+def test_aws_in_a_fork(moto: Moto) -> None:
+    """A child makes connections of its own."""
+    key_id = moto.new_key()
+    run_python(
+        """
+        import os, sys
+        from ags_fast.keys import load_kms
+        url, key_id = sys.argv[1:]
+        kms = load_kms({"encryption.kms-type": "aws", "kms.endpoint": url, "client.region": "us-east-1"})
+        wrapped = kms.wrap_key(b"key", key_id)
+        before = kms._client
+        if (pid := os.fork()) == 0:
+            assert kms.unwrap_key(wrapped, key_id) == b"key"
+            assert kms._client is not before
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert kms.unwrap_key(wrapped, key_id) == b"key"
+        """,
+        moto.url,
+        key_id,
+    )
