@@ -333,7 +333,7 @@ class Envelope:
             kms, master = self.kms, entry.wrapping_key_id
             return [kms.wrap_key(dek + hashlib.sha256(bound).digest(), master) for dek, bound in items]
         key = self._key(entry)
-        if max(entry.uses, key.sealed) + len(items) > KEY_LIMIT:
+        if entry.uses > KEY_LIMIT or key.sealed + len(items) > KEY_LIMIT:  # its store counts for all processes, ahead
             raise KeyLimitError(f"the key {key_id!r} would wrap more than {KEY_LIMIT} keys: make a new one")
         seal = key.seal
         nonces = os.urandom(NONCE_NBYTES * len(items))  # drawn and used up in this call: a fork duplicates none of them

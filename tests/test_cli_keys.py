@@ -1,0 +1,180 @@
+"""ags-fast keys, as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import python_env
+
+from ags_fast import cli
+from ags_fast.keys import load_kms
+from ags_fast.keys.kms import local
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*args: str) -> int:
+    return cli.main(["keys", *args])
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert run(*args, "--json") == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+KEY = ("--key-file", "key")
+
+
+def test_a_keystore_from_a_shell(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    assert run("init", "keystore", *KEY) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    lines = [line.strip() for line in printed.out.splitlines() if line.startswith("  ")]
+    properties = dict(line.split("=", 1) for line in lines)
+    assert properties == {
+        "encryption.kms-type": "local",
+        "kms.local.path": str(here / "keystore"),
+        "kms.local.key-file": str(here / "key"),
+    }
+    assert all(stat.S_IMODE((here / name).stat().st_mode) == 0o600 for name in ("keystore", "key"))
+    assert run("list", "keystore", *KEY) == 0
+    assert "no keys yet" in capsys.readouterr().out
+    assert as_json(capsys, "create", "keystore", "my key", *KEY)["key_version"] == 1
+    wrapped = load_kms(properties).wrap_key(b"a key", "my key")
+    assert as_json(capsys, "create", "keystore", "my key", "--new-version", *KEY)["key_version"] == 2
+    assert load_kms(properties).unwrap_key(wrapped, "my key") == b"a key"
+    listed = as_json(capsys, "list", "keystore", *KEY)["keys"]
+    assert [(key["key_id"], key["versions"], key["current_version"]) for key in listed] == [("my key", 2, 2)]
+    assert as_json(capsys, "disable", "keystore", "my key", "--version", "2", *KEY)["state"] == "disabled"
+    found = as_json(capsys, "status", "keystore", *KEY)
+    assert found["kdf"] == {"name": "hmac-sha256"}
+    assert [(v["version"], v["state"]) for v in found["keys"][0]["versions"]] == [(1, "enabled"), (2, "disabled")]
+    assert all(0 <= v["age_days"] < 1 for v in found["keys"][0]["versions"])
+    assert run("status", "keystore", *KEY) == 0
+    out = capsys.readouterr().out
+    assert "my key: 2 versions, wraps by 1" in out and "disabled" in out
+    assert run("disable", "keystore", "my key", *KEY) == 0
+    assert run("list", "keystore", *KEY) == 0
+    assert "none is enabled" in capsys.readouterr().out
+    assert run("enable", "keystore", "my key", *KEY) == 0
+    assert load_kms(properties).unwrap_key(wrapped, "my key") == b"a key"
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    assert run("init", "keystore", *KEY) == 0
+    assert run("create", "keystore", "m", *KEY) == 0
+    secret = (here / "key").read_bytes()
+    for expected, args in (
+        (cli.EXIT_FAILED, ("init", "keystore", *KEY)),  # never over one that is there
+        (cli.EXIT_FAILED, ("init", "nowhere/keystore", *KEY)),
+        (cli.EXIT_FAILED, ("create", "keystore", "m", *KEY)),
+        (cli.EXIT_FAILED, ("create", "keystore", "a\nb", *KEY)),
+        (cli.EXIT_KEY_ACCESS, ("create", "keystore", "n", "--new-version", *KEY)),
+        (cli.EXIT_KEY_ACCESS, ("list", "absent", *KEY)),
+        (cli.EXIT_KEY_ACCESS, ("list", "keystore", "--key-file", "absent")),
+        (cli.EXIT_KEY_ACCESS, ("list", "keystore", "--key-file", "keystore")),
+        (cli.EXIT_KEY_ACCESS, ("list", "keystore", "--passphrase-env", "AGS_TEST_ABSENT")),
+        (cli.EXIT_KEY_ACCESS, ("enable", "keystore", "m", "--version", "9", *KEY)),
+    ):
+        assert run(*args) == expected, args
+        assert run(*args, "--json") == expected
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["error_class"]
+    data = bytearray((here / "keystore").read_bytes())
+    data[-30] ^= 1
+    (here / "keystore").write_bytes(data)
+    assert run("status", "keystore", *KEY) == cli.EXIT_INTEGRITY
+    printed = capsys.readouterr()
+    assert secret.hex() not in printed.out + printed.err
+    for args in (
+        ["keys"],
+        ["keys", "init"],
+        ["keys", "list", "k", "--key", "00"],
+        ["keys", "list", "k", *KEY, *KEY[:1]],
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(args)
+        assert stopped.value.code == 2
+    with pytest.raises(SystemExit):  # two secrets
+        run("list", "keystore", *KEY, "--passphrase-env", "X")
+
+
+def test_passphrases_from_files_and_the_environment(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "SCRYPT", {"n": 1 << 14, "r": 8, "p": 1})
+    (here / "passphrase").write_text("correct horse\n")
+    assert run("init", "keystore", "--passphrase-file", "passphrase") == 0
+    assert "chmod 600" in capsys.readouterr().err
+    (here / "passphrase").chmod(0o600)
+    monkeypatch.setenv("AGS_TEST_PASSPHRASE", "correct horse")
+    assert run("create", "keystore", "m", "--passphrase-env", "AGS_TEST_PASSPHRASE") == 0
+    assert as_json(capsys, "list", "keystore", "--passphrase-file", "passphrase")["keys"][0]["key_id"] == "m"
+    monkeypatch.setenv("AGS_TEST_PASSPHRASE", "incorrect horse")
+    assert run("list", "keystore", "--passphrase-env", "AGS_TEST_PASSPHRASE") == cli.EXIT_KEY_ACCESS
+    printed = capsys.readouterr()
+    assert "horse" not in printed.out + printed.err
+
+
+def typed(passphrases: list[str], *args: str) -> tuple[int, str]:
+    """The command on a terminal, at which somebody types these. Its exit code and what was to be seen."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(python_env())
+        os.execv(sys.executable, [sys.executable, "-m", "ags_fast.cli", "keys", *args])
+    shown, prompts = b"", 0
+    while True:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:
+            break
+        if not piece:
+            break
+        shown += piece
+        if shown.count(b": ") > prompts and shown.endswith(b": ") and prompts < len(passphrases):
+            os.write(terminal, passphrases[prompts].encode() + b"\n")
+            prompts = shown.count(b": ")
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
+
+
+def test_a_passphrase_that_is_typed(here: Path) -> None:
+    code, shown = typed(["sésame", "sésame"], "init", "keystore")
+    assert code == 0 and "again" in shown and "sésame" not in shown
+    code, shown = typed(["sésame"], "create", "keystore", "m")
+    assert code == 0, shown
+    code, shown = typed(["open"], "list", "keystore")
+    assert code == cli.EXIT_KEY_ACCESS and "does not open" in shown
+    (here / "passphrase").write_text("sésame")
+    properties = {
+        "encryption.kms-type": "local",
+        "kms.local.path": str(here / "keystore"),
+        "kms.local.passphrase-file": str(here / "passphrase"),
+    }
+    assert load_kms(properties).wrap_key(b"x", "m")
+    code, shown = typed(["one", "another"], "init", "second")
+    assert code == cli.EXIT_FAILED and "differ" in shown and not (here / "second").exists()
+    code, shown = typed([], "init", "keystore")
+    assert code == cli.EXIT_FAILED and "Passphrase" not in shown  # nobody types one for nothing
+
+
+def test_without_a_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import subprocess
+
+    command = [sys.executable, "-m", "ags_fast.cli", "keys", "init", "keystore"]
+    done = subprocess.run(
+        command, env=python_env(), input="typed\n", capture_output=True, text=True, start_new_session=True, check=False
+    )
+    assert done.returncode == cli.EXIT_KEY_ACCESS and "--passphrase-file" in done.stderr
+    assert os.listdir(here) == []
