@@ -6,7 +6,7 @@ Formats and streams are above it, cryptography and threads below.
 
 cimport cython
 from cpython.buffer cimport Py_buffer, PyBUF_WRITE
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
@@ -327,6 +327,13 @@ def new_bytes(Py_ssize_t nbytes):
     """
     out = _new_bytes(nbytes)
     return out, PyMemoryView_FromMemory(PyBytes_AS_STRING(out), nbytes, PyBUF_WRITE)
+
+
+def grow(bytearray buffer not None, Py_ssize_t nbytes):
+    """Make a buffer longer. What is new in it can be anything: let nobody see it."""
+    # In Python, zeros would be made and copied: all of that memory touched twice before it is used.
+    if nbytes > PyByteArray_GET_SIZE(buffer):
+        PyByteArray_Resize(buffer, nbytes)
 
 
 def append(bytearray buffer not None, Py_ssize_t filled, data):

@@ -14,7 +14,7 @@ import stat
 import warnings
 from _thread import allocate_lock
 
-from ags_fast._core import OVERHEAD_NBYTES, Key, Span, append, new_bytes, open_file, read_at
+from ags_fast._core import OVERHEAD_NBYTES, Key, Span, append, grow, new_bytes, open_file, read_at
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import (
     DEFAULT_BLOCK_SIZE,
@@ -711,8 +711,7 @@ class AgsWriter(io.RawIOBase):
     def _keep(self, view: memoryview) -> None:
         filled = self._filled + len(view)
         if filled > len(self._pending):
-            room = min(self._capacity, max(filled, 2 * len(self._pending)))
-            self._pending += bytes(room - len(self._pending))
+            grow(self._pending, min(self._capacity, max(filled, 2 * len(self._pending))))
         memoryview(self._pending)[self._filled : filled] = view
         self._filled = filled
 
