@@ -617,9 +617,12 @@ class AgsWriter(io.RawIOBase):
         self._threads = thread_count(threads)
         self._pending = bytearray()  # its first _filled bytes are yet to be sealed
         self._filled = 0
-        self._capacity = self._threads * self._block_size * max(1, AHEAD_NBYTES // self._block_size)
         self._blocks = 0  # sealed so far
         self._target = _target(target, exclusive, fsync)
+        # The threads would wait for each other at a regular file, where the system lets one write at a time, and what
+        # is collected for them leaves the core's cache meanwhile.
+        sharing = 1 if isinstance(self._target, _Positional) else self._threads
+        self._capacity = sharing * self._block_size * max(1, AHEAD_NBYTES // self._block_size)
         try:
             self._target.begin(encode_header(self._block_size))
         except BaseException:

@@ -657,6 +657,17 @@ def test_memory_of_a_long_write(kind: str, no_leftovers: Path) -> None:
         assert peak <= (threads + 2) * block_size + (8 << 20), peak
 
 
+@pytest.mark.parametrize("block_size", [1000, 300_000])
+def test_a_regular_file_gets_each_block_when_it_is_full(block_size: int, no_leftovers: Path) -> None:
+    """However many threads there are: small writes are not collected for them."""
+    held = max(block_size, stream.AHEAD_NBYTES)
+    with (no_leftovers / "file").open("wb") as file, AgsWriter(file, KEY, block_size=block_size, threads=8) as writer:
+        for _ in range(100):
+            writer.write(bytes(30_000))
+            assert os.fstat(file.fileno()).st_size > writer.tell() - held - 30_000
+    assert AgsReader(no_leftovers / "file", KEY, length=writer.file_length).read() == bytes(3_000_000)
+
+
 # ---------------------------------------------------------------- as a file object
 
 
