@@ -1,9 +1,13 @@
 """The README's examples run, and what it quotes is there."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from support import python_env
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -12,16 +16,39 @@ if not README.exists():
 EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
+def orders(folder):
+    (folder / "orders" / "2026").mkdir(parents=True)
+    (folder / "orders" / "2026" / "01.csv").write_bytes(b"id,name\n1,Ada\n")
+
+
 @pytest.mark.parametrize("example", [text for text in EXAMPLES if "spark" not in text])
 def test_example(example, tmp_path, monkeypatch):
     if "avro" in example:
         pytest.importorskip("fastavro")
+    if "jobs" in example:
+        pytest.importorskip("pyarrow")
+        orders(tmp_path)
     monkeypatch.chdir(tmp_path)
     exec(compile(example, str(README), "exec"), {})
 
 
+@pytest.mark.spark
+def test_datasets_on_spark(tmp_path):
+    pytest.importorskip("pyspark")
+    orders(tmp_path)
+    before, example = (text for text in EXAMPLES if "jobs" in text)
+    program = "\n".join(line for line in before.splitlines() if "jobs." not in line and not line.startswith("    "))
+    env = {**os.environ, **python_env(), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    result = subprocess.run(
+        [sys.executable, "-c", program + "\n" + example], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert (tmp_path / "orders.enc" / "2026" / "01.csv.ags").exists()
+    assert "'ok': 1" in result.stdout
+
+
 def test_spark_example_is_the_tours():
-    (example,) = [text for text in EXAMPLES if "spark" in text]
+    (example,) = [text for text in EXAMPLES if "spark" in text and "jobs" not in text]
     assert example in (ROOT / "benchmarks" / "tour.py").read_text()
 
 

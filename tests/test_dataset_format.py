@@ -1,0 +1,105 @@
+"""docs/dataset-format.md, read by somebody who has only that page, cryptography, pyarrow and a KMS to unwrap with."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from support import open_stream, pattern
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+from ags_fast import jobs  # noqa: E402
+from ags_fast.keys.kms import KmsClient, load_kms, local  # noqa: E402
+
+
+class SecondReader:
+    def __init__(self, folder: Path, kms: KmsClient) -> None:
+        self.folder, self.kms = folder, kms
+        path = self.newest("_ags/keys")
+        claimed = json.loads(json.loads((folder / path).read_bytes())["body"])
+        self.id = claimed["dataset_id"]
+        self.keys = {key["key-id"]: key for key in claimed["keys"]}
+        assert self.document(path)["format"] == "ags-keys"
+
+    def newest(self, kind: str) -> str:
+        return max(f"{kind}/{path.name}" for path in (self.folder / kind).iterdir() if re.match(r"\d{8}", path.name))
+
+    def binding(self, purpose: str, path: str) -> bytes:
+        return b"ags_fast\0" + purpose.encode() + b"\0" + self.id.encode() + b"\0" + path.encode()
+
+    def unwrap(self, key_id: str, wrapped: bytes, binding: bytes) -> bytes:
+        key = self.keys[key_id]
+        if "encrypted-key-metadata" not in key:
+            plain = self.kms.unwrap_key(wrapped, key["encrypted-by-id"])
+            assert plain[-32:] == hashlib.sha256(binding).digest()
+            return plain[:-32]
+        kek = self.kms.unwrap_key(base64.b64decode(key["encrypted-key-metadata"]), key["encrypted-by-id"])
+        return AESGCM(kek).decrypt(wrapped[:12], wrapped[12:], binding)
+
+    def document(self, path: str) -> dict[str, Any]:
+        outer = json.loads((self.folder / path).read_bytes())
+        auth = {name: value if name == "key_id" else base64.b64decode(value) for name, value in outer["auth"].items()}
+        key = self.unwrap(auth["key_id"], auth["wrapped_key"], self.binding("document", path))
+        assert AESGCM(key).decrypt(auth["nonce"], auth["tag"], outer["body"].encode()) == b""
+        body: dict[str, Any] = json.loads(outer["body"])
+        assert body["dataset_id"] == self.id
+        return body
+
+    def table(self, ref: dict[str, Any]) -> list[dict[str, Any]]:
+        stream = (self.folder / ref["path"]).read_bytes()
+        assert len(stream) == ref["length"]
+        key = self.unwrap(ref["key_id"], base64.b64decode(ref["wrapped_key"]), self.binding("dek", ref["path"]))
+        rows: list[dict[str, Any]] = pq.read_table(
+            io.BytesIO(open_stream(stream, key, self.binding("table", ref["path"])))
+        ).to_pylist()
+        assert len(rows) == ref["entries"]
+        return rows
+
+    def files(self) -> dict[str, bytes]:
+        version = self.document(self.newest("_ags/versions"))
+        rows = [row for ref in version["manifests"] for row in self.table(ref)]
+        assert (version["files"], version["plain_length"]) == (len(rows), sum(row["plain_length"] for row in rows))
+        return {row["path"]: self.file(row) for row in rows}
+
+    def file(self, row: dict[str, Any]) -> bytes:
+        stream = (self.folder / row["file"]).read_bytes()
+        assert len(stream) == row["file_length"]
+        assert stream[4:8] == row["block_size"].to_bytes(4, "little")
+        dek = self.unwrap(row["key_id"], row["wrapped_dek"], self.binding("dek", row["file"]))
+        return open_stream(stream, dek, row["aad_prefix"])
+
+
+@pytest.mark.parametrize("double_wrap", [True, False])
+def test_second_reader(tmp_path: Path, double_wrap: bool) -> None:
+    properties = {
+        "encryption.kms-type": "local",
+        "kms.local.path": str(tmp_path / "keystore"),
+        "kms.local.key-file": str(tmp_path / "key"),
+    }
+    local.create_keystore(properties)
+    local.create_key(properties, "master")
+    plain = {"a.bin": pattern(200_000), "b/c=1/d.avro": pattern(65536, 7), "e": b"", "größe/f.txt": b"x"}
+    for name, data in plain.items():
+        (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / name).write_bytes(data)
+    result = jobs.encrypt_files(
+        tmp_path / "src",
+        tmp_path / "dataset",
+        kms=properties,
+        wrapping_key_id="master",
+        double_wrap=double_wrap,
+        block_size=1 << 16,
+        aad_prefix="files.part{n}" if double_wrap else None,
+    )
+    result.raise_for_failures()
+    assert SecondReader(tmp_path / "dataset", load_kms(properties)).files() == plain
+    jobs.rekey_files(tmp_path / "dataset", kms=properties, double_wrap=double_wrap).raise_for_failures()
+    assert SecondReader(tmp_path / "dataset", load_kms(properties)).files() == plain
