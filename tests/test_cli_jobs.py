@@ -1,0 +1,124 @@
+"""The ags-fast commands for datasets, as a shell runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import flip, pattern, python_env
+
+pytest.importorskip("pyarrow")
+
+from ags_fast import cli
+
+KMS = ["--keystore", "keystore", "--key-file", "key"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The current directory: a keystore with the master key m, and a tree in src."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src" / "x").mkdir(parents=True)
+    (tmp_path / "src" / "x" / "a").write_bytes(pattern(3_000_000))
+    (tmp_path / "src" / "b").write_bytes(b"plain b")
+    assert cli.main(["keys", "init", "keystore", "--key-file", "key"]) == 0
+    assert cli.main(["keys", "create", "keystore", "m", "--key-file", "key"]) == 0
+    capsys.readouterr()
+    return tmp_path
+
+
+def run(*arguments: str) -> int:
+    return cli.main([*arguments, *KMS])
+
+
+def encrypted(*more: str) -> int:
+    return run("encrypt", "src", "ds", "--wrapping-key-id", "m", "--quiet", *more)
+
+
+def test_round_trip(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert encrypted() == 0
+    assert "version      1" in capsys.readouterr().out
+    assert run("ls", "ds", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(file["path"], file["plain_length"]) for file in listed["files"]] == [("b", 7), ("x/a", 3_000_000)]
+    assert run("rekey", "ds", "--path", "x/*") == 0
+    assert run("verify", "ds", "--min-version", "2") == 0
+    assert run("decrypt", "ds", "out") == 0
+    assert (folder / "out" / "x" / "a").read_bytes() == pattern(3_000_000)
+    capsys.readouterr()
+    assert run("decrypt", "ds", "out") == 1
+    assert "overwrite" in capsys.readouterr().out
+    assert run("decrypt", "ds", "out", "--resume", "verify") == 0
+    assert run("sweep", "ds") == 0
+
+
+def test_cat_is_bytes(folder: Path) -> None:
+    assert encrypted() == 0
+    command = [sys.executable, "-m", "ags_fast.cli", "cat", "ds", "x/a", *KMS]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, **python_env()}, check=True)
+    assert done.stdout == pattern(3_000_000)
+    assert done.stderr == b""
+
+
+def test_inspect_with_and_without_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert encrypted("--single-wrap") == 0
+    capsys.readouterr()
+    results = []
+    for more in ([], KMS):
+        assert cli.main(["inspect", "ds", "--json", *more]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    assert [result.pop("authenticated") for result in results] == [False, True]
+    assert results[0] == results[1]
+    assert results[0]["versions"][0]["files"] == 2
+    assert results[0]["keys"][0]["wrapping_key_id"] == "m"
+    assert cli.main(["inspect", "ds"]) == 0
+    assert "single wrap by m, active" in capsys.readouterr().out
+
+
+def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify", "nowhere") == 1
+    assert run("encrypt", "src", "ds", "--wrapping-key-id", "unknown") == 4
+    assert "unknown" in capsys.readouterr().err
+    assert encrypted() == 0
+    with pytest.raises(SystemExit) as usage:
+        cli.main(["verify", "ds"])
+    assert usage.value.code == 2
+    assert run("verify", "ds", "--min-version", "2") == 1
+    assert "min_version=2" in capsys.readouterr().err
+    path = folder / "ds" / "b.ags"
+    path.write_bytes(flip(path.read_bytes(), 300))
+    assert run("verify", "ds") == 3
+    assert "failed" in capsys.readouterr().out
+    assert run("cat", "ds", "b") == 3
+    assert run("decrypt", "ds", "out") == 3
+    assert not (folder / "out" / "b").exists()
+    assert (folder / "out" / "x" / "a").exists()
+    assert run("verify", "ds", "--max-failures", "0") == 1
+
+
+def test_dry_run_and_aad_prefix(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert encrypted("--dry-run", "--json") == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert [row["status"] for row in planned["rows"]] == ["planned", "planned"]
+    assert not (folder / "ds").exists()
+    assert encrypted("--aad-prefix", "no number") == 1
+    assert "{n}" in capsys.readouterr().err
+    assert encrypted("--aad-prefix", "set.part{n}", "--delete-sources") == 0
+    assert list((folder / "src").rglob("*.*")) == []
+    assert not (folder / "src" / "b").exists()
+    assert run("verify", "ds") == 0
+
+
+def test_passphrase_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "correct horse battery")
+    options = ["--passphrase-env", "SECRET"]
+    assert cli.main(["keys", "init", "other", *options]) == 0
+    assert cli.main(["keys", "create", "other", "m", *options]) == 0
+    arguments = ["encrypt", "src", "ds2", "--wrapping-key-id", "m", "--keystore", "other", "--quiet"]
+    assert cli.main([*arguments, *options]) == 0
+    monkeypatch.setenv("SECRET", "wrong horse battery!")
+    assert cli.main(["verify", "ds2", "--keystore", "other", *options]) == 4
