@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ags_fast.fs import Entry
+    from ags_fast.keys.envelope import Envelope
     from ags_fast.stream import AgsReader
 
 __all__ = [
@@ -168,7 +169,7 @@ def encrypt_files(
         job_id,
         opened.id,
         target,
-        opened.envelope,
+        _envelope(opened, entries),
         source,
         fsync=fsync,
         verify_after=verify_after,
@@ -333,7 +334,7 @@ def decrypt_files(
         job_id,
         opened.id,
         opened.store,
-        opened.envelope,
+        _envelope(opened, entries),
         destination,
         fsync=fsync,
         overwrite=overwrite,
@@ -371,7 +372,7 @@ def verify_files(
     options = _Options(engine, None, on_error, max_failures, progress)
     opened, head, entries = _opened(dataset, kms, storage_options, version, min_version, paths)
     job_id = new_job_id()
-    context = Context("verify", job_id, opened.id, opened.store, opened.envelope)
+    context = Context("verify", job_id, opened.id, opened.store, _envelope(opened, entries))
     rows = _run(context, [Task(entry) for entry in entries], options, None)
     rows = _name_swaps(context, entries, rows)
     if paths is None:
@@ -446,7 +447,7 @@ def rekey_files(
         job_id,
         opened.id,
         target,
-        opened.envelope,
+        _envelope(opened, entries, *chosen),
         fsync=fsync,
         verify_after=verify_after,
         resume=options.resume,
@@ -472,7 +473,9 @@ def open_file(
     opened, head, entries = _opened(dataset, kms, storage_options, version, min_version, None)
     for entry in entries:
         if entry.path == path:
-            return Context("verify", "", opened.id, opened.store, opened.envelope, threads=threads).reader(entry)
+            return Context("verify", "", opened.id, opened.store, _envelope(opened, [entry]), threads=threads).reader(
+                entry
+            )
     raise FileNotFoundError(f"the dataset's version {head.number if head else 0} has no {path!r}")
 
 
@@ -557,7 +560,7 @@ def _client(kms: KmsClient | Mapping[str, str]) -> KmsClient:
 
 
 def _check_apart(one: Store, other: Store) -> None:
-    a, b = one.url.rstrip("/") + "/", other.url.rstrip("/") + "/"
+    a, b = ((os.path.realpath(store.url) if store.local else store.url).rstrip("/") + "/" for store in (one, other))
     if a.startswith(b) or b.startswith(a):
         raise ValueError(f"{one.url} and {other.url}: neither may be the other, or inside it")
 
@@ -577,6 +580,11 @@ def _opened(
         patterns = [paths] if isinstance(paths, str) else list(paths)
         entries = [e for e in entries if any(fnmatch.fnmatchcase(e.path, pattern) for pattern in patterns)]
     return opened, head, entries
+
+
+def _envelope(dataset: Dataset, entries: Sequence[FileEntry], *more: FileEntry) -> Envelope:
+    """What opens these, and nothing else, to be sent to workers."""
+    return dataset.envelope.subset({entry.key_id for entry in (*entries, *more)})
 
 
 def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan | None) -> list[Row]:
@@ -609,6 +617,8 @@ def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan 
         except BaseException as error:
             # What was finished stays, for the plan knows it; what was not, goes.
             _sweep_job(context, tasks)
+            if plan is not None:
+                plan.release()
             if not isinstance(error, _TooManyError):
                 raise
             result = JobResult(context.job_id, context.op, context.dataset.url, None, rows)
@@ -703,8 +713,9 @@ def _plan_to_resume(dataset: Dataset, facts: Mapping[str, str]) -> Plan | None:
         if dataset.store.held(f"{PLANS}{job_id}/lock"):
             continue
         plan = Plan.load(dataset, job_id)
-        if plan is not None and all(plan.body.get(name) == value for name, value in facts.items()):
-            plan.hold()
+        if plan is None or any(plan.body.get(name) != value for name, value in facts.items()):
+            continue
+        if plan.hold():
             return plan
     return None
 
@@ -726,7 +737,7 @@ def _delete_sources(
     """Delete what was encrypted, when all of it has been read back from storage."""
     made = {dataset.store.full_path(entry.file): entry for entry in entries}
     good = [made[row.dst] for row in result.rows if row.status == "ok" and row.dst in made]
-    context = Context("verify", result.job_id, dataset.id, dataset.store, dataset.envelope)
+    context = Context("verify", result.job_id, dataset.id, dataset.store, _envelope(dataset, good))
     checked = {row.src: row for row in _run(context, [Task(entry) for entry in good], options, None)}
     for i, row in enumerate(result.rows):
         check = checked.get(row.dst or "")

@@ -176,9 +176,15 @@ class Plan:
         plan._write(entries, "claimed", [])
         return plan
 
-    def hold(self) -> None:
-        """Show, where the storage can, that the job lives. Whoever dies lets go."""
-        self._lock = self.dataset.store.hold(self.folder + "lock")
+    def hold(self) -> bool:
+        """Show, where the storage can, that the job lives, until `release` or death. False if another process does."""
+        path = self.folder + "lock"
+        self._lock = self.dataset.store.hold(path)
+        return self._lock is not None or not self.dataset.store.held(path)
+
+    def release(self) -> None:
+        """Leave the job to be resumed, by this process or another."""
+        self._lock = None
 
     def extend(self, entries: Sequence[FileEntry]) -> None:
         """Make durable that the job does these too, under names that no other job can have."""
@@ -265,7 +271,7 @@ class Plan:
         documents = sorted(name for name in names if name.endswith(".json"))
         for name in [*documents, *(name for name in names if not name.endswith(".json"))]:
             self.dataset.store.delete(name)
-        self._lock = None
+        self.release()
         self.dataset.store.remove_folder(self.folder)
 
 
