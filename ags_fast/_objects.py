@@ -32,12 +32,15 @@ if TYPE_CHECKING:
 
 __all__ = ["door"]
 
+CONNECTIONS = 16  # that are kept, for stores with the same options
 AHEAD_NBYTES = 16 << 20  # the most that is read ahead of who reads on and on
 PART_NBYTES = 8 << 20  # of an upload; doubled after every 1000 parts, of which S3 takes 10,000 of up to 5 GiB
 FIXED_PART_NBYTES = 64 << 20  # where all parts must have one size
 PARTS = 10_000
+PAGE = 1000  # objects of a listing
 PARTS_IN_FLIGHT = 4
 ATTEMPTS = 5
+PAUSE_SECONDS = 0.1  # after the first of them, doubled each time
 WRITER = "ags-writer"  # metadata of an object: a random name of who has written it
 
 
@@ -151,20 +154,35 @@ class _Objects:
         return PolicyError(f"{scheme} file systems cannot {what}: use a local folder or S3 for this")
 
 
+# Of stores with the same options, for one of S3 takes 0.1 s to make. A child of a fork leaves its parent's alone.
+_connections: dict[tuple[int, str, str], tuple[Any, str]] = {}
+
+
 def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     scheme = url.partition(":")[0]
+    of_s3 = scheme in ("s3", "s3a") and "::" not in url
     try:
         import fsspec
-        import fsspec.core
+        from fsspec.utils import tokenize
 
-        if scheme in ("s3", "s3a"):
+        if of_s3:
             import s3fs
 
             if int(s3fs.__version__.partition(".")[0]) < 2026:
                 raise ImportError(f"s3fs {s3fs.__version__} is too old")
-        # Listings that are remembered would be wrong, and instances that are shared would be somebody else's.
-        own = {"use_listings_cache": False, "skip_instance_cache": True}
-        fs, root = fsspec.core.url_to_fs(url, **{**options, **own})
+        key = (os.getpid(), "s3" if of_s3 else url, tokenize(options))
+        found = _connections.get(key)
+        if found is None:
+            # A listing that is remembered would be wrong, and an instance that is shared somebody else's.
+            own = {"use_listings_cache": False, "skip_instance_cache": True}
+            made = fsspec.url_to_fs(url, **{**options, **own})
+            mine = [other for other in list(_connections) if other[0] == key[0]]
+            for old in mine[: max(0, len(mine) + 1 - CONNECTIONS)]:
+                _connections.pop(old, None)
+            found = _connections.setdefault(key, made)
+        fs, root = found
+        if of_s3:
+            root = fs._strip_protocol(url)
     except ImportError as error:
         needed = "ags_fast[s3]" if scheme in ("s3", "s3a") else "fsspec, and its package for such URLs"
         raise ImportError(f"{scheme} URLs need {needed}: {error}") from error
@@ -311,23 +329,24 @@ class _S3(_Objects):
         return {"Bucket": bucket, "Key": f"{prefix}/{path}" if prefix else path}
 
     def call(self, request: str, **arguments: Any) -> Any:
-        return self.connect()[0].call_s3(request, **arguments)
+        """Make a request of S3, by its name in botocore, and wait for the answer. Raises OSError."""
+        return result_of(self.submit(request, **arguments))
 
     def submit(self, request: str, **arguments: Any) -> Future[Any]:
+        """Let the thread of fsspec make a request."""
         fs, _ = self.connect()
-        return asyncio.run_coroutine_threadsafe(fs._call_s3(request, **arguments), fs.loop)
+        coroutine = _send(fs, request, **arguments) if "Body" in arguments else fs._call_s3(request, **arguments)
+        return asyncio.run_coroutine_threadsafe(coroutine, fs.loop)
 
     def list(self, prefix: str) -> Iterator[Entry]:
         where = self.key(prefix)
         skip = len(where["Key"]) - len(prefix)
-        page = self.submit("list_objects_v2", Bucket=where["Bucket"], Prefix=where["Key"])
+        query: dict[str, Any] = {"Bucket": where["Bucket"], "Prefix": where["Key"], "MaxKeys": PAGE}
+        page = self.submit("list_objects_v2", **query)
         while True:
-            answer = page.result()
-            if answer.get("IsTruncated"):  # while somebody looks at this one
-                token = answer["NextContinuationToken"]
-                page = self.submit(
-                    "list_objects_v2", Bucket=where["Bucket"], Prefix=where["Key"], ContinuationToken=token
-                )
+            answer = result_of(page)
+            if answer.get("IsTruncated"):  # the next one comes while somebody looks at this one
+                page = self.submit("list_objects_v2", **query, ContinuationToken=answer["NextContinuationToken"])
             for found in answer.get("Contents", ()):
                 path = found["Key"][skip:]
                 if not path.endswith("/"):  # which is how some mark a folder
@@ -350,7 +369,9 @@ class _S3(_Objects):
 
     def _get(self, path: str, stamp: str, begin: int, end: int) -> bytes:
         fs, _ = self.connect()
-        return asyncio.run_coroutine_threadsafe(self._get_range(fs, path, stamp, begin, end), fs.loop).result()
+        coroutine = self._get_range(fs, path, stamp, begin, end)
+        data: bytes = result_of(asyncio.run_coroutine_threadsafe(coroutine, fs.loop))
+        return data
 
     async def _get_range(self, fs: Any, path: str, stamp: str, begin: int, end: int) -> bytes:
         from s3fs.core import S3_RETRYABLE_ERRORS
@@ -370,7 +391,7 @@ class _S3(_Objects):
             except S3_RETRYABLE_ERRORS:
                 if attempt == ATTEMPTS:
                     raise
-                await asyncio.sleep(0.1 * 1.7**attempt)
+                await asyncio.sleep(PAUSE_SECONDS * 2**attempt)
                 attempt += 1
             except OSError as error:
                 code = _code(error)
@@ -401,9 +422,12 @@ class _S3(_Objects):
         while True:
             page = self.call("list_multipart_uploads", Bucket=where["Bucket"], Prefix=where["Key"], **markers)
             for upload in page.get("Uploads", ()):
-                if tag is not None and upload["Key"][len(where["Key"]) :] not in paths:
+                path = upload["Key"].removeprefix(where["Key"])
+                if path == upload["Key"] and where["Key"]:  # some servers list all
                     continue
-                if time.time() - upload["Initiated"].timestamp() < older_than:
+                if tag is not None and path not in paths:
+                    continue
+                if older_than > 0 and time.time() - upload["Initiated"].timestamp() < older_than:
                     continue
                 try:
                     self.call(
@@ -418,6 +442,37 @@ class _S3(_Objects):
             if not page.get("IsTruncated"):
                 return swept
             markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+
+async def _send(fs: Any, request: str, Body: bytes, **arguments: Any) -> Any:  # noqa: N803
+    """A request with a body. s3fs would repeat it with the same file, which has been read to its end by then."""
+    from botocore.exceptions import ClientError
+    from s3fs.core import S3_RETRYABLE_ERRORS
+    from s3fs.errors import translate_boto_error
+
+    attempt = 1
+    while True:
+        await fs.set_session()
+        method = getattr(await fs.get_s3(arguments["Bucket"]), request)
+        try:
+            return await method(**fs._get_s3_method_kwargs(method, Body=io.BytesIO(Body), **arguments))
+        except ClientError as error:
+            raise translate_boto_error(error) from error
+        except S3_RETRYABLE_ERRORS:
+            if attempt == ATTEMPTS:
+                raise
+            await asyncio.sleep(PAUSE_SECONDS * 2**attempt)
+            attempt += 1
+
+
+def result_of(answer: Future[Any]) -> Any:
+    """Wait for an answer. What botocore has to say of the network, of credentials and so on is an OSError."""
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        return answer.result()
+    except BotoCoreError as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
 
 
 def _code(error: BaseException) -> str:
@@ -441,7 +496,8 @@ class _Upload(NewObject):
         self._exclusive = exclusive
         self._upload: dict[str, str] = {}  # UploadId, once there is one
         self._parts: list[Future[Any]] = []
-        self._buffer = bytearray()
+        self._buffer = io.BytesIO()
+        self._filled = 0
         fs, _ = bucket.connect()
         self._fixed = bool(fs.fixed_upload_size)
         self._writer = os.urandom(16).hex()
@@ -460,10 +516,10 @@ class _Upload(NewObject):
 
     def _write(self, view: memoryview) -> None:
         while view:
-            taken = self._part_size() - len(self._buffer)
-            self._buffer += view[:taken]
-            view = view[taken:]
-            if len(self._buffer) == self._part_size():
+            taken = view[: self._part_size() - self._filled]
+            self._filled += self._buffer.write(taken)
+            view = view[len(taken) :]
+            if self._filled == self._part_size():
                 self._send()
 
     def _send(self) -> None:
@@ -473,20 +529,21 @@ class _Upload(NewObject):
         if len(self._parts) == PARTS:
             raise OSError(errno.EFBIG, f"an object has at most {PARTS} parts", self.path)
         if len(self._parts) >= PARTS_IN_FLIGHT:
-            self._parts[-PARTS_IN_FLIGHT].result()
-        body, self._buffer = self._buffer, bytearray()
-        number = len(self._parts) + 1
-        self._parts.append(
-            self._bucket.submit("upload_part", **self._key, **self._upload, PartNumber=number, Body=body)
-        )
+            result_of(self._parts[-PARTS_IN_FLIGHT])
+        part = {"PartNumber": len(self._parts) + 1, "Body": self._take()}
+        self._parts.append(self._bucket.submit("upload_part", **self._key, **self._upload, **part))
+
+    def _take(self) -> bytes:
+        buffer, self._buffer, self._filled = self._buffer, io.BytesIO(), 0
+        return buffer.getvalue()  # no copy
 
     def _publish(self) -> None:
         if not self._upload:
-            self._commit("put_object", Body=bytes(self._buffer), **(self._marked if self._exclusive else {}))
+            self._commit("put_object", Body=self._take(), **(self._marked if self._exclusive else {}))
             return
-        if self._buffer:
+        if self._filled:
             self._send()
-        parts = [{"PartNumber": i, "ETag": part.result()["ETag"]} for i, part in enumerate(self._parts, 1)]
+        parts = [{"PartNumber": i, "ETag": result_of(part)["ETag"]} for i, part in enumerate(self._parts, 1)]
         self._commit("complete_multipart_upload", MultipartUpload={"Parts": parts}, **self._upload)
 
     def _commit(self, request: str, **arguments: Any) -> None:
@@ -511,7 +568,7 @@ class _Upload(NewObject):
         return bool(found.get("Metadata", {}).get(WRITER) == self._writer)
 
     def _discard(self) -> None:
-        self._buffer = bytearray()
+        self._take()
         if not self._upload:
             return
         for part in self._parts:
@@ -595,7 +652,9 @@ class _Other(_Objects):
             return []
         for name, info in found.items():
             of = temporary_tag(name.rpartition("/")[2])
-            if of is None or tag not in (None, of) or time.time() - _entry(name, info).modified < older_than:
+            if of is None or tag not in (None, of):
+                continue
+            if older_than > 0 and time.time() - _entry(name, info).modified < older_than:
                 continue
             try:
                 fs.rm_file(name)

@@ -293,18 +293,24 @@ class _Folder:
                 continue
             with scan:
                 for found in scan:
-                    if stem and not found.name.startswith(stem):
+                    name = found.name
+                    if stem and not name.startswith(stem):
                         continue
                     try:
-                        if found.is_dir():
-                            below = _follow(found, links) if found.is_symlink() else links
-                            todo.append((found.path, f"{shown}{found.name}/", below))
-                            continue
+                        is_folder = found.is_dir()
                         info = found.stat()
                     except FileNotFoundError:  # gone meanwhile, or a link to nothing
                         continue
-                    if stat.S_ISREG(info.st_mode) and temporary_tag(found.name) is None:
-                        yield Entry(shown + found.name, info.st_size, str(info.st_mtime_ns), info.st_mtime)
+                    except OSError as error:
+                        if error.errno == errno.ELOOP:  # a link to itself
+                            continue
+                        raise
+                    if is_folder:
+                        below = _follow(found, links) if found.is_symlink() else links
+                        todo.append((found.path, f"{shown}{name}/", below))
+                        continue
+                    if stat.S_ISREG(info.st_mode) and (name[0] != "." or temporary_tag(name) is None):
+                        yield Entry(shown + name, info.st_size, str(info.st_mtime_ns), info.st_mtime)
             stem = ""
 
     def stat(self, path: str) -> Entry | None:
@@ -328,7 +334,10 @@ class _Folder:
         return data
 
     def create(self, path: str, data: bytes) -> None:
-        with NewFile(self._place(path, make=True), exclusive=True, fsync=True) as new:
+        place = self._place(path, make=True)
+        if os.path.islink(place):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place)
+        with NewFile(place, exclusive=True, fsync=True) as new:
             new.write(data)
             new.publish()
         self.sync_folders([path])
@@ -338,7 +347,7 @@ class _Folder:
 
     def new(self, path: str, *, tag: str, exclusive: bool, private: bool, fsync: bool) -> NewFile:
         place = self._place(path, make=True)
-        if os.path.islink(place):  # its target is what would be replaced
+        if os.path.islink(place):  # its target is what gets replaced
             place = self._inside(place, path)
         return NewFile(place, tag=tag, exclusive=exclusive, private=private, fsync=fsync)
 
@@ -535,15 +544,17 @@ class NewFile:
         private: bool = False,
         fsync: bool = False,
     ) -> None:
-        self.path = os.path.realpath(os.fsdecode(path))  # a link's target is what gets replaced
+        self.path = os.fsdecode(path)
+        if not self.path.startswith("/"):  # the working directory may change
+            self.path = os.path.join(os.getcwd(), self.path)
         self._exclusive = exclusive
         self._fsync = fsync
         self._owner = os.getpid()
         self._temporary: str | None = None
-        try:
-            existing = os.stat(self.path)
-        except FileNotFoundError:
-            existing = None
+        existing = _stat(self.path)
+        if existing is not None and stat.S_ISLNK(existing.st_mode):  # its target is what gets replaced
+            self.path = os.path.realpath(self.path)
+            existing = _stat(self.path)
         if existing is not None and exclusive:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
         if existing is not None and not stat.S_ISREG(existing.st_mode):
@@ -701,6 +712,13 @@ class NewObject:
 
     def _discard(self) -> None:
         raise NotImplementedError
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
 
 
 def pwrite_all(fd: int, data: bytes | memoryview, offset: int) -> None:

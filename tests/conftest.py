@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+import servers
+
+pytest.register_assert_rewrite("store_contract")  # the tests in it are run by files that import them
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +29,18 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"no test data at {path}")
     return path
+
+
+@pytest.fixture(scope="session")
+def moto_s3() -> Iterator[servers.S3Server]:
+    with servers.moto_s3() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Server]:
+    with servers.versitygw(tmp_path_factory.mktemp("versitygw")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,0 +1,232 @@
+"""What every Store must do, wherever its files are: test_fs.py and test_s3.py run these tests on theirs."""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+from typing import Any
+
+import pytest
+from support import KEY, open_stream, pattern
+
+from ags_fast import AgsReader, AgsWriter, FormatError, PolicyError
+from ags_fast.fs import NewFile, NewObject, Store
+
+SIZES = (0, 1, 100_000, 9 << 20)  # the last one takes an upload in parts
+
+
+def names(store: Store, prefix: str = "") -> list[str]:
+    return sorted(entry.path for entry in store.list(prefix))
+
+
+def put(store: Store, path: str, data: bytes, **options: Any) -> None:
+    with store.new(path, **options) as new:
+        new.write(data)
+        new.publish()
+
+
+def read_all(store: Store, path: str) -> bytes:
+    """The bytes of a file, as a reader of any source gets them."""
+    source = store.source(path)
+    if isinstance(source, str):
+        with open(source, "rb") as file:
+            return file.read()
+    with source:
+        data = source.read()
+    assert source.closed
+    return data
+
+
+class StoreContract:
+    """`store` is a fixture: an empty store whose folder does not exist yet."""
+
+    def test_empty(self, store: Store) -> None:
+        assert names(store) == names(store, "some/folder") == []
+        assert store.stat("nothing") is None and store.stat("no/thing") is None
+        with pytest.raises(FileNotFoundError):
+            store.read("nothing", 10)
+        with pytest.raises(FileNotFoundError), AgsReader(store.source("nothing"), KEY, length=None):
+            pass
+        store.delete("nothing")
+        store.delete("no/thing")
+        assert store.sweep() == store.sweep("tag", 0) == 0
+
+    def test_list_and_stat(self, store: Store) -> None:
+        paths = ["top", "a/one", "a/two", "a/b/three", "ab", ".hidden/.file", "part=x y/%41 é&+?#.avro", "a.agstmp"]
+        for i, path in enumerate(paths):
+            put(store, path, bytes(i))
+        found = {entry.path: entry for entry in store.list()}
+        assert {path: entry.size for path, entry in found.items()} == {path: i for i, path in enumerate(paths)}
+        for path, entry in found.items():
+            again = store.stat(path)
+            assert again is not None and (again.path, again.size, again.stamp) == (path, entry.size, entry.stamp)
+            assert 1.7e9 < entry.modified < 5e9 and read_all(store, path) == bytes(entry.size)
+            assert entry == pickle.loads(pickle.dumps(entry)) and repr(path) in repr(entry)
+        assert names(store, "a/") == ["a/b/three", "a/one", "a/two"]
+        assert names(store, "a") == ["a.agstmp", "a/b/three", "a/one", "a/two", "ab"]
+        assert names(store, "a/b/th") == ["a/b/three"] and names(store, "x") == names(store, "a/x/") == []
+        assert store.stat("a") is None
+        put(store, "top", b"changed")
+        assert store.stat("top").stamp != found["top"].stamp  # type: ignore[union-attr]
+        for path in paths:
+            store.delete(path)
+            store.delete(path)
+        assert names(store) == []
+
+    def test_read_has_a_limit(self, store: Store) -> None:
+        for size in (0, 1, 1000):
+            put(store, "file", pattern(size))
+            assert store.read("file", size) == store.read("file", 5000) == pattern(size)
+            if size:
+                for limit in (0, size - 1):
+                    with pytest.raises(FormatError, match="may have"):
+                        store.read("file", limit)
+
+    def test_create_never_replaces(self, store: Store) -> None:
+        for size in SIZES:
+            path = f"_ags/versions/{size}.json"
+            store.create(path, pattern(size))
+            for data in (b"", b"other", pattern(size)):
+                with pytest.raises(FileExistsError):
+                    store.create(path, data)
+            assert read_all(store, path) == pattern(size)
+            store.delete(path)
+            store.create(path, b"new")
+            assert store.read(path, 3) == b"new"
+        assert store.sweep(older_than=0) == 0
+
+    @pytest.mark.parametrize("exclusive", [False, True])
+    def test_new_appears_when_complete(self, store: Store, exclusive: bool) -> None:
+        for size in SIZES:
+            path, plain = f"folder {size}/file", pattern(size)
+            new = store.new(path, tag="job-1", exclusive=exclusive)
+            assert isinstance(new, (NewFile, NewObject)) and new.path.endswith(path)
+            for begin in range(0, size, 1 << 20):
+                assert new.write(memoryview(plain)[begin : begin + (1 << 20)]) == min(1 << 20, size - begin)
+            assert store.stat(path) is None and names(store, "folder") == []
+            new.publish()
+            new.publish()
+            new.discard()
+            assert read_all(store, path) == plain
+            if exclusive:
+                with pytest.raises(FileExistsError):
+                    store.new(path, exclusive=True)
+            else:
+                put(store, path, b"replaced")
+                assert read_all(store, path) == b"replaced"
+            store.delete(path)
+        assert names(store) == [] and store.sweep(older_than=0) == 0
+
+    def test_new_that_loses_the_race(self, store: Store) -> None:
+        """Nothing was there when it began, and something is in the end."""
+        for size in SIZES:
+            new = store.new("file", exclusive=True)
+            new.write(pattern(size))
+            put(store, "file", b"somebody was faster")
+            with pytest.raises(FileExistsError):
+                new.publish()
+            assert read_all(store, "file") == b"somebody was faster"
+            store.delete("file")
+        assert names(store) == [] and store.sweep(older_than=0) == 0
+
+    @pytest.mark.parametrize("how", ["discard", "with", "collected"])
+    def test_new_given_up(self, store: Store, how: str) -> None:
+        put(store, "old", b"old")
+        for path in ("old", "new"):
+            for size in SIZES:
+                new = store.new(path)
+                new.write(pattern(size))
+                if how == "discard":
+                    new.discard()
+                    new.discard()
+                    new.publish()
+                elif how == "with":
+                    with pytest.raises(KeyboardInterrupt), new:
+                        raise KeyboardInterrupt
+                del new
+                gc.collect()
+            assert names(store) == ["old"] and store.read("old", 9) == b"old"
+        self.no_uploads(store)
+
+    def no_uploads(self, store: Store) -> None:
+        assert store.sweep(older_than=0) == 0
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_under_a_writer(self, store: Store, size: int) -> None:
+        plain = pattern(size)
+        with AgsWriter(store.new("a/file", exclusive=True), KEY, aad_prefix=b"p", block_size=100_000) as writer:
+            writer.write(plain)
+        source = store.source("a/file")
+        with AgsReader(source, KEY, length=writer.file_length, aad_prefix=b"p") as reader:
+            assert reader.read() == plain
+            reader.seek(size // 2)
+            assert reader.read(10) == plain[size // 2 :][:10]
+            reader.verify()
+        assert open_stream(read_all(store, "a/file"), KEY, b"p") == plain
+        with pytest.raises(ZeroDivisionError), AgsWriter(store.new("a/cut"), KEY, block_size=1000) as writer:
+            writer.write(plain)
+            writer.write(1 // 0)
+        writer = AgsWriter(store.new("a/cut"), KEY)
+        writer.write(plain)
+        writer.abort()
+        assert names(store) == ["a/file"]
+        with pytest.raises(ValueError, match="are for a path"):
+            AgsWriter(store.new("a/cut"), KEY, exclusive=True)
+
+    def test_reads_of_a_source(self, store: Store) -> None:
+        """Any reads are those of a file, whatever is read ahead."""
+        data = pattern(300_000)
+        put(store, "file", data)
+        source = store.source("file", store.stat("file"))
+        right = io.BytesIO(data)
+        with io.FileIO(source) if isinstance(source, str) else source as file:
+            on = -1  # where the last one ended
+            moves = [(on, 1000)] * 40 + [(0, 10), (299_990, 100), (on, 5), (5000, 0)]
+            moves += [(on, size) for size in (1, 70_000, 70_000, 30_000, 10)]
+            for offset, size in [*moves, (7, -1), (400_000, 5)]:
+                if offset >= 0:
+                    assert file.seek(offset) == right.seek(offset)
+                assert file.read(size) == right.read(size) and file.tell() == right.tell()
+            assert file.seek(-5, io.SEEK_END) == 299_995 and file.seek(2, io.SEEK_CUR) == 299_997
+            buffer = bytearray(10)
+            assert file.readinto(buffer) == 3 and buffer == data[-3:] + bytes(7)
+            assert file.seekable() and file.readable() and not file.writable()
+            with pytest.raises((ValueError, OSError)):
+                file.seek(-1)
+        with pytest.raises(ValueError, match="closed"):
+            file.read(1)
+
+    def test_only_plain_relative_paths(self, store: Store) -> None:
+        put(store, "in/side", b"x")
+        for path in ("", "/", "/etc/passwd", "..", "../x", "in/../../x", "in/..", "./x", "in//x", "in/", "x/."):
+            for call in (
+                lambda path: store.new(path),
+                lambda path: store.create(path, b"y"),
+                lambda path: store.read(path, 10),
+                store.stat,
+                store.source,
+                store.delete,
+                lambda path: store.sync_folders([path]),
+            ):
+                with pytest.raises(PolicyError, match="relative path"):
+                    call(path)
+        assert names(store) == ["in/side"]
+
+    def test_tags(self, store: Store) -> None:
+        for tag in ("a.b", "a/b", "..", "a" * 65, "é", " "):
+            with pytest.raises(ValueError, match="letters"):
+                store.new("file", tag=tag)
+            with pytest.raises(ValueError, match="letters"):
+                store.sweep(tag)
+
+    def test_pickle_and_repr(self, store: Store) -> None:
+        put(store, "file", b"x")
+        again = pickle.loads(pickle.dumps(store))
+        assert again.url == store.url and again.local == store.local and names(again) == ["file"]
+        assert repr(again) == f"Store({store.url!r})"
+
+    def test_sync_folders(self, store: Store) -> None:
+        put(store, "a/b/c/file", b"x")
+        put(store, "a/d/file", b"x", fsync=True)
+        store.sync_folders(["a/b/c/file", "a/d/file"])

@@ -1,0 +1,635 @@
+"""Store over a local folder, fsspec's memory and more: complete or absent, never outside, swept when nobody writes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import io
+import os
+import pickle
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import mock
+
+import pytest
+from store_contract import StoreContract, names, put, read_all
+from support import KEY, finish_python, open_stream, pattern, python_env, run_python, start_python
+
+from ags_fast import AgsWriter, PolicyError, fs
+from ags_fast.fs import NewFile, NewObject, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class TestLocal(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return Store(tmp_path / "deep" / "store")
+
+
+class TestMemory(StoreContract):
+    @pytest.fixture
+    def store(self) -> Store:
+        pytest.importorskip("fsspec")
+        return Store(f"memory://test_fs/{os.urandom(8).hex()}")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def temporary(store: Store) -> list[str]:
+    return [name for _, _, files in os.walk(store.url) for name in files if name.endswith(".agstmp")]
+
+
+# ---------------------------------------------------------------- what is local
+
+
+def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url, path in (
+        (tmp_path, tmp_path),
+        (f"{tmp_path}/a/", tmp_path / "a"),
+        ("a", tmp_path / "a"),
+        ("a/../b", tmp_path / "b"),
+        ("odd:name", tmp_path / "odd:name"),
+        ("a b%20c", tmp_path / "a b%20c"),
+        (f"file://{tmp_path}", tmp_path),
+        (f"file:{tmp_path}", tmp_path),
+        (f"file://localhost{tmp_path}/", tmp_path),
+        (f"local://{tmp_path}", tmp_path),
+    ):
+        store = Store(url)
+        assert store.local and store.url == str(path), url
+    with pytest.raises(ValueError, match="three slashes"):
+        Store("file://host/path")
+    for url in ("memory://a", "s3://bucket/a", "s3a://bucket", "simplecache::s3://bucket/a"):
+        assert not Store(url + "/").local and Store(url + "/").url == url
+
+
+def test_repr_shows_no_secret() -> None:
+    store = Store("sftp://user:password@host:22/folder", {"secret": "hidden"})
+    assert repr(store) == "Store('sftp://***@host:22/folder')"
+    assert pickle.loads(pickle.dumps(store)).storage_options == {"secret": "hidden"}
+
+
+def test_a_local_store_needs_no_fsspec(tmp_path: Path) -> None:
+    run_python(
+        """
+        import sys
+        from ags_fast.fs import Store
+        store = Store("file://" + sys.argv[1] + "/store")
+        store.create("a/b", b"x")
+        assert [entry.path for entry in store.list()] == ["a/b"] and store.sweep() == 0
+        assert not {"fsspec", "asyncio", "tempfile", "s3fs"} & set(sys.modules)
+        """,
+        tmp_path,
+    )
+
+
+def test_what_is_missing_is_named() -> None:
+    with mock.patch.dict(sys.modules, {"s3fs": None}), pytest.raises(ImportError, match=r"ags_fast\[s3\]"):
+        names(Store("s3://bucket"))
+    with mock.patch.dict(sys.modules, {"fsspec": None}), pytest.raises(ImportError, match="need fsspec"):
+        names(Store("memory://x"))
+
+
+def test_list_is_one_walk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system call a file, and one a folder: 10**5 files in well under a second."""
+    for i in range(3):
+        for j in range(5):
+            put(store, f"{i}/{j}", b"x")
+    calls = mock.Mock(side_effect=os.scandir)
+    monkeypatch.setattr(fs.os, "scandir", calls)
+    for name in ("stat", "lstat", "listdir", "open"):
+        monkeypatch.setattr(fs.os, name, mock.Mock(side_effect=AssertionError(name)))
+    assert len(names(store)) == 15 and calls.call_count == 4
+    calls.reset_mock()
+    assert len(names(store, "1/")) == 5 and calls.call_count == 1
+
+
+def test_files_only(store: Store) -> None:
+    put(store, "file", b"x")
+    os.mkfifo(store.url + "/fifo")
+    os.mkdir(store.url + "/empty")
+    assert names(store) == ["file"] and store.stat("fifo") is None and store.stat("file/x") is None
+
+
+# ---------------------------------------------------------------- complete or absent
+
+
+def test_create_is_durable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes, then the name, then the folders up to the one that the store is in, each once."""
+    done: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def watched_fsync(fd: int) -> None:
+        done.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    def watched_link(source: str, target: str) -> None:
+        done.append("link")
+        link(source, target)
+
+    if sys.platform != "linux":
+        pytest.skip("needs Linux")
+    monkeypatch.setattr(fs.os, "fsync", watched_fsync)
+    monkeypatch.setattr(fs.os, "link", watched_link)
+    store.create("a/b/file", b"x")
+    root = os.path.realpath(store.url)
+    assert done[0].endswith(".agstmp") and done[1] == "link"
+    assert {f"{root}/a/b", f"{root}/a", root, os.path.dirname(root)} <= set(done[2:])
+    done.clear()
+    store.sync_folders(["a/b/file", "a/b/file2", "a/file", "top"])
+    assert sorted(done) == [os.path.dirname(root), root, f"{root}/a", f"{root}/a/b"]
+
+
+def test_create_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create("a/1", b"x")
+    for name in ("write", "fsync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(fs.os, name, mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
+            with pytest.raises(OSError, match="full"):
+                store.create("a/2", b"y")
+        assert names(store) == ["a/1"] and temporary(store) == []
+
+
+def test_create_without_hard_links(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fs.os, "link", mock.Mock(side_effect=OSError(errno.EPERM, "no links")))
+    store.create("a/1", b"x")
+    with pytest.raises(FileExistsError):
+        store.create("a/1", b"y")
+    assert store.read("a/1", 1) == b"x" and temporary(store) == []
+
+
+RACE = """
+    import os, pickle, sys, time
+    from concurrent.futures import ThreadPoolExecutor
+    me, rounds, go = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    store = pickle.loads(bytes.fromhex(sys.argv[4]))
+    store.stat("connected")
+    open(go + me, "w").close()
+    while not os.path.exists(go):
+        time.sleep(0.001)
+
+    def create(number):
+        try:
+            store.create(f"numbered/{number // 4:08d}", f"{me} {number}".encode() + bytes(5000))
+        except FileExistsError:
+            return None
+        return number
+
+    with ThreadPoolExecutor(4) as pool:
+        print(*(number for number in pool.map(create, range(4 * rounds)) if number is not None))
+"""
+
+
+def race(store: Store, processes: int, rounds: int, folder: Path) -> None:
+    """Processes with four threads each create the same files: each file has one winner, and is the winner's."""
+    go = folder / "go"
+    children = [start_python(RACE, me, rounds, go, pickle.dumps(store).hex()) for me in range(processes)]
+    while not all((folder / f"go{me}").exists() for me in range(processes)):
+        assert all(child.poll() is None for child in children)
+        time.sleep(0.01)
+    go.touch()
+    won = [f"{me} {number}" for me, child in enumerate(children) for number in finish_python(child).split()]
+    assert len(won) == rounds
+    assert sorted(won) == sorted(read_all(store, path).rstrip(b"\0").decode() for path in names(store))
+
+
+def test_create_has_one_winner(store: Store, tmp_path: Path) -> None:
+    race(store, 3, 300, tmp_path)
+    assert temporary(store) == []
+
+
+def test_create_has_one_winner_in_memory() -> None:
+    pytest.importorskip("fsspec")
+    store = Store(f"memory://test_fs/{os.urandom(8).hex()}")
+    won = []
+
+    def create(me: int) -> None:
+        for number in range(200):
+            try:
+                store.create(f"{number}", b"%d" % me)
+                won.append((number, b"%d" % me))
+            except FileExistsError:
+                pass
+
+    threads = [threading.Thread(target=create, args=(me,)) for me in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == [(number, store.read(f"{number}", 9)) for number in range(200)]
+
+
+# ---------------------------------------------------------------- dead and living writers
+
+WRITER = """
+    import os, pickle, sys, time
+    from ags_fast import AgsWriter
+    from support import KEY
+    store = pickle.loads(bytes.fromhex(sys.argv[1]))
+    writer = AgsWriter(store.new("a/file", tag="job-1"), KEY, block_size=100_000)
+    writer.write(bytes(int(sys.argv[2])))
+    print("writing", flush=True)
+    sys.stdin.readline()
+    writer.close()
+"""
+
+
+@contextlib.contextmanager
+def writing(store: Store, size: int) -> Iterator[subprocess.Popen[str]]:
+    """A process in the middle of a file."""
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), pickle.dumps(store).hex(), str(size)]
+    child = subprocess.Popen(command, env=python_env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == "writing\n"
+            yield child
+        finally:
+            child.kill()
+
+
+def test_kill_9_and_sweep(store: Store) -> None:
+    put(store, "b/.other.x.agstmp", b"a user's")
+    with writing(store, 1_000_000) as child:
+        assert len(temporary(store)) == 2 and names(store) == ["b/.other.x.agstmp"]
+        for _ in range(2):  # it lives
+            assert store.sweep() == store.sweep("job-1", 0) == store.sweep(older_than=0) == 0
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert store.sweep("job-2") == store.sweep("file") == store.sweep("") == store.sweep(older_than=3600) == 0
+    assert len(temporary(store)) == 2
+    assert store.sweep("job-1") == 1
+    assert temporary(store) == [".other.x.agstmp"] and names(store) == ["b/.other.x.agstmp"]
+
+
+def test_a_living_writer_is_not_swept(store: Store) -> None:
+    with writing(store, 1_000_000) as child:
+        assert store.sweep(older_than=0) == 0
+        child.communicate("\n", timeout=60)
+        assert child.returncode == 0
+    assert len(open_stream(read_all(store, "a/file"))) == 1_000_000
+    with store.new("b/file", tag="t") as new:  # of this process
+        assert store.sweep() == store.sweep("t", 0) == 0
+        new.write(b"x")
+        new.publish()
+    assert names(store) == ["a/file", "b/file"]
+
+
+def test_sweep_and_publish_at_once(store: Store, tmp_path: Path) -> None:
+    """However often somebody sweeps, no file is lost on its way to its name."""
+    stop = tmp_path / "stop"
+    sweeper = start_python(
+        """
+        import os, sys
+        from ags_fast.fs import Store
+        store, swept = Store(sys.argv[1]), 0
+        while not os.path.exists(sys.argv[2]):
+            swept += store.sweep(older_than=0)
+        print(swept)
+        """,
+        store.url,
+        stop,
+    )
+    try:
+        for i in range(500):
+            put(store, f"{i % 7}", b"%d" % i)
+            assert store.read(f"{i % 7}", 9) == b"%d" % i
+            put(store, f"x{i}", b"x", exclusive=True)
+            store.delete(f"x{i}")
+    finally:
+        stop.touch()
+        finish_python(sweeper)
+    assert temporary(store) == []
+
+
+def test_a_sweep_before_the_lock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep may come between the making of a temporary file and its lock: then there is another one."""
+    lock, held = fs._lock, []
+
+    def late(fd: int) -> bool | None:
+        monkeypatch.setattr(fs, "_lock", lock)
+        if held:  # the second time: the sweep is not yet through with it
+            held.append(os.open(temporary_path(), os.O_RDWR))
+            assert lock(held[-1])
+            return lock(fd)
+        held.append(-1)
+        assert store.sweep() == 1
+        return lock(fd)
+
+    def temporary_path() -> str:
+        return os.path.join(store.url, *temporary(store))
+
+    for _ in range(2):
+        monkeypatch.setattr(fs, "_lock", late)
+        with store.new("file") as new:
+            new.write(b"x")
+            new.publish()
+        assert store.read("file", 1) == b"x"
+    os.close(held[-1])
+    assert temporary(store) == []
+
+
+def test_without_locks_age_decides(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fs.fcntl, "flock", flock)
+    new = store.new("file", tag="job")
+    assert store.sweep() == store.sweep(older_than=60) == store.sweep("job", 60) == 0
+    os.utime(os.path.join(store.url, *temporary(store)), (time.time() - 100_000,) * 2)
+    assert store.sweep(older_than=200_000) == 0 and store.sweep() == 1
+    assert isinstance(new, NewFile)
+    with pytest.raises(FileNotFoundError):
+        new.publish()
+    store.new("file", tag="job")  # collected at once
+    with store.new("file", tag="job"):
+        assert store.sweep("job") == 1  # whose writers are known to be dead
+
+
+def test_a_fork_does_not_own_the_file(store: Store) -> None:
+    run_python(
+        """
+        import gc, os, sys
+        from ags_fast.fs import Store
+        for url in sys.argv[1:]:
+            store = Store(url)
+            new = store.new("file")
+            new.write(b"parent's")
+            pid = os.fork()
+            if pid == 0:
+                new.publish()
+                new.discard()
+                del new
+                gc.collect()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0 and store.stat("file") is None and store.sweep(older_than=0) == 0
+            new.publish()
+            assert store.read("file", 9) == b"parent's"
+        """,
+        store.url,
+        "memory://fork",
+    )
+
+
+# ---------------------------------------------------------------- never outside
+
+
+def test_links_out_of_the_store(store: Store, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / "sub").mkdir(parents=True)
+    (outside / "file").write_bytes(b"precious")
+    put(store, "in/file", b"x")
+    os.symlink(outside, store.url + "/absolute")
+    os.symlink("../outside", store.url + "/relative")
+    os.symlink("..", store.url + "/up")
+    os.symlink("../../outside/file", store.url + "/in/link")
+    os.symlink("../../outside/new", store.url + "/in/dangling")
+    os.symlink("/", store.url + "/in/root")
+    for path in ("absolute/x", "relative/sub/x", "absolute/sub/new/x", "up/x", "up/outside/x", "in/root/tmp/ags/x"):
+        for call in (store.new, lambda path: store.create(path, b"y"), store.delete):
+            with pytest.raises(PolicyError, match="through a link"):
+                call(path)
+    for path in ("in/link", "in/dangling"):
+        with pytest.raises(PolicyError, match="through a link"):
+            store.new(path)
+    with pytest.raises(FileExistsError):
+        store.create("in/link", b"y")
+    with pytest.raises((PolicyError, FileExistsError)):
+        store.create("in/dangling", b"y")
+    store.delete("in/link")  # the link
+    assert sorted(os.listdir(outside)) == ["file", "sub"] and (outside / "file").read_bytes() == b"precious"
+    assert os.listdir(outside / "sub") == [] and sorted(os.listdir(tmp_path)) == ["outside", "store"]
+
+
+def test_links_inside_the_store(store: Store) -> None:
+    put(store, "real/file", b"x")
+    os.symlink("real", store.url + "/link")
+    os.symlink("real/file", store.url + "/alias")
+    put(store, "link/two", b"2")
+    put(store, "alias", b"new")
+    assert store.read("real/two", 1) == b"2" and store.read("real/file", 3) == b"new"
+    assert os.path.islink(store.url + "/alias")
+    assert names(store) == ["alias", "link/file", "link/two", "real/file", "real/two"]
+    store.delete("link/two")
+    assert names(store, "real") == ["real/file"]
+
+
+def test_a_store_that_is_a_link(store: Store, tmp_path: Path) -> None:
+    put(store, "a", b"x")
+    os.symlink(store.url, tmp_path / "link")
+    other = Store(tmp_path / "link")
+    put(other, "b/c", b"y")
+    os.symlink("b", store.url + "/d")
+    put(other, "d/e", b"z")
+    assert names(store) == names(other) == ["a", "b/c", "b/e", "d/c", "d/e"]
+
+
+def test_loops_of_links(store: Store, tmp_path: Path) -> None:
+    put(store, "a/b/file", b"x")
+    for place, target in (("a/self", "../a"), ("a/b/up", "../.."), ("a/far", str(tmp_path))):
+        os.symlink(target, f"{store.url}/{place}")
+        with pytest.raises(OSError) as caught:
+            names(store)
+        assert caught.value.errno == errno.ELOOP and place in str(caught.value)
+        assert store.sweep(older_than=0) == 0  # follows none
+        os.unlink(f"{store.url}/{place}")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "y").symlink_to(tmp_path / "store" / "a")
+    os.symlink(tmp_path / "x", store.url + "/a/x")
+    with pytest.raises(OSError, match="leads back"):
+        names(store)
+    os.unlink(store.url + "/a/x")
+    os.symlink("nowhere", store.url + "/dangling")
+    os.symlink("selfish", store.url + "/selfish")
+    assert names(store) == ["a/b/file"]
+
+
+def test_sweep_follows_no_links(store: Store, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / f".file..{'0' * 16}.agstmp").touch()
+    put(store, "file", b"x")
+    os.symlink(outside, store.url + "/link")
+    os.symlink(outside / f".file..{'0' * 16}.agstmp", f"{store.url}/.file..{'1' * 16}.agstmp")
+    assert store.sweep(older_than=0) == 0 and len(os.listdir(outside)) == 1
+
+
+def test_private_while_it_is_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else can open it at any moment, and then it is as the umask or the old file says."""
+    make = os.open
+    made: list[int] = []
+
+    def watched(path: str, flags: int, mode: int = 0o777, **options: Any) -> int:
+        fd = make(path, flags, mode, **options)
+        if flags & os.O_CREAT:
+            made.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        return fd
+
+    before = os.umask(0o027)
+    try:
+        monkeypatch.setattr(fs.os, "open", watched)
+        for mode in (0o640, 0o444, 0o666):
+            with store.new("file", private=True) as new:
+                new.write(b"x")
+                assert made[-1] == 0o600
+                assert stat.S_IMODE(os.stat(os.path.join(store.url, *temporary(store))).st_mode) == 0o600
+                new.publish()
+            assert stat.S_IMODE(os.stat(store.url + "/file").st_mode) == mode or mode == 0o444
+            os.chmod(store.url + "/file", {0o640: 0o444, 0o444: 0o666}.get(mode, mode))
+    finally:
+        os.umask(before)
+    assert temporary(store) == []
+
+
+# ---------------------------------------------------------------- other file systems of fsspec
+
+
+@pytest.fixture
+def filesystems() -> dict[str, Any]:
+    """File systems that can rename, discard, or neither; each is a dict of its files."""
+    fsspec = pytest.importorskip("fsspec")
+    from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+    class Base(AbstractFileSystem):
+        cachable = False
+        files: dict[str, bytes]
+
+        def info(self, path: str, **_: Any) -> dict[str, Any]:
+            name = self._strip_protocol(path)
+            if name in self.files:
+                return {"name": name, "size": len(self.files[name]), "type": "file", "mtime": time.time() - 60}
+            if any(other.startswith(name.rstrip("/") + "/") for other in self.files):
+                return {"name": name, "size": 0, "type": "directory"}
+            raise FileNotFoundError(path)
+
+        def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+            start = self._strip_protocol(path).rstrip("/") + "/"
+            below = {start + name[len(start) :].split("/")[0] for name in self.files if name.startswith(start)}
+            if not below:
+                raise FileNotFoundError(path)
+            return [self.info(name) for name in sorted(below)]
+
+        def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+            self.info(path)
+            return self.files[self._strip_protocol(path)][start:end]
+
+        def rm_file(self, path: str) -> None:
+            self.info(path)
+            del self.files[self._strip_protocol(path)]
+
+        def makedirs(self, path: str, exist_ok: bool = False) -> None:
+            pass
+
+    class Upload(AbstractBufferedFile):
+        """It completes when it is closed, as those of fsspec do."""
+
+        def _upload_chunk(self, final: bool = False) -> bool:
+            if final and self.autocommit:
+                self.commit()
+            return False
+
+        def commit(self) -> None:
+            self.fs.files[self.path] = self.buffer.getvalue()
+
+        def discard(self) -> None:
+            self.buffer = None
+
+    class Direct(io.BytesIO):
+        def __init__(self, files: dict[str, bytes], path: str) -> None:
+            super().__init__()
+            self.files, self.path = files, path
+            files[path] = b""
+
+        def write(self, data: Any) -> int:
+            written = super().write(data)
+            self.files[self.path] = self.getvalue()
+            return written
+
+    class Renames(Base):
+        protocol = "renames"
+        files: ClassVar[dict[str, bytes]] = {}
+
+        def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+            return Direct(self.files, path)
+
+        def mv(self, path1: str, path2: str, **_: Any) -> None:
+            self.files[self._strip_protocol(path2)] = self.files.pop(self._strip_protocol(path1))
+
+    class Discards(Base):
+        protocol = "discards"
+        files: ClassVar[dict[str, bytes]] = {}
+
+        def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+            return Upload(self, path, mode, **options)
+
+    class Neither(Base):
+        protocol = "neither"
+        files: ClassVar[dict[str, bytes]] = {}
+
+        def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+            return AbstractBufferedFile(self, path, mode, **options)
+
+    found = {"renames": Renames, "discards": Discards, "neither": Neither}
+    for name, one in found.items():
+        fsspec.register_implementation(name, one, clobber=True)
+    return {name: one.files for name, one in found.items()}
+
+
+@pytest.mark.parametrize("scheme", ["renames", "discards"])
+def test_one_that_renames_or_discards(scheme: str, filesystems: Any) -> None:
+    files, store = filesystems[scheme], Store(f"{scheme}://root")
+    assert names(store) == []
+    put(store, "a/file", b"x" * 100, tag="t")
+    assert names(store) == ["a/file"] and store.read("a/file", 100) == b"x" * 100 == read_all(store, "a/file")
+    with AgsWriter(store.new("a/b/stream"), KEY) as writer:
+        writer.write(pattern(3 << 20))
+    assert open_stream(read_all(store, "a/b/stream")) == pattern(3 << 20)
+    for how in ("discard", "with", "collected"):
+        new = store.new("a/file", tag="t")
+        assert isinstance(new, NewObject)
+        new.write(b"cut")
+        assert store.sweep() == 0  # too young
+        if how == "discard":
+            new.discard()
+        elif how == "with":
+            with pytest.raises(KeyboardInterrupt), new:
+                raise KeyboardInterrupt
+        del new
+        gc.collect()
+        assert sorted(files) == ["root/a/b/stream", "root/a/file"] and files["root/a/file"] == b"x" * 100
+    for call in (lambda: store.new("new", exclusive=True), lambda: store.create("new", b"")):
+        with pytest.raises(PolicyError, match="only if it is not there"):
+            call()
+    left = store.new("left", tag="t")
+    left.write(b"cut")
+    assert store.sweep("u") == 0 and store.sweep("t") == len(files) - 2 + (scheme == "renames")
+    assert sorted(files) == ["root/a/b/stream", "root/a/file"]
+    for path in names(store):
+        store.delete(path)
+        store.delete(path)
+    assert files == {}
+
+
+def test_one_that_can_neither(filesystems: Any) -> None:
+    filesystems["neither"]["root/old"] = b"old"
+    store = Store("neither://root")
+    for path in ("old", "new"):
+        with pytest.raises(PolicyError, match="rename files or discard an upload"):
+            store.new(path)
+    gc.collect()
+    assert filesystems["neither"] == {"root/old": b"old"} and store.read("old", 3) == b"old"
+    with pytest.raises(PolicyError):
+        store.create("new", b"x")
