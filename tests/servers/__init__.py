@@ -1,0 +1,159 @@
+"""Servers for the tests: each listens on 127.0.0.1 only, on a port of its own, and is stopped by its process number.
+
+One that has to be built first is kept in the user's cache folder, by its version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+VERSITYGW = "v1.8.0"
+
+
+class S3Server(NamedTuple):
+    """Where an S3 server listens, and who may use it."""
+
+    url: str
+    key: str
+    secret: str
+
+    def options(self) -> dict[str, Any]:
+        """storage_options of fsspec."""
+        return {
+            "key": self.key,
+            "secret": self.secret,
+            "endpoint_url": self.url,
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+
+    def client(self) -> Any:
+        """A client of boto3, which shows what the server itself says."""
+        import boto3
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            aws_access_key_id=self.key,
+            aws_secret_access_key=self.secret,
+            region_name="us-east-1",
+        )
+
+
+@contextlib.contextmanager
+def moto_s3() -> Iterator[S3Server]:
+    """S3 as moto has it, in memory."""
+    pytest.importorskip("moto.server")
+    program = """
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+print(f"READY http://127.0.0.1:{server.server_port}", flush=True)
+server.serve_forever()
+"""
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+        )
+        with stopped(server):
+            assert server.stdout is not None
+            words = server.stdout.readline().decode().split()
+            if words[:1] != ["READY"]:
+                log.seek(0)
+                pytest.fail(f"moto's server does not start: {log.read().decode()[-2000:]}")
+            yield S3Server(words[1], "testing", "testing")
+
+
+@contextlib.contextmanager
+def versitygw(folder: Path) -> Iterator[S3Server]:
+    """A real S3 server, over a folder."""
+    program = go_program("github.com/versity/versitygw/cmd/versitygw", VERSITYGW)
+    data = folder / "data"
+    data.mkdir()
+    server = S3Server("", "tester", "a secret of the tests")
+    for _ in range(5):  # somebody else may take the port before it does
+        port = free_port()
+        address = f"127.0.0.1:{port}"
+        options = ["--port", address, "--access", server.key, "--secret", server.secret, "--quiet"]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [program, *options, "posix", data], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        with stopped(process):
+            if listens(process, port):
+                yield server._replace(url=f"http://{address}")
+                return
+    pytest.fail(f"versitygw does not start: {(folder / 'log').read_text()[-2000:]}")
+
+
+@contextlib.contextmanager
+def stopped(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """At the end, the process is."""
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def listens(process: subprocess.Popen[Any], port: int) -> bool:
+    """Wait until the process listens; False if it ends, or does not in time."""
+    for _ in range(300):
+        if process.poll() is not None:
+            return False
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return process.poll() is None
+        time.sleep(0.05)
+    return False
+
+
+def go_program(package: str, version: str, command: Sequence[str] = ("go", "install")) -> str:
+    """The path of a program written in Go, built if it is not in the cache yet. Skips where there is no Go."""
+    name = package.rpartition("/")[2]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ags_fast" / f"{name}-{version}"
+    program = cache / name
+    if program.exists():
+        return str(program)
+    if shutil.which("go") is None:
+        pytest.skip(f"needs Go, to build {name} {version}")
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one builds, the others wait
+        if not program.exists():
+            env = {**os.environ, "GOBIN": folder, "CGO_ENABLED": "0"}
+            built = subprocess.run(
+                [*command, f"{package}@{version}"], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+            )
+            if built.returncode != 0:
+                how = pytest.fail if os.environ.get("CI") else pytest.skip
+                how(f"{name} {version} cannot be built: {built.stderr[-1000:]}")
+            os.replace(Path(folder) / name, program)
+    return str(program)

@@ -1,0 +1,521 @@
+"""Store over S3, moto's server and a real one: an object appears once and complete, and reads cost what they must."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import random
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from store_contract import StoreContract, names, put, read_all
+from support import KEY, finish_python, open_stream, pattern, start_python
+from test_fs import race, writing
+
+from ags_fast import AgsReader, AgsWriter, IntegrityError, _objects
+from ags_fast.fs import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from servers import S3Server
+
+pytest.importorskip("s3fs")
+pytest.importorskip("boto3")
+
+# The first time, a server has to be built.
+pytestmark = pytest.mark.timeout(900)
+
+
+def new_store(server: S3Server, folder: str = "/a folder/of-it") -> Store:
+    bucket = f"bucket-{os.urandom(8).hex()}"
+    server.client().create_bucket(Bucket=bucket)
+    return Store(f"s3://{bucket}{folder}", server.options())
+
+
+def bucket_of(store: Store) -> str:
+    return store.url.split("/")[2]
+
+
+def uploads(server: S3Server, store: Store) -> list[str]:
+    found = server.client().list_multipart_uploads(Bucket=bucket_of(store))
+    return [upload["Key"] for upload in found.get("Uploads", [])]
+
+
+class S3Contract(StoreContract):
+    server: S3Server
+
+    def no_uploads(self, store: Store) -> None:
+        """Also one that was collected, which waits for nothing, has told the server."""
+        for _ in range(100):
+            if not uploads(self.server, store):
+                return
+            time.sleep(0.05)
+        raise AssertionError(uploads(self.server, store))
+
+
+class TestMoto(S3Contract):
+    @pytest.fixture
+    def store(self, moto_s3: S3Server) -> Store:
+        self.server = moto_s3
+        return new_store(moto_s3)
+
+
+class TestVersitygw(S3Contract):
+    @pytest.fixture
+    def store(self, versitygw: S3Server) -> Store:
+        self.server = versitygw
+        return new_store(versitygw)
+
+
+@pytest.fixture(params=["moto", "versitygw"])
+def server(request: pytest.FixtureRequest) -> S3Server:
+    found: S3Server = request.getfixturevalue({"moto": "moto_s3"}.get(request.param, request.param))
+    return found
+
+
+@pytest.fixture
+def store(server: S3Server) -> Store:
+    return new_store(server)
+
+
+def requests(store: Store) -> list[str]:
+    """What this store asks its server from now on: operations, and the ranges of those that have one."""
+    asked: list[str] = []
+    fs = store._open().connect()[0]  # type: ignore[attr-defined]
+
+    def note(params: dict[str, Any], model: Any, **_: Any) -> None:
+        asked.append(" ".join([model.name, *filter(None, [params["headers"].get("Range")])]))
+
+    fs.s3.meta.events.register("before-call.s3", note)
+    return asked
+
+
+def ranges_of(asked: list[str]) -> list[list[int]]:
+    return [[int(n) for n in one.removeprefix("GetObject bytes=").split("-")] for one in asked]
+
+
+def covers(asked: list[str], begin: int, end: int) -> bool:
+    """Whether these requests ask for each byte once, in order."""
+    ranges = ranges_of(asked)
+    ends = [begin, *(last + 1 for _, last in ranges)]
+    return ends[-1] == end and [first for first, _ in ranges] == ends[:-1]
+
+
+# ---------------------------------------------------------------- complete or absent
+
+
+def test_a_whole_bucket(server: S3Server) -> None:
+    store = new_store(server, "")
+    put(store, "a/b", b"x")
+    store.create("c", b"y")
+    with pytest.raises(FileExistsError):
+        store.create("c", b"z")
+    assert names(store) == ["a/b", "c"] and names(store, "a/") == ["a/b"] and read_all(store, "a/b") == b"x"
+    with store.new("d") as new:
+        new.write(bytes(_objects.PART_NBYTES))
+        assert uploads(server, store) == ["d"]
+        assert store.sweep("t", paths=["e"]) == 0 and store.sweep("t", paths=["d"]) == 1
+    store.delete("c")
+    assert names(store) == ["a/b"]
+
+
+def test_create_has_one_winner(store: Store, tmp_path: Path) -> None:
+    race(store, 2, 15, tmp_path)
+
+
+def test_uploads_in_parts_have_one_winner(versitygw: S3Server) -> None:
+    store = new_store(versitygw)  # moto's looks first and completes then
+    size = _objects.PART_NBYTES + 1000
+    new = [store.new("file", exclusive=True) for _ in range(4)]
+    won: list[int] = []
+
+    def publish(me: int) -> None:
+        new[me].write(pattern(size, me))
+        try:
+            new[me].publish()
+            won.append(me)
+        except FileExistsError:
+            pass
+
+    threads = [threading.Thread(target=publish, args=(me,)) for me in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1 and read_all(store, "file") == pattern(size, won[0])
+    assert store.sweep(older_than=0) == 0
+
+
+def test_an_answer_that_was_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client repeats the request, and the server refuses that one: it was ours all the same."""
+    s3 = type(store._open())
+    call = s3.call
+
+    def twice(self: Any, request: str, **arguments: Any) -> Any:
+        if request in ("put_object", "complete_multipart_upload"):
+            call(self, request, **arguments)
+        return call(self, request, **arguments)
+
+    monkeypatch.setattr(s3, "call", twice)
+    for size in (10, _objects.PART_NBYTES + 10):
+        store.create(f"{size}", pattern(size))
+        assert read_all(store, f"{size}") == pattern(size)
+        with pytest.raises(FileExistsError):
+            store.create(f"{size}", pattern(size))
+        put(store, "file", pattern(size))
+        assert read_all(store, "file") == pattern(size)
+    assert store.sweep(older_than=0) == 0
+
+
+def test_refusals_by_other_names(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """s3fs translates a precondition that fails in one way or another."""
+    from botocore.exceptions import ClientError
+
+    s3 = type(store._open())
+    call = s3.call
+    translated = OSError(errno.EINVAL, "At least one of the pre-conditions you specified did not hold")
+    translated.__cause__ = ClientError({"Error": {"Code": "PreconditionFailed"}}, "PutObject")
+    for error, expected in (
+        (FileExistsError("x"), FileExistsError),
+        (translated, FileExistsError),
+        (OSError(errno.EINVAL, "x"), OSError),
+    ):
+
+        def refuse(self: Any, request: str, error: Any = error, **arguments: Any) -> Any:
+            if request == "put_object":
+                raise error
+            return call(self, request, **arguments)
+
+        monkeypatch.setattr(s3, "call", refuse)
+        with pytest.raises(expected) as caught:
+            store.create("file", b"x")
+        assert type(caught.value) is expected
+
+
+def test_kill_9_and_sweep(store: Store, server: S3Server) -> None:
+    with writing(store, 2 * _objects.PART_NBYTES) as child:
+        assert names(store) == [] and uploads(server, store) == ["a folder/of-it/a/file"]
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    put(store, "b", b"x")
+    assert store.sweep("job-1") == store.sweep("job-1", paths={"b", "a"}) == 0
+    for folder in ("/a/b", "/a/file", "-2"):
+        assert Store(store.url + folder, store.storage_options).sweep(older_than=0) == 0
+    if server.key != "testing":  # all of moto's uploads have begun in 2010
+        assert store.sweep() == store.sweep(older_than=3600) == 0  # nobody can tell that it is dead
+    assert uploads(server, store) == ["a folder/of-it/a/file"] and names(store) == ["b"]
+    assert store.sweep("job-1", paths={"a/file"}) == 1
+    assert uploads(server, store) == [] and names(store) == ["b"]
+    with writing(store, 2 * _objects.PART_NBYTES) as child:
+        child.kill()
+        child.wait()
+    assert store.sweep(older_than=0) == 1 and uploads(server, store) == [] and names(store) == ["b"]
+
+
+def test_a_swept_upload_fails(versitygw: S3Server) -> None:
+    store = new_store(versitygw)
+    with store.new("file") as new:
+        new.write(pattern(_objects.PART_NBYTES))
+        new._parts[0].result()  # type: ignore[union-attr]
+        assert store.sweep(older_than=0) == 1
+        with pytest.raises(OSError):
+            new.publish()
+    assert names(store) == []
+
+
+def test_an_upload_that_fails(store: Store, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that cannot be sent is an error of the write or of the end, never a shorter object."""
+    s3 = type(store._open())
+    submit = s3.submit
+
+    def failing(self: Any, request: str, **arguments: Any) -> Any:
+        if arguments.get("PartNumber") == 2:
+            arguments["Bucket"] = "no-such-bucket"
+        return submit(self, request, **arguments)
+
+    monkeypatch.setattr(s3, "submit", failing)
+    for parts in (2, 3, 9):
+        with pytest.raises(OSError), AgsWriter(store.new("file"), KEY) as writer:
+            for _ in range(parts):
+                writer.write(bytes(_objects.PART_NBYTES))
+        assert writer.closed and names(store) == [] and uploads(server, store) == []
+
+
+def test_many_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 takes 10,000 of them: they grow, or a file that has too many is refused."""
+    assert sum(_objects.PART_NBYTES << i // 1000 for i in range(10_000)) > 5 << 40
+    assert max(_objects.PART_NBYTES << i // 1000 for i in range(10_000)) < 5 << 30
+    monkeypatch.setattr(_objects, "PARTS", 2)
+    with pytest.raises(OSError) as caught:
+        put(store, "file", bytes(3 * _objects.PART_NBYTES))
+    assert caught.value.errno == errno.EFBIG and names(store) == []
+    put(store, "file", bytes(2 * _objects.PART_NBYTES))
+    fixed = Store(store.url, {**store.storage_options, "fixed_upload_size": True})
+    monkeypatch.setattr(_objects, "FIXED_PART_NBYTES", 6 << 20)
+    put(fixed, "file", pattern(13 << 20 >> 1))
+    assert read_all(fixed, "file") == pattern(13 << 20 >> 1)
+
+
+def test_what_the_server_refuses(server: S3Server) -> None:
+    missing = Store("s3://no-such-bucket-at-all/x", server.options())
+    for call in (lambda: names(missing), lambda: missing.create("a", b"x"), lambda: put(missing, "a", b"x")):
+        with pytest.raises(FileNotFoundError):
+            call()
+
+
+def test_a_wrong_secret(versitygw: S3Server) -> None:
+    store = new_store(versitygw)
+    other = Store(store.url, versitygw._replace(secret="a wrong secret").options())
+    for call in (
+        lambda: names(other),
+        lambda: other.stat("a"),
+        lambda: other.read("a", 1),
+        lambda: other.create("a", b"x"),
+        lambda: put(other, "a", b"x"),
+        lambda: other.delete("a"),
+    ):
+        with pytest.raises(PermissionError) as caught:
+            call()
+        assert "wrong secret" not in str(caught.value)
+    assert names(store) == []
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+def test_requests_of_everything(store: Store, server: S3Server) -> None:
+    asked = requests(store)
+
+    def cost(call: Callable[[], Any]) -> list[str]:
+        asked.clear()
+        call()
+        return asked[:]
+
+    part = _objects.PART_NBYTES
+    assert cost(lambda: put(store, "a", b"x")) == ["PutObject"]
+    assert cost(lambda: store.create("b", b"x")) == ["PutObject"]
+    assert cost(lambda: store.read("a", 100)) == ["GetObject bytes=0-100"]
+    assert cost(lambda: store.stat("a")) == ["HeadObject"]
+    assert cost(lambda: names(store)) == ["ListObjectsV2"]
+    assert cost(lambda: store.delete("a")) == ["DeleteObject"]
+    parts = ["CreateMultipartUpload", "UploadPart", "UploadPart", "CompleteMultipartUpload"]
+    assert cost(lambda: put(store, "c", bytes(part + 1))) == parts
+    assert cost(lambda: store.new("d").discard()) == []
+
+
+def test_one_get_per_range(store: Store) -> None:
+    """Reads here and there ask for their own bytes; none for what is there."""
+    data = pattern(3 << 20)
+    put(store, "file", data)
+    entry = store.stat("file")
+    asked = requests(store)
+    with store.source("file", entry) as source:
+        assert asked == []
+        rng = random.Random(1)
+        for _ in range(20):
+            begin, size = rng.randrange(2 << 20), rng.randrange(1, 1 << 20)
+            source.seek(begin)
+            assert source.read(size) == data[begin : begin + size]
+            assert asked == [f"GetObject bytes={begin}-{begin + size - 1}"]
+            asked.clear()
+        assert source.read(0) == b"" and source.seek(0, 2) and source.read(10) == b"" and asked == []
+
+
+def test_requests_of_a_reader(store: Store) -> None:
+    plain, size = pattern(6_000_000), 100_000
+    with AgsWriter(store.new("file"), KEY, block_size=size) as writer:
+        writer.write(plain)
+    asked = requests(store)
+    with store.source("file") as source, AgsReader(source, KEY, length=writer.file_length) as reader:
+        assert asked == ["HeadObject", "GetObject bytes=0-7"]
+        asked.clear()
+        assert reader.read_at(2_500_000, 10) == plain[2_500_000:2_500_010]
+        assert reader.read_at(2_530_000, 100) == plain[2_530_000:2_530_100]  # in the same block
+        sealed = size + 28
+        assert asked == [f"GetObject bytes={8 + 25 * sealed}-{8 + 26 * sealed - 1}"]
+        asked.clear()
+        wanted = [(5_000_000, 10), (10, 5), (150_000, 100_000)]
+        assert reader.read_ranges(wanted) == [plain[offset : offset + n] for offset, n in wanted]
+        assert asked == [
+            f"GetObject bytes=8-{8 + 3 * sealed - 1}",
+            f"GetObject bytes={8 + 50 * sealed}-{8 + 51 * sealed - 1}",
+        ]
+        asked.clear()
+        reader.verify()
+        assert len(asked) <= 3 and covers(asked, 8, writer.file_length)
+    put(store, "small", open_and_seal(plain[:50_000]))
+    asked.clear()
+    with store.source("small") as source, AgsReader(source, KEY, length=None) as reader:
+        assert reader.read() == plain[:50_000]
+    assert asked == ["HeadObject", f"GetObject bytes=0-{50_036 - 1}"]
+
+
+def open_and_seal(plain: bytes) -> bytes:
+    from ags_fast import AgsCodec
+
+    return AgsCodec(KEY).encrypt(plain)
+
+
+def test_requests_of_who_reads_on(store: Store) -> None:
+    """In small steps from begin to end: the requests grow, and no byte is asked for twice."""
+    data = pattern(10_000_000)
+    put(store, "file", data)
+    for step in (1000, 65_536, 1 << 20):
+        asked = requests(store)
+        with store.source("file", store.stat("file")) as source:
+            asked.clear()
+            pieces = []
+            while piece := source.read(step):
+                pieces.append(piece)
+        assert b"".join(pieces) == data
+        assert covers(asked, 0, len(data))
+        ranges = ranges_of(asked)
+        assert len(ranges) <= 17
+        for begin, end in ranges:  # at most what was read before, and what is wanted
+            assert end + 1 - begin <= begin + step
+
+
+def test_replaced_while_it_is_read(store: Store) -> None:
+    """Its parts are never mixed: neither in a stream nor in plain bytes."""
+    put(store, "file", pattern(1_000_000))
+    before = store.stat("file")
+    with store.source("file") as source:
+        assert source.read(1000) == pattern(1000)
+        put(store, "file", pattern(1_000_000, 1))
+        with pytest.raises(OSError, match="replaced"):
+            source.read(1000)
+    with store.source("file", before) as source, pytest.raises(OSError, match="replaced"):
+        source.read(1000)
+    checks_here = Store(store.url, {**store.storage_options, "local_expiry_check": True})
+    with checks_here.source("file", before) as source, pytest.raises(OSError, match="replaced"):
+        source.read(1000)
+    with store.source("file") as source:
+        store.delete("file")
+        with pytest.raises(FileNotFoundError):
+            source.read()
+
+
+def test_cut_while_it_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with AgsWriter(store.new("file"), KEY, block_size=1000) as writer:
+        writer.write(bytes(200_000))
+    fetch = type(store._open())._fetch
+    monkeypatch.setattr(
+        type(store._open()), "_fetch", lambda self, path, stamp, begin, end: fetch(self, path, stamp, begin, end)[:-1]
+    )
+    with store.source("file") as source, pytest.raises(IntegrityError, match="cut"):
+        AgsReader(source, KEY, length=writer.file_length).read()
+
+
+def test_listing_in_pages(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _objects.PAGE == 1000
+    monkeypatch.setattr(_objects, "PAGE", 10)
+    store, client = new_store(server), server.client()
+    for i in range(25):
+        client.put_object(Bucket=bucket_of(store), Key=f"a folder/of-it/{i:05d}/x", Body=b"")
+    client.put_object(Bucket=bucket_of(store), Key="a folder/of-it-2/x", Body=b"")
+    client.put_object(Bucket=bucket_of(store), Key="a folder/of-it/marker/", Body=b"")
+    asked = requests(store)
+    assert names(store) == [f"{i:05d}/x" for i in range(25)] and asked == ["ListObjectsV2"] * 3
+    assert next(iter(store.list())).path == "00000/x"
+
+
+def test_listings_are_fresh(store: Store) -> None:
+    other = Store(store.url, store.storage_options)
+    for i in range(3):
+        assert names(store) == names(other) == [f"{n}" for n in range(i)]
+        assert store.stat(f"{i}") is None
+        other.create(f"{i}", b"x")
+        assert store.stat(f"{i}") is not None
+
+
+# ---------------------------------------------------------------- processes
+
+
+def test_forks(store: Store) -> None:
+    """A connection belongs to its process: a child has its own, neither hangs, at the end neither."""
+    child = start_python(
+        """
+        import os, pickle, sys, time
+        from ags_fast.fs import Store
+        from ags_fast import AgsWriter
+        store = pickle.loads(bytes.fromhex(sys.argv[1]))
+        store.create("parent", b"x")
+        half = store.new("half", exclusive=True)
+        half.write(bytes(9 << 20))
+        pids = []
+        for me in range(2):
+            pid = os.fork()
+            if pid == 0:
+                assert [entry.path for entry in store.list()][-1] == "parent"
+                store.create(f"child {me}", b"y")
+                try:
+                    half.write(b"x")
+                    os._exit(1)
+                except ValueError:
+                    pass
+                half.publish()
+                half.discard()
+                del half
+                with AgsWriter(store.new(f"child/{me}"), bytes(16)) as writer:
+                    writer.write(bytes(9 << 20))
+                if me:
+                    os._exit(0)
+                sys.exit(0)
+            pids.append(pid)
+        for pid in pids:
+            assert os.waitpid(pid, 0)[1] == 0
+        half.publish()
+        assert store.stat("half").size == 9 << 20
+        print(*sorted(entry.path for entry in store.list()), sep=",")
+        """,
+        pickle.dumps(store).hex(),
+    )
+    assert finish_python(child) == "child 0,child 1,child/0,child/1,half,parent\n"
+
+
+def test_a_process_that_ends_in_the_middle(store: Store, server: S3Server) -> None:
+    """Neither published nor waited for."""
+    child = start_python(
+        """
+        import pickle, sys
+        from ags_fast.fs import Store
+        store = pickle.loads(bytes.fromhex(sys.argv[1]))
+        for name in ("small", "large"):
+            globals()[name] = store.new(name)
+            globals()[name].write(bytes(9 << 20 if name == "large" else 9))
+        """,
+        pickle.dumps(store).hex(),
+    )
+    assert finish_python(child, timeout=30) == ""
+    assert names(store) == []
+    assert store.sweep(older_than=0) <= 1 and uploads(server, store) == []
+
+
+def test_many_threads(store: Store) -> None:
+    def work(me: int) -> None:
+        for i in range(5):
+            plain = pattern(100_000, me * 100 + i)
+            with AgsWriter(store.new(f"{me}/{i}"), KEY) as writer:
+                writer.write(plain)
+            assert open_stream(read_all(store, f"{me}/{i}")) == plain
+
+    errors: list[BaseException] = []
+
+    def guarded(me: int) -> None:
+        try:
+            work(me)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(me,)) for me in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == [] and len(names(store)) == 40
