@@ -14,6 +14,7 @@ import random
 import threading
 import time
 from collections import Counter
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast.errors import AgsError, KeyAccessError
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 KMS_TYPE = "encryption.kms-type"
 KMS_IMPL = "encryption.kms-impl"
+ALLOWED = "encryption.allowed-key-ids"
 PROVIDERS = {"local": "ags_fast.keys.kms.local:LocalKms", "aws": "ags_fast.keys.kms.aws:AwsKms"}
 MAX_KEY_NBYTES = 4096  # the most that the strictest service takes
 
@@ -177,6 +179,9 @@ class KmsClient:
 
     def _account(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
         check_key_id(wrapping_key_id)
+        patterns = _patterns((self._properties or {}).get(ALLOWED, "*"))
+        if not any(fnmatchcase(wrapping_key_id, pattern) for pattern in patterns):
+            raise KeyAccessError(f"{ALLOWED} does not have the key {wrapping_key_id!r}, so the KMS was not asked")
         with _accounts:
             _calls[self.provider, operation] += 1
         time_ms, begun, outcome = time.time_ns() // 1_000_000, time.perf_counter(), "ok"
@@ -300,6 +305,10 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
     ``encryption.kms-type`` is the name of a provider: ``local`` or ``aws``. ``encryption.kms-impl`` is a class of
     yours instead: ``module:Class``. The other properties are the provider's; they are text. Raises ValueError for both
     or neither, an unknown type, or what the provider misses; ImportError if its optional dependency is missing.
+
+    ``encryption.allowed-key-ids``: the master keys that may be used, patterns such as ``arn:aws:kms:*:1234:key/*`` with
+    commas between them. Without it any id goes to the KMS, also one that a dataset names and that may be somebody
+    else's key, if the KMS lets the caller use it: then a whole dataset can be somebody else's, too.
     """
     properties = dict(properties)
     if not all(isinstance(text, str) for pair in properties.items() for text in pair):
@@ -309,6 +318,8 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
         raise ValueError(f"set {KMS_TYPE} ({', '.join(PROVIDERS)}) or {KMS_IMPL} (module:Class), one of the two")
     if kms_type is not None and kms_type not in PROVIDERS:
         raise ValueError(f"{KMS_TYPE} is {', '.join(PROVIDERS)}, not {kms_type!r}")
+    if ALLOWED in properties and not _patterns(properties[ALLOWED]):
+        raise ValueError(f"{ALLOWED} allows no key: leave it out, or name some")
     client = _adapt(_find(kms_impl or PROVIDERS[kms_type or ""])())
     client.initialize(properties)
     client._properties = properties
@@ -354,6 +365,10 @@ def _find(impl: str) -> Any:
     if not callable(found):
         raise ValueError(f"{KMS_IMPL} names {name!r}, which {module!r} does not have")
     return found
+
+
+def _patterns(text: str) -> list[str]:
+    return [stripped for part in text.split(",") if (stripped := part.strip())]
 
 
 _shared: dict[tuple[tuple[str, str], ...], KmsClient] = {}
