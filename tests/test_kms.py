@@ -181,6 +181,18 @@ def test_impossible_key_ids(key_id: str) -> None:
         Proper().wrap_key(b"x", 5)  # type: ignore[arg-type]
 
 
+def test_bytes_like_keys(tmp_path: Path) -> None:
+    kms = load_kms(keystore(tmp_path, "m"))
+    for kind in (bytes, bytearray, memoryview):
+        wrapped = kms.wrap_key(kind(CANARY), "m")  # type: ignore[arg-type]
+        assert kms.unwrap_key(kind(wrapped), "m") == CANARY  # type: ignore[arg-type]
+        assert kms.unwrap_key(kms.rewrap_key(kind(wrapped), "m"), "m") == CANARY  # type: ignore[arg-type]
+    for junk in ("text", 16, None, [1]):
+        for method in (kms.wrap_key, kms.unwrap_key, kms.rewrap_key):
+            with pytest.raises(TypeError):
+                method(junk, "m")  # type: ignore[arg-type]
+
+
 def test_impossible_keys() -> None:
     for key in (b"", bytes(4097)):
         with pytest.raises(ValueError, match="4096"):

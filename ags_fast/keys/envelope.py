@@ -100,8 +100,7 @@ class KeyEntry:
         wrapped = "None" if self.wrapped is None else f"<{len(self.wrapped)} bytes>"
         return (
             f"KeyEntry({self.key_id!r}, wrapping_key_id={self.wrapping_key_id!r}, wrapped={wrapped}, "
-            f"state={self.state!r}, "
-            f"created_ms={self.created_ms}, uses={self.uses})"
+            f"state={self.state!r}, created_ms={self.created_ms}, uses={self.uses})"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -255,8 +255,7 @@ class DatasetKeyStore:
             if number < self._min_version:
                 raise IntegrityError(
                     f"the newest keys of {self._store!r} are version {number}, below {self._min_version}: newer ones "
-                    "were "
-                    "removed, or this is an old copy"
+                    "were removed, or this is an old copy"
                 )
             if number == 0:
                 return _Version.empty(self._new_id)

@@ -17,6 +17,7 @@ from collections import Counter
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ags_fast.ags1 import bytes_view
 from ags_fast.errors import AgsError, KeyAccessError
 
 if TYPE_CHECKING:
@@ -120,12 +121,14 @@ class KmsClient:
 
     def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         """`key` (1 to 4096 bytes), encrypted by the current version of the master key."""
+        key = _taken(key)
         if not 1 <= len(key) <= MAX_KEY_NBYTES:
             raise ValueError(f"a key to wrap has 1 to {MAX_KEY_NBYTES} bytes, this one has {len(key)}")
         return self._account("wrap", wrapping_key_id, lambda: _bytes(self._wrap(key, wrapping_key_id)))
 
     def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         """The key that `wrap_key` was given, by whatever version of the master key it was wrapped."""
+        wrapped = _taken(wrapped)
         return self._account("unwrap", wrapping_key_id, lambda: _bytes(self._unwrap(wrapped, wrapping_key_id)))
 
     def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
@@ -152,6 +155,7 @@ class KmsClient:
         Where the KMS does that itself (`supports_rewrap`), the key does not leave it; elsewhere this is an unwrap
         and a wrap.
         """
+        wrapped = _taken(wrapped)
         if not self.supports_rewrap:
             return self.wrap_key(self.unwrap_key(wrapped, wrapping_key_id), wrapping_key_id)
         return self._account("rewrap", wrapping_key_id, lambda: _bytes(self._rewrap(wrapped, wrapping_key_id)))
@@ -288,6 +292,11 @@ def _told(client: Any, name: str) -> bool:
     """An attribute, or, as in Java's interface, what a method of that name returns."""
     value = getattr(client, name, False)
     return bool(value() if callable(value) else value)
+
+
+def _taken(data: Any) -> bytes:
+    """Any bytes-like object as bytes; neither text nor a number is one."""
+    return data if type(data) is bytes else bytes(bytes_view(data))
 
 
 def _bytes(answer: Any) -> bytes:

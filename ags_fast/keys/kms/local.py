@@ -114,8 +114,7 @@ class LocalKms(KmsClient):
         except IntegrityError:
             raise IntegrityError(
                 f"the wrapped key is not what version {version} of the local key {wrapping_key_id!r} wrapped: its "
-                "bytes were "
-                "changed, or another key or keystore wrapped it"
+                "bytes were changed, or another key or keystore wrapped it"
             ) from None
 
     def _current(self) -> _Keystore:
@@ -164,8 +163,7 @@ def _stamp(found: os.stat_result) -> tuple[int, ...]:
 def _unreachable(path: str, error: OSError) -> KeyAccessError:
     return KeyAccessError(
         f"the keystore {path} cannot be read here: {error.strerror or type(error).__name__}. Every process that "
-        "needs a key "
-        "reads this file: keep it, and what opens it, on a path that all hosts share"
+        "needs a key reads this file: keep it, and what opens it, on a path that all hosts share"
     )
 
 
@@ -405,8 +403,7 @@ def _check_kdf(kdf: Any) -> None:
     if n < SCRYPT_MIN_N or n & (n - 1) or 128 * n * r > SCRYPT_MAX_NBYTES or p > SCRYPT_MAX_P:
         raise FormatError(
             f"the keystore asks for scrypt with N={n}, r={r}, p={p}; N is a power of 2 from {SCRYPT_MIN_N}, and "
-            "128*N*r "
-            f"is at most {SCRYPT_MAX_NBYTES} bytes"
+            f"128*N*r is at most {SCRYPT_MAX_NBYTES} bytes"
         )
 
 
