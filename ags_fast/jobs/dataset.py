@@ -59,6 +59,9 @@ class FileEntry(NamedTuple):
     stamp: str  # which content of the source that was: modification time or etag
 
 
+NAMES = [FileEntry._fields.index(field) for field in ("path", "file", "source")]  # UTF-8, unless they are no text
+
+
 class TableRef(NamedTuple):
     """Where entries are: a Parquet table in an AGS1 stream, under a key of its own."""
 
@@ -119,8 +122,8 @@ def entry_schema() -> pa.Schema:
     column_key = pa.struct([("column", pa.string()), ("key_id", pa.string()), ("wrapped_dek", pa.binary())])
     return pa.schema(
         [
-            pa.field("path", pa.string(), nullable=False),
-            pa.field("file", pa.string(), nullable=False),
+            pa.field("path", pa.binary(), nullable=False),  # a name need not be text
+            pa.field("file", pa.binary(), nullable=False),
             pa.field("format", pa.string(), nullable=False),
             pa.field("plain_length", pa.int64(), nullable=False),
             pa.field("file_length", pa.int64(), nullable=False),
@@ -133,7 +136,7 @@ def entry_schema() -> pa.Schema:
             pa.field("set_id", pa.string()),
             pa.field("part", pa.int64()),
             pa.field("parts", pa.int64()),
-            pa.field("source", pa.string(), nullable=False),
+            pa.field("source", pa.binary(), nullable=False),
             pa.field("stamp", pa.string(), nullable=False),
         ]
     )
@@ -146,6 +149,8 @@ def encode_entries(entries: Sequence[FileEntry]) -> bytes:
 
     schema = entry_schema()
     columns = list(zip(*entries, strict=True)) or [()] * len(schema)
+    for i in NAMES:
+        columns[i] = tuple(name.encode("utf-8", "surrogateescape") for name in columns[i])
     sink = io.BytesIO()
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     pq.write_table(pa.table(arrays, schema=schema), sink, compression="zstd")
@@ -161,6 +166,11 @@ def decode_entries(data: bytes, where: str) -> list[FileEntry]:
     except (pa.ArrowException, KeyError, OSError) as error:
         raise FormatError(f"{where} is no table of entries: {error}") from None
     columns = [column.to_pylist() for column in table.columns]
+    try:
+        for i in NAMES:
+            columns[i] = [name.decode("utf-8", "surrogateescape") for name in columns[i]]
+    except AttributeError:
+        raise FormatError(f"{where} has an entry without a name") from None
     keys = FileEntry._fields.index("column_keys")
     columns[keys] = [None if value is None else tuple(value) for value in columns[keys]]
     return [FileEntry(*row) for row in zip(*columns, strict=True)]

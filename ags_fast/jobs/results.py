@@ -73,6 +73,7 @@ class JobResult:
         types = [text, text, text, text, text, number, number, number, text, text, pa.float64(), pa.int32(), text]
         schema = pa.schema(list(zip(Row._fields, types, strict=True)))
         columns = list(zip(*self.rows, strict=True)) or [()] * len(types)
+        columns = [tuple(map(_shown, c)) if t == text else c for c, t in zip(columns, types, strict=True)]
         return pa.table([pa.array(c, t) for c, t in zip(columns, types, strict=True)], schema=schema)
 
     @property
@@ -86,3 +87,8 @@ class JobResult:
             first = failed[0]
             more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
             raise JobError(f"{self.op} of {first.src} failed: {first.error_class}: {first.error}{more}", self)
+
+
+def _shown(text: str | None) -> str | None:
+    """A text as a table can have it: a file's name need not be one."""
+    return text if text is None else text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
