@@ -109,7 +109,8 @@ def failed_row(context: Context, task: Task, attempt: int, error_class: str, err
 def describe(error: BaseException) -> str:
     """An error in one line. Never an exception's arguments: some libraries put what they were given into them."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {os.fsdecode(error.filename)!r}" if error.filename else error.strerror
+        named = isinstance(error.filename, (str, bytes))  # it may be a descriptor
+        return f"{error.strerror}: {os.fsdecode(error.filename)!r}" if named else error.strerror
     if isinstance(error, (AgsError, OSError, ValueError, ImportError)) and str(error):
         return str(error).splitlines()[0][:1000]
     return f"an unexpected {type(error).__name__} in {_origin(error)}"
@@ -216,7 +217,8 @@ def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
     there = destination.stat(check_path(entry.path))
     if there is not None:
         same = there.size == entry.plain_length
-        if same and (attempt or context.resume == "length" or (context.resume and _equal(context, entry))):
+        # An earlier attempt may have written it, and so may anybody else.
+        if same and (context.resume == "length" or ((attempt or context.resume) and _equal(context, entry))):
             return None if attempt else ("AlreadyThere", "an earlier run wrote it")
         if not context.overwrite and not context.resume:
             raise FileExistsError(f"{entry.path} is there already: pass overwrite=True to replace it")
