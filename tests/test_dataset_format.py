@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ class SecondReader:
     def newest(self, kind: str) -> str:
         return max(f"{kind}/{path.name}" for path in (self.folder / kind).iterdir() if re.match(r"\d{8}", path.name))
 
-    def binding(self, purpose: str, path: str) -> bytes:
-        return b"ags_fast\0" + purpose.encode() + b"\0" + self.id.encode() + b"\0" + path.encode()
+    def binding(self, purpose: bytes, path: bytes) -> bytes:
+        return b"\0".join([b"ags_fast", purpose, self.id.encode(), path])
 
     def unwrap(self, key_id: str, wrapped: bytes, binding: bytes) -> bytes:
         key = self.keys[key_id]
@@ -47,7 +48,7 @@ class SecondReader:
     def document(self, path: str) -> dict[str, Any]:
         outer = json.loads((self.folder / path).read_bytes())
         auth = {name: value if name == "key_id" else base64.b64decode(value) for name, value in outer["auth"].items()}
-        key = self.unwrap(auth["key_id"], auth["wrapped_key"], self.binding("document", path))
+        key = self.unwrap(auth["key_id"], auth["wrapped_key"], self.binding(b"document", path.encode()))
         assert AESGCM(key).decrypt(auth["nonce"], auth["tag"], outer["body"].encode()) == b""
         body: dict[str, Any] = json.loads(outer["body"])
         assert body["dataset_id"] == self.id
@@ -56,9 +57,11 @@ class SecondReader:
     def table(self, ref: dict[str, Any]) -> list[dict[str, Any]]:
         stream = (self.folder / ref["path"]).read_bytes()
         assert len(stream) == ref["length"]
-        key = self.unwrap(ref["key_id"], base64.b64decode(ref["wrapped_key"]), self.binding("dek", ref["path"]))
+        key = self.unwrap(
+            ref["key_id"], base64.b64decode(ref["wrapped_key"]), self.binding(b"dek", ref["path"].encode())
+        )
         rows: list[dict[str, Any]] = pq.read_table(
-            io.BytesIO(open_stream(stream, key, self.binding("table", ref["path"])))
+            io.BytesIO(open_stream(stream, key, self.binding(b"table", ref["path"].encode())))
         ).to_pylist()
         assert len(rows) == ref["entries"]
         return rows
@@ -67,13 +70,13 @@ class SecondReader:
         version = self.document(self.newest("_ags/versions"))
         rows = [row for ref in version["manifests"] for row in self.table(ref)]
         assert (version["files"], version["plain_length"]) == (len(rows), sum(row["plain_length"] for row in rows))
-        return {row["path"]: self.file(row) for row in rows}
+        return {row["path"].decode(): self.file(row) for row in rows}
 
     def file(self, row: dict[str, Any]) -> bytes:
-        stream = (self.folder / row["file"]).read_bytes()
+        stream = Path(os.fsdecode(os.path.join(bytes(self.folder), row["file"]))).read_bytes()
         assert len(stream) == row["file_length"]
         assert stream[4:8] == row["block_size"].to_bytes(4, "little")
-        dek = self.unwrap(row["key_id"], row["wrapped_dek"], self.binding("dek", row["file"]))
+        dek = self.unwrap(row["key_id"], row["wrapped_dek"], self.binding(b"dek", row["file"]))
         return open_stream(stream, dek, row["aad_prefix"])
 
 

@@ -90,7 +90,7 @@ def test_a_local_store_needs_no_fsspec(tmp_path: Path) -> None:
         from ags_fast.fs import Store
         store = Store("file://" + sys.argv[1] + "/store")
         store.create("a/b", b"x")
-        assert [entry.path for entry in store.list()] == ["a/b"] and store.sweep() == 0
+        assert [entry.path for entry in store.list()] == ["a/b"] and store.sweep() == []
         assert not {"fsspec", "asyncio", "tempfile", "s3fs"} & set(sys.modules)
         """,
         tmp_path,
@@ -266,23 +266,23 @@ def test_kill_9_and_sweep(store: Store) -> None:
     with writing(store, 1_000_000) as child:
         assert len(temporary(store)) == 2 and names(store) == ["b/.other.x.agstmp"]
         for _ in range(2):  # it lives
-            assert store.sweep() == store.sweep("job-1", 0) == store.sweep(older_than=0) == 0
+            assert store.sweep() == store.sweep("job-1", 0) == store.sweep(older_than=0) == []
         child.send_signal(signal.SIGKILL)
         child.wait()
-    assert store.sweep("job-2") == store.sweep("file") == store.sweep("") == store.sweep(older_than=3600) == 0
+    assert store.sweep("job-2") == store.sweep("file") == store.sweep("") == store.sweep(older_than=3600) == []
     assert len(temporary(store)) == 2
-    assert store.sweep("job-1") == 1
+    assert len(store.sweep("job-1")) == 1
     assert temporary(store) == [".other.x.agstmp"] and names(store) == ["b/.other.x.agstmp"]
 
 
 def test_a_living_writer_is_not_swept(store: Store) -> None:
     with writing(store, 1_000_000) as child:
-        assert store.sweep(older_than=0) == 0
+        assert store.sweep(older_than=0) == []
         child.communicate("\n", timeout=60)
         assert child.returncode == 0
     assert len(open_stream(read_all(store, "a/file"))) == 1_000_000
     with store.new("b/file", tag="t") as new:  # of this process
-        assert store.sweep() == store.sweep("t", 0) == 0
+        assert store.sweep() == store.sweep("t", 0) == []
         new.write(b"x")
         new.publish()
     assert names(store) == ["a/file", "b/file"]
@@ -297,7 +297,7 @@ def test_sweep_and_publish_at_once(store: Store, tmp_path: Path) -> None:
         from ags_fast.fs import Store
         store, swept = Store(sys.argv[1]), 0
         while not os.path.exists(sys.argv[2]):
-            swept += store.sweep(older_than=0)
+            swept += len(store.sweep(older_than=0))
         print(swept)
         """,
         store.url,
@@ -326,7 +326,7 @@ def test_a_sweep_before_the_lock(store: Store, monkeypatch: pytest.MonkeyPatch) 
             assert lock(held[-1])
             return lock(fd)
         held.append(-1)
-        assert store.sweep() == 1
+        assert len(store.sweep()) == 1
         return lock(fd)
 
     def temporary_path() -> str:
@@ -348,15 +348,15 @@ def test_without_locks_age_decides(store: Store, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(fs.fcntl, "flock", flock)
     new = store.new("file", tag="job")
-    assert store.sweep() == store.sweep(older_than=60) == store.sweep("job", 60) == 0
+    assert store.sweep() == store.sweep(older_than=60) == store.sweep("job", 60) == []
     os.utime(os.path.join(store.url, *temporary(store)), (time.time() - 100_000,) * 2)
-    assert store.sweep(older_than=200_000) == 0 and store.sweep() == 1
+    assert store.sweep(older_than=200_000) == [] and len(store.sweep()) == 1
     assert isinstance(new, NewFile)
     with pytest.raises(FileNotFoundError):
         new.publish()
     store.new("file", tag="job")  # collected at once
     with store.new("file", tag="job"):
-        assert store.sweep("job") == 1  # whose writers are known to be dead
+        assert len(store.sweep("job")) == 1  # whose writers are known to be dead
 
 
 def test_a_fork_does_not_own_the_file(store: Store) -> None:
@@ -375,7 +375,7 @@ def test_a_fork_does_not_own_the_file(store: Store) -> None:
                 del new
                 gc.collect()
                 os._exit(0)
-            assert os.waitpid(pid, 0)[1] == 0 and store.stat("file") is None and store.sweep(older_than=0) == 0
+            assert os.waitpid(pid, 0)[1] == 0 and store.stat("file") is None and store.sweep(older_than=0) == []
             new.publish()
             assert store.read("file", 9) == b"parent's"
         """,
@@ -444,7 +444,7 @@ def test_loops_of_links(store: Store, tmp_path: Path) -> None:
         with pytest.raises(OSError) as caught:
             names(store)
         assert caught.value.errno == errno.ELOOP and place in str(caught.value)
-        assert store.sweep(older_than=0) == 0  # follows none
+        assert store.sweep(older_than=0) == []  # follows none
         os.unlink(f"{store.url}/{place}")
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "y").symlink_to(tmp_path / "store" / "a")
@@ -464,7 +464,7 @@ def test_sweep_follows_no_links(store: Store, tmp_path: Path) -> None:
     put(store, "file", b"x")
     os.symlink(outside, store.url + "/link")
     os.symlink(outside / f".file..{'0' * 16}.agstmp", f"{store.url}/.file..{'1' * 16}.agstmp")
-    assert store.sweep(older_than=0) == 0 and len(os.listdir(outside)) == 1
+    assert store.sweep(older_than=0) == [] and len(os.listdir(outside)) == 1
 
 
 def test_private_while_it_is_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -601,7 +601,7 @@ def test_one_that_renames_or_discards(scheme: str, filesystems: Any) -> None:
         new = store.new("a/file", tag="t")
         assert isinstance(new, NewObject)
         new.write(b"cut")
-        assert store.sweep() == 0  # too young
+        assert store.sweep() == []  # too young
         if how == "discard":
             new.discard()
         elif how == "with":
@@ -615,7 +615,7 @@ def test_one_that_renames_or_discards(scheme: str, filesystems: Any) -> None:
             call()
     left = store.new("left", tag="t")
     left.write(b"cut")
-    assert store.sweep("u") == 0 and store.sweep("t") == len(files) - 2 + (scheme == "renames")
+    assert store.sweep("u") == [] and len(store.sweep("t")) == len(files) - 2 + (scheme == "renames")
     assert sorted(files) == ["root/a/b/stream", "root/a/file"]
     for path in names(store):
         store.delete(path)
