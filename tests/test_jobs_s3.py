@@ -1,0 +1,147 @@
+"""Datasets in S3: on a real server, and on moto's. What dies leaves nothing that looks complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import finish_python, pattern, start_python
+
+from ags_fast import jobs
+from ags_fast.fs import Store
+from ags_fast.keys.kms import local
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from servers import S3Server
+
+pytest.importorskip("s3fs")
+pytest.importorskip("boto3")
+pytest.importorskip("pyarrow")
+
+pytestmark = pytest.mark.timeout(900)  # the first time, a server has to be built
+
+DRIVER = """
+import json, sys
+from ags_fast import jobs
+arguments = json.loads(sys.argv[1])
+result = jobs.encrypt_files(arguments.pop("src"), arguments.pop("dataset"), **arguments)
+print(json.dumps([result.version, result.counts]))
+"""
+
+
+@pytest.fixture(params=["moto", "versitygw"])
+def server(request: pytest.FixtureRequest) -> S3Server:
+    found: S3Server = request.getfixturevalue({"moto": "moto_s3"}.get(request.param, request.param))
+    return found
+
+
+@pytest.fixture
+def bucket(server: S3Server) -> Iterator[str]:
+    name = f"bucket-{os.urandom(8).hex()}"
+    server.client().create_bucket(Bucket=name)
+    yield f"s3://{name}"
+
+
+@pytest.fixture
+def kms(tmp_path: Path) -> dict[str, str]:
+    properties = {
+        "encryption.kms-type": "local",
+        "kms.local.path": str(tmp_path / "keystore"),
+        "kms.local.key-file": str(tmp_path / "key"),
+    }
+    local.create_keystore(properties)
+    local.create_key(properties, "master")
+    return properties
+
+
+def tree(folder: Path, sizes: dict[str, int]) -> dict[str, bytes]:
+    plain = {name: pattern(size, i) for i, (name, size) in enumerate(sizes.items())}
+    for name, data in plain.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return plain
+
+
+def content(url: str, kms: dict[str, str], options: dict[str, Any]) -> dict[str, bytes]:
+    """Every file of the newest version."""
+    opened = jobs.Dataset.open(url, jobs.load_kms(kms), options)
+    found = {}
+    for entry in opened.entries(opened.current()):
+        with jobs.open_file(url, entry.path, kms=kms, storage_options=options) as reader:
+            found[entry.path] = reader.read()
+    return found
+
+
+def unknown_objects(url: str, kms: dict[str, str], options: dict[str, Any]) -> list[str]:
+    result = jobs.verify_files(url, kms=kms, storage_options=options)
+    result.raise_for_failures()
+    return [row.src for row in result.rows if row.error_class == "ExtraFile"]
+
+
+def test_round_trip(server: S3Server, bucket: str, kms: dict[str, str], tmp_path: Path) -> None:
+    plain = tree(tmp_path / "src", {"a": 9 << 20, "p=1/b": 1 << 20, "p=2/c": 5, "empty": 0})
+    url, shared = f"{bucket}/deep/dataset", {"kms": kms, "storage_options": server.options()}
+    jobs.encrypt_files(tmp_path / "src", url, wrapping_key_id="master", **shared).raise_for_failures()
+    assert content(url, kms, server.options()) == plain
+    jobs.rekey_files(url, **shared).raise_for_failures()
+    jobs.decrypt_files(url, f"{bucket}/plain", **shared).raise_for_failures()
+    copy = Store(f"{bucket}/plain", server.options())
+    assert {entry.path: copy.read(entry.path, 1 << 30) for entry in copy.list()} == plain
+    again = jobs.encrypt_files(f"{bucket}/plain", url, wrapping_key_id="master", overwrite=True, **shared)
+    again.raise_for_failures()  # from S3 to S3; other etags than the files' times, so all of them anew
+    assert again.counts["ok"] == 4
+    assert content(url, kms, server.options()) == plain
+    assert unknown_objects(url, kms, server.options()) == []
+
+
+def test_two_at_once_and_a_third(server: S3Server, bucket: str, kms: dict[str, str], tmp_path: Path) -> None:
+    """The same tree by two jobs: every path comes from one of them, and nothing of the other is left."""
+    plain = tree(tmp_path / "src", {f"{i}": 100_000 + i for i in range(12)})
+    common = {"dataset": f"{bucket}/dataset", "kms": kms, "wrapping_key_id": "master"}
+    common["storage_options"] = server.options()
+    arguments = json.dumps({"src": str(tmp_path / "src"), **common})
+    children = [start_python(DRIVER, arguments) for _ in range(2)]
+    ok = sum(json.loads(finish_python(child, 120))[1]["ok"] for child in children)
+    assert ok == len(plain)
+    url = f"{bucket}/dataset"
+    assert content(url, kms, server.options()) == plain
+    assert unknown_objects(url, kms, server.options()) == []
+    plain |= tree(tmp_path / "more", {"new": 70_000})
+    third = start_python(DRIVER, json.dumps({"src": str(tmp_path / "more"), **common}))
+    finish_python(third, 120)
+    assert content(url, kms, server.options()) == plain
+
+
+def test_a_killed_driver(server: S3Server, bucket: str, kms: dict[str, str], tmp_path: Path) -> None:
+    """Killed with its workers in the middle of uploads in parts: the dataset is empty still; a resumed job ends it."""
+    plain = tree(tmp_path / "src", {f"{i}": 20 << 20 for i in range(4)})
+    url, options = f"{bucket}/dataset", server.options()
+    common = {"dataset": url, "kms": kms, "wrapping_key_id": "master", "storage_options": options}
+    arguments = json.dumps({"src": str(tmp_path / "src"), **common})
+    child = start_python("import os\nos.setsid()\n" + DRIVER, arguments)
+    client, name = server.client(), bucket.removeprefix("s3://")
+    for _ in range(3000):
+        if client.list_multipart_uploads(Bucket=name).get("Uploads"):
+            break
+        time.sleep(0.01)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    opened = jobs.Dataset.open(url, jobs.load_kms(kms), options)
+    assert opened.current() is None
+    resumed = jobs.encrypt_files(
+        tmp_path / "src", url, kms=kms, wrapping_key_id="master", storage_options=options, resume="length"
+    )
+    resumed.raise_for_failures()
+    assert content(url, kms, options) == plain
+    jobs.sweep(url, kms=kms, older_than=timedelta(0), storage_options=options)
+    assert not client.list_multipart_uploads(Bucket=name).get("Uploads")
+    assert unknown_objects(url, kms, options) == []
+    assert not [entry.path for entry in opened.store.list("_ags/plans/")]
