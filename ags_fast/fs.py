@@ -362,8 +362,11 @@ class _Folder:
         return _Sequential(os.path.join(self.root, path))
 
     def hold(self, path: str) -> Any:
-        file = io.FileIO(self._place(path, make=True), "wb")
-        return file if _lock(file.fileno()) else None
+        file = io.FileIO(self._place(path, make=True), "ab")
+        if _lock(file.fileno()):
+            return file
+        file.close()
+        return None
 
     def held(self, path: str) -> bool | None:
         try:
@@ -455,7 +458,7 @@ class _Sequential:
     """A local file that is read once."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # of a pipe, it would wait for a writer
         info = os.fstat(self._fd)
         if not stat.S_ISREG(info.st_mode):
             os.close(self._fd)

@@ -230,3 +230,34 @@ class StoreContract:
         put(store, "a/b/c/file", b"x")
         put(store, "a/d/file", b"x", fsync=True)
         store.sync_folders(["a/b/c/file", "a/d/file"])
+
+    def test_exists(self, store: Store) -> None:
+        assert not store.exists()
+        store.check_writable()
+        put(store, "a/file", b"x")
+        assert store.exists()
+
+    def test_read_once(self, store: Store) -> None:
+        data = pattern(3_000_000)
+        put(store, "file", data)
+        with store.open("file") as file:
+            entry = store.stat("file")
+            assert entry is not None and (file.size, file.stamp) == (entry.size, entry.stamp)
+            got, buffer = bytearray(), bytearray(700_000)
+            while filled := file.readinto(buffer):
+                assert filled == min(len(buffer), len(data) - len(got))
+                got += buffer[:filled]
+            assert got == data and not file.changed()
+        with pytest.raises(FileNotFoundError):
+            store.open("nothing")
+
+    def test_folders_that_are_empty(self, store: Store) -> None:
+        put(store, "a/b/file", b"x")
+        store.remove_folder("a/b")
+        store.remove_folder("nothing")
+        assert names(store) == ["a/b/file"]
+        store.delete("a/b/file")
+        store.remove_folder("a/b")
+        store.remove_folder("a/")
+        put(store, "a", b"now a file")
+        assert names(store) == ["a"]

@@ -359,6 +359,31 @@ def test_without_locks_age_decides(store: Store, monkeypatch: pytest.MonkeyPatch
         assert len(store.sweep("job")) == 1  # whose writers are known to be dead
 
 
+def test_hold(store: Store) -> None:
+    """A file shows whether the process that holds it lives."""
+    assert store.held("a/lock") is False
+    first = store.hold("a/lock")
+    assert first is not None and store.held("a/lock") and store.hold("a/lock") is None
+    first.close()
+    assert store.held("a/lock") is False
+    child = start_python(
+        """
+        import sys, time
+        from ags_fast.fs import Store
+        held = Store(sys.argv[1]).hold("a/lock")
+        print("held", flush=True)
+        time.sleep(60)
+        """,
+        store.url,
+    )
+    with child:
+        assert child.stdout is not None and child.stdout.readline() == "held\n"
+        assert store.held("a/lock") and store.hold("a/lock") is None
+        child.kill()
+        child.wait()
+    assert store.held("a/lock") is False
+
+
 def test_a_fork_does_not_own_the_file(store: Store) -> None:
     run_python(
         """
@@ -382,6 +407,21 @@ def test_a_fork_does_not_own_the_file(store: Store) -> None:
         store.url,
         "memory://fork",
     )
+
+
+def test_a_file_that_changes_while_it_is_read(store: Store) -> None:
+    put(store, "file", b"x" * 1000)
+    for change in (b"longer", b""):
+        with store.open("file") as file:
+            assert file.readinto(bytearray(10)) == 10 and not file.changed()
+            with open(store.url + "/file", "ab") as other:
+                other.write(change)
+                other.truncate(500)
+            assert file.changed()
+    os.mkfifo(store.url + "/fifo")
+    for path in ("fifo", "."):
+        with pytest.raises(OSError, match="regular"):
+            fs._Sequential(os.path.join(store.url, path))
 
 
 # ---------------------------------------------------------------- never outside
