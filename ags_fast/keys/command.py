@@ -89,9 +89,7 @@ def _passphrase(args: argparse.Namespace, *, twice: bool = False) -> str | None:
 
 def _init(args: argparse.Namespace) -> dict[str, Any]:
     if os.path.lexists(args.file):  # before anybody types a passphrase
-        raise FileExistsError(
-            errno.EEXIST, "there is a file already, and it may hold keys that something needs", args.file
-        )
+        raise FileExistsError(errno.EEXIST, local.TAKEN, args.file)
     properties = _properties(args)
     local.create_keystore(properties, passphrase=_passphrase(args, twice=True))
     shown = {"encryption.kms-type": "local", **properties}

@@ -61,6 +61,7 @@ MAX_FILE_NBYTES = 64 << 20  # of a keystore: more than 100,000 versions
 MAX_SECRET_NBYTES = 1 << 16
 LOCK_SECONDS = 30.0
 BLOB_VERSION, BLOB_HEAD = 1, 5
+TAG = "keystore"  # in the names of temporary files
 TAKEN = "there is a file already, and it may hold keys that something needs"
 
 T = TypeVar("T")
@@ -513,7 +514,7 @@ def _change(properties: Mapping[str, str], passphrase: str | None, change: Calla
         if len(data) > MAX_FILE_NBYTES:
             raise ValueError(f"the keystore {path} is full")
         _sweep(path)
-        new = NewFile(path, private=True, fsync=True)  # gets the mode of the file that it replaces
+        new = NewFile(path, tag=TAG, private=True, fsync=True)  # gets the mode of the file that it replaces
         try:
             pwrite_all(new.fd, data, 0)
             new.publish()
@@ -558,8 +559,9 @@ def _try_lock(path: str) -> int | None:
 def _sweep(path: str) -> None:
     """Remove what processes that died while they replaced the file at `path` left behind. Its lock is held."""
     folder, name = os.path.split(path)
+    temporary = re.compile(rf"\.{re.escape(name)}\.{TAG}\.[0-9a-f]{{16}}\.agstmp")  # and no other file's
     for other in os.listdir(folder):
-        if other.startswith(f".{name}.") and other.endswith(".agstmp"):
+        if temporary.fullmatch(other):
             try:
                 os.unlink(os.path.join(folder, other))
             except FileNotFoundError:
@@ -570,7 +572,7 @@ def _write_new(path: str, data: bytes) -> None:
     """A file that nobody else may read, at a path that has none."""
     new = NewFile(path, exclusive=True, private=True, fsync=True)
     try:
-        new._mode = 0o600
+        new._mode = 0o600  # not what the umask says
         pwrite_all(new.fd, data, 0)
         new.publish()
     finally:
