@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "NewFile", "NewObject", "Store", "pwrite_all"]
 
 SUFFIX = ".agstmp"  # of every temporary name: .<name>.<tag>.<16 hex digits>.agstmp
+HOLD_ATTEMPTS = 20
 NO_LOCK_SECONDS = 86_400.0  # where files cannot be locked, one that was not written to for so long has no writer
 
 
@@ -163,7 +164,10 @@ class Store:
         return self._open().open(_checked(path))
 
     def hold(self, path: str) -> Any:
-        """An object that shows, while it and this process live, that they do: see `held`. None where storage cannot."""
+        """An object that shows, while it and this process live, that they do: see `held`. None where storage cannot.
+
+        BlockingIOError if somebody else holds it.
+        """
         return self._open().hold(_checked(path))
 
     def held(self, path: str) -> bool | None:
@@ -362,11 +366,21 @@ class _Folder:
         return _Sequential(os.path.join(self.root, path))
 
     def hold(self, path: str) -> Any:
-        file = io.FileIO(self._place(path, make=True), "ab")
-        if _lock(file.fileno()):
-            return file
-        file.close()
-        return None
+        for _ in range(HOLD_ATTEMPTS):
+            try:
+                place = self._place(path, make=True)
+                file = io.FileIO(place, "ab")
+                locked = _lock(file.fileno())
+                if locked is None:
+                    file.close()
+                    return None
+                if locked and os.path.samestat(os.fstat(file.fileno()), os.stat(place)):
+                    return file
+                file.close()
+            except FileNotFoundError:  # removed meanwhile, or its folder
+                continue
+            time.sleep(0.01)  # who only asks, in `held`, locks it for a moment
+        raise BlockingIOError(errno.EWOULDBLOCK, "a living process holds it", place)
 
     def held(self, path: str) -> bool | None:
         try:

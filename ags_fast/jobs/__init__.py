@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,7 +30,7 @@ from ags_fast.jobs.plan import (
     new_job_id,
     open_plans,
 )
-from ags_fast.jobs.results import JobError, JobResult, Row
+from ags_fast.jobs.results import JobError, JobResult, Row, shown
 from ags_fast.jobs.task import Context, make_row, planned_row
 from ags_fast.keys.envelope import binding
 from ags_fast.keys.kms import KmsClient, load_kms
@@ -126,61 +127,63 @@ def encrypt_files(
     if not listed and not left_out and not source.exists():
         raise FileNotFoundError(f"there is no folder {source.url}")
     client = _client(kms)
-    facts = {"operation": "encrypt", "source": source.url}
-    plan, base, opened = None, None, None
-    if dry_run:
-        try:
-            opened = Dataset.open(target, client)
-        except FileNotFoundError:
-            pass  # it would be created
-    else:
-        target.check_writable()
-        opened = Dataset.open_or_create(target, client, wrapping_key_id, double_wrap)
-        plan = _plan_to_resume(opened, facts) if options.resume else None
-        if plan is not None and _committed(opened, plan) is not None:  # it died between its commit and its end
-            _end(opened, plan)
-            plan = None
-    if opened is not None:
-        base = opened.current()
-    number = base.number if base else None
-    present = {entry.path: entry for entry in opened.entries(base)} if opened is not None else {}
-    job_id = plan.job_id if plan else new_job_id()
-    entries, same = _new_entries(listed, present, overwrite, block_size, job_id, aad_prefix)
-    skipped += [_unchanged(source, target, entry) for entry in same]
-    replaced = {entry.path: present[entry.path].file for entry in entries if entry.path in present}
-    check_names(entries, [entry for path, entry in present.items() if path not in replaced])
-    if opened is None or dry_run:
-        planned = [planned_row(source.full_path(e.source), target.full_path(e.file), e) for e in entries]
-        return JobResult(job_id, "encrypt", target.url, number, planned + skipped)
-    if not entries:
-        if plan is not None:
-            _end(opened, plan)
-        return JobResult(job_id, "encrypt", target.url, number, skipped)
+    facts = {"operation": "encrypt", "source": shown(source.url)}
+    with ExitStack() as held:
+        plan, base, opened = None, None, None
+        if dry_run:
+            try:
+                opened = Dataset.open(target, client)
+            except FileNotFoundError:
+                pass  # it would be created
+        else:
+            target.check_writable()
+            opened = Dataset.open_or_create(target, client, wrapping_key_id, double_wrap)
+            plan = _plan_to_resume(opened, facts, held) if options.resume else None
+            if plan is not None and _committed(opened, plan) is not None:  # it died between its commit and its end
+                _end(opened, plan)
+                plan = None
+        if opened is not None:
+            base = opened.current()
+        number = base.number if base else None
+        present = {entry.path: entry for entry in opened.entries(base)} if opened is not None else {}
+        job_id = plan.job_id if plan else new_job_id()
+        entries, same = _new_entries(listed, present, overwrite, block_size, job_id, aad_prefix)
+        skipped += [_unchanged(source, target, entry) for entry in same]
+        replaced = {entry.path: present[entry.path].file for entry in entries if entry.path in present}
+        check_names(entries, [entry for path, entry in present.items() if path not in replaced])
+        if opened is None or dry_run:
+            planned = [planned_row(source.full_path(e.source), target.full_path(e.file), e) for e in entries]
+            return JobResult(job_id, "encrypt", target.url, number, planned + skipped)
+        if not entries:
+            if plan is not None:
+                _end(opened, plan)
+            return JobResult(job_id, "encrypt", target.url, number, skipped)
 
-    key = opened.reserve(wrapping_key_id, double_wrap, len(entries) + len(entries) // 1000 + SLACK_USES)
-    if plan is None:
-        entries = _with_keys(opened, key.key_id, entries, dek_length)
-        plan = Plan.create(opened, job_id, entries, key.key_id, base=number or 0, **facts)
-        entries = plan.claim(entries)
-    else:
-        entries = _continue(opened, plan, entries, dek_length, key.key_id)
-    context = Context(
-        "encrypt",
-        job_id,
-        opened.id,
-        target,
-        _envelope(opened, entries),
-        source,
-        fsync=fsync,
-        verify_after=verify_after,
-        resume=options.resume,
-    )
-    rows = _run(context, [Task(entry) for entry in entries], options, plan)
-    result = _commit(opened, plan, context, entries, rows, base, replaced)
-    if delete_sources:
-        _delete_sources(opened, source, entries, result, options)
-    result.rows += skipped
-    return result
+        key = opened.reserve(wrapping_key_id, double_wrap, len(entries) + len(entries) // 1000 + SLACK_USES)
+        if plan is None:
+            entries = _with_keys(opened, key.key_id, entries, dek_length)
+            plan = Plan.create(opened, job_id, entries, key.key_id, base=number or 0, **facts)
+            held.callback(plan.release)
+            entries = plan.claim(entries)
+        else:
+            entries = _continue(opened, plan, entries, dek_length, key.key_id)
+        context = Context(
+            "encrypt",
+            job_id,
+            opened.id,
+            target,
+            _envelope(opened, entries),
+            source,
+            fsync=fsync,
+            verify_after=verify_after,
+            resume=options.resume,
+        )
+        rows = _run(context, [Task(entry) for entry in entries], options, plan)
+        result = _commit(opened, plan, context, entries, rows, base, replaced)
+        if delete_sources:
+            _delete_sources(opened, source, entries, result, options)
+        result.rows += skipped
+        return result
 
 
 def _new_entries(
@@ -410,50 +413,52 @@ def rekey_files(
     options = _Options(engine, resume, on_error, max_failures, progress)
     opened, base, chosen = _opened(dataset, kms, storage_options, None, None, paths)
     target = opened.store
-    facts = {"operation": "rekey", "source": target.url}
-    plan = _plan_to_resume(opened, facts) if options.resume and not dry_run else None
-    if plan is not None and (made := _committed(opened, plan)) is not None:
-        rows = [planned_row(e.file, e.file, e, "ok") for e in opened.entries(made) if e.job_id == plan.job_id]
-        _end(opened, plan)
-        return JobResult(plan.job_id, "rekey", target.url, made.number, rows)
-    number = base.number if base else None
-    job_id = plan.job_id if plan else new_job_id()
-    prefixes = aad_prefixes(None, len(chosen))
-    entries = [
-        entry._replace(
-            file=f"{entry.path}.{job_id}.ags",
-            job_id=job_id,
-            aad_prefix=prefix if entry.set_id is None else entry.aad_prefix,
+    facts = {"operation": "rekey", "source": shown(target.url)}
+    with ExitStack() as held:
+        plan = _plan_to_resume(opened, facts, held) if options.resume and not dry_run else None
+        if plan is not None and (made := _committed(opened, plan)) is not None:
+            rows = [planned_row(e.file, e.file, e, "ok") for e in opened.entries(made) if e.job_id == plan.job_id]
+            _end(opened, plan)
+            return JobResult(plan.job_id, "rekey", target.url, made.number, rows)
+        number = base.number if base else None
+        job_id = plan.job_id if plan else new_job_id()
+        prefixes = aad_prefixes(None, len(chosen))
+        entries = [
+            entry._replace(
+                file=f"{entry.path}.{job_id}.ags",
+                job_id=job_id,
+                aad_prefix=prefix if entry.set_id is None else entry.aad_prefix,
+            )
+            for entry, prefix in zip(chosen, prefixes, strict=True)
+        ]
+        old = {entry.path: entry for entry in chosen}
+        if dry_run or not entries:
+            rows = [planned_row(target.full_path(old[e.path].file), target.full_path(e.file), e) for e in entries]
+            return JobResult(job_id, "rekey", target.url, number, rows)
+        target.check_writable()
+        if double_wrap is None:
+            double_wrap = any(entry.wrapped is not None for entry in opened.keys.list("active"))
+        key = opened.reserve(wrapping_key_id, double_wrap, len(entries) + len(entries) // 1000 + SLACK_USES)
+        if plan is None:
+            entries = _with_keys(opened, key.key_id, entries, dek_length)
+            plan = Plan.create(opened, job_id, entries, key.key_id, base=number or 0, **facts)
+            held.callback(plan.release)
+            entries = plan.claim(entries)
+        else:
+            entries = _continue(opened, plan, entries, dek_length, key.key_id)
+        replaced = {entry.path: entry.file for entry in chosen}
+        context = Context(
+            "rekey",
+            job_id,
+            opened.id,
+            target,
+            _envelope(opened, entries, *chosen),
+            fsync=fsync,
+            verify_after=verify_after,
+            resume=options.resume,
         )
-        for entry, prefix in zip(chosen, prefixes, strict=True)
-    ]
-    old = {entry.path: entry for entry in chosen}
-    if dry_run or not entries:
-        rows = [planned_row(target.full_path(old[e.path].file), target.full_path(e.file), e) for e in entries]
-        return JobResult(job_id, "rekey", target.url, number, rows)
-    target.check_writable()
-    if double_wrap is None:
-        double_wrap = any(entry.wrapped is not None for entry in opened.keys.list("active"))
-    key = opened.reserve(wrapping_key_id, double_wrap, len(entries) + len(entries) // 1000 + SLACK_USES)
-    if plan is None:
-        entries = _with_keys(opened, key.key_id, entries, dek_length)
-        plan = Plan.create(opened, job_id, entries, key.key_id, base=number or 0, **facts)
-        entries = plan.claim(entries)
-    else:
-        entries = _continue(opened, plan, entries, dek_length, key.key_id)
-    replaced = {entry.path: entry.file for entry in chosen}
-    context = Context(
-        "rekey",
-        job_id,
-        opened.id,
-        target,
-        _envelope(opened, entries, *chosen),
-        fsync=fsync,
-        verify_after=verify_after,
-        resume=options.resume,
-    )
-    rows = _run(context, [Task(entry, old[entry.path]) for entry in entries], options, plan)
-    return _commit(opened, plan, context, entries, rows, base, replaced)
+        rows = _run(context, [Task(entry, old[entry.path]) for entry in entries], options, plan)
+        return _commit(opened, plan, context, entries, rows, base, replaced)
 
 
 # ------------------------------------------------------------------------------------------------------ read, and clean
@@ -501,10 +506,10 @@ def sweep(
     number = None
     if kms is not None:
         opened = Dataset.open(store, _client(kms))
-        for job_id in open_plans(store):
+        for job_id in open_plans(store, begun=True):
             if not _is_dead(store, job_id, age):
                 continue
-            plan = Plan.load(opened, job_id)
+            plan = Plan.take(opened, job_id)
             if plan is not None:
                 removed = _end(opened, plan)
                 rows += [Row(store.full_path(path), None, "ok", format="file") for path in removed]
@@ -526,10 +531,13 @@ def _is_dead(store: Store, job_id: str, age: float | None) -> bool:
 
 
 def _orphan_manifests(dataset: Dataset, age: float | None) -> list[str]:
-    """Manifests of no version. A job that is about to commit has an open plan: then none is an orphan for sure."""
-    if open_plans(dataset.store):
-        return []
+    """Manifests of no version. A job that is about to commit has an open plan: then none is an orphan for sure.
+
+    Looked at in this order: what was listed and has no open plan any more is in a version by now, or in none for ever.
+    """
     listed = [entry for entry in dataset.store.list(MANIFESTS) if time.time() - entry.modified >= (age or 0)]
+    if not listed or open_plans(dataset.store):
+        return []
     named = {ref.path for number in dataset.version_numbers() for ref in dataset.version(number).manifests}
     return [entry.path for entry in listed if entry.path not in named]
 
@@ -560,7 +568,7 @@ def _client(kms: KmsClient | Mapping[str, str]) -> KmsClient:
 
 
 def _check_apart(one: Store, other: Store) -> None:
-    a, b = ((os.path.realpath(store.url) if store.local else store.url).rstrip("/") + "/" for store in (one, other))
+    a, b = ((os.path.realpath(s.url) if s.local else s.url).rstrip("/") + "/" for s in (one, other))
     if a.startswith(b) or b.startswith(a):
         raise ValueError(f"{one.url} and {other.url}: neither may be the other, or inside it")
 
@@ -617,8 +625,6 @@ def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan 
         except BaseException as error:
             # What was finished stays, for the plan knows it; what was not, goes.
             _sweep_job(context, tasks)
-            if plan is not None:
-                plan.release()
             if not isinstance(error, _TooManyError):
                 raise
             result = JobResult(context.job_id, context.op, context.dataset.url, None, rows)
@@ -688,7 +694,10 @@ def _commit(
 
 
 def _end(dataset: Dataset, plan: Plan) -> list[str]:
-    """Remove a job's plan, its temporary files, and those of its files that no version has; returns these."""
+    """Remove a job's plan, its temporary files, and those of its files that no version has; returns these.
+
+    Of a job that has died also the manifests of a commit that it may have begun.
+    """
     removed = []
     store = dataset.store
     ours: set[str] = set()
@@ -704,18 +713,22 @@ def _end(dataset: Dataset, plan: Plan) -> list[str]:
                 store.delete(file)
                 removed.append(file)
     plan.remove()
+    for path in _orphan_manifests(dataset, None) if plan.taken else ():
+        dataset.store.delete(path)
     return removed
 
 
-def _plan_to_resume(dataset: Dataset, facts: Mapping[str, str]) -> Plan | None:
-    """The newest plan of a dead job that did the same."""
+def _plan_to_resume(dataset: Dataset, facts: Mapping[str, str], held: ExitStack) -> Plan | None:
+    """The newest plan of a dead job that did the same; ours until `held` is closed."""
     for job_id in reversed(open_plans(dataset.store)):
         if dataset.store.held(f"{PLANS}{job_id}/lock"):
             continue
         plan = Plan.load(dataset, job_id)
         if plan is None or any(plan.body.get(name) != value for name, value in facts.items()):
             continue
-        if plan.hold():
+        plan = Plan.take(dataset, job_id)  # read again: until now, somebody else could have it
+        if plan is not None:
+            held.callback(plan.release)
             return plan
     return None
 
@@ -801,16 +814,17 @@ def _missing_members(dataset: Dataset, entries: Sequence[FileEntry]) -> list[Row
 
 
 def _extra_files(dataset: Dataset) -> list[Row]:
+    """In this order: a file whose job had a plan when it was listed is in the plan still, or in a version by then."""
+    listed = [entry for entry in dataset.store.list() if not entry.path.startswith(HIDDEN)]
     known: set[str] = set()
+    for job_id in open_plans(dataset.store):
+        known |= Plan.names(dataset, job_id)
     seen = set()
     for number in dataset.version_numbers():
         for ref in dataset.version(number).manifests:
             if ref.path not in seen:
                 seen.add(ref.path)
                 known.update(entry.file for entry in dataset.open_table(ref, dataset.envelope))
-    for job_id in open_plans(dataset.store):
-        plan = Plan.load(dataset, job_id)
-        known.update(entry.file for entry in plan.entries(superseded=True)) if plan else None
     return [
         Row(
             dataset.store.full_path(entry.path),
@@ -820,6 +834,6 @@ def _extra_files(dataset: Dataset) -> list[Row]:
             "no version and no open job of the dataset knows this file",
             file_length=entry.size,
         )
-        for entry in dataset.store.list()
-        if not entry.path.startswith(HIDDEN) and entry.path not in known and not entry.path.endswith(".agstmp")
+        for entry in listed
+        if entry.path not in known
     ]

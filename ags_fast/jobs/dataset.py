@@ -162,7 +162,9 @@ def decode_entries(data: bytes, where: str) -> list[FileEntry]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(pa.BufferReader(data)).select(entry_schema().names).cast(entry_schema())
+        # No threads: Arrow's may abort the interpreter when it ends, and for so few rows they gain nothing.
+        file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+        table = file.read(columns=entry_schema().names, use_threads=False).cast(entry_schema())
     except (pa.ArrowException, KeyError, OSError) as error:
         raise FormatError(f"{where} is no table of entries: {error}") from None
     columns = [column.to_pylist() for column in table.columns]
@@ -207,23 +209,28 @@ class Dataset:
     def open(cls, url: Any, kms: KmsClient, storage_options: Mapping[str, Any] | None = None) -> Dataset:
         """FileNotFoundError if there is no dataset at `url`."""
         store = url if isinstance(url, Store) else Store(url, storage_options)
-        keys = DatasetKeyStore(store, kms)
-        if keys.version == 0:
+        opened = cls(store, kms, DatasetKeyStore(store, kms))
+        if not opened._has_keys():
             raise FileNotFoundError(f"there is no encrypted dataset at {store.url}: it has no {HIDDEN}keys")
-        return cls(store, kms, keys)
+        return opened
 
     @classmethod
     def open_or_create(cls, store: Store, kms: KmsClient, wrapping_key_id: str, double_wrap: bool) -> Dataset:
         while True:
-            keys = DatasetKeyStore(store, kms)
-            if keys.version > 0:
-                return cls(store, kms, keys)
+            opened = cls(store, kms, DatasetKeyStore(store, kms))
+            if opened._has_keys():
+                return opened
             entry = new_kek(kms, wrapping_key_id, double_wrap=double_wrap)
             try:
-                keys.compare_and_swap({entry.key_id: entry}, 0)
+                opened.keys.compare_and_swap({entry.key_id: entry}, 0)
             except ConcurrentChangeError:
                 continue  # somebody else has just created it
-            return cls(store, kms, keys)
+            return opened
+
+    def _has_keys(self) -> bool:
+        if self.keys.version == 0 and self.version_numbers() and self.keys.refresh() == 0:
+            raise IntegrityError(f"{self.store.url} has versions, but no {HIDDEN}keys: somebody took them away")
+        return self.keys.version > 0
 
     @property
     def id(self) -> str:
@@ -276,7 +283,10 @@ class Dataset:
     def open_table(self, ref: TableRef, envelope: Envelope) -> list[FileEntry]:
         check_path(ref.path)
         dek = envelope.unwrap(ref.key_id, ref.wrapped_key, binding(self.id, "dek", ref.path))
-        data = self.store.read(ref.path, ref.length)
+        try:
+            data = self.store.read(ref.path, ref.length)
+        except FileNotFoundError:
+            raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
         if len(data) != ref.length:
             raise IntegrityError(f"{ref.path} has {len(data)} bytes, its version says {ref.length}")
         try:
@@ -312,6 +322,7 @@ class Dataset:
     def current(self, *, version: int | None = None, min_version: int | None = None) -> Version | None:
         """The highest version, or the one asked for. None if nothing was committed yet."""
         numbers = self.version_numbers()
+        self.keys.refresh()  # now: a version comes after the keys that it needs
         newest = numbers[-1] if numbers else 0
         if min_version is not None and newest < min_version:
             raise PolicyError(
@@ -326,7 +337,10 @@ class Dataset:
 
     def version(self, number: int) -> Version:
         path = VERSIONS + numbered(number)
-        body = self.open_body(path, "ags-version", self.envelope)
+        try:
+            body = self.open_body(path, "ags-version", self.envelope)
+        except FileNotFoundError:
+            raise IntegrityError(f"{path} is missing: it was removed after it was listed") from None
         try:
             return Version(
                 int(body["version"]),
@@ -364,10 +378,10 @@ class Dataset:
         KMS calls and manifests come before the commit, so that whatever fails leaves the version before.
         """
         replaced = dict(replaced or {})
-        envelope = self.envelope
         written: dict[tuple[str, ...], TableRef] = {}  # manifests made for an attempt that lost, for the next one
         while True:
             head = self.current()
+            envelope = self.envelope
             refused, there = self._conflicts(add, base, head, replaced, envelope)
             added = [entry for entry in add if entry.path not in refused and entry.path not in there]
             if not added:

@@ -14,7 +14,7 @@ import string
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.errors import FormatError, PolicyError
+from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.jobs.dataset import MANIFEST_ENTRIES, PLANS, Dataset, FileEntry, TableRef, chunks, numbered
 from ags_fast.keys.envelope import binding
 
@@ -158,6 +158,7 @@ class Plan:
         self.body = body
         self.number = number
         self.refs = refs
+        self.taken = False  # over from a job that died
         self._lock: Any = None
 
     @property
@@ -177,14 +178,18 @@ class Plan:
         return plan
 
     def hold(self) -> bool:
-        """Show, where the storage can, that the job lives, until `release` or death. False if another process does."""
-        path = self.folder + "lock"
-        self._lock = self.dataset.store.hold(path)
-        return self._lock is not None or not self.dataset.store.held(path)
+        """Show, where the storage can, that the job lives. Whoever dies lets go. False if somebody else holds it."""
+        try:
+            self._lock = self.dataset.store.hold(self.folder + "lock")
+        except BlockingIOError:
+            return False
+        return True
 
     def release(self) -> None:
-        """Leave the job to be resumed, by this process or another."""
-        self._lock = None
+        """The job no longer lives, though its process may."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def extend(self, entries: Sequence[FileEntry]) -> None:
         """Make durable that the job does these too, under names that no other job can have."""
@@ -214,18 +219,52 @@ class Plan:
     def load(cls, dataset: Dataset, job_id: str) -> Plan | None:
         """None if the job never came to have one."""
         folder = f"{PLANS}{job_id}/"
-        names = (entry.path.removeprefix(folder) for entry in dataset.store.list(folder))
-        numbers = [int(name[:-5]) for name in names if re.fullmatch(r"\d{8,}\.json", name)]
-        if not numbers:
-            return None
-        number = max(numbers)
-        body = dataset.open_body(folder + numbered(number), "ags-plan", dataset.envelope)
+        while True:
+            names = (entry.path.removeprefix(folder) for entry in dataset.store.list(folder))
+            number = max((int(name[:-5]) for name in names if re.fullmatch(r"\d{8,}\.json", name)), default=0)
+            if number == 0:
+                return None
+            dataset.keys.refresh()  # now: a plan comes after the keys that it needs
+            try:
+                body = dataset.open_body(folder + numbered(number), "ags-plan", dataset.envelope)
+                break
+            except FileNotFoundError:  # the job has just ended
+                continue
         if body.get("job_id") != job_id:
             raise FormatError(f"{folder} holds the plan of another job")
         try:
             return cls(dataset, job_id, body, number, [TableRef.from_json(ref) for ref in body["tables"]])
         except (KeyError, TypeError) as error:
             raise FormatError(f"{folder} lacks or garbles {error}") from None
+
+    @classmethod
+    def take(cls, dataset: Dataset, job_id: str) -> Plan | None:
+        """The plan of a dead job, held. None if the job lives, has ended, or has left nothing that says what it did:
+        that is removed."""
+        plan = cls(dataset, job_id, {}, 0, [])
+        if not plan.hold():
+            return None
+        try:
+            found = cls.load(dataset, job_id)
+        except BaseException:
+            plan.release()
+            raise
+        if found is None:
+            plan.remove()
+            return None
+        found.taken, found._lock = True, plan._lock
+        return found
+
+    @classmethod
+    def names(cls, dataset: Dataset, job_id: str) -> set[str]:
+        """The files that an open job may write; none if it has ended."""
+        plan = cls.load(dataset, job_id)
+        try:
+            return {entry.file for entry in plan.entries(superseded=True)} if plan is not None else set()
+        except IntegrityError:  # a table of it is gone
+            if cls.load(dataset, job_id) is not None:
+                raise
+            return set()
 
     def entries(self, *, superseded: bool = False) -> list[FileEntry]:
         """What the job does; superseded: and what it no longer does, since a source changed, but may have written."""
@@ -244,8 +283,7 @@ class Plan:
         taken: set[str] = set()
         for job_id in open_plans(store):
             if job_id != self.job_id:
-                other = Plan.load(self.dataset, job_id)
-                taken.update(entry.file for entry in other.entries()) if other else None
+                taken |= Plan.names(self.dataset, job_id)
         if len(entries) < MANIFEST_ENTRIES // 10:
             taken.update(entry.file for entry in entries if store.stat(entry.file) is not None)
         else:
@@ -275,11 +313,11 @@ class Plan:
         self.dataset.store.remove_folder(self.folder)
 
 
-def open_plans(store: Store) -> list[str]:
-    """The ids of jobs that have a plan: they run, or have died."""
+def open_plans(store: Store, *, begun: bool = False) -> list[str]:
+    """The ids of jobs that have a plan: they run, or have died. begun: also where there is but a part of one."""
     ids = set()
     for entry in store.list(PLANS):
         job_id, _, name = entry.path.removeprefix(PLANS).partition("/")
-        if JOB_ID.fullmatch(job_id) and name.endswith(".json"):
+        if JOB_ID.fullmatch(job_id) and (begun or name.endswith(".json")):
             ids.add(job_id)
     return sorted(ids)

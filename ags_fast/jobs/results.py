@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["JobError", "JobResult", "Row"]
+__all__ = ["JobError", "JobResult", "Row", "shown"]
 
 
 class Row(NamedTuple):
@@ -73,7 +73,7 @@ class JobResult:
         types = [text, text, text, text, text, number, number, number, text, text, pa.float64(), pa.int32(), text]
         schema = pa.schema(list(zip(Row._fields, types, strict=True)))
         columns = list(zip(*self.rows, strict=True)) or [()] * len(types)
-        columns = [tuple(map(_shown, c)) if t == text else c for c, t in zip(columns, types, strict=True)]
+        columns = [tuple(s and shown(s) for s in c) if t == text else c for c, t in zip(columns, types, strict=True)]
         return pa.table([pa.array(c, t) for c, t in zip(columns, types, strict=True)], schema=schema)
 
     @property
@@ -89,6 +89,6 @@ class JobResult:
             raise JobError(f"{self.op} of {first.src} failed: {first.error_class}: {first.error}{more}", self)
 
 
-def _shown(text: str | None) -> str | None:
-    """A text as a table can have it: a file's name need not be one."""
-    return text if text is None else text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+def shown(name: str) -> str:
+    """A file's name as a text, which it need not be: as a table or a document can have it."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,0 +1,90 @@
+"""What the tests of datasets share: a KMS in a file, trees, and what is true of a dataset whatever happened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from support import pattern
+
+from ags_fast.jobs import Dataset, LocalEngine
+from ags_fast.jobs.task import Context
+from ags_fast.keys.kms import load_kms, local
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ags_fast.jobs import JobResult, Row
+
+HERE = LocalEngine(0)  # in this process: no time to start others
+MASTER = "master"
+
+
+def make_kms(folder: Path, *, name: str = "kms", keys: Iterable[str] = (MASTER,)) -> dict[str, str]:
+    """The properties of a new KMS in files of `folder`."""
+    properties = {
+        "encryption.kms-type": "local",
+        "kms.local.path": str(folder / f"{name}.json"),
+        "kms.local.key-file": str(folder / f"{name}.key"),
+    }
+    local.create_keystore(properties)
+    for key in keys:
+        local.create_key(properties, key)
+    return properties
+
+
+def small_tree() -> dict[str, bytes]:
+    """Files as data lakes have them, some of them near the edges of blocks of 1 KiB."""
+    tree = {f"year=2026/month={m}/part-{n:05d}.avro": pattern(700 * n + m, n) for m in (1, 2) for n in range(4)}
+    tree |= {"empty": b"", "a b/ü €/日本.txt": "ünïcode".encode(), "one": b"x"}
+    return tree | {f"edge/{n}": pattern(n, n) for n in (1023, 1024, 1025, 2048)}
+
+
+def write_tree(folder: Path, tree: Mapping[str, bytes]) -> Path:
+    for path, data in tree.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """Every file, hidden and temporary ones too."""
+    found = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
+    return {str(file.relative_to(folder)): file.read_bytes() for file in found}
+
+
+def decrypted(dataset: Any, kms: Any, *, version: int | None = None) -> dict[str, bytes]:
+    """Every file of a version, opened by what its manifests say."""
+    opened = Dataset.open(dataset, load_kms(kms))
+    head = opened.current(version=version)
+    context = Context("verify", "", opened.id, opened.store, opened.envelope)
+    contents = {}
+    for entry in opened.entries(head):
+        assert entry.path not in contents, f"{entry.path} is there twice"
+        with context.reader(entry) as reader:
+            contents[entry.path] = reader.read()
+            reader.verify()
+    assert head is None or (head.files, head.plain_length) == (len(contents), sum(map(len, contents.values())))
+    return contents
+
+
+def leftovers(dataset: Path, kms: Any) -> list[str]:
+    """The files of a dataset that no version knows and that are not its keys and versions."""
+    opened = Dataset.open(dataset, load_kms(kms))
+    known = set()
+    for number in opened.version_numbers():
+        version = opened.version(number)
+        known.update(ref.path for ref in version.manifests)
+        known.update(entry.file for entry in opened.entries(version))
+    found = set(read_tree(dataset)) - known
+    return sorted(path for path in found if not path.startswith(("_ags/keys/0", "_ags/versions/0")))
+
+
+def row_of(result: JobResult, path: str) -> Row:
+    """The one row whose source ends so."""
+    rows = [row for row in result.rows if row.src.endswith("/" + path)]
+    assert len(rows) == 1, (path, result.rows)
+    return rows[0]

@@ -1,0 +1,787 @@
+"""Jobs over trees of files, by the local engine: what they make, skip, refuse, report and take up again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, row_of, small_tree, write_tree
+from support import pattern, run_python, seal_stream
+
+import ags_fast.jobs.task
+from ags_fast import AgsError, PolicyError
+from ags_fast.fs import Store
+from ags_fast.jobs import (
+    Dataset,
+    JobError,
+    decrypt_files,
+    encrypt_files,
+    open_file,
+    rekey_files,
+    sweep,
+    verify_files,
+)
+from ags_fast.jobs.local import LocalEngine
+from ags_fast.jobs.plan import Plan, Task
+from ags_fast.keys.envelope import clear_cache
+from ags_fast.keys.kms import kms_calls, load_kms
+
+if TYPE_CHECKING:
+    from ags_fast.jobs import JobResult
+
+pytest.importorskip("pyarrow")
+
+HIDDEN = ("_SUCCESS", ".part-00000.avro.crc", "sub/.hidden/x", "_temporary/0/x", "x.crc")
+
+
+@pytest.fixture
+def kms(tmp_path: Path) -> dict[str, str]:
+    return make_kms(tmp_path)
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "src", small_tree())
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return tmp_path / "dataset"
+
+
+def encrypt(src: Any, dataset: Any, kms: Any, **options: Any) -> JobResult:
+    """`encrypt_files` in this process, with small blocks."""
+    return encrypt_files(
+        src, dataset, kms=kms, wrapping_key_id=MASTER, **{"engine": HERE, "block_size": 1024, **options}
+    )
+
+
+def dead(plan: Path) -> list[str]:
+    return sorted(os.listdir(plan / "_ags" / "plans")) if (plan / "_ags" / "plans").exists() else []
+
+
+# ---------------------------------------------------------------------------------------------- there and back again
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("double_wrap", [True, False])
+def test_round_trip(
+    src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path, processes: int, double_wrap: bool
+) -> None:
+    engine = LocalEngine(processes)
+    tree = small_tree()
+    done = encrypt(src, dataset, kms, engine=engine, double_wrap=double_wrap)
+    assert done.counts == {"ok": len(tree), "skipped": 0, "failed": 0} and done.version == 1
+    assert (done.op, done.dataset) == ("encrypt", str(dataset))
+    assert {row.src for row in done.rows} == {str(src / path) for path in tree}
+    row = row_of(done, "edge/1025")
+    assert row[1:9] == (str(dataset / "edge/1025.ags"), "ok", None, None, 1025, 8 + 1025 + 2 * 28, 1024, "ags1")
+    assert row.key_id and row.seconds > 0 and row.attempt == 0 and row.host
+    assert os.path.getsize(dataset / "edge/1025.ags") == row.file_length
+    assert done.table.num_rows == len(tree) and done.table.column_names == list(row._fields)
+
+    checked = verify_files(dataset, kms=kms, engine=engine)
+    assert checked.counts == done.counts and checked.version == 1, checked.failed
+    back = decrypt_files(dataset, tmp_path / "back", kms=kms, engine=engine)
+    assert back.counts == done.counts and read_tree(tmp_path / "back") == tree
+
+    turned = rekey_files(dataset, kms=kms, engine=engine)
+    assert turned.counts == done.counts and turned.version == 2
+    assert decrypted(dataset, kms) == decrypted(dataset, kms, version=1) == tree
+    assert leftovers(dataset, kms) == []
+    with open_file(dataset, "edge/2048", kms=kms) as reader:
+        assert reader.read() == tree["edge/2048"]
+    with pytest.raises(FileNotFoundError, match="'no'"):
+        open_file(dataset, "no", kms=kms)
+
+
+@pytest.mark.parametrize("block_size", [1, 1000, 1 << 20, 3 << 20])
+@pytest.mark.parametrize("dek_length", [16, 24, 32])
+def test_block_sizes_and_keys(
+    dataset: Path, kms: dict[str, str], tmp_path: Path, block_size: int, dek_length: int
+) -> None:
+    sizes = (0, 1, block_size - 1, block_size, block_size + 1, 2 * block_size + 7)
+    tree = {str(n): pattern(n, n) for n in sizes}
+    encrypt(
+        write_tree(tmp_path / "src", tree), dataset, kms, block_size=block_size, dek_length=dek_length
+    ).raise_for_failures()
+    assert decrypted(dataset, kms) == tree
+    opened = Dataset.open(dataset, load_kms(kms))
+    context = ags_fast.jobs.task.Context("verify", "", opened.id, opened.store, opened.envelope)
+    assert {len(context.dek(entry)) for entry in opened.entries(opened.current())} == {dek_length}
+
+
+def test_arguments(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    for wrong in (
+        {"format": "zip"},
+        {"column_keys": {}},
+        {"dek_length": 17},
+        {"block_size": 0},
+        {"resume": "yes"},
+        {"on_error": "ignore"},
+        {"max_failures": -1},
+        {"aad_prefix": "same for all"},
+        {"aad_prefix": "{n}{m}"},
+        {"aad_prefix": "{0}"},
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            encrypt(src, dataset, kms, **wrong)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        encrypt(src / "nowhere", dataset, kms)
+    with pytest.raises(ValueError, match="processes"):
+        LocalEngine(-1)
+    assert not dead(dataset)
+    for job in (verify_files, rekey_files, sweep):
+        with pytest.raises(FileNotFoundError, match="no encrypted dataset"):
+            job(src, kms=kms)
+    with pytest.raises(FileNotFoundError, match="no encrypted dataset"):
+        decrypt_files(src, dataset, kms=kms)
+
+
+def test_hidden_files_are_left_out_and_said(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    src = write_tree(tmp_path / "src", {"_year=2026/x": b"a partition", **dict.fromkeys(HIDDEN, b"hidden")})
+    done = encrypt(src, dataset, kms)
+    assert done.counts == {"ok": 1, "skipped": len(HIDDEN), "failed": 0}
+    assert {row.src: row.error_class for row in done.rows if row.status == "skipped"} == {
+        str(src / path): "HiddenFile" for path in HIDDEN
+    }
+    assert decrypted(dataset, kms) == {"_year=2026/x": b"a partition"}
+
+
+def test_a_tree_of_nothing(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    src = write_tree(tmp_path / "src", {"_SUCCESS": b""})
+    assert encrypt(src, dataset, kms).counts == {"ok": 0, "skipped": 1, "failed": 0}
+    (src / "_SUCCESS").unlink()
+    done = encrypt(src, dataset, kms)
+    assert done.rows == [] and done.version is None and done.table.num_rows == 0
+    assert verify_files(dataset, kms=kms).rows == []
+    assert decrypt_files(dataset, tmp_path / "back", kms=kms).rows == []
+    assert rekey_files(dataset, kms=kms).rows == []
+
+
+def test_names_that_are_no_text(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    """A file's name is bytes: what is no UTF-8 is kept as it is, and the table of rows shows it escaped."""
+    tree = {os.fsdecode(b"caf\xe9/\xff\xfe"): b"1", "line\nbreak": b"2", "'\"\\ ~": b"3", "x" * 250: b"4"}
+    src = write_tree(tmp_path / os.fsdecode(b"s\xe9"), tree)
+    for engine in (HERE, LocalEngine(1)):
+        done = encrypt(src, dataset, kms, engine=engine)
+        assert done.counts["ok"] == len(tree), done.failed
+        assert done.table.num_rows == len(tree)
+        assert any(src.endswith(r"/caf\xe9/\xff\xfe") for src in done.table.column("src").to_pylist())
+        assert verify_files(dataset, kms=kms, engine=engine).counts["ok"] == len(tree)
+        assert rekey_files(dataset, kms=kms, engine=engine).counts["ok"] == len(tree)
+        assert decrypted(dataset, kms) == tree
+        assert decrypt_files(dataset, tmp_path / "back", kms=kms, engine=engine).counts["ok"] == len(tree)
+        assert read_tree(tmp_path / "back") == tree
+        shutil.rmtree(dataset)
+        shutil.rmtree(tmp_path / "back")
+
+
+def test_in_memory(kms: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    name = f"memory://{tmp_path.name}"
+    tree = small_tree()
+    source = Store(f"{name}/src")
+    for path, data in tree.items():
+        source.create(path, data)
+    for engine in (HERE, LocalEngine(2)):  # other processes would not see it
+        encrypt(f"{name}/src", f"{name}/{engine}", kms, engine=engine).raise_for_failures()
+        assert verify_files(f"{name}/{engine}", kms=kms, engine=engine).counts["ok"] == len(tree)
+        rekey_files(f"{name}/{engine}", kms=kms, engine=engine).raise_for_failures()
+        assert decrypted(f"{name}/{engine}", kms) == tree
+        decrypt_files(f"{name}/{engine}", f"{name}/back {engine}", kms=kms, engine=engine).raise_for_failures()
+        back = Store(f"{name}/back {engine}")
+        assert {entry.path: back.read(entry.path, 1 << 20) for entry in back.list()} == tree
+
+
+# ---------------------------------------------------------------------------------------------- keys
+
+
+def test_kms_calls(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    """Double wrap: one call a process. Single wrap: one for each key, and none for what is not opened."""
+
+    def calls() -> dict[tuple[str, str], int]:
+        return dict(kms_calls() - before)
+
+    before = kms_calls()
+    encrypt(src, dataset, kms).raise_for_failures()
+    assert sum(calls().values()) == 1
+    encrypt(src, dataset, kms)
+    assert sum(calls().values()) == 1
+    clear_cache()
+    before = kms_calls()
+    verify_files(dataset, kms=kms, engine=HERE).raise_for_failures()
+    rekey_files(dataset, kms=kms, engine=HERE).raise_for_failures()
+    decrypt_files(dataset, tmp_path / "back", kms=kms, engine=HERE).raise_for_failures()
+    assert calls() == {("local", "unwrap"): 1}
+
+    before = kms_calls()
+    encrypt(src, tmp_path / "single", kms, double_wrap=False).raise_for_failures()
+    files = len(small_tree())
+    assert files <= calls()["local", "wrap"] <= files + 10
+    before = kms_calls()
+    verify_files(tmp_path / "single", kms=kms, engine=HERE).raise_for_failures()
+    assert files <= calls()["local", "unwrap"] <= files + 20
+
+
+def test_each_worker_asks_the_kms_once(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "counting.py").write_text(
+        "import os\n"
+        "from ags_fast.keys.kms.local import LocalKms\n"
+        "class Counting(LocalKms):\n"
+        "    def _unwrap(self, wrapped, key_id):\n"
+        "        with open(self.properties['log'], 'a') as log: print(os.getpid(), file=log)\n"
+        "        return super()._unwrap(wrapped, key_id)\n"
+    )
+    counted = {**kms, "encryption.kms-impl": "counting:Counting", "log": str(tmp_path / "log")}
+    del counted["encryption.kms-type"]
+    encrypt(src, dataset, kms).raise_for_failures()
+    run_python(
+        """
+        import sys
+        sys.path.insert(0, sys.argv[3])
+        from ags_fast.jobs import LocalEngine, verify_files
+        result = verify_files(sys.argv[1], kms=eval(sys.argv[2]), engine=LocalEngine(2))
+        assert result.counts["ok"] and not result.failed, result.failed
+        """,
+        dataset,
+        repr(counted),
+        tmp_path,
+    )
+    callers = (tmp_path / "log").read_text().split()
+    assert 2 <= len(callers) == len(set(callers)) <= 3
+
+
+def test_other_master_keys(dataset: Path, tmp_path: Path) -> None:
+    """A job may bring another master key, or another wrapping: the dataset has a key for each."""
+    kms = make_kms(tmp_path, keys=(MASTER, "other"))
+    tree = {"a": b"1", "b": b"2", "c": b"3"}
+    src = tmp_path / "src"
+    for (path, data), key, double_wrap in zip(
+        tree.items(), (MASTER, "other", MASTER), (True, True, False), strict=True
+    ):
+        write_tree(src, {path: data})
+        encrypt_files(
+            src, dataset, kms=kms, wrapping_key_id=key, double_wrap=double_wrap, engine=HERE
+        ).raise_for_failures()
+    opened = Dataset.open(dataset, load_kms(kms))
+    assert sorted((key.wrapping_key_id, key.double_wrap) for key in opened.keys.list()) == [
+        (MASTER, False),
+        (MASTER, True),
+        ("other", True),
+    ]
+    assert len({entry.key_id for entry in opened.entries(opened.current())}) == 3
+    assert decrypted(dataset, kms) == tree
+    rekey_files(dataset, kms=kms, wrapping_key_id="other", engine=HERE).raise_for_failures()
+    assert decrypted(dataset, kms) == tree
+
+
+def test_a_key_that_the_kms_does_not_have(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(AgsError, match="'nobody'"):
+        encrypt_files(src, dataset, kms=kms, wrapping_key_id="nobody", engine=HERE)
+    assert read_tree(dataset) == {}
+    encrypt(src, dataset, kms)
+    clear_cache()
+    with pytest.raises(AgsError, match=r"00000002\.json"):
+        verify_files(dataset, kms=make_kms(tmp_path, name="stranger"), engine=HERE)
+
+
+# ---------------------------------------------------------------------------------------------- sets
+
+
+def test_a_numbered_set(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    encrypt(src, dataset, kms, aad_prefix="customers.part{n:05}").raise_for_failures()
+    opened = Dataset.open(dataset, load_kms(kms))
+    entries = list(opened.entries(opened.current()))
+    assert [entry.path for entry in entries] == sorted(small_tree())
+    assert [entry.aad_prefix for entry in entries] == [b"customers.part%05d" % n for n in range(len(entries))]
+    assert [(entry.part, entry.parts) for entry in entries] == [(n, len(entries)) for n in range(len(entries))]
+    assert verify_files(dataset, kms=kms, engine=HERE).counts["failed"] == 0
+    rekey_files(dataset, kms=kms, engine=HERE, paths="edge/*").raise_for_failures()  # stays a set
+    assert verify_files(dataset, kms=kms, engine=HERE).counts["failed"] == 0
+
+    (dataset / "a b/ü €/日本.txt.ags").unlink()
+    (row,) = verify_files(dataset, kms=kms, engine=HERE).failed
+    assert row.error_class == "IntegrityError" and "日本.txt.ags is missing" in (row.error or "")
+
+
+def test_swapped_members_are_named(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    src = write_tree(tmp_path / "src", {f"{n}": pattern(500, n) for n in range(5)})
+    encrypt(src, dataset, kms, aad_prefix="t.{n}")
+    one, other = dataset / "1.ags", dataset / "3.ags"
+    contents = one.read_bytes(), other.read_bytes()
+    other.write_bytes(contents[0])
+    one.write_bytes(contents[1])
+    checked = verify_files(dataset, kms=kms, engine=HERE)
+    assert {row.src for row in checked.failed} == {str(one), str(other)}
+    assert "swapped: 1.ags holds what belongs to 3, part 3" in (row_of(checked, "1.ags").error or "")
+    assert "swapped: 3.ags holds what belongs to 1, part 1" in (row_of(checked, "3.ags").error or "")
+
+
+def test_members_that_a_version_lacks_or_has_twice(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    """Manifests cannot be forged, so these are made by somebody who has the keys."""
+    src = write_tree(tmp_path / "src", {f"{n}": pattern(500, n) for n in range(4)})
+    encrypt(src, dataset, kms, aad_prefix="t.{n}")
+    opened = Dataset.open(dataset, load_kms(kms))
+    head = opened.current()
+    entries = list(opened.entries(head))
+    key_id = entries[0].key_id
+
+    def commit(*chosen: int) -> JobResult:
+        version = opened.version(1)
+        members = [entries[n]._replace(path=f"{i}") for i, n in enumerate(chosen)]
+        ref = opened.seal_table(f"_ags/manifests/{'-'.join(map(str, chosen))}", members, key_id, opened.envelope)
+        number = opened.version_numbers()[-1] + 1
+        body = {
+            "format": "ags-version",
+            "dataset_id": opened.id,
+            **version._asdict(),
+            "version": number,
+            "manifests": [ref.to_json()],
+        }
+        del body["number"]
+        opened.seal_body(f"_ags/versions/{number:08d}.json", body, key_id, opened.envelope)
+        return verify_files(dataset, kms=kms, engine=HERE)
+
+    (row,) = commit(0, 1, 3).failed
+    assert row.error_class == "IntegrityError" and "part 2 of the 4 files" in (row.error or "")
+    rows = commit(0, 1, 2, 3, 3).failed
+    assert len(rows) == 2 and all("part 3 of the 4 files" in (row.error or "") for row in rows)
+    assert len(commit(0, 1, 1, 3).failed) == 3
+
+
+def test_a_set_is_whole_though_a_source_is_encrypted_already(
+    dataset: Path, kms: dict[str, str], tmp_path: Path
+) -> None:
+    src = write_tree(tmp_path / "src", {"a": b"1", "b": seal_stream(b"x"), "c": b"3"})
+    done = encrypt(src, dataset, kms, aad_prefix="t.{n}")
+    assert done.counts == {"ok": 2, "skipped": 1, "failed": 0}
+    assert verify_files(dataset, kms=kms, engine=HERE).failed == []
+    write_tree(src, {"aa": b"2"})
+    encrypt(src, dataset, kms, aad_prefix="t.{n}").raise_for_failures()
+    assert verify_files(dataset, kms=kms, engine=HERE).failed == []
+
+
+# ---------------------------------------------------------------------------------------------- again, and skipped
+
+
+def test_unchanged_files_are_skipped_and_new_ones_added(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    encrypt(src, dataset, kms)
+    before = read_tree(dataset)
+    again = encrypt(src, dataset, kms)
+    assert {row.error_class for row in again.rows} == {"Unchanged"} and again.version == 1
+    assert read_tree(dataset) == before
+    write_tree(src, {"new/file": b"new"})
+    added = encrypt(src, dataset, kms)
+    assert added.counts == {"ok": 1, "skipped": len(small_tree()), "failed": 0} and added.version == 2
+    assert decrypted(dataset, kms) == {**small_tree(), "new/file": b"new"}
+    assert decrypted(dataset, kms, version=1) == small_tree()
+    (src / "one").unlink()  # what is gone from the source stays in the dataset
+    assert encrypt(src, dataset, kms).version == 2
+    assert leftovers(dataset, kms) == []
+
+
+def test_overwrite(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    encrypt(src, dataset, kms)
+    write_tree(src, {"one": b"another", "edge/1024": b"also another"})
+    with pytest.raises(FileExistsError, match=r"'edge/1024' and 1 more.*overwrite=True"):
+        encrypt(src, dataset, kms)
+    done = encrypt(src, dataset, kms, overwrite=True)
+    assert done.counts == {"ok": 2, "skipped": len(small_tree()) - 2, "failed": 0}
+    assert decrypted(dataset, kms) == {**small_tree(), "one": b"another", "edge/1024": b"also another"}
+    assert decrypted(dataset, kms, version=1) == small_tree()
+    assert verify_files(dataset, kms=kms, engine=HERE).counts == {"ok": len(small_tree()), "skipped": 0, "failed": 0}
+    assert leftovers(dataset, kms) == []
+
+
+def test_what_is_encrypted_already_is_skipped(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    tree = {"a.ags": seal_stream(bytes(10)), "b.parquet": b"PARE" + bytes(99) + b"PARE", "AGS1": b"AGS1\0\0\0\0"}
+    done = encrypt(write_tree(tmp_path / "src", {**tree, "c": b"AGS1"}), dataset, kms)
+    assert done.counts == {"ok": 2, "skipped": 2, "failed": 0}
+    for name in ("a.ags", "b.parquet"):
+        row = row_of(done, name)
+        assert row.error_class == "AlreadyEncryptedError" and "already" in (row.error or "")
+    assert decrypted(dataset, kms) == {"AGS1": tree["AGS1"], "c": b"AGS1"}
+    assert leftovers(dataset, kms) == []
+
+
+def test_names_that_collide_are_refused_while_planning(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    src = write_tree(tmp_path / "src", {"x": b"1", "x.ags/y": b"2"})
+    with pytest.raises(ValueError, match=r"'x'.*'x\.ags'.*rename one"):
+        encrypt(src, dataset, kms)
+    shutil.rmtree(src)
+    write_tree(src, {"a": b"1"})
+    encrypt(src, dataset, kms).raise_for_failures()
+    before = read_tree(dataset)
+    (src / "a").unlink()
+    write_tree(src, {"a/b": b"2"})
+    with pytest.raises(ValueError, match=r"'a'.*rename one"):
+        encrypt(src, dataset, kms)
+    assert {k: v for k, v in read_tree(dataset).items() if "keys" not in k} == {
+        k: v for k, v in before.items() if "keys" not in k
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("_delta_log/00000000000000000000.json", "Delta"),
+        ("deep/down/_delta_log/x.json", "Delta"),
+        ("metadata/v1.metadata.json", "Iceberg"),
+        ("table/metadata/00000-abc.metadata.json", "Iceberg"),
+        (".hoodie/hoodie.properties", "Hudi"),
+        ("t/.hoodie/x/y", "Hudi"),
+    ],
+)
+def test_tables_are_refused(dataset: Path, kms: dict[str, str], tmp_path: Path, path: str, kind: str) -> None:
+    src = write_tree(tmp_path / "src", {path: b"", "data/part-0.parquet": b"x"})
+    with pytest.raises(PolicyError, match=f"{kind} table"):
+        encrypt(src, dataset, kms)
+    assert not dataset.exists()
+
+
+def test_one_folder_inside_the_other_is_refused(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(src)
+    for where in (src, src / "sub", tmp_path, tmp_path / "link", tmp_path / "link" / "x", f"file://{src}/y"):
+        with pytest.raises(ValueError, match="inside"):
+            encrypt(src, where, kms)
+    encrypt(src, dataset, kms)
+    (tmp_path / "link2").symlink_to(dataset)
+    for where in (dataset, dataset / "sub", tmp_path, tmp_path / "link2", tmp_path / "link2" / "x"):
+        with pytest.raises(ValueError, match="inside"):
+            decrypt_files(dataset, where, kms=kms)
+    assert {k.split("/")[0] for k in read_tree(src)} == {k.split("/")[0] for k in small_tree()}
+
+
+def test_dry_run(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    before = kms_calls()
+    planned = encrypt(src, dataset, kms, dry_run=True)
+    assert planned.counts == {"ok": 0, "skipped": 0, "failed": 0, "planned": len(small_tree())}
+    assert kms_calls() == before and not dataset.exists() and planned.version is None
+    assert row_of(planned, "one").dst == str(dataset / "one.ags")
+    encrypt(src, dataset, kms)
+    write_tree(src, {"more": b"x"})
+    before_tree = read_tree(dataset)
+    assert encrypt(src, dataset, kms, dry_run=True).counts["planned"] == 1
+    assert rekey_files(dataset, kms=kms, dry_run=True).counts["planned"] == len(small_tree())
+    assert decrypt_files(dataset, tmp_path / "no", kms=kms, dry_run=True).counts["planned"] == len(small_tree())
+    assert read_tree(dataset) == before_tree and not (tmp_path / "no").exists()
+
+
+# ---------------------------------------------------------------------------------------------- deleting sources
+
+
+def test_sources_are_deleted_when_all_is_verified(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    write_tree(src, {"_SUCCESS": b""})
+    encrypt(src, dataset, kms, delete_sources=True).raise_for_failures()
+    assert read_tree(src) == {"_SUCCESS": b""}
+    assert decrypted(dataset, kms) == small_tree()
+
+
+def test_no_source_is_deleted_if_one_fails(
+    src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (src / "broken").symlink_to("/proc/self/mem")  # reads as an error
+    done = encrypt(src, dataset, kms, delete_sources=True)
+    assert done.counts["failed"] == 1 and done.version == 1
+    (src / "broken").unlink()
+    assert read_tree(src) == small_tree()
+
+
+def test_no_source_is_deleted_if_what_was_written_is_bad(
+    src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Dataset.commit
+
+    def rot(self: Dataset, *args: Any, **options: Any) -> Any:  # the disk loses a bit after the commit
+        made = commit(self, *args, **options)
+        data = bytearray((dataset / "edge/2048.ags").read_bytes())
+        data[1500] ^= 1
+        (dataset / "edge/2048.ags").write_bytes(data)
+        return made
+
+    monkeypatch.setattr(Dataset, "commit", rot)
+    done = encrypt(src, dataset, kms, delete_sources=True)
+    assert [row.error_class for row in done.failed] == ["IntegrityError"]
+    assert read_tree(src) == small_tree()
+
+
+def test_a_source_that_changed_meanwhile_is_not_deleted(
+    src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Dataset.commit
+
+    def edit(self: Dataset, *args: Any, **options: Any) -> Any:
+        (src / "one").write_bytes(b"edited")
+        return commit(self, *args, **options)
+
+    monkeypatch.setattr(Dataset, "commit", edit)
+    encrypt(src, dataset, kms, delete_sources=True)
+    assert read_tree(src) == {"one": b"edited"}
+
+
+# ---------------------------------------------------------------------------------------------- rows of bad files
+
+
+def test_failures_are_rows(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    (src / "unreadable").symlink_to("/proc/self/mem")
+    (src / "grows").symlink_to("/proc/self/status")  # says 0 bytes, and has some
+    done = encrypt(src, dataset, kms)
+    assert done.counts == {"ok": len(small_tree()), "skipped": 0, "failed": 2}
+    assert row_of(done, "unreadable").error_class == "OSError"
+    assert row_of(done, "grows").error_class == "SourceChangedError"
+    assert "None" not in str([row.error for row in done.failed])
+    with pytest.raises(JobError, match="and 1 more") as caught:
+        done.raise_for_failures()
+    assert caught.value.result is done
+    assert decrypted(dataset, kms) == small_tree() and leftovers(dataset, kms) == []
+
+
+@pytest.mark.parametrize("change", ["shrunk", "grown", "rewritten", "gone", "folder"])
+def test_sources_that_change_after_they_were_planned(
+    src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    victim = src / "edge" / "2048"
+    claim = Plan.claim
+
+    def then(self: Plan, entries: Any) -> Any:
+        made = claim(self, entries)
+        match change:
+            case "shrunk":
+                os.truncate(victim, 10)
+            case "grown":
+                victim.write_bytes(bytes(5000))
+            case "rewritten":
+                victim.write_bytes(bytes(2048))
+            case _:
+                victim.unlink()
+                if change == "folder":
+                    victim.mkdir()
+        return made
+
+    monkeypatch.setattr(Plan, "claim", then)
+    done = encrypt(src, dataset, kms)
+    assert done.counts == {"ok": len(small_tree()) - 1, "skipped": 0, "failed": 1}
+    expected = {"gone": "FileNotFoundError", "folder": "OSError"}.get(change, "SourceChangedError")
+    assert row_of(done, "edge/2048").error_class == expected
+    assert "edge/2048" not in decrypted(dataset, kms)
+    assert leftovers(dataset, kms) == []
+
+
+@pytest.mark.parametrize("change", ["shrunk", "grown", "rewritten"])
+def test_sources_that_change_while_they_are_read(
+    src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    victim = src / "big"
+    victim.write_bytes(pattern(3 << 20))
+    write = ags_fast.jobs.task.AgsWriter.write
+
+    def writing(self: Any, data: Any) -> int:
+        if self.tell() == 1 << 20:
+            if change == "shrunk":
+                os.truncate(victim, 2 << 20)
+            else:
+                with open(victim, "r+b") as file:
+                    file.seek(0 if change == "rewritten" else 3 << 20)
+                    file.write(b"changed")
+        return write(self, data)
+
+    monkeypatch.setattr(ags_fast.jobs.task.AgsWriter, "write", writing)
+    done = encrypt(src, dataset, kms, block_size=1 << 16)
+    assert row_of(done, "big").error_class == "SourceChangedError"
+    assert done.counts["failed"] == 1 and leftovers(dataset, kms) == []
+
+
+def test_bad_files_of_a_dataset_are_rows(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    encrypt(src, dataset, kms)
+    tampered = bytearray((dataset / "edge/1024.ags").read_bytes())
+    tampered[500] ^= 1
+    (dataset / "edge/1024.ags").write_bytes(tampered)
+    (dataset / "edge/1025.ags").unlink()
+    os.truncate(dataset / "edge/2048.ags", 1060)
+    (dataset / "one.ags").unlink()
+    (dataset / "one.ags").mkdir()
+    with open(dataset / "empty.ags", "ab") as file:
+        file.write(b"more")
+    write_tree(dataset, {"stranger": b"?"})
+    checked = verify_files(dataset, kms=kms, engine=HERE)
+    for name in ("edge/1024", "edge/1025", "edge/2048"):
+        assert row_of(checked, f"{name}.ags").error_class == "IntegrityError"
+    assert row_of(checked, "one.ags").status == row_of(checked, "empty.ags").status == "failed"
+    extra = row_of(checked, "stranger")
+    assert (extra.status, extra.error_class) == ("skipped", "ExtraFile")
+    assert checked.counts == {"ok": len(small_tree()) - 5, "skipped": 1, "failed": 5}
+
+    back = decrypt_files(dataset, tmp_path / "back", kms=kms, engine=HERE)
+    bad = {"edge/1024", "edge/1025", "edge/2048", "one"}  # what follows the last block is never read
+    assert {row.dst for row in back.failed} == {str(tmp_path / "back" / name) for name in bad}
+    assert read_tree(tmp_path / "back") == {k: v for k, v in small_tree().items() if k not in bad}
+    turned = rekey_files(dataset, kms=kms, engine=HERE)
+    assert turned.counts["failed"] == 4
+    for row in (*checked.failed, *back.failed, *turned.failed):
+        assert row.error_class and row.error and "unexpected" not in row.error
+
+
+def test_on_error_and_max_failures(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    src = write_tree(tmp_path / "src", {f"{n:02}": b"x" for n in range(20)})
+    encrypt(src, dataset, kms)
+    for n in range(5):
+        (dataset / f"{n:02}.ags").write_bytes(b"AGS1")
+    for engine in (HERE, LocalEngine(1)):
+        with pytest.raises(JobError, match="stopped after") as caught:
+            verify_files(dataset, kms=kms, engine=engine, on_error="raise")
+        assert caught.value.result.failed
+        with pytest.raises(JobError, match="stopped after"):
+            verify_files(dataset, kms=kms, engine=engine, max_failures=3)
+        assert verify_files(dataset, kms=kms, engine=engine, max_failures=5).counts["failed"] == 5
+
+
+def test_progress(src: Path, dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[Any] = []
+    done = encrypt(src, dataset, kms, engine=LocalEngine(1), progress=rows.extend)
+    assert sorted(rows) == sorted(done.rows)
+    verify_files(dataset, kms=kms, engine=HERE, progress=False)
+    assert capsys.readouterr().err == ""
+    verify_files(dataset, kms=kms, engine=HERE, progress=True)
+    assert "verify" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------- versions
+
+
+def test_versions(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    encrypt(src, dataset, kms)
+    rekey_files(dataset, kms=kms, engine=HERE, paths=["edge/*", "one"]).raise_for_failures()
+    assert verify_files(dataset, kms=kms, engine=HERE, version=1, min_version=2).version == 1
+    with pytest.raises(PolicyError, match="min_version=3"):
+        verify_files(dataset, kms=kms, min_version=3)
+    with pytest.raises(FileNotFoundError, match="no version 9; it has 1 to 2"):
+        verify_files(dataset, kms=kms, version=9)
+    for version in (1, 2):
+        done = decrypt_files(dataset, tmp_path / str(version), kms=kms, engine=HERE, version=version, min_version=2)
+        assert done.version == version and read_tree(tmp_path / str(version)) == small_tree()
+    opened = Dataset.open(dataset, load_kms(kms))
+    old, new = ({e.path: e for e in opened.entries(opened.version(n))} for n in (1, 2))
+    for path, entry in new.items():
+        chosen = path.startswith("edge/") or path == "one"
+        assert (entry.file != old[path].file) == (entry.wrapped_dek != old[path].wrapped_dek) == chosen
+        assert (entry.aad_prefix != old[path].aad_prefix) == chosen
+    (dataset / "_ags/versions/00000002.json").unlink()
+    with pytest.raises(PolicyError, match="took newer ones away"):
+        open_file(dataset, "one", kms=kms, min_version=2)
+    assert decrypted(dataset, kms) == small_tree()
+
+
+def test_rekey_gives_new_keys(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    encrypt(src, dataset, kms)
+    rekey_files(dataset, kms=kms, engine=HERE, dek_length=32).raise_for_failures()
+    opened = Dataset.open(dataset, load_kms(kms))
+    context = ags_fast.jobs.task.Context("verify", "", opened.id, opened.store, opened.envelope)
+    deks = [context.dek(entry) for n in (1, 2) for entry in opened.entries(opened.version(n))]
+    assert len(set(deks)) == len(deks) == 2 * len(small_tree())
+    assert {len(dek) for dek in deks[len(small_tree()) :]} == {32}
+
+
+# ---------------------------------------------------------------------------------------------- decryption
+
+
+def test_decryption_leaves_what_is_there(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    encrypt(src, dataset, kms)
+    back = write_tree(tmp_path / "back", {"one": b"y", "edge/1024": b"?", "mine": b"!"})
+    done = decrypt_files(dataset, back, kms=kms, engine=HERE)
+    assert {row.error_class for row in done.failed} == {"FileExistsError"} and len(done.failed) == 2
+    assert read_tree(back) == {**small_tree(), "one": b"y", "edge/1024": b"?", "mine": b"!"}
+    done = decrypt_files(dataset, back, kms=kms, engine=HERE, resume="length")  # "one" has the right length
+    assert done.counts == {"ok": 1, "skipped": len(small_tree()) - 1, "failed": 0}
+    assert read_tree(back) == {**small_tree(), "one": b"y", "mine": b"!"}
+    done = decrypt_files(dataset, back, kms=kms, engine=HERE, resume="verify")
+    assert done.counts == {"ok": 1, "skipped": len(small_tree()) - 1, "failed": 0}
+    assert read_tree(back) == {**small_tree(), "mine": b"!"}
+    (back / "one").write_bytes(b"y")
+    done = decrypt_files(dataset, back, kms=kms, engine=HERE, overwrite=True)
+    assert done.counts["ok"] == len(small_tree())
+    assert read_tree(back) == {**small_tree(), "mine": b"!"}
+
+
+def test_a_second_attempt_to_decrypt_takes_nothing_for_its_own(
+    src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path
+) -> None:
+    """Of a file that is there when a killed worker's file is tried again, only the bytes say who wrote it."""
+    encrypt(src, dataset, kms)
+    back = write_tree(tmp_path / "back", {"one": b"y", "edge/1024": small_tree()["edge/1024"]})
+    opened = Dataset.open(dataset, load_kms(kms))
+    entries = {entry.path: entry for entry in opened.entries(opened.current())}
+    for overwrite in (False, True):
+        context = ags_fast.jobs.task.Context(
+            "decrypt", "j", opened.id, opened.store, opened.envelope, Store(back), overwrite=overwrite
+        )
+        assert ags_fast.jobs.task.run_file(context, Task(entries["edge/1024"]), 1).status == "ok"
+        row = ags_fast.jobs.task.run_file(context, Task(entries["one"]), 1)
+        assert (row.status, (back / "one").read_bytes()) == (("ok", b"x") if overwrite else ("failed", b"y"))
+
+
+def test_plaintext_is_private_until_it_is_checked(
+    src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encrypt(src, dataset, kms)
+    back = tmp_path / "back"
+    seen = []
+    publish = ags_fast.fs.NewFile.publish
+
+    def watch(self: Any) -> None:
+        if self.path.startswith(str(back)):
+            seen.append(stat.S_IMODE(os.fstat(self.fd).st_mode))
+            assert not os.path.exists(self.path)
+        publish(self)
+
+    monkeypatch.setattr(ags_fast.fs.NewFile, "publish", watch)
+    old = os.umask(0o022)
+    try:
+        decrypt_files(dataset, back, kms=kms, engine=HERE).raise_for_failures()
+    finally:
+        os.umask(old)
+    assert seen == [0o600] * len(small_tree())
+    assert {stat.S_IMODE(os.stat(back / path).st_mode) for path in small_tree()} == {0o644}
+
+
+def test_nothing_is_written_outside(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    encrypt(src, dataset, kms)
+    outside = write_tree(tmp_path / "outside", {"file": b"untouched"})
+    back = tmp_path / "back"
+    back.mkdir()
+    (back / "edge").symlink_to(outside)
+    (back / "one").symlink_to(outside / "file")
+    (back / "empty").symlink_to(outside / "new")
+    for options in ({}, {"overwrite": True}, {"resume": "verify"}, {"resume": "length", "overwrite": True}):
+        done = decrypt_files(dataset, back, kms=kms, engine=HERE, **options)
+        bad = {row.dst.removeprefix(f"{back}/") for row in done.failed}
+        assert {"one", "edge/1023", "edge/1024", "edge/1025", "edge/2048", "empty"} == bad
+        assert read_tree(outside) == {"file": b"untouched"}
+    inside = tmp_path / "inside"
+    (inside / "real").mkdir(parents=True)
+    (inside / "edge").symlink_to("real")
+    decrypt_files(dataset, inside, kms=kms, engine=HERE).raise_for_failures()
+
+
+@pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "a//b", "./x", "", "a/", "a\0b", "..", "a/."])
+def test_paths_that_lead_elsewhere(path: str) -> None:
+    with pytest.raises(PolicyError):
+        ags_fast.jobs.dataset.check_path(path)
+
+
+@pytest.mark.parametrize("field", ["path", "file"])
+def test_a_manifest_that_leads_elsewhere(
+    src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path, field: str
+) -> None:
+    """Nobody without the keys can write one. Somebody with them gets no farther."""
+    encrypt(src, dataset, kms)
+    opened = Dataset.open(dataset, load_kms(kms))
+    (entry, *_) = opened.entries(opened.current())
+    forged = entry._replace(**{field: "../../forged"})
+    ref = opened.seal_table("_ags/manifests/forged", [forged], entry.key_id, opened.envelope)
+    with pytest.raises(PolicyError, match="forged"):
+        opened.open_table(ref, opened.envelope)
