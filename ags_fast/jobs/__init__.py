@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
 from ags_fast.errors import AgsError
 from ags_fast.fs import NO_LOCK_SECONDS, Store
-from ags_fast.jobs.dataset import HIDDEN, MANIFESTS, PLANS, Dataset, FileEntry, Version
+from ags_fast.jobs.dataset import HIDDEN, MANIFESTS, PLANS, Dataset, FileEntry, Version, object_name
 from ags_fast.jobs.local import LocalEngine
 from ags_fast.jobs.plan import (
     SLACK_USES,
@@ -215,7 +215,7 @@ def _new_entries(
         made.append(
             FileEntry(
                 path=found.path,
-                file=found.path + ".ags",
+                file=object_name(found.path),
                 format="ags1",
                 plain_length=found.size,
                 file_length=encrypted_length(found.size, block_size),
@@ -235,7 +235,7 @@ def _new_entries(
     for found, old in changed:  # a member of a set stays that member
         made.append(
             old._replace(
-                file=f"{found.path}.{job_id}.ags",
+                file=object_name(found.path, job_id),
                 plain_length=found.size,
                 file_length=encrypted_length(found.size, block_size),
                 block_size=block_size,
@@ -290,7 +290,7 @@ def _continue(
         ):
             same.append(old)
         else:  # a name that no attempt has written to: what is under the old one has another key
-            anew.append(entry._replace(file=f"{entry.path}.{plan.job_id}.{plan.number}.ags"))
+            anew.append(entry._replace(file=object_name(entry.path, plan.job_id, plan.number)))
     if anew:
         anew = _with_keys(dataset, key_id, anew, dek_length)
         plan.extend(anew)
@@ -425,7 +425,7 @@ def rekey_files(
         prefixes = aad_prefixes(None, len(chosen))
         entries = [
             entry._replace(
-                file=f"{entry.path}.{job_id}.ags",
+                file=object_name(entry.path, job_id),
                 job_id=job_id,
                 aad_prefix=prefix if entry.set_id is None else entry.aad_prefix,
             )

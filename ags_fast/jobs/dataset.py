@@ -7,6 +7,7 @@ numbered object, created exclusively, and that creation is the commit.
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import os
 import re
@@ -35,6 +36,7 @@ MANIFESTS = "_ags/manifests/"
 PLANS = "_ags/plans/"
 MANIFEST_ENTRIES = 10_000  # at most, in one manifest or one part of a plan
 MANIFEST_NBYTES = 8 << 20  # of encoded entries: key metadata may be large
+NAME_NBYTES = 255  # the longest name that file systems take
 DOCUMENT_NBYTES = 256 << 20  # the largest version that is believed: some 10**9 files
 
 
@@ -103,6 +105,17 @@ class Version(NamedTuple):
 
 def numbered(number: int) -> str:
     return f"{number:08d}.json"
+
+
+def object_name(path: str, *marks: object) -> str:
+    """The object that holds `path`: named as it is, and by the marks. What no file system would take is shortened."""
+    folder, slash, name = path.rpartition("/")
+    tail = "".join(f".{mark}" for mark in (*marks, "ags"))
+    raw = name.encode("utf-8", "surrogateescape")
+    if len(raw) + len(tail) > NAME_NBYTES:
+        digest = hashlib.sha256(raw).hexdigest()[:16]
+        name = f"{raw[: NAME_NBYTES - len(tail) - len(digest) - 1].decode(errors='ignore')}.{digest}"
+    return folder + slash + name + tail
 
 
 def check_path(path: str) -> str:

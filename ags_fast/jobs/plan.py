@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
-from ags_fast.jobs.dataset import MANIFEST_ENTRIES, PLANS, Dataset, FileEntry, TableRef, chunks, numbered
+from ags_fast.jobs.dataset import MANIFEST_ENTRIES, PLANS, Dataset, FileEntry, TableRef, chunks, numbered, object_name
 from ags_fast.keys.envelope import binding
 
 if TYPE_CHECKING:
@@ -297,8 +297,7 @@ class Plan:
 
     def renamed(self, entry: FileEntry) -> FileEntry:
         """The entry with a file name that no other job can have. Its DEK is bound to the name, and so wrapped anew."""
-        stem, dot, extension = entry.file.rpartition(".")
-        file = f"{stem}.{self.job_id}.{extension}" if dot else f"{entry.file}.{self.job_id}"
+        file = object_name(entry.path, self.job_id)
         envelope, dataset_id = self.dataset.envelope, self.dataset.id
         dek = envelope.unwrap(entry.key_id, entry.wrapped_dek, binding(dataset_id, "dek", entry.file))
         return entry._replace(file=file, wrapped_dek=envelope.wrap(entry.key_id, dek, binding(dataset_id, "dek", file)))
