@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import Self
 
-    from ags_fast.fs import Sequential
+    from ags_fast.fs import _ReadOnce
 
-    Paths = list[str]  # in the classes here, list is a method
+    _Paths = list[str]  # in the classes here, list is a method
 
 __all__ = ["door"]
 
@@ -122,7 +122,7 @@ class _Objects:
     def check_writable(self) -> None:
         """Nothing: it can."""
 
-    def open(self, path: str) -> Sequential:
+    def open(self, path: str) -> _ReadOnce:
         entry = self.stat(path)
         if entry is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.url}/{path}")
@@ -143,7 +143,7 @@ class _Objects:
         except FileNotFoundError:
             pass
 
-    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> Paths:
+    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths:
         return []
 
     def sync_folders(self, paths: Iterable[str]) -> None:
@@ -414,10 +414,10 @@ class _S3(_Objects):
     def delete(self, path: str) -> None:
         self.call("delete_object", **self.key(path))
 
-    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> Paths:
+    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths:
         where = self.key("")
         older_than = older_than or (NO_LOCK_SECONDS if tag is None and older_than is None else 0)
-        swept: Paths = []
+        swept: _Paths = []
         markers: dict[str, str] = {}
         while True:
             page = self.call("list_multipart_uploads", Bucket=where["Bucket"], Prefix=where["Key"], **markers)
@@ -642,10 +642,10 @@ class _Other(_Objects):
             return _Renamed(fs, f"{folder}/{temporary_name(name, tag)}", self.at(path))
         return _Discardable(fs, self.at(path), self)
 
-    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> Paths:
+    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths:
         fs, root = self.connect()
         older_than = older_than or (NO_LOCK_SECONDS if tag is None and older_than is None else 0)
-        swept: Paths = []
+        swept: _Paths = []
         try:
             found = fs.find(root, detail=True)
         except FileNotFoundError:

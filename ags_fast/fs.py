@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    Paths = list[str]  # in the classes here, list is a method
+    _Paths = list[str]  # in the classes here, list is a method
 
 __all__ = ["Entry", "NewFile", "NewObject", "Store", "pwrite_all"]
 
@@ -65,7 +65,7 @@ class Entry:
 class Store:
     """A folder of files: a local path, or a URL of fsspec such as ``s3://bucket/folder`` (also ``file://``).
 
-    Paths of files are relative to it, with "/" between their parts. One that would lead out of it is refused with
+    _Paths of files are relative to it, with "/" between their parts. One that would lead out of it is refused with
     PolicyError: by "..", as an absolute path or, where something would be written or deleted, through a link.
     storage_options: for fsspec. They may hold secrets: repr does not show them, a pickle does hold them.
 
@@ -159,8 +159,8 @@ class Store:
         """PolicyError, before any work, if `new` would refuse each file. Makes the folder."""
         self._open().check_writable()
 
-    def open(self, path: str) -> Sequential:
-        """A file to be read once, from its beginning: see `Sequential`."""
+    def open(self, path: str) -> _ReadOnce:
+        """A file to be read once, from its beginning: see `_ReadOnce`."""
         return self._open().open(_checked(path))
 
     def hold(self, path: str) -> Any:
@@ -182,7 +182,7 @@ class Store:
         """Remove a folder that is empty; elsewhere than here there are none."""
         self._open().remove_folder(_checked(path.rstrip("/")))
 
-    def sweep(self, tag: str | None = None, older_than: float | None = None, *, paths: Collection[str] = ()) -> Paths:
+    def sweep(self, tag: str | None = None, older_than: float | None = None, *, paths: Collection[str] = ()) -> _Paths:
         """Remove what dead writers left: temporary files, unfinished uploads. Returns their paths.
 
         tag: only files in the making with this tag; an upload has none, so it is one to `paths` then. older_than: only
@@ -243,7 +243,7 @@ def temporary_tag(name: str) -> str | None:
 
 if TYPE_CHECKING:
 
-    class Sequential(Protocol):
+    class _ReadOnce(Protocol):
         """A file that is read once. size, stamp: as `Entry` has them."""
 
         size: int
@@ -259,7 +259,7 @@ if TYPE_CHECKING:
         def __exit__(self, *error: object) -> None: ...
 
     class _Door(Protocol):
-        """What a `Store` goes through. Paths and tags have been checked."""
+        """What a `Store` goes through. _Paths and tags have been checked."""
 
         def list(self, prefix: str) -> Iterator[Entry]: ...
         def stat(self, path: str) -> Entry | None: ...
@@ -269,12 +269,12 @@ if TYPE_CHECKING:
         def new(self, path: str, *, tag: str, exclusive: bool, private: bool, fsync: bool) -> NewFile | NewObject: ...
         def exists(self) -> bool: ...
         def check_writable(self) -> None: ...
-        def open(self, path: str) -> Sequential: ...
+        def open(self, path: str) -> _ReadOnce: ...
         def hold(self, path: str) -> Any: ...
         def held(self, path: str) -> bool | None: ...
         def delete(self, path: str) -> None: ...
         def remove_folder(self, path: str) -> None: ...
-        def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> Paths: ...
+        def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths: ...
         def sync_folders(self, paths: Iterable[str]) -> None: ...
 
 
@@ -362,7 +362,7 @@ class _Folder:
         os.makedirs(self.root, exist_ok=True)
         self.made = True
 
-    def open(self, path: str) -> Sequential:
+    def open(self, path: str) -> _ReadOnce:
         return _Sequential(os.path.join(self.root, path))
 
     def hold(self, path: str) -> Any:
@@ -431,10 +431,10 @@ class _Folder:
             raise PolicyError(f"{path!r} leads out of {self.root!r} through a link, to {at!r}")
         return at
 
-    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> Paths:
+    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths:
         age = older_than or 0.0
         age_unlocked = NO_LOCK_SECONDS if tag is None and older_than is None else age
-        swept: Paths = []
+        swept: _Paths = []
         todo = [self.root]
         while todo:
             try:

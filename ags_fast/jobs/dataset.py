@@ -24,8 +24,6 @@ from ags_fast.keys.resolver import DatasetKeyStore
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    import pyarrow as pa
-
     from ags_fast.keys.kms import KmsClient
 
 __all__ = ["Dataset", "FileEntry", "TableRef", "Version"]
@@ -129,7 +127,7 @@ def check_path(path: str) -> str:
 # ----------------------------------------------------------------------------------------------------- entries, tables
 
 
-def entry_schema() -> pa.Schema:
+def entry_schema() -> Any:
     import pyarrow as pa
 
     column_key = pa.struct([("column", pa.string()), ("key_id", pa.string()), ("wrapped_dek", pa.binary())])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.errors import AgsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import pyarrow as pa
 
 __all__ = ["JobError", "JobResult", "Row", "shown"]
 
@@ -65,7 +63,7 @@ class JobResult:
         return {"ok": 0, "skipped": 0, "failed": 0, **Counter(row.status for row in self.rows)}
 
     @property
-    def table(self) -> pa.Table:
+    def table(self) -> Any:
         """The rows as a pyarrow Table, with the fields of Row as columns."""
         import pyarrow as pa
 

@@ -90,7 +90,7 @@ class SparkEngine:
             least=2 * self._spark.defaultParallelism,
         )
         done: set[str] = set()
-        rows = self._spark.accumulator([], _rows_param())  # of tasks that succeeded, each once, while others run
+        rows = self._spark.accumulator([], _Rows())  # of tasks that succeeded, each once, while others run
         group = f"ags_fast {context.op} {context.job_id}"
         failure: list[BaseException] = []
 
@@ -135,18 +135,15 @@ def _killed(error: BaseException) -> bool:
     )
 
 
-def _rows_param() -> Any:
-    from pyspark.accumulators import AccumulatorParam
+class _Rows:
+    """How an accumulator adds lists; pyspark's AccumulatorParam without its import."""
 
-    class RowsParam(AccumulatorParam):  # type: ignore[type-arg]
-        def zero(self, value: list[Any]) -> list[Any]:
-            return []
+    def zero(self, value: list[Any]) -> list[Any]:
+        return []
 
-        def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:  # noqa: N802
-            value1.extend(value2)
-            return value1
-
-    return RowsParam()
+    def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:  # noqa: N802
+        value1.extend(value2)
+        return value1
 
 
 class _Partition:
