@@ -361,6 +361,11 @@ class _S3(_Objects):
             return None
         return Entry(path, found["ContentLength"], found["ETag"], found["LastModified"].timestamp())
 
+    def exists(self) -> bool:
+        where = self.key("")
+        answer = self.call("list_objects_v2", Bucket=where["Bucket"], Prefix=where["Key"], MaxKeys=1)
+        return bool(answer.get("Contents"))
+
     def _read(self, path: str, limit: int) -> bytes:
         return self._get(path, "", 0, limit)
 

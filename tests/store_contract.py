@@ -133,8 +133,8 @@ class StoreContract:
     @pytest.mark.parametrize("how", ["discard", "with", "collected"])
     def test_new_given_up(self, store: Store, how: str) -> None:
         put(store, "old", b"old")
-        for path in ("old", "new"):
-            for size in SIZES:
+        for path, sizes in (("old", SIZES[-2:]), ("new", SIZES[1:])):
+            for size in sizes:
                 new = store.new(path)
                 new.write(pattern(size))
                 if how == "discard":

@@ -423,6 +423,15 @@ def test_listing_in_pages(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> 
     asked = requests(store)
     assert names(store) == [f"{i:05d}/x" for i in range(25)] and asked == ["ListObjectsV2"] * 3
     assert next(iter(store.list())).path == "00000/x"
+    child = start_python(  # who looks no further leaves nothing behind
+        """
+        import pickle, sys
+        store = pickle.loads(bytes.fromhex(sys.argv[1]))
+        print(next(iter(store.list())).path)
+        """,
+        pickle.dumps(store).hex(),
+    )
+    assert finish_python(child) == "00000/x\n" and child.stderr is not None
 
 
 def test_listings_are_fresh(store: Store) -> None:
