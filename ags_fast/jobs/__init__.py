@@ -31,7 +31,7 @@ from ags_fast.jobs.plan import (
     open_plans,
 )
 from ags_fast.jobs.results import JobError, JobResult, Row, shown
-from ags_fast.jobs.task import Context, make_row, planned_row
+from ags_fast.jobs.task import Context, encrypted_already, make_row, planned_row
 from ags_fast.keys.envelope import binding
 from ags_fast.keys.kms import KmsClient, load_kms
 
@@ -100,9 +100,9 @@ def encrypt_files(
     wrapping_key_id: the master key there. double_wrap: a key of the dataset wraps the data keys and the master key
     wraps that one, so that a process asks the KMS once; else the KMS wraps every data key. dek_length, block_size:
     bytes. aad_prefix: None, 16 random bytes for each file; or a template such as ``"customers.part{n}"``, which makes
-    the files a numbered set. overwrite: replace files that the dataset has and whose source has changed. resume:
-    continue a job that died on this source: "length" takes what has its planned length as finished, "verify" checks its
-    tags first. fsync: the version is committed when the files are on the disk. verify_after: read every file back
+    the new files a numbered set: it is committed whole or, if one of them fails, not at all. overwrite: replace files
+    that the dataset has and whose source has changed. resume: continue a job that died on this source: "length" takes
+    what has its planned length as finished, "verify" checks its tags first. fsync: the version is committed when the files are on the disk. verify_after: read every file back
     before it counts. delete_sources: when, after the commit, every file has been read back from storage intact.
     dry_run: only plan; the rows say "planned". progress: None shows a bar on a terminal, False none, and a callable
     gets rows as they come.
@@ -147,13 +147,22 @@ def encrypt_files(
         number = base.number if base else None
         present = {entry.path: entry for entry in opened.entries(base)} if opened is not None else {}
         job_id = plan.job_id if plan else new_job_id()
+        if aad_prefix is not None:
+            listed, encrypted = _without_encrypted(source, listed, present)
+            skipped += encrypted
+        planned = plan.entries() if plan is not None else []
         entries, same = _new_entries(listed, present, overwrite, block_size, job_id, aad_prefix)
+        if opened is not None and plan is not None and _numbering(planned, job_id) != _numbering(entries, job_id):
+            _end(opened, plan)  # a set with other members is another set
+            plan = None
+            job_id = new_job_id()
+            entries, same = _new_entries(listed, present, overwrite, block_size, job_id, aad_prefix)
         skipped += [_unchanged(source, target, entry) for entry in same]
         replaced = {entry.path: present[entry.path].file for entry in entries if entry.path in present}
         check_names(entries, [entry for path, entry in present.items() if path not in replaced])
         if opened is None or dry_run:
-            planned = [planned_row(source.full_path(e.source), target.full_path(e.file), e) for e in entries]
-            return JobResult(job_id, "encrypt", target.url, number, planned + skipped)
+            rows = [planned_row(source.full_path(e.source), target.full_path(e.file), e) for e in entries]
+            return JobResult(job_id, "encrypt", target.url, number, rows + skipped)
         if not entries:
             if plan is not None:
                 _end(opened, plan)
@@ -166,7 +175,7 @@ def encrypt_files(
             held.callback(plan.release)
             entries = plan.claim(entries)
         else:
-            entries = _continue(opened, plan, entries, dek_length, key.key_id)
+            entries = _continue(opened, plan, planned, entries, dek_length, key.key_id)
         context = Context(
             "encrypt",
             job_id,
@@ -179,6 +188,8 @@ def encrypt_files(
             resume=options.resume,
         )
         rows = _run(context, [Task(entry) for entry in entries], options, plan)
+        if any(row.status == "failed" for row in rows) and any(entry.set_id == job_id for entry in entries):
+            return JobResult(job_id, "encrypt", target.url, number, _held_back(rows) + skipped)
         result = _commit(opened, plan, context, entries, rows, base, replaced)
         if delete_sources:
             _delete_sources(opened, source, entries, result, options)
@@ -272,17 +283,56 @@ def _with_keys(dataset: Dataset, key_id: str, entries: Sequence[FileEntry], dek_
     return [entry._replace(key_id=key_id, wrapped_dek=blob) for entry, blob in zip(entries, wrapped, strict=True)]
 
 
+def _without_encrypted(
+    source: Store, listed: Sequence[Entry], present: Mapping[str, FileEntry]
+) -> tuple[list[Entry], list[Row]]:
+    """What is not encrypted already, and rows of what is: a set would lack the numbers of files that are skipped."""
+    left, rows = [], []
+    for found in listed:
+        head = bytearray(8)
+        if found.path not in present and found.size >= len(head):
+            try:
+                with source.open(found.path) as file:
+                    file.readinto(head)
+            except OSError:
+                pass  # to be its row, when it is its turn
+        if reason := encrypted_already(bytes(head)):
+            name = source.full_path(found.path)
+            rows.append(Row(name, None, "skipped", "AlreadyEncryptedError", reason, found.size))
+        else:
+            left.append(found)
+    return left, rows
+
+
+def _numbering(entries: Sequence[FileEntry], job_id: str) -> dict[str, tuple[Any, ...]]:
+    return {entry.path: (entry.aad_prefix, entry.part, entry.parts) for entry in entries if entry.set_id == job_id}
+
+
+def _held_back(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a set that is not committed, since it is not whole."""
+    why = "another file of its numbered set failed, so none of them is in the dataset: run the job again with resume"
+    return [
+        row._replace(status="failed", error_class="IncompleteSetError", error=why) if row.status == "ok" else row
+        for row in rows
+    ]
+
+
 def _continue(
-    dataset: Dataset, plan: Plan, entries: Sequence[FileEntry], dek_length: int, key_id: str
+    dataset: Dataset,
+    plan: Plan,
+    planned: Sequence[FileEntry],
+    entries: Sequence[FileEntry],
+    dek_length: int,
+    key_id: str,
 ) -> list[FileEntry]:
     """The entries as the plan has them; those it does not have, or of which the source has changed, planned anew."""
-    planned = {entry.path: entry for entry in plan.entries()}
     if not plan.running:  # it died before it was sure of its names
-        planned = {entry.path: entry for entry in plan.claim(list(planned.values()))}
+        planned = plan.claim(planned)
+    known = {entry.path: entry for entry in planned}
     same = []
     anew = []
     for entry in entries:
-        old = planned.get(entry.path)
+        old = known.get(entry.path)
         if old is not None and (old.plain_length, old.stamp, old.block_size) == (
             entry.plain_length,
             entry.stamp,
@@ -349,6 +399,9 @@ def decrypt_files(
     else:
         destination.check_writable()
         rows = _run(context, tasks, options, None)
+        if fsync:
+            made = {row.src for row in rows if row.status == "ok"}
+            destination.sync_folders(e.path for e in entries if opened.store.full_path(e.file) in made)
         destination.sweep()  # of earlier runs too: this is no dataset, whose sweep would do it
     return JobResult(job_id, "decrypt", opened.store.url, head.number if head else None, rows)
 
@@ -445,7 +498,7 @@ def rekey_files(
             held.callback(plan.release)
             entries = plan.claim(entries)
         else:
-            entries = _continue(opened, plan, entries, dek_length, key.key_id)
+            entries = _continue(opened, plan, plan.entries(), entries, dek_length, key.key_id)
         replaced = {entry.path: entry.file for entry in chosen}
         context = Context(
             "rekey",
@@ -672,6 +725,8 @@ def _commit(
     version = base
     refused: list[FileEntry] = []
     if good:
+        if context.fsync:
+            dataset.store.sync_folders(entry.file for entry in good)
         version, refused = dataset.commit(
             context.op,
             context.job_id,

@@ -27,13 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalEngine", "run_isolated"]
 
+STARTS = 3  # of workers that may fail in a row
 ATTEMPTS = 3  # that a file gets; each that it does not survive costs a worker
 TARGET_BYTES = 64 << 20  # of one message to a worker: a small part of a second
 MESSAGE_TASKS = 256  # so that progress is seen, and little is done twice when a worker dies
 
 
 class Worker:
-    """A process that does files for one context. Killed when it is closed."""
+    """A process that does files for one context. Killed when it is closed.
+
+    ready: whether it has the context. What dies before that dies of no file, and its rows begin with None.
+    """
+
+    ready = False
 
     def __init__(self, context: Context) -> None:
         path = os.pathsep.join(p for p in sys.path if p)  # a KMS client of the caller's own must be found
@@ -57,6 +63,15 @@ class Worker:
 
     def start(self, tasks: Sequence[Task], attempt: int) -> None:
         self._send((list(tasks), attempt))
+
+    def wait_ready(self) -> bool:
+        """False if it has died before."""
+        try:
+            self.rows.recv()
+        except (EOFError, OSError):
+            return False
+        self.ready = True
+        return True
 
     def receive(self) -> list[Row] | None:
         """The next rows; none of them at the end of what it was told to do. None if it has died."""
@@ -82,7 +97,14 @@ def run_isolated(context: Context, tasks: Iterable[Task], attempt: int) -> Itera
     worker = None
     try:
         for task in tasks:
-            worker = worker or Worker(context)
+            for start in range(STARTS if worker is None else 0):
+                worker = Worker(context)
+                if worker.wait_ready():
+                    break
+                if start == STARTS - 1:
+                    raise _not_started(worker)
+                worker.close()
+            assert worker is not None
             worker.start([task], attempt)
             rows: list[Row] = []
             while more := worker.receive():
@@ -100,6 +122,13 @@ def run_isolated(context: Context, tasks: Iterable[Task], attempt: int) -> Itera
 
 def _died(context: Context, task: Task, attempt: int, worker: Worker) -> Row:
     return failed_row(context, task, attempt, "WorkerDiedError", f"the process that did it was {worker.how_it_died()}")
+
+
+def _not_started(worker: Worker) -> ChildProcessError:
+    return ChildProcessError(
+        f"{STARTS} worker processes in a row were {worker.how_it_died()} before they had looked at a file: what they "
+        "wrote to standard error says why. Is the KMS client's module where they can import it?"
+    )
 
 
 class _Message(NamedTuple):
@@ -120,7 +149,10 @@ class LocalEngine:
         self._processes = processes
 
     def run(self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]) -> None:
-        """Do every file, and report its row. What `report` raises, and Ctrl-C, end the workers."""
+        """Do every file, and report its row. What `report` raises, and Ctrl-C, end the workers.
+
+        ChildProcessError if no worker starts.
+        """
         cpus = thread_count(None)
         processes = cpus if self._processes is None else self._processes
         if processes == 0 or any(store is not None and not store.shared for store in (context.dataset, context.other)):
@@ -136,6 +168,7 @@ class LocalEngine:
             context = replace(context, threads=max(1, cpus // count))
         busy: dict[Worker, tuple[_Message, int]] = {}  # what it does, and how many rows of it have come
         idle: list[Worker] = []
+        failed_starts = 0
         try:
             while todo or busy:
                 while todo and len(busy) < count:
@@ -147,6 +180,17 @@ class LocalEngine:
                 for ready in wait(list(by_rows)):
                     worker = by_rows[ready]
                     message, done = busy[worker]
+                    if not worker.ready:
+                        if worker.wait_ready():
+                            failed_starts = 0
+                            continue
+                        failed_starts += 1
+                        if failed_starts == STARTS:
+                            raise _not_started(worker)
+                        del busy[worker]
+                        todo.appendleft(message)
+                        worker.close()
+                        continue
                     rows = worker.receive()
                     if rows:
                         busy[worker] = message, done + len(rows)

@@ -16,7 +16,7 @@ from ags_fast.jobs.results import Row
 from ags_fast.keys.envelope import Envelope, binding
 from ags_fast.stream import AgsReader, AgsWriter
 
-__all__ = ["Context", "SourceChangedError", "failed_row", "make_row", "planned_row", "run_file"]
+__all__ = ["Context", "SourceChangedError", "encrypted_already", "failed_row", "make_row", "planned_row", "run_file"]
 
 CHUNK_NBYTES = 1 << 20  # of plaintext at a time, or a block a thread if that is more
 
@@ -165,8 +165,8 @@ def _encrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
         ) as writer:
             chunk = _chunks(context, entry.block_size)
             while got := file.readinto(chunk):
-                if writer.tell() == 0 and bytes(chunk[:4]) in (b"AGS1", b"PARE"):
-                    _refuse_encrypted(entry, bytes(chunk[:8]), got)
+                if writer.tell() == 0 and (reason := encrypted_already(bytes(chunk[: min(got, 8)]))):
+                    raise AlreadyEncryptedError(reason)
                 writer.write(chunk[:got])
                 if writer.tell() > entry.plain_length:
                     break
@@ -192,12 +192,14 @@ def _is_finished(context: Context, entry: FileEntry, attempt: int) -> bool:
     return True
 
 
-def _refuse_encrypted(entry: FileEntry, head: bytes, got: int) -> None:
+def encrypted_already(head: bytes) -> str | None:
+    """Why a file that begins so need not be encrypted; None if it is as it should be."""
     if head[:4] == b"PARE":
-        raise AlreadyEncryptedError("it is a Parquet file with an encrypted footer already")
+        return "it is a Parquet file with an encrypted footer already"
     block_size = int.from_bytes(head[4:8], "little")
-    if got >= 8 and 0 < block_size < 1 << 31:
-        raise AlreadyEncryptedError(f"it is an AGS1 stream with blocks of {block_size} bytes already")
+    if head[:4] == b"AGS1" and len(head) >= 8 and 0 < block_size < 1 << 31:
+        return f"it is an AGS1 stream with blocks of {block_size} bytes already"
+    return None
 
 
 def _check(context: Context, entry: FileEntry) -> None:

@@ -1,11 +1,14 @@
 """A worker process: ``python -m ags_fast.jobs.worker``. Its caller writes a context and then messages to its standard
-input; it answers on its standard output with lists of rows, an empty one after each message."""
+input; it answers on its standard output: None when it is ready, then with lists of rows, an empty one after each
+message."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+import threading
 import time
 from multiprocessing.connection import Connection
 
@@ -21,7 +24,9 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints must not get between the answers
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
+    threading.Thread(target=_end_with_caller, args=(incoming.fileno(),), daemon=True).start()
     context = incoming.recv()
+    outgoing.send(None)
     while True:
         try:
             tasks, attempt = incoming.recv()
@@ -38,6 +43,15 @@ def main() -> None:
         if rows:
             outgoing.send(rows)
         outgoing.send([])
+
+
+def _end_with_caller(fd: int) -> None:
+    """End at once when the caller is gone: a file that is finished then would be finished behind the back of whoever
+    has taken up the job, and cleaned up after it."""
+    hangup = select.poll()
+    hangup.register(fd, select.POLLHUP)
+    hangup.poll()
+    os._exit(1)
 
 
 if __name__ == "__main__":
