@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
+import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, row_of, small_tree, write_tree
-from support import pattern, run_python, seal_stream
+from support import pattern, run_python, seal_stream, start_python
 
 import ags_fast.jobs.task
-from ags_fast import AgsError, PolicyError
+from ags_fast import AgsError, IntegrityError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.jobs import (
     Dataset,
@@ -31,6 +35,8 @@ from ags_fast.keys.envelope import clear_cache
 from ags_fast.keys.kms import kms_calls, load_kms
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ags_fast.jobs import JobResult
 
 pytest.importorskip("pyarrow")
@@ -785,3 +791,396 @@ def test_a_manifest_that_leads_elsewhere(
     ref = opened.seal_table("_ags/manifests/forged", [forged], entry.key_id, opened.envelope)
     with pytest.raises(PolicyError, match="forged"):
         opened.open_table(ref, opened.envelope)
+
+
+# ---------------------------------------------------------------------------------------------- what kills workers
+
+POISON = """
+import os, signal
+from ags_fast.keys.kms.local import LocalKms
+
+class Poison(LocalKms):
+    # Kills whoever unwraps a data key that was the n-th, n in `poison`, to be wrapped: 24 bytes, and 32 of binding.
+    wrapped = 0
+
+    def _wrap(self, key, key_id):
+        made = super()._wrap(key, key_id)
+        if len(key) != 56: return b"o" + made
+        Poison.wrapped += 1
+        return (b"p" if str(Poison.wrapped - 1) in self.properties["poison"].split() else b"o") + made
+
+    def _unwrap(self, wrapped, key_id):
+        if wrapped[:1] == b"p" and os.path.exists(self.properties["armed"]): os.kill(os.getpid(), signal.SIGKILL)
+        return super()._unwrap(wrapped[1:], key_id)
+"""
+
+
+@pytest.fixture
+def poison(kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A KMS under which the files number 2, 3 and 7 kill the process that opens their keys."""
+    (tmp_path / "poison_kms.py").write_text(POISON)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "armed").touch()
+    del kms["encryption.kms-type"]
+    return {
+        **kms,
+        "encryption.kms-impl": "poison_kms:Poison",
+        "poison": "2 3 7",
+        "armed": str(tmp_path / "armed"),
+    }
+
+
+def test_files_that_kill_their_workers(dataset: Path, poison: dict[str, str], tmp_path: Path) -> None:
+    tree = {f"{n:02}": pattern(100, n) for n in range(20)}
+    src = write_tree(tmp_path / "src", tree)
+    sys.modules.pop("poison_kms", None)
+    done = encrypt(src, dataset, poison, engine=LocalEngine(2), double_wrap=False, dek_length=24)
+    assert done.counts == {"ok": 17, "skipped": 0, "failed": 3}
+    for name in ("02", "03", "07"):
+        row = row_of(done, name)
+        assert (row.error_class, row.attempt) == ("WorkerDiedError", 2) and "SIGKILL" in (row.error or "")
+    left = {name: data for name, data in tree.items() if name not in ("02", "03", "07")}
+    assert decrypted(dataset, poison) == left and leftovers(dataset, poison) == []
+    (tmp_path / "armed").unlink()
+    sys.modules["poison_kms"].Poison.wrapped = 0
+    encrypt(src, dataset, {**poison, "poison": "0 2"}, double_wrap=False, dek_length=24).raise_for_failures()
+    assert decrypted(dataset, poison) == tree
+
+    (tmp_path / "armed").touch()
+    for job in (verify_files, lambda *args, **options: decrypt_files(args[0], tmp_path / "back", **options)):
+        checked = job(dataset, kms=poison, engine=LocalEngine(1))
+        assert checked.counts["ok"] == 18 and {row.error_class for row in checked.failed} == {"WorkerDiedError"}
+    assert len(read_tree(tmp_path / "back")) == 18
+
+
+def test_workers_that_do_not_start(
+    src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is no file's fault, and three processes for each file would not make it better."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho >> {tmp_path}/started\nexit 7\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(ChildProcessError, match=r"3 worker processes in a row were gone with status 7"):
+        encrypt(src, dataset, kms, engine=LocalEngine(2))
+    assert len((tmp_path / "started").read_text()) <= 4
+    encrypt(src, dataset, kms, resume="length").raise_for_failures()
+    assert leftovers(dataset, kms) == []
+
+
+def test_workers_end_with_their_caller(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    """A worker that lived on would finish its file after somebody else has taken up the job."""
+    src = write_tree(tmp_path / "src", {"0": b""})
+    with open(src / "0", "wb") as file:
+        file.truncate(8 << 30)  # some seconds
+    child = start_python(DRIVER, "encrypt", src, dataset, repr(kms))
+    workers = wait_for(lambda: worker_pids(child.pid) if dead(dataset) else [])
+    wait_for(lambda: [name for name in os.listdir(dataset) if name.endswith(".agstmp")])
+    child.kill()
+    child.communicate()
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), seconds=3)
+    assert len(sweep(dataset).rows) == 1
+
+
+DRIVER = """
+import sys
+from ags_fast.jobs import LocalEngine, decrypt_files, encrypt_files, rekey_files
+op, src, dataset, kms, *options = sys.argv[1:]
+arguments = {"kms": eval(kms), "engine": LocalEngine(2), "progress": False, **(eval(options[0]) if options else {})}
+if op == "encrypt":
+    result = encrypt_files(src, dataset, wrapping_key_id="master", **{"block_size": 1024, **arguments})
+elif op == "decrypt":
+    result = decrypt_files(dataset, src, **arguments)
+else:
+    result = rekey_files(dataset, **arguments)
+print(result)
+result.raise_for_failures()
+"""
+
+
+def worker_pids(parent: int) -> list[str]:
+    with open(f"/proc/{parent}/task/{parent}/children") as file:
+        return file.read().split()
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 30) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < until, "it does not come"
+        time.sleep(0.01)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- ended, and taken up
+
+
+@pytest.mark.parametrize("op", ["encrypt", "rekey", "decrypt"])
+def test_ctrl_c(dataset: Path, kms: dict[str, str], tmp_path: Path, op: str) -> None:
+    tree = {f"{n:03}": pattern(100_000, n) for n in range(100)}
+    src = write_tree(tmp_path / "src", tree)
+    if op != "encrypt":
+        encrypt(src, dataset, kms)
+    out = tmp_path / "out" if op == "decrypt" else src
+    target = out if op == "decrypt" else dataset
+    before = len(list(dataset.iterdir())) if op == "rekey" else 0
+    child = start_python(DRIVER, op, out, dataset, repr(kms))
+    wait_for(lambda: target.exists() and len(list(target.iterdir())) > before + 10)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode != 0 and "KeyboardInterrupt" in err
+    assert [path for path in read_tree(target) if path.endswith(".agstmp")] == []
+    assert read_tree(src) == tree
+    out_text = run_python(DRIVER, op, out, dataset, repr(kms), "{'resume': 'length'}")
+    assert " 0 failed" in out_text
+    if op == "decrypt":
+        assert read_tree(out) == tree
+    assert decrypted(dataset, kms) == tree and leftovers(dataset, kms) == []
+    assert verify_files(dataset, kms=kms, engine=HERE).counts == {"ok": 100, "skipped": 0, "failed": 0}
+
+
+class StopError(Exception):
+    pass
+
+
+def interrupted(src: Path, dataset: Path, kms: Any, after: int, op: str = "encrypt", **options: Any) -> None:
+    """A job that ends after so many files, its plan left."""
+    rows: list[Any] = []
+
+    def progress(more: list[Any]) -> None:
+        rows.extend(more)
+        if len(rows) >= after:
+            raise StopError
+
+    with pytest.raises(StopError):
+        if op == "encrypt":
+            encrypt(src, dataset, kms, progress=progress, **options)
+        else:
+            rekey_files(dataset, kms=kms, engine=HERE, progress=progress, **options)
+    assert len(dead(dataset)) == 1
+
+
+@pytest.mark.parametrize("resume", ["length", "verify"])
+@pytest.mark.parametrize("op", ["encrypt", "rekey"])
+def test_resume(src: Path, dataset: Path, kms: dict[str, str], resume: str, op: str) -> None:
+    if op == "rekey":
+        encrypt(src, dataset, kms)
+    interrupted(src, dataset, kms, 5, op)
+    (job_id,) = dead(dataset)
+    begun = {path: data for path, data in read_tree(dataset).items() if not path.startswith("_ags/")}
+    if op == "rekey":
+        begun = {path: data for path, data in begun.items() if job_id in path}
+    assert len(begun) == 5
+    victim, other = sorted(begun)[:2]
+    flipped = bytearray(begun[victim])
+    flipped[-1] ^= 1
+    (dataset / victim).write_bytes(flipped)  # of the right length
+    (dataset / other).write_bytes(b"short")
+    done = (
+        encrypt(src, dataset, kms, resume=resume)
+        if op == "encrypt"
+        else rekey_files(dataset, kms=kms, engine=HERE, resume=resume)
+    )
+    assert done.job_id == job_id and done.counts["ok"] == len(small_tree()), done.failed
+    after = read_tree(dataset)
+    assert after[other] != b"short"
+    assert (after[victim] == flipped) == (resume == "length")
+    assert all(after[path] == begun[path] for path in begun if path not in (victim, other))
+    assert dead(dataset) == [] and leftovers(dataset, kms) == []
+    if resume == "verify":
+        assert decrypted(dataset, kms) == small_tree()
+
+
+def test_without_resume_a_new_job_leaves_the_old_one(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    interrupted(src, dataset, kms, 5)
+    old = {path: data for path, data in read_tree(dataset).items() if not path.startswith("_ags/")}
+    done = encrypt(src, dataset, kms)
+    assert done.counts["ok"] == len(small_tree()) and decrypted(dataset, kms) == small_tree()
+    assert len(dead(dataset)) == 1 and old.items() <= read_tree(dataset).items()
+    assert verify_files(dataset, kms=kms, engine=HERE).counts["skipped"] == 0  # what an open job knows is not extra
+    swept = sweep(dataset, kms=kms)
+    assert {row.src for row in swept.rows if row.format == "file"} == {str(dataset / path) for path in old}
+    assert dead(dataset) == [] and leftovers(dataset, kms) == [] and decrypted(dataset, kms) == small_tree()
+
+
+def test_resume_of_what_has_changed(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    """A changed source gets another key and another name: the old name may hold the old content under the old key."""
+    interrupted(src, dataset, kms, 5)
+    (job_id,) = dead(dataset)
+    first = {path for path in read_tree(dataset) if not path.startswith("_ags/")}
+    opened = Dataset.open(dataset, load_kms(kms))
+    plan = Plan.load(opened, job_id)
+    assert plan is not None
+    old = {entry.path: entry for entry in plan.entries()}
+    name = min(first).removesuffix(".ags")
+    changed = {name: b"now it is this", "one": b"and that", "a new one": b"!"}
+    write_tree(src, changed)
+    (src / "empty").unlink()
+    done = encrypt(src, dataset, kms, resume="length")
+    assert done.job_id == job_id and done.counts["failed"] == 0
+    expected = {**small_tree(), **changed}
+    del expected["empty"]
+    assert decrypted(dataset, kms) == expected and leftovers(dataset, kms) == []
+    entries = {entry.path: entry for entry in opened.entries(opened.current())}
+    context = ags_fast.jobs.task.Context("verify", "", opened.id, opened.store, opened.envelope)
+    for path, entry in entries.items():
+        if path in changed:
+            assert entry.file == f"{path}.{job_id}.2.ags"
+            assert path not in old or context.dek(entry) != context.dek(old[path])
+        else:
+            assert entry == old[path]
+
+
+def test_resume_twice(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    interrupted(src, dataset, kms, 3)
+    for n in range(3):
+        write_tree(src, {"one": b"changed" * n, f"new {n}": b"x"})
+        interrupted(src, dataset, kms, 2, resume="length")
+    encrypt(src, dataset, kms, resume="length").raise_for_failures()
+    expected = {**small_tree(), "one": b"changed" * 2, **{f"new {n}": b"x" for n in range(3)}}
+    assert decrypted(dataset, kms) == expected
+    assert dead(dataset) == leftovers(dataset, kms) == []
+
+
+def test_resume_takes_no_living_jobs_plan(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    seen: list[JobResult] = []
+
+    def progress(rows: list[Any]) -> None:
+        if not seen:  # while this job lives, in this process as in another
+            seen.append(encrypt(src, dataset, kms, resume="length"))
+            assert sweep(dataset, kms=kms).rows == []
+
+    done = encrypt(src, dataset, kms, progress=progress)
+    (inner,) = seen
+    assert inner.job_id != done.job_id and inner.counts["failed"] == 0
+    assert {row.error_class for row in done.failed} == {"ConcurrentChangeError"}  # the inner one was first
+    assert decrypted(dataset, kms) == small_tree() and leftovers(dataset, kms) == []
+
+
+def test_of_two_that_resume_one_job_one_does(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    interrupted(src, dataset, kms, 3)
+    (job_id,) = dead(dataset)
+    opened = Dataset.open(dataset, load_kms(kms))
+    plan = Plan.take(opened, job_id)
+    assert plan is not None and Plan.take(opened, job_id) is None
+    done = encrypt(src, dataset, kms, resume="length")
+    assert done.job_id != job_id
+    plan.release()
+    assert encrypt(src, dataset, kms, resume="length").job_id  # nothing to do, and the plan is ended
+    assert dead(dataset) == leftovers(dataset, kms) == []
+
+
+def test_resume_of_a_set(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    tree = {f"{n}": pattern(100 * n, n) for n in range(10)}
+    src = write_tree(tmp_path / "src", tree)
+    interrupted(src, dataset, kms, 4, aad_prefix="t.{n}")
+    (job_id,) = dead(dataset)
+    write_tree(src, {"3": b"changed"})
+    assert encrypt(src, dataset, kms, aad_prefix="t.{n}", resume="length").job_id == job_id
+    assert decrypted(dataset, kms) == {**tree, "3": b"changed"}
+    assert verify_files(dataset, kms=kms, engine=HERE).counts == {"ok": 10, "skipped": 0, "failed": 0}
+
+    write_tree(src, {"x1": b"1", "x3": b"3"})
+    interrupted(src, dataset, kms, 1, aad_prefix="t.{n}")
+    (job_id,) = dead(dataset)
+    write_tree(src, {"x2": b"2"})  # another set
+    done = encrypt(src, dataset, kms, aad_prefix="t.{n}", resume="length")
+    assert done.job_id != job_id and done.counts["ok"] == 3
+    assert verify_files(dataset, kms=kms, engine=HERE).counts == {"ok": 13, "skipped": 0, "failed": 0}
+    assert dead(dataset) == leftovers(dataset, kms) == []
+
+
+def test_a_set_is_committed_whole(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    (src / "broken").symlink_to("/proc/self/mem")
+    done = encrypt(src, dataset, kms, aad_prefix="t.{n}")
+    assert done.version is None and done.counts["failed"] == len(small_tree()) + 1
+    assert row_of(done, "broken").error_class == "OSError"
+    assert row_of(done, "one").error_class == "IncompleteSetError"
+    assert decrypted(dataset, kms) == {} and len(dead(dataset)) == 1
+    (src / "broken").unlink()
+    (src / "broken").write_bytes(b"mended")
+    done = encrypt(src, dataset, kms, aad_prefix="t.{n}", resume="length")
+    done.raise_for_failures()
+    assert decrypted(dataset, kms) == {**small_tree(), "broken": b"mended"}
+    assert verify_files(dataset, kms=kms, engine=HERE).failed == [] and leftovers(dataset, kms) == []
+
+
+def test_a_failed_job_can_be_resumed_while_its_error_is_kept(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    (src / "broken").symlink_to("/proc/self/mem")
+    with pytest.raises(JobError) as caught:
+        encrypt(src, dataset, kms, on_error="raise")
+    (job_id,) = dead(dataset)
+    (src / "broken").unlink()
+    assert encrypt(src, dataset, kms, resume="length").job_id == job_id
+    assert caught.value.result.failed
+    assert decrypted(dataset, kms) == small_tree() and leftovers(dataset, kms) == []
+
+
+def test_resume_makes_one_listing_and_opens_no_file(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    src = write_tree(tmp_path / "src", {f"{n % 7}/{n:04}": b"x" for n in range(1500)})
+    interrupted(src, dataset, kms, 1499, fsync=False)
+    out = run_python(
+        """
+        import os, sys
+        from collections import Counter
+        from ags_fast.jobs import LocalEngine, encrypt_files
+        src, dataset, kms = sys.argv[1:]
+        opened, scanned = Counter(), Counter()
+        def hook(event, args):
+            if event == "open" and isinstance(args[0], str): opened[os.path.relpath(args[0], dataset)] += 1
+            if event == "os.scandir" and isinstance(args[0], str): scanned[os.path.relpath(args[0], dataset)] += 1
+        stat, stats = os.stat, []
+        def counted(path, **options):
+            if isinstance(path, str) and path.startswith(dataset): stats.append(path)
+            return stat(path, **options)
+        os.stat = counted
+        sys.addaudithook(hook)
+        result = encrypt_files(src, dataset, kms=eval(kms), wrapping_key_id="master", engine=LocalEngine(0),
+                               block_size=1024, resume="length", fsync=False)
+        assert result.counts == {"ok": 1500, "skipped": 0, "failed": 0}, result
+        files = [path for path in opened if not path.startswith(("_ags", ".."))]
+        print(len(files), max(scanned[str(n)] for n in range(7)), len(stats))
+        """,
+        src,
+        dataset,
+        repr(kms),
+    )
+    files, scans, stats = map(int, out.split())
+    assert files <= 3 and scans <= 2 and stats < 40, out
+    assert len(decrypted(dataset, kms)) == 1500 and leftovers(dataset, kms) == []
+
+
+# ---------------------------------------------------------------------------------------------- sweep
+
+
+def test_sweep(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    encrypt(src, dataset, kms)
+    write_tree(src, {"more": b"x", "still more": b"y"})
+    interrupted(src, dataset, kms, 1)
+    (job_id,) = dead(dataset)
+    left = {
+        f".one.{job_id}.0123456789abcdef.agstmp": "temporary",
+        "edge/.x..0123456789abcdef.agstmp": "temporary",
+        "_ags/manifests/orphan.parquet.ags": "manifest",
+        "_ags/plans/20260101T000000-0123456789ab": "plan",
+        "more.ags": "file",
+        f"_ags/plans/{job_id}": "plan",
+    }
+    write_tree(dataset, {path: b"?" for path, kind in left.items() if kind not in ("plan", "file")})
+    write_tree(dataset, {"_ags/plans/20260101T000000-0123456789ab/000000-x.parquet.ags": b"half a plan"})
+    assert sweep(dataset, kms=kms, older_than=timedelta(hours=1)).rows == []
+    swept = sweep(dataset, kms=kms)
+    assert {(row.src, row.format) for row in swept.rows} == {(str(dataset / p), kind) for p, kind in left.items()}
+    assert leftovers(dataset, kms) == [] and dead(dataset) == []
+    assert sweep(dataset, kms=kms).rows == [] and decrypted(dataset, kms) == small_tree()
+
+
+def test_versions_without_keys(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    """Who took the keys away must not make a job begin a new dataset over the old one."""
+    encrypt(src, dataset, kms)
+    shutil.move(dataset / "_ags" / "keys", dataset.parent / "keys")
+    with pytest.raises(IntegrityError, match="_ags/keys"):
+        encrypt(src, dataset, kms)
+    with pytest.raises(IntegrityError, match="_ags/keys"):
+        verify_files(dataset, kms=kms)
+    shutil.move(dataset.parent / "keys", dataset / "_ags" / "keys")
+    assert decrypted(dataset, kms) == small_tree()

@@ -102,10 +102,10 @@ def encrypt_files(
     bytes. aad_prefix: None, 16 random bytes for each file; or a template such as ``"customers.part{n}"``, which makes
     the new files a numbered set: it is committed whole or, if one of them fails, not at all. overwrite: replace files
     that the dataset has and whose source has changed. resume: continue a job that died on this source: "length" takes
-    what has its planned length as finished, "verify" checks its tags first. fsync: the version is committed when the files are on the disk. verify_after: read every file back
-    before it counts. delete_sources: when, after the commit, every file has been read back from storage intact.
-    dry_run: only plan; the rows say "planned". progress: None shows a bar on a terminal, False none, and a callable
-    gets rows as they come.
+    what has its planned length as finished, "verify" checks its tags first. fsync: the version is committed when the
+    files are on the disk. verify_after: read every file back before it counts. delete_sources: when, after the commit,
+    every file has been read back from storage intact. dry_run: only plan; the rows say "planned". progress: None shows
+    a bar on a terminal, False none, and a callable gets rows as they come.
 
     A file that fails is a row. on_error="raise" stops at the first, max_failures after more than so many: JobError,
     and the plan stays for `resume`. Sources that the dataset has unchanged, hidden ones and those that are encrypted
@@ -564,9 +564,12 @@ def sweep(
                 continue
             plan = Plan.take(opened, job_id)
             if plan is not None:
-                removed = _end(opened, plan)
-                rows += [Row(store.full_path(path), None, "ok", format="file") for path in removed]
-                rows.append(Row(store.full_path(plan.folder), None, "ok", format="plan"))
+                for path in _end(opened, plan):
+                    kind = "manifest" if path.startswith(MANIFESTS) else "file"
+                    rows.append(Row(store.full_path(path), None, "ok", format=kind))
+            elif any(store.list(f"{PLANS}{job_id}/")):  # it lives
+                continue
+            rows.append(Row(store.full_path(f"{PLANS}{job_id}"), None, "ok", format="plan"))
         for path in _orphan_manifests(opened, age):
             store.delete(path)
             rows.append(Row(store.full_path(path), None, "ok", format="manifest"))
@@ -769,7 +772,8 @@ def _end(dataset: Dataset, plan: Plan) -> list[str]:
                 removed.append(file)
     plan.remove()
     for path in _orphan_manifests(dataset, None) if plan.taken else ():
-        dataset.store.delete(path)
+        store.delete(path)
+        removed.append(path)
     return removed
 
 
