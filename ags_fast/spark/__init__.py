@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ __all__ = ["SparkEngine"]
 
 TARGET_BYTES = 256 << 20
 POLL_SECONDS = 0.05
+SETTLE_SECONDS = 30.0  # Spark kills a worker 2 to 4 s after its task is cancelled, and sees within 10 s what it lost
 
 
 class SparkEngine:
@@ -66,20 +68,15 @@ class SparkEngine:
         the rest is done by a second job in which every file has a process of its own.
         """
         context = replace(context, threads=self._threads)
-        done = self._run_job(context, tasks, open_cost, report)
+        done = self._run_job(context, tasks, open_cost, report) if tasks else set()
         left = [task for task in tasks if task.entry.path not in done]
         if left:
-            self._run_job(replace(context, isolate=True), left, open_cost, report, last=True)
+            self._run_job(replace(context, isolate=True), left, open_cost, report)
 
     def _run_job(
-        self,
-        context: Context,
-        tasks: Sequence[Task],
-        open_cost: int,
-        report: Callable[[list[Row]], None],
-        last: bool = False,
+        self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]
     ) -> set[str]:
-        """The paths of the files whose rows have come."""
+        """The paths of the files whose rows have come. When it returns, or raises, no worker is at it any more."""
         from pyspark import InheritableThread
 
         parts = bins(
@@ -90,7 +87,7 @@ class SparkEngine:
         )
         done: set[str] = set()
         rows = self._spark.accumulator([], _Rows())  # of tasks that succeeded, each once, while others run
-        group = f"ags_fast {context.op} {context.job_id}"
+        group = f"ags_fast {context.op} {context.job_id}{' isolated' if context.isolate else ''}"
         failure: list[BaseException] = []
 
         def work() -> None:
@@ -119,11 +116,28 @@ class SparkEngine:
             collect()
         except BaseException:
             self._spark.cancelJobGroup(group)
-            thread.join(30)
+            thread.join(SETTLE_SECONDS)
             raise
-        if failure and (last or len(done) == len(tasks) or not _killed(failure[0])):
+        finally:
+            self._settle(group)
+            rows.value = []  # Spark keeps accumulators for as long as the session lives
+        if failure and (context.isolate or len(done) == len(tasks) or not _killed(failure[0])):
             raise failure[0]
         return done
+
+    def _settle(self, group: str) -> None:
+        """Wait for what still runs of a job that is over: tasks that were cancelled, or outrun by another attempt.
+
+        Spark is done with a job when it has decided so. Its workers go on, and leave files, until they are killed.
+        """
+        tracker = self._spark.statusTracker()
+        until = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < until:
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+            stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+            if not any(stage.numActiveTasks for stage in stages if stage is not None):
+                return
+            time.sleep(POLL_SECONDS / 5)
 
 
 def _killed(error: BaseException) -> bool:
@@ -157,10 +171,12 @@ class _Partition:
 
         task_context = TaskContext.get()
         assert task_context is not None
-        attempt = task_context.attemptNumber()
+        # Said and not left to be found out: what is read at a time depends on it, and a process of its own has no task.
+        context = replace(self._context, threads=self._context.threads or task_context.cpus())
+        attempt = task_context.attemptNumber() + context.isolate  # which is a second try in itself
         tasks = [task for part in parts for task in part]
-        if attempt > 1 or self._context.isolate:  # twice gone: by now it may be a file that does it
-            rows = run_isolated(self._context, tasks, attempt)
+        if attempt > 1 or context.isolate:  # twice gone: by now it may be a file that does it
+            rows = run_isolated(context, tasks, attempt)
         else:
-            rows = (run_file(self._context, task, attempt) for task in tasks)
+            rows = (run_file(context, task, attempt) for task in tasks)
         self._rows.add([(task.entry.path, row) for task, row in zip(tasks, rows, strict=True)])
