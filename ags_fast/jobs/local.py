@@ -92,29 +92,34 @@ class Worker:
         self.rows.close()
 
 
+def _started(context: Context) -> Worker:
+    """A worker that is ready. RuntimeError if none comes to be."""
+    for _ in range(STARTS):
+        worker = Worker(context)
+        if worker.wait_ready():
+            return worker
+        worker.close()
+    raise _not_started(worker)
+
+
 def run_isolated(context: Context, tasks: Iterable[Task], attempt: int) -> Iterator[Row]:
-    """Like `run_file` for each, but in another process: one that crashes has a failed row like any other."""
+    """Like `run_file` for each, but in another process: one that crashes twice has a failed row like any other."""
     worker = None
     try:
         for task in tasks:
-            for start in range(STARTS if worker is None else 0):
-                worker = Worker(context)
-                if worker.wait_ready():
-                    break
-                if start == STARTS - 1:
-                    raise _not_started(worker)
-                worker.close()
-            assert worker is not None
-            worker.start([task], attempt)
             rows: list[Row] = []
-            while more := worker.receive():
-                rows += more
-            if more is None and not rows:
-                rows = [_died(context, task, attempt, worker)]
-            if more is None:
-                worker.close()
-                worker = None
-            yield from rows
+            for again in (attempt, attempt + 1):
+                worker = worker or _started(context)
+                worker.start([task], again)
+                while more := worker.receive():
+                    rows += more
+                if more is None:
+                    died = _died(context, task, again, worker)
+                    worker.close()
+                    worker = None
+                if rows:
+                    break
+            yield from rows or [died]
     finally:
         if worker is not None:
             worker.close()
