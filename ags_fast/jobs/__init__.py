@@ -31,7 +31,7 @@ from ags_fast.jobs.plan import (
     open_plans,
 )
 from ags_fast.jobs.results import JobError, JobResult, Row, shown
-from ags_fast.jobs.task import Context, encrypted_already, make_row, planned_row
+from ags_fast.jobs.task import Context, encrypted_already, failed_row, is_there, make_row, planned_row
 from ags_fast.keys.envelope import binding
 from ags_fast.keys.kms import KmsClient, load_kms
 
@@ -661,6 +661,12 @@ def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan 
         rows += [make_row(context, task) for task in finished]
         done = {task.entry.path for task in finished}
         todo = [task for task in tasks if task.entry.path not in done]
+    refused = []
+    if context.op == "decrypt" and context.other is not None and not context.overwrite and not context.resume:
+        # Asked here, once, and not by the workers: one of them may have another attempt of the same file beside it.
+        taken = {entry.path for entry in context.other.list()}
+        refused = [task for task in todo if task.entry.path in taken]
+        todo = [task for task in todo if task.entry.path not in taken]
     failures = 0
     callback = options.progress if callable(options.progress) else None
     with _bar(context.op, sum(task.entry.plain_length for task in todo), options.progress) as bar:
@@ -677,6 +683,8 @@ def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan 
 
         local = context.dataset.local and (context.other is None or context.other.local)
         try:
+            if refused:
+                report([failed_row(context, t, 0, "FileExistsError", is_there(t.entry.path)) for t in refused])
             options.engine.run(context, todo, LOCAL_OPEN_COST if local else STORE_OPEN_COST, report)
         except BaseException as error:
             # What was finished stays, for the plan knows it; what was not, goes.

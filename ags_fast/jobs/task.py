@@ -16,7 +16,16 @@ from ags_fast.jobs.results import Row
 from ags_fast.keys.envelope import Envelope, binding
 from ags_fast.stream import AgsReader, AgsWriter
 
-__all__ = ["Context", "SourceChangedError", "encrypted_already", "failed_row", "make_row", "planned_row", "run_file"]
+__all__ = [
+    "Context",
+    "SourceChangedError",
+    "encrypted_already",
+    "failed_row",
+    "is_there",
+    "make_row",
+    "planned_row",
+    "run_file",
+]
 
 CHUNK_NBYTES = 1 << 20  # of plaintext at a time, or a block a thread if that is more
 
@@ -219,11 +228,13 @@ def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
     there = destination.stat(check_path(entry.path))
     if there is not None:
         same = there.size == entry.plain_length
-        # An earlier attempt may have written it, and so may anybody else.
-        if same and (context.resume == "length" or ((attempt or context.resume) and _equal(context, entry))):
-            return None if attempt else ("AlreadyThere", "an earlier run wrote it")
+        # What was there before the job, its planner refused. Another attempt may have written it meanwhile, an earlier
+        # one or one that runs beside this one, and so may anybody else.
+        looks = attempt or context.resume or not context.overwrite
+        if same and (context.resume == "length" or (looks and _equal(context, entry))):
+            return ("AlreadyThere", "an earlier run wrote it") if context.resume and not attempt else None
         if not context.overwrite and not context.resume:
-            raise FileExistsError(f"{entry.path} is there already: pass overwrite=True to replace it")
+            raise FileExistsError(is_there(entry.path))
     with context.reader(entry) as reader:
         new = destination.new(entry.path, tag=context.job_id, private=True, fsync=context.fsync)
         try:
@@ -234,6 +245,10 @@ def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
         finally:
             new.discard()
     return None
+
+
+def is_there(path: str) -> str:
+    return f"{path} is there already: pass overwrite=True to replace it"
 
 
 def _equal(context: Context, entry: FileEntry) -> bool:
