@@ -1,0 +1,443 @@
+"""Jobs on Spark: what the local engine does, in the tasks of Spark, whose workers die, are cancelled and tell tales."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deadly_kms import Rules
+from support import pattern, python_env, run_python
+
+from ags_fast.fs import Store
+from ags_fast.jobs import JobError, decrypt_files, encrypt_files, rekey_files, sweep, verify_files
+from ags_fast.jobs.dataset import Dataset
+from ags_fast.jobs.local import LocalEngine
+from ags_fast.jobs.plan import JOB_ID
+from ags_fast.keys.kms import load_kms
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
+    pytest.skip("there is no Java runtime", allow_module_level=True)
+
+from pyspark.sql import SparkSession
+
+from ags_fast.spark import SparkEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ags_fast.jobs import JobResult, Row
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+BLOCK_SIZE = 1 << 16
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SparkSession]]:
+    """Gives the session of a master: the one that runs, if it has this master."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+            patch.setenv(name, sys.executable)
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        patch.setenv("PYTHONPATH", python_env()["PYTHONPATH"])
+        folder = tmp_path_factory.mktemp("spark")
+
+        def get(master: str) -> SparkSession:
+            running = SparkSession.getActiveSession()
+            if running is not None and running.sparkContext.master != master:
+                running.stop()
+            builder = SparkSession.builder.master(master).appName("jobs")
+            for name, value in {
+                "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false",
+                "spark.driver.host": "127.0.0.1",
+                "spark.python.unix.domain.socket.enabled": "true",
+                "spark.local.dir": str(folder),
+                "spark.executorEnv.PYTHONPATH": python_env()["PYTHONPATH"],
+            }.items():
+                builder = builder.config(name, value)
+            found = builder.getOrCreate()
+            found.sparkContext.setLogLevel("ERROR")
+            return found
+
+        yield get
+        running = SparkSession.getActiveSession()
+        if running is not None:
+            running.stop()
+
+
+@pytest.fixture
+def spark(session: Callable[[str], SparkSession]) -> SparkSession:
+    """Four attempts a task: plain local[2] has one."""
+    return session("local[2,4]")
+
+
+@pytest.fixture
+def engine(spark: SparkSession) -> SparkEngine:
+    """With tasks of a few files."""
+    return SparkEngine(spark, target_bytes=8 << 20)
+
+
+class Folders:
+    """A tree of sources, and where a job writes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.src, self.out = root, root / "src", root / "out"
+        self.rules = Rules(root / "kms")
+        self.kms: Mapping[str, str] = self.rules.kms
+
+    def make(self, sizes: Mapping[str, int]) -> None:
+        for seed, (name, size) in enumerate(sizes.items()):
+            path = self.src / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(pattern(size, seed))
+
+    def encrypt(self, engine: Any, dataset: str = "ds", **options: Any) -> JobResult:
+        common = {"wrapping_key_id": "master", "block_size": BLOCK_SIZE, "fsync": False, "progress": False}
+        return encrypt_files(self.src, self.root / dataset, kms=self.kms, engine=engine, **{**common, **options})
+
+    def dataset_id(self, dataset: str = "ds") -> str:
+        """The id of the dataset, which is made, to be of single wrap."""
+        store = Store(self.root / dataset)
+        return Dataset.open_or_create(store, load_kms(self.kms), "master", False).id
+
+    def check(self, dataset: str = "ds") -> None:
+        """Every file decrypts to its source; nothing is left over, and nothing is amiss."""
+        shutil.rmtree(self.out, ignore_errors=True)
+        self.rules.set()
+        assert leftovers(self.root) == []
+        verified = verify_files(self.root / dataset, kms=self.kms, engine=LocalEngine(0), progress=False)
+        assert verified.counts["failed"] == 0 and verified.counts["skipped"] == 0, verified.rows
+        result = decrypt_files(
+            self.root / dataset, self.out, kms=self.kms, engine=LocalEngine(0), fsync=False, progress=False
+        )
+        result.raise_for_failures()
+        assert content(self.out) == content(self.src)
+        assert [row.src for row in sweep(self.root / dataset, kms=self.kms).rows] == []
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    return Folders(tmp_path)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("*.agstmp")]
+
+
+def comparable(result: JobResult, *roots: str) -> list[tuple[Any, ...]]:
+    """Rows without what differs from run to run: seconds, host, ids; and, of paths, what the dataset is called."""
+
+    def strip(text: str | None) -> str | None:
+        for root in roots:
+            text = text and text.replace(root, "*")
+        return text and re.sub(JOB_ID, "*", text)
+
+    return sorted(
+        (strip(row.src), strip(row.dst), row.status, row.error_class, strip(row.error), *row[5:9], row.attempt)
+        for row in result.rows
+    )
+
+
+# ------------------------------------------------------------------------------------------- as the local engine does
+
+
+def test_jobs_equal_the_local_engines(engine: SparkEngine, folders: Folders) -> None:
+    sizes = {f"d{i % 3}/{i}": (0, 1, BLOCK_SIZE, 3 * BLOCK_SIZE + 7)[i % 4] for i in range(40)}
+    folders.make({**sizes, "_SUCCESS": 0, ".0.crc": 8, "big": 9_000_000, "year=2026/ä b.avro": 100})
+    (folders.src / "ags").write_bytes(b"AGS1\0\0\1\0" + bytes(100))
+    results = {}
+    for name, of in {"local": LocalEngine(2), "spark": engine}.items():
+        root = folders.root
+        common: dict[str, Any] = {"kms": folders.kms, "engine": of, "progress": False}
+        results[name] = [
+            folders.encrypt(of, name, verify_after=name == "spark"),
+            folders.encrypt(of, name),  # nothing is new
+            verify_files(root / name, **common),
+            rekey_files(root / name, paths="d1/*", **common),
+            verify_files(root / name, version=1, **common),
+            decrypt_files(root / name, root / f"{name}-out", **common),
+            decrypt_files(root / name, root / f"{name}-out", **common),  # all there
+            decrypt_files(root / name, root / f"{name}-out", resume="verify", **common),
+            decrypt_files(root / name, root / f"{name}-out", overwrite=True, **common),
+        ]
+    for ours, other in zip(results["spark"], results["local"], strict=True):
+        assert comparable(ours, "/spark") == comparable(other, "/local")
+        assert ours.version == other.version
+    plain = {name: data for name, data in content(folders.src).items() if name[0] not in "._" and name != "ags"}
+    assert content(folders.root / "spark-out") == content(folders.root / "local-out") == plain
+    assert Counter(row.status for row in results["spark"][0].rows) == {"ok": 42, "skipped": 3}
+    assert [result.counts["failed"] for result in results["spark"]] == [0, 0, 0, 0, 0, 0, 42, 0, 0]
+    assert leftovers(folders.root) == []
+
+
+def test_bad_files_are_rows(engine: SparkEngine, folders: Folders) -> None:
+    folders.make(dict.fromkeys("abcdefgh", 3 * BLOCK_SIZE))
+    folders.encrypt(engine).raise_for_failures()
+    ds = folders.root / "ds"
+    sealed = (ds / "a.ags").read_bytes()
+    (ds / "a.ags").write_bytes(sealed[:100] + b"!" + sealed[101:])
+    (ds / "b.ags").unlink()
+    os.truncate(ds / "c.ags", len(sealed) - 1)
+    os.truncate(ds / "d.ags", len(sealed) - BLOCK_SIZE - 28)
+    (ds / "e.ags").unlink()
+    (ds / "e.ags").mkdir()
+    (ds / "stranger").write_bytes(b"?")
+    for job in (
+        lambda: verify_files(ds, kms=folders.kms, engine=engine, progress=False),
+        lambda: decrypt_files(ds, folders.out, kms=folders.kms, engine=engine, progress=False),
+        lambda: rekey_files(ds, kms=folders.kms, engine=engine, progress=False),
+    ):
+        result = job()
+        assert {Path(row.src).name[0]: row.error_class for row in result.failed} == {
+            "a": "IntegrityError",
+            "b": "IntegrityError",
+            "c": "IntegrityError",
+            "d": "IntegrityError",
+            "e": "IsADirectoryError",
+        }
+        assert result.counts["ok"] == 3
+        extra = [Path(row.src).name for row in result.rows if row.error_class == "ExtraFile"]
+        assert extra == (["stranger"] if result.op == "verify" else [])
+    assert sorted(content(folders.out)) == ["f", "g", "h"]
+    assert leftovers(folders.root) == []
+
+
+def test_sources_that_go_wrong_are_rows(engine: SparkEngine, folders: Folders) -> None:
+    """Between the plan and the read: gone, cut, replaced. What is left is a dataset without them."""
+    folders.make(dict.fromkeys("abcdefgh", 3 * BLOCK_SIZE))
+
+    class LateEngine:
+        def run(self, *args: Any) -> None:
+            (folders.src / "a").unlink()
+            os.truncate(folders.src / "b", 10)
+            (folders.src / "c").write_bytes(bytes(3 * BLOCK_SIZE))
+            engine.run(*args)
+
+    result = folders.encrypt(LateEngine())
+    failed = {Path(row.src).name: row.error_class for row in result.failed}
+    assert failed == {"a": "FileNotFoundError", "b": "SourceChangedError", "c": "SourceChangedError"}
+    folders.encrypt(engine).raise_for_failures()
+    folders.check()
+
+
+def test_progress_comes_while_the_job_runs(spark: SparkSession, folders: Folders) -> None:
+    folders.make({str(i): 1 << 20 for i in range(16)})
+    folders.dataset_id()
+    folders.rules.set(wait=0.1)
+    came: list[tuple[float, list[Row]]] = []
+    few = SparkEngine(spark, target_bytes=2 << 20)
+    result = folders.encrypt(few, double_wrap=False, progress=lambda rows: came.append((time.monotonic(), rows)))
+    assert sorted(row for _, rows in came for row in rows) == sorted(result.rows)
+    assert len(came) > 2
+    assert came[-1][0] - came[0][0] > 0.2
+
+
+def test_one_kms_call_a_process(spark: SparkSession, folders: Folders) -> None:
+    """In double wrap, however many files and tasks there are; in single wrap, one a file."""
+    folders.make({str(i): 1000 for i in range(60)})
+    many = SparkEngine(spark, target_bytes=6 << 20)  # of which opening a file counts for 512 KiB
+    folders.rules.set()
+    assert folders.encrypt(many).counts["ok"] == 60
+    callers = Counter(pid for pid, _ in folders.rules.calls())
+    assert 1 <= len(callers) <= 4
+    assert set(callers.values()) == {1}
+    folders.encrypt(many, "single", double_wrap=False).raise_for_failures()
+    folders.rules.set()
+    verify_files(folders.root / "single", kms=folders.kms, engine=many, progress=False).raise_for_failures()
+    assert len(folders.rules.calls()) == 60
+    folders.check()
+
+
+# ------------------------------------------------------------------------------------------------- workers that die
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02], ids=["at once", "later"])
+def test_workers_that_are_killed(engine: SparkEngine, folders: Folders, after: float) -> None:
+    """Twice at one file, once at another, while others are written; every job survives that and loses nothing."""
+    folders.make({str(i): 20_000_000 if i < 2 else 100_000 for i in range(24)})
+    dataset_id = folders.dataset_id()
+    ds = folders.root / "ds"
+    kill = {"0.ags": 1, "7.ags": 2}
+    folders.rules.set(dataset_id=dataset_id, kill=kill, kill_after=after)
+    result = folders.encrypt(engine, double_wrap=False)
+    result.raise_for_failures()
+    assert max(row.attempt for row in result.rows) >= 1
+    if after == 0:
+        assert Counter(file for _, file in folders.rules.calls())["7.ags"] > 2
+    folders.check()
+
+    folders.rules.set(dataset_id=dataset_id, kill=kill, kill_after=after)
+    verify_files(ds, kms=folders.kms, engine=engine, progress=False).raise_for_failures()
+    folders.rules.set(dataset_id=dataset_id, kill=kill, kill_after=after)
+    out = folders.root / "spark-out"
+    decrypt_files(ds, out, kms=folders.kms, engine=engine, progress=False).raise_for_failures()
+    assert content(out) == content(folders.src)
+    folders.rules.set(dataset_id=dataset_id, kill=kill, kill_after=after)
+    rekey_files(ds, kms=folders.kms, engine=engine, progress=False).raise_for_failures()
+    folders.check()
+
+
+@pytest.mark.parametrize("master", ["local[2,4]", "local[2]"])
+@pytest.mark.parametrize("op", ["encrypt", "decrypt"])
+def test_poison_file_is_a_failed_row(
+    session: Callable[[str], SparkSession], folders: Folders, master: str, op: str
+) -> None:
+    """It kills whoever touches it. Where a task has one attempt only, too."""
+    engine = SparkEngine(session(master), target_bytes=8 << 20)
+    folders.make({str(i): 100_000 for i in range(30)})
+    dataset_id = folders.dataset_id()
+    poison = {"7.ags": 1000}
+    if op == "encrypt":
+        folders.rules.set(dataset_id=dataset_id, kill=poison)
+        result = folders.encrypt(engine, double_wrap=False)
+    else:
+        folders.encrypt(LocalEngine(0), double_wrap=False)
+        folders.rules.set(dataset_id=dataset_id, kill=poison)
+        result = decrypt_files(folders.root / "ds", folders.out, kms=folders.kms, engine=engine, progress=False)
+        assert {**content(folders.out), "7": b""} == {**content(folders.src), "7": b""}
+    [bad] = result.failed
+    assert Path(bad.src).name.startswith("7")
+    assert bad.error_class == "WorkerDiedError"
+    assert "SIGKILL" in (bad.error or "")
+    assert result.counts == {"ok": 29, "skipped": 0, "failed": 1}
+    assert leftovers(folders.root) == []
+    folders.rules.set()
+    folders.encrypt(engine, double_wrap=False)
+    folders.check()
+
+
+# ------------------------------------------------------------------------------------------------------ being stopped
+
+
+def active_jobs(spark: SparkSession) -> list[int]:
+    return list(spark.sparkContext.statusTracker().getActiveJobsIds())
+
+
+@pytest.mark.parametrize("by", ["callback", "signal"])
+def test_ctrl_c_cancels_and_sweeps(spark: SparkSession, folders: Folders, by: str) -> None:
+    """No worker is at it any more when the exception arrives. What was finished is not done again."""
+    folders.make({str(i): 500_000 for i in range(40)})
+    few = SparkEngine(spark, target_bytes=4 << 20)
+    folders.dataset_id()
+    folders.rules.set(wait=0.3)
+
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+
+    def interrupt(rows: list[Row]) -> None:
+        if by == "callback":
+            raise KeyboardInterrupt
+        if not timer.is_alive():
+            timer.start()
+
+    with pytest.raises(KeyboardInterrupt):
+        folders.encrypt(few, double_wrap=False, progress=interrupt)
+    assert leftovers(folders.root) == []
+    assert active_jobs(spark) == []
+    finished = {path.name: path.stat().st_ino for path in (folders.root / "ds").glob("*.ags")}
+    assert 0 < len(finished) < 40
+    calls = len(folders.rules.calls())
+    time.sleep(1)
+    assert len(folders.rules.calls()) == calls
+
+    assert len(verify_files(folders.root / "ds", kms=folders.kms, engine=few, progress=False).rows) == 0
+    result = folders.encrypt(few, double_wrap=False, resume="length")
+    assert result.counts == {"ok": 40, "skipped": 0, "failed": 0}
+    assert {name: (folders.root / "ds" / name).stat().st_ino for name in finished} == finished
+    folders.check()
+
+
+def test_max_failures_cancels(spark: SparkSession, folders: Folders) -> None:
+    folders.make({str(i): 100_000 for i in range(40)})
+    folders.encrypt(LocalEngine(0), double_wrap=False)
+    for path in (folders.root / "ds").glob("*.ags"):
+        os.truncate(path, 1000)
+    folders.rules.set(wait=0.2)
+    few = SparkEngine(spark, target_bytes=2 << 20)
+    begun = time.monotonic()
+    with pytest.raises(JobError, match="stopped after") as caught:
+        verify_files(folders.root / "ds", kms=folders.kms, engine=few, max_failures=3, progress=False)
+    assert 3 < len(caught.value.result.failed) < 40
+    assert time.monotonic() - begun < 20
+    assert active_jobs(spark) == []
+    with pytest.raises(JobError, match="stopped after"):
+        decrypt_files(folders.root / "ds", folders.out, kms=folders.kms, engine=few, on_error="raise", progress=False)
+    assert content(folders.out) == {}
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+def test_file_of_a_stranger_is_not_replaced(spark: SparkSession, folders: Folders) -> None:
+    """Nor taken for ours because it has our size, by whatever attempt."""
+    folders.make({str(i): 1000 for i in range(8)})
+    dataset_id = folders.dataset_id()
+    folders.encrypt(LocalEngine(0), double_wrap=False)
+    folders.out.mkdir()
+    (folders.out / "3").write_bytes(bytes(1000))
+    folders.rules.set(dataset_id=dataset_id, kill={"5.ags": 1, "4.ags": 1})
+    result = decrypt_files(folders.root / "ds", folders.out, kms=folders.kms, engine=SparkEngine(spark), progress=False)
+    assert [(Path(row.src).name, row.error_class) for row in result.failed] == [("3.ags", "FileExistsError")]
+    assert result.counts["ok"] == 7
+    assert content(folders.out) == {**content(folders.src), "3": bytes(1000)}
+    with pytest.raises(JobError, match="stopped after 8 failed"):
+        decrypt_files(folders.root / "ds", folders.out, kms=folders.kms, engine=SparkEngine(spark), on_error="raise")
+
+
+def test_sessions_that_will_not_do(session: Callable[[str], SparkSession]) -> None:
+    with pytest.raises(TypeError, match="SparkSession is required, not 'str'"):
+        SparkEngine("local[2]")
+    with pytest.raises(ValueError, match="target_bytes"):
+        SparkEngine(session("local[2,4]"), target_bytes=0)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 1), (3, 3)])
+@pytest.mark.parametrize("isolate", [False, True])
+def test_threads_of_a_task(
+    spark: SparkSession, folders: Folders, given: int | None, expected: int, isolate: bool
+) -> None:
+    """They are those that the engine is given, or spark.task.cpus; in a process of a file's own, too."""
+    folders.make({"a": 10})
+    dataset_id = folders.dataset_id()
+    folders.rules.set(dataset_id=dataset_id, kill={"a.ags": 2 if isolate else 0})
+    folders.encrypt(SparkEngine(spark, threads=given), double_wrap=False).raise_for_failures()
+    assert folders.rules.threads()[-1] == expected
+
+
+def test_recommended_conf() -> None:
+    """It is settings of Spark, by name and by what they take; one that is misspelt would do nothing, and not say so."""
+    told = run_python(
+        """
+        import json
+        from pyspark.sql import SparkSession
+        from ags_fast.spark import SparkEngine
+
+        conf = SparkEngine.recommended_conf()
+        builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
+        spark = builder.config(map=conf).getOrCreate()
+        jvm = spark.sparkContext._jvm
+        jvm.org.apache.spark.internal.config.package
+        known = jvm.org.apache.spark.internal.config.ConfigEntry
+        print(json.dumps({name: known.findEntry(name) is not None for name in conf}))
+        spark.stop()
+        """,
+        timeout=100,
+        **{name: os.environ[name] for name in ("PYSPARK_PYTHON", "SPARK_LOCAL_IP") if name in os.environ},
+    )
+    assert set(json.loads(told.splitlines()[-1]).values()) == {True}
