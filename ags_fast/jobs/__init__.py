@@ -669,7 +669,7 @@ def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan 
         todo = [task for task in todo if task.entry.path not in taken]
     failures = 0
     callback = options.progress if callable(options.progress) else None
-    with _bar(context.op, sum(task.entry.plain_length for task in todo), options.progress) as bar:
+    with _bar(context.op, sum(task.entry.plain_length for task in (*refused, *todo)), options.progress) as bar:
 
         def report(more: list[Row]) -> None:
             nonlocal failures
