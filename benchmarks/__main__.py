@@ -20,7 +20,7 @@ from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
 import ags_fast
 from ags_fast import _core
-from benchmarks import cases, jobs
+from benchmarks import cases, datasets, jobs
 from benchmarks.limit import LimitError
 from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed
 from benchmarks.targets import TARGETS
@@ -35,7 +35,9 @@ def main() -> int:
     threads = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < usable] + [usable]
     with scratch_folder() as scratch:
         bench = cases.Bench(output, scratch, threads, options.quick)
-        chosen = choose({name: make(bench) for name, make in (cases.GROUPS | jobs.GROUPS).items()}, options.only)
+        chosen = choose(
+            {name: make(bench) for name, make in (cases.GROUPS | jobs.GROUPS | datasets.GROUPS).items()}, options.only
+        )
         if not chosen:
             print(f"benchmarks: no case matches {options.only!r}", file=sys.stderr)
             return 2

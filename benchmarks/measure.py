@@ -15,7 +15,7 @@ from typing import Any
 COLUMNS = ("limit", "naive", "best", "pycryptodome", "ours")
 REFERENCE = {"naive", "pycryptodome"}  # slow, and only for comparison: they get fewer rounds
 SLOW_SECONDS = 0.03
-PER_SECOND = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}
+PER_SECOND = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9, "calls": 1}
 
 Run = Callable[[], float | None]  # returns the seconds it took, or None if its caller should look at the clock
 
@@ -26,9 +26,9 @@ class SkippedError(Exception):
 
 @dataclass
 class Row:
-    """What contenders took for one task. Samples are seconds a call, or bytes of memory: less is better.
+    """What contenders took for one task. Samples are seconds a call, bytes of memory or counts: less is better.
 
-    name: unique, as ``codec/encrypt/1MiB/aes-128/2t``. unit: GB/s, MiB, s, ms, us or ns. nbytes: of
+    name: unique, as ``codec/encrypt/1MiB/aes-128/2t``. unit: GB/s, MiB, s, ms, us, ns or calls. nbytes: of
     plaintext in a call.
     """
 

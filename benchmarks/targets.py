@@ -99,5 +99,13 @@ TARGETS = [
     Target("open, read, close of 8 KiB / Python stream class", r"small/8KiB/.*", 1.5, faster_than("best")),
     Target("cached 100-byte read_at / plain buffered file", r"cached/.*", 1.0, cost_of("limit"), True, " time"),
     Target("memory / (threads + 2) blocks + 8 MiB", r"memory/.*", 1.0, cost_of("limit"), True),
+    Target("Spark encrypts large files / plain copy", r"datasets/spark/encrypt", 0.8, faster_than("limit")),
+    Target("Spark encrypts large files / plain Python", r"datasets/spark/encrypt", 1.1, faster_than("best")),
+    Target("Spark verifies large files / twice one process", r"datasets/spark/verify", 0.9, faster_than("limit")),
+    Target("Spark verifies large files / plain Python", r"datasets/spark/verify", 1.0, faster_than("best")),
+    Target("a 4 KiB file, one process / plain Python", r"datasets/small/(en|ve)\w+", 1.0, faster_than("best")),
+    Target("a 4 KiB file, whole Spark job / plain Python", r"datasets/small/spark-.*", 1.0, faster_than("best")),
+    Target("memory, decrypt of 2 GiB / binaryFile recipe", r"datasets/memory/.*", 0.3, cost_of("limit"), True),
+    Target("local engine, large files / cp -r", r"datasets/local/.*", 0.7, faster_than("limit")),
     Target("import ags_fast over bare Python", r"import/.*", 15, milliseconds_over("limit"), True, " ms"),
 ]

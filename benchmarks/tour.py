@@ -317,10 +317,10 @@ def java_version() -> int:
 
 
 @contextlib.contextmanager
-def spark_session(scratch: Path, cluster: bool = False) -> Iterator[SparkSession]:
+def spark_session(scratch: Path, cluster: bool = False, memory: str | None = None) -> Iterator[SparkSession]:
     """A local session that retries failed tasks, as a cluster does; or a cluster, of two executors on this machine.
 
-    What Spark has to say goes to a file.
+    What Spark has to say goes to a file. memory: the heap of a JVM that is to be started, as Spark has it.
     """
     for name in [name for name in os.environ if name.startswith(("SPARK_", "PYSPARK_"))]:
         del os.environ[name]  # a cluster's settings
@@ -348,6 +348,8 @@ def spark_session(scratch: Path, cluster: bool = False) -> Iterator[SparkSession
         "spark.ui.showConsoleProgress": "false",
     }.items():
         builder = builder.config(name, value)
+    if memory is not None:
+        builder = builder.config("spark.driver.memory", memory)
     log = scratch / "spark.log"
     try:
         with _stderr_to(log):  # the JVM keeps it

@@ -1,0 +1,588 @@
+"""What is measured of datasets: whole jobs, and what a worker does with a small file.
+
+Every contender reads and writes 1 MiB at a time, to a temporary name that is renamed; nothing is synced to a disk.
+What our jobs do beyond the files is on the clock: listing, keys, plan, manifest, version. The plain ones list, draw
+and wrap a key for each file and collect what they did; where files are large they are not even made to do that.
+
+``python -m benchmarks.datasets`` is what some cases start, to look at a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ags_fast import jobs
+from ags_fast.jobs.dataset import Dataset
+from ags_fast.jobs.local import LocalEngine
+from ags_fast.jobs.plan import Task, bins
+from ags_fast.jobs.task import Context, run_file
+from ags_fast.keys.envelope import clear_cache
+from ags_fast.keys.kms import load_kms
+from ags_fast.spark import TARGET_BYTES, SparkEngine
+from benchmarks import peers
+from benchmarks.cases import BLOCK, MIB, Bench, random_data, size_name
+from benchmarks.jobs import room_for
+from benchmarks.limit import ROOT
+from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
+from benchmarks.tour_dataset import MASTER_KEY, keystore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ags_fast.jobs import Engine, JobResult
+
+LARGE_FILES, LARGE = 8, 128 * MIB
+SMALL_FILES, SMALL = 4000, 4 << 10
+FOLDER_FILES = 500  # small ones in a folder
+COUNTED = 100  # small files whose system calls are counted
+KEK = b"a key of the plain jobs, 32 byte"
+HEAP = "9g"
+
+
+def datasets(bench: Bench) -> Group:
+    large, small = bench.size(LARGE), bench.size(SMALL_FILES)
+    one = 255 * MIB if bench.quick else 2040 * MIB  # an array of Java's is less than 2 GiB
+    cases = [
+        Case("datasets/spark", functools.partial(large_files, bench, LARGE_FILES, large), rounds=1 / 3),
+        Case("datasets/small", functools.partial(small_files, bench, small), rounds=1 / 3),
+        Case("datasets/small-spark", functools.partial(small_files_on_spark, bench, small), rounds=1 / 3),
+        Case("datasets/calls", functools.partial(system_calls, bench), rounds=0),
+        Case("datasets/local", functools.partial(tree_of_large_files, bench, LARGE_FILES, 2 * large), rounds=1 / 3),
+        Case("datasets/one", functools.partial(one_tiny_file, bench), rounds=1 / 3),
+        Case("datasets/memory", functools.partial(memory_of_one_file, bench, one), rounds=0),
+    ]
+    return Group("jobs, a task or process for each core; limit: see the row; best Py: the job over cryptography", cases)
+
+
+# ---- trees, and a session
+
+
+def make_tree(folder: Path, count: int, size: int) -> Path:
+    data = memoryview(random_data(64 * MIB))
+    for i in range(count):
+        below = folder / f"day={i // FOLDER_FILES}"
+        below.mkdir(parents=True, exist_ok=True)
+        with open(below / f"part-{i:05d}.avro", "wb") as file:
+            for begin in range(0, size, len(data)):
+                file.write(data[: size - begin])
+    return folder
+
+
+@contextmanager
+def workspace(bench: Bench, name: str) -> Iterator[Path]:
+    folder = bench.scratch / f"datasets-{name}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def session_in(folder: Path, memory: str | None = None) -> Iterator[SparkSession]:
+    from benchmarks.tour import TourError, java_version, spark_session
+
+    with ExitStack() as stack:
+        try:
+            java_version()
+            session = stack.enter_context(spark_session(folder / "spark", memory=memory))
+        except TourError as error:
+            raise SkippedError(str(error).splitlines()[0]) from None
+        yield session
+
+
+def anew(folder: Path, work: Callable[[], object]) -> float:
+    """The seconds of work that makes `folder`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def done(result: JobResult) -> JobResult:
+    result.raise_for_failures()
+    return result
+
+
+def encrypt(source: Path, dataset: Path, kms: dict[str, str], engine: Engine | None) -> JobResult:
+    return done(
+        jobs.encrypt_files(
+            source, dataset, kms=kms, wrapping_key_id=MASTER_KEY, engine=engine, fsync=False, progress=False
+        )
+    )
+
+
+def verify(dataset: Path, kms: dict[str, str], engine: Engine | None) -> JobResult:
+    return done(jobs.verify_files(dataset, kms=kms, engine=engine, progress=False))
+
+
+# ---- the plain jobs
+
+
+class PlainFile(NamedTuple):
+    source: str
+    target: str
+    plain_length: int
+    wrapped: bytes  # its key, by KEK
+    prefix: bytes
+
+
+class PlainTask(NamedTuple):
+    entry: PlainFile
+
+
+def plain_plan(source: Path, target: Path) -> list[PlainFile]:
+    """The files of a tree, with a new key each, and the folders for them."""
+    kek, plan = AESGCM(KEK), []
+    for folder, _, names in os.walk(source):
+        out = os.path.join(target, os.path.relpath(folder, source))
+        os.makedirs(out, exist_ok=True)
+        for name in names:
+            path, nonce, sealed = os.path.join(folder, name), os.urandom(12), os.path.join(out, name)
+            wrapped = nonce + kek.encrypt(nonce, os.urandom(16), sealed.encode())
+            plan.append(PlainFile(path, sealed, os.stat(path).st_size, wrapped, os.urandom(16)))
+    return plan
+
+
+def plain_copy(files: Iterable[PlainFile]) -> Iterator[int]:
+    window = memoryview(bytearray(BLOCK))
+    for file in files:
+        reading = os.open(file.source, os.O_RDONLY | os.O_CLOEXEC)
+        temporary = f"{file.target}.tmp"
+        writing = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        while got := os.readv(reading, [window]):
+            os.write(writing, window[:got])
+        os.close(reading)
+        os.close(writing)
+        os.replace(temporary, file.target)
+        yield file.plain_length
+
+
+def plain_encrypt(files: Iterable[PlainFile]) -> Iterator[int]:
+    """As fast as Python can: no byte is copied, and a small file takes one read and one write."""
+    kek, window = AESGCM(KEK), memoryview(bytearray(BLOCK))
+    out = memoryview(bytearray(peers.HEADER + BLOCK + peers.OVERHEAD))
+    out[: peers.HEADER] = peers.header(BLOCK)
+    sealed = out[peers.HEADER :]
+    for file in files:
+        aes = AESGCM(kek.decrypt(file.wrapped[:12], file.wrapped[12:], file.target.encode()))
+        prefix = file.prefix
+        reading = os.open(file.source, os.O_RDONLY | os.O_CLOEXEC)
+        temporary = f"{file.target}.tmp"
+        writing = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        index, left = 0, file.plain_length
+        while left:
+            got = os.readv(reading, [window])
+            nonce = os.urandom(12)
+            sealed[:12] = nonce
+            aes.encrypt_into(nonce, window[:got], prefix + index.to_bytes(4, "little"), sealed[12 : got + 28])
+            os.write(writing, sealed[: got + 28] if index else out[: got + 36])
+            index += 1
+            left -= got
+        os.close(reading)
+        os.close(writing)
+        os.replace(temporary, file.target)
+        yield file.plain_length
+
+
+def plain_verify(files: Iterable[PlainFile]) -> Iterator[int]:
+    kek, window = AESGCM(KEK), memoryview(bytearray(BLOCK))
+    sealed = memoryview(bytearray(peers.HEADER + BLOCK + peers.OVERHEAD))
+    for file in files:
+        aes = AESGCM(kek.decrypt(file.wrapped[:12], file.wrapped[12:], file.target.encode()))
+        prefix = file.prefix
+        reading = os.open(file.target, os.O_RDONLY | os.O_CLOEXEC)
+        index, left, begin = 0, file.plain_length, peers.HEADER
+        while left:
+            size = min(left, BLOCK)
+            end = begin + size + peers.OVERHEAD
+            if os.readv(reading, [sealed[:end]]) != end or (begin and sealed[:begin] != peers.header(BLOCK)):
+                raise ValueError(f"{file.target} is cut, or no stream")
+            nonce, text = sealed[begin : begin + 12], sealed[begin + 12 : end]
+            aes.decrypt_into(nonce, text, prefix + index.to_bytes(4, "little"), window[:size])
+            index += 1
+            left -= size
+            begin = 0
+        if os.fstat(reading).st_size != file.plain_length + peers.HEADER + index * peers.OVERHEAD:
+            raise ValueError(f"{file.target} is longer than it was")
+        os.close(reading)
+        yield file.plain_length
+
+
+def plain_job(session: SparkSession, task: Callable[..., Iterator[int]], plan: list[PlainFile]) -> None:
+    """In the bins that our job has, too."""
+    context = session.sparkContext
+    parts = bins(
+        [PlainTask(file) for file in plan],  # type: ignore[misc]
+        target_bytes=TARGET_BYTES,
+        open_cost=jobs.LOCAL_OPEN_COST,
+        least=2 * context.defaultParallelism,
+    )
+    files = [[task.entry for task in part] for part in parts]
+    sizes = context.parallelize(files, len(files)).mapPartitions(functools.partial(_each, task)).collect()
+    if sum(sizes) != sum(file.plain_length for file in plan):
+        raise AssertionError("the plain job has not done all files")
+
+
+def _each(task: Callable[..., Iterator[int]], parts: Iterable[list[PlainFile]]) -> Iterator[int]:
+    for part in parts:
+        yield from task(part)
+
+
+# ---- large files
+
+
+@contextmanager
+def large_files(bench: Bench, count: int, size: int) -> Iterator[Contest]:
+    what = f"{count} x {size_name(size)}"
+    with workspace(bench, "large") as folder, session_in(folder) as session:
+        source = make_tree(folder / "source", count, size)
+        kms, engine = keystore(folder), SparkEngine(session)
+        out, sealed, dataset = folder / "out", folder / "sealed", folder / "dataset"
+        encrypt(source, dataset, kms, engine)
+        names = [f"datasets/spark/{op}" for op in ("encrypt", "verify")]
+        rows = [
+            Row(names[0], f"Spark encrypts {what}; limit: copies", nbytes=count * size),
+            Row(names[1], f"Spark verifies {what}; limit: 2 x 1", nbytes=count * size),
+        ]
+        plain = plain_plan(source, sealed)
+        list(plain_encrypt(plain))
+        local = worker_loop(dataset, kms, "verify")
+
+        def written(task: Callable[..., Iterator[int]]) -> float:
+            plan: list[PlainFile] = []
+            shutil.rmtree(out, ignore_errors=True)
+            plan = plain_plan(source, out)
+            return anew(folder / "nothing", lambda: plain_job(session, task, plan))
+
+        runs: dict[tuple[str, str], Run] = {
+            (names[0], "limit"): lambda: written(plain_copy),
+            (names[0], "best"): lambda: written(plain_encrypt),
+            (names[0], "ours"): lambda: anew(out, lambda: encrypt(source, out, kms, engine)),
+            (names[1], "limit"): lambda: anew(folder / "nothing", local) / 2,
+            (names[1], "best"): lambda: anew(folder / "nothing", lambda: plain_job(session, plain_verify, plain)),
+            (names[1], "ours"): lambda: anew(folder / "nothing", lambda: verify(dataset, kms, engine)),
+        }
+        yield Contest(rows, runs)
+
+
+def worker_loop(dataset: Path, kms: dict[str, str], op: str, other: Path | None = None) -> Callable[[], None]:
+    """What a worker process does with a version's files, in one thread: with "encrypt", what made them from `other`."""
+    context, tasks = worker_tasks(dataset, kms, op, other)
+
+    def loop() -> None:
+        for task in tasks:
+            row = run_file(context, task)
+            if row.status != "ok":
+                raise AssertionError(f"{row.src}: {row.error}")
+
+    return loop
+
+
+def worker_tasks(dataset: Path, kms: dict[str, str], op: str, other: Path | None) -> tuple[Context, list[Task]]:
+    opened = Dataset.open(str(dataset), load_kms(kms))
+    tasks = [Task(entry) for entry in opened.entries(opened.current())]
+    source = None if other is None else jobs.Store(other)
+    return Context(op, "job", opened.id, opened.store, opened.envelope, source, threads=1, fsync=False), tasks
+
+
+@contextmanager
+def tree_of_large_files(bench: Bench, count: int, size: int) -> Iterator[Contest]:
+    what = f"{count} x {size_name(size)}"
+    with workspace(bench, "local") as folder:
+        source = make_tree(folder / "source", count, size)
+        kms, out = keystore(folder), folder / "out"
+        row = Row("datasets/local/encrypt", f"local engine, {what}; limit: cp -r", nbytes=count * size)
+        cp = ["cp", "-r", str(source), str(out)]
+        runs: dict[tuple[str, str], Run] = {
+            (row.name, "limit"): lambda: anew(out, lambda: subprocess.run(cp, check=True)),
+            (row.name, "ours"): lambda: anew(out, lambda: encrypt(source, out, kms, LocalEngine())),
+        }
+        yield Contest([row], runs)
+
+
+# ---- small files
+
+
+@contextmanager
+def small_files(bench: Bench, count: int) -> Iterator[Contest]:
+    with workspace(bench, "small") as folder:
+        source = make_tree(folder / "source", count, SMALL)
+        kms, dataset, sealed = keystore(folder), folder / "dataset", folder / "sealed"
+        encrypt(source, dataset, kms, LocalEngine(0))
+        plan = plain_plan(source, sealed)
+        what = f"files of {size_name(SMALL)}, one process"
+        names = [f"datasets/small/{op}" for op in ("encrypt", "verify")]
+        rows = [Row(names[0], f"encrypt {what}", "us"), Row(names[1], f"verify {what}", "us")]
+        ours = {op: worker_loop(dataset, kms, op, source) for op in ("encrypt", "verify")}
+
+        def without_files(tree: Path, work: Callable[[], object]) -> float:
+            for path in tree.glob("day=*/*"):  # the folders stay
+                path.unlink()
+            return anew(folder / "nothing", work)
+
+        runs: dict[tuple[str, str], Run] = {
+            (names[0], "limit"): lambda: without_files(sealed, lambda: sum(plain_copy(plan))),
+            (names[0], "best"): lambda: without_files(sealed, lambda: sum(plain_encrypt(plan))),
+            (names[0], "ours"): lambda: without_files(dataset, ours["encrypt"]),
+            (names[1], "best"): lambda: sealed_first(lambda: sum(plain_verify(plan))),
+            (names[1], "ours"): lambda: anew(folder / "nothing", ours["verify"]),
+        }
+
+        def sealed_first(work: Callable[[], object]) -> float:
+            """A copy may be where the streams were."""
+            without_files(sealed, lambda: sum(plain_encrypt(plan)))
+            return anew(folder / "nothing", work)
+
+        yield Contest(rows, runs, calls=count)
+
+
+@contextmanager
+def small_files_on_spark(bench: Bench, count: int) -> Iterator[Contest]:
+    with workspace(bench, "small") as folder, session_in(folder) as session:
+        source = make_tree(folder / "source", count, SMALL)
+        kms, engine = keystore(folder), SparkEngine(session)
+        dataset, sealed, out = folder / "dataset", folder / "sealed", folder / "out"
+        encrypt(source, dataset, kms, engine)
+        plan = plain_plan(source, sealed)
+        list(plain_encrypt(plan))
+        what = f"{count} files of {size_name(SMALL)}"
+        names = [f"datasets/small/spark-{op}" for op in ("encrypt", "verify")]
+        rows = [Row(names[0], f"Spark encrypts {what}", "us"), Row(names[1], f"Spark verifies {what}", "us")]
+
+        def written(task: Callable[..., Iterator[int]]) -> float:
+            return anew(out, lambda: plain_job(session, task, plain_plan(source, out)))
+
+        runs: dict[tuple[str, str], Run] = {
+            (names[0], "limit"): lambda: written(plain_copy),
+            (names[0], "best"): lambda: written(plain_encrypt),
+            (names[0], "ours"): lambda: anew(out, lambda: encrypt(source, out, kms, engine)),
+            (names[1], "best"): lambda: anew(folder / "nothing", lambda: plain_job(session, plain_verify, plan)),
+            (names[1], "ours"): lambda: anew(folder / "nothing", lambda: verify(dataset, kms, engine)),
+        }
+        yield Contest(rows, runs, calls=count)
+
+
+@contextmanager
+def one_tiny_file(bench: Bench) -> Iterator[Contest]:
+    """What a job costs, whatever it does. The KMS is asked each time."""
+    with workspace(bench, "one") as folder, session_in(folder) as session:
+        source = make_tree(folder / "source", 1, SMALL)
+        kms, out = keystore(folder), folder / "out"
+
+        def ours(engine: Engine | None) -> float:
+            clear_cache()
+            return anew(out, lambda: encrypt(source, out, kms, engine))
+
+        engines = {"spark": SparkEngine(session), "local": LocalEngine(1), "same process": LocalEngine(0)}
+        rows = [Row(f"datasets/one/{name.replace(' ', '-')}", f"a job over one file: {name}", "ms") for name in engines]
+        runs: dict[tuple[str, str], Run] = {
+            (row.name, "ours"): functools.partial(ours, engine)
+            for row, engine in zip(rows, engines.values(), strict=True)
+        }
+        runs[rows[0].name, "best"] = lambda: anew(
+            out, lambda: plain_job(session, plain_encrypt, plain_plan(source, out))
+        )
+        yield Contest(rows, runs)
+
+
+# ---- system calls
+
+
+@contextmanager
+def system_calls(bench: Bench) -> Iterator[Contest]:
+    """What strace counts of a process that does some files, less what it counts if there are half as many."""
+    if not shutil.which("strace"):
+        raise SkippedError("system calls are counted by strace, and there is none")
+    with workspace(bench, "calls") as folder:
+        kms = keystore(folder)
+        sources = [make_tree(folder / f"source-{count}", count, SMALL) for count in (COUNTED, 2 * COUNTED)]
+        for source in sources:
+            encrypt(source, folder / f"dataset-{source.name}", kms, LocalEngine(0))
+            plan = plain_plan(source, folder / f"sealed-{source.name}")
+            sum(plain_encrypt(plan))
+            (folder / f"plan-{source.name}").write_bytes(pickle.dumps(plan))
+
+        def counted(what: str, op: str) -> float:
+            few, many = (_count_calls(folder, what, op, source.name) for source in sources)
+            per_file = {name: (many[name] - few[name]) / COUNTED for name in many}
+            shown = ", ".join(f"{n:.2g} {name}" for name, n in sorted(per_file.items()) if n > 0.04)
+            print(f"  {op} of a file, {'ours' if what == 'ours' else 'plain Python'}: {shown}")
+            return sum(per_file.values())
+
+        rows = [
+            Row(f"datasets/calls/{op}", f"system calls, {op} a small file", "calls") for op in ("encrypt", "verify")
+        ]
+        runs: dict[tuple[str, str], Run] = {}
+        for row in rows:
+            for column in ("best", "ours"):
+                run = functools.cache(functools.partial(counted, column, row.name.split("/")[-1]))
+                runs[row.name, column] = run
+        yield Contest(rows, runs)
+
+
+def _count_calls(folder: Path, what: str, op: str, source: str) -> Counter[str]:
+    table = folder / "strace"
+    command = [sys.executable, "-m", "benchmarks.datasets", "worker", what, op, str(folder), source]
+    traced = ["strace", "-f", "-c", "-o", str(table), *command]
+    answer = subprocess.run(traced, cwd=ROOT, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        raise SkippedError(f"strace does not work here: {answer.stderr.strip().splitlines()[-1:]}")
+    return Counter(
+        {
+            found[2]: int(found[1])
+            for found in re.finditer(r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+)(?: +\d+)? +(?!total)(\w+)$", table.read_text(), re.M)
+        }
+    )
+
+
+def worker(what: str, op: str, folder: Path, source: str) -> None:
+    """The process that is traced. Its plan was made before."""
+    if what == "ours":
+        worker_loop(folder / f"dataset-{source}", keystore(folder), op, folder / source)()
+    else:
+        sum(
+            (plain_encrypt if op == "encrypt" else plain_verify)(pickle.loads((folder / f"plan-{source}").read_bytes()))
+        )
+
+
+# ---- memory
+
+
+@contextmanager
+def memory_of_one_file(bench: Bench, size: int) -> Iterator[Contest]:
+    """Peaks of the JVM and its Python workers, each job in a new session."""
+    with tempfile.TemporaryDirectory(prefix="ags_fast-", dir=room_for(bench, 3 * size)) as name:
+        folder = Path(name)
+        kms = keystore(folder)
+        encrypt(make_tree(folder / "source", 1, size), folder / "dataset", kms, None)
+        shutil.rmtree(folder / "source")
+
+        def peak(what: str) -> float:
+            command = [sys.executable, "-m", "benchmarks.datasets", "memory", what, str(folder)]
+            answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            shutil.rmtree(folder / "out", ignore_errors=True)
+            shutil.rmtree(folder / "spark", ignore_errors=True)
+            if answer.returncode:
+                why = answer.stderr.strip().splitlines()[-1:]
+                raise SkippedError(f"the job of {what!r} with a heap of {HEAP} dies: {why}")
+            peaks: dict[str, int] = json.loads(answer.stdout.splitlines()[-1])
+            print(f"  {what}: {', '.join(f'{command} {nbytes / MIB:.0f} MiB' for command, nbytes in peaks.items())}")
+            return float(sum(peaks.values()))
+
+        row = Row("datasets/memory/decrypt", f"decrypt {size_name(size)}; limit: binaryFile recipe", "MiB")
+        columns = {"limit": "recipe", "ours": "ours"}
+        runs: dict[tuple[str, str], Run] = {
+            (row.name, column): functools.cache(functools.partial(peak, what)) for column, what in columns.items()
+        }
+        yield Contest([row], runs)
+
+
+def memory(what: str, folder: Path) -> None:
+    """Decrypt the dataset in `folder`, in a session of this process; prints the peaks of what is below it."""
+    kms, out = keystore(folder), folder / "out"
+    with session_in(folder, HEAP) as session:
+        watch = Watch()
+        if what == "ours":
+            done(
+                jobs.decrypt_files(
+                    folder / "dataset", out, kms=kms, engine=SparkEngine(session), fsync=False, progress=False
+                )
+            )
+        else:
+            context, tasks = worker_tasks(folder / "dataset", kms, "verify", None)
+            out.mkdir()
+            for task in tasks:
+                entry = task.entry
+                recipe(session, context.dataset.full_path(entry.file), out, context.dek(entry), entry.aad_prefix)
+        peaks = watch.stop()
+    nbytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    if nbytes != sum(task.entry.plain_length for task in worker_tasks(folder / "dataset", kms, "verify", None)[1]):
+        raise AssertionError(f"{nbytes} bytes came out")
+    print(json.dumps(peaks))
+
+
+def recipe(session: SparkSession, path: str, out: Path, key: bytes, prefix: bytes) -> None:
+    """Decrypt a file as people do it: Spark reads it, and a function gets its bytes."""
+
+    def decrypt(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for name, content in zip(batch.column("path"), batch.column("content"), strict=True):
+                data = peers.naive_decrypt(key, prefix, content.as_py())
+                temporary = out / "temporary"
+                temporary.write_bytes(data)
+                temporary.replace(out / Path(name.as_py()).stem)
+            yield batch.select(["path"])
+
+    read = session.read.format("binaryFile").load(path).select("path", "content")
+    read.mapInArrow(decrypt, "path string").collect()
+
+
+class Watch:
+    """The peak of each process below this one, by what it is."""
+
+    def __init__(self) -> None:
+        self._peaks: dict[tuple[str, int], int] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> dict[str, int]:
+        self._done.set()
+        self._thread.join()
+        peaks: Counter[str] = Counter()
+        for (command, _), nbytes in self._peaks.items():
+            peaks[command] += nbytes
+        return dict(peaks)
+
+    def _work(self) -> None:
+        while True:
+            for pid in below(os.getpid()):
+                with suppress(OSError):
+                    status = Path(f"/proc/{pid}/status").read_text()
+                    peak, name = re.search(r"VmHWM:\s+(\d+)", status), re.search(r"Name:\s+(\S+)", status)
+                    if peak and name:
+                        self._peaks[name[1], pid] = int(peak[1]) << 10
+            if self._done.wait(0.05):
+                return
+
+
+def below(pid: int) -> Iterator[int]:
+    with suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+                yield int(child)
+                yield from below(int(child))
+
+
+GROUPS: dict[str, Callable[[Bench], Group]] = {"datasets": datasets}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.datasets", description=__doc__)
+    parser.add_argument("what", choices=("worker", "memory"))
+    parser.add_argument("arguments", nargs="+")
+    options = parser.parse_args()
+    if options.what == "worker":
+        of, op, folder, source = options.arguments
+        worker(of, op, Path(folder), source)
+    else:
+        memory(options.arguments[0], Path(options.arguments[1]))
