@@ -449,7 +449,9 @@ def _count_calls(folder: Path, what: str, op: str, source: str) -> Counter[str]:
     return Counter(
         {
             found[2]: int(found[1])
-            for found in re.finditer(r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+)(?: +\d+)? +(?!total)(\w+)$", table.read_text(), re.M)
+            for found in re.finditer(
+                r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+)(?: +\d+)? +(?!total)(\w+)$", table.read_text(), re.M
+            )
         }
     )
 
@@ -559,7 +561,7 @@ class Watch:
                 with suppress(OSError):
                     status = Path(f"/proc/{pid}/status").read_text()
                     peak, name = re.search(r"VmHWM:\s+(\d+)", status), re.search(r"Name:\s+(\S+)", status)
-                    if peak and name:
+                    if peak and name and name[1].startswith(("java", "python")):  # not a JVM's child before its exec
                         self._peaks[name[1], pid] = int(peak[1]) << 10
             if self._done.wait(0.05):
                 return
