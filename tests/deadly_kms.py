@@ -104,12 +104,14 @@ class Rules:
         kill_after: float = 0.0,
         wait: float = 0.0,
         slow_partition: int | None = None,
+        spared: tuple[int, ...] = (),
     ) -> None:
         """Begin anew. files: objects of the dataset that are told apart. kill: how often each kills its process, after
-        so many seconds. wait: with every key. slow_partition: of Spark, whose first attempt never ends."""
+        so many seconds. wait: with every key. slow_partition: of Spark, whose first attempt never ends. spared: other
+        processes than this one to which nothing happens."""
         kill = kill or {}
         named = {hashlib.sha256(binding(dataset_id, "dek", file)).hexdigest(): file for file in (*files, *kill)}
-        rules = {"spared": [os.getpid()], "files": named, "kill": kill, "kill_after": kill_after, "wait": wait}
+        rules = {"spared": [os.getpid(), *spared], "files": named, "kill": kill, "kill_after": kill_after, "wait": wait}
         new = self.folder / "new"
         new.write_text(json.dumps({**rules, "slow_partition": slow_partition}))
         new.replace(self.folder / "rules.json")

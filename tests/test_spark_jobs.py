@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,15 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from deadly_kms import Rules
-from support import pattern, python_env, run_python
+from spark_jobs import BLOCK_SIZE, Folders, content, leftovers, spark_env
+from support import run_python
 
-from ags_fast.fs import Store
-from ags_fast.jobs import JobError, decrypt_files, encrypt_files, rekey_files, sweep, verify_files
-from ags_fast.jobs.dataset import Dataset
+from ags_fast.jobs import JobError, decrypt_files, rekey_files, verify_files
 from ags_fast.jobs.local import LocalEngine
 from ags_fast.jobs.plan import JOB_ID
-from ags_fast.keys.kms import load_kms
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
@@ -35,23 +31,19 @@ from pyspark.sql import SparkSession
 from ags_fast.spark import SparkEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from ags_fast.jobs import JobResult, Row
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
-
-BLOCK_SIZE = 1 << 16
 
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SparkSession]]:
     """Gives the session of a master: the one that runs, if it has this master."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-            patch.setenv(name, sys.executable)
-        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        patch.setenv("PYTHONPATH", python_env()["PYTHONPATH"])
+        for name, value in spark_env().items():
+            patch.setenv(name, value)
         folder = tmp_path_factory.mktemp("spark")
 
         def get(master: str) -> SparkSession:
@@ -65,7 +57,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
                 "spark.driver.host": "127.0.0.1",
                 "spark.python.unix.domain.socket.enabled": "true",
                 "spark.local.dir": str(folder),
-                "spark.executorEnv.PYTHONPATH": python_env()["PYTHONPATH"],
+                "spark.executorEnv.PYTHONPATH": spark_env()["PYTHONPATH"],
             }.items():
                 builder = builder.config(name, value)
             found = builder.getOrCreate()
@@ -90,55 +82,9 @@ def engine(spark: SparkSession) -> SparkEngine:
     return SparkEngine(spark, target_bytes=8 << 20)
 
 
-class Folders:
-    """A tree of sources, and where a job writes."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.src, self.out = root, root / "src", root / "out"
-        self.rules = Rules(root / "kms")
-        self.kms: Mapping[str, str] = self.rules.kms
-
-    def make(self, sizes: Mapping[str, int]) -> None:
-        for seed, (name, size) in enumerate(sizes.items()):
-            path = self.src / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(pattern(size, seed))
-
-    def encrypt(self, engine: Any, dataset: str = "ds", **options: Any) -> JobResult:
-        common = {"wrapping_key_id": "master", "block_size": BLOCK_SIZE, "fsync": False, "progress": False}
-        return encrypt_files(self.src, self.root / dataset, kms=self.kms, engine=engine, **{**common, **options})
-
-    def dataset_id(self, dataset: str = "ds") -> str:
-        """The id of the dataset, which is made, to be of single wrap."""
-        store = Store(self.root / dataset)
-        return Dataset.open_or_create(store, load_kms(self.kms), "master", False).id
-
-    def check(self, dataset: str = "ds") -> None:
-        """Every file decrypts to its source; nothing is left over, and nothing is amiss."""
-        shutil.rmtree(self.out, ignore_errors=True)
-        self.rules.set()
-        assert leftovers(self.root) == []
-        verified = verify_files(self.root / dataset, kms=self.kms, engine=LocalEngine(0), progress=False)
-        assert verified.counts["failed"] == 0 and verified.counts["skipped"] == 0, verified.rows
-        result = decrypt_files(
-            self.root / dataset, self.out, kms=self.kms, engine=LocalEngine(0), fsync=False, progress=False
-        )
-        result.raise_for_failures()
-        assert content(self.out) == content(self.src)
-        assert [row.src for row in sweep(self.root / dataset, kms=self.kms).rows] == []
-
-
 @pytest.fixture
 def folders(tmp_path: Path) -> Folders:
     return Folders(tmp_path)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def leftovers(folder: Path) -> list[str]:
-    return [path.name for path in folder.rglob("*.agstmp")]
 
 
 def comparable(result: JobResult, *roots: str) -> list[tuple[Any, ...]]:
@@ -438,6 +384,6 @@ def test_recommended_conf() -> None:
         spark.stop()
         """,
         timeout=100,
-        **{name: os.environ[name] for name in ("PYSPARK_PYTHON", "SPARK_LOCAL_IP") if name in os.environ},
+        **spark_env(),
     )
     assert set(json.loads(told.splitlines()[-1]).values()) == {True}
