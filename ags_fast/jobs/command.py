@@ -135,6 +135,7 @@ def _shared(args: argparse.Namespace) -> dict[str, Any]:
 
         from ags_fast.spark import SparkEngine
 
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else whatever python3 is on the path
         builder = SparkSession.builder.appName(f"ags-fast {args.operation}")
         engine = SparkEngine((builder.master(args.spark_master) if args.spark_master else builder).getOrCreate())
     return {
