@@ -1,0 +1,193 @@
+"""Jobs at the same time on one dataset: all succeed, or one fails cleanly. No data key is ever lost: whatever a version
+names opens, and is what some source held."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from datasets import MASTER, decrypted, leftovers, make_kms, write_tree
+from support import pattern, python_env
+
+from ags_fast.jobs import Dataset, verify_files
+from ags_fast.keys.kms import load_kms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytest.importorskip("pyarrow")
+
+# A process that runs one job after another, as it is told, and says what became of each.
+RUNNER = """
+import sys
+import pyarrow.parquet
+from ags_fast import AgsError
+from ags_fast.jobs import LocalEngine, decrypt_files, encrypt_files, rekey_files, sweep, verify_files
+
+jobs = {"encrypt": encrypt_files, "rekey": rekey_files, "sweep": sweep, "verify": verify_files}
+for line in sys.stdin:
+    op, args, options = eval(line)
+    if op != "sweep":
+        options = {"engine": LocalEngine(0), "progress": False, **options}
+    try:
+        result = jobs[op](*args, **options)
+    except (AgsError, FileExistsError) as error:
+        print(repr((type(error).__name__, str(error))), flush=True)
+    else:
+        print(repr((result.counts, sorted({row.error_class for row in result.failed}))), flush=True)
+"""
+
+
+class Runner:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", RUNNER],
+            env=python_env(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, op: str, *args: object, **options: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(repr((op, [str(arg) for arg in args], options)) + "\n")
+        self._process.stdin.flush()
+
+    def finish(self) -> tuple[Any, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "it has died"
+        answer: tuple[Any, Any] = eval(line)
+        return answer
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def runners() -> Iterator[list[Runner]]:
+    made = [Runner() for _ in range(3)]
+    yield made
+    for runner in made:
+        runner.close()
+
+
+@pytest.fixture
+def kms(tmp_path: Path) -> dict[str, str]:
+    return make_kms(tmp_path, keys=(MASTER, "other"))
+
+
+def check(dataset: Path, kms: Any, *allowed: dict[str, bytes]) -> dict[str, bytes]:
+    """Every version opens, and the newest has nothing but what a source had; nothing is left over."""
+    opened = Dataset.open(dataset, load_kms(kms))
+    for number in opened.version_numbers():
+        found = decrypted(dataset, kms, version=number)
+        for path, data in found.items():
+            assert any(tree.get(path) == data for tree in allowed), (number, path)
+    assert leftovers(dataset, kms) == []
+    checked = verify_files(dataset, kms=kms, progress=False)
+    assert checked.counts == {"ok": len(found), "skipped": 0, "failed": 0}, checked.rows
+    return found
+
+
+ROUNDS = pytest.mark.parametrize("rounds", [pytest.param(12, id="quick"), pytest.param(100, marks=pytest.mark.slow)])
+
+
+@ROUNDS
+@pytest.mark.timeout(900)
+def test_two_that_encrypt_one_source_and_a_third_that_appends(
+    tmp_path: Path, kms: dict[str, str], runners: list[Runner], rounds: int
+) -> None:
+    one, two, third = runners
+    tree = {f"{n % 3}/{n}": pattern(500 * n, n) for n in range(8)}
+    other = {f"other/{n}": pattern(100 * n, n) for n in range(4)}
+    src, more = write_tree(tmp_path / "src", tree), write_tree(tmp_path / "more", other)
+    for n in range(rounds):
+        dataset = tmp_path / f"dataset {n}"
+        options = {"kms": kms, "wrapping_key_id": MASTER, "block_size": 1024}
+        one.start("encrypt", src, dataset, **options)
+        two.start("encrypt", src, dataset, **{**options, **({"wrapping_key_id": "other"} if n % 3 == 1 else {})})
+        third.start("encrypt", more, dataset, **{**options, **({"double_wrap": False} if n % 3 == 2 else {})})
+        answers = [one.finish(), two.finish()]
+        assert third.finish() == ({"ok": 4, "skipped": 0, "failed": 0}, [])
+        # Whoever came second has seen that, or failed in every file.
+        assert ({"ok": 8, "skipped": 0, "failed": 0}, []) in answers, answers
+        for counts, errors in answers:
+            assert counts in (
+                {"ok": 8, "skipped": 0, "failed": 0},
+                {"ok": 0, "skipped": 8, "failed": 0},
+                {"ok": 0, "skipped": 0, "failed": 8},
+            ), answers
+            assert errors in ([], ["ConcurrentChangeError"]), answers
+        assert [counts["ok"] for counts, _ in answers].count(8) == 1, answers
+        assert check(dataset, kms, tree, other) == tree | other
+
+
+@ROUNDS
+@pytest.mark.timeout(900)
+def test_rekey_and_overwrite(tmp_path: Path, kms: dict[str, str], runners: list[Runner], rounds: int) -> None:
+    """What a rekey has read is not put over what somebody has written since."""
+    one, two, third = runners
+    tree = {f"{n % 3}/{n}": pattern(500 * n, n) for n in range(8)}
+    src, dataset = write_tree(tmp_path / "src", tree), tmp_path / "dataset"
+    options = {"kms": kms, "wrapping_key_id": MASTER, "block_size": 1024}
+    one.start("encrypt", src, dataset, **options)
+    one.finish()
+    seen = [tree]
+    for n in range(rounds):
+        tree = {**tree, **{f"{m % 3}/{m}": b"%d %d" % (n, m) for m in range(3)}, f"new {n}": b"new"}
+        write_tree(src, tree)
+        seen.append(tree)
+        one.start("rekey", dataset, kms=kms, **({"wrapping_key_id": "other"} if n % 3 == 2 else {}))
+        two.start("encrypt", src, dataset, overwrite=True, **options)
+        third.start(*[("verify", dataset), ("sweep", dataset), ("rekey", dataset)][n % 3], kms=kms)
+        answers = [one.finish(), two.finish(), third.finish()]
+        for counts, errors in answers:
+            assert isinstance(counts, dict) and errors in ([], ["ConcurrentChangeError"]), answers
+        two.start("encrypt", src, dataset, overwrite=True, **options)  # what lost against the rekey, again
+        assert two.finish()[0]["failed"] == 0
+        assert decrypted(dataset, kms) == tree, n
+    check(dataset, kms, *seen)
+
+
+def test_many_that_append(tmp_path: Path, kms: dict[str, str]) -> None:
+    """Everybody's files are there in the end, under one path each."""
+    runners = [Runner() for _ in range(4)]
+    dataset = tmp_path / "dataset"
+    trees = []
+    for n, runner in enumerate(runners):
+        trees.append({f"{n}/{m}": os.urandom(100) for m in range(3)})
+        src = write_tree(tmp_path / f"src {n}", trees[-1])
+        runner.start("encrypt", src, dataset, kms=kms, wrapping_key_id=MASTER, double_wrap=bool(n % 2))
+    answers = [runner.finish() for runner in runners]
+    for runner in runners:
+        runner.close()
+    assert answers == [({"ok": 3, "skipped": 0, "failed": 0}, [])] * 4
+    everything = {path: data for tree in trees for path, data in tree.items()}
+    assert check(dataset, kms, everything) == everything
+    assert Dataset.open(dataset, load_kms(kms)).version_numbers() == [1, 2, 3, 4]
+
+
+def test_a_job_and_sweeps(tmp_path: Path, kms: dict[str, str], runners: list[Runner]) -> None:
+    """A sweep takes nothing from a job that lives."""
+    one, two, _ = runners
+    src, dataset = tmp_path / "src", tmp_path / "dataset"
+    tree: dict[str, bytes] = {}
+    for n in range(8):
+        added = {f"{n}/{m}": pattern(3000, m) for m in range(20)}
+        tree |= added
+        write_tree(src, added)
+        one.start("encrypt", src, dataset, kms=kms, wrapping_key_id=MASTER, block_size=1024)
+        swept = []
+        for _ in range(4 if n else 0):
+            two.start("sweep", dataset, kms=kms)
+            swept.append(two.finish())
+        assert one.finish() == ({"ok": 20, "skipped": 20 * n, "failed": 0}, [])
+        assert all(isinstance(counts, dict) for counts, _ in swept), swept
+        assert decrypted(dataset, kms) == tree
+    check(dataset, kms, tree)
