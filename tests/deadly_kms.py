@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import hashlib
 import json
@@ -40,6 +41,8 @@ class DeadlyKms(local.LocalKms):
         file = rules["files"].get(key[-32:].hex())  # of single wrap: what the DEK is bound to
         before = _note(folder / "calls", f"{os.getpid()} {file}")
         _note(folder / "threads", str(_threads_of_caller()))
+        if str(file) in rules["shout"]:
+            raise RuntimeError(f"{key!r} {key.hex()} {base64.b64encode(key).decode()}")
         if file in rules["kill"] and sum(line.endswith(f" {file}") for line in before) < rules["kill"][file]:
             if not rules["kill_after"]:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -105,15 +108,18 @@ class Rules:
         wait: float = 0.0,
         slow_partition: int | None = None,
         spared: tuple[int, ...] = (),
+        shout: tuple[str, ...] = (),
     ) -> None:
         """Begin anew. files: objects of the dataset that are told apart. kill: how often each kills its process, after
         so many seconds. wait: with every key. slow_partition: of Spark, whose first attempt never ends. spared: other
-        processes than this one to which nothing happens."""
+        processes than this one to which nothing happens. shout: files of which the client raises the key in clear;
+        "None": those of double wrap, too."""
         kill = kill or {}
-        named = {hashlib.sha256(binding(dataset_id, "dek", file)).hexdigest(): file for file in (*files, *kill)}
+        named = {hashlib.sha256(binding(dataset_id, "dek", file)).hexdigest(): file for file in (*files, *kill, *shout)}
         rules = {"spared": [os.getpid(), *spared], "files": named, "kill": kill, "kill_after": kill_after, "wait": wait}
+        rules |= {"shout": shout, "slow_partition": slow_partition}
         new = self.folder / "new"
-        new.write_text(json.dumps({**rules, "slow_partition": slow_partition}))
+        new.write_text(json.dumps(rules))
         new.replace(self.folder / "rules.json")
         (self.folder / "calls").unlink(missing_ok=True)
 

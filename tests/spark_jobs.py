@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from ags_fast.jobs.local import LocalEngine
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ags_fast.jobs import JobResult
 
@@ -155,3 +156,53 @@ class Driver:
             finally:
                 self.process.kill()
                 self.process.wait()
+
+
+# ---------------------------------------------------------------- canaries
+
+
+def forms(key: bytes) -> set[bytes]:
+    """How a key can stand in bytes: as it is, in hex, in base64 wherever it begins, as Python or JSON write it."""
+    found = {key, key.hex().encode(), key.hex().upper().encode(), repr(key)[2:-1].encode()}
+    found.add(", ".join(map(str, key)).encode())
+    found.add(",".join(map(str, key)).encode())
+    for before in range(3):
+        text = base64.b64encode(bytes(before) + key)[(0, 2, 3)[before] :].rstrip(b"=")[:-1]
+        found |= {text, text.replace(b"+", b"-").replace(b"/", b"_")}
+    return found
+
+
+def where(keys: Iterable[bytes], folder: Path) -> set[str]:
+    """The files below a folder in which one of these keys stands, in whatever form."""
+    texts = {form for key in keys for form in forms(key)}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)) for path in files if any(form in path.read_bytes() for form in texts)}
+
+
+def check_canary(folder: Path, master: str, **env: str) -> None:
+    """Run spark_canary.py: its keys are nowhere to be found, and what was put there is."""
+    evidence = folder / "evidence"
+    evidence.mkdir()
+    command = [sys.executable, str(Path(__file__).with_name("spark_canary.py")), str(folder)]
+    with (evidence / "driver.log").open("wb") as log:
+        told = subprocess.run(
+            [*command, json.dumps({"spark.master": master, "spark.executor.memory": "512m"})],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=spark_env(**env),
+            timeout=240,
+        )
+    assert told.returncode == 0, (evidence / "driver.log").read_text()[-5000:]
+    answer = json.loads(told.stdout.splitlines()[-1])
+    controls = {place: bytes.fromhex(key) for place, key in answer["controls"].items()}
+    found = {place: {path.split("/")[0] for path in where([key], evidence)} for place, key in controls.items()}
+    assert found["conf"] >= {"events", "ui", "processes"}
+    assert found["broadcast"] >= {"local"}
+    assert found["closure"] >= {"local", "shipped"}
+    assert found["shuffle"] >= {"local", "shipped"}
+    assert found["exception"] >= {"driver.log", "events", "ui"}
+    assert any((evidence / "plans").rglob("*.parquet.ags"))
+    keys = {bytes.fromhex(key): kind for key, kind in answer["keys"].items()}
+    assert set(keys.values()) == {"key file", "master key", "KEK", "DEK"}
+    assert len(keys) > 20
+    assert where(keys, evidence) == set()

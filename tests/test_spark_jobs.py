@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spark_jobs import BLOCK_SIZE, Folders, content, leftovers, spark_env
+from spark_jobs import BLOCK_SIZE, Folders, check_canary, content, forms, leftovers, spark_env, where
 from support import run_python
 
 from ags_fast.jobs import JobError, decrypt_files, rekey_files, verify_files
@@ -387,3 +388,23 @@ def test_recommended_conf() -> None:
         **spark_env(),
     )
     assert set(json.loads(told.splitlines()[-1]).values()) == {True}
+
+
+# ----------------------------------------------------------------------------------------------------- keys stay home
+
+
+def test_keys_are_in_nothing_that_spark_keeps(tmp_path: Path) -> None:
+    check_canary(tmp_path, "local[2,4]")
+
+
+def test_canary_would_be_found(tmp_path: Path) -> None:
+    """However it is written down, and wherever in a file."""
+    key = os.urandom(16)
+    for i, form in enumerate(sorted(forms(key))):
+        (tmp_path / "evidence" / str(i)).mkdir(parents=True)
+        (tmp_path / "evidence" / str(i) / "file").write_bytes(bytes(1000) + form + b"tail")
+        assert len(where([os.urandom(16), key], tmp_path)) == i + 1
+    for before in range(5):
+        text = base64.b64encode(os.urandom(before) + key + os.urandom(before))
+        assert any(form in text for form in forms(key))
+    assert where([os.urandom(16)], tmp_path) == set()

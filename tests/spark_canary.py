@@ -1,0 +1,232 @@
+"""A driver whose keys are known: python spark_canary.py FOLDER '{"spark.master": ...}'.
+
+It runs every kind of job and gathers in FOLDER/evidence what Spark, the jobs and the system have of it: what it ships
+to executors, the pages of its web UI, its local folders, the plans of its jobs, environments and command lines. Then it
+prints what nobody may find there, and what must be found, since it was put there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import shutil
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from deadly_kms import Rules
+from support import pattern
+
+from ags_fast.jobs import JobError, decrypt_files, encrypt_files, rekey_files, verify_files
+from ags_fast.jobs.dataset import Dataset
+from ags_fast.keys import envelope
+from ags_fast.keys.kms import load_kms, local
+
+BLOCK_SIZE = 1 << 16
+known: dict[bytes, str] = {}  # keys, and what they are
+
+
+def record_keys() -> None:
+    """Every key that this process makes or unwraps from now on is known: data keys, KEKs, master keys, store keys."""
+
+    def recording(kind: str, call: Any, keys_of: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            answer = call(*args, **kwargs)
+            known.update(dict.fromkeys(keys_of(args, answer), kind))
+            return answer
+
+        return wrapper
+
+    for module, kind in ((local, "master key"), (envelope, "KEK")):
+        module.Key = recording(kind, module.Key, lambda args, answer: [bytes(args[0])])  # type: ignore[attr-defined]
+    own = envelope.Envelope
+    items_of = envelope.Envelope.wrap_many
+
+    def wrap_many(self: Any, key_id: str, items: Any) -> Any:
+        items = list(items)
+        known.update((dek, "DEK") for dek, _ in items)
+        return items_of(self, key_id, items)
+
+    own.wrap_many = wrap_many  # type: ignore[method-assign]
+    own.unwrap = recording("DEK", own.unwrap, lambda args, answer: [answer])  # type: ignore[method-assign]
+
+
+def keep_what_is_shipped(folder: Path) -> None:
+    """Every pickle that pyspark makes here goes to executors."""
+    from pyspark import serializers
+
+    for name in ("CPickleSerializer", "CloudPickleSerializer"):
+        kind = getattr(serializers, name)
+
+        def dumps(self: Any, obj: Any, dumps: Any = kind.dumps, name: str = name) -> bytes:
+            data: bytes = dumps(self, obj)
+            (folder / f"{name}-{secrets.token_hex(4)}").write_bytes(data)
+            return data
+
+        kind.dumps = dumps
+
+
+def keep_pages(url: str, app_id: str, folder: Path) -> None:
+    """What the web UI tells, to people and to programs."""
+
+    def get(path: str) -> bytes:
+        with urllib.request.urlopen(url + path, timeout=60) as answer:
+            data: bytes = answer.read()
+        (folder / path.replace("/", "_")).write_bytes(data)
+        return data
+
+    api = f"/api/v1/applications/{app_id}"
+    for page in ("jobs", "stages", "allexecutors", "environment", "storage/rdd", "sql"):
+        get(f"{api}/{page}")
+    for page in ("jobs", "stages", "environment", "storage", "executors", "SQL"):
+        get(f"/{page}/")
+    for stage in json.loads(get(f"{api}/stages?details=true&withSummaries=true")):
+        get(f"/stages/stage/?id={stage['stageId']}&attempt={stage['attemptId']}")
+    for job in json.loads(get(f"{api}/jobs")):
+        get(f"/jobs/job/?id={job['jobId']}")
+
+
+def keep_processes(folder: Path) -> None:
+    """Environment and command line of this process and of all that it has started."""
+    parents = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (process / "stat").read_text()
+        except OSError:
+            continue
+        parents[int(process.name)] = int(stat.rpartition(")")[2].split()[1])
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    for pid in ours:
+        for what in ("environ", "cmdline"):
+            try:
+                (folder / f"{pid}-{what}").write_bytes(Path(f"/proc/{pid}/{what}").read_bytes())
+            except OSError:
+                pass
+
+
+def run_jobs(folder: Path, rules: Rules, engine: Any) -> None:
+    """One of each kind, with files that fail: tampered with, and with a KMS client that says more than it should."""
+    evidence = folder / "evidence"
+
+    def keep_plans(rows: Any) -> None:
+        keep_processes(evidence / "processes")
+        for plans in folder.glob("ds*/_ags"):
+            shutil.copytree(plans, evidence / "plans" / secrets.token_hex(4))
+
+    src, common = folder / "src", {"kms": rules.kms, "engine": engine, "progress": keep_plans}
+    src.mkdir()
+    for i in range(6):
+        (src / str(i)).write_bytes(pattern(2 * BLOCK_SIZE, i))
+    for name, double in (("ds2", True), ("ds1", False)):
+        ds = folder / name
+        dataset_id = Dataset.open_or_create(_store(ds), load_kms(rules.kms), "master", double).id
+        rules.set(dataset_id=dataset_id)
+        encryption = {**common, "wrapping_key_id": "master", "double_wrap": double, "block_size": BLOCK_SIZE}
+        encrypt_files(src, ds, **encryption).raise_for_failures()
+        verify_files(ds, **common).raise_for_failures()
+        rekey_files(ds, **common, paths="[12]").raise_for_failures()
+        decrypt_files(ds, folder / f"{name}-out", **common).raise_for_failures()
+        data = (ds / "0.ags").read_bytes()
+        (ds / "0.ags").write_bytes(data[:100] + bytes(8) + data[108:])
+        rules.set(dataset_id=dataset_id, shout=("3.ags",) if not double else ("None",))
+        envelope.clear_cache()
+        try:
+            verify_files(ds, **common, on_error="raise")
+        except JobError as error:
+            print(error, file=sys.stderr)
+        failed = {row.error_class for row in verify_files(ds, **common).failed}
+        assert "KeyAccessError" in failed or double, failed
+        assert "IntegrityError" in failed, failed
+        with_unwrapped = Dataset.open(ds, load_kms(rules.kms))
+        for number in with_unwrapped.version_numbers():
+            for entry in with_unwrapped.entries(with_unwrapped.version(number)):
+                bound = envelope.binding(with_unwrapped.id, "dek", entry.file)
+                with_unwrapped.envelope.unwrap(entry.key_id, entry.wrapped_dek, bound)
+
+
+def _store(path: Path) -> Any:
+    from ags_fast.fs import Store
+
+    return Store(path)
+
+
+def put_controls(context: Any) -> dict[str, bytes]:
+    """What shows that we look where keys would be: secrets where Spark's users put them."""
+    controls = {place: secrets.token_bytes(16) for place in ("broadcast", "closure", "shuffle", "exception")}
+    broadcast = context.broadcast(controls["broadcast"])
+    in_closure, in_shuffle = controls["closure"] * 100_000, controls["shuffle"]
+    text = controls["exception"].hex()
+
+    def use(numbers: Any) -> Any:
+        assert broadcast.value and in_closure
+        return [(number, in_shuffle) for number in numbers]
+
+    def fail(_: Any) -> Any:
+        raise ValueError(text)
+
+    assert len(context.parallelize([0, 1], 2).mapPartitions(use).repartition(2).collect()) == 2
+    try:
+        context.parallelize([0], 1).foreachPartition(fail)
+    except Exception:
+        pass
+    return controls
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    evidence = folder / "evidence"
+    for name in ("events", "local", "plans", "processes", "shipped", "ui"):
+        (evidence / name).mkdir(parents=True)
+    record_keys()
+    rules = Rules(folder / "kms")
+    known[(folder / "kms" / "key").read_bytes()] = "key file"
+    keep_what_is_shipped(evidence / "shipped")
+
+    from pyspark.sql import SparkSession
+
+    from ags_fast.spark import SparkEngine
+
+    in_conf = secrets.token_bytes(16)
+    conf = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(folder / "local"),
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": (evidence / "events").as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.broadcast.compress": "false",
+        "spark.shuffle.compress": "false",
+        "spark.shuffle.spill.compress": "false",
+        "spark.executorEnv.CONTROL": base64.b64encode(in_conf).decode(),
+        **json.loads(sys.argv[2]),
+    }
+    session = SparkSession.builder.config(map=conf).getOrCreate()
+    context = session.sparkContext
+    context.setLogLevel("DEBUG")
+    run_jobs(folder, rules, SparkEngine(session))
+    context.setLogLevel("INFO")
+    controls = {"conf": in_conf, **put_controls(context)}
+    keep_processes(evidence / "processes")
+    context._jsc.sc().listenerBus().waitUntilEmpty()
+    keep_pages(context.uiWebUrl, context.applicationId, evidence / "ui")
+    shutil.copytree(folder / "local", evidence / "local", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
+    session.stop()
+    print(
+        json.dumps(
+            {
+                "keys": {key.hex(): kind for key, kind in known.items()},
+                "controls": {place: key.hex() for place, key in controls.items()},
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
