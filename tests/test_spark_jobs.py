@@ -331,6 +331,29 @@ def test_max_failures_cancels(spark: SparkSession, folders: Folders) -> None:
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
+def test_session_of_spark_connect() -> None:
+    pytest.importorskip("grpc")
+    pytest.importorskip("grpc_status")
+    told = run_python(
+        """
+        from pyspark.sql import SparkSession
+        from ags_fast.spark import SparkEngine
+
+        session = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+        assert session.range(3).count() == 3
+        try:
+            SparkEngine(session)
+        except TypeError as error:
+            print(error)
+        session.stop()
+        """,
+        timeout=150,
+        **spark_env(),
+    )
+    assert "Spark Connect, which has no RDDs" in told
+    assert "a classic session" in told
+
+
 def test_file_of_a_stranger_is_not_replaced(spark: SparkSession, folders: Folders) -> None:
     """Nor taken for ours because it has our size, by whatever attempt."""
     folders.make({str(i): 1000 for i in range(8)})
