@@ -28,6 +28,7 @@ __all__ = ["Entry", "NewFile", "NewObject", "Store", "pwrite_all"]
 
 SUFFIX = ".agstmp"  # of every temporary name: .<name>.<tag>.<16 hex digits>.agstmp
 HOLD_ATTEMPTS = 20
+OPEN_FOLDERS = 128  # that a store keeps open, to write into without walking to them again
 NO_LOCK_SECONDS = 86_400.0  # where files cannot be locked, one that was not written to for so long has no writer
 
 
@@ -227,7 +228,9 @@ def _checked_tag(tag: str) -> str:
 
 
 def temporary_name(name: str, tag: str) -> str:
-    shown = os.fsdecode(os.fsencode(name)[:100])  # a name has up to 255 bytes, whatever its characters
+    shown = name
+    if len(name) > 100 or not name.isascii():  # a name has up to 255 bytes, whatever its characters
+        shown = os.fsdecode(os.fsencode(name)[:100])
     return f".{shown}.{tag}.{os.urandom(8).hex()}{SUFFIX}"
 
 
@@ -278,12 +281,37 @@ if TYPE_CHECKING:
         def sync_folders(self, paths: Iterable[str]) -> None: ...
 
 
+class _OpenFolder:
+    """A folder that was walked to without following links out of the store. Whoever has it is not led elsewhere."""
+
+    __slots__ = ("fd", "id", "mode", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self.path = path
+        info = os.fstat(fd)
+        self.id = info.st_dev, info.st_ino
+        self.mode: int | None = None  # that a new file gets here, once one has got it
+
+    def is_at(self, path: str) -> bool:
+        """Whether this is still what has the path."""
+        try:
+            info = os.stat(path)
+        except OSError:
+            return False
+        return (info.st_dev, info.st_ino) == self.id
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 class _Folder:
     """A local folder."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self.made = False  # nobody needs it before something is written
+        self.open_folders: dict[str, _OpenFolder] = {}
 
     def list(self, prefix: str) -> Iterator[Entry]:
         folder, slash, stem = prefix.rpartition("/")
@@ -350,10 +378,47 @@ class _Folder:
         return os.path.join(self.root, path)
 
     def new(self, path: str, *, tag: str, exclusive: bool, private: bool, fsync: bool) -> NewFile:
-        place = self._place(path, make=True)
-        if os.path.islink(place):  # its target is what gets replaced
+        below, _, name = path.rpartition("/")
+        folder = self.open_folders.get(below)
+        if folder is None or not folder.is_at(folder.path):
+            folder = self._walk(below, path)
+            if len(self.open_folders) >= OPEN_FOLDERS:
+                self.open_folders = {}  # one that is in use stays open
+            self.open_folders[below] = folder
+        place = f"{folder.path}/{name}"
+        found = _stat(name, folder.fd)
+        if found is not None and stat.S_ISLNK(found.st_mode):  # its target is what gets replaced
             place = self._inside(place, path)
-        return NewFile(place, tag=tag, exclusive=exclusive, private=private, fsync=fsync)
+            return NewFile(place, tag=tag, exclusive=exclusive, private=private, fsync=fsync)
+        return NewFile(place, tag=tag, exclusive=exclusive, private=private, fsync=fsync, within=(folder, found))
+
+    def _walk(self, below: str, path: str) -> _OpenFolder:
+        """Open a folder to write into, and make what is missing on the way."""
+        at, flags = self.root, os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+        if not self.made:
+            os.makedirs(at, exist_ok=True)
+            self.made = True
+        fd = os.open(at, flags)
+        try:
+            for name in below.split("/") if below else ():
+                at = f"{at}/{name}"
+                try:
+                    found = os.lstat(name, dir_fd=fd)
+                except FileNotFoundError:
+                    try:
+                        os.mkdir(name, dir_fd=fd)
+                    except FileExistsError:
+                        pass
+                else:
+                    if stat.S_ISLNK(found.st_mode):
+                        at = self._inside(at, path)
+                        name = at
+                above, fd = fd, os.open(name, flags | os.O_NOFOLLOW, dir_fd=fd)
+                os.close(above)
+        except BaseException:
+            os.close(fd)
+            raise
+        return _OpenFolder(fd, at)
 
     def exists(self) -> bool:
         return os.path.isdir(self.root)
@@ -560,6 +625,7 @@ class NewFile:
         exclusive: bool = False,
         private: bool = False,
         fsync: bool = False,
+        within: tuple[_OpenFolder, os.stat_result | None] | None = None,
     ) -> None:
         self.path = os.fsdecode(path)
         if not self.path.startswith("/"):  # the working directory may change
@@ -568,30 +634,43 @@ class NewFile:
         self._fsync = fsync
         self._owner = os.getpid()
         self._temporary: str | None = None
-        existing = _stat(self.path)
-        if existing is not None and stat.S_ISLNK(existing.st_mode):  # its target is what gets replaced
-            self.path = os.path.realpath(self.path)
+        self._folder: _OpenFolder | None = None
+        self._folder_fd: int | None = None  # what the temporary name, and `_name`, are relative to
+        self._name = ""
+        if within is not None:
+            self._folder, existing = within
+            self._folder_fd = self._folder.fd
+            self._name = self.path.rpartition("/")[2]
+        else:
             existing = _stat(self.path)
+            if existing is not None and stat.S_ISLNK(existing.st_mode):  # its target is what gets replaced
+                self.path = os.path.realpath(self.path)
+                existing = _stat(self.path)
+            self._name = self.path
         if existing is not None and exclusive:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
         if existing is not None and not stat.S_ISREG(existing.st_mode):
             self.fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # a folder: IsADirectoryError
             return
+        mode = self._folder.mode if self._folder is not None else None
         if existing is not None:
-            self._mode = stat.S_IMODE(existing.st_mode)
-        elif private:
-            self._mode = self._make(tag, 0o666)  # what the umask and the folder say, which only a file can tell
+            mode = stat.S_IMODE(existing.st_mode)
+        elif private and mode is None:
+            mode = self._make(tag, 0o666)  # what the umask and the folder say, which only a file can tell
             self.discard()
-        made = self._make(tag, 0o600 if private else 0o666)
-        if existing is None and not private:
-            self._mode = made
+        self._made = self._make(tag, 0o600 if private else 0o666)
+        self._mode = self._made if existing is None and not private else mode or 0
+        if self._folder is not None and existing is None:
+            self._folder.mode = self._mode
 
     def _make(self, tag: str, mode: int) -> int:
         """Make the temporary file and lock it. Returns its mode."""
-        folder, name = os.path.split(self.path)
+        folder, slash, name = self._name.rpartition("/")
         while True:
-            temporary = os.path.join(folder, temporary_name(name, tag))
-            self.fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            temporary = folder + slash + temporary_name(name, tag)
+            self.fd = os.open(
+                temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self._folder_fd
+            )
             self._temporary = temporary
             locked = _lock(self.fd)
             info = os.fstat(self.fd)
@@ -617,9 +696,10 @@ class NewFile:
     def write(self, data: Buffer, /) -> int:
         """Write all of a bytes-like object where the last one ended. Returns its size in bytes."""
         view = memoryview(data).cast("B")
+        nbytes = len(view)
         while view:
             view = view[os.write(self.fd, view) :]
-        return memoryview(data).nbytes
+        return nbytes
 
     def publish(self) -> None:
         """Give the file its name and close it. If that fails, it is discarded."""
@@ -628,7 +708,9 @@ class NewFile:
         locked = -1
         try:
             if self._temporary is not None:
-                os.fchmod(self.fd, self._mode)
+                folder = self._folder_fd
+                if self._mode != self._made:
+                    os.fchmod(self.fd, self._mode)
                 if self._fsync:
                     os.fsync(self.fd)
                 locked = os.dup(self.fd)
@@ -638,7 +720,7 @@ class NewFile:
                 if self._exclusive:
                     self._link(self._temporary)
                 else:
-                    os.replace(self._temporary, self.path)
+                    os.replace(self._temporary, self._name, src_dir_fd=folder, dst_dir_fd=folder)
                 self._temporary = None
                 if self._fsync:
                     _fsync_folder(os.path.dirname(self.path))
@@ -648,15 +730,16 @@ class NewFile:
             self.discard()
 
     def _link(self, temporary: str) -> None:
+        folder, name = self._folder_fd, self._name
         try:
-            os.link(temporary, self.path)  # unlike a rename, it never replaces
+            os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)  # unlike a rename, it never replaces
         except FileExistsError:
             raise
         except OSError:  # a file system without hard links: claim the name with an empty file, then replace that
-            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            os.replace(temporary, self.path)
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder))
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         else:
-            os.unlink(temporary)
+            os.unlink(temporary, dir_fd=folder)
 
     def discard(self) -> None:
         """Close the file and remove it, unless it has been published. Does nothing the second time."""
@@ -666,7 +749,7 @@ class NewFile:
         if self._temporary is not None and self._owner == os.getpid():
             temporary, self._temporary = self._temporary, None
             try:
-                os.unlink(temporary)
+                os.unlink(temporary, dir_fd=self._folder_fd)
             except FileNotFoundError:
                 pass
 
@@ -731,9 +814,9 @@ class NewObject:
         raise NotImplementedError
 
 
-def _stat(path: str) -> os.stat_result | None:
+def _stat(path: str, folder: int | None = None) -> os.stat_result | None:
     try:
-        return os.lstat(path)
+        return os.lstat(path, dir_fd=folder)
     except FileNotFoundError:
         return None
 

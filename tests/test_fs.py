@@ -137,9 +137,9 @@ def test_create_is_durable(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
         done.append(os.readlink(f"/proc/self/fd/{fd}"))
         fsync(fd)
 
-    def watched_link(source: str, target: str) -> None:
+    def watched_link(source: str, target: str, **folders: int | None) -> None:
         done.append("link")
-        link(source, target)
+        link(source, target, **folders)
 
     if sys.platform != "linux":
         pytest.skip("needs Linux")

@@ -304,9 +304,9 @@ def test_fsync_of_file_and_folder(no_leftovers: Path, monkeypatch: pytest.Monkey
         done.append("folder" if is_folder else "file")
         fsync(fd)
 
-    def watched_replace(source: str, target: str) -> None:
+    def watched_replace(source: str, target: str, **folders: int | None) -> None:
         done.append("name")
-        replace(source, target)
+        replace(source, target, **folders)
 
     monkeypatch.setattr(fs.os, "fsync", watched_fsync)
     monkeypatch.setattr(fs.os, "replace", watched_replace)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ags_fast.ags1 import AgsCodec
 from ags_fast.errors import AgsError, FormatError, IntegrityError
 from ags_fast.fs import Store
 from ags_fast.jobs.dataset import FileEntry, check_path
@@ -27,6 +29,7 @@ __all__ = [
     "run_file",
 ]
 
+SMALL_NBYTES = 64 << 10  # of plaintext that is sealed and written by one call
 CHUNK_NBYTES = 1 << 20  # of plaintext at a time, or a block a thread if that is more
 
 
@@ -78,23 +81,43 @@ class Context:
 def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
     """Do one file. What is wrong with it is in the row; only what is wrong with the worker is raised."""
     begun = time.monotonic()
-    row = make_row(context, task, attempt)
     try:
         note = _OPERATIONS[context.op][0](context, task, attempt)
-        if note is not None:
-            row = row._replace(status="skipped", error_class=note[0], error=note[1])
+        status, error_class, text = ("ok", None, None) if note is None else ("skipped", *note)
     except AlreadyEncryptedError as error:
-        row = row._replace(status="skipped", error_class="AlreadyEncryptedError", error=str(error))
+        status, error_class, text = "skipped", "AlreadyEncryptedError", str(error)
     except Exception as error:
-        row = row._replace(status="failed", error_class=type(error).__name__, error=describe(error))
-    return row._replace(seconds=time.monotonic() - begun)
+        status, error_class, text = "failed", type(error).__name__, describe(error)
+    return make_row(context, task, attempt, status, error_class, text, time.monotonic() - begun)
 
 
-def make_row(context: Context, task: Task, attempt: int = 0) -> Row:
-    """The row of a file with which all is well."""
+def make_row(
+    context: Context,
+    task: Task,
+    attempt: int = 0,
+    status: str = "ok",
+    error_class: str | None = None,
+    error: str | None = None,
+    seconds: float = 0.0,
+) -> Row:
+    """The row of a file; without more arguments, of one with which all is well."""
     _, source, destination = _OPERATIONS[context.op]
-    row = planned_row(source(context, task), destination(context, task), task.entry, "ok")
-    return row._replace(attempt=attempt, host=_host())
+    entry = task.entry
+    return Row(
+        source(context, task),
+        destination(context, task),
+        status,
+        error_class,
+        error,
+        entry.plain_length,
+        entry.file_length,
+        entry.block_size,
+        entry.format,
+        entry.key_id or None,
+        seconds,
+        attempt,
+        _host(),
+    )
 
 
 def planned_row(src: str, dst: str | None, entry: FileEntry, status: str = "planned") -> Row:
@@ -112,7 +135,7 @@ def planned_row(src: str, dst: str | None, entry: FileEntry, status: str = "plan
 
 
 def failed_row(context: Context, task: Task, attempt: int, error_class: str, error: str) -> Row:
-    return make_row(context, task, attempt)._replace(status="failed", error_class=error_class, error=error)
+    return make_row(context, task, attempt, "failed", error_class, error)
 
 
 def describe(error: BaseException) -> str:
@@ -132,14 +155,7 @@ def _origin(error: BaseException) -> str:
     return "native code" if trace is None else f"{trace.tb_frame.f_globals.get('__name__')}, line {trace.tb_lineno}"
 
 
-_known_host: tuple[int, str] | None = None
-
-
-def _host() -> str:
-    global _known_host
-    if _known_host is None or _known_host[0] != os.getpid():
-        _known_host = os.getpid(), socket.gethostname()
-    return _known_host[1]
+_host = functools.cache(socket.gethostname)
 
 
 _chunk: bytearray | None = None  # of this process, which does one file at a time
@@ -164,26 +180,50 @@ def _encrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
     with context.other.open(entry.source) as file:
         if file.stamp != entry.stamp or file.size != entry.plain_length:
             raise SourceChangedError(f"{entry.source} has changed since it was planned: run the job again")
-        new = context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync)
-        with AgsWriter(
-            new,
-            context.dek(entry),
-            aad_prefix=entry.aad_prefix,
-            block_size=entry.block_size,
-            threads=context.threads,
-        ) as writer:
-            chunk = _chunks(context, entry.block_size)
-            while got := file.readinto(chunk):
-                if writer.tell() == 0 and (reason := encrypted_already(bytes(chunk[: min(got, 8)]))):
-                    raise AlreadyEncryptedError(reason)
-                writer.write(chunk[:got])
-                if writer.tell() > entry.plain_length:
-                    break
-            if writer.tell() != entry.plain_length or file.changed():
+        chunk = _chunks(context, entry.block_size)
+        got = file.readinto(chunk)
+        if reason := encrypted_already(bytes(chunk[: min(got, 8)])):
+            raise AlreadyEncryptedError(reason)
+        if _is_small(entry):
+            if got != entry.plain_length or file.changed():
                 raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
+            _write_small(context, entry, chunk[:got])
+        else:
+            with _writer(context, entry) as writer:
+                while got and writer.tell() <= entry.plain_length:  # it may grow for ever
+                    writer.write(chunk[:got])
+                    got = file.readinto(chunk)
+                if writer.tell() != entry.plain_length or file.changed():
+                    raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
     if context.verify_after:
         _check(context, entry)
     return None
+
+
+def _writer(context: Context, entry: FileEntry) -> AgsWriter:
+    return AgsWriter(
+        context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync),
+        context.dek(entry),
+        aad_prefix=entry.aad_prefix,
+        block_size=entry.block_size,
+        threads=context.threads,
+    )
+
+
+def _is_small(entry: FileEntry) -> bool:
+    return entry.plain_length <= min(SMALL_NBYTES, entry.block_size)
+
+
+def _write_small(context: Context, entry: FileEntry, plain: memoryview | bytes) -> None:
+    """Like a writer, but with what is known beforehand: it takes half the time, of which there is little else."""
+    codec = AgsCodec(context.dek(entry), aad_prefix=entry.aad_prefix, block_size=entry.block_size, threads=1)
+    stream = codec.encrypt(plain)
+    new = context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync)
+    try:
+        new.write(stream)
+        new.publish()
+    finally:
+        new.discard()
 
 
 def _is_finished(context: Context, entry: FileEntry, attempt: int) -> bool:
@@ -267,17 +307,13 @@ def _rekey(context: Context, task: Task, attempt: int) -> tuple[str, str] | None
     if _is_finished(context, entry, attempt):
         return None
     with context.reader(task.old) as reader:
-        new = context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync)
-        with AgsWriter(
-            new,
-            context.dek(entry),
-            aad_prefix=entry.aad_prefix,
-            block_size=entry.block_size,
-            threads=context.threads,
-        ) as writer:
-            chunk = _chunks(context, entry.block_size)
-            while got := reader.readinto(chunk):
-                writer.write(chunk[:got])
+        if _is_small(entry):
+            _write_small(context, entry, reader.read())
+        else:
+            with _writer(context, entry) as writer:
+                chunk = _chunks(context, entry.block_size)
+                while got := reader.readinto(chunk):
+                    writer.write(chunk[:got])
     if context.verify_after:
         _check(context, entry)
     return None
