@@ -101,8 +101,10 @@ TARGETS = [
     Target("memory / (threads + 2) blocks + 8 MiB", r"memory/.*", 1.0, cost_of("limit"), True),
     Target("Spark encrypts large files / plain copy", r"datasets/spark/encrypt", 0.8, faster_than("limit")),
     Target("Spark encrypts large files / plain Python", r"datasets/spark/encrypt", 1.1, faster_than("best")),
-    Target("Spark verifies large files / twice one process", r"datasets/spark/verify", 0.9, faster_than("limit")),
-    Target("Spark verifies large files / plain Python", r"datasets/spark/verify", 1.0, faster_than("best")),
+    Target(
+        "Spark verifies 16 large files / twice one process", r"datasets/spark/verify-16.*", 0.9, faster_than("limit")
+    ),
+    Target("Spark verifies 8 large files / plain Python", r"datasets/spark/verify-8.*", 1.0, faster_than("best")),
     Target("a 4 KiB file, one process / plain Python", r"datasets/small/(en|ve)\w+", 1.0, faster_than("best")),
     Target("a 4 KiB file, whole Spark job / plain Python", r"datasets/small/spark-.*", 1.0, faster_than("best")),
     Target("memory, decrypt of 2 GiB / binaryFile recipe", r"datasets/memory/.*", 0.3, cost_of("limit"), True),
