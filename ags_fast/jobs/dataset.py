@@ -15,11 +15,12 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.ags1 import AgsCodec
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, AgsCodec
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.keys.envelope import Envelope, KeyEntry, binding, new_kek, open_document, seal_document
 from ags_fast.keys.resolver import DatasetKeyStore
+from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -299,10 +300,12 @@ class Dataset:
             raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
         if len(data) != ref.length:
             raise IntegrityError(f"{ref.path} has {len(data)} bytes, its version says {ref.length}")
+        prefix = binding(self.id, "table", ref.path)
         try:
-            plain = AgsCodec(dek, aad_prefix=binding(self.id, "table", ref.path), threads=1).decrypt(
-                data, length=ref.length
-            )
+            with AgsReader(
+                data, dek, length=ref.length, aad_prefix=prefix, block_size=DEFAULT_BLOCK_SIZE, threads=1
+            ) as reader:
+                plain = reader.read()
         except (IntegrityError, FormatError) as error:
             raise IntegrityError(f"{ref.path} is not what was written: {error}") from None
         entries = decode_entries(plain, ref.path)

@@ -503,6 +503,11 @@ class Document:
             dataset_id = self.claimed.get("dataset_id")
             if not isinstance(dataset_id, str):
                 raise FormatError(f"the document {self.path} does not say which dataset it is of")
+        if self.key_id not in envelope.entries:
+            raise KeyAccessError(
+                f"the document {self.path} is sealed with the key {self.key_id!r}, which is not among the dataset's in "
+                "_ags/keys: it was changed, or they are older than it"
+            )
         try:
             key = envelope.unwrap(self.key_id, self._wrapped, _bound(dataset_id, self.path))
             if len(key) not in KEY_NBYTES:

@@ -304,7 +304,10 @@ class _Version(NamedTuple):
         sealer = entries.get(document.key_id)
         if sealer is None:
             raise FormatError(f"{path} is sealed with {document.key_id!r}, which is not among its keys")
-        body = document.authentic(Envelope(kms, {sealer.key_id: sealer}), dataset_id)
+        try:
+            body = document.authentic(Envelope(kms, {sealer.key_id: sealer}), dataset_id)
+        except (FormatError, KeyAccessError) as error:  # the KMS's, which does not know where its key comes from
+            raise type(error)(f"{path}: {error}") from None
         if body.get("format") != FORMAT or body.get("version") != number:
             raise IntegrityError(f"{path} holds {body.get('format')!r} version {body.get('version')!r}")
         try:
@@ -345,7 +348,10 @@ def _entries(body: Mapping[str, Any], path: str) -> dict[str, KeyEntry]:
     keys = body.get("keys")
     if not isinstance(keys, list):
         raise FormatError(f"{path} has no list of keys")
-    entries = {entry.key_id: entry for entry in map(KeyEntry.from_json, keys)}
+    try:
+        entries = {entry.key_id: entry for entry in map(KeyEntry.from_json, keys)}
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
     if len(entries) != len(keys):
         raise FormatError(f"{path} has two keys of one id")
     return entries
