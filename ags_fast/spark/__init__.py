@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,9 @@ class SparkEngine:
         rows = self._spark.accumulator([], _Rows())  # of tasks that succeeded, each once, while others run
         group = f"ags_fast {context.op} {context.job_id}{' isolated' if context.isolate else ''}"
         failure: list[BaseException] = []
+        over = (
+            threading.Event()
+        )  # for Thread.join, when Ctrl-C interrupts it, takes the thread for dead (Python < 3.13)
 
         def work() -> None:
             try:
@@ -96,6 +100,8 @@ class SparkEngine:
                 self._spark.parallelize(parts, len(parts)).foreachPartition(_Partition(context, rows))
             except BaseException as error:
                 failure.append(error)
+            finally:
+                over.set()
 
         seen = 0
 
@@ -108,15 +114,15 @@ class SparkEngine:
                 report([row for _, row in came])
 
         thread = InheritableThread(target=work, name=group, daemon=True)
-        thread.start()
         try:
-            while thread.is_alive():
-                thread.join(POLL_SECONDS)
+            thread.start()
+            while not over.wait(POLL_SECONDS):
                 collect()
             collect()
         except BaseException:
-            self._spark.cancelJobGroup(group)
-            thread.join(SETTLE_SECONDS)
+            until = time.monotonic() + SETTLE_SECONDS
+            while thread.ident is not None and not over.wait(POLL_SECONDS) and time.monotonic() < until:
+                self._spark.cancelJobGroup(group)  # again and again: it may not have begun
             raise
         finally:
             self._settle(group)
@@ -140,12 +146,19 @@ class SparkEngine:
             time.sleep(POLL_SECONDS / 5)
 
 
+DEATHS = (  # as the JVM sees them: of a worker, before, while and after it reads what it is to do; of an executor
+    "Python worker exited unexpectedly",
+    "Python worker died",
+    "Connection reset",
+    "Broken pipe",
+    "ExecutorLostFailure",
+)
+
+
 def _killed(error: BaseException) -> bool:
     """Whether a job failed because its workers died, and not by a defect or because it was cancelled."""
     text = str(error)
-    return "cancelled" not in text and any(
-        sign in text for sign in ("Python worker exited unexpectedly", "ExecutorLostFailure", "Python worker died")
-    )
+    return "cancelled" not in text and any(sign in text for sign in DEATHS)
 
 
 class _Rows:
