@@ -205,4 +205,5 @@ def check_canary(folder: Path, master: str, **env: str) -> None:
     keys = {bytes.fromhex(key): kind for key, kind in answer["keys"].items()}
     assert set(keys.values()) == {"key file", "master key", "KEK", "DEK"}
     assert len(keys) > 20
-    assert where(keys, evidence) == set()
+    found_keys = where(keys, evidence)
+    assert not found_keys, found_keys

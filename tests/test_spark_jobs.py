@@ -310,6 +310,34 @@ def test_ctrl_c_cancels_and_sweeps(spark: SparkSession, folders: Folders, by: st
     folders.check()
 
 
+@pytest.mark.parametrize("wait", [0.0, 0.2])
+def test_ctrl_c_before_spark_has_begun(
+    spark: SparkSession, engine: SparkEngine, folders: Folders, monkeypatch: pytest.MonkeyPatch, wait: float
+) -> None:
+    """There is no job yet that could be cancelled, and none is left to run later."""
+    folders.make({str(i): 1000 for i in range(8)})
+    context = spark.sparkContext
+    begin = context.setJobGroup
+
+    def begin_late(*args: Any, **kwargs: Any) -> None:
+        time.sleep(wait)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        begin(*args, **kwargs)
+
+    monkeypatch.setattr(context, "setJobGroup", begin_late)
+    folders.rules.set(wait=0.2)
+    with pytest.raises(KeyboardInterrupt):
+        folders.encrypt(engine)
+    time.sleep(0.1)  # the thread that Spark has been told of takes its leave
+    assert "ags_fast" not in {thread.name.split(" ")[0] for thread in threading.enumerate()}
+    assert active_jobs(spark) == []
+    assert list((folders.root / "ds").glob("*.ags")) == []
+    monkeypatch.undo()
+    assert folders.encrypt(engine, resume="length").counts["ok"] == 8
+    folders.check()
+
+
 def test_max_failures_cancels(spark: SparkSession, folders: Folders) -> None:
     folders.make({str(i): 100_000 for i in range(40)})
     folders.encrypt(LocalEngine(0), double_wrap=False)
