@@ -83,15 +83,15 @@ def _note(path: Path, line: str) -> list[str]:
 class Rules:
     """The other side: makes the keystore, and says what is to happen. The process that makes it is spared."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, passphrase: bool = False) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "key").touch(0o600)
-        (folder / "key").write_bytes(os.urandom(32))
+        (folder / "key").write_bytes(os.urandom(16).hex().encode() if passphrase else os.urandom(32))
         self.kms = {
             "encryption.kms-impl": "deadly_kms:DeadlyKms",
             "kms.local.path": str(folder / "keystore.json"),
-            "kms.local.key-file": str(folder / "key"),
+            f"kms.local.{'passphrase' if passphrase else 'key'}-file": str(folder / "key"),
             FOLDER: str(folder),
         }
         local.create_keystore(self.kms)

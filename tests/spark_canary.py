@@ -183,8 +183,9 @@ def main() -> None:
     for name in ("events", "local", "plans", "processes", "shipped", "ui"):
         (evidence / name).mkdir(parents=True)
     record_keys()
-    rules = Rules(folder / "kms")
-    known[(folder / "kms" / "key").read_bytes()] = "key file"
+    settings = json.loads(sys.argv[2])
+    rules = Rules(folder / "kms", passphrase="cluster" in settings["spark.master"])
+    known[(folder / "kms" / "key").read_bytes()] = "key file or passphrase"
     keep_what_is_shipped(evidence / "shipped")
 
     from pyspark.sql import SparkSession
@@ -205,7 +206,7 @@ def main() -> None:
         "spark.shuffle.compress": "false",
         "spark.shuffle.spill.compress": "false",
         "spark.executorEnv.CONTROL": base64.b64encode(in_conf).decode(),
-        **json.loads(sys.argv[2]),
+        **settings,
     }
     session = SparkSession.builder.config(map=conf).getOrCreate()
     context = session.sparkContext

@@ -98,6 +98,19 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def spark_home(home: Path, work: Path) -> Path:
+    """pip's pyspark, but for the folder that the workers of a local-cluster write to."""
+    import pyspark
+
+    for folder in (home, work):
+        folder.mkdir()
+    for path in Path(pyspark.__file__).parent.iterdir():
+        if path.name != "work":
+            (home / path.name).symlink_to(path)
+    (home / "work").symlink_to(work)
+    return home
+
+
 class Driver:
     """A Spark application in a process of its own, which does jobs when it is told to."""
 
@@ -179,10 +192,11 @@ def where(keys: Iterable[bytes], folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in files if any(form in path.read_bytes() for form in texts)}
 
 
-def check_canary(folder: Path, master: str, **env: str) -> None:
+def check_canary(folder: Path, master: str) -> None:
     """Run spark_canary.py: its keys are nowhere to be found, and what was put there is."""
     evidence = folder / "evidence"
     evidence.mkdir()
+    env = {"SPARK_HOME": str(spark_home(folder / "home", evidence / "work"))} if "cluster" in master else {}
     command = [sys.executable, str(Path(__file__).with_name("spark_canary.py")), str(folder)]
     with (evidence / "driver.log").open("wb") as log:
         told = subprocess.run(
@@ -202,8 +216,13 @@ def check_canary(folder: Path, master: str, **env: str) -> None:
     assert found["shuffle"] >= {"local", "shipped"}
     assert found["exception"] >= {"driver.log", "events", "ui"}
     assert any((evidence / "plans").rglob("*.parquet.ags"))
+    processes = b"".join(path.read_bytes() for path in (evidence / "processes").glob("*-cmdline"))
+    assert b"pyspark.daemon" in processes
+    if "cluster" in master:
+        assert b"CoarseGrainedExecutorBackend" in processes
+        assert any(path.stat().st_size for path in (evidence / "work").rglob("stderr"))
     keys = {bytes.fromhex(key): kind for key, kind in answer["keys"].items()}
-    assert set(keys.values()) == {"key file", "master key", "KEK", "DEK"}
+    assert set(keys.values()) == {"key file or passphrase", "master key", "KEK", "DEK"}
     assert len(keys) > 20
     found_keys = where(keys, evidence)
     assert not found_keys, found_keys
