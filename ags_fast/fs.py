@@ -66,7 +66,7 @@ class Entry:
 class Store:
     """A folder of files: a local path, or a URL of fsspec such as ``s3://bucket/folder`` (also ``file://``).
 
-    _Paths of files are relative to it, with "/" between their parts. One that would lead out of it is refused with
+    Paths of files are relative to it, with "/" between their parts. One that would lead out of it is refused with
     PolicyError: by "..", as an absolute path or, where something would be written or deleted, through a link.
     storage_options: for fsspec. They may hold secrets: repr does not show them, a pickle does hold them.
 
@@ -79,6 +79,7 @@ class Store:
         path = _local_path(text)
         self.local = path is not None
         self.url = text.rstrip("/") if path is None else path
+        self._above = f"{self.url.rstrip('/')}/"
         self.storage_options = dict(storage_options or {})
         self._door: _Door | None = None if path is None else _Folder(path)
 
@@ -106,7 +107,7 @@ class Store:
 
     def full_path(self, path: str) -> str:
         """What others call a file of this store."""
-        return f"{self.url.rstrip('/')}/{path}"
+        return self._above + path
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """Every complete file whose path begins with `prefix`, hidden ones too, in no order. A missing folder is empty.
@@ -262,7 +263,7 @@ if TYPE_CHECKING:
         def __exit__(self, *error: object) -> None: ...
 
     class _Door(Protocol):
-        """What a `Store` goes through. _Paths and tags have been checked."""
+        """What a `Store` goes through. Paths and tags have been checked."""
 
         def list(self, prefix: str) -> Iterator[Entry]: ...
         def stat(self, path: str) -> Entry | None: ...

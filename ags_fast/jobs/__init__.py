@@ -36,7 +36,7 @@ from ags_fast.keys.envelope import binding
 from ags_fast.keys.kms import KmsClient, load_kms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ags_fast.fs import Entry
     from ags_fast.keys.envelope import Envelope
@@ -433,7 +433,7 @@ def verify_files(
     rows = _name_swaps(context, entries, rows)
     if paths is None:
         rows += _missing_members(opened, entries)
-        rows += _extra_files(opened)
+        rows += _extra_files(opened, head, entries)
     return JobResult(job_id, "verify", opened.store.url, head.number if head else None, rows)
 
 
@@ -753,23 +753,25 @@ def _commit(
             row._replace(status="failed", error_class="ConcurrentChangeError", error=why) if row.dst in names else row
             for row in rows
         ]
-    _end(dataset, plan)
+    _end(dataset, plan, {entry.file for entry in good}.difference(entry.file for entry in refused))
     return JobResult(
         context.job_id, context.op, dataset.store.url, version.number if version is not None else None, rows
     )
 
 
-def _end(dataset: Dataset, plan: Plan) -> list[str]:
+def _end(dataset: Dataset, plan: Plan, committed: Collection[str] = ()) -> list[str]:
     """Remove a job's plan, its temporary files, and those of its files that no version has; returns these.
 
-    Of a job that has died also the manifests of a commit that it may have begun.
+    Of a job that has died also the manifests of a commit that it may have begun. committed: files that are known to be
+    a version's.
     """
     removed = []
     store = dataset.store
     ours: set[str] = set()
     if plan.running:
-        ours = {entry.file for entry in plan.entries(superseded=True)}
+        ours = plan.files()
         store.sweep(plan.job_id, paths=ours)
+        ours.difference_update(committed)
         for number in reversed(dataset.version_numbers()):
             if number <= plan.body.get("base", 0) or not ours:
                 break
@@ -880,13 +882,16 @@ def _missing_members(dataset: Dataset, entries: Sequence[FileEntry]) -> list[Row
     return rows
 
 
-def _extra_files(dataset: Dataset) -> list[Row]:
-    """In this order: a file whose job had a plan when it was listed is in the plan still, or in a version by then."""
+def _extra_files(dataset: Dataset, head: Version | None, entries: Sequence[FileEntry]) -> list[Row]:
+    """Files that no version and no job has. `entries`: of the version `head`, which has been read.
+
+    In this order: a file whose job had a plan when it was listed is in the plan still, or in a version by then.
+    """
     listed = [entry for entry in dataset.store.list() if not entry.path.startswith(HIDDEN)]
-    known: set[str] = set()
+    known = {entry.file for entry in entries}
     for job_id in open_plans(dataset.store):
         known |= Plan.names(dataset, job_id)
-    seen = set()
+    seen = {ref.path for ref in head.manifests} if head is not None else set()
     for number in dataset.version_numbers():
         for ref in dataset.version(number).manifests:
             if ref.path not in seen:

@@ -36,6 +36,7 @@ PLANS = "_ags/plans/"
 MANIFEST_ENTRIES = 10_000  # at most, in one manifest or one part of a plan
 MANIFEST_NBYTES = 8 << 20  # of encoded entries: key metadata may be large
 NAME_NBYTES = 255  # the longest name that file systems take
+NO_NAMES = frozenset(("", ".", ".."))
 DOCUMENT_NBYTES = 256 << 20  # the largest version that is believed: some 10**9 files
 
 
@@ -119,7 +120,7 @@ def object_name(path: str, *marks: object) -> str:
 
 def check_path(path: str) -> str:
     """A file's name in a dataset: relative, and nowhere else. What a manifest says is checked before it is followed."""
-    if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+    if "\0" in path or not NO_NAMES.isdisjoint(path.split("/")):
         raise PolicyError(f"{path!r} is no path inside a dataset")
     return path
 
@@ -195,7 +196,8 @@ def chunks(entries: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
     nbytes = 0
     for entry in entries:
         size = 200 + len(entry.path) + len(entry.file) + len(entry.source) + len(entry.wrapped_dek)
-        size += sum(len(key["wrapped_dek"]) for key in entry.column_keys or ())
+        if entry.column_keys:
+            size += sum(len(key["wrapped_dek"]) for key in entry.column_keys)
         if chunk and (len(chunk) == MANIFEST_ENTRIES or nbytes + size > MANIFEST_NBYTES):
             yield chunk
             chunk, nbytes = [], 0

@@ -48,7 +48,8 @@ def list_sources(source: Store) -> tuple[list[Entry], list[tuple[str, str]]]:
     for entry in source.list():
         parts = entry.path.split("/")
         _refuse_tables(source, parts)
-        if any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts):
+        marked = entry.path[0] in "._" or "/." in entry.path or "/_" in entry.path  # few are
+        if marked and any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts):
             left_out.append((entry.path, "hidden, as every reader of such folders has it"))
         elif parts[-1].endswith((".crc", ".agstmp")):
             left_out.append((entry.path, "a checksum or temporary file"))
@@ -160,6 +161,7 @@ class Plan:
         self.refs = refs
         self.taken = False  # over from a job that died
         self._lock: Any = None
+        self._files: set[str] | None = None  # what its tables name, if all of them were written here
 
     @property
     def folder(self) -> str:
@@ -173,6 +175,7 @@ class Plan:
     def create(cls, dataset: Dataset, job_id: str, entries: Sequence[FileEntry], key_id: str, **facts: Any) -> Plan:
         """Claim the names of `entries`. facts: what a resumed job must know of the first one, as JSON has it."""
         plan = cls(dataset, job_id, {**facts, "key_id": key_id}, 0, [])
+        plan._files = set()
         plan.hold()
         plan._write(entries, "claimed", [])
         return plan
@@ -198,6 +201,8 @@ class Plan:
     def _write(self, entries: Sequence[FileEntry], state: str, refs: list[TableRef]) -> None:
         envelope = self.dataset.envelope
         key_id = self.body["key_id"]
+        if self._files is not None:
+            self._files = {*(self._files if refs else ()), *(entry.file for entry in entries)}
         refs = list(refs)
         for chunk in chunks(entries):
             path = f"{self.folder}{len(refs):06d}-{secrets.token_hex(4)}.parquet.ags"
@@ -271,6 +276,10 @@ class Plan:
         envelope = self.dataset.envelope
         entries = [entry for ref in self.refs for entry in self.dataset.open_table(ref, envelope)]
         return entries if superseded else list({entry.path: entry for entry in entries}.values())
+
+    def files(self) -> set[str]:
+        """What the job may have written."""
+        return {entry.file for entry in self.entries(superseded=True)} if self._files is None else set(self._files)
 
     def claim(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
         """Make the names of `entries`, which the plan has claimed, the job's own; returns them with names that are.
