@@ -530,6 +530,18 @@ def test_a_source_that_changed_meanwhile_is_not_deleted(
     assert read_tree(src) == {"one": b"edited"}
 
 
+def test_a_source_that_cannot_be_deleted_is_a_row(
+    src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path
+) -> None:
+    outside = write_tree(tmp_path / "outside", {"kept": b"not ours to delete"})
+    (src / "link").symlink_to(outside)
+    done = encrypt(src, dataset, kms, delete_sources=True)
+    assert [row.error_class for row in done.failed] == ["PolicyError"] and done.version == 1
+    assert "not deleted" in (row_of(done, "link/kept").error or "")
+    assert read_tree(outside) == {"kept": b"not ours to delete"} and read_tree(src) == {}
+    assert decrypted(dataset, kms) == {**small_tree(), "link/kept": b"not ours to delete"}
+
+
 # ---------------------------------------------------------------------------------------------- rows of bad files
 
 
@@ -630,6 +642,32 @@ def test_bad_files_of_a_dataset_are_rows(src: Path, dataset: Path, kms: dict[str
     assert turned.counts["failed"] == 4
     for row in (*checked.failed, *back.failed, *turned.failed):
         assert row.error_class and row.error and "unexpected" not in row.error
+
+
+def test_verify_after(src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    encrypt(src, dataset, kms, verify_after=True).raise_for_failures()
+    check = ags_fast.jobs.task._check
+
+    def rot(context: Any, entry: Any) -> None:
+        if entry.path == "edge/1024":
+            os.truncate(dataset / entry.file, 1000)
+        check(context, entry)
+
+    monkeypatch.setattr(ags_fast.jobs.task, "_check", rot)
+    done = rekey_files(dataset, kms=kms, engine=HERE, verify_after=True)
+    assert [(row.src, row.error_class) for row in done.failed] == [(str(dataset / "edge/1024.ags"), "IntegrityError")]
+    monkeypatch.undo()
+    assert decrypted(dataset, kms) == small_tree() and leftovers(dataset, kms) == []
+
+
+def test_files_of_somebody_else_are_left(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    foreign = write_tree(dataset, {"one.ags": b"theirs", "edge/1024.ags/x": b"a folder"}) and read_tree(dataset)
+    done = encrypt(src, dataset, kms)
+    assert {row.src for row in done.failed} <= {str(src / "edge/1024")}
+    found = decrypted(dataset, kms)
+    assert found.items() <= small_tree().items() and found["one"] == small_tree()["one"]
+    assert foreign.items() <= read_tree(dataset).items()
+    assert verify_files(dataset, kms=kms, engine=HERE).counts["skipped"] == 2
 
 
 def test_on_error_and_max_failures(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
@@ -767,6 +805,10 @@ def test_nothing_is_written_outside(src: Path, dataset: Path, kms: dict[str, str
         bad = {row.dst.removeprefix(f"{back}/") for row in done.failed}
         assert {"one", "edge/1023", "edge/1024", "edge/1025", "edge/2048", "empty"} == bad
         assert read_tree(outside) == {"file": b"untouched"}
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "edge").write_bytes(b"a file where a folder should be")
+    done = decrypt_files(dataset, tmp_path / "taken", kms=kms, engine=HERE)
+    assert done.counts["failed"] == 4 and all("/edge/" in (row.dst or "") for row in done.failed)
     inside = tmp_path / "inside"
     (inside / "real").mkdir(parents=True)
     (inside / "edge").symlink_to("real")

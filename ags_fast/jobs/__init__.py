@@ -31,7 +31,7 @@ from ags_fast.jobs.plan import (
     open_plans,
 )
 from ags_fast.jobs.results import JobError, JobResult, Row, shown
-from ags_fast.jobs.task import Context, encrypted_already, failed_row, is_there, make_row, planned_row
+from ags_fast.jobs.task import Context, describe, encrypted_already, failed_row, is_there, make_row, planned_row
 from ags_fast.keys.envelope import binding
 from ags_fast.keys.kms import KmsClient, load_kms
 
@@ -528,13 +528,13 @@ def open_file(
     storage_options: Mapping[str, Any] | None = None,
 ) -> AgsReader:
     """One file of a dataset as a seekable binary file; `path` as it was in the tree that was encrypted."""
-    opened, head, entries = _opened(dataset, kms, storage_options, version, min_version, None)
-    for entry in entries:
-        if entry.path == path:
-            return Context("verify", "", opened.id, opened.store, _envelope(opened, [entry]), threads=threads).reader(
-                entry
-            )
-    raise FileNotFoundError(f"the dataset's version {head.number if head else 0} has no {path!r}")
+    opened = Dataset.open(dataset, _client(kms), storage_options)
+    head = opened.current(version=version, min_version=min_version)
+    entry = opened.find(head, path)
+    if entry is None:
+        raise FileNotFoundError(f"the dataset's version {head.number if head else 0} has no {path!r}")
+    context = Context("verify", "", opened.id, opened.store, _envelope(opened, [entry]), threads=threads)
+    return context.reader(entry)
 
 
 def sweep(
@@ -827,10 +827,16 @@ def _delete_sources(
             result.rows[i] = row._replace(status="failed", error_class=check.error_class, error=check.error)
     if result.failed:
         return
+    rows = {row.dst: i for i, row in enumerate(result.rows)}
     for entry in good:
-        there = source.stat(entry.source)
-        if there is not None and (there.size, there.stamp) == (entry.plain_length, entry.stamp):
-            source.delete(entry.source)
+        try:
+            there = source.stat(entry.source)
+            if there is not None and (there.size, there.stamp) == (entry.plain_length, entry.stamp):
+                source.delete(entry.source)
+        except (AgsError, OSError) as error:  # it is in the dataset, and so are others whose sources are gone by now
+            i = rows[dataset.store.full_path(entry.file)]
+            why = f"it is in the dataset, but its source was not deleted: {describe(error)}"
+            result.rows[i] = result.rows[i]._replace(status="failed", error_class=type(error).__name__, error=why)
 
 
 # ------------------------------------------------------------------------------------------------- what verify adds

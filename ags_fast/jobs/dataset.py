@@ -169,7 +169,8 @@ def encode_entries(entries: Sequence[FileEntry]) -> bytes:
     return sink.getvalue()
 
 
-def decode_entries(data: bytes, where: str) -> list[FileEntry]:
+def decode_entries(data: bytes, where: str, count: int, only: str | None = None) -> list[FileEntry]:
+    """The entries of a table that has `count` of them; or the one of the path `only`, if it is there."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -179,10 +180,21 @@ def decode_entries(data: bytes, where: str) -> list[FileEntry]:
         table = file.read(columns=entry_schema().names, use_threads=False).cast(entry_schema())
     except (pa.ArrowException, KeyError, OSError) as error:
         raise FormatError(f"{where} is no table of entries: {error}") from None
-    columns = [column.to_pylist() for column in table.columns]
+    if table.num_rows != count:
+        raise IntegrityError(f"{where} has {table.num_rows} entries, not the {count} that there should be")
+    if only is not None:
+        names = table.column("path").to_pylist()
+        name = only.encode("utf-8", "surrogateescape")
+        table = table.slice(names.index(name), 1) if name in names else table.slice(0, 0)
+    known: dict[Any, Any] = {}  # to have equal texts once: most columns say the same in every row
+    columns = [
+        [known.setdefault(v, v) for v in c.to_pylist()] if c.type == pa.string() else c.to_pylist()
+        for c in table.columns
+    ]
     try:
         for i in NAMES:
-            columns[i] = [name.decode("utf-8", "surrogateescape") for name in columns[i]]
+            names = [name.decode("utf-8", "surrogateescape") for name in columns[i]]
+            columns[i] = [known.setdefault(name, name) for name in names]
     except AttributeError:
         raise FormatError(f"{where} has an entry without a name") from None
     keys = FileEntry._fields.index("column_keys")
@@ -293,7 +305,8 @@ class Dataset:
         self.store.create(path, data)
         return TableRef(path, len(data), len(entries), key_id, wrapped)
 
-    def open_table(self, ref: TableRef, envelope: Envelope) -> list[FileEntry]:
+    def open_table(self, ref: TableRef, envelope: Envelope, only: str | None = None) -> list[FileEntry]:
+        """What it holds; only: of this path, if it is there."""
         check_path(ref.path)
         dek = envelope.unwrap(ref.key_id, ref.wrapped_key, binding(self.id, "dek", ref.path))
         try:
@@ -310,9 +323,7 @@ class Dataset:
                 plain = reader.read()
         except (IntegrityError, FormatError) as error:
             raise IntegrityError(f"{ref.path} is not what was written: {error}") from None
-        entries = decode_entries(plain, ref.path)
-        if len(entries) != ref.entries:
-            raise IntegrityError(f"{ref.path} has {len(entries)} entries, its version says {ref.entries}")
+        entries = decode_entries(plain, ref.path, ref.entries, only)
         for entry in entries:
             check_path(entry.path)
             check_path(entry.file)
@@ -375,6 +386,14 @@ class Dataset:
         envelope = self.envelope
         for ref in version.manifests if version else ():
             yield from self.open_table(ref, envelope)
+
+    def find(self, version: Version | None, path: str) -> FileEntry | None:
+        """The file that a version has at `path`."""
+        envelope = self.envelope
+        for ref in version.manifests if version else ():
+            for entry in self.open_table(ref, envelope, only=path):
+                return entry
+        return None
 
     def commit(
         self,

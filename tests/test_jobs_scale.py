@@ -1,0 +1,148 @@
+"""Many files: time and memory of planning, committing, listing and resuming grow with their number, and no faster.
+
+``python tests/test_jobs_scale.py entries 1000000`` and ``... files 100000 FOLDER`` print what they measure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from datasets import MASTER, make_kms
+from support import python_env
+
+from ags_fast.fs import Entry, Store
+from ags_fast.jobs import Dataset, _end, _new_entries, _with_keys, encrypt_files, open_file, rekey_files, verify_files
+from ags_fast.jobs.local import LocalEngine
+from ags_fast.jobs.plan import Plan, Task, bins, check_names, new_job_id
+from ags_fast.keys.kms import load_kms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Figures = dict[str, list[float]]
+
+
+class Meter:
+    """Seconds and the peak of memory so far, in MiB, of what is done in `measure`."""
+
+    def __init__(self) -> None:
+        self.figures: Figures = {}
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        self.figures[name] = [round(time.monotonic() - begun, 2), round(peak)]
+
+
+def entries(count: int, folder: Path) -> Figures:
+    """A plan and a version of so many entries, without the files."""
+    meter = Meter()
+    kms = load_kms(make_kms(folder))
+    dataset = Dataset.open_or_create(Store(folder / "dataset"), kms, MASTER, True)
+    key = dataset.reserve(MASTER, True, 2 * count)
+    job_id = new_job_id()
+    with meter.measure("list"):
+        listed = [Entry(f"year=2026/month={n % 12}/part-{n:08}.avro", 4096, "1" * 19, 1.0) for n in range(count)]
+    with meter.measure("plan"):
+        planned, _ = _new_entries(listed, {}, False, 1 << 20, job_id, None)
+        check_names(planned, [])
+        planned = _with_keys(dataset, key.key_id, planned, 16)
+        plan = Plan.create(dataset, job_id, planned, key.key_id, base=0)
+        planned = plan.claim(planned)
+    with meter.measure("bins"):
+        assert sum(map(len, bins(list(map(Task, planned)), target_bytes=64 << 20, open_cost=1 << 19, least=4))) == count
+    plan.release()
+    with meter.measure("load the plan"):
+        again = Plan.take(dataset, job_id)
+        assert again is not None and len(again.entries()) == count
+    with meter.measure("commit"):
+        version, refused = dataset.commit("encrypt", job_id, planned, base=None, key_id=key.key_id)
+        assert version is not None and not refused
+    with meter.measure("end"):
+        _end(dataset, again)
+    with meter.measure("read the version"):
+        assert sum(1 for _ in dataset.entries(dataset.current())) == count
+    changed = [entry._replace(file=f"{entry.file}.2") for entry in planned[::1000]]
+    with meter.measure("commit a thousandth again"):
+        replaced = {entry.path: entry.path + ".ags" for entry in changed}
+        dataset.commit("rekey", job_id, changed, base=version, replaced=replaced, key_id=key.key_id)
+    with meter.measure("open one file"), pytest.raises(Exception, match="missing"):
+        open_file(folder / "dataset", planned[-1].path, kms=kms)
+    return meter.figures
+
+
+def files(count: int, folder: Path) -> Figures:
+    """So many files of 100 bytes."""
+    meter = Meter()
+    kms = make_kms(folder)
+    src, dataset = folder / "src", folder / "dataset"
+    for n in range(count):
+        if n % 1000 == 0:
+            at = src / f"{n // 1000:04}"
+            at.mkdir(parents=True)
+        (at / f"{n:08}").write_bytes(b"%100d" % n)
+    options = {"kms": kms, "fsync": False, "progress": False, "engine": LocalEngine(2)}
+
+    class StopError(Exception):
+        pass
+
+    rows: list[object] = []
+
+    def stop(more: list[object]) -> None:
+        rows.extend(more)
+        if len(rows) > count * 0.99:
+            raise StopError
+
+    with meter.measure("encrypt 99 %"), pytest.raises(StopError):
+        encrypt_files(src, dataset, wrapping_key_id=MASTER, **{**options, "progress": stop})
+    with meter.measure("resume"):
+        done = encrypt_files(src, dataset, wrapping_key_id=MASTER, resume="length", **options)
+        assert done.counts == {"ok": count, "skipped": 0, "failed": 0}
+    with meter.measure("again, unchanged"):
+        assert encrypt_files(src, dataset, wrapping_key_id=MASTER, **options).counts["skipped"] == count
+    with meter.measure("verify"):
+        assert verify_files(dataset, kms=kms, progress=False, engine=LocalEngine(2)).counts["ok"] == count
+    with meter.measure("rekey"):
+        assert rekey_files(dataset, **options).counts["ok"] == count
+    return meter.figures
+
+
+def measured(what: str, count: int, folder: Path) -> Figures:
+    """In a process of its own, whose memory is only this."""
+    folder.mkdir()
+    out = subprocess.run(
+        [sys.executable, __file__, what, str(count), str(folder)],
+        env=python_env(),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    figures: Figures = json.loads(out.stdout)
+    return figures
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(("what", "count"), [("entries", 1_000_000), ("files", 100_000)])
+def test_linear(tmp_path: Path, what: str, count: int) -> None:
+    part, whole = (measured(what, n, tmp_path / str(n)) for n in (count // 4, count))
+    for name, (seconds, peak) in whole.items():
+        assert seconds < 7 * part[name][0] + 1, (name, part, whole)  # 4 times, and what other processes took
+        assert peak < 4.5 * part[name][1], (name, part, whole)
+        assert peak < count * 4 / 1024 + 300, (name, whole)  # at most 4 KiB for each
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(dir=sys.argv[3] if len(sys.argv) > 3 else None) as made:
+        print(json.dumps({"entries": entries, "files": files}[sys.argv[1]](int(sys.argv[2]), Path(os.fsdecode(made)))))
