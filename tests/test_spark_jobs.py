@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from support import run_python
 from ags_fast.jobs import JobError, decrypt_files, rekey_files, verify_files
 from ags_fast.jobs.local import LocalEngine
 from ags_fast.jobs.plan import JOB_ID
+from ags_fast.jobs.task import run_file
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
@@ -29,12 +29,15 @@ if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
 
 from pyspark.sql import SparkSession
 
+import ags_fast.spark as spark_engine
 from ags_fast.spark import SparkEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ags_fast.jobs import JobResult, Row
+    from ags_fast.jobs.plan import Task
+    from ags_fast.jobs.task import Context
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
@@ -52,6 +55,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
             if running is not None and running.sparkContext.master != master:
                 running.stop()
             builder = SparkSession.builder.master(master).appName("jobs")
+            if master == "local[2]":
+                builder = builder.config(map=SparkEngine.recommended_conf())
             for name, value in {
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
@@ -241,8 +246,8 @@ def test_workers_that_are_killed(engine: SparkEngine, folders: Folders, after: f
     folders.check()
 
 
-@pytest.mark.parametrize("master", ["local[2,4]", "local[2]"])
 @pytest.mark.parametrize("op", ["encrypt", "decrypt"])
+@pytest.mark.parametrize("master", ["local[2,4]", "local[2]"])
 def test_poison_file_is_a_failed_row(
     session: Callable[[str], SparkSession], folders: Folders, master: str, op: str
 ) -> None:
@@ -268,6 +273,44 @@ def test_poison_file_is_a_failed_row(
     folders.rules.set()
     folders.encrypt(engine, double_wrap=False)
     folders.check()
+
+
+def test_attempts_side_by_side(folders: Folders) -> None:
+    """A speculative one is done before the first, which then finds its files there, and is the one that counts."""
+    folders.make({str(i): 100_000 for i in range(5)})
+    folders.dataset_id()
+    ds = folders.root / "ds"
+
+    class Both:
+        def run(self, context: Context, tasks: list[Task], _: int, report: Callable[[list[Row]], None]) -> None:
+            for task in tasks:
+                assert run_file(context, task, 1).status == "ok"
+            report([run_file(context, task, 0) for task in tasks])
+
+    folders.encrypt(Both()).raise_for_failures()
+    folders.check()
+    assert rekey_files(ds, kms=folders.kms, engine=Both(), progress=False).counts["ok"] == 5
+    folders.check()
+    out = folders.root / "both"
+    assert decrypt_files(ds, out, kms=folders.kms, engine=Both(), progress=False).counts["ok"] == 5
+    assert content(out) == content(folders.src)
+
+
+@pytest.mark.parametrize(
+    ("text", "killed"),
+    [
+        ("Job aborted ... SparkException: Python worker exited unexpectedly (crashed). Consider", True),
+        ("Job aborted ... ExecutorLostFailure (executor 1 exited caused by one of the running tasks)", True),
+        ("Job aborted ... java.net.SocketException: Connection reset", True),
+        ("Job aborted ... java.io.IOException: Broken pipe", True),
+        ("[SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group", False),
+        ("Job 3 cancelled because ... ExecutorLostFailure", False),
+        ("Job aborted ... PythonException: Traceback ... ModuleNotFoundError: No module named 'ags_fast'", False),
+    ],
+)
+def test_what_spark_says_when_workers_die(text: str, killed: bool) -> None:
+    """Only then are files tried again, each in a process of its own."""
+    assert spark_engine._killed(RuntimeError(text)) is killed
 
 
 # ------------------------------------------------------------------------------------------------------ being stopped
@@ -332,7 +375,9 @@ def test_ctrl_c_before_spark_has_begun(
     time.sleep(0.1)  # the thread that Spark has been told of takes its leave
     assert "ags_fast" not in {thread.name.split(" ")[0] for thread in threading.enumerate()}
     assert active_jobs(spark) == []
-    assert list((folders.root / "ds").glob("*.ags")) == []
+    written = content(folders.root / "ds")
+    time.sleep(0.5)
+    assert content(folders.root / "ds") == written
     monkeypatch.undo()
     assert folders.encrypt(engine, resume="length").counts["ok"] == 8
     folders.check()
@@ -418,27 +463,14 @@ def test_threads_of_a_task(
     assert folders.rules.threads()[-1] == expected
 
 
-def test_recommended_conf() -> None:
-    """It is settings of Spark, by name and by what they take; one that is misspelt would do nothing, and not say so."""
-    told = run_python(
-        """
-        import json
-        from pyspark.sql import SparkSession
-        from ags_fast.spark import SparkEngine
-
-        conf = SparkEngine.recommended_conf()
-        builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
-        spark = builder.config(map=conf).getOrCreate()
-        jvm = spark.sparkContext._jvm
-        jvm.org.apache.spark.internal.config.package
-        known = jvm.org.apache.spark.internal.config.ConfigEntry
-        print(json.dumps({name: known.findEntry(name) is not None for name in conf}))
-        spark.stop()
-        """,
-        timeout=100,
-        **spark_env(),
-    )
-    assert set(json.loads(told.splitlines()[-1]).values()) == {True}
+def test_recommended_conf(session: Callable[[str], SparkSession]) -> None:
+    """It is settings of Spark, by name and by what they take: one that is misspelt would do nothing, and not say so."""
+    context = session("local[2]").sparkContext  # has them
+    known = context._jvm.org.apache.spark.internal.config.ConfigEntry
+    for name, value in SparkEngine.recommended_conf().items():
+        assert context.getConf().get(name) == value
+        assert known.findEntry(name) is not None, name
+    assert known.findEntry("spark.python.unix.domain.socket.enable") is None
 
 
 # ----------------------------------------------------------------------------------------------------- keys stay home
