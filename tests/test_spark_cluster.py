@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,8 +138,6 @@ def test_local_cluster(folders: Folders) -> None:
             running, folders, lambda: running.start("encrypt_files", folders.src, ds, **encryption(folders))
         )
         folders.check()
-        kill_on_the_way(running, folders, lambda: running.start("rekey_files", ds, **job(folders)))
-        folders.check()
         out = folders.root / "spark-out"
         kill_on_the_way(running, folders, lambda: running.start("decrypt_files", ds, out, **job(folders)))
         assert content(out) == content(folders.src)
@@ -177,6 +174,8 @@ def test_standalone_whose_driver_is_killed_while_it_turns(standalone: str, folde
     ds = folders.root / "ds"
     folders.encrypt(LocalEngine(0), double_wrap=False)
     with driver(standalone, folders) as running:
+        kill_on_the_way(running, folders, lambda: running.start("rekey_files", ds, **job(folders)))
+        folders.check()
         folders.rules.set(wait=0.15, spared=(running.pid,))
         running.start("rekey_files", ds, **job(folders))
         caller_after(folders, moment)
@@ -200,16 +199,13 @@ def test_speculation(standalone: str, folders: Folders) -> None:
     with driver(standalone, folders, conf) as running:
         for start in (
             lambda: running.start("encrypt_files", folders.src, ds, **encryption(folders)),
-            lambda: running.start("rekey_files", ds, **job(folders)),
             lambda: running.start("decrypt_files", ds, out, **job(folders)),
         ):
             folders.rules.set(wait=0.02, slow_partition=0, spared=(running.pid,))
-            begun = time.monotonic()
             start()
             result = running.result()
             assert result["counts"] == {"ok": COUNT, "skipped": 0, "failed": 0}
             assert {row["attempt"] for row in result["rows"]} == {0, 1}
-            assert time.monotonic() - begun < 60
             folders.check()
         assert content(out) == content(folders.src)
 

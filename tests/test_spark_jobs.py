@@ -56,7 +56,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
                 running.stop()
             builder = SparkSession.builder.master(master).appName("jobs")
             if master == "local[2]":
-                builder = builder.config(map=SparkEngine.recommended_conf())
+                builder = builder.config(map=SparkEngine.recommended_conf()).config("spark.task.cpus", "2")
             for name, value in {
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
@@ -450,16 +450,23 @@ def test_sessions_that_will_not_do(session: Callable[[str], SparkSession]) -> No
         SparkEngine(session("local[2,4]"), target_bytes=0)
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, 1), (3, 3)])
 @pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize(
+    ("master", "given", "expected"), [("local[2,4]", None, 1), ("local[2,4]", 3, 3), ("local[2]", None, 2)]
+)
 def test_threads_of_a_task(
-    spark: SparkSession, folders: Folders, given: int | None, expected: int, isolate: bool
+    session: Callable[[str], SparkSession],
+    folders: Folders,
+    master: str,
+    given: int | None,
+    expected: int,
+    isolate: bool,
 ) -> None:
     """They are those that the engine is given, or spark.task.cpus; in a process of a file's own, too."""
     folders.make({"a": 10})
     dataset_id = folders.dataset_id()
     folders.rules.set(dataset_id=dataset_id, kill={"a.ags": 2 if isolate else 0})
-    folders.encrypt(SparkEngine(spark, threads=given), double_wrap=False).raise_for_failures()
+    folders.encrypt(SparkEngine(session(master), threads=given), double_wrap=False).raise_for_failures()
     assert folders.rules.threads()[-1] == expected
 
 
