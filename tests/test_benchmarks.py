@@ -21,7 +21,7 @@ from support import KEY, KEYS, open_stream, pattern, seal_stream
 from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
 
 pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only, and run from there")
-from benchmarks import measure, peers, targets
+from benchmarks import datasets, measure, peers, targets
 from benchmarks.limit import BUILT_WITH, ROOT, Limit, LimitError
 from benchmarks.measure import Contest, Row
 
@@ -104,6 +104,24 @@ def test_python_stream_class_is_a_seekable_file(tmp_path: Path) -> None:
         pytest.raises(ValueError, match="block 24 does not"),
     ):
         reader.read()
+
+
+@pytest.mark.parametrize("size", [1, 4096, 1 << 20, 2_500_000])
+def test_plain_jobs_make_ags1(size: int, tmp_path: Path) -> None:
+    plan = datasets.plain_plan(datasets.make_tree(tmp_path / "source", 3, size), tmp_path / "sealed")
+    assert [file.plain_length for file in plan] == [size] * 3
+    assert list(datasets.plain_encrypt(plan)) == list(datasets.plain_verify(plan)) == [size] * 3
+    kek = datasets.AESGCM(datasets.KEK)
+    for file in plan:
+        key = kek.decrypt(file.wrapped[:12], file.wrapped[12:], file.target.encode())
+        stream = Path(file.target).read_bytes()
+        assert open_stream(stream, key, file.prefix) == Path(file.source).read_bytes()
+    Path(file.target).write_bytes(stream + b"x")
+    with pytest.raises(ValueError, match="longer"):
+        list(datasets.plain_verify(plan))
+    Path(file.target).write_bytes(stream[:-1])
+    with pytest.raises(ValueError, match="cut"):
+        list(datasets.plain_verify(plan))
 
 
 @needs_compiler
@@ -229,7 +247,9 @@ def test_what_targets_compare() -> None:
 def test_every_target_has_rows() -> None:
     """A target whose rows nobody measures would be reported as not measured for ever."""
     cases = run_benchmarks("--list").stdout.split()
-    names = [case + end for case in cases for end in ("/1t", "/2t", "/writer", "/ags_fast")]
+    names = [
+        case + end for case in cases for end in ("", "/1t", "/2t", "/writer", "/ags_fast", "-8x128MiB", "-16x256MiB")
+    ]
     for target in targets.TARGETS:
         assert any(re.fullmatch(target.rows, name) for name in names), target.what
 
@@ -268,6 +288,18 @@ def test_a_run_prints_a_table_and_writes_json_and_plots(tmp_path: Path) -> None:
     assert [target["rows"] for target in judged] == [1]  # 64 KiB blocks, one thread
     for picture in ("codec-aes-128.png", "targets.png"):
         assert (output / picture).read_bytes().startswith(b"\x89PNG")
+
+
+@needs_compiler
+def test_jobs_over_datasets_are_measured(tmp_path: Path) -> None:
+    """Those that need neither Spark nor much memory."""
+    done = run_benchmarks("--quick", "--repeat", "3", "--only", "datasets/(small|calls)$", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row["columns"] for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    for name in ("datasets/small/encrypt", "datasets/small/verify"):
+        assert {"best", "ours"} <= rows[name].keys()
+    if shutil.which("strace"):
+        assert 4 <= rows["datasets/calls/verify"]["ours"]["best"] < rows["datasets/calls/encrypt"]["ours"]["best"] < 40
 
 
 @needs_compiler
