@@ -18,8 +18,6 @@ from ags_fast import _core
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, HEADER_NBYTES, check_block_size, decode_header, plaintext_length
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError
 from ags_fast.fs import NewFile, pwrite_all
-from ags_fast.jobs.command import add_commands as add_job_commands
-from ags_fast.keys.command import add_commands as add_key_commands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +28,8 @@ CHUNK_NBYTES = 8 << 20  # of plaintext at a time, or one block if that is larger
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parser(argv).parse_args(argv)
     try:
         result: dict[str, Any] = args.run(args)
     except KeyboardInterrupt:
@@ -72,7 +71,7 @@ def _as_text(result: dict[str, Any]) -> str:
 # ---------------------------------------------------------------------------------------------------------- arguments
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ags-fast", description="Client-side encryption of lakehouse files.", allow_abbrev=False
     )
@@ -137,8 +136,12 @@ def _parser() -> argparse.ArgumentParser:
         operation.add_argument("-o", "--output", metavar="PATH", help=f"default: {default}")
         operation.add_argument("--force", action="store_true", help="replace the output if it exists")
         operation.add_argument("--fsync", action="store_true", help="return when the output is on the disk")
-    add_key_commands(groups)
-    add_job_commands(groups, _size)
+    if argv[:1] != ["stream"]:  # which need not wait for all that datasets need
+        from ags_fast.jobs.command import add_commands as add_job_commands
+        from ags_fast.keys.command import add_commands as add_key_commands
+
+        add_key_commands(groups)
+        add_job_commands(groups, _size)
     return parser
 
 
