@@ -530,6 +530,26 @@ def test_a_source_that_changed_meanwhile_is_not_deleted(
     assert read_tree(src) == {"one": b"edited"}
 
 
+def test_what_an_earlier_run_did_not_come_to_delete(src: Path, dataset: Path, kms: dict[str, str]) -> None:
+    encrypt(src, dataset, kms)
+    other = src / "edge/1024"
+    stamp = other.stat().st_mtime_ns
+    other.write_bytes(bytes(1024))  # looks the same, and is not
+    os.utime(other, ns=(stamp, stamp))
+    write_tree(src, {"new": b"x"})
+    done = encrypt(src, dataset, kms, delete_sources=True)
+    assert done.counts == {"ok": 1, "skipped": len(small_tree()) - 1, "failed": 1}
+    assert row_of(done, "edge/1024").error_class == "SourceChangedError"
+    assert read_tree(src) == {"edge/1024": bytes(1024)}
+    assert encrypt(src, dataset, kms, delete_sources=True).counts == {"ok": 0, "skipped": 0, "failed": 1}
+    assert read_tree(src) == {"edge/1024": bytes(1024)}
+    other.write_bytes(small_tree()["edge/1024"])
+    os.utime(other, ns=(stamp, stamp))
+    encrypt(src, dataset, kms, delete_sources=True).raise_for_failures()
+    assert read_tree(src) == {}
+    assert decrypted(dataset, kms) == {**small_tree(), "new": b"x"}
+
+
 def test_a_source_that_cannot_be_deleted_is_a_row(
     src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path
 ) -> None:

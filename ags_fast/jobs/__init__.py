@@ -31,7 +31,17 @@ from ags_fast.jobs.plan import (
     open_plans,
 )
 from ags_fast.jobs.results import JobError, JobResult, Row, shown
-from ags_fast.jobs.task import Context, describe, encrypted_already, failed_row, is_there, make_row, planned_row
+from ags_fast.jobs.task import (
+    Context,
+    SourceChangedError,
+    describe,
+    encrypted_already,
+    equal,
+    failed_row,
+    is_there,
+    make_row,
+    planned_row,
+)
 from ags_fast.keys.envelope import binding
 from ags_fast.keys.kms import KmsClient, load_kms
 
@@ -104,8 +114,9 @@ def encrypt_files(
     that the dataset has and whose source has changed. resume: continue a job that died on this source: "length" takes
     what has its planned length as finished, "verify" checks its tags first. fsync: the version is committed when the
     files are on the disk. verify_after: read every file back before it counts. delete_sources: when, after the commit,
-    every file has been read back from storage intact. dry_run: only plan; the rows say "planned". progress: None shows
-    a bar on a terminal, False none, and a callable gets rows as they come.
+    every file has been read back from storage intact; also what an earlier run encrypted, if the bytes are the same.
+    dry_run: only plan; the rows say "planned". progress: None shows a bar on a terminal, False none, and a callable
+    gets rows as they come.
 
     A file that fails is a row. on_error="raise" stops at the first, max_failures after more than so many: JobError,
     and the plan stays for `resume`. Sources that the dataset has unchanged, hidden ones and those that are encrypted
@@ -166,7 +177,10 @@ def encrypt_files(
         if not entries:
             if plan is not None:
                 _end(opened, plan)
-            return JobResult(job_id, "encrypt", target.url, number, skipped)
+            result = JobResult(job_id, "encrypt", target.url, number, skipped)
+            if delete_sources:
+                _delete_unchanged(opened, source, same, result)
+            return result
 
         key = opened.reserve(wrapping_key_id, double_wrap, len(entries) + len(entries) // 1000 + SLACK_USES)
         if plan is None:
@@ -194,6 +208,8 @@ def encrypt_files(
         if delete_sources:
             _delete_sources(opened, source, entries, result, options)
         result.rows += skipped
+        if delete_sources:
+            _delete_unchanged(opened, source, same, result)
         return result
 
 
@@ -827,12 +843,33 @@ def _delete_sources(
             result.rows[i] = row._replace(status="failed", error_class=check.error_class, error=check.error)
     if result.failed:
         return
+    _delete(dataset, source, good, result, lambda entry: True)
+
+
+def _delete_unchanged(dataset: Dataset, source: Store, same: Sequence[FileEntry], result: JobResult) -> None:
+    """Delete what an earlier run encrypted and did not come to delete. Since that may be long ago, the bytes decide."""
+    if result.failed or not same:
+        return
+    context = Context("decrypt", result.job_id, dataset.id, dataset.store, _envelope(dataset, same), source)
+    _delete(dataset, source, same, result, lambda entry: equal(context, entry))
+
+
+def _delete(
+    dataset: Dataset,
+    source: Store,
+    entries: Sequence[FileEntry],
+    result: JobResult,
+    may_go: Callable[[FileEntry], bool],
+) -> None:
     rows = {row.dst: i for i, row in enumerate(result.rows)}
-    for entry in good:
+    for entry in entries:
         try:
-            there = source.stat(entry.source)
-            if there is not None and (there.size, there.stamp) == (entry.plain_length, entry.stamp):
-                source.delete(entry.source)
+            there = source.stat(entry.path)
+            if there is None or (there.size, there.stamp) != (entry.plain_length, entry.stamp):
+                continue
+            if not may_go(entry):
+                raise SourceChangedError("it has other bytes, though the same size and time of change")
+            source.delete(entry.path)
         except (AgsError, OSError) as error:  # it is in the dataset, and so are others whose sources are gone by now
             i = rows[dataset.store.full_path(entry.file)]
             why = f"it is in the dataset, but its source was not deleted: {describe(error)}"

@@ -22,7 +22,9 @@ from ags_fast.stream import AgsReader, AgsWriter
 __all__ = [
     "Context",
     "SourceChangedError",
+    "describe",
     "encrypted_already",
+    "equal",
     "failed_row",
     "is_there",
     "make_row",
@@ -290,7 +292,7 @@ def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
         # What was there before the job, its planner refused. Another attempt may have written it meanwhile, an earlier
         # one or one that runs beside this one, and so may anybody else.
         looks = attempt or context.resume or not context.overwrite
-        if same and (context.resume == "length" or (looks and _equal(context, entry))):
+        if same and (context.resume == "length" or (looks and equal(context, entry))):
             return ("AlreadyThere", "an earlier run wrote it") if context.resume and not attempt else None
         if not context.overwrite and not context.resume:
             raise FileExistsError(is_there(entry.path))
@@ -310,14 +312,15 @@ def is_there(path: str) -> str:
     return f"{path} is there already: pass overwrite=True to replace it"
 
 
-def _equal(context: Context, entry: FileEntry) -> bool:
+def equal(context: Context, entry: FileEntry) -> bool:
+    """Whether the file at the entry's path elsewhere is what the dataset holds, every tag of which passes."""
     assert context.other is not None
     with context.reader(entry) as reader, context.other.open(entry.path) as file:
         chunk = _chunks(context, entry.block_size)
         while got := file.readinto(chunk):
             if reader.read(got) != chunk[:got]:
                 return False
-    return True
+        return reader.read(1) == b""
 
 
 def _rekey(context: Context, task: Task, attempt: int) -> tuple[str, str] | None:
