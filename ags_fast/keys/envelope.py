@@ -13,6 +13,7 @@ import base64
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 import threading
@@ -212,6 +213,7 @@ class _Cache:
         """Forget everything, and the lock, which a thread may have held that a fork's child does not have."""
         self._lock = threading.Lock()
         self._keys: OrderedDict[bytes, tuple[float, Key]] = OrderedDict()
+        self._until = math.inf  # no key is old before
         self._flights: dict[bytes, _Flight] = {}
 
     def clear(self) -> None:
@@ -258,15 +260,20 @@ class _Cache:
     def put(self, name: bytes, key: Key) -> None:
         with self._lock:
             self._drop_old()
-            self._keys[name] = time.monotonic() + self.seconds, key
+            until = time.monotonic() + self.seconds
+            self._keys[name] = until, key
+            self._until = min(self._until, until)
             self._keys.move_to_end(name)
             while len(self._keys) > self.entries:
                 self._keys.popitem(last=False)
 
     def _drop_old(self) -> None:
         now = time.monotonic()
+        if now < self._until:
+            return
         for name in [name for name, (until, _) in self._keys.items() if until <= now]:
             del self._keys[name]
+        self._until = min((until for until, _ in self._keys.values()), default=math.inf)
 
 
 _cache = _Cache()
