@@ -1037,11 +1037,13 @@ def test_resume(src: Path, dataset: Path, kms: dict[str, str], resume: str, op: 
     flipped[-1] ^= 1
     (dataset / victim).write_bytes(flipped)  # of the right length
     (dataset / other).write_bytes(b"short")
+    seen: list[Any] = []
     done = (
-        encrypt(src, dataset, kms, resume=resume)
+        encrypt(src, dataset, kms, resume=resume, progress=seen.extend)
         if op == "encrypt"
-        else rekey_files(dataset, kms=kms, engine=HERE, resume=resume)
+        else rekey_files(dataset, kms=kms, engine=HERE, resume=resume, progress=seen.extend)
     )
+    assert len(seen) == len(small_tree())  # what was finished before is progress too
     assert done.job_id == job_id and done.counts["ok"] == len(small_tree()), done.failed
     after = read_tree(dataset)
     assert after[other] != b"short"

@@ -671,10 +671,10 @@ def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan 
     """Do the files, in whatever order; their rows. JobError if there are more failures than allowed."""
     rows: list[Row] = []
     todo = tasks
+    finished: list[Task] = []
     if plan is not None and context.resume == "length":  # one listing, and not a look at every file
         there = {entry.path: entry.size for entry in context.dataset.list() if not entry.path.startswith(HIDDEN)}
         finished = [task for task in tasks if there.get(task.entry.file) == task.entry.file_length]
-        rows += [make_row(context, task) for task in finished]
         done = {task.entry.path for task in finished}
         todo = [task for task in tasks if task.entry.path not in done]
     refused = []
@@ -685,7 +685,7 @@ def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan 
         todo = [task for task in todo if task.entry.path not in taken]
     failures = 0
     callback = options.progress if callable(options.progress) else None
-    with _bar(context.op, sum(task.entry.plain_length for task in (*refused, *todo)), options.progress) as bar:
+    with _bar(context.op, sum(task.entry.plain_length for task in tasks), options.progress) as bar:
 
         def report(more: list[Row]) -> None:
             nonlocal failures
@@ -699,6 +699,8 @@ def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan 
 
         local = context.dataset.local and (context.other is None or context.other.local)
         try:
+            if finished:
+                report([make_row(context, task) for task in finished])
             if refused:
                 report([failed_row(context, t, 0, "FileExistsError", is_there(t.entry.path)) for t in refused])
             options.engine.run(context, todo, LOCAL_OPEN_COST if local else STORE_OPEN_COST, report)
