@@ -182,12 +182,9 @@ def encrypt_files(
                 _delete_unchanged(opened, source, same, result)
             return result
 
-        key = opened.reserve(wrapping_key_id, double_wrap, len(entries) + len(entries) // 1000 + SLACK_USES)
+        key = opened.reserve(wrapping_key_id, double_wrap, _uses(entries))
         if plan is None:
-            entries = _with_keys(opened, key.key_id, entries, dek_length)
-            plan = Plan.create(opened, job_id, entries, key.key_id, base=number or 0, **facts)
-            held.callback(plan.release)
-            entries = plan.claim(entries)
+            plan, entries = _begin(opened, held, job_id, entries, dek_length, key.key_id, base=number or 0, **facts)
         else:
             entries = _continue(opened, plan, planned, entries, dek_length, key.key_id)
         context = Context(
@@ -331,6 +328,27 @@ def _held_back(rows: Sequence[Row]) -> list[Row]:
         row._replace(status="failed", error_class="IncompleteSetError", error=why) if row.status == "ok" else row
         for row in rows
     ]
+
+
+def _uses(entries: Sequence[FileEntry]) -> int:
+    """How many keys a job may wrap: a file's again if its name is taken, and those of documents and tables."""
+    return 2 * len(entries) + len(entries) // 1000 + SLACK_USES
+
+
+def _begin(
+    dataset: Dataset,
+    held: ExitStack,
+    job_id: str,
+    entries: Sequence[FileEntry],
+    dek_length: int,
+    key_id: str,
+    **facts: Any,
+) -> tuple[Plan, list[FileEntry]]:
+    """A new plan, ours until `held` is closed, and the entries as it has them."""
+    entries = _with_keys(dataset, key_id, entries, dek_length)
+    plan = Plan.create(dataset, job_id, entries, key_id, **facts)
+    held.callback(plan.release)
+    return plan, plan.claim(entries)
 
 
 def _continue(
@@ -507,12 +525,9 @@ def rekey_files(
         target.check_writable()
         if double_wrap is None:
             double_wrap = any(entry.wrapped is not None for entry in opened.keys.list("active"))
-        key = opened.reserve(wrapping_key_id, double_wrap, len(entries) + len(entries) // 1000 + SLACK_USES)
+        key = opened.reserve(wrapping_key_id, double_wrap, _uses(entries))
         if plan is None:
-            entries = _with_keys(opened, key.key_id, entries, dek_length)
-            plan = Plan.create(opened, job_id, entries, key.key_id, base=number or 0, **facts)
-            held.callback(plan.release)
-            entries = plan.claim(entries)
+            plan, entries = _begin(opened, held, job_id, entries, dek_length, key.key_id, base=number or 0, **facts)
         else:
             entries = _continue(opened, plan, plan.entries(), entries, dek_length, key.key_id)
         replaced = {entry.path: entry.file for entry in chosen}
