@@ -299,7 +299,8 @@ def test_jobs_over_datasets_are_measured(tmp_path: Path) -> None:
     for name in ("datasets/small/encrypt", "datasets/small/verify"):
         assert {"best", "ours"} <= rows[name].keys()
     if shutil.which("strace"):
-        assert 4 <= rows["datasets/calls/verify"]["ours"]["best"] < rows["datasets/calls/encrypt"]["ours"]["best"] < 40
+        # The difference of two processes' counts: a call more in one of them is 0.01 of a file's.
+        assert 3.5 < rows["datasets/calls/verify"]["ours"]["best"] < rows["datasets/calls/encrypt"]["ours"]["best"] < 40
 
 
 @needs_compiler
