@@ -1,6 +1,7 @@
 /* aead.c - one key, one message: AES-GCM over OpenSSL EVP. The only file that includes OpenSSL. */
 #define _POSIX_C_SOURCE 200809L
 #include "aead.h"
+#include "crc32.h"
 #include "pool.h"
 
 #include <limits.h>
@@ -30,7 +31,8 @@ enum {
 
 struct agsf_lane {
     EVP_CIPHER_CTX *ctx;
-    uint8_t *scratch; /* NULL unless it was borrowed with one */
+    EVP_CIPHER_CTX *ctr; /* NULL until it was borrowed with it */
+    uint8_t *scratch;    /* NULL unless it was borrowed with one */
 };
 
 /* How often one key value has sealed in this process. Made at the first seal, never freed: the count must last. */
@@ -42,7 +44,7 @@ struct counter {
 };
 
 struct agsf_key {
-    const EVP_CIPHER *cipher;
+    const EVP_CIPHER *cipher, *ctr;
     _Atomic(struct counter *) counter; /* NULL until the first seal */
     _Atomic(agsf_lane *) idle[LANES_KEPT];
     size_t nbytes;
@@ -55,6 +57,7 @@ struct agsf_key {
  */
 static pthread_mutex_t aead_mutex = PTHREAD_MUTEX_INITIALIZER;
 static EVP_CIPHER *gcm_128, *gcm_192, *gcm_256; /* aead_mutex; fetched once, then constant */
+static EVP_CIPHER *ctr_128, *ctr_192, *ctr_256; /* likewise */
 static EVP_MD *sha256;                          /* likewise */
 static EVP_RAND_CTX *generator;                 /* aead_mutex */
 static struct counter **buckets;                /* aead_mutex; a power of two of them */
@@ -117,10 +120,15 @@ agsf_status agsf_library_init(void) {
         return AGSF_OK;
     }
     if (OPENSSL_init_crypto(options, NULL) != 1) goto out;
+    agsf_crc32_init();
     gcm_128 = EVP_CIPHER_fetch(NULL, "AES-128-GCM", NULL);
     gcm_192 = EVP_CIPHER_fetch(NULL, "AES-192-GCM", NULL);
     gcm_256 = EVP_CIPHER_fetch(NULL, "AES-256-GCM", NULL);
+    ctr_128 = EVP_CIPHER_fetch(NULL, "AES-128-CTR", NULL);
+    ctr_192 = EVP_CIPHER_fetch(NULL, "AES-192-CTR", NULL);
+    ctr_256 = EVP_CIPHER_fetch(NULL, "AES-256-CTR", NULL);
     if (gcm_128 == NULL || gcm_192 == NULL || gcm_256 == NULL) goto out;
+    if (ctr_128 == NULL || ctr_192 == NULL || ctr_256 == NULL) goto out;
     sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
     if (sha256 == NULL) goto out;
     generator = new_generator();
@@ -167,6 +175,7 @@ agsf_status agsf_key_new(const uint8_t *bytes, size_t nbytes, agsf_key **key_ret
     key = calloc(1, sizeof(*key));
     if (key == NULL) return AGSF_NO_MEMORY;
     key->cipher = cipher;
+    key->ctr = nbytes == 16 ? ctr_128 : nbytes == 24 ? ctr_192 : ctr_256;
     key->nbytes = nbytes;
     memcpy(key->bytes, bytes, nbytes);
     *key_ret = key;
@@ -176,6 +185,7 @@ agsf_status agsf_key_new(const uint8_t *bytes, size_t nbytes, agsf_key **key_ret
 static void lane_free(agsf_lane *lane) {
     if (lane == NULL) return;
     EVP_CIPHER_CTX_free(lane->ctx); /* wipes the key schedule */
+    EVP_CIPHER_CTX_free(lane->ctr);
     free(lane);
 }
 
@@ -294,19 +304,30 @@ agsf_status agsf_key_reserve(agsf_key *key, uint64_t messages) {
 
 /* ---------------------------------------------------------------- lanes */
 
+static agsf_status keyed_context(const agsf_key *key, const EVP_CIPHER *cipher, EVP_CIPHER_CTX **ctx_ret) {
+    bool ok;
+
+    agsf_aead_lock();
+    *ctx_ret = EVP_CIPHER_CTX_new();
+    ok = *ctx_ret != NULL && EVP_EncryptInit_ex2(*ctx_ret, cipher, key->bytes, NULL, NULL) == 1;
+    if (!ok) {
+        ERR_clear_error();
+        EVP_CIPHER_CTX_free(*ctx_ret);
+        *ctx_ret = NULL;
+    }
+    agsf_aead_unlock();
+    return ok ? AGSF_OK : AGSF_CRYPTO;
+}
+
 static agsf_status lane_new(const agsf_key *key, agsf_lane **lane_ret) {
     agsf_lane *lane = calloc(1, sizeof(*lane));
-    int ok;
+    agsf_status status;
 
     if (lane == NULL) return AGSF_NO_MEMORY;
-    agsf_aead_lock();
-    lane->ctx = EVP_CIPHER_CTX_new();
-    ok = lane->ctx != NULL && EVP_EncryptInit_ex2(lane->ctx, key->cipher, key->bytes, NULL, NULL) == 1;
-    if (!ok) ERR_clear_error();
-    agsf_aead_unlock();
-    if (!ok) {
+    status = keyed_context(key, key->cipher, &lane->ctx);
+    if (status != AGSF_OK) {
         lane_free(lane);
-        return AGSF_CRYPTO;
+        return status;
     }
     *lane_ret = lane;
     return AGSF_OK;
@@ -338,25 +359,28 @@ static void scratch_return(uint8_t *scratch) {
     free(scratch);
 }
 
-agsf_status agsf_lane_borrow(agsf_key *key, int want_scratch, agsf_lane **lane_ret) {
+agsf_status agsf_lane_borrow(agsf_key *key, unsigned with, agsf_lane **lane_ret) {
     agsf_lane *lane = NULL;
+    agsf_status status = AGSF_OK;
 
     for (size_t i = 0; i < LANES_KEPT && lane == NULL; i++) {
         if (atomic_load_explicit(&key->idle[i], memory_order_relaxed) != NULL) lane = atomic_exchange(&key->idle[i], NULL);
     }
     if (lane == NULL) {
-        agsf_status status = lane_new(key, &lane);
+        status = lane_new(key, &lane);
         if (status != AGSF_OK) return status;
     }
-    if (want_scratch) {
+    if (with & AGSF_WITH_CTR && lane->ctr == NULL) status = keyed_context(key, key->ctr, &lane->ctr);
+    if (status == AGSF_OK && with & AGSF_WITH_SCRATCH) {
         lane->scratch = scratch_borrow();
-        if (lane->scratch == NULL) {
-            agsf_lane_return(key, lane);
-            return AGSF_NO_MEMORY;
-        }
+        if (lane->scratch == NULL) status = AGSF_NO_MEMORY;
     }
-    *lane_ret = lane;
-    return AGSF_OK;
+    if (status == AGSF_OK) {
+        *lane_ret = lane;
+    } else {
+        agsf_lane_return(key, lane);
+    }
+    return status;
 }
 
 void agsf_lane_return(agsf_key *key, agsf_lane *lane) {
@@ -467,6 +491,25 @@ agsf_status agsf_lane_finish_open(agsf_lane *lane, const uint8_t tag[AGSF_TAG_NB
     if (EVP_CIPHER_CTX_set_params(lane->ctx, params) != 1) return crypto_failed();
     return EVP_CipherFinal_ex(lane->ctx, none, &written) == 1 ? AGSF_OK : AGSF_BAD_TAG;
 }
+
+agsf_status agsf_lane_ctr(agsf_lane *lane, const uint8_t *nonce, const uint8_t *in, size_t nbytes, uint8_t *out) {
+    uint8_t iv[16] = {0};
+    int written;
+
+    memcpy(iv, nonce, AGSF_NONCE_NBYTES);
+    iv[15] = 1;
+    if (EVP_CipherInit_ex2(lane->ctr, NULL, NULL, iv, 1, NULL) != 1) return crypto_failed();
+    while (nbytes > 0) {
+        const size_t step = nbytes < STEP_MAX_NBYTES ? nbytes : STEP_MAX_NBYTES;
+        if (EVP_CipherUpdate(lane->ctr, out, &written, in, (int)step) != 1 || (size_t)written != step) return crypto_failed();
+        in += step;
+        out += step;
+        nbytes -= step;
+    }
+    return AGSF_OK;
+}
+
+void agsf_wipe(void *memory, size_t nbytes) { OPENSSL_cleanse(memory, nbytes); }
 
 /* ---------------------------------------------------------------- one message */
 

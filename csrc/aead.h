@@ -14,11 +14,14 @@ enum { AGSF_SCRATCH_NBYTES = 256 * 1024 };
 
 typedef struct agsf_lane agsf_lane;
 
+/* What a lane may have besides: one of the process's scratch buffers, and AES-CTR. */
+enum { AGSF_WITH_SCRATCH = 1, AGSF_WITH_CTR = 2 };
+
 /*
- * agsf_lane_borrow() takes a lane of the key, made now if none is free. With want_scratch it also has one of the
- * process's scratch buffers. Give it back with agsf_lane_return(). Failures: AGSF_NO_MEMORY, AGSF_CRYPTO.
+ * agsf_lane_borrow() takes a lane of the key, made now if none is free, with what `with` asks for. Give it back with
+ * agsf_lane_return(). Failures: AGSF_NO_MEMORY, AGSF_CRYPTO.
  */
-agsf_status agsf_lane_borrow(agsf_key *key, int want_scratch, agsf_lane **lane_ret) AGSF_MUST_CHECK;
+agsf_status agsf_lane_borrow(agsf_key *key, unsigned with, agsf_lane **lane_ret) AGSF_MUST_CHECK;
 void agsf_lane_return(agsf_key *key, agsf_lane *lane);
 
 /* agsf_lane_scratch() is AGSF_SCRATCH_NBYTES of memory. Only sealed bytes may be put there: it is not wiped. */
@@ -37,6 +40,13 @@ agsf_status agsf_lane_begin_open(agsf_lane *lane, const uint8_t *nonce, const ui
 agsf_status agsf_lane_update(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) AGSF_MUST_CHECK;
 agsf_status agsf_lane_finish_seal(agsf_lane *lane, uint8_t tag_ret[AGSF_TAG_NBYTES]) AGSF_MUST_CHECK;
 agsf_status agsf_lane_finish_open(agsf_lane *lane, const uint8_t tag[AGSF_TAG_NBYTES]) AGSF_MUST_CHECK;
+
+/*
+ * agsf_lane_ctr() encrypts or decrypts, which is the same, with AES-CTR, whose counter begins at 1 behind the nonce. There
+ * is no tag: whoever has the bytes can change them.
+ */
+agsf_status agsf_lane_ctr(agsf_lane *lane, const uint8_t *nonce, const uint8_t *in, size_t nbytes,
+                          uint8_t *out) AGSF_MUST_CHECK;
 
 /*
  * agsf_key_reserve() counts messages that are about to be sealed, all or none of them. It is the only way to

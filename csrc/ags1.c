@@ -257,12 +257,12 @@ static unsigned count_lanes(const agsf_run *run, size_t njobs, size_t nbytes) {
 
 /* Borrows lanes; fewer than wanted will do, none will not. */
 static agsf_status borrow_lanes(struct slice *slice, unsigned wanted, unsigned *nlanes_ret) {
-    const int want_scratch = slice->run->sealed == NULL;
+    const unsigned with = slice->run->sealed == NULL ? AGSF_WITH_SCRATCH : 0;
     agsf_status status = AGSF_OK;
 
     *nlanes_ret = 0;
     while (*nlanes_ret < wanted && status == AGSF_OK) {
-        status = agsf_lane_borrow(slice->run->key, want_scratch, &slice->lanes[*nlanes_ret]);
+        status = agsf_lane_borrow(slice->run->key, with, &slice->lanes[*nlanes_ret]);
         if (status == AGSF_OK) ++*nlanes_ret;
     }
     return *nlanes_ret > 0 ? AGSF_OK : status;

@@ -1,0 +1,732 @@
+/* parquet.c - Parquet's modules: AADs, framing, and the pages of a column chunk from one side to another. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "aead.h"
+#include "crc32.h"
+#include "pool.h"
+#include "thrift.h"
+
+enum {
+    LENGTH_NBYTES = 4,
+    CTR_FRAME_NBYTES = LENGTH_NBYTES + AGSF_NONCE_NBYTES, /* and what stands before any ciphertext */
+    BUDGET_MS = 100,                  /* of one call: bounds how long an interrupt waits */
+    PARALLEL_MIN_NBYTES = 512 * 1024, /* less is over before a helper has woken up */
+    NONCES = 32,                      /* drawn at once, and forgotten when the job ends */
+    HEADER_GROWTH_NBYTES = 16,        /* the most that two longer varints, and a filler's head, add to a page header */
+    HEADER_STEP_NBYTES = 4096,
+};
+
+static uint32_t get_u32(const uint8_t *in) {
+    return (uint32_t)in[0] | (uint32_t)in[1] << 8 | (uint32_t)in[2] << 16 | (uint32_t)in[3] << 24;
+}
+
+static void put_u32(uint8_t *out, uint32_t value) {
+    for (int i = 0; i < 4; i++) out[i] = (uint8_t)(value >> 8 * i);
+}
+
+/* ---------------------------------------------------------------- modules */
+
+struct suffix {
+    uint8_t bytes[7];
+    size_t nbytes;
+};
+
+/* A module's place in its file, as its AAD ends in it. Only data pages and their headers have a page ordinal. */
+static struct suffix aad_suffix(const agsf_modules *modules, unsigned type, uint32_t page) {
+    const uint16_t row_group = (uint16_t)modules->row_group, column = (uint16_t)modules->column;
+    struct suffix suffix = {{(uint8_t)type, (uint8_t)row_group, (uint8_t)(row_group >> 8), (uint8_t)column,
+                             (uint8_t)(column >> 8), (uint8_t)page, (uint8_t)(page >> 8)}, 5};
+
+    if (type == AGSF_FOOTER) suffix.nbytes = 1;
+    if (type == AGSF_DATA_PAGE || type == AGSF_DATA_PAGE_HEADER) suffix.nbytes = 7;
+    if (modules->without_aad) suffix.nbytes = 0;
+    return suffix;
+}
+
+static size_t aad_nbytes(const agsf_modules *modules) { return modules->without_aad ? 0 : modules->aad_nbytes; }
+
+/* Seals to out: length, nonce, ciphertext, tag. in may be where the ciphertext goes. */
+static agsf_status seal_frame(agsf_lane *lane, const agsf_modules *modules, unsigned type, uint32_t page,
+                              const uint8_t *nonce, const uint8_t *in, size_t nbytes, uint8_t *out) {
+    const struct suffix suffix = aad_suffix(modules, type, page);
+    uint8_t *const sealed = out + LENGTH_NBYTES + AGSF_NONCE_NBYTES;
+    agsf_status status;
+
+    put_u32(out, (uint32_t)(nbytes + AGSF_OVERHEAD_NBYTES));
+    memcpy(out + LENGTH_NBYTES, nonce, AGSF_NONCE_NBYTES);
+    status = agsf_lane_begin_seal(lane, nonce, modules->aad, aad_nbytes(modules), suffix.bytes, suffix.nbytes);
+    if (status == AGSF_OK) status = agsf_lane_update(lane, in, nbytes, sealed);
+    if (status == AGSF_OK) status = agsf_lane_finish_seal(lane, sealed + nbytes);
+    return status;
+}
+
+/* Opens a frame whose length was checked. The caller clears the output if the status is not AGSF_OK. */
+static agsf_status open_frame(agsf_lane *lane, const agsf_modules *modules, unsigned type, uint32_t page,
+                              const uint8_t *in, size_t nbytes, uint8_t *out) {
+    const struct suffix suffix = aad_suffix(modules, type, page);
+    const uint8_t *const sealed = in + LENGTH_NBYTES + AGSF_NONCE_NBYTES;
+    agsf_status status = agsf_lane_begin_open(lane, in + LENGTH_NBYTES, modules->aad, aad_nbytes(modules), suffix.bytes,
+                                              suffix.nbytes);
+
+    if (status == AGSF_OK) status = agsf_lane_update(lane, sealed, nbytes, out);
+    if (status == AGSF_OK) status = agsf_lane_finish_open(lane, sealed + nbytes);
+    return status;
+}
+
+agsf_status agsf_module_seal(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes,
+                             uint8_t *out) {
+    uint8_t nonce[AGSF_NONCE_NBYTES];
+    agsf_lane *lane;
+    agsf_status status;
+
+    if (in_nbytes > INT32_MAX - AGSF_FRAME_NBYTES) return AGSF_BAD_ARGUMENT;
+    status = agsf_key_reserve(modules->key, 1);
+    if (status == AGSF_OK) status = agsf_draw(nonce, sizeof(nonce));
+    if (status == AGSF_OK) status = agsf_lane_borrow(modules->key, 0, &lane);
+    if (status != AGSF_OK) return status;
+    status = seal_frame(lane, modules, type, 0, nonce, in, in_nbytes, out);
+    agsf_lane_return(modules->key, lane);
+    return status;
+}
+
+agsf_status agsf_module_open(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes, uint8_t *out,
+                             size_t *nbytes_ret, size_t *frame_nbytes_ret) {
+    agsf_lane *lane;
+    agsf_status status;
+    size_t length;
+
+    if (in_nbytes < LENGTH_NBYTES) return AGSF_BAD_FORMAT;
+    length = get_u32(in);
+    if (length < AGSF_OVERHEAD_NBYTES || length > in_nbytes - LENGTH_NBYTES) return AGSF_BAD_FORMAT;
+    *nbytes_ret = length - AGSF_OVERHEAD_NBYTES;
+    *frame_nbytes_ret = LENGTH_NBYTES + length;
+    status = agsf_lane_borrow(modules->key, 0, &lane);
+    if (status != AGSF_OK) return status;
+    status = open_frame(lane, modules, type, 0, in, *nbytes_ret, out);
+    agsf_lane_return(modules->key, lane);
+    if (status != AGSF_OK && *nbytes_ret > 0) memset(out, 0, *nbytes_ret);
+    return status;
+}
+
+/* ---------------------------------------------------------------- page headers */
+
+enum { PAGE_DATA = 0, PAGE_INDEX = 1, PAGE_DICTIONARY = 2, PAGE_DATA_V2 = 3 };
+
+enum {
+    HEADER_TYPE = 1,
+    HEADER_UNCOMPRESSED = 2,
+    HEADER_COMPRESSED = 3,
+    HEADER_CRC = 4,
+    HEADER_DATA = 5,
+    HEADER_DICTIONARY = 7,
+    HEADER_DATA_V2 = 8,
+    FILLER_BOOL = 14,
+    FILLER_BYTES = 15,
+};
+
+struct span {
+    size_t begin, end;
+};
+
+struct header {
+    size_t nbytes; /* of the struct */
+    int64_t type, uncompressed, compressed, crc, values, encoding;
+    int64_t levels; /* bytes of a V2 page's repetition and definition levels */
+    struct span compressed_at, crc_at;
+    bool has_crc;
+    int16_t last_id;
+};
+
+static void read_page_struct(agsf_cursor *cursor, struct header *header, int16_t kind) {
+    int16_t id = 0;
+    unsigned type;
+
+    while (agsf_thrift_field(cursor, &id, &type)) {
+        if (type == AGSF_THRIFT_I32) {
+            const int64_t value = agsf_thrift_int(cursor);
+            const bool v2 = kind == HEADER_DATA_V2;
+            if (id == 1) header->values = value;
+            if (id == (v2 ? 4 : 2)) header->encoding = value;
+            if (v2 && (id == 5 || id == 6)) header->levels += value < 0 ? INT64_C(1) << 32 : value;
+        } else {
+            agsf_thrift_skip(cursor, type, false);
+        }
+    }
+}
+
+/* AGSF_BAD_FORMAT also says that the header is cut: there is no telling. */
+static agsf_status read_header(const uint8_t *data, size_t nbytes, struct header *header) {
+    static const int16_t kinds[AGSF_PAGE_TYPES] = {HEADER_DATA, 0, HEADER_DICTIONARY, HEADER_DATA_V2};
+    agsf_cursor cursor = {data, data + nbytes, false};
+    int16_t id = 0, kind = 0;
+    unsigned type;
+
+    *header = (struct header){.type = -1, .uncompressed = -1, .compressed = -1, .values = -1, .encoding = -1};
+    while (agsf_thrift_field(&cursor, &id, &type)) {
+        const size_t begin = (size_t)(cursor.at - data);
+        if (type == AGSF_THRIFT_I32 && id >= HEADER_TYPE && id <= HEADER_CRC) {
+            const int64_t value = agsf_thrift_int(&cursor);
+            const struct span at = {begin, (size_t)(cursor.at - data)};
+            if (id == HEADER_TYPE) header->type = value;
+            if (id == HEADER_UNCOMPRESSED) header->uncompressed = value;
+            if (id == HEADER_COMPRESSED) {
+                header->compressed = value;
+                header->compressed_at = at;
+            }
+            if (id == HEADER_CRC) {
+                header->crc = value;
+                header->crc_at = at;
+                header->has_crc = true;
+            }
+        } else if (type == AGSF_THRIFT_STRUCT && (id == HEADER_DATA || id == HEADER_DICTIONARY || id == HEADER_DATA_V2)) {
+            kind = id;
+            read_page_struct(&cursor, header, id);
+        } else {
+            agsf_thrift_skip(&cursor, type, false);
+        }
+        header->last_id = id;
+    }
+    header->nbytes = (size_t)(cursor.at - data);
+    if (cursor.bad || header->type < 0 || header->type >= AGSF_PAGE_TYPES || kind == 0 || kinds[header->type] != kind ||
+        header->uncompressed < 0 || header->uncompressed > INT32_MAX || header->compressed < 0 ||
+        header->compressed > INT32_MAX || header->values < 0 || header->levels > header->compressed ||
+        (header->has_crc && header->crc_at.begin < header->compressed_at.begin)) {
+        return AGSF_BAD_FORMAT;
+    }
+    return AGSF_OK;
+}
+
+/* What is to become of a header. */
+struct edit {
+    uint64_t compressed;
+    uint32_t crc;
+    bool drop_crc;
+    size_t filler; /* bytes that an unknown field takes up */
+};
+
+/*
+ * Fields that no reader knows take up exactly nbytes: bytes under the id 15, and, where a length of one byte more would
+ * overshoot, a bool under 14. Their heads are short ones, since not every reader knows long ones.
+ */
+static uint8_t *put_filler(uint8_t *out, int16_t last_id, size_t nbytes) {
+    int16_t id = last_id;
+    size_t length;
+
+    if (nbytes == 0) return out;
+    length = nbytes < 2 ? 0 : nbytes - 2;
+    while (length > 0 && 1 + agsf_thrift_varint_nbytes(length) + length > nbytes) length--;
+    if (nbytes < 2 || 1 + agsf_thrift_varint_nbytes(length) + length < nbytes) {
+        const int16_t next = id < FILLER_BOOL ? FILLER_BOOL : (int16_t)(id + 1);
+        *out++ = (uint8_t)((unsigned)(next - id) << 4 | AGSF_THRIFT_TRUE);
+        id = next;
+        nbytes--;
+    }
+    if (nbytes > 0) {
+        const int16_t next = id < FILLER_BYTES ? FILLER_BYTES : (int16_t)(id + 1);
+        *out++ = (uint8_t)((unsigned)(next - id) << 4 | AGSF_THRIFT_BINARY);
+        out = agsf_thrift_put_varint(out, length);
+        memset(out, 0, length);
+        out += length;
+    }
+    return out;
+}
+
+/* Writes the header with its edits to out. All that is not edited is copied. */
+static size_t write_header(const uint8_t *data, const struct header *header, const struct edit *edit, uint8_t *out) {
+    uint8_t *const begin = out;
+    size_t copied = header->compressed_at.end;
+
+    memcpy(out, data, header->compressed_at.begin);
+    out = agsf_thrift_put_varint(out + header->compressed_at.begin, agsf_thrift_zigzag((int64_t)edit->compressed));
+    if (header->has_crc && edit->drop_crc) {
+        /* The field between is gone: the next one's id is counted from the one before it. */
+        const agsf_thrift_edit drop = {.id = HEADER_CRC};
+        size_t nbytes, end;
+        if (agsf_thrift_splice(data, header->nbytes, &drop, 1, begin, &nbytes, &end) != AGSF_OK) return 0;
+        return nbytes; /* its other edit is none: who drops it keeps the size */
+    }
+    if (header->has_crc) {
+        memcpy(out, data + copied, header->crc_at.begin - copied);
+        out += header->crc_at.begin - copied;
+        out = agsf_thrift_put_varint(out, agsf_thrift_zigzag((int32_t)edit->crc));
+        copied = header->crc_at.end;
+    }
+    memcpy(out, data + copied, header->nbytes - 1 - copied);
+    out = put_filler(out + header->nbytes - 1 - copied, header->last_id, edit->filler);
+    *out++ = AGSF_THRIFT_STOP;
+    return (size_t)(out - begin);
+}
+
+/* How long it becomes, without a filler, if its CRC is as given. */
+static size_t header_nbytes(const struct header *header, uint64_t compressed, uint32_t crc) {
+    size_t nbytes = header->nbytes - (header->compressed_at.end - header->compressed_at.begin) +
+                    agsf_thrift_varint_nbytes(agsf_thrift_zigzag((int64_t)compressed));
+
+    if (header->has_crc) {
+        nbytes -= header->crc_at.end - header->crc_at.begin;
+        nbytes += agsf_thrift_varint_nbytes(agsf_thrift_zigzag((int32_t)crc));
+    }
+    return nbytes;
+}
+
+/* ---------------------------------------------------------------- one page */
+
+/* What a thread works with on one run. */
+struct worker {
+    agsf_pages *run;
+    agsf_lane *from, *to;
+    uint8_t nonces[NONCES * AGSF_NONCE_NBYTES];
+    size_t nonces_left;
+};
+
+/* A page as it was found. */
+struct page {
+    struct header header;
+    const uint8_t *header_data;    /* plain */
+    size_t header_frame_nbytes;    /* as it stands in the input */
+    size_t header_room;            /* bytes of its plaintext, with padding */
+    const uint8_t *body;           /* as it stands in the input */
+    size_t body_nbytes;
+    size_t lead_nbytes;            /* of the body, in front of its frame: levels in parquet-java's V2 pages */
+    size_t plain_nbytes;           /* of the body */
+    uint32_t crc_difference;       /* 0, but for a wrong CRC that is to stay wrong */
+};
+
+static agsf_status take_nonce(struct worker *worker, const uint8_t **nonce_ret) {
+    if (worker->nonces_left == 0) {
+        const agsf_status status = agsf_draw(worker->nonces, sizeof(worker->nonces));
+        if (status != AGSF_OK) return status;
+        worker->nonces_left = NONCES;
+    }
+    *nonce_ret = worker->nonces + --worker->nonces_left * AGSF_NONCE_NBYTES;
+    return AGSF_OK;
+}
+
+static bool stop_for(agsf_pages *run, agsf_pages_stop stop, size_t wanted) {
+    run->stop = stop;
+    run->wanted = wanted;
+    return false;
+}
+
+static bool fail(agsf_pages *run, agsf_status status, unsigned module) {
+    run->stop = AGSF_STOP_FAILED;
+    run->status = status;
+    run->bad_module = module;
+    return false;
+}
+
+static unsigned header_module(const struct page *page) {
+    return page->header.type == PAGE_DICTIONARY ? AGSF_DICTIONARY_PAGE_HEADER : AGSF_DATA_PAGE_HEADER;
+}
+
+static unsigned body_module(const struct page *page) {
+    return page->header.type == PAGE_DICTIONARY ? AGSF_DICTIONARY_PAGE : AGSF_DATA_PAGE;
+}
+
+/* The page ordinal of a module: dictionary pages have none. */
+static uint32_t ordinal(const agsf_pages *run, const struct page *page) {
+    return page->header.type == PAGE_DICTIONARY ? 0 : run->page;
+}
+
+/*
+ * Opens the header's frame. Whether the first page is a dictionary is not told by all writers in the same way, so its tag
+ * decides: a header that opens under a type's AAD is of that type.
+ */
+static bool open_header(struct worker *worker, const uint8_t *in, size_t nbytes, struct page *page) {
+    static const unsigned types[2] = {AGSF_DATA_PAGE_HEADER, AGSF_DICTIONARY_PAGE_HEADER};
+    agsf_pages *const run = worker->run;
+    agsf_status status = AGSF_BAD_TAG;
+    unsigned type = types[0];
+
+    for (int i = 0; i < (run->began ? 1 : 2) && status == AGSF_BAD_TAG; i++) {
+        type = types[i];
+        status = open_frame(worker->from, run->from, type, i == 0 ? run->page : 0, in, nbytes, run->header);
+    }
+    if (status != AGSF_OK) {
+        agsf_wipe(run->header, nbytes);
+        return fail(run, status, types[0]);
+    }
+    if (read_header(run->header, nbytes, &page->header) != AGSF_OK) return fail(run, AGSF_BAD_FORMAT, type);
+    /* A header that was sealed as another type than it says could make the rest of the chunk count wrong. */
+    if (!run->from->without_aad && header_module(page) != type) return fail(run, AGSF_BAD_FORMAT, type);
+    return true;
+}
+
+static bool find_header(struct worker *worker, const uint8_t *in, size_t left, uint64_t chunk_left, struct page *page) {
+    agsf_pages *const run = worker->run;
+
+    if (run->from == NULL) {
+        if (read_header(in, left, &page->header) != AGSF_OK) {
+            if (run->in_is_all) return fail(run, AGSF_BAD_FORMAT, AGSF_DATA_PAGE_HEADER);
+            return stop_for(run, AGSF_STOP_INPUT, left < HEADER_STEP_NBYTES ? 2 * HEADER_STEP_NBYTES : 2 * left);
+        }
+        page->header_data = in;
+        page->header_frame_nbytes = page->header_room = page->header.nbytes;
+        return true;
+    }
+    if (left < LENGTH_NBYTES) {
+        if (chunk_left < LENGTH_NBYTES) return fail(run, AGSF_BAD_FORMAT, AGSF_DATA_PAGE_HEADER);
+        return stop_for(run, AGSF_STOP_INPUT, LENGTH_NBYTES);
+    }
+    page->header_frame_nbytes = LENGTH_NBYTES + (size_t)get_u32(in);
+    if (page->header_frame_nbytes < AGSF_FRAME_NBYTES || page->header_frame_nbytes > chunk_left) {
+        return fail(run, AGSF_BAD_FORMAT, AGSF_DATA_PAGE_HEADER);
+    }
+    if (page->header_frame_nbytes > left) return stop_for(run, AGSF_STOP_INPUT, page->header_frame_nbytes);
+    page->header_room = page->header_frame_nbytes - AGSF_FRAME_NBYTES;
+    if (page->header_room > run->header_nbytes) return stop_for(run, AGSF_STOP_HEADER, page->header_room);
+    page->header_data = run->header;
+    return open_header(worker, in, page->header_room, page);
+}
+
+static size_t body_overhead(const agsf_modules *modules) {
+    return modules == NULL ? 0 : modules->ctr ? CTR_FRAME_NBYTES : AGSF_FRAME_NBYTES;
+}
+
+static bool frame_fits(const struct page *page, size_t lead) {
+    return page->body_nbytes >= lead + LENGTH_NBYTES &&
+           get_u32(page->body + lead) == page->body_nbytes - lead - LENGTH_NBYTES;
+}
+
+/* Finds the frame inside a sealed body, whose bytes are all there. */
+static bool find_frame(agsf_pages *run, struct page *page) {
+    const size_t overhead = body_overhead(run->from);
+    const size_t levels = page->header.type == PAGE_DATA_V2 ? (size_t)page->header.levels : 0;
+
+    page->lead_nbytes = 0;
+    if (!frame_fits(page, 0)) {
+        if (levels == 0 || levels > page->body_nbytes || !frame_fits(page, levels)) {
+            return fail(run, AGSF_BAD_FORMAT, body_module(page));
+        }
+        page->lead_nbytes = levels;
+    }
+    if (page->body_nbytes - page->lead_nbytes < overhead) return fail(run, AGSF_BAD_FORMAT, body_module(page));
+    page->plain_nbytes = page->body_nbytes - overhead;
+    return true;
+}
+
+/* Finds the next page in the input. */
+static bool find_page(struct worker *worker, struct page *page) {
+    agsf_pages *const run = worker->run;
+    const uint8_t *const in = run->in + run->in_done;
+    const size_t left = run->in_nbytes - run->in_done;
+    const uint64_t declared = run->nbytes > run->in_total ? run->nbytes - run->in_total : 0;
+    /* A plain chunk may be longer than its footer says: then the caller tells where it must end by what it hands in. */
+    const uint64_t chunk_left = run->from == NULL ? UINT64_MAX : declared;
+    const bool short_size = run->short_sizes && run->from != NULL;
+    uint64_t whole;
+
+    if (!find_header(worker, in, left, chunk_left, page)) return false;
+    if (page->header.type == PAGE_INDEX) return fail(run, AGSF_BAD_FORMAT, AGSF_DATA_PAGE_HEADER);
+    if (page->header.type == PAGE_DICTIONARY && run->began) return fail(run, AGSF_BAD_FORMAT, AGSF_DICTIONARY_PAGE_HEADER);
+    if (page->header.type != PAGE_DICTIONARY && run->page > AGSF_ORDINAL_MAX && (run->from != NULL || run->to != NULL)) {
+        return fail(run, AGSF_ORDINAL, AGSF_DATA_PAGE_HEADER);
+    }
+    page->body = in + page->header_frame_nbytes;
+    page->body_nbytes = (size_t)page->header.compressed + (short_size ? body_overhead(run->from) : 0);
+    page->plain_nbytes = page->body_nbytes;
+    whole = (uint64_t)page->header_frame_nbytes + page->body_nbytes;
+    if (whole > chunk_left || (run->in_is_all && run->mode != AGSF_PAGES_LIST && whole > left)) {
+        return fail(run, AGSF_BAD_FORMAT, header_module(page));
+    }
+    if (run->mode == AGSF_PAGES_LIST) return true;
+    if (whole > left) return stop_for(run, AGSF_STOP_INPUT, (size_t)whole);
+    return run->from == NULL || find_frame(run, page);
+}
+
+/* Puts the plain body to out: opened, or copied if out is not NULL. With parquet-java's V2 pages, if the first try fails. */
+static bool open_body(struct worker *worker, struct page *page, uint8_t *out) {
+    agsf_pages *const run = worker->run;
+    const uint8_t *const frame = page->body + page->lead_nbytes;
+    const size_t nbytes = page->plain_nbytes - page->lead_nbytes;
+    agsf_status status;
+
+    memcpy(out, page->body, page->lead_nbytes);
+    out += page->lead_nbytes;
+    if (run->from->ctr) {
+        status = agsf_lane_ctr(worker->from, frame + LENGTH_NBYTES, frame + CTR_FRAME_NBYTES, nbytes, out);
+    } else {
+        status = open_frame(worker->from, run->from, body_module(page), ordinal(run, page), frame, nbytes, out);
+    }
+    if (status == AGSF_BAD_TAG && page->lead_nbytes == 0 && page->header.type == PAGE_DATA_V2 && page->header.levels > 0 &&
+        (size_t)page->header.levels < page->body_nbytes && frame_fits(page, (size_t)page->header.levels)) {
+        page->lead_nbytes = (size_t)page->header.levels; /* both lengths fitted by chance */
+        return open_body(worker, page, out);
+    }
+    return status == AGSF_OK ? true : fail(run, status, body_module(page));
+}
+
+/* Seals a plain body to out. in is the body: elsewhere, or, in its place there, what open_body() has put. */
+static bool seal_body(struct worker *worker, const struct page *page, const uint8_t *in, size_t lead, uint8_t *out) {
+    agsf_pages *const run = worker->run;
+    const size_t nbytes = page->plain_nbytes - lead;
+    const uint8_t *nonce;
+    agsf_status status = take_nonce(worker, &nonce);
+
+    if (lead > 0) memmove(out, in, lead);
+    out += lead;
+    if (status == AGSF_OK && run->to->ctr) {
+        status = agsf_lane_ctr(worker->to, nonce, in + lead, nbytes, out + CTR_FRAME_NBYTES);
+        put_u32(out, (uint32_t)(nbytes + AGSF_NONCE_NBYTES));
+        memcpy(out + LENGTH_NBYTES, nonce, AGSF_NONCE_NBYTES);
+    } else if (status == AGSF_OK) {
+        status = seal_frame(worker->to, run->to, body_module(page), ordinal(run, page), nonce, in + lead, nbytes, out);
+    }
+    return status == AGSF_OK ? true : fail(run, status, body_module(page));
+}
+
+/* How many bytes at a body's start stay in plaintext when it is sealed. */
+static size_t lead_of(const agsf_pages *run, const struct page *page) {
+    if (page->header.type != PAGE_DATA_V2 || run->v2_layout == 1) return 0;
+    return run->v2_layout == 2 ? (size_t)page->header.levels : page->lead_nbytes;
+}
+
+/* A CRC is over the body as it is stored. One that was wrong stays as wrong, so that nothing is hidden or invented. */
+static bool check_crc(agsf_pages *run, struct page *page) {
+    page->crc_difference = 0;
+    if (!page->header.has_crc) return true;
+    run->checksums++;
+    page->crc_difference = (uint32_t)page->header.crc ^ agsf_crc32(page->body, page->body_nbytes);
+    if (page->crc_difference == 0) return true;
+    run->wrong_checksums++;
+    return run->keep_checksum ? true : fail(run, AGSF_CHECKSUM, body_module(page));
+}
+
+/*
+ * Puts the page, whose plain body is at `plain` or in its place already, to the output. The header stands in front of the
+ * body but holds the CRC of it as it is stored, so the body comes first, behind the room that the header can need most.
+ */
+static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_ret) {
+    agsf_pages *const run = worker->run;
+    uint8_t *const out = run->out + run->out_done;
+    const size_t frame = run->to != NULL ? AGSF_FRAME_NBYTES : 0, before = run->to != NULL ? CTR_FRAME_NBYTES : 0;
+    const size_t lead = run->to != NULL ? lead_of(run, page) : 0;
+    const size_t body_nbytes = page->plain_nbytes + body_overhead(run->to);
+    const size_t fixed = run->mode == AGSF_PAGES_VIEW ? page->header_frame_nbytes + page->body_nbytes - body_nbytes
+                       : run->mode == AGSF_PAGES_SAME_SIZE ? page->header_frame_nbytes : 0;
+    const size_t room = fixed > 0 ? fixed : header_nbytes(&page->header, body_nbytes, UINT32_C(0x80000000)) + frame;
+    struct edit edit = {.compressed = body_nbytes};
+    uint8_t *const body = out + room;
+    size_t header, written;
+    const uint8_t *nonce;
+    agsf_status status;
+
+    if (body_nbytes > INT32_MAX) return fail(run, AGSF_BAD_ARGUMENT, body_module(page));
+    if (run->to == NULL) {
+        if (!open_body(worker, page, body)) return false;
+    } else if (run->from == NULL) {
+        if (!seal_body(worker, page, page->body, lead, body)) return false;
+    } else {
+        /* Opened where it will be sealed, behind the length and the nonce. */
+        if (!open_body(worker, page, body + CTR_FRAME_NBYTES)) return false;
+        if (!seal_body(worker, page, body + CTR_FRAME_NBYTES, lead, body)) return false;
+    }
+    if (page->header.has_crc) edit.crc = agsf_crc32(body, body_nbytes) ^ page->crc_difference;
+    header = header_nbytes(&page->header, body_nbytes, edit.crc) + frame;
+    if (run->mode == AGSF_PAGES_SAME_SIZE && header > fixed) {
+        /* The varint of the new CRC is longer than that of the old one, and there is no padding. */
+        edit.drop_crc = true;
+        run->dropped_checksums++;
+    } else if (fixed > 0 && header > fixed) {
+        return fail(run, AGSF_BAD_FORMAT, header_module(page));
+    }
+    if (run->mode == AGSF_PAGES_VIEW) edit.filler = fixed - header;
+    written = write_header(page->header_data, &page->header, &edit, out + before);
+    if (run->mode == AGSF_PAGES_SAME_SIZE) {
+        memset(out + before + written, 0, fixed - frame - written); /* as parquet-java pads, and all readers take */
+        written = fixed - frame;
+    }
+    if (run->to != NULL) {
+        status = take_nonce(worker, &nonce);
+        if (status == AGSF_OK) {
+            status = seal_frame(worker->to, run->to, header_module(page), ordinal(run, page), nonce, out + before,
+                                written, out);
+        }
+        if (status != AGSF_OK) return fail(run, status, header_module(page));
+    }
+    if (written + frame < room) memmove(out + written + frame, body, body_nbytes);
+    run->uncompressed += written + frame + (uint64_t)page->header.uncompressed;
+    *nbytes_ret = written + frame + body_nbytes;
+    return true;
+}
+
+/* The most that put_page() may write, also in between. */
+static uint64_t room_for(const agsf_pages *run, const struct page *page) {
+    return (uint64_t)page->header_frame_nbytes + page->plain_nbytes + 2 * AGSF_FRAME_NBYTES + HEADER_GROWTH_NBYTES +
+           (run->mode == AGSF_PAGES_VIEW ? page->body_nbytes - page->plain_nbytes : 0);
+}
+
+static void count_page(agsf_pages *run, const struct page *page, uint64_t in_nbytes, uint64_t out_nbytes) {
+    const bool data = page->header.type != PAGE_DICTIONARY;
+
+    if (data && run->table != NULL) {
+        run->table[run->table_count++] = (agsf_page){run->in_total, run->out_total, in_nbytes, out_nbytes};
+    }
+    if (page->header.encoding >= 0 && page->header.encoding < AGSF_ENCODINGS) {
+        run->encodings[page->header.type][page->header.encoding]++;
+    }
+    if (page->header.type == PAGE_DATA_V2) {
+        run->v2_pages++;
+        run->v2_levels += page->header.levels > 0;
+    }
+    run->began = true;
+    run->in_total += in_nbytes;
+    run->out_total += out_nbytes;
+    run->in_done += (size_t)in_nbytes;
+    if (data) {
+        run->page++;
+        run->values += (uint64_t)page->header.values;
+        run->values_left -= run->values_left < (uint64_t)page->header.values ? run->values_left
+                                                                            : (uint64_t)page->header.values;
+    } else {
+        run->dictionary_pages++;
+    }
+}
+
+static bool one_page(struct worker *worker) {
+    agsf_pages *const run = worker->run;
+    struct page page = {0};
+    size_t out_nbytes = 0;
+    const bool writes = run->mode < AGSF_PAGES_CHECK;
+
+    if (run->in_total >= run->nbytes && (run->from != NULL || run->values_left == 0)) {
+        run->stop = AGSF_STOP_DONE;
+        return false;
+    }
+    if (run->in_done >= run->in_nbytes) {
+        if (run->in_is_all) return fail(run, AGSF_BAD_FORMAT, AGSF_DATA_PAGE_HEADER);
+        return stop_for(run, AGSF_STOP_INPUT, run->from != NULL ? LENGTH_NBYTES : 1);
+    }
+    if (!find_page(worker, &page)) return false;
+    if (run->table != NULL && run->table_count == run->table_room) return stop_for(run, AGSF_STOP_TABLE, 0);
+    if (writes) {
+        const uint64_t room = room_for(run, &page);
+        if (room > run->out_nbytes - run->out_done) return stop_for(run, AGSF_STOP_OUTPUT, (size_t)room);
+        if (run->to != NULL) {
+            const agsf_status status = agsf_key_reserve(run->to->key, 2);
+            if (status != AGSF_OK) return fail(run, status, body_module(&page));
+        }
+        if (!check_crc(run, &page) || !put_page(worker, &page, &out_nbytes)) return false;
+        run->out_done += out_nbytes;
+    } else if (run->mode == AGSF_PAGES_CHECK) {
+        if (page.plain_nbytes > run->out_nbytes) return stop_for(run, AGSF_STOP_OUTPUT, page.plain_nbytes);
+        if (!check_crc(run, &page)) return false;
+        if (run->from != NULL && !open_body(worker, &page, run->out)) return false;
+    }
+    count_page(run, &page, (uint64_t)page.header_frame_nbytes + page.body_nbytes, out_nbytes);
+    return true;
+}
+
+/* ---------------------------------------------------------------- runs */
+
+/* A key that runs share, and a lane of it for each thread. */
+struct shared_key {
+    agsf_key *key;
+    unsigned with;
+};
+
+struct job {
+    agsf_pages **runs; /* those that are to be run */
+    size_t nruns;
+    struct shared_key *keys;
+    size_t nkeys;
+    agsf_lane **lanes; /* [lane][key] */
+};
+
+static agsf_lane *lane_of(const struct job *job, unsigned lane, const agsf_modules *modules) {
+    if (modules == NULL) return NULL;
+    for (size_t i = 0;; i++) {
+        if (job->keys[i].key == modules->key) return job->lanes[lane * job->nkeys + i];
+    }
+}
+
+static bool run_job(void *arg, unsigned lane, size_t number) {
+    const struct job *job = arg;
+    agsf_pages *const run = job->runs[number];
+    struct worker worker = {.run = run, .from = lane_of(job, lane, run->from), .to = lane_of(job, lane, run->to)};
+
+    while (one_page(&worker)) continue;
+    if (run->stop != AGSF_STOP_FAILED) return true;
+    if (run->out != NULL && run->mode != AGSF_PAGES_LIST) memset(run->out, 0, run->out_nbytes);
+    return true; /* the others go on: the lowest failure is to be found, whatever the threads */
+}
+
+static void add_key(struct job *job, const agsf_modules *modules) {
+    size_t i = 0;
+
+    if (modules == NULL) return;
+    while (i < job->nkeys && job->keys[i].key != modules->key) i++;
+    if (i == job->nkeys) job->keys[job->nkeys++] = (struct shared_key){modules->key, 0};
+    if (modules->ctr) job->keys[i].with = AGSF_WITH_CTR;
+}
+
+static void return_lanes(struct job *job, size_t nlanes) {
+    while (nlanes-- > 0) agsf_lane_return(job->keys[nlanes % job->nkeys].key, job->lanes[nlanes]);
+}
+
+/* Lanes of all keys for as many threads as can have them, and for one at least. */
+static agsf_status borrow_lanes(struct job *job, unsigned *nlanes) {
+    agsf_status status = AGSF_OK;
+    size_t n = 0;
+
+    while (n < *nlanes * job->nkeys && status == AGSF_OK) {
+        const struct shared_key *const shared = &job->keys[n % job->nkeys];
+        status = agsf_lane_borrow(shared->key, shared->with, &job->lanes[n]);
+        if (status == AGSF_OK) n++;
+    }
+    if (status == AGSF_OK) return AGSF_OK;
+    *nlanes = (unsigned)(n / job->nkeys);
+    if (*nlanes > 0) {
+        while (n > *nlanes * job->nkeys) {
+            n--;
+            agsf_lane_return(job->keys[n % job->nkeys].key, job->lanes[n]);
+        }
+        return AGSF_OK;
+    }
+    return_lanes(job, n);
+    return status;
+}
+
+agsf_status agsf_pages_run(agsf_pages **runs, size_t nruns, unsigned threads) {
+    struct job job = {.nruns = 0};
+    agsf_batch batch = {.job = run_job, .arg = &job, .budget_ms = BUDGET_MS};
+    unsigned nlanes = threads < AGSF_MAX_THREADS ? threads : AGSF_MAX_THREADS;
+    agsf_status status = AGSF_OK;
+    uint64_t nbytes = 0;
+    size_t claimed;
+
+    if (nruns == 0) return AGSF_OK;
+    job.runs = calloc(nruns, sizeof(*job.runs));
+    job.keys = calloc(nruns, 2 * sizeof(*job.keys));
+    if (job.runs == NULL || job.keys == NULL) {
+        status = AGSF_NO_MEMORY;
+        goto out;
+    }
+    for (size_t i = 0; i < nruns; i++) {
+        if (runs[i]->stop != AGSF_STOP_NOT) continue;
+        runs[i]->in_done = runs[i]->out_done = 0;
+        job.runs[job.nruns++] = runs[i];
+        nbytes += runs[i]->in_nbytes;
+        add_key(&job, runs[i]->from);
+        add_key(&job, runs[i]->to);
+    }
+    if (job.nruns == 0) goto out;
+    if (nlanes == 0 || nbytes < PARALLEL_MIN_NBYTES) nlanes = 1;
+    if (nlanes > job.nruns) nlanes = (unsigned)job.nruns;
+    if (job.nkeys > 0) {
+        job.lanes = calloc(job.nkeys, nlanes * sizeof(*job.lanes));
+        status = job.lanes == NULL ? AGSF_NO_MEMORY : borrow_lanes(&job, &nlanes);
+        if (status != AGSF_OK) goto out;
+    }
+    batch.njobs = job.nruns;
+    batch.nlanes = nlanes;
+    claimed = agsf_pool_run(&batch);
+    if (job.nkeys > 0) return_lanes(&job, nlanes * job.nkeys);
+    if (claimed < job.nruns) status = AGSF_PAUSED;
+out:
+    free(job.runs);
+    free(job.keys);
+    free(job.lanes);
+    return status;
+}

@@ -1,0 +1,44 @@
+/*
+ * thrift.h - the compact protocol, without generated classes: a cursor over bytes, and edits that leave every other
+ * byte as it was. Private to csrc.
+ *
+ * A cursor never reads outside its bytes, never recurses and never allocates. Once something is wrong it is `bad` and
+ * stays there: whatever it returns then is zero, so a caller may check once, at the end.
+ */
+#ifndef AGSF_THRIFT_H
+#define AGSF_THRIFT_H
+
+#include <stdbool.h>
+
+#include "agsf.h"
+
+typedef struct agsf_cursor {
+    const uint8_t *at, *end;
+    bool bad; /* the bytes end too early, or cannot be the compact protocol */
+} agsf_cursor;
+
+uint64_t agsf_thrift_varint(agsf_cursor *cursor);
+int64_t agsf_thrift_int(agsf_cursor *cursor); /* zigzag, as i16, i32 and i64 are */
+
+/* agsf_thrift_binary() passes a string of *nbytes_ret bytes and returns where it begins. */
+const uint8_t *agsf_thrift_binary(agsf_cursor *cursor, size_t *nbytes_ret);
+
+/*
+ * agsf_thrift_field() reads the head of a struct's next field: *id goes from the last field's id (0 at first) to this
+ * one's, and *type_ret becomes its type. False at the end of the struct, which is passed, or if the cursor is bad.
+ */
+bool agsf_thrift_field(agsf_cursor *cursor, int16_t *id, unsigned *type_ret);
+
+/* agsf_thrift_list() reads the head of a list or set. It has no more elements than there are bytes left. */
+size_t agsf_thrift_list(agsf_cursor *cursor, unsigned *type_ret);
+
+/* agsf_thrift_skip() passes a field's value. With in_list, an element's, where a bool has a byte of its own. */
+void agsf_thrift_skip(agsf_cursor *cursor, unsigned type, bool in_list);
+
+/* How many bytes a varint takes, and one written to out, where there must be room for ten. */
+size_t agsf_thrift_varint_nbytes(uint64_t value);
+uint8_t *agsf_thrift_put_varint(uint8_t *out, uint64_t value);
+
+static inline uint64_t agsf_thrift_zigzag(int64_t value) { return (uint64_t)value << 1 ^ (uint64_t)(value >> 63); }
+
+#endif
