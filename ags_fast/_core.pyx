@@ -1039,6 +1039,11 @@ cdef class PageRun:
         return self._raw.page
 
     @property
+    def first_data_page(self):
+        """Where it was put, from the chunk's first byte; None if there is none. Needs the table."""
+        return self._raw.table[0].out_offset if self._raw.table_count else None
+
+    @property
     def counts(self):
         return {
             "dictionary_pages": self._raw.dictionary_pages,

@@ -1,0 +1,613 @@
+"""A Parquet file as encryption sees it: its footer, who sealed what, and where each column chunk's parts are.
+
+Nothing of a footer is believed before its tag or signature has passed, and no length before it was compared with the
+file's size (Parquet Modular Encryption, section 5).
+"""
+
+from __future__ import annotations
+
+import hmac
+import operator
+import os
+
+from ags_fast._core import (
+    CHECK,
+    DONE,
+    ColumnChunk,
+    ColumnMetadata,
+    Footer,
+    Key,
+    Modules,
+    PageRun,
+    run_pages,
+    thrift_splice,
+)
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.parquet._thrift import BINARY, FALSE, I32, LIST, STRUCT, TRUE, Struct, binary, integer, list_of, struct
+from ags_fast.stream import _Descriptor, _Memory, _source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Any
+
+    from typing_extensions import Buffer
+
+    Path = tuple[str, ...]
+    Retriever = Callable[[bytes], Buffer]
+    Edits = list[tuple[int, int, bytes | None]]
+
+__all__ = ["ALGORITHMS", "FOOTER_KEY", "Chunk", "Crypto", "Dropped", "Keys", "Opened", "Source", "dotted"]
+
+# Types of modules, as they stand in an AAD (section 4.4.2), where they are no pages.
+FOOTER, COLUMN_METADATA, COLUMN_INDEX, OFFSET_INDEX, BLOOM_HEADER, BLOOM_BITSET = 0, 1, 6, 7, 8, 9
+
+ALGORITHMS = ("AES_GCM_V1", "AES_GCM_CTR_V1")
+QUIRKS = frozenset({"duckdb", "arrow-ctr-mislabel"})
+MAGIC_NBYTES = 4
+TAIL_NBYTES = 8  # the footer's length and the magic
+SIGNATURE_NBYTES = 28  # nonce and tag
+
+
+class _FooterKey:
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "FOOTER_KEY"
+
+    def __reduce__(self) -> str:
+        return "FOOTER_KEY"
+
+
+FOOTER_KEY = _FooterKey()
+"""In `Keys.columns`: the column is sealed with the footer key."""
+
+
+def dotted(path: Iterable[str]) -> str:
+    return ".".join(path)
+
+
+def _key_bytes(key: Buffer, what: str) -> bytes:
+    value = bytes(memoryview(key).cast("B"))
+    if len(value) not in (16, 24, 32):
+        raise ValueError(f"{what} must have 16, 24 or 32 bytes, it has {len(value)}")
+    if not any(value):
+        raise ValueError(f"{what} is all zeros: that is no key, but memory that nobody filled")
+    return value
+
+
+class Keys:
+    """The keys of a Parquet file, by column.
+
+    footer: the footer key, 16, 24 or 32 bytes. columns: {dotted path or tuple of names: key or FOOTER_KEY}; the path of
+    a group stands for every column in it, and a tuple for names that have dots. footer_metadata, column_metadata: the
+    `key_metadata` to be stored beside (section 4.3), of the columns under the same paths. Sizes may be mixed.
+
+    Never pickled, never shown. Raises ValueError for a key of another size or of zeros only.
+    """
+
+    __slots__ = ("_columns", "_footer", "column_metadata", "footer_metadata")
+
+    def __init__(
+        self,
+        footer: Buffer,
+        columns: Mapping[str | Path, Buffer | _FooterKey] | None = None,
+        *,
+        footer_metadata: bytes | None = None,
+        column_metadata: Mapping[str | Path, bytes] | None = None,
+    ) -> None:
+        self._footer = _key_bytes(footer, "the footer key")
+        self._columns: dict[str | Path, bytes | _FooterKey] = {}
+        for path, key in (columns or {}).items():
+            name = path if isinstance(path, str) else tuple(path)
+            shown = path if isinstance(path, str) else dotted(path)
+            self._columns[name] = key if isinstance(key, _FooterKey) else _key_bytes(key, f"the key of {shown!r}")
+        self.footer_metadata = footer_metadata
+        self.column_metadata = {
+            path if isinstance(path, str) else tuple(path): bytes(value)
+            for path, value in (column_metadata or {}).items()
+        }
+        unknown = [path for path in self.column_metadata if path not in self._columns]
+        if unknown:
+            raise ValueError(f"column_metadata names {unknown[0]!r}, of which columns has no key")
+
+    def __repr__(self) -> str:
+        return f"<ags_fast Parquet keys: footer, {len(self._columns)} columns>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("keys are never pickled: send key metadata, and unwrap the keys where they are used")
+
+    def footer_key(self) -> bytes:
+        return self._footer
+
+    def column(self, path: Path) -> tuple[bytes | _FooterKey, bytes | None] | None:
+        """A leaf column's key and its metadata; None if neither it nor a group that holds it is named."""
+        for depth in range(len(path), 0, -1):
+            for name in (path[:depth], dotted(path[:depth])):
+                key = self._columns.get(name)
+                if key is not None:
+                    return key, self.column_metadata.get(name) or None
+        return None
+
+    def check_paths(self, leaves: list[Path]) -> None:
+        """Refuse a path that names no column: a misspelt one would leave its column under another key, or in plain."""
+        known: set[str | Path] = set()
+        for leaf in leaves:
+            for depth in range(1, len(leaf) + 1):
+                known.add(leaf[:depth])
+                known.add(dotted(leaf[:depth]))
+        for path in self._columns:
+            if path not in known:
+                shown = path if isinstance(path, str) else dotted(path)
+                some = ", ".join(repr(dotted(leaf)) for leaf in leaves[:10])
+                raise ValueError(
+                    f"the file has no column {shown!r}: its columns are {some}{', …' * (len(leaves) > 10)}"
+                )
+
+
+class Source:
+    """Where a file is read from, by position: a path, a bytes-like object or a seekable binary file."""
+
+    __slots__ = ("_file", "path", "size")
+
+    def __init__(self, source: Any) -> None:
+        self.path = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else None
+        self._file = _source(source, None)
+        self.size = self._file.size
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of a regular file, or -1."""
+        return self._file.fd if isinstance(self._file, _Descriptor) else -1
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """The bytes from `begin` to `end`, all of them; of memory, without a copy."""
+        return self.read_to(None, begin, end)
+
+    def read_to(self, buffer: memoryview | None, begin: int, end: int) -> memoryview:
+        """Like `read`; a descriptor's bytes go to `buffer`, if there is one."""
+        if isinstance(self._file, _Memory):
+            return memoryview(self._file.data)[begin:end]
+        data, base = self._file.fetch(begin, end)
+        if not isinstance(data, int):
+            return memoryview(data)[begin - base : end - base]
+        view = memoryview(bytearray(end - begin)) if buffer is None else buffer[: end - begin]
+        at = 0
+        while at < len(view):
+            got = os.preadv(data, [view[at:]], begin + at)
+            if not got:
+                raise IntegrityError(f"the file ends after {begin + at} bytes: it was cut while it was read")
+            at += got
+        return view
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Crypto:
+    """What a file says of its encryption: EncryptionAlgorithm, and the footer key's metadata (section 5.2).
+
+    `unique` is aad_file_unique; None is DuckDB's dialect, which uses no AAD. `stored` is the prefix that stands in the
+    file, or None; `supply` says that readers must know it.
+    """
+
+    __slots__ = ("algorithm", "key_metadata", "stored", "supply", "unique")
+
+    def __init__(
+        self, algorithm: str, unique: bytes | None, stored: bytes | None, supply: bool, key_metadata: bytes | None
+    ) -> None:
+        self.algorithm = algorithm
+        self.unique = unique
+        self.stored = stored
+        self.supply = supply
+        self.key_metadata = key_metadata
+
+    @classmethod
+    def read(cls, union: Struct | None, key_metadata: bytes | None) -> Crypto:
+        for number, algorithm in enumerate(ALGORITHMS, 1):
+            fields = union.struct(number) if union is not None else None
+            if fields is not None:
+                return cls(algorithm, fields.binary(2), fields.binary(1), bool(fields.bool(3)), key_metadata or None)
+        raise FormatError("the file is encrypted with an algorithm that Parquet's specification does not have")
+
+    def encode(self) -> bytes:
+        """The union, as FileCryptoMetaData and FileMetaData hold it."""
+        supply = TRUE if self.supply else FALSE
+        fields = struct(
+            [
+                (1, BINARY, None if self.stored is None else binary(self.stored)),
+                (2, BINARY, None if self.unique is None else binary(self.unique)),
+                (3, supply, b""),
+            ]
+        )
+        return struct([(ALGORITHMS.index(self.algorithm) + 1, STRUCT, fields)])
+
+
+class Chunk:
+    """A column chunk: its place, its ColumnMetaData once that is known, and how its modules are sealed.
+
+    kind: "plain", "footer" or "column", after the key. `modules` is None if it is plain or its key is not held;
+    `metadata` is None if its key is not held and the footer is encrypted.
+    """
+
+    __slots__ = (
+        "column",
+        "data",
+        "key_metadata",
+        "kind",
+        "metadata",
+        "metadata_bytes",
+        "missing",
+        "modules",
+        "number",
+        "ordinal",
+        "path",
+        "raw",
+        "row_group",
+    )
+
+    def __init__(
+        self, number: int, row_group: int, ordinal: int, column: int, path: Path, raw: ColumnChunk, footer: bytes
+    ) -> None:
+        self.data = footer[raw.begin : raw.end]  # the ColumnChunk
+        self.number = number
+        self.row_group = row_group
+        self.ordinal = ordinal  # the row group's, as its AADs have it
+        self.column = column
+        self.path = path
+        self.raw = raw
+        self.kind = "plain"
+        self.key_metadata: bytes | None = None
+        self.metadata: ColumnMetadata | None = None
+        self.metadata_bytes = b""
+        self.modules: Modules | None = None
+        self.missing = False
+
+    @property
+    def name(self) -> str:
+        return dotted(self.path)
+
+    def numbers(self) -> ColumnMetadata:
+        if self.metadata is None:
+            raise KeyAccessError(f"the key of column {self.name!r} is needed and not given")
+        return self.metadata
+
+    def begin(self) -> int:
+        """Where its pages begin in the file."""
+        metadata = self.numbers()
+        return min((at for at in (metadata.dictionary_page, metadata.data_page) if at > 0), default=0)
+
+
+class Opened:
+    """A Parquet file whose footer was read, and, given keys, opened and checked.
+
+    keys: Keys, or a function from key_metadata to a key; None opens nothing (see `locked`). aad_prefix: as the caller
+    knows it; compared with what the file says. aad_prefix_verifier: called with the prefix, raises if it is wrong.
+    quirks: of `QUIRKS`. plain: whether a file without encryption is welcome.
+
+    Raises FormatError, IntegrityError, KeyAccessError, and PolicyError where the file is less protected than it must be.
+    """
+
+    def __init__(
+        self,
+        src: Any,
+        keys: Keys | Retriever | None,
+        *,
+        aad_prefix: bytes | None = None,
+        aad_prefix_verifier: Callable[[bytes], object] | None = None,
+        quirks: Iterable[str] = (),
+        plain: bool = False,
+    ) -> None:
+        self.quirks = frozenset(quirks)
+        if self.quirks - QUIRKS:
+            raise ValueError(f"quirks are {sorted(QUIRKS)}, not {sorted(self.quirks - QUIRKS)[0]!r}")
+        self._keys = keys
+        self._made: dict[bytes, Key] = {}  # one object for a key value: its schedule is shared
+        self._held: dict[tuple[Path, bytes | None], Key | None] = {}
+        self._ctr_columns: dict[Path, bool] = {}
+        self.crypto: Crypto | None = None
+        self.footer_key: Key | None = None
+        self.source = Source(src)
+        try:
+            self._read_footer(keys, aad_prefix, aad_prefix_verifier, plain)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.source.close()
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ---- the footer
+
+    def _read_footer(
+        self,
+        keys: Keys | Retriever | None,
+        aad_prefix: bytes | None,
+        verifier: Callable[[bytes], object] | None,
+        plain: bool,
+    ) -> None:
+        size = self.source.size
+        if size < MAGIC_NBYTES + TAIL_NBYTES:
+            raise FormatError(f"{size} bytes are too few for a Parquet file")
+        tail_begin = max(0, size - (64 << 10))  # mostly the footer is in it: one read
+        tail = self.source.read(tail_begin, size)
+        magic = bytes(tail[-MAGIC_NBYTES:])
+        if magic not in (b"PAR1", b"PARE") or bytes(self.source.read(0, MAGIC_NBYTES)) != magic:
+            raise FormatError(
+                "this is no Parquet file: it neither begins nor ends with PAR1 or PARE, or not with the same"
+            )
+        length = int.from_bytes(tail[-TAIL_NBYTES:-MAGIC_NBYTES], "little")
+        self.footer_offset = size - TAIL_NBYTES - length
+        if self.footer_offset < MAGIC_NBYTES:
+            raise FormatError(f"the footer claims {length} bytes, the file has {size}: it is damaged or was cut")
+        if self.footer_offset < tail_begin:
+            data = self.source.read(self.footer_offset, size - TAIL_NBYTES)
+        else:
+            data = tail[self.footer_offset - tail_begin : -TAIL_NBYTES]
+        self.encrypted_footer = magic == b"PARE"
+        if self.encrypted_footer:
+            self._open_footer(bytes(data), keys, aad_prefix, verifier)
+        else:
+            self._check_footer(bytes(data), keys, aad_prefix, verifier, plain)
+
+    def _open_footer(self, data: bytes, keys: Keys | Retriever | None, aad_prefix: bytes | None, verifier: Any) -> None:
+        outer = Struct(data)
+        self.crypto = Crypto.read(outer.struct(1), outer.binary(2))
+        self.locked = keys is None
+        if keys is None:
+            return
+        self._unlock(keys, aad_prefix, verifier)
+        opened, _ = self._footer_modules().open(FOOTER, memoryview(data)[outer.end :])
+        self._parse(opened)
+
+    def _check_footer(
+        self, data: bytes, keys: Keys | Retriever | None, aad_prefix: bytes | None, verifier: Any, plain: bool
+    ) -> None:
+        self._parse(data)
+        self.locked = keys is None
+        # The row groups are in between: to read these two fields is a walk of its own.
+        fields = Struct(data)
+        if 8 in fields:
+            self.crypto = Crypto.read(fields.struct(8), fields.binary(9))
+        elif self.footer.encrypted():
+            raise PolicyError("columns are encrypted, but the footer does not say how: its signature was removed")
+        elif keys is not None and not plain:
+            raise PolicyError("keys were given, but the file is not encrypted: somebody may have put it there")
+        if self.crypto is None or keys is None:
+            return
+        self._unlock(keys, aad_prefix, verifier)
+        signature = data[self.footer.end : self.footer.end + SIGNATURE_NBYTES]
+        assert self.footer_key is not None
+        aad = b"" if self.aad is None else self.aad + bytes([FOOTER])
+        expected = self.footer_key.seal(signature[:12], memoryview(data)[: self.footer.end], aad) if signature else b""
+        if len(signature) != SIGNATURE_NBYTES or not hmac.compare_digest(expected[-16:], signature[12:]):
+            raise IntegrityError(
+                "the footer's signature is not its own: it was changed, or the key or the AAD prefix is another",
+                module="footer",
+            )
+
+    def _unlock(self, keys: Keys | Retriever, aad_prefix: bytes | None, verifier: Any) -> None:
+        """Settle the AAD and the footer key."""
+        crypto = self.crypto
+        assert crypto is not None
+        if crypto.unique is None and "duckdb" not in self.quirks:
+            raise FormatError(
+                "the file has no aad_file_unique: DuckDB writes that, in a dialect without AAD; to read it, pass "
+                'quirks={"duckdb"}'
+            )
+        given = bytes(aad_prefix) if aad_prefix else None
+        if given is None and crypto.stored is None and crypto.supply:
+            raise PolicyError("the file was written with an AAD prefix that it does not hold: pass aad_prefix")
+        if given is not None and crypto.stored is None and not crypto.supply:
+            raise PolicyError("an AAD prefix was asked for, and the file has none: nothing binds it to its name")
+        if given is not None and crypto.stored is not None and given != crypto.stored:
+            raise PolicyError(
+                "the file's AAD prefix is not the one that was asked for: it is another file, or an older version of it"
+            )
+        self.prefix = given if given is not None else crypto.stored or b""
+        if verifier is not None:
+            verifier(self.prefix)
+        self.aad = None if crypto.unique is None else self.prefix + crypto.unique
+        if isinstance(keys, Keys):
+            self.footer_key = self.key(keys.footer_key())
+        else:
+            self.footer_key = self._retrieve(keys, crypto.key_metadata, "the footer")
+            if self.footer_key is None:
+                raise KeyAccessError("the footer key was not found: the file stores no key_metadata, so pass Keys")
+
+    def _parse(self, data: bytes) -> None:
+        self.footer = Footer(data)
+        self.data = data
+        self.leaves = self.footer.leaves()
+        self.groups = self.footer.groups()
+        for _, _, _, count in self.groups:
+            if count != len(self.leaves):
+                raise FormatError(f"a row group has {count} column chunks, the schema {len(self.leaves)} columns")
+
+    # ---- keys
+
+    def key(self, value: bytes) -> Key:
+        made = self._made.get(value)
+        if made is None:
+            made = self._made[value] = Key(value)
+        return made
+
+    def _retrieve(self, retriever: Retriever, key_metadata: bytes | None, what: str) -> Key | None:
+        if key_metadata is None:
+            return None
+        try:
+            value = retriever(key_metadata)
+        except KeyError as error:  # what a dict's lookup raises
+            raise KeyAccessError(f"no key was found for the key_metadata of {what}") from error
+        return self.key(_key_bytes(value, f"the key of {what}"))
+
+    def _column_key(self, path: Path, key_metadata: bytes | None) -> Key | None:
+        place = (path, key_metadata)
+        if place in self._held:
+            return self._held[place]
+        found: Key | None = None
+        if isinstance(self._keys, Keys):
+            entry = self._keys.column(path)
+            if entry is not None:
+                found = self.footer_key if isinstance(entry[0], _FooterKey) else self.key(entry[0])
+        elif self._keys is not None:
+            try:
+                found = self._retrieve(self._keys, key_metadata, f"column {dotted(path)!r}")
+            except KeyAccessError:
+                found = None  # that this column may not be read is no reason not to read the others
+        self._held[place] = found
+        return found
+
+    def _footer_modules(self) -> Modules:
+        assert self.footer_key is not None
+        return Modules(self.footer_key, self.aad, None, None)
+
+    # ---- column chunks
+
+    def ordinal(self, group: int) -> int:
+        """A row group's ordinal, as its AADs have it."""
+        value = Struct(self.data, self.groups[group][0]).integer(7)
+        return group if value is None or value < 0 else value
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Every column chunk, opened as far as the keys go."""
+        for group, (_, _, first, count) in enumerate(self.groups):
+            ordinal = self.ordinal(group) if self.crypto is not None else group
+            for column in range(count):
+                yield self.chunk(first + column, group, ordinal, column)
+
+    def chunk(self, number: int, group: int, ordinal: int, column: int) -> Chunk:
+        raw = self.footer.chunk(number)
+        chunk = Chunk(number, group, ordinal, column, self.leaves[column], raw, self.data)
+        if raw.file_path:
+            raise FormatError(
+                "the footer is of a _metadata file, whose pages are in other files: take these one by one"
+            )
+        if raw.metadata:
+            chunk.metadata = ColumnMetadata(self.data, raw.metadata)
+            chunk.metadata_bytes = self.data[raw.metadata : chunk.metadata.end]
+        if raw.crypto:
+            self._open_chunk(chunk)
+        elif not raw.metadata:
+            raise FormatError(f"column {chunk.name!r}, row group {group} has no metadata: the file is damaged")
+        return chunk
+
+    def _open_chunk(self, chunk: Chunk) -> None:
+        raw = chunk.raw
+        union = Struct(self.data, raw.crypto)
+        own = union.struct(2)
+        if own is not None:
+            chunk.kind = "column"
+            chunk.key_metadata = own.binary(2) or None
+            key = self._column_key(chunk.path, chunk.key_metadata)
+        elif 1 in union:
+            chunk.kind = "footer"
+            key = self.footer_key
+        else:
+            raise FormatError(f"column {chunk.name!r} is encrypted in a way that Parquet's specification does not have")
+        if key is None:
+            chunk.missing = True
+            if self.encrypted_footer:
+                chunk.metadata = None  # a footer key alone does not vouch for it
+            return
+        assert self.crypto is not None
+        ctr = self.crypto.algorithm == "AES_GCM_CTR_V1"
+        chunk.modules = self._modules(chunk, key, ctr)
+        if raw.sealed_metadata:
+            sealed = memoryview(self.data)[raw.sealed_metadata : raw.sealed_metadata + raw.sealed_metadata_nbytes]
+            chunk.metadata_bytes, _ = chunk.modules.open(COLUMN_METADATA, sealed)
+            chunk.metadata = ColumnMetadata(chunk.metadata_bytes)
+            chunk.metadata_bytes = chunk.metadata_bytes[: chunk.metadata.end]  # parquet-java pads
+        elif chunk.metadata is None:
+            raise FormatError(
+                f"column {chunk.name!r}, row group {chunk.row_group} has no metadata: the file is damaged"
+            )
+        if "arrow-ctr-mislabel" in self.quirks and not ctr and not self.encrypted_footer and self._is_ctr(chunk):
+            chunk.modules = self._modules(chunk, key, True)
+
+    def _modules(self, chunk: Chunk, key: Key, ctr: bool) -> Modules:
+        return Modules(key, self.aad, chunk.ordinal, chunk.column, ctr=ctr, label=chunk.name)
+
+    def _is_ctr(self, chunk: Chunk) -> bool:
+        """Whether the first page has no tag, though the file says that all have: its header opens, its body does not."""
+        found = self._ctr_columns.get(chunk.path)
+        if found is None:
+            begin, nbytes = chunk.begin(), chunk.numbers().compressed_nbytes
+            run = PageRun(chunk.modules, None, CHECK, nbytes, 0)
+            wanted = 64 << 10
+            found = False
+            while run.in_total == 0 and nbytes > 0:
+                view = self.source.read(begin, min(begin + min(wanted, nbytes), self.footer_offset))
+                run.feed(view, len(view) == nbytes, bytearray(len(view)))
+                try:
+                    run_pages([run], 1)
+                except IntegrityError as error:
+                    found = error.module in ("data page", "dictionary page")
+                    break
+                if run.stop == DONE:
+                    break
+                wanted = max(2 * wanted, run.wanted)
+            self._ctr_columns[chunk.path] = found
+        return found
+
+
+class Dropped:
+    """Columns whose keys are not held, as whole top-level fields, and how a footer looks without them."""
+
+    def __init__(self, opened: Opened, tops: set[str]) -> None:
+        self.tops = tops
+        self.columns = {i for i, leaf in enumerate(opened.leaves) if leaf[0] in tops}
+        self.names = [dotted(opened.leaves[i]) for i in sorted(self.columns)]
+        kept = [i for i in range(len(opened.leaves)) if i not in self.columns]
+        self._number = {old: new for new, old in enumerate(kept)}
+
+    @classmethod
+    def of(cls, opened: Opened, chunks: Iterable[Chunk]) -> Dropped | None:
+        """None if no key is missing."""
+        tops = {chunk.path[0] for chunk in chunks if chunk.missing}
+        return cls(opened, tops) if tops else None
+
+    def schema(self, footer: bytes) -> Edits:
+        """FileMetaData's schema."""
+        elements = Struct(footer).elements(2) or []
+        kept, skipping, fields = [], False, 0
+        depth = 0  # elements still to come of the top-level field at hand
+        for begin, end in elements[1:]:
+            element = Struct(footer, begin)
+            if depth == 0:
+                name = (element.binary(4) or b"").decode("utf-8", "surrogateescape")
+                skipping = name in self.tops
+                fields += not skipping
+                depth = 1
+            depth += (element.integer(5) or 0) - 1
+            if not skipping:
+                kept.append(footer[begin:end])
+        root = thrift_splice(footer, elements[0][0], [(5, I32, integer(fields))])
+        return [(2, LIST, list_of(STRUCT, [root, *kept]))]
+
+    def orders(self, footer: bytes) -> Edits:
+        """FileMetaData's column_orders, one for each leaf."""
+        elements = Struct(footer).elements(7)
+        if elements is None:
+            return []
+        kept = [footer[begin:end] for i, (begin, end) in enumerate(elements) if i not in self.columns]
+        return [(7, LIST, list_of(STRUCT, kept))]
+
+    def sorting(self, footer: bytes, group: int) -> Edits:
+        """A row group's sorting_columns, up to the first that is gone: what comes behind it is sorted only within that."""
+        elements = Struct(footer, group).elements(4)
+        if elements is None:
+            return []
+        kept = []
+        for begin, _ in elements:
+            number = self._number.get(Struct(footer, begin).integer(1) or 0)
+            if number is None:
+                break
+            kept.append(thrift_splice(footer, begin, [(1, I32, integer(number))]))
+        return [(4, LIST, list_of(STRUCT, kept) if kept else None)]

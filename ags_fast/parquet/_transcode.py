@@ -1,0 +1,1129 @@
+"""encrypt_file, decrypt_file and reencrypt_file: pages pass from one side to the other, and the footer follows.
+
+The parts of a file (pages of a chunk, bloom filters, indexes) are taken in the order in which they stand, so the source
+is read once and the target written once, from beginning to end: a pipe will do. Only the footer, which comes last, depends
+on where everything went.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ags_fast._core import (
+    COPY,
+    DONE,
+    FRAME_NBYTES,
+    LIST,
+    MORE_OUTPUT,
+    SAME_SIZE,
+    Modules,
+    PageRun,
+    grow,
+    offset_index,
+    run_pages,
+    thrift_splice,
+)
+from ags_fast._threads import thread_count
+from ags_fast.errors import FormatError, KeyAccessError
+from ags_fast.fs import NewFile, NewObject
+from ags_fast.parquet import _thrift as thrift
+from ags_fast.parquet._file import (
+    ALGORITHMS,
+    BLOOM_BITSET,
+    BLOOM_HEADER,
+    COLUMN_INDEX,
+    COLUMN_METADATA,
+    FOOTER,
+    FOOTER_KEY,
+    MAGIC_NBYTES,
+    OFFSET_INDEX,
+    Chunk,
+    Crypto,
+    Dropped,
+    Keys,
+    Opened,
+)
+from ags_fast.stream import _Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ags_fast.parquet._file import Retriever
+
+__all__ = ["ColumnReport", "Report", "decrypt_file", "encrypt_file", "reencrypt_file"]
+
+WINDOW_NBYTES = 8 << 20  # of the source, in memory at once; one page at least
+COPY_NBYTES = 1 << 20  # at a time, of what is copied through this process
+BEYOND_NBYTES = 1 << 20  # by how much a chunk may be longer than its footer says
+UNIQUE_NBYTES = 8  # of aad_file_unique, as parquet-java and Arrow choose it
+V2_LAYOUTS = {None: 0, "arrow": 1, "parquet-java": 2}
+
+
+@dataclass
+class ColumnReport:
+    """What became of a column, over all row groups. Sizes are bytes as they stand in the sealed file."""
+
+    path: str
+    key: str  # "plain", "footer", "column", or "missing": encrypted, and the key is not held
+    data_pages: int = 0
+    dictionary_pages: int = 0
+    modules: int = 0
+    nbytes: int = 0
+    authenticated: bool = True  # every module has a tag; not so in plain columns, and for pages under AES_GCM_CTR_V1
+    key_metadata: bytes | None = field(default=None, repr=False)
+
+
+@dataclass
+class Report:
+    """What was done to a file. `warnings` are for people: what readers may not take, or what the source had wrong."""
+
+    op: str
+    algorithm: str | None
+    footer: str  # "encrypted", "signed" (in plain text) or "plain"
+    row_groups: int
+    source_length: int
+    file_length: int = 0
+    columns: list[ColumnReport] = field(default_factory=list)
+    buffer_nbytes: int = 0  # the most that was held of the file at once
+    warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: key metadata as hexadecimal digits."""
+        row = asdict(self)
+        for column in row["columns"]:
+            column["key_metadata"] = None if column["key_metadata"] is None else column["key_metadata"].hex()
+        return row
+
+
+# ---------------------------------------------------------------------------------------------------------- targets
+
+
+class Target:
+    """Where a file is written to, from its beginning to its end. A path appears only when it is complete."""
+
+    def __init__(self, dst: Any, *, private: bool, fsync: bool, threads: int) -> None:
+        self.position = 0
+        self.discardable = True
+        self._new: NewFile | NewObject | None = None
+        self._list: bytearray | None = None
+        if isinstance(dst, (str, os.PathLike)):
+            self._new = NewFile(dst, private=private, fsync=fsync)
+        elif isinstance(dst, (NewFile, NewObject)):
+            self._new = dst
+        elif isinstance(dst, bytearray):
+            self._list = dst
+        elif hasattr(dst, "write"):
+            self.discardable = False
+        else:
+            raise TypeError(f"a path, a bytearray or a file open for writing is required, not {type(dst).__name__!r}")
+        self._write: Callable[[Any], Any] = self._new.write if self._new is not None else _Sink(dst, None).write
+        if self._list is not None:
+            self._list.clear()
+            self._write = self._list.extend
+        self._pool = ThreadPoolExecutor(1) if threads > 1 else None
+        self._pending: Future[Any] | None = None
+        self._file = dst
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of a new file, or -1."""
+        return self._new.fd if isinstance(self._new, NewFile) else -1
+
+    def put(self, data: bytes | memoryview) -> Future[Any] | None:
+        """Write in order; the bytes must stay as they are until the future is done."""
+        self.position += len(data)
+        return self._submit(self._write, memoryview(data))
+
+    def _submit(self, call: Callable[..., Any], *args: Any) -> Future[Any] | None:
+        if self._pool is None:
+            call(*args)
+            return None
+        if self._pending is not None and self._pending.done():
+            self._pending.result()  # a failed write ends the job at the next one
+        self._pending = self._pool.submit(call, *args)
+        return self._pending
+
+    def copy(self, opened: Opened, begin: int, end: int) -> None:
+        """Bytes of the source as they are; between two files, without a detour through this process."""
+        if opened.source.fd >= 0 and self.fd >= 0:
+            self._submit(_copy_range, opened.source.fd, begin, self.fd, end - begin)
+            self.position += end - begin
+            return
+        buffer = _with_room(memoryview(b""), min(end - begin, COPY_NBYTES))
+        while begin < end:
+            step = min(end - begin, COPY_NBYTES)
+            self.put(opened.source.read_to(buffer, begin, begin + step))
+            self.drain()
+            begin += step
+
+    def drain(self) -> None:
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def finish(self) -> None:
+        self.drain()
+        if self._new is not None:
+            self._new.publish()
+        elif self._list is None and hasattr(self._file, "flush"):
+            self._file.flush()
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, error: object, *rest: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._new is not None:
+            self._new.discard()  # nothing, if it has been published
+        elif error is not None and self._list is not None:
+            self._list.clear()
+
+
+def _copy_range(source: int, begin: int, target: int, nbytes: int) -> None:
+    while nbytes:
+        try:
+            done = os.copy_file_range(source, target, nbytes, begin)
+        except (OSError, AttributeError):  # two file systems that do not do that, or a system that has none
+            data = os.pread(source, min(nbytes, 1 << 20), begin)
+            done = os.write(target, data)
+        if not done:
+            raise FormatError("the source was cut while it was read")
+        begin += done
+        nbytes -= done
+
+
+# ---------------------------------------------------------------------------------------------------------- moving
+
+
+@dataclass
+class Side:
+    """How a chunk is to be sealed: its key's kind ("plain", "footer" or "column"), Modules, and key_metadata."""
+
+    kind: str
+    modules: Modules | None = None
+    key_metadata: bytes | None = None
+
+
+@dataclass
+class Moved:
+    """Where a chunk's parts are in the target."""
+
+    begin: int = 0
+    nbytes: int = 0
+    uncompressed: int = 0
+    first_data_page: int | None = None
+    dictionary_page: int | None = None
+    encoding_stats: list[tuple[int, int, int]] | None = None
+    run: PageRun | None = None
+    shift: int | None = None  # if it was copied as it is
+    parts: dict[int, tuple[int, int]] = field(default_factory=dict)  # module type: offset and bytes, as framed
+
+
+@dataclass
+class _Piece:
+    begin: int
+    end: int
+    module: int  # 2: pages
+    chunk: Chunk
+    limit: int = 0
+
+
+PAGES = 2
+
+
+def bloom_end(opened: Opened, chunk: Chunk) -> int:
+    """Where a chunk's bloom filter ends; old files do not say."""
+    metadata = chunk.numbers()
+    begin, nbytes = metadata.bloom_filter, metadata.bloom_filter_nbytes
+    if nbytes > 0:
+        return begin + nbytes
+    if chunk.modules is not None:
+        for _ in range(2):
+            _inside(opened, begin, begin + 4, chunk, "bloom filter")
+            begin += 4 + int.from_bytes(opened.source.read(begin, begin + 4), "little")
+        return begin
+    head = opened.source.read(begin, min(begin + 256, opened.footer_offset))
+    header = thrift.Struct(head)
+    return begin + header.end + (header.integer(1) or 0)
+
+
+def _inside(opened: Opened, begin: int, end: int, chunk: Chunk, what: str) -> None:
+    if begin < MAGIC_NBYTES or end < begin or end > opened.footer_offset:
+        raise FormatError(
+            f"the {what} of column {chunk.name!r}, row group {chunk.row_group} would be at {begin} to {end}, outside the "
+            "file's data: the file is damaged or was cut"
+        )
+
+
+def pieces(opened: Opened, chunks: Iterable[Chunk]) -> list[_Piece]:
+    """The parts of these chunks in the order in which they stand in the file; none may overlap another."""
+    found: list[_Piece] = []
+    for chunk in chunks:
+        metadata, raw = chunk.numbers(), chunk.raw
+        if metadata.compressed_nbytes > 0:
+            found.append(_Piece(chunk.begin(), chunk.begin() + metadata.compressed_nbytes, PAGES, chunk))
+        if metadata.bloom_filter > 0:
+            found.append(_Piece(metadata.bloom_filter, bloom_end(opened, chunk), BLOOM_HEADER, chunk))
+        if raw.column_index > 0:
+            found.append(_Piece(raw.column_index, raw.column_index + raw.column_index_nbytes, COLUMN_INDEX, chunk))
+        if raw.offset_index > 0:
+            found.append(_Piece(raw.offset_index, raw.offset_index + raw.offset_index_nbytes, OFFSET_INDEX, chunk))
+    found.sort(key=lambda piece: piece.begin)
+    names = {PAGES: "pages", BLOOM_HEADER: "bloom filter", COLUMN_INDEX: "column index", OFFSET_INDEX: "offset index"}
+    for piece, following in zip(found, [*found[1:], None], strict=True):
+        _inside(opened, piece.begin, piece.end, piece.chunk, names[piece.module])
+        piece.limit = opened.footer_offset if following is None else following.begin
+        if piece.module == PAGES and piece.chunk.modules is None and piece.limit > piece.end:
+            piece.end = _real_end(opened, piece)
+        if piece.limit < piece.end:
+            raise FormatError(
+                f"the {names[piece.module]} of column {piece.chunk.name!r}, row group {piece.chunk.row_group} overlap with "
+                "what follows: the file is damaged"
+            )
+        piece.limit = min(piece.limit, piece.end + BEYOND_NBYTES)
+    return found
+
+
+def _scan(opened: Opened, run: PageRun, begin: int, limit: int) -> None:
+    """Run a LIST of a chunk's pages over the file."""
+    step = 64 << 10
+    while run.stop != DONE:
+        view = opened.source.read(begin, min(limit, begin + step))
+        run.feed(view, begin + len(view) >= limit)
+        run_pages([run], 1)
+        begin += run.consumed
+        step = max(64 << 10, run.wanted)
+
+
+def _real_end(opened: Opened, piece: _Piece) -> int:
+    """Where a plain chunk's pages end. Old writers leave the dictionary's header out of total_compressed_size."""
+    metadata = piece.chunk.numbers()
+    run = PageRun(None, None, LIST, metadata.compressed_nbytes, max(0, metadata.num_values), label=piece.chunk.name)
+    _scan(opened, run, piece.begin, min(piece.limit, piece.end + BEYOND_NBYTES))
+    return piece.begin + run.in_total
+
+
+class _Buffers:
+    """What was read, what is to be written, and the writes that still read from it."""
+
+    def __init__(self) -> None:
+        self.inward = memoryview(b"")
+        self.outward = memoryview(b"")
+        self.pending: list[Future[Any] | None] = []
+
+
+def _with_room(buffer: memoryview, nbytes: int) -> memoryview:
+    if len(buffer) >= nbytes:
+        return buffer
+    fresh = bytearray()
+    grow(fresh, nbytes)
+    return memoryview(fresh)
+
+
+class Mover:
+    """Moves the parts of chunks from an opened file to a target."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        target: Target,
+        side: Callable[[Chunk], Side],
+        threads: int,
+        *,
+        v2_layout: int = 0,
+        same_size: bool = False,
+        check_crc: bool = True,
+        drop_bloom_filters: bool = False,
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
+        self.opened = opened
+        self.target = target
+        self.side = side
+        self.threads = threads
+        self.v2_layout = v2_layout
+        self.same_size = same_size
+        self.check_crc = check_crc
+        self.drop_bloom_filters = drop_bloom_filters
+        self.progress = progress
+        self.moved: dict[int, Moved] = {}
+        self.counts = dict.fromkeys(("v2_levels", "wrong_checksums", "dropped_checksums"), 0)
+        # Two sets of buffers: one is written while the other is filled.
+        self._sets = [_Buffers() for _ in range(2 if threads > 1 else 1)]
+
+    @property
+    def buffer_nbytes(self) -> int:
+        return sum(len(buffers.inward) + len(buffers.outward) for buffers in self._sets)
+
+    def _buffers(self, in_nbytes: int, out_nbytes: int) -> _Buffers:
+        """The set that was written longer ago, with room."""
+        self._sets.append(self._sets.pop(0))
+        buffers = self._sets[-1]
+        for future in buffers.pending:
+            if future is not None:
+                future.result()
+        buffers.pending.clear()
+        buffers.inward = _with_room(buffers.inward, in_nbytes)
+        buffers.outward = _with_room(buffers.outward, out_nbytes)
+        return buffers
+
+    def move(self, chunks: Iterable[Chunk]) -> None:
+        waiting = pieces(self.opened, chunks)
+        deferred: list[_Piece] = []
+        at = MAGIC_NBYTES
+        i = 0
+        while i < len(waiting):
+            piece = waiting[i]
+            if self.same_size:
+                self._copy_gap(at, piece.begin)
+            group = self._group(waiting, i) if piece.module == PAGES else [piece]
+            if piece.module == PAGES:
+                self._move_pages(group)
+            elif self.same_size or self._pages_moved(piece.chunk):
+                self._move_part(piece)
+            else:
+                deferred.append(piece)
+            i += len(group)
+            at = group[-1].end
+            if self.progress is not None:
+                self.progress(sum(p.end - p.begin for p in group))
+        for piece in deferred:
+            self._move_part(piece)
+        if self.same_size:
+            self._copy_gap(at, self.opened.footer_offset)
+
+    def check_ordinals(self, chunks: Iterable[Chunk]) -> None:
+        """Refuse a chunk with too many pages before a byte is written to what cannot be undone."""
+        for chunk in chunks:
+            side, metadata = self.side(chunk), chunk.numbers()
+            if side.modules is None or metadata.compressed_nbytes < 8 * 32768:  # no page has fewer bytes
+                continue
+            run = PageRun(chunk.modules, side.modules, LIST, metadata.compressed_nbytes, metadata.num_values)
+            _scan(self.opened, run, chunk.begin(), chunk.begin() + metadata.compressed_nbytes)
+
+    def _copy_gap(self, begin: int, end: int) -> None:
+        if end > begin:
+            self.target.copy(self.opened, begin, end)
+
+    def _pages_moved(self, chunk: Chunk) -> bool:
+        return chunk.number in self.moved or chunk.numbers().compressed_nbytes <= 0
+
+    def _passes(self, chunk: Chunk) -> bool:
+        return chunk.modules is None and self.side(chunk).modules is None
+
+    def _group(self, waiting: list[_Piece], i: int) -> list[_Piece]:
+        """Pages of the chunks that follow each other in the file, as many as a window holds."""
+        group = [waiting[i]]
+        passes = self._passes(waiting[i].chunk)
+        for piece in waiting[i + 1 :]:
+            beyond = piece.end - group[0].begin > WINDOW_NBYTES and not passes
+            if piece.module != PAGES or beyond or self._passes(piece.chunk) != passes:
+                break
+            if (self.same_size or passes) and piece.begin != group[-1].end:
+                break
+            group.append(piece)
+        return group
+
+    # ---- pages
+
+    def _move_pages(self, group: list[_Piece]) -> None:
+        if self._passes(group[0].chunk):
+            self._copy_pages(group)
+            return
+        begin = group[0].begin
+        end = group[-1].end if self.same_size else group[-1].limit
+        runs = []
+        for piece in group:
+            chunk, side = piece.chunk, self.side(piece.chunk)
+            metadata = chunk.numbers()
+            dialect = chunk.modules is not None and chunk.modules.aad is None
+            sealed_ctr = chunk.modules is not None and chunk.modules.ctr
+            run = PageRun(
+                chunk.modules,
+                side.modules,
+                SAME_SIZE if self.same_size else COPY,
+                metadata.compressed_nbytes,
+                max(0, metadata.num_values),
+                v2_layout=self.v2_layout,
+                short_sizes=dialect,
+                keep_checksum=not (sealed_ctr and self.check_crc),
+                table=True,
+                label=chunk.name,
+            )
+            runs.append((piece, run))
+        if end - begin > WINDOW_NBYTES:
+            assert len(runs) == 1
+            self._move_windows(*runs[0])
+            return
+        rooms = [_room(piece.end - piece.begin) for piece, _ in runs]
+        buffers = self._buffers(end - begin, sum(rooms))
+        window, outward, pending = buffers.inward, buffers.outward, buffers.pending
+        window = self.opened.source.read_to(window, begin, end)
+        at = 0
+        for (piece, run), room in zip(runs, rooms, strict=True):
+            run.feed(window[piece.begin - begin : min(piece.limit, end) - begin], True, outward[at : at + room])
+            at += room
+        run_pages([run for _, run in runs], self.threads)
+        at = 0
+        for (piece, run), room in zip(runs, rooms, strict=True):
+            start = self.target.position
+            if run.produced:
+                pending.append(self.target.put(outward[at : at + run.produced]))
+            at += room
+            if run.stop != DONE:  # many small pages
+                self._move_windows(piece, run, piece.begin + run.consumed)
+            self._pages_done(piece.chunk, run, start)
+
+    def _move_windows(self, piece: _Piece, run: PageRun, at: int | None = None) -> None:
+        """Pages of a chunk, a window at a time."""
+        first = at is None
+        at = piece.begin if at is None else at
+        start = self.target.position
+        wanted_in, wanted_out = 0, 0
+        limit = piece.end if self.same_size else piece.limit
+        while run.stop != DONE:
+            end = min(limit, at + max(WINDOW_NBYTES, wanted_in))
+            buffers = self._buffers(end - at, max(_room(end - at), wanted_out))
+            run.feed(self.opened.source.read_to(buffers.inward, at, end), end == limit, buffers.outward)
+            run_pages([run], self.threads)
+            if run.produced:
+                buffers.pending.append(self.target.put(buffers.outward[: run.produced]))
+            elif not run.consumed:  # one page needs more of either
+                if run.stop == MORE_OUTPUT:
+                    wanted_out = max(wanted_out, run.wanted)
+                elif end < limit:
+                    wanted_in = max(wanted_in, run.wanted)
+                else:
+                    raise FormatError(f"column {piece.chunk.name!r} ends inside a page: the file is damaged")
+            at += run.consumed
+        if first:
+            self._pages_done(piece.chunk, run, start)
+
+    def _pages_done(self, chunk: Chunk, run: PageRun, start: int) -> None:
+        table = run.first_data_page
+        moved = self._moved(chunk)
+        moved.begin = start
+        moved.nbytes = run.out_total
+        moved.uncompressed = run.uncompressed
+        moved.first_data_page = None if table is None else start + table
+        counts = run.counts
+        moved.dictionary_page = start if counts["dictionary_pages"] else None
+        moved.encoding_stats = run.encodings
+        moved.run = run
+        for name in self.counts:
+            self.counts[name] += counts[name]
+
+    def _copy_pages(self, group: list[_Piece]) -> None:
+        """Plain pages that stay plain."""
+        start = self.target.position
+        self.target.copy(self.opened, group[0].begin, group[-1].end)
+        for piece in group:
+            metadata = piece.chunk.numbers()
+            moved = self._moved(piece.chunk)
+            moved.shift = start - group[0].begin
+            moved.begin = piece.begin + moved.shift
+            moved.nbytes = piece.end - piece.begin
+            moved.uncompressed = metadata.uncompressed_nbytes
+            moved.first_data_page = metadata.data_page + moved.shift if metadata.data_page > 0 else None
+            moved.dictionary_page = metadata.dictionary_page + moved.shift if metadata.dictionary_page > 0 else None
+
+    def _moved(self, chunk: Chunk) -> Moved:
+        return self.moved.setdefault(chunk.number, Moved())
+
+    # ---- what is no page
+
+    def _move_part(self, piece: _Piece) -> None:
+        chunk = piece.chunk
+        side = self.side(chunk)
+        if piece.module == BLOOM_HEADER and self.drop_bloom_filters:
+            return
+        data = self.opened.source.read(piece.begin, piece.end)
+        moved = self._moved(chunk)
+        start = self.target.position
+        if piece.module == BLOOM_HEADER:
+            parts = [(BLOOM_HEADER, b""), (BLOOM_BITSET, b"")]
+            if chunk.modules is not None:
+                header, frame = chunk.modules.open(BLOOM_HEADER, data)
+                bits, _ = chunk.modules.open(BLOOM_BITSET, data[frame:])
+                if not self.same_size and side.modules is None:
+                    header = header[: thrift.Struct(header).end]  # parquet-java pads; the bits follow directly
+            else:
+                split = thrift.Struct(data).end
+                header, bits = bytes(data[:split]), bytes(data[split:])
+            parts = [(BLOOM_HEADER, header), (BLOOM_BITSET, bits)]
+        else:
+            plain = bytes(data) if chunk.modules is None else chunk.modules.open(piece.module, data)[0]
+            if piece.module == OFFSET_INDEX and not self.same_size:
+                plain = self._offset_index(chunk, plain, moved)
+            elif side.modules is None:
+                plain = plain[: thrift.Struct(plain).end]
+            parts = [(piece.module, plain)]
+        for module, plain in parts:
+            self.target.put(plain if side.modules is None else side.modules.seal(module, plain))
+        self.target.drain()
+        moved.parts[piece.module] = (start, self.target.position - start)
+
+    def _offset_index(self, chunk: Chunk, plain: bytes, moved: Moved) -> bytes:
+        begin = chunk.begin()
+        if moved.run is not None:
+            return moved.run.offset_index(plain, begin, moved.begin)
+        return offset_index(plain, begin, begin + (moved.shift or 0))
+
+
+def _room(nbytes: int) -> int:
+    return nbytes + nbytes // 8 + 1024
+
+
+# ---------------------------------------------------------------------------------------------------------- footers
+
+
+def _column_metadata(chunk: Chunk, moved: Moved) -> bytes:
+    """A chunk's ColumnMetaData with its new places and sizes."""
+    metadata = chunk.numbers()
+    data_page = moved.first_data_page
+    if data_page is None and metadata.data_page > 0:
+        data_page = moved.begin  # a chunk without data pages that names one all the same
+    index_page = None
+    if moved.shift is not None and metadata.index_page > 0:
+        index_page = metadata.index_page + moved.shift
+    bloom = moved.parts.get(BLOOM_HEADER)
+    stats = None
+    if metadata.encoding_stats == 0 and moved.encoding_stats:
+        # parquet-java finds out from them whether there is a dictionary.
+        stats = thrift.list_of(
+            thrift.STRUCT,
+            [
+                thrift.struct((i, thrift.I32, thrift.integer(value)) for i, value in enumerate(row, 1))
+                for row in moved.encoding_stats
+            ],
+        )
+
+    def number(value: int | None) -> bytes | None:
+        return None if value is None else thrift.integer(value)
+
+    edits: list[tuple[int, int, bytes | None]] = [
+        (6, thrift.I64, thrift.integer(moved.uncompressed)),
+        (7, thrift.I64, thrift.integer(moved.nbytes)),
+        (9, thrift.I64, thrift.integer(data_page or 0)),
+        (10, thrift.I64, number(index_page)),
+        (11, thrift.I64, number(moved.dictionary_page)),
+        *([(13, thrift.LIST, stats)] if stats is not None else []),
+        (14, thrift.I64, number(bloom[0] if bloom else None)),
+        (15, thrift.I32, number(bloom[1] if bloom else None)),
+    ]
+    return thrift_splice(chunk.metadata_bytes, 0, edits)
+
+
+def _redacted(metadata: bytes) -> bytes:
+    """What a plaintext footer may show of an encrypted column: nothing that was computed from its values."""
+    shown = {*range(1, 8), 9, 10, 11, 14, 15}
+    fields = thrift.Struct(metadata).fields
+    return thrift_splice(metadata, 0, [(number, 0, None) for number in sorted(fields) if number not in shown])
+
+
+def _crypto_metadata(side: Side, chunk: Chunk) -> bytes:
+    """ColumnCryptoMetaData (section 5.2)."""
+    if side.kind == "footer":
+        return thrift.struct([(1, thrift.STRUCT, thrift.struct([]))])
+    path = thrift.list_of(
+        thrift.BINARY, [thrift.binary(name.encode("utf-8", "surrogateescape")) for name in chunk.path]
+    )
+    metadata = thrift.binary(side.key_metadata) if side.key_metadata else None
+    fields = thrift.struct([(1, thrift.LIST, path), (2, thrift.BINARY, metadata)])
+    return thrift.struct([(2, thrift.STRUCT, fields)])
+
+
+def _chunk_edits(
+    chunk: Chunk, metadata: bytes, side: Side, parts: dict[int, tuple[int, int]], plaintext_footer: bool
+) -> bytes:
+    """The ColumnChunk as it goes into the new footer (section 5.3)."""
+    shown: bytes | None = metadata
+    sealed = None
+    if side.modules is not None and (side.kind == "column" or plaintext_footer):
+        sealed = thrift.binary(side.modules.seal(COLUMN_METADATA, metadata))
+        shown = _redacted(metadata) if plaintext_footer else None
+
+    def place(module: int, at: int) -> bytes | None:
+        return thrift.integer(parts[module][at]) if module in parts else None
+
+    return thrift_splice(
+        chunk.data,
+        0,
+        [
+            (2, thrift.I64, thrift.integer(0)),
+            (3, thrift.STRUCT, shown),
+            (4, thrift.I64, place(OFFSET_INDEX, 0)),
+            (5, thrift.I32, place(OFFSET_INDEX, 1)),
+            (6, thrift.I64, place(COLUMN_INDEX, 0)),
+            (7, thrift.I32, place(COLUMN_INDEX, 1)),
+            (8, thrift.STRUCT, None if side.modules is None else _crypto_metadata(side, chunk)),
+            (9, thrift.BINARY, sealed),
+        ],
+    )
+
+
+def _new_footer(
+    opened: Opened,
+    chunks: list[Chunk],
+    moved: dict[int, Moved],
+    side: Callable[[Chunk], Side],
+    crypto: Crypto | None,
+    plaintext_footer: bool,
+    dropped: Dropped | None,
+) -> bytes:
+    """The FileMetaData of the target, unsealed."""
+    groups = []
+    by_group: list[list[Chunk]] = [[] for _ in opened.groups]
+    for chunk in chunks:
+        by_group[chunk.row_group].append(chunk)
+    for number, (begin, end, _, _) in enumerate(opened.groups):
+        columns, first, total, uncompressed = [], 0, 0, 0
+        for chunk in by_group[number]:
+            there = moved.get(chunk.number) or Moved()
+            columns.append(
+                _chunk_edits(chunk, _column_metadata(chunk, there), side(chunk), there.parts, plaintext_footer)
+            )
+            first = first or there.begin
+            total += there.nbytes
+            uncompressed += there.uncompressed
+        edits: list[tuple[int, int, bytes | None]] = [
+            (1, thrift.LIST, thrift.list_of(thrift.STRUCT, columns)),
+            (2, thrift.I64, thrift.integer(uncompressed)),
+            *([] if dropped is None else dropped.sorting(opened.data, begin)),
+            (5, thrift.I64, thrift.integer(first)),
+            (6, thrift.I64, thrift.integer(total)),
+            (7, thrift.I16, thrift.integer(number)),
+        ]
+        groups.append(thrift_splice(opened.data[begin:end], 0, edits))
+    edits = [
+        *([] if dropped is None else dropped.schema(opened.data)),
+        (4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups)),
+        *([] if dropped is None else dropped.orders(opened.data)),
+        *_signing(crypto if plaintext_footer else None),
+    ]
+    return thrift_splice(opened.data[: opened.footer.end], 0, edits)
+
+
+def _signing(crypto: Crypto | None) -> list[tuple[int, int, bytes | None]]:
+    """FileMetaData's encryption_algorithm and footer_signing_key_metadata; an encrypted footer must not have them."""
+    metadata = thrift.binary(crypto.key_metadata) if crypto is not None and crypto.key_metadata else None
+    return [
+        (8, thrift.STRUCT, None if crypto is None else crypto.encode()),
+        (9, thrift.BINARY, metadata),
+    ]
+
+
+def put_footer(target: Target, footer: bytes, crypto: Crypto | None, modules: Modules | None, plaintext: bool) -> None:
+    """The end of the file: the footer, sealed or signed, its length and the magic (section 5.4 and 5.5)."""
+    magic = b"PAR1"
+    if crypto is not None:
+        assert modules is not None
+        sealed = modules.seal(FOOTER, footer)
+        if plaintext:
+            footer += sealed[4:16] + sealed[-16:]  # nonce and tag: a signature
+        else:
+            magic = b"PARE"
+            metadata = thrift.binary(crypto.key_metadata) if crypto.key_metadata else None
+            outer = thrift.struct([(1, thrift.STRUCT, crypto.encode()), (2, thrift.BINARY, metadata)])
+            footer = outer + sealed
+    if len(footer) > 0x7FFFFFFF:
+        raise FormatError("the footer would be larger than 2 GiB")
+    target.put(footer)
+    target.put(len(footer).to_bytes(4, "little") + magic)
+    target.finish()
+
+
+# ---------------------------------------------------------------------------------------------------------- the three
+
+
+def _check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+class _Sealer:
+    """How every chunk is to be sealed under new keys."""
+
+    def __init__(
+        self, opened: Opened, keys: Keys, crypto: Crypto, aad: bytes | None, other_columns: str, like: bool = False
+    ) -> None:
+        keys.check_paths(opened.leaves)
+        self.crypto = crypto
+        self.aad = aad
+        self._opened = opened
+        self._keys = keys
+        self._other = other_columns
+        self._like = like  # columns stay under the kind of key that they are under
+        self._sides: dict[int, Side] = {}
+
+    def footer(self) -> Modules:
+        return Modules(self._opened.key(self._keys.footer_key()), self.aad, None, None)
+
+    def __call__(self, chunk: Chunk) -> Side:
+        side = self._sides.get(chunk.number)
+        if side is None:
+            side = self._sides[chunk.number] = self._side(chunk)
+        return side
+
+    def _side(self, chunk: Chunk) -> Side:
+        entry = self._keys.column(chunk.path)
+        if entry is None and (chunk.kind == "plain" if self._like else self._other == "plain"):
+            return Side("plain")
+        key, metadata = entry if entry is not None else (FOOTER_KEY, None)
+        if isinstance(key, bytes):
+            kind, value = "column", key
+        else:
+            kind, value = "footer", self._keys.footer_key()
+        ctr = self.crypto.algorithm == "AES_GCM_CTR_V1"
+        modules = Modules(
+            self._opened.key(value),
+            self.aad,
+            chunk.row_group if not self._like else chunk.ordinal,
+            chunk.column,
+            ctr=ctr,
+            label=chunk.name,
+        )
+        return Side(kind, modules, metadata)
+
+
+def _report(
+    op: str, opened: Opened, chunks: list[Chunk], side: Callable[[Chunk], Side], mover: Mover, algorithm: str | None
+) -> Report:
+    footer = "plain"
+    report = Report(op, algorithm, footer, len(opened.groups), opened.source.size)
+    columns: dict[Any, ColumnReport] = {}
+    for chunk in chunks:
+        now = side(chunk)
+        sealed = now if now.modules is not None or chunk.modules is None else Side(chunk.kind, chunk.modules)
+        row = columns.get(chunk.path)
+        if row is None:
+            row = columns[chunk.path] = ColumnReport(chunk.name, sealed.kind, key_metadata=sealed.key_metadata)
+            ctr = sealed.modules is not None and sealed.modules.ctr
+            row.authenticated = sealed.modules is not None and not ctr
+        moved = mover.moved.get(chunk.number)
+        if moved is None:
+            continue
+        row.nbytes += moved.nbytes
+        if moved.run is not None:
+            dictionaries = moved.run.counts["dictionary_pages"]
+            row.data_pages += moved.run.pages
+            row.dictionary_pages += dictionaries
+            row.modules += 2 * (moved.run.pages + dictionaries) + len(moved.parts) + (BLOOM_HEADER in moved.parts)
+    report.columns = list(columns.values())
+    report.buffer_nbytes = mover.buffer_nbytes
+    if mover.counts["wrong_checksums"]:
+        report.warnings.append(
+            f"{mover.counts['wrong_checksums']} pages had a CRC that was not their bytes', and still have: the source was "
+            "damaged before"
+        )
+    if mover.counts["dropped_checksums"]:
+        report.warnings.append(
+            f"{mover.counts['dropped_checksums']} page headers had no room for the new CRC, which was left out"
+        )
+    return report
+
+
+def _sidecar(dst: Any, report: Report) -> None:
+    """Hadoop keeps checksums beside local files; one of an older file makes Spark refuse the new one."""
+    if isinstance(dst, (str, os.PathLike)):
+        folder, name = os.path.split(os.fsdecode(dst))
+        sidecar = os.path.join(folder, f".{name}.crc")
+        if os.path.lexists(sidecar):
+            os.unlink(sidecar)
+            report.warnings.append(f"removed {sidecar}: Hadoop's checksum of the file that was there before")
+
+
+def encrypt_file(
+    src: Any,
+    dst: Any,
+    keys: Keys,
+    *,
+    algorithm: str = "AES_GCM_V1",
+    plaintext_footer: bool = False,
+    other_columns: str = "footer",
+    aad_prefix: bytes | None = None,
+    store_aad_prefix: bool = True,
+    v2_layout: str = "arrow",
+    drop_bloom_filters: bool = False,
+    threads: int | None = None,
+    fsync: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> Report:
+    """Encrypt a Parquet file without decoding a value (Parquet Modular Encryption, sections 4 and 5).
+
+    src: a path, a bytes-like object or a seekable binary file. dst: a path, which appears only when it is complete, a
+    bytearray, or a file open for writing, which need not seek. keys: the footer key and, by column, others.
+
+    algorithm: "AES_GCM_V1", or "AES_GCM_CTR_V1", under which pages have no tag. plaintext_footer: legacy readers can
+    read the plain columns; the footer is signed, and shows no statistics of encrypted columns. other_columns: what
+    `keys` does not name is sealed with the footer key ("footer") or stays "plain". aad_prefix: binds the file to a name;
+    store_aad_prefix=False leaves it out, and readers must know it. v2_layout: V2 pages sealed as a whole ("arrow": Arrow,
+    polars) or with their levels in plain text ("parquet-java"); neither reads the other's. drop_bloom_filters: for
+    readers that cannot open them. threads: as for AgsCodec. progress: called with bytes of the source that are done.
+
+    What is not encryption's stays as it is, byte by byte: encodings, compression, statistics, fields that this version
+    does not know. Raises FormatError for what is no Parquet file or cannot be numbered, PolicyError if it is encrypted.
+    """
+    _check_choice("algorithm", algorithm, ALGORITHMS)
+    _check_choice("other_columns", other_columns, ("footer", "plain"))
+    _check_choice("v2_layout", v2_layout, ("arrow", "parquet-java"))
+    n = thread_count(threads)
+    with Opened(src, None) as opened:
+        if opened.crypto is not None:
+            raise FormatError("the file is encrypted already: reencrypt_file gives it other keys")
+        prefix = bytes(aad_prefix) if aad_prefix else None
+        unique = os.urandom(UNIQUE_NBYTES)
+        crypto = Crypto(
+            algorithm,
+            unique,
+            prefix if store_aad_prefix else None,
+            prefix is not None and not store_aad_prefix,
+            keys.footer_metadata or None,
+        )
+        sealer = _Sealer(opened, keys, crypto, (prefix or b"") + unique, other_columns)
+        chunks = list(opened.chunks())
+        with Target(dst, private=False, fsync=fsync, threads=n) as target:
+            mover = Mover(
+                opened,
+                target,
+                sealer,
+                n,
+                v2_layout=V2_LAYOUTS[v2_layout],
+                drop_bloom_filters=drop_bloom_filters,
+                progress=progress,
+            )
+            return _write("encrypt", dst, opened, chunks, mover, sealer, plaintext_footer)
+
+
+def _write(
+    op: str,
+    dst: Any,
+    opened: Opened,
+    chunks: list[Chunk],
+    mover: Mover,
+    sealer: _Sealer,
+    plaintext_footer: bool,
+) -> Report:
+    target, crypto = mover.target, sealer.crypto
+    if not target.discardable:
+        mover.check_ordinals(chunks)
+    target.put(b"PAR1" if plaintext_footer else b"PARE")
+    mover.move(chunks)
+    footer = _new_footer(opened, chunks, mover.moved, sealer, crypto, plaintext_footer, None)
+    put_footer(target, footer, crypto, sealer.footer(), plaintext_footer)
+    report = _report(op, opened, chunks, sealer, mover, crypto.algorithm)
+    report.footer = "signed" if plaintext_footer else "encrypted"
+    report.file_length = target.position
+    layout = mover.v2_layout
+    if mover.counts["v2_levels"]:
+        readers = "parquet-java and Spark" if layout != 2 else "Arrow, polars and other readers but parquet-java"
+        report.warnings.append(
+            f"{mover.counts['v2_levels']} V2 pages have levels: {readers} will not read them (see v2_layout)"
+        )
+        if layout == 2:
+            report.warnings.append("where values are null stays visible in these pages")
+    _sidecar(dst, report)
+    return report
+
+
+def decrypt_file(
+    src: Any,
+    dst: Any,
+    keys: Keys | Retriever,
+    *,
+    aad_prefix: bytes | None = None,
+    aad_prefix_verifier: Callable[[bytes], object] | None = None,
+    missing: str = "error",
+    quirks: Iterable[str] = (),
+    check_crc: bool = True,
+    threads: int | None = None,
+    fsync: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> Report:
+    """Decrypt a Parquet file to a plain one, which appears at `dst` only when every tag has passed.
+
+    src, dst, threads, progress: as for encrypt_file. keys: Keys, or a function from the file's key_metadata to a key.
+    aad_prefix: required if the file does not hold it, else compared with it (PolicyError). aad_prefix_verifier: called
+    with the prefix, raises if this is the wrong file. missing: "error", or "drop" the columns (whole top-level fields)
+    whose keys are not held. quirks: "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong. check_crc:
+    under AES_GCM_CTR_V1 pages have no tag; where they have a CRC, a wrong one is an IntegrityError.
+
+    Raises IntegrityError, FormatError, PolicyError, and KeyAccessError, which names a column whose key is missing.
+    """
+    _check_choice("missing", missing, ("error", "drop"))
+    n = thread_count(threads)
+    with Opened(src, keys, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks) as opened:
+        chunks = list(opened.chunks())
+        dropped = Dropped.of(opened, chunks)
+        if dropped is not None:
+            if missing == "error":
+                raise KeyAccessError(
+                    f"the key of column {dropped.names[0]!r} is needed and not given ({len(dropped.names)} such columns): "
+                    'give it, or drop them with missing="drop"'
+                )
+            chunks = [chunk for chunk in chunks if chunk.column not in dropped.columns]
+
+        def side(chunk: Chunk) -> Side:
+            return Side("plain")
+
+        with Target(dst, private=True, fsync=fsync, threads=n) as target:
+            mover = Mover(opened, target, side, n, check_crc=check_crc, progress=progress)
+            target.put(b"PAR1")
+            mover.move(chunks)
+            footer = _new_footer(opened, chunks, mover.moved, side, None, False, dropped)
+            put_footer(target, footer, None, None, False)
+            assert opened.crypto is not None
+            report = _report("decrypt", opened, chunks, side, mover, opened.crypto.algorithm)
+            report.footer = "encrypted" if opened.encrypted_footer else "signed"
+            report.file_length = target.position
+            if dropped is not None:
+                report.warnings.append(f"left out for want of keys: {', '.join(dropped.names)}")
+            _sidecar(dst, report)
+            return report
+
+
+def reencrypt_file(
+    src: Any,
+    dst: Any,
+    old: Keys | Retriever,
+    new: Keys,
+    *,
+    aad_prefix: bytes | None = None,
+    aad_prefix_verifier: Callable[[bytes], object] | None = None,
+    new_aad_prefix: bytes | None = None,
+    store_aad_prefix: bool = True,
+    same_size: bool = False,
+    algorithm: str | None = None,
+    plaintext_footer: bool | None = None,
+    other_columns: str = "footer",
+    v2_layout: str | None = None,
+    quirks: Iterable[str] = (),
+    check_crc: bool = True,
+    threads: int | None = None,
+    fsync: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> Report:
+    """Give an encrypted Parquet file new keys, without decoding a value and without plaintext on the way.
+
+    src, dst, threads, progress: as for encrypt_file; dst may be src, which is replaced when the new one is complete.
+    old: as for decrypt_file, with aad_prefix, quirks and check_crc. new: the keys from now on. new_aad_prefix: a new
+    prefix; None keeps the old one. algorithm, plaintext_footer, v2_layout: None keeps what the file has.
+
+    same_size=True keeps every module where it is and as long as it is. Each column keeps its kind of key. Columns whose
+    old key is not held pass through as they are, under the key that they have: so a footer key and some columns can be
+    turned by somebody who must not read the others. The prefix and the algorithm stay.
+
+    Raises as decrypt_file does, and ValueError for what same_size cannot do.
+    """
+    if algorithm is not None:
+        _check_choice("algorithm", algorithm, ALGORITHMS)
+    _check_choice("other_columns", other_columns, ("footer", "plain"))
+    _check_choice("v2_layout", v2_layout, V2_LAYOUTS)
+    if same_size and not (
+        new_aad_prefix is None and algorithm is None and plaintext_footer is None and v2_layout is None
+    ):
+        raise ValueError("same_size keeps the AAD prefix, the algorithm, the footer's mode and the V2 layout")
+    n = thread_count(threads)
+    with Opened(src, old, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks) as opened:
+        chunks = list(opened.chunks())
+        assert opened.crypto is not None
+        if same_size:
+            return _reseal(opened, chunks, dst, new, n, check_crc, fsync, progress)
+        absent = [chunk for chunk in chunks if chunk.missing]
+        if absent:
+            raise KeyAccessError(
+                f"the old key of column {absent[0].name!r} is needed and not given; same_size=True lets such columns pass"
+            )
+        was = opened.crypto
+        prefix = opened.prefix if new_aad_prefix is None else bytes(new_aad_prefix)
+        unique = os.urandom(UNIQUE_NBYTES)
+        stored = was.stored is not None if new_aad_prefix is None else store_aad_prefix
+        crypto = Crypto(
+            algorithm or was.algorithm,
+            unique,
+            prefix if prefix and stored else None,
+            bool(prefix) and not stored,
+            new.footer_metadata or None,
+        )
+        sealer = _Sealer(opened, new, crypto, prefix + unique, other_columns)
+        plaintext = not opened.encrypted_footer if plaintext_footer is None else plaintext_footer
+        with Target(dst, private=False, fsync=fsync, threads=n) as target:
+            mover = Mover(
+                opened, target, sealer, n, v2_layout=V2_LAYOUTS[v2_layout], check_crc=check_crc, progress=progress
+            )
+            return _write("reencrypt", dst, opened, chunks, mover, sealer, plaintext)
+
+
+def _reseal(
+    opened: Opened,
+    chunks: list[Chunk],
+    dst: Any,
+    new: Keys,
+    threads: int,
+    check_crc: bool,
+    fsync: bool,
+    progress: Callable[[int], object] | None,
+) -> Report:
+    was = opened.crypto
+    assert was is not None
+    if was.unique is None:
+        raise ValueError("same_size cannot turn DuckDB's dialect: leave it out, and the file is written to the spec")
+    crypto = Crypto(was.algorithm, was.unique, was.stored, was.supply, new.footer_metadata or None)
+    sealer = _Sealer(opened, new, crypto, opened.aad, "footer", like=True)
+    for chunk in chunks:
+        if chunk.missing:
+            continue
+        if sealer(chunk).kind != chunk.kind:
+            raise ValueError(
+                f"column {chunk.name!r} is under a {chunk.kind} key, and same_size keeps that: "
+                + ("give it a key of its own in `new`" if chunk.kind == "column" else "name no other for it in `new`")
+            )
+    held = [chunk for chunk in chunks if not chunk.missing]
+    plaintext = not opened.encrypted_footer
+    with Target(dst, private=False, fsync=fsync, threads=threads) as target:
+        mover = Mover(opened, target, sealer, threads, same_size=True, check_crc=check_crc, progress=progress)
+        target.put(b"PAR1" if plaintext else b"PARE")
+        mover.move(held)
+        footer = _resealed_footer(opened, held, sealer, crypto, plaintext)
+        put_footer(target, footer, crypto, sealer.footer(), plaintext)
+        report = _report("reencrypt", opened, held, sealer, mover, crypto.algorithm)
+        passed = sorted({chunk.name for chunk in chunks if chunk.missing})
+        report.columns += [ColumnReport(name, "missing") for name in passed]
+        report.footer = "signed" if plaintext else "encrypted"
+        report.file_length = target.position
+        _sidecar(dst, report)
+        return report
+
+
+def _resealed_footer(opened: Opened, held: list[Chunk], sealer: _Sealer, crypto: Crypto, plaintext: bool) -> bytes:
+    """The same footer, with the crypto_metadata and the sealed ColumnMetaData of the new keys."""
+    by_number = {chunk.number: chunk for chunk in held if chunk.modules is not None}
+    groups = []
+    for begin, end, first, count in opened.groups:
+        columns = []
+        for number in range(first, first + count):
+            raw = opened.footer.chunk(number)
+            data = opened.data[raw.begin : raw.end]
+            chunk = by_number.get(number)
+            if chunk is not None:
+                side = sealer(chunk)
+                assert side.modules is not None
+                edits: list[tuple[int, int, bytes | None]] = [(8, thrift.STRUCT, _crypto_metadata(side, chunk))]
+                if raw.sealed_metadata:
+                    sealed = side.modules.seal(COLUMN_METADATA, _padded(chunk))
+                    edits.append((9, thrift.BINARY, thrift.binary(sealed)))
+                data = thrift_splice(data, 0, edits)
+            columns.append(data)
+        edits = [(1, thrift.LIST, thrift.list_of(thrift.STRUCT, columns))]
+        groups.append(thrift_splice(opened.data[begin:end], 0, edits))
+    edits = [(4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups)), *_signing(crypto if plaintext else None)]
+    return thrift_splice(opened.data[: opened.footer.end], 0, edits)
+
+
+def _padded(chunk: Chunk) -> bytes:
+    """A ColumnMetaData with the zeros that parquet-java puts behind it, so that its module keeps its size."""
+    nbytes = chunk.raw.sealed_metadata_nbytes - FRAME_NBYTES
+    return chunk.metadata_bytes + bytes(nbytes - len(chunk.metadata_bytes))
