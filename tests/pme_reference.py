@@ -286,6 +286,26 @@ class Pkmt1:
             beside = file.with_name(f"_KEY_MATERIAL_FOR_{file.name}.json")
             self.external = json.loads(beside.read_text())
 
+    def metadata(self, key: bytes, master_key: str, *, footer: bool = False, double_wrapping: bool = False) -> bytes:
+        """Key metadata for a data key, with the material in it."""
+        wrapping, aad, double = self.master_keys[master_key], master_key.encode(), {}
+        if double_wrapping:
+            kek, kek_id = os.urandom(16), os.urandom(16)
+            double["keyEncryptionKeyID"] = base64.b64encode(kek_id).decode()
+            double["wrappedKEK"] = _wrap(wrapping, kek, aad)
+            wrapping, aad = kek, kek_id
+        material = {
+            "keyMaterialType": "PKMT1",
+            "internalStorage": True,
+            "isFooterKey": footer,
+            **({"kmsInstanceID": "DEFAULT", "kmsInstanceURL": "DEFAULT"} if footer else {}),
+            "masterKeyID": master_key,
+            "wrappedDEK": _wrap(wrapping, key, aad),
+            "doubleWrapping": double_wrapping,
+            **double,
+        }
+        return json.dumps(material).encode()
+
     def material(self, metadata: bytes) -> dict[str, Any]:
         material = json.loads(metadata)
         if not material["internalStorage"]:
@@ -312,6 +332,11 @@ class Pkmt1:
         if metadata is None:
             return None
         return self.key(metadata) if self.material(metadata)["masterKeyID"] in self.master_keys else None
+
+
+def _wrap(wrapping: bytes, key: bytes, aad: bytes) -> str:
+    nonce = os.urandom(12)
+    return base64.b64encode(nonce + AESGCM(wrapping).encrypt(nonce, key, aad)).decode()
 
 
 def _unwrap(key: bytes, wrapped: str, aad: bytes) -> bytes:
