@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import hypothesis
 import hypothesis.strategies as st
+import parquet_peers
 import pme_reference
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -440,6 +441,97 @@ def test_column_keys_of_another_type(given: Any) -> None:
 def test_columns_under_the_footer_key(properties: dict[str, str]) -> None:
     keys = keytools.CryptoFactory(properties).encryption_keys("kf", {"a": FOOTER_KEY, ("s", "x.y"): "kc1"})
     assert keys.columns["a"] is FOOTER_KEY and list(keys.column_metadata) == [("s", "x.y")]
+
+
+# ---------------------------------------------------------------- parquet-java
+
+
+@pytest.fixture(scope="module")
+def java() -> Iterator[parquet_peers.ParquetJava]:
+    with parquet_peers.ParquetJava("-XX:TieredStopAtLevel=1") as java:
+        yield java
+
+
+@pytest.fixture
+def plain(folder: Path) -> Path:
+    pq.write_table(TABLE, folder / "plain.parquet")
+    return folder / "plain.parquet"
+
+
+def java_conf(**properties: Any) -> dict[str, Any]:
+    return parquet_peers.keytools_conf(InMemoryKms.master_keys, **properties)
+
+
+@modes
+@pytest.mark.parametrize("bits", [128, 256])
+def test_keys_of_what_parquet_java_writes_now(
+    java: parquet_peers.ParquetJava, plain: Path, double: bool, internal: bool, bits: int
+) -> None:
+    path = plain.with_name("file.parquet")
+    conf = java_conf(
+        footer_key="kf",
+        column_keys="kc1:a,s.x;kc2:b",
+        double_wrapping=double,
+        key_material_store_internally=internal,
+        data_key_length_bits=bits,
+        plaintext_footer=bits == 256,
+    )
+    java.write(plain, path, conf)
+    retriever = keytools.CryptoFactory(InMemoryKms()).retriever(path)
+    metadata = all_metadata(opened(path, retriever))
+    assert sorted(metadata) == ["", "a", "b", "s.x"]
+    assert {len(retriever(data)) for data in metadata.values()} == {bits // 8}
+    if not internal:
+        for becomes in (None, not double):
+            keytools.rotate(path, InMemoryKms(), double_wrapping=becomes, kek_length=32)
+            assert java.read(path, java_conf()).equals(TABLE)
+
+
+@modes
+@pytest.mark.parametrize("length", [16, 24, 32])
+def test_peers_read_files_with_our_key_material(
+    java: parquet_peers.ParquetJava, plain: Path, double: bool, internal: bool, length: int
+) -> None:
+    """parquet-java is given our keys and their metadata, as they are, to write with: it and pyarrow find them again."""
+    path = plain.with_name("file.parquet")
+    factory = keytools.CryptoFactory(
+        InMemoryKms(), double_wrapping=double, internal=internal, data_key_length=length, kek_length=48 - length
+    )
+    keys = factory.encryption_keys("kf", COLUMN_KEYS, path=path)
+    explicit = parquet_peers.PmeKeys(
+        keys.footer,
+        keys.columns,
+        footer_metadata=keys.footer_metadata,
+        column_metadata=keys.column_metadata,
+        plaintext_footer=length == 24,
+    )
+    java.write(plain, path, explicit)
+    masters = InMemoryKms.master_keys
+    for _ in range(1 if internal else 2):
+        assert java.read(path, java_conf()).equals(TABLE)
+        assert parquet_peers.pyarrow_factory_read(path, masters, external=not internal).equals(TABLE)
+        opened(path, factory.retriever(path))
+        if not internal:
+            keytools.rotate(path, InMemoryKms())
+            keytools.clear_cache()
+    other = masters | {"kc2": bytes(range(16))}
+    with pytest.raises(parquet_peers.PeerError, match="Tag"):
+        java.read(path, parquet_peers.keytools_conf(other, key_access_token="whose client is not in its cache"))
+
+
+def test_rotated_material_passes_the_checksums_of_hadoop(java: parquet_peers.ParquetJava, plain: Path) -> None:
+    """Its local file system keeps one beside each file, and refuses the file that somebody else has replaced."""
+    path = plain.with_name("file.parquet")
+    checksums = {"fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
+    conf = java_conf(footer_key="kf", column_keys="kc1:a", key_material_store_internally=False) | checksums
+    java.write(plain, path, conf)
+    sidecar = path.with_name(f".{material_file(path).name}.crc")
+    old = sidecar.read_bytes()
+    keytools.rotate(path, InMemoryKms())
+    assert java.read(path, conf).equals(TABLE)
+    sidecar.write_bytes(old)
+    with pytest.raises(parquet_peers.PeerError, match="ChecksumException"):
+        java.read(path, conf)
 
 
 # ---------------------------------------------------------------- wrapped keys as text
