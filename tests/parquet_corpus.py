@@ -54,7 +54,7 @@ def flat(count: int = ROWS, seed: int = 0) -> Any:
     """Columns that differ in what encodings make of them, with nulls, and one that has none."""
     draw = random.Random(seed)
     words = ["", "a", "Zürich", "a longer text that compresses " * 3]
-    return pa.table(
+    table = pa.table(
         {
             "id": pa.array(range(count), pa.int64()),
             "number": pa.array([draw.choice([None, draw.randrange(1 << 40)]) for _ in range(count)], pa.int64()),
@@ -65,6 +65,7 @@ def flat(count: int = ROWS, seed: int = 0) -> Any:
             "flag": pa.array([draw.choice([None, True, False]) for _ in range(count)], pa.bool_()),
         }
     )
+    return table.cast(table.schema.set(0, pa.field("id", pa.int64(), nullable=False)))
 
 
 def nested(count: int = ROWS, seed: int = 0) -> Any:

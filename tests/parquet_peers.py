@@ -178,12 +178,21 @@ def keytools_conf(master_keys: Mapping[str, bytes], **properties: Any) -> dict[s
     properties: as parquet.encryption.* has them, with _ for a dot: footer_key="id", column_keys="id:a,b;id2:c",
     uniform_key, plaintext_footer, double_wrapping, key_material_store_internally, data_key_length_bits, algorithm ...
     """
+    listed = ",".join(f"{name}:{base64.b64encode(key).decode()}" for name, key in master_keys.items())
     return {
         "parquet.crypto.factory.class": "org.apache.parquet.crypto.keytools.PropertiesDrivenCryptoFactory",
         "parquet.encryption.kms.client.class": "ags.peers.MemoryKms",
-        "ags.peers.master.keys": ",".join(f"{i}:{base64.b64encode(key).decode()}" for i, key in master_keys.items()),
+        "ags.peers.master.keys": listed,
+        # What parquet-java caches for ten minutes, KMS clients and keys, it caches by token.
+        "parquet.encryption.key.access.token": hashlib.sha256(listed.encode()).hexdigest(),
         **{f"parquet.encryption.{name.replace('_', '.')}": value for name, value in properties.items()},
     }
+
+
+def spark_conf(keys: Hadoop) -> dict[str, str]:
+    """Settings with which Spark's parquet-java has these keys; they are read when the session's JVM is started."""
+    paths = {f"spark.{who}.extraClassPath": str(jvm_classes()) for who in ("driver", "executor")}
+    return paths | {f"spark.hadoop.{name}": value for name, value in hadoop_conf(keys).items()}
 
 
 class ParquetJava:
@@ -443,12 +452,14 @@ def _duckdb(key: bytes | None = None) -> Any:
             # What writes is its own cipher, which says of itself that its random numbers are not good: enough here,
             # and the other one is an extension to be downloaded.
             connection.execute("SET force_mbedtls_unsafe = 'true'")
-            connection.execute(f"PRAGMA add_parquet_key('key', '{base64.b64encode(key).decode()}')")
+            # A text of 16, 24 or 32 bytes is taken for the key; only of another length it is read as base64.
+            text = key.decode("ascii") if len(key) < 32 else base64.b64encode(key).decode()
+            connection.execute("PRAGMA add_parquet_key('key', '{}')".format(text.replace("'", "''")))
         yield connection
 
 
 def duckdb_read(path: Path, key: bytes | None = None) -> Any:
-    """By DuckDB's own reader; of what the spec has it opens little."""
+    """By DuckDB's own reader, which opens little of what the spec has. A key of 16 or 24 bytes must be ASCII."""
     config = ", encryption_config={footer_key: 'key'}" if key is not None else ""
     with _duckdb(key) as connection:
         return connection.sql(f"SELECT * FROM read_parquet('{path}'{config})").to_arrow_table()

@@ -446,8 +446,11 @@ class ParquetFile:
         self.algorithm, self.aad = None, b""
         if union is None:
             return
-        [[number, _, parameters]] = union.fields
-        self.algorithm = {1: GCM, 2: CTR}[number]
+        try:
+            [[number, _, parameters]] = union.fields
+            self.algorithm = {1: GCM, 2: CTR}[number]
+        except (AttributeError, KeyError, ValueError):
+            raise MalformedError("an algorithm that the spec does not have") from None
         stored, unique = parameters[1], parameters[2]
         if parameters[3] and supplied is None:
             raise MalformedError("the AAD prefix must be supplied")
@@ -651,7 +654,7 @@ class ParquetFile:
                     sizes = sum(chunk.meta[6] for chunk in chunks), sum(chunk.meta[7] for chunk in chunks)
                     if (group[2], group[6]) != sizes:
                         found.append(f"row group {number} has sizes {group[2]}, {group[6]}; its columns {sizes}")
-                    last += sizes[1]
+                last = (group[5] or 0) + (group[6] or 0)
             for chunk in chunks:
                 found += self._complaints_of(chunk)
         return found
