@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key
 from ags_fast.ags1 import bytes_view
-from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError
+from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.keys.envelope import KEY_NBYTES, _Cache, unbase64
 from ags_fast.keys.kms import KmsClient, as_kms, check_key_id, shared_client
@@ -114,9 +114,8 @@ class CryptoFactory:
         for name in ("data_key_length", "kek_length"):
             if getattr(self, name) not in KEY_NBYTES:
                 raise ValueError(f"{name} is 16, 24 or 32 bytes, not {getattr(self, name)}")
-        for text in (self.kms_instance_id, self.kms_instance_url):
-            if not (isinstance(text, str) and text):
-                raise ValueError(f"kms_instance_id and kms_instance_url are text and not empty, unlike {text!r}")
+        if not (self.kms_instance_id and self.kms_instance_url):  # parquet-java would not read them
+            raise ValueError("kms_instance_id and kms_instance_url are not empty: who has none says DEFAULT")
         if not self.cache_lifetime >= 0:
             raise ValueError(f"cache_lifetime is a number of seconds from 0, not {self.cache_lifetime}")
         if self.wrapped_text not in WRAPPED_TEXTS:
@@ -482,18 +481,26 @@ class _Place:
 
     def rotate(self, factory: CryptoFactory, wrapper: _Wrapper, double: bool | None) -> None:
         before = self.store.stat(self.path)
-        try:
-            external = {
-                reference: _dumps(_rotated(factory, wrapper, _typed(_parse(text)), double))
-                for reference, text in self.read().items()
-            }
-        except AgsError as error:
-            error.add_note(f"in the key material {self.store.full_path(self.path)}")
-            raise
-        if self.store.stat(self.path) != before:
-            raise ConcurrentChangeError(f"the key material {self.store.full_path(self.path)} was changed meanwhile")
-        self._delete_sidecar()
         with self.store.new(self.path, fsync=True) as new:
+            if not self.store.local:
+                from ags_fast._objects import _Renamed
+
+                if isinstance(new, _Renamed):  # over a file that is there: who knows what each of them does
+                    raise PolicyError(
+                        f"{self.store!r} cannot replace a file in one step: rotate its key material in a local folder "
+                        "or in an object store"
+                    )
+            try:
+                external = {
+                    reference: _dumps(_rotated(factory, wrapper, _typed(_parse(text)), double))
+                    for reference, text in self.read().items()
+                }
+            except AgsError as error:
+                error.add_note(f"in the key material {self.store.full_path(self.path)}")
+                raise
+            if self.store.stat(self.path) != before:
+                raise ConcurrentChangeError(f"the key material {self.store.full_path(self.path)} was changed meanwhile")
+            self._delete_sidecar()
             new.write(_dumps(external).encode())
             new.publish()
 
