@@ -195,6 +195,7 @@ class PageRun:
         table: bool = False,
         page: int = 0,
         began: bool = False,
+        dictionary: bool = False,
         label: object = None,
     ) -> Self: ...
     @property

@@ -87,6 +87,7 @@ cdef extern from "agsf.h" nogil:
 cdef extern from "agsf.h" nogil:
     enum:
         AGSF_THRIFT_STOP
+        AGSF_THRIFT_UUID
         AGSF_FRAME_NBYTES
         AGSF_ENCODINGS
         AGSF_PAGE_TYPES
@@ -168,7 +169,7 @@ cdef extern from "agsf.h" nogil:
         agsf_pages_mode mode
         uint64_t nbytes, values_left
         int v2_layout
-        bint short_sizes, keep_checksum
+        bint short_sizes, keep_checksum, dictionary
         const uint8_t *data "in"
         size_t in_nbytes
         bint in_is_all
@@ -605,7 +606,9 @@ def thrift_splice(data, size_t offset, list edits not None):
     """
     cdef memoryview view = _hold(data, False)
     cdef Py_ssize_t n = len(edits), i
+    cdef int last = 0
     cdef size_t left, room, nbytes = 0, end = 0
+    cdef list values = []  # which keeps them
     cdef agsf_thrift_value struct
     cdef agsf_thrift_edit *raw
     cdef bytes value
@@ -615,13 +618,16 @@ def thrift_splice(data, size_t offset, list edits not None):
     if raw == NULL:
         raise MemoryError
     try:
-        for i in range(n):
-            number, kind, edit = edits[i]
+        for i, (number, kind, edit) in enumerate(list(edits)[:n]):
             raw[i].id = number
-            if i > 0 and raw[i].id <= raw[i - 1].id:
-                raise ValueError("edits must be sorted by field id")
+            if raw[i].id <= last:
+                raise ValueError("the field ids of edits must ascend from 1")
+            last = raw[i].id
             if edit is not None:
                 value = edit
+                values.append(value)
+                if not AGSF_THRIFT_STOP < kind <= AGSF_THRIFT_UUID:
+                    raise ValueError(f"there is no type {kind} in Thrift's compact protocol")
                 raw[i].type = kind
                 raw[i].value = <const uint8_t *> PyBytes_AS_STRING(value)
                 raw[i].nbytes = <size_t> PyBytes_GET_SIZE(value)
@@ -751,6 +757,8 @@ cdef class Footer:
                 if i > 0:
                     names.append(name.decode("utf-8", "surrogateescape"))
             elif i > 0:
+                if len(paths) > AGSF_ORDINAL_MAX:
+                    raise FormatError("more than 32768 columns: Parquet encryption cannot number them")
                 paths.append((*names, name.decode("utf-8", "surrogateescape")))
         if any(left):
             raise FormatError("the footer's schema is no tree: a group lacks children")
@@ -780,7 +788,10 @@ cdef class Footer:
         try:
             if metas == NULL or sizes == NULL:
                 raise MemoryError
+            opened = dict(opened)  # which nobody else changes meanwhile
             for number, meta in opened.items():
+                if meta is None:
+                    raise TypeError("a ColumnMetaData is bytes, not None")
                 if not 0 <= number < <Py_ssize_t> self._raw.nchunks:
                     raise IndexError(number)
                 metas[<size_t> number] = <const uint8_t *> PyBytes_AS_STRING(meta)
@@ -840,12 +851,18 @@ cdef class Modules:
     cdef object _failed(self, agsf_status status, unsigned module, page):
         return _module_error(status, module, self.row_group, self.label, page)
 
+    cdef int _known(self, unsigned module) except -1:
+        if module >= <unsigned> len(MODULES):
+            raise ValueError(f"there is no module type {module}")
+        return 0
+
     def seal(self, unsigned module, data):
         """One module that is not a page, framed: length, nonce, ciphertext, tag."""
         cdef memoryview view = _hold(data, False)
         cdef const uint8_t *plain = _data(view)
         cdef size_t nbytes = _nbytes(view)
         cdef agsf_status status
+        self._known(module)
         out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (nbytes + AGSF_FRAME_NBYTES))
         cdef uint8_t *raw = <uint8_t *> PyBytes_AS_STRING(out)
         with nogil:
@@ -861,6 +878,7 @@ cdef class Modules:
         cdef const uint8_t *sealed = _data(view)
         cdef size_t nbytes = 0, frame = 0
         cdef uint8_t *raw
+        self._known(module)
         if _nbytes(view) < AGSF_FRAME_NBYTES:
             raise self._failed(AGSF_BAD_FORMAT, module, None)
         frame = <size_t> (sealed[0] | sealed[1] << 8 | sealed[2] << 16 | <uint32_t> sealed[3] << 24) + 4
@@ -911,19 +929,28 @@ cdef class PageRun:
     `mode` is COPY, SAME_SIZE, VIEW, CHECK or LIST (csrc/agsf.h says what they do); `nbytes` and `values` the chunk's
     total_compressed_size and num_values on the side it comes from. Give it bytes with `feed`, run it with `run_pages`,
     look at `stop`: DONE, or MORE_INPUT or MORE_OUTPUT, of which at least `wanted` bytes are needed, counted from what
-    is `consumed` and `produced`.
+    is `consumed` and `produced`. `dictionary` says that the first page should be one, for the error if it is unreadable.
     """
 
     cdef readonly Modules source, target
     cdef agsf_pages _raw
     cdef memoryview _in, _out
     cdef readonly size_t consumed, produced  # of what was fed
-    cdef bint _listing
+    cdef bint _running
     cdef object _label
 
     def __cinit__(self, Modules source, Modules target, int mode, uint64_t nbytes, uint64_t values, *, int v2_layout=0,
                   bint short_sizes=False, bint keep_checksum=True, bint table=False, uint32_t page=0, bint began=False,
-                  label=None):
+                  bint dictionary=False, label=None):
+        if mode == AGSF_PAGES_COPY and source is None and target is None:
+            raise ValueError("pages are copied from or to a sealed side")
+        if mode == AGSF_PAGES_SAME_SIZE and (source is None or target is None or source._raw.ctr != target._raw.ctr
+                                             or short_sizes):
+            raise ValueError("frames keep their size only from one sealed side to another, in the same algorithm")
+        if mode == AGSF_PAGES_VIEW and (source is None or target is not None):
+            raise ValueError("a view is of a sealed side, in plaintext")
+        if not AGSF_PAGES_COPY <= mode <= AGSF_PAGES_LIST:
+            raise ValueError(f"there is no mode {mode}")
         self.source, self.target = source, target
         self._raw.source = &source._raw if source is not None else NULL
         self._raw.to = &target._raw if target is not None else NULL
@@ -935,7 +962,7 @@ cdef class PageRun:
         self._raw.keep_checksum = keep_checksum
         self._raw.page = page
         self._raw.began = began
-        self._listing = mode == AGSF_PAGES_LIST
+        self._raw.dictionary = dictionary
         self._label = label
         if table:
             self._grow_table()
@@ -967,6 +994,8 @@ cdef class PageRun:
 
     def feed(self, data, bint is_all, out=None):
         """The input from where it stands, whether that is all there is, and room for output."""
+        if self._running:
+            raise ValueError("these pages are being run")
         self._in = _hold(data, False)
         self._out = None if out is None else _hold(out, True)
         self.consumed = self.produced = 0
@@ -999,11 +1028,14 @@ cdef class PageRun:
         self._raw.stop = AGSF_STOP_NOT
         return True
 
+    cdef int _clear(self) except -1:
+        if self._out is not None:
+            memset(_data(self._out), 0, _nbytes(self._out))
+        return 0
+
     cdef object _failed(self):
         cdef Modules modules = self.source if self.source is not None else self.target
         page = self._raw.page if self._raw.bad_module in (AGSF_DATA_PAGE, AGSF_DATA_PAGE_HEADER) else None
-        if self._out is not None:
-            memset(_data(self._out), 0, _nbytes(self._out))
         label = self._label if modules is None else modules.label
         return _module_error(self._raw.status, self._raw.bad_module, None if modules is None else modules.row_group,
                              label, page)
@@ -1097,8 +1129,9 @@ def offset_index(data, int64_t in_chunk, int64_t out_chunk):
 
 
 def run_pages(list runs not None, unsigned threads):
-    """Runs what was fed, chunks in parallel. Raises the first one's error; then no output is to be used."""
-    cdef Py_ssize_t n = len(runs), i
+    """Runs what was fed, chunks in parallel. Raises the first one's error; then the output of all of them is zeros."""
+    cdef list held = list(runs), running = []
+    cdef Py_ssize_t n = len(held), i
     cdef agsf_pages **raw = <agsf_pages **> malloc((n + 1) * sizeof(agsf_pages *))
     cdef agsf_status status
     cdef PageRun run
@@ -1107,7 +1140,11 @@ def run_pages(list runs not None, unsigned threads):
         raise MemoryError
     try:
         for i in range(n):
-            run = runs[i]
+            run = held[i]
+            if run is None or run._running:
+                raise ValueError("each PageRun is run once at a time")
+            run._running = True
+            running.append(run)
             raw[i] = &run._raw
         while again:
             with nogil:
@@ -1115,14 +1152,19 @@ def run_pages(list runs not None, unsigned threads):
             if status not in (AGSF_OK, AGSF_PAUSED):
                 _raise_for(status, None)
             again = status == AGSF_PAUSED
-            for i in range(n):
-                run = runs[i]
+            for run in running:
                 if run._raw.stop == AGSF_STOP_FAILED:
                     raise run._failed()
-                if run._raw.stop != AGSF_STOP_NOT and run._raw.data != NULL and run._again():
+                if run._raw.stop != AGSF_STOP_NOT and run._again():
                     again = True
             PyErr_CheckSignals()
+    except BaseException:
+        for run in running:
+            run._clear()
+        raise
     finally:
+        for run in running:
+            run._running = False
         free(raw)
 
 

@@ -199,8 +199,8 @@ agsf_status agsf_open_run(agsf_run *run) AGSF_MUST_CHECK;
 
 /*
  * Parquet's footers and page headers are read without generated classes, so that what this version does not know
- * survives. Bytes are checked before they are believed: no count or length reaches past their end, and nesting has a
- * limit. AGSF_BAD_FORMAT otherwise.
+ * survives. Bytes are checked before they are believed: no count or length reaches past their end, nesting has a limit,
+ * and the ids of a struct's fields ascend from 1, so that none comes twice. AGSF_BAD_FORMAT otherwise.
  */
 enum {
     AGSF_THRIFT_STOP,
@@ -244,7 +244,7 @@ typedef struct agsf_thrift_edit {
 } agsf_thrift_edit;
 
 /*
- * agsf_thrift_splice() copies the struct at the start of data with edits, which are sorted by id. All other fields are
+ * agsf_thrift_splice() copies the struct at the start of data with edits, whose ids ascend from 1. All other fields are
  * copied as they are. out has room for agsf_thrift_splice_nbytes(), which is 0 if that overflows. In *end_ret is where
  * the struct ended in data.
  */
@@ -256,7 +256,8 @@ agsf_status agsf_thrift_splice(const uint8_t *data, size_t nbytes, const agsf_th
 
 /*
  * A footer (FileMetaData), walked once: where its schema elements, row groups and column chunks are. All offsets are
- * into the caller's bytes, which must outlive it. It takes less than five times as much memory as they do.
+ * into the caller's bytes, which must outlive it. It takes less memory than they do; of hostile bytes, up to ten times
+ * as much.
  */
 typedef struct agsf_schema_element {
     uint32_t name, name_nbytes;
@@ -347,8 +348,8 @@ typedef struct agsf_modules {
 
 /*
  * agsf_module_seal() seals one module, which is not a page: in_nbytes become in_nbytes + AGSF_FRAME_NBYTES. The nonce
- * is drawn inside. agsf_module_open() opens the module at the start of in; out has room for in_nbytes. On failure the
- * output is zero. AGSF_BAD_FORMAT: in cannot hold a module as long as it says.
+ * is drawn inside. agsf_module_open() opens the module at the start of in; out has room for in_nbytes, and on failure
+ * nothing or zeros. AGSF_BAD_FORMAT: in cannot hold a module as long as it says.
  */
 agsf_status agsf_module_seal(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes,
                              uint8_t *out) AGSF_MUST_CHECK;
@@ -364,9 +365,9 @@ agsf_status agsf_module_open(const agsf_modules *modules, unsigned type, const u
  */
 typedef enum agsf_pages_mode {
     AGSF_PAGES_COPY,      /* to the other side */
-    AGSF_PAGES_SAME_SIZE, /* sealed to sealed: every frame keeps its size */
+    AGSF_PAGES_SAME_SIZE, /* sealed to sealed, in the same algorithm: every frame keeps its size */
     AGSF_PAGES_VIEW,      /* sealed to plain: every page keeps its size, an unknown field fills its header up */
-    AGSF_PAGES_CHECK,     /* tags and CRCs are checked; out is only scratch, for one body */
+    AGSF_PAGES_CHECK,     /* tags and CRCs are checked; out is only scratch, for one body of a sealed chunk */
     AGSF_PAGES_LIST,      /* headers only; in_done may pass the end of what was handed in */
 } agsf_pages_mode;
 
@@ -395,7 +396,8 @@ typedef struct agsf_pages {
     uint64_t values_left; /* of a plain chunk; a sealed one ends where its bytes end */
     int v2_layout;        /* of V2 pages to be sealed: 0 as they were, 1 all of the body, 2 only the values */
     bool short_sizes;     /* compressed_page_size leaves out the frame: what DuckDB writes */
-    bool keep_checksum;   /* a wrong CRC stays wrong; otherwise, and of a page without a tag, it is AGSF_CHECKSUM */
+    bool keep_checksum;   /* a wrong CRC stays wrong; otherwise it is AGSF_CHECKSUM */
+    bool dictionary;      /* the first page should be one: says what failed if it cannot be read */
 
     const uint8_t *in; /* of this call */
     size_t in_nbytes;
@@ -428,15 +430,17 @@ typedef struct agsf_pages {
 } agsf_pages;
 
 /*
- * agsf_pages_run() runs every agsf_pages whose stop is AGSF_STOP_NOT, in parallel. AGSF_PAUSED: not all of them were
- * begun, call again. A failure is one run's: the others are not to be used either. The output of a failed run that opens is zero.
+ * agsf_pages_run() runs every agsf_pages whose stop is AGSF_STOP_NOT, in parallel; none may be given twice. AGSF_PAUSED:
+ * not all of them were begun, call again. A failure is one run's, whose output of this call is zero: the others are not to
+ * be used either. AGSF_BAD_ARGUMENT: a mode without the sides it needs. AGSF_NO_MEMORY, AGSF_CRYPTO, AGSF_LIMIT: nothing
+ * was done.
  */
 agsf_status agsf_pages_run(agsf_pages **runs, size_t nruns, unsigned threads) AGSF_MUST_CHECK;
 
 /*
  * agsf_offset_index() copies an OffsetIndex with new locations of its pages: from a table sorted by in_offset, both of
  * whose offsets count from in_chunk and out_chunk, or, where table is NULL, moved by out_chunk - in_chunk. out has room
- * for in_nbytes plus 16 for each page. AGSF_BAD_FORMAT if a page is not in the table.
+ * for in_nbytes plus 16 for each page. AGSF_BAD_FORMAT if a page is not in the table, or cannot be where it would be.
  */
 agsf_status agsf_offset_index(const uint8_t *in, size_t in_nbytes, const agsf_page *table, size_t npages, int64_t in_chunk,
                               int64_t out_chunk, uint8_t *out, size_t *nbytes_ret) AGSF_MUST_CHECK;

@@ -36,9 +36,19 @@ enum {
     LOCATION_NBYTES = 2,
 };
 
+enum { STRUCT_MIN_NBYTES = 3 }; /* of one with a field: the required ones are no bools */
+
 /* ---------------------------------------------------------------- walking a footer */
 
-/* Makes room for one element more; what an array holds is bounded by the footer's bytes, for each element has some. */
+static size_t struct_list(agsf_cursor *cursor) {
+    unsigned type;
+    const size_t count = agsf_thrift_list(cursor, &type);
+
+    if (count > 0 && type != AGSF_THRIFT_STRUCT) cursor->bad = true;
+    return cursor->bad ? 0 : count;
+}
+
+/* Makes room for one element more. What an array holds is bounded by the footer's bytes: see STRUCT_MIN_NBYTES. */
 static bool grow(void **array, size_t count, size_t *room, size_t nbytes) {
     const size_t more = *room == 0 ? 64 : *room + *room / 2;
     void *bigger;
@@ -54,6 +64,7 @@ static bool grow(void **array, size_t count, size_t *room, size_t nbytes) {
 static bool is_int(unsigned type) { return type >= AGSF_THRIFT_I16 && type <= AGSF_THRIFT_I64; }
 
 static void schema_element(agsf_cursor *cursor, const uint8_t *data, agsf_schema_element *element) {
+    const uint8_t *const begin = cursor->at;
     int16_t id = 0;
     unsigned type;
 
@@ -71,14 +82,13 @@ static void schema_element(agsf_cursor *cursor, const uint8_t *data, agsf_schema
             agsf_thrift_skip(cursor, type, false);
         }
     }
+    if (cursor->at - begin < STRUCT_MIN_NBYTES) cursor->bad = true;
 }
 
 static agsf_status read_schema(agsf_cursor *cursor, const uint8_t *data, agsf_footer *footer) {
-    unsigned type;
-    const size_t count = agsf_thrift_list(cursor, &type);
-    size_t room = footer->nschema;
+    const size_t count = struct_list(cursor);
+    size_t room = 0;
 
-    if (footer->schema != NULL || type != AGSF_THRIFT_STRUCT) cursor->bad = true;
     for (size_t i = 0; i < count && !cursor->bad; i++) {
         if (!grow((void **)&footer->schema, footer->nschema, &room, sizeof(*footer->schema))) return AGSF_NO_MEMORY;
         schema_element(cursor, data, &footer->schema[footer->nschema++]);
@@ -93,17 +103,16 @@ static void chunk_span(agsf_cursor *cursor, const uint8_t *data, agsf_chunk_span
 
     *span = (agsf_chunk_span){.begin = (uint32_t)(cursor->at - data)};
     for (; agsf_thrift_field(cursor, &id, &type); head = cursor->at) {
-        if (id == CHUNK_CRYPTO) span->crypto = (uint32_t)(head - data);
+        if (id == CHUNK_CRYPTO && type == AGSF_THRIFT_STRUCT) span->crypto = (uint32_t)(head - data);
         agsf_thrift_skip(cursor, type, false);
     }
     span->end = (uint32_t)(cursor->at - data);
+    if (span->end - span->begin < STRUCT_MIN_NBYTES) cursor->bad = true;
 }
 
 static agsf_status read_columns(agsf_cursor *cursor, const uint8_t *data, agsf_footer *footer, size_t *room) {
-    unsigned type;
-    const size_t count = agsf_thrift_list(cursor, &type);
+    const size_t count = struct_list(cursor);
 
-    if (type != AGSF_THRIFT_STRUCT) cursor->bad = true;
     if (count > AGSF_ORDINAL_MAX + 1) return AGSF_ORDINAL;
     for (size_t i = 0; i < count && !cursor->bad; i++) {
         if (!grow((void **)&footer->chunks, footer->nchunks, room, sizeof(*footer->chunks))) return AGSF_NO_MEMORY;
@@ -113,16 +122,15 @@ static agsf_status read_columns(agsf_cursor *cursor, const uint8_t *data, agsf_f
 }
 
 static agsf_status read_row_groups(agsf_cursor *cursor, const uint8_t *data, agsf_footer *footer) {
-    unsigned type;
-    const size_t count = agsf_thrift_list(cursor, &type);
+    const size_t count = struct_list(cursor);
     size_t room = 0, chunks_room = 0;
     agsf_status status = AGSF_OK;
 
-    if (footer->groups != NULL || (count > 0 && type != AGSF_THRIFT_STRUCT)) cursor->bad = true;
     if (count > AGSF_ORDINAL_MAX + 1) return AGSF_ORDINAL;
     for (size_t i = 0; i < count && !cursor->bad && status == AGSF_OK; i++) {
         agsf_row_group group = {.begin = (uint32_t)(cursor->at - data), .first = (uint32_t)footer->nchunks};
         int16_t id = 0;
+        unsigned type;
         while (status == AGSF_OK && agsf_thrift_field(cursor, &id, &type)) {
             if (id == GROUP_COLUMNS && type == AGSF_THRIFT_LIST) {
                 status = read_columns(cursor, data, footer, &chunks_room);
@@ -331,6 +339,7 @@ agsf_status agsf_offset_index(const uint8_t *in, size_t in_nbytes, const agsf_pa
     int16_t id = 0;
     unsigned type;
 
+    if (in_chunk < 0 || out_chunk < 0) return AGSF_BAD_ARGUMENT;
     while (agsf_thrift_field(&cursor, &id, &type)) {
         size_t count;
         if (id != INDEX_LOCATIONS || type != AGSF_THRIFT_LIST) {
@@ -363,6 +372,7 @@ agsf_status agsf_offset_index(const uint8_t *in, size_t in_nbytes, const agsf_pa
             } else {
                 moved = (agsf_page){.out_offset = (uint64_t)(offset - in_chunk), .out_nbytes = (uint64_t)nbytes};
             }
+            if (page->out_offset > (uint64_t)(INT64_MAX - out_chunk)) return AGSF_BAD_FORMAT;
             out = put_location(&cursor, page, out_chunk, out);
         }
         copied = cursor.at;

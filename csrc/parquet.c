@@ -15,6 +15,7 @@ enum {
     NONCES = 32,                      /* drawn at once, and forgotten when the job ends */
     HEADER_GROWTH_NBYTES = 16,        /* the most that two longer varints, and a filler's head, add to a page header */
     HEADER_STEP_NBYTES = 4096,
+    HEADER_MAX_NBYTES = 64 * 1024 * 1024, /* of a plain one, whose end is only where its fields end; Arrow reads 16 MiB */
 };
 
 static uint32_t get_u32(const uint8_t *in) {
@@ -102,9 +103,10 @@ agsf_status agsf_module_open(const agsf_modules *modules, unsigned type, const u
     *nbytes_ret = length - AGSF_OVERHEAD_NBYTES;
     *frame_nbytes_ret = LENGTH_NBYTES + length;
     status = agsf_lane_borrow(modules->key, 0, &lane);
-    if (status != AGSF_OK) return status;
-    status = open_frame(lane, modules, type, 0, in, *nbytes_ret, out);
-    agsf_lane_return(modules->key, lane);
+    if (status == AGSF_OK) {
+        status = open_frame(lane, modules, type, 0, in, *nbytes_ret, out);
+        agsf_lane_return(modules->key, lane);
+    }
     if (status != AGSF_OK && *nbytes_ret > 0) memset(out, 0, *nbytes_ret);
     return status;
 }
@@ -133,7 +135,7 @@ struct header {
     size_t nbytes; /* of the struct */
     int64_t type, uncompressed, compressed, crc, values, encoding;
     int64_t levels; /* bytes of a V2 page's repetition and definition levels */
-    struct span compressed_at, crc_at;
+    struct span compressed_at, crc_at; /* one behind the other, since ids ascend */
     bool has_crc;
     int16_t last_id;
 };
@@ -148,14 +150,14 @@ static void read_page_struct(agsf_cursor *cursor, struct header *header, int16_t
             const bool v2 = kind == HEADER_DATA_V2;
             if (id == 1) header->values = value;
             if (id == (v2 ? 4 : 2)) header->encoding = value;
-            if (v2 && (id == 5 || id == 6)) header->levels += value < 0 ? INT64_C(1) << 32 : value;
+            if (v2 && (id == 5 || id == 6)) header->levels += value < 0 || value > INT32_MAX ? INT64_C(1) << 32 : value;
         } else {
             agsf_thrift_skip(cursor, type, false);
         }
     }
 }
 
-/* AGSF_BAD_FORMAT also says that the header is cut: there is no telling. */
+/* AGSF_SHORT: the header is cut, or is no Thrift: there is no telling. AGSF_BAD_FORMAT: it is one of no page. */
 static agsf_status read_header(const uint8_t *data, size_t nbytes, struct header *header) {
     static const int16_t kinds[AGSF_PAGE_TYPES] = {HEADER_DATA, 0, HEADER_DICTIONARY, HEADER_DATA_V2};
     agsf_cursor cursor = {data, data + nbytes, false};
@@ -180,6 +182,7 @@ static agsf_status read_header(const uint8_t *data, size_t nbytes, struct header
                 header->has_crc = true;
             }
         } else if (type == AGSF_THRIFT_STRUCT && (id == HEADER_DATA || id == HEADER_DICTIONARY || id == HEADER_DATA_V2)) {
+            if (kind != 0) return AGSF_BAD_FORMAT; /* of two types at once */
             kind = id;
             read_page_struct(&cursor, header, id);
         } else {
@@ -188,10 +191,12 @@ static agsf_status read_header(const uint8_t *data, size_t nbytes, struct header
         header->last_id = id;
     }
     header->nbytes = (size_t)(cursor.at - data);
-    if (cursor.bad || header->type < 0 || header->type >= AGSF_PAGE_TYPES || kind == 0 || kinds[header->type] != kind ||
+    if (cursor.bad) return AGSF_SHORT;
+    /* Not an index page: there are none in any file, and encryption has no type for them. */
+    if (header->type < 0 || header->type >= AGSF_PAGE_TYPES || kind == 0 || kinds[header->type] != kind ||
         header->uncompressed < 0 || header->uncompressed > INT32_MAX || header->compressed < 0 ||
-        header->compressed > INT32_MAX || header->values < 0 || header->levels > header->compressed ||
-        (header->has_crc && header->crc_at.begin < header->compressed_at.begin)) {
+        header->compressed > INT32_MAX || header->values < 0 || header->values > INT32_MAX ||
+        header->levels > header->compressed) {
         return AGSF_BAD_FORMAT;
     }
     return AGSF_OK;
@@ -207,7 +212,8 @@ struct edit {
 
 /*
  * Fields that no reader knows take up exactly nbytes: bytes under the id 15, and, where a length of one byte more would
- * overshoot, a bool under 14. Their heads are short ones, since not every reader knows long ones.
+ * overshoot, a bool under 14. Their heads are short ones, since not every reader knows long ones. Behind fields with such
+ * ids, the next two: last_id leaves room for these.
  */
 static uint8_t *put_filler(uint8_t *out, int16_t last_id, size_t nbytes) {
     int16_t id = last_id;
@@ -239,7 +245,7 @@ static size_t write_header(const uint8_t *data, const struct header *header, con
 
     memcpy(out, data, header->compressed_at.begin);
     out = agsf_thrift_put_varint(out + header->compressed_at.begin, agsf_thrift_zigzag((int64_t)edit->compressed));
-    if (header->has_crc && edit->drop_crc) {
+    if (edit->drop_crc) {
         /* The field between is gone: the next one's id is counted from the one before it. */
         const agsf_thrift_edit drop = {.id = HEADER_CRC};
         size_t nbytes, end;
@@ -320,6 +326,11 @@ static unsigned header_module(const struct page *page) {
     return page->header.type == PAGE_DICTIONARY ? AGSF_DICTIONARY_PAGE_HEADER : AGSF_DATA_PAGE_HEADER;
 }
 
+/* What the next header ought to be, where it cannot be read. */
+static unsigned next_header_module(const agsf_pages *run) {
+    return run->dictionary && !run->began ? AGSF_DICTIONARY_PAGE_HEADER : AGSF_DATA_PAGE_HEADER;
+}
+
 static unsigned body_module(const struct page *page) {
     return page->header.type == PAGE_DICTIONARY ? AGSF_DICTIONARY_PAGE : AGSF_DATA_PAGE;
 }
@@ -337,7 +348,7 @@ static bool open_header(struct worker *worker, const uint8_t *in, size_t nbytes,
     static const unsigned types[2] = {AGSF_DATA_PAGE_HEADER, AGSF_DICTIONARY_PAGE_HEADER};
     agsf_pages *const run = worker->run;
     agsf_status status = AGSF_BAD_TAG;
-    unsigned type = types[0];
+    unsigned type = AGSF_DATA_PAGE_HEADER;
 
     for (int i = 0; i < (run->began ? 1 : 2) && status == AGSF_BAD_TAG; i++) {
         type = types[i];
@@ -345,7 +356,7 @@ static bool open_header(struct worker *worker, const uint8_t *in, size_t nbytes,
     }
     if (status != AGSF_OK) {
         agsf_wipe(run->header, nbytes);
-        return fail(run, status, types[0]);
+        return fail(run, status, next_header_module(run));
     }
     if (read_header(run->header, nbytes, &page->header) != AGSF_OK) return fail(run, AGSF_BAD_FORMAT, type);
     /* A header that was sealed as another type than it says could make the rest of the chunk count wrong. */
@@ -357,21 +368,21 @@ static bool find_header(struct worker *worker, const uint8_t *in, size_t left, u
     agsf_pages *const run = worker->run;
 
     if (run->from == NULL) {
-        if (read_header(in, left, &page->header) != AGSF_OK) {
-            if (run->in_is_all) return fail(run, AGSF_BAD_FORMAT, AGSF_DATA_PAGE_HEADER);
+        const agsf_status status = read_header(in, left, &page->header);
+        if (status != AGSF_OK) {
+            if (status == AGSF_BAD_FORMAT || run->in_is_all || left >= HEADER_MAX_NBYTES) {
+                return fail(run, AGSF_BAD_FORMAT, next_header_module(run));
+            }
             return stop_for(run, AGSF_STOP_INPUT, left < HEADER_STEP_NBYTES ? 2 * HEADER_STEP_NBYTES : 2 * left);
         }
         page->header_data = in;
         page->header_frame_nbytes = page->header_room = page->header.nbytes;
         return true;
     }
-    if (left < LENGTH_NBYTES) {
-        if (chunk_left < LENGTH_NBYTES) return fail(run, AGSF_BAD_FORMAT, AGSF_DATA_PAGE_HEADER);
-        return stop_for(run, AGSF_STOP_INPUT, LENGTH_NBYTES);
-    }
-    page->header_frame_nbytes = LENGTH_NBYTES + (size_t)get_u32(in);
-    if (page->header_frame_nbytes < AGSF_FRAME_NBYTES || page->header_frame_nbytes > chunk_left) {
-        return fail(run, AGSF_BAD_FORMAT, AGSF_DATA_PAGE_HEADER);
+    page->header_frame_nbytes = left < LENGTH_NBYTES ? LENGTH_NBYTES : LENGTH_NBYTES + (size_t)get_u32(in);
+    if (page->header_frame_nbytes > chunk_left || (run->in_is_all && page->header_frame_nbytes > left) ||
+        (left >= LENGTH_NBYTES && page->header_frame_nbytes < AGSF_FRAME_NBYTES)) {
+        return fail(run, AGSF_BAD_FORMAT, next_header_module(run));
     }
     if (page->header_frame_nbytes > left) return stop_for(run, AGSF_STOP_INPUT, page->header_frame_nbytes);
     page->header_room = page->header_frame_nbytes - AGSF_FRAME_NBYTES;
@@ -384,9 +395,9 @@ static size_t body_overhead(const agsf_modules *modules) {
     return modules == NULL ? 0 : modules->ctr ? CTR_FRAME_NBYTES : AGSF_FRAME_NBYTES;
 }
 
+/* Whether the frame is there, of those that the body has room for. */
 static bool frame_fits(const struct page *page, size_t lead) {
-    return page->body_nbytes >= lead + LENGTH_NBYTES &&
-           get_u32(page->body + lead) == page->body_nbytes - lead - LENGTH_NBYTES;
+    return get_u32(page->body + lead) == page->body_nbytes - lead - LENGTH_NBYTES;
 }
 
 /* Finds the frame inside a sealed body, whose bytes are all there. */
@@ -394,14 +405,10 @@ static bool find_frame(agsf_pages *run, struct page *page) {
     const size_t overhead = body_overhead(run->from);
     const size_t levels = page->header.type == PAGE_DATA_V2 ? (size_t)page->header.levels : 0;
 
-    page->lead_nbytes = 0;
-    if (!frame_fits(page, 0)) {
-        if (levels == 0 || levels > page->body_nbytes || !frame_fits(page, levels)) {
-            return fail(run, AGSF_BAD_FORMAT, body_module(page));
-        }
-        page->lead_nbytes = levels;
-    }
-    if (page->body_nbytes - page->lead_nbytes < overhead) return fail(run, AGSF_BAD_FORMAT, body_module(page));
+    /* Levels and a frame have room in every layout: Arrow's holds the levels, parquet-java's stands behind them. */
+    if (page->body_nbytes < overhead + levels) return fail(run, AGSF_BAD_FORMAT, body_module(page));
+    page->lead_nbytes = frame_fits(page, 0) ? 0 : levels;
+    if (!frame_fits(page, page->lead_nbytes)) return fail(run, AGSF_BAD_FORMAT, body_module(page));
     page->plain_nbytes = page->body_nbytes - overhead;
     return true;
 }
@@ -418,7 +425,6 @@ static bool find_page(struct worker *worker, struct page *page) {
     uint64_t whole;
 
     if (!find_header(worker, in, left, chunk_left, page)) return false;
-    if (page->header.type == PAGE_INDEX) return fail(run, AGSF_BAD_FORMAT, AGSF_DATA_PAGE_HEADER);
     if (page->header.type == PAGE_DICTIONARY && run->began) return fail(run, AGSF_BAD_FORMAT, AGSF_DICTIONARY_PAGE_HEADER);
     if (page->header.type != PAGE_DICTIONARY && run->page > AGSF_ORDINAL_MAX && (run->from != NULL || run->to != NULL)) {
         return fail(run, AGSF_ORDINAL, AGSF_DATA_PAGE_HEADER);
@@ -435,7 +441,7 @@ static bool find_page(struct worker *worker, struct page *page) {
     return run->from == NULL || find_frame(run, page);
 }
 
-/* Puts the plain body to out: opened, or copied if out is not NULL. With parquet-java's V2 pages, if the first try fails. */
+/* Opens the body to out. One with levels also in parquet-java's way, if it fails in Arrow's. */
 static bool open_body(struct worker *worker, struct page *page, uint8_t *out) {
     agsf_pages *const run = worker->run;
     const uint8_t *const frame = page->body + page->lead_nbytes;
@@ -450,7 +456,7 @@ static bool open_body(struct worker *worker, struct page *page, uint8_t *out) {
         status = open_frame(worker->from, run->from, body_module(page), ordinal(run, page), frame, nbytes, out);
     }
     if (status == AGSF_BAD_TAG && page->lead_nbytes == 0 && page->header.type == PAGE_DATA_V2 && page->header.levels > 0 &&
-        (size_t)page->header.levels < page->body_nbytes && frame_fits(page, (size_t)page->header.levels)) {
+        frame_fits(page, (size_t)page->header.levels)) {
         page->lead_nbytes = (size_t)page->header.levels; /* both lengths fitted by chance */
         return open_body(worker, page, out);
     }
@@ -525,13 +531,15 @@ static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_re
     if (page->header.has_crc) edit.crc = agsf_crc32(body, body_nbytes) ^ page->crc_difference;
     header = header_nbytes(&page->header, body_nbytes, edit.crc) + frame;
     if (run->mode == AGSF_PAGES_SAME_SIZE && header > fixed) {
-        /* The varint of the new CRC is longer than that of the old one, and there is no padding. */
+        /* The varint of the new CRC is longer than that of the old one, and there is no padding. All else is as it was. */
         edit.drop_crc = true;
         run->dropped_checksums++;
-    } else if (fixed > 0 && header > fixed) {
-        return fail(run, AGSF_BAD_FORMAT, header_module(page));
     }
-    if (run->mode == AGSF_PAGES_VIEW) edit.filler = fixed - header;
+    if (run->mode == AGSF_PAGES_VIEW) {
+        /* There is room: a frame that is gone leaves more than a varint of a CRC takes. */
+        if (page->header.last_id > INT16_MAX - 2) return fail(run, AGSF_BAD_FORMAT, header_module(page));
+        edit.filler = fixed - header;
+    }
     written = write_header(page->header_data, &page->header, &edit, out + before);
     if (run->mode == AGSF_PAGES_SAME_SIZE) {
         memset(out + before + written, 0, fixed - frame - written); /* as parquet-java pads, and all readers take */
@@ -595,7 +603,7 @@ static bool one_page(struct worker *worker) {
         return false;
     }
     if (run->in_done >= run->in_nbytes) {
-        if (run->in_is_all) return fail(run, AGSF_BAD_FORMAT, AGSF_DATA_PAGE_HEADER);
+        if (run->in_is_all) return fail(run, AGSF_BAD_FORMAT, next_header_module(run));
         return stop_for(run, AGSF_STOP_INPUT, run->from != NULL ? LENGTH_NBYTES : 1);
     }
     if (!find_page(worker, &page)) return false;
@@ -610,7 +618,9 @@ static bool one_page(struct worker *worker) {
         if (!check_crc(run, &page) || !put_page(worker, &page, &out_nbytes)) return false;
         run->out_done += out_nbytes;
     } else if (run->mode == AGSF_PAGES_CHECK) {
-        if (page.plain_nbytes > run->out_nbytes) return stop_for(run, AGSF_STOP_OUTPUT, page.plain_nbytes);
+        if (run->from != NULL && page.plain_nbytes > run->out_nbytes) {
+            return stop_for(run, AGSF_STOP_OUTPUT, page.plain_nbytes);
+        }
         if (!check_crc(run, &page)) return false;
         if (run->from != NULL && !open_body(worker, &page, run->out)) return false;
     }
@@ -620,113 +630,174 @@ static bool one_page(struct worker *worker) {
 
 /* ---------------------------------------------------------------- runs */
 
-/* A key that runs share, and a lane of it for each thread. */
+/*
+ * A key, and as many lanes of it as can be in use at once: one for each thread, or one for each time that a run has it,
+ * whichever is less. Of five thousand columns with a key each, no thread takes more than the columns' own.
+ */
 struct shared_key {
     agsf_key *key;
+    size_t users; /* sides of runs */
+    size_t first; /* of its lanes */
     unsigned with;
+    bool seals;
+};
+
+/* One side of a run: which key, and the how many-eth of its users this is. */
+struct user {
+    size_t key, number;
+};
+
+struct task {
+    agsf_pages *run;
+    struct user from, to;
+};
+
+struct keyed_lane {
+    agsf_key *key;
+    agsf_lane *lane;
 };
 
 struct job {
-    agsf_pages **runs; /* those that are to be run */
-    size_t nruns;
+    struct task *tasks;
+    size_t ntasks;
     struct shared_key *keys;
     size_t nkeys;
-    agsf_lane **lanes; /* [lane][key] */
+    size_t *slots; /* a hash table of keys: 0, or a key's number and 1 more */
+    size_t nslots; /* a power of two, more than there can be keys */
+    struct keyed_lane *lanes; /* of all keys, one key's behind the other's */
+    size_t nlanes;
+    unsigned nthreads;
 };
 
-static agsf_lane *lane_of(const struct job *job, unsigned lane, const agsf_modules *modules) {
-    if (modules == NULL) return NULL;
-    for (size_t i = 0;; i++) {
-        if (job->keys[i].key == modules->key) return job->lanes[lane * job->nkeys + i];
+static bool possible(const agsf_pages *run) {
+    switch (run->mode) {
+        case AGSF_PAGES_COPY:
+            return run->from != NULL || run->to != NULL;
+        case AGSF_PAGES_SAME_SIZE:
+            return run->from != NULL && run->to != NULL && run->from->ctr == run->to->ctr && !run->short_sizes;
+        case AGSF_PAGES_VIEW:
+            return run->from != NULL && run->to == NULL;
+        case AGSF_PAGES_CHECK:
+        case AGSF_PAGES_LIST:
+            return true;
+        default:
+            return false;
     }
 }
 
-static bool run_job(void *arg, unsigned lane, size_t number) {
-    const struct job *job = arg;
-    agsf_pages *const run = job->runs[number];
-    struct worker worker = {.run = run, .from = lane_of(job, lane, run->from), .to = lane_of(job, lane, run->to)};
+static struct user add_user(struct job *job, const agsf_modules *modules, bool seals) {
+    size_t slot;
+    struct shared_key *key;
+
+    if (modules == NULL) return (struct user){0};
+    slot = (size_t)(((uint64_t)(uintptr_t)modules->key * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (job->nslots - 1);
+    while (job->slots[slot] != 0 && job->keys[job->slots[slot] - 1].key != modules->key) slot = (slot + 1) & (job->nslots - 1);
+    if (job->slots[slot] == 0) {
+        job->keys[job->nkeys].key = modules->key;
+        job->slots[slot] = ++job->nkeys;
+    }
+    key = &job->keys[job->slots[slot] - 1];
+    if (modules->ctr) key->with = AGSF_WITH_CTR;
+    key->seals |= seals;
+    return (struct user){job->slots[slot] - 1, key->users++};
+}
+
+static agsf_lane *lane_of(const struct job *job, unsigned thread, const agsf_modules *modules, struct user user) {
+    const struct shared_key *const key = &job->keys[user.key];
+
+    if (modules == NULL) return NULL;
+    return job->lanes[key->first + (key->users < job->nthreads ? user.number : thread)].lane;
+}
+
+static bool run_job(void *arg, unsigned thread, size_t number) {
+    const struct job *const job = arg;
+    const struct task *const task = &job->tasks[number];
+    agsf_pages *const run = task->run;
+    struct worker worker = {.run = run, .from = lane_of(job, thread, run->from, task->from),
+                            .to = lane_of(job, thread, run->to, task->to)};
 
     while (one_page(&worker)) continue;
-    if (run->stop != AGSF_STOP_FAILED) return true;
-    if (run->out != NULL && run->mode != AGSF_PAGES_LIST) memset(run->out, 0, run->out_nbytes);
+    if (run->stop == AGSF_STOP_FAILED && run->out_nbytes > 0) memset(run->out, 0, run->out_nbytes);
     return true; /* the others go on: the lowest failure is to be found, whatever the threads */
 }
 
-static void add_key(struct job *job, const agsf_modules *modules) {
-    size_t i = 0;
-
-    if (modules == NULL) return;
-    while (i < job->nkeys && job->keys[i].key != modules->key) i++;
-    if (i == job->nkeys) job->keys[job->nkeys++] = (struct shared_key){modules->key, 0};
-    if (modules->ctr) job->keys[i].with = AGSF_WITH_CTR;
+static void return_lanes(struct job *job) {
+    while (job->nlanes > 0) {
+        job->nlanes--;
+        agsf_lane_return(job->lanes[job->nlanes].key, job->lanes[job->nlanes].lane);
+    }
 }
 
-static void return_lanes(struct job *job, size_t nlanes) {
-    while (nlanes-- > 0) agsf_lane_return(job->keys[nlanes % job->nkeys].key, job->lanes[nlanes]);
-}
-
-/* Lanes of all keys for as many threads as can have them, and for one at least. */
-static agsf_status borrow_lanes(struct job *job, unsigned *nlanes) {
+/* Lanes of all keys for so many threads; all of them or none. */
+static agsf_status borrow_lanes(struct job *job, unsigned nthreads) {
     agsf_status status = AGSF_OK;
-    size_t n = 0;
+    size_t wanted = 0;
 
-    while (n < *nlanes * job->nkeys && status == AGSF_OK) {
-        const struct shared_key *const shared = &job->keys[n % job->nkeys];
-        status = agsf_lane_borrow(shared->key, shared->with, &job->lanes[n]);
-        if (status == AGSF_OK) n++;
+    job->nthreads = nthreads;
+    for (size_t i = 0; i < job->nkeys; i++) {
+        job->keys[i].first = wanted;
+        wanted += job->keys[i].users < nthreads ? job->keys[i].users : nthreads;
     }
-    if (status == AGSF_OK) return AGSF_OK;
-    *nlanes = (unsigned)(n / job->nkeys);
-    if (*nlanes > 0) {
-        while (n > *nlanes * job->nkeys) {
-            n--;
-            agsf_lane_return(job->keys[n % job->nkeys].key, job->lanes[n]);
-        }
-        return AGSF_OK;
+    free(job->lanes);
+    job->lanes = calloc(wanted + 1, sizeof(*job->lanes));
+    if (job->lanes == NULL) return AGSF_NO_MEMORY;
+    for (size_t key = 0; job->nlanes < wanted && status == AGSF_OK;) {
+        struct keyed_lane *const next = &job->lanes[job->nlanes];
+        while (key + 1 < job->nkeys && job->keys[key + 1].first == job->nlanes) key++;
+        next->key = job->keys[key].key;
+        status = agsf_lane_borrow(next->key, job->keys[key].with, &next->lane);
+        if (status == AGSF_OK) job->nlanes++;
     }
-    return_lanes(job, n);
+    if (status != AGSF_OK) return_lanes(job);
+    return status;
+}
+
+static agsf_status plan(struct job *job, agsf_pages **runs, size_t nruns) {
+    agsf_status status = AGSF_OK;
+
+    for (job->nslots = 4; job->nslots / 4 < nruns; job->nslots *= 2) continue;
+    job->tasks = calloc(nruns, sizeof(*job->tasks));
+    job->keys = calloc(nruns, 2 * sizeof(*job->keys));
+    job->slots = calloc(job->nslots, sizeof(*job->slots));
+    if (job->tasks == NULL || job->keys == NULL || job->slots == NULL) return AGSF_NO_MEMORY;
+    for (size_t i = 0; i < nruns; i++) {
+        if (runs[i]->stop != AGSF_STOP_NOT) continue;
+        if (!possible(runs[i])) return AGSF_BAD_ARGUMENT;
+        job->tasks[job->ntasks++] = (struct task){runs[i], add_user(job, runs[i]->from, false), add_user(job, runs[i]->to, true)};
+    }
+    /* A key's counter is made here: helpers allocate nothing. */
+    for (size_t i = 0; i < job->nkeys && status == AGSF_OK; i++) {
+        if (job->keys[i].seals) status = agsf_key_reserve(job->keys[i].key, 0);
+    }
     return status;
 }
 
 agsf_status agsf_pages_run(agsf_pages **runs, size_t nruns, unsigned threads) {
-    struct job job = {.nruns = 0};
+    struct job job = {.ntasks = 0};
     agsf_batch batch = {.job = run_job, .arg = &job, .budget_ms = BUDGET_MS};
-    unsigned nlanes = threads < AGSF_MAX_THREADS ? threads : AGSF_MAX_THREADS;
-    agsf_status status = AGSF_OK;
+    unsigned nthreads = threads < AGSF_MAX_THREADS ? threads : AGSF_MAX_THREADS;
+    agsf_status status;
     uint64_t nbytes = 0;
-    size_t claimed;
 
     if (nruns == 0) return AGSF_OK;
-    job.runs = calloc(nruns, sizeof(*job.runs));
-    job.keys = calloc(nruns, 2 * sizeof(*job.keys));
-    if (job.runs == NULL || job.keys == NULL) {
-        status = AGSF_NO_MEMORY;
-        goto out;
-    }
-    for (size_t i = 0; i < nruns; i++) {
-        if (runs[i]->stop != AGSF_STOP_NOT) continue;
-        runs[i]->in_done = runs[i]->out_done = 0;
-        job.runs[job.nruns++] = runs[i];
-        nbytes += runs[i]->in_nbytes;
-        add_key(&job, runs[i]->from);
-        add_key(&job, runs[i]->to);
-    }
-    if (job.nruns == 0) goto out;
-    if (nlanes == 0 || nbytes < PARALLEL_MIN_NBYTES) nlanes = 1;
-    if (nlanes > job.nruns) nlanes = (unsigned)job.nruns;
-    if (job.nkeys > 0) {
-        job.lanes = calloc(job.nkeys, nlanes * sizeof(*job.lanes));
-        status = job.lanes == NULL ? AGSF_NO_MEMORY : borrow_lanes(&job, &nlanes);
-        if (status != AGSF_OK) goto out;
-    }
-    batch.njobs = job.nruns;
-    batch.nlanes = nlanes;
-    claimed = agsf_pool_run(&batch);
-    if (job.nkeys > 0) return_lanes(&job, nlanes * job.nkeys);
-    if (claimed < job.nruns) status = AGSF_PAUSED;
+    if (nruns > SIZE_MAX / 1024) return AGSF_BAD_ARGUMENT;
+    status = plan(&job, runs, nruns);
+    if (status != AGSF_OK || job.ntasks == 0) goto out;
+    for (size_t i = 0; i < job.ntasks; i++) nbytes += job.tasks[i].run->in_nbytes;
+    if (nthreads == 0 || nbytes < PARALLEL_MIN_NBYTES) nthreads = 1;
+    if (nthreads > job.ntasks) nthreads = (unsigned)job.ntasks;
+    status = borrow_lanes(&job, nthreads);
+    if (status != AGSF_OK && nthreads > 1) status = borrow_lanes(&job, 1);
+    if (status != AGSF_OK) goto out;
+    for (size_t i = 0; i < job.ntasks; i++) job.tasks[i].run->in_done = job.tasks[i].run->out_done = 0;
+    batch.njobs = job.ntasks;
+    batch.nlanes = job.nthreads;
+    if (agsf_pool_run(&batch) < job.ntasks) status = AGSF_PAUSED;
+    return_lanes(&job);
 out:
-    free(job.runs);
+    free(job.tasks);
     free(job.keys);
+    free(job.slots);
     free(job.lanes);
     return status;
 }

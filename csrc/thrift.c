@@ -25,7 +25,7 @@ uint64_t agsf_thrift_varint(agsf_cursor *cursor) {
 
     for (unsigned shift = 0; shift < 7 * VARINT_MAX_NBYTES; shift += 7) {
         const unsigned next = byte(cursor);
-        if (shift == 63 && next > 1) break; /* more than 64 bits */
+        if (cursor->bad || (shift == 63 && next > 1)) break; /* more than 64 bits */
         value |= (uint64_t)(next & 0x7f) << shift;
         if (next < 0x80) return value;
     }
@@ -61,10 +61,11 @@ bool agsf_thrift_field(agsf_cursor *cursor, int16_t *id, unsigned *type_ret) {
 
     if (cursor->bad || head == AGSF_THRIFT_STOP) return false;
     next = head >> 4 != 0 ? *id + (int64_t)(head >> 4) : agsf_thrift_int(cursor);
-    if (next < INT16_MIN || next > INT16_MAX) bad(cursor);
+    if (next <= *id || next > INT16_MAX) bad(cursor);
+    if (cursor->bad) return false;
     *id = (int16_t)next;
     *type_ret = head & 15;
-    return !cursor->bad;
+    return true;
 }
 
 size_t agsf_thrift_list(agsf_cursor *cursor, unsigned *type_ret) {
