@@ -7,7 +7,6 @@ file's size (Parquet Modular Encryption, section 5).
 from __future__ import annotations
 
 import hmac
-import operator
 import os
 
 from ags_fast._core import (
@@ -285,7 +284,7 @@ class Opened:
     knows it; compared with what the file says. aad_prefix_verifier: called with the prefix, raises if it is wrong.
     quirks: of `QUIRKS`. plain: whether a file without encryption is welcome.
 
-    Raises FormatError, IntegrityError, KeyAccessError, and PolicyError where the file is less protected than it must be.
+    Raises FormatError, IntegrityError, KeyAccessError, and PolicyError where it is less protected than it must be.
     """
 
     def __init__(
@@ -535,7 +534,7 @@ class Opened:
         return Modules(key, self.aad, chunk.ordinal, chunk.column, ctr=ctr, label=chunk.name)
 
     def _is_ctr(self, chunk: Chunk) -> bool:
-        """Whether the first page has no tag, though the file says that all have: its header opens, its body does not."""
+        """Whether the first page has no tag, though the file says that all have: its header opens, not its body."""
         found = self._ctr_columns.get(chunk.path)
         if found is None:
             begin, nbytes = chunk.begin(), chunk.numbers().compressed_nbytes
@@ -600,7 +599,7 @@ class Dropped:
         return [(7, LIST, list_of(STRUCT, kept))]
 
     def sorting(self, footer: bytes, group: int) -> Edits:
-        """A row group's sorting_columns, up to the first that is gone: what comes behind it is sorted only within that."""
+        """A row group's sorting_columns, up to the first that is gone: the next ones only order rows within that."""
         elements = Struct(footer, group).elements(4)
         if elements is None:
             return []

@@ -66,7 +66,7 @@ def struct(fields: Iterable[tuple[int, int, bytes | None]]) -> bytes:
 
 
 class Struct:
-    """The fields of a struct at `begin` in `data`, read when asked for. What it lacks, or has as another type, is None."""
+    """The fields of a struct at `begin` in `data`, read when asked for. None: it lacks it, or of another type."""
 
     __slots__ = ("begin", "data", "end", "fields")
 

@@ -1,8 +1,8 @@
 """encrypt_file, decrypt_file and reencrypt_file: pages pass from one side to the other, and the footer follows.
 
-The parts of a file (pages of a chunk, bloom filters, indexes) are taken in the order in which they stand, so the source
-is read once and the target written once, from beginning to end: a pipe will do. Only the footer, which comes last, depends
-on where everything went.
+The parts of a file (pages of a chunk, bloom filters, indexes) are taken in the order in which they stand, so the
+source is read once and the target written once, from beginning to end: a pipe will do. Only the footer, which comes
+last, depends on where everything went.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Target:
             self._submit(_copy_range, opened.source.fd, begin, self.fd, end - begin)
             self.position += end - begin
             return
-        buffer = _with_room(memoryview(b""), min(end - begin, COPY_NBYTES))
+        buffer = with_room(memoryview(b""), min(end - begin, COPY_NBYTES))
         while begin < end:
             step = min(end - begin, COPY_NBYTES)
             self.put(opened.source.read_to(buffer, begin, begin + step))
@@ -224,7 +224,7 @@ class Moved:
 
 
 @dataclass
-class _Piece:
+class Piece:
     begin: int
     end: int
     module: int  # 2: pages
@@ -254,24 +254,24 @@ def bloom_end(opened: Opened, chunk: Chunk) -> int:
 def _inside(opened: Opened, begin: int, end: int, chunk: Chunk, what: str) -> None:
     if begin < MAGIC_NBYTES or end < begin or end > opened.footer_offset:
         raise FormatError(
-            f"the {what} of column {chunk.name!r}, row group {chunk.row_group} would be at {begin} to {end}, outside the "
-            "file's data: the file is damaged or was cut"
+            f"the {what} of column {chunk.name!r}, row group {chunk.row_group} would be at {begin} to {end}, outside "
+            "the file's data: the file is damaged or was cut"
         )
 
 
-def pieces(opened: Opened, chunks: Iterable[Chunk]) -> list[_Piece]:
+def pieces(opened: Opened, chunks: Iterable[Chunk]) -> list[Piece]:
     """The parts of these chunks in the order in which they stand in the file; none may overlap another."""
-    found: list[_Piece] = []
+    found: list[Piece] = []
     for chunk in chunks:
         metadata, raw = chunk.numbers(), chunk.raw
         if metadata.compressed_nbytes > 0:
-            found.append(_Piece(chunk.begin(), chunk.begin() + metadata.compressed_nbytes, PAGES, chunk))
+            found.append(Piece(chunk.begin(), chunk.begin() + metadata.compressed_nbytes, PAGES, chunk))
         if metadata.bloom_filter > 0:
-            found.append(_Piece(metadata.bloom_filter, bloom_end(opened, chunk), BLOOM_HEADER, chunk))
+            found.append(Piece(metadata.bloom_filter, bloom_end(opened, chunk), BLOOM_HEADER, chunk))
         if raw.column_index > 0:
-            found.append(_Piece(raw.column_index, raw.column_index + raw.column_index_nbytes, COLUMN_INDEX, chunk))
+            found.append(Piece(raw.column_index, raw.column_index + raw.column_index_nbytes, COLUMN_INDEX, chunk))
         if raw.offset_index > 0:
-            found.append(_Piece(raw.offset_index, raw.offset_index + raw.offset_index_nbytes, OFFSET_INDEX, chunk))
+            found.append(Piece(raw.offset_index, raw.offset_index + raw.offset_index_nbytes, OFFSET_INDEX, chunk))
     found.sort(key=lambda piece: piece.begin)
     names = {PAGES: "pages", BLOOM_HEADER: "bloom filter", COLUMN_INDEX: "column index", OFFSET_INDEX: "offset index"}
     for piece, following in zip(found, [*found[1:], None], strict=True):
@@ -281,8 +281,8 @@ def pieces(opened: Opened, chunks: Iterable[Chunk]) -> list[_Piece]:
             piece.end = _real_end(opened, piece)
         if piece.limit < piece.end:
             raise FormatError(
-                f"the {names[piece.module]} of column {piece.chunk.name!r}, row group {piece.chunk.row_group} overlap with "
-                "what follows: the file is damaged"
+                f"the {names[piece.module]} of column {piece.chunk.name!r}, row group {piece.chunk.row_group} overlap "
+                "with what follows: the file is damaged"
             )
         piece.limit = min(piece.limit, piece.end + BEYOND_NBYTES)
     return found
@@ -299,7 +299,7 @@ def _scan(opened: Opened, run: PageRun, begin: int, limit: int) -> None:
         step = max(64 << 10, run.wanted)
 
 
-def _real_end(opened: Opened, piece: _Piece) -> int:
+def _real_end(opened: Opened, piece: Piece) -> int:
     """Where a plain chunk's pages end. Old writers leave the dictionary's header out of total_compressed_size."""
     metadata = piece.chunk.numbers()
     run = PageRun(None, None, LIST, metadata.compressed_nbytes, max(0, metadata.num_values), label=piece.chunk.name)
@@ -316,7 +316,7 @@ class _Buffers:
         self.pending: list[Future[Any] | None] = []
 
 
-def _with_room(buffer: memoryview, nbytes: int) -> memoryview:
+def with_room(buffer: memoryview, nbytes: int) -> memoryview:
     if len(buffer) >= nbytes:
         return buffer
     fresh = bytearray()
@@ -366,13 +366,13 @@ class Mover:
             if future is not None:
                 future.result()
         buffers.pending.clear()
-        buffers.inward = _with_room(buffers.inward, in_nbytes)
-        buffers.outward = _with_room(buffers.outward, out_nbytes)
+        buffers.inward = with_room(buffers.inward, in_nbytes)
+        buffers.outward = with_room(buffers.outward, out_nbytes)
         return buffers
 
     def move(self, chunks: Iterable[Chunk]) -> None:
         waiting = pieces(self.opened, chunks)
-        deferred: list[_Piece] = []
+        deferred: list[Piece] = []
         at = MAGIC_NBYTES
         i = 0
         while i < len(waiting):
@@ -414,7 +414,7 @@ class Mover:
     def _passes(self, chunk: Chunk) -> bool:
         return chunk.modules is None and self.side(chunk).modules is None
 
-    def _group(self, waiting: list[_Piece], i: int) -> list[_Piece]:
+    def _group(self, waiting: list[Piece], i: int) -> list[Piece]:
         """Pages of the chunks that follow each other in the file, as many as a window holds."""
         group = [waiting[i]]
         passes = self._passes(waiting[i].chunk)
@@ -429,7 +429,7 @@ class Mover:
 
     # ---- pages
 
-    def _move_pages(self, group: list[_Piece]) -> None:
+    def _move_pages(self, group: list[Piece]) -> None:
         if self._passes(group[0].chunk):
             self._copy_pages(group)
             return
@@ -477,7 +477,7 @@ class Mover:
                 self._move_windows(piece, run, piece.begin + run.consumed)
             self._pages_done(piece.chunk, run, start)
 
-    def _move_windows(self, piece: _Piece, run: PageRun, at: int | None = None) -> None:
+    def _move_windows(self, piece: Piece, run: PageRun, at: int | None = None) -> None:
         """Pages of a chunk, a window at a time."""
         first = at is None
         at = piece.begin if at is None else at
@@ -516,7 +516,7 @@ class Mover:
         for name in self.counts:
             self.counts[name] += counts[name]
 
-    def _copy_pages(self, group: list[_Piece]) -> None:
+    def _copy_pages(self, group: list[Piece]) -> None:
         """Plain pages that stay plain."""
         start = self.target.position
         self.target.copy(self.opened, group[0].begin, group[-1].end)
@@ -535,7 +535,7 @@ class Mover:
 
     # ---- what is no page
 
-    def _move_part(self, piece: _Piece) -> None:
+    def _move_part(self, piece: Piece) -> None:
         chunk = piece.chunk
         side = self.side(chunk)
         if piece.module == BLOOM_HEADER and self.drop_bloom_filters:
@@ -816,8 +816,8 @@ def _report(
     report.buffer_nbytes = mover.buffer_nbytes
     if mover.counts["wrong_checksums"]:
         report.warnings.append(
-            f"{mover.counts['wrong_checksums']} pages had a CRC that was not their bytes', and still have: the source was "
-            "damaged before"
+            f"{mover.counts['wrong_checksums']} pages had a CRC that was not their bytes', and still have: the source "
+            "was damaged before"
         )
     if mover.counts["dropped_checksums"]:
         report.warnings.append(
@@ -859,10 +859,11 @@ def encrypt_file(
 
     algorithm: "AES_GCM_V1", or "AES_GCM_CTR_V1", under which pages have no tag. plaintext_footer: legacy readers can
     read the plain columns; the footer is signed, and shows no statistics of encrypted columns. other_columns: what
-    `keys` does not name is sealed with the footer key ("footer") or stays "plain". aad_prefix: binds the file to a name;
-    store_aad_prefix=False leaves it out, and readers must know it. v2_layout: V2 pages sealed as a whole ("arrow": Arrow,
-    polars) or with their levels in plain text ("parquet-java"); neither reads the other's. drop_bloom_filters: for
-    readers that cannot open them. threads: as for AgsCodec. progress: called with bytes of the source that are done.
+    `keys` does not name is sealed with the footer key ("footer") or stays "plain". aad_prefix: binds the file to a
+    name; store_aad_prefix=False leaves it out, and readers must know it. v2_layout: V2 pages sealed as a whole
+    ("arrow": Arrow, polars) or with their levels in plain text ("parquet-java"); neither reads the other's.
+    drop_bloom_filters: for readers that cannot open them. threads: as for AgsCodec. progress: called with bytes of the
+    source that are done.
 
     What is not encryption's stays as it is, byte by byte: encodings, compression, statistics, fields that this version
     does not know. Raises FormatError for what is no Parquet file or cannot be numbered, PolicyError if it is encrypted.
@@ -961,8 +962,8 @@ def decrypt_file(
         if dropped is not None:
             if missing == "error":
                 raise KeyAccessError(
-                    f"the key of column {dropped.names[0]!r} is needed and not given ({len(dropped.names)} such columns): "
-                    'give it, or drop them with missing="drop"'
+                    f"the key of column {dropped.names[0]!r} is needed and not given ({len(dropped.names)} such "
+                    'columns): give it, or drop them with missing="drop"'
                 )
             chunks = [chunk for chunk in chunks if chunk.column not in dropped.columns]
 
@@ -1035,7 +1036,7 @@ def reencrypt_file(
         absent = [chunk for chunk in chunks if chunk.missing]
         if absent:
             raise KeyAccessError(
-                f"the old key of column {absent[0].name!r} is needed and not given; same_size=True lets such columns pass"
+                f"the old key of column {absent[0].name!r} is needed and not given; same_size=True lets it pass"
             )
         was = opened.crypto
         prefix = opened.prefix if new_aad_prefix is None else bytes(new_aad_prefix)

@@ -1,0 +1,299 @@
+"""inspect, which needs no keys, and verify, which believes nothing that it has not checked."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ags_fast._core import CHECK, DONE, MORE_OUTPUT, PageRun, run_pages
+from ags_fast._threads import thread_count
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.parquet import _thrift as thrift
+from ags_fast.parquet._file import BLOOM_BITSET, BLOOM_HEADER, MAGIC_NBYTES, OFFSET_INDEX, Opened
+from ags_fast.parquet._transcode import PAGES, ColumnReport, Report, pieces, with_room
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ags_fast.parquet._file import Chunk, Keys, Retriever
+    from ags_fast.parquet._transcode import Piece
+
+__all__ = ["inspect", "verify"]
+
+WINDOW_NBYTES = 1 << 20  # of the file, at a time and thread: what fits a core's cache
+
+
+# ---------------------------------------------------------------------------------------------------------- inspect
+
+
+def _shown(value: bytes | None) -> Any:
+    """Bytes that somebody chose, for people: key material decoded, text as text, else hexadecimal digits."""
+    if not value:
+        return None
+    from ags_fast.parquet.keytools import describe
+
+    material = describe(value)
+    if material is not None:
+        return material
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return {"hex": value.hex()}
+    return text if text.isprintable() else {"hex": value.hex()}
+
+
+def inspect(src: Any) -> dict[str, Any]:
+    """What a Parquet file says of its encryption to somebody who has no key. Nothing of it is authenticated.
+
+    src: a path, a bytes-like object or a seekable binary file. The answer can be written as JSON: "footer" is
+    "encrypted", "signed" or "plain"; "aad_prefix" is the stored one, "aad_prefix_required" says that readers must know
+    it; key metadata is decoded if it is parquet's key material (PKMT1) or text. Sizes are in bytes. "columns" is None
+    where the footer hides them. Raises FormatError if it is no Parquet file.
+    """
+    with Opened(src, None) as opened:
+        crypto = opened.crypto
+        answer: dict[str, Any] = {
+            "file_length": opened.source.size,
+            "footer": "plain" if crypto is None else "encrypted" if opened.encrypted_footer else "signed",
+            "footer_length": opened.source.size - 8 - opened.footer_offset,
+            "algorithm": None if crypto is None else crypto.algorithm,
+            "aad_prefix": None if crypto is None else _shown(crypto.stored),
+            "aad_prefix_required": crypto is not None and crypto.supply and crypto.stored is None,
+            "aad_file_unique": None if crypto is None or crypto.unique is None else crypto.unique.hex(),
+            "footer_key_metadata": None if crypto is None else _shown(crypto.key_metadata),
+            "row_groups": None,
+            "num_rows": None,
+            "created_by": None,
+            "columns": None,
+        }
+        if opened.encrypted_footer:
+            return answer
+        fields = thrift.Struct(opened.data)
+        created_by = fields.binary(6)
+        answer["row_groups"] = len(opened.groups)
+        answer["num_rows"] = fields.integer(3)
+        answer["created_by"] = None if created_by is None else created_by.decode("utf-8", "replace")
+        columns: dict[int, dict[str, Any]] = {}
+        for chunk in opened.chunks():
+            column = columns.setdefault(
+                chunk.column,
+                {"path": chunk.name, "key": chunk.kind, "key_metadata": _shown(chunk.key_metadata), "nbytes": 0},
+            )
+            column["nbytes"] += max(0, chunk.metadata.compressed_nbytes) if chunk.metadata is not None else 0
+        answer["columns"] = list(columns.values())
+        return answer
+
+
+# ---------------------------------------------------------------------------------------------------------- verify
+
+
+def verify(
+    src: Any,
+    keys: Keys | Retriever,
+    *,
+    aad_prefix: bytes | None = None,
+    aad_prefix_verifier: Callable[[bytes], object] | None = None,
+    missing: str = "error",
+    quirks: Iterable[str] = (),
+    threads: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Report:
+    """Check every module of an encrypted Parquet file; returns a row for each column.
+
+    Checked are: the footer's tag or signature; every column's metadata, pages, page headers, dictionary, indexes and
+    bloom filters by their tags, which bind their ordinals; CRCs of pages that have one; that the parts lie inside the
+    file and do not overlap; that indexes and metadata name the pages that are there, and their values and sizes.
+
+    A row's `authenticated` is False where pages have no tag: plain columns, and all columns under AES_GCM_CTR_V1.
+    missing: "error", or "skip" columns whose keys are not held; their `key` is "missing". Other arguments as for
+    decrypt_file. Raises IntegrityError, which names module, row group, column and page, FormatError, PolicyError.
+    """
+    if missing not in ("error", "skip"):
+        raise ValueError(f"missing is 'error' or 'skip', not {missing!r}")
+    n = thread_count(threads)
+    with Opened(src, keys, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks) as opened:
+        assert opened.crypto is not None
+        footer = "encrypted" if opened.encrypted_footer else "signed"
+        report = Report("verify", opened.crypto.algorithm, footer, len(opened.groups), opened.source.size)
+        report.file_length = opened.source.size
+        chunks = list(opened.chunks())
+        absent = [chunk for chunk in chunks if chunk.missing]
+        if absent and missing == "error":
+            raise KeyAccessError(
+                f"the key of column {absent[0].name!r} is needed and not given: give it, or pass missing='skip'"
+            )
+        held = [chunk for chunk in chunks if not chunk.missing]
+        waiting = pieces(opened, held)
+        pages = [piece for piece in waiting if piece.module == PAGES]
+        groups = _groups(pages)
+        checks = {chunk.number: _ChunkCheck(opened, chunk) for chunk in held}
+
+        def run(group: list[Piece]) -> None:
+            _check_pages(opened, group, checks)
+            if progress is not None:
+                progress(sum(piece.end - piece.begin for piece in group))
+
+        if n == 1:
+            for group in groups:
+                run(group)
+        else:
+            with ThreadPoolExecutor(n) as pool:
+                futures = [pool.submit(run, group) for group in groups]
+                try:
+                    for future in futures:
+                        future.result()
+                except BaseException:
+                    pool.shutdown(wait=True, cancel_futures=True)
+                    raise
+        for piece in waiting:
+            if piece.module != PAGES:
+                checks[piece.chunk.number].part(piece)
+        columns: dict[int, ColumnReport] = {}
+        for chunk in chunks:
+            kind = "missing" if chunk.missing else chunk.kind
+            row = columns.setdefault(chunk.column, ColumnReport(chunk.name, kind, key_metadata=chunk.key_metadata))
+            ctr = chunk.modules is not None and chunk.modules.ctr
+            row.authenticated = chunk.modules is not None and not ctr
+            if not chunk.missing:
+                checks[chunk.number].report(row)
+        report.columns = [columns[number] for number in sorted(columns)]
+        report.buffer_nbytes = n * 2 * WINDOW_NBYTES
+        report.warnings = _warnings(opened, waiting, report, bool(absent))
+        return report
+
+
+def _warnings(opened: Opened, waiting: list[Piece], report: Report, absent: bool) -> list[str]:
+    warnings = []
+    if report.algorithm == "AES_GCM_CTR_V1":
+        warnings.append("AES_GCM_CTR_V1: pages carry no tag; a change in them goes unseen, unless they have a CRC")
+    plain = [row.path for row in report.columns if row.key == "plain"]
+    if plain:
+        warnings.append(f"not encrypted, and not authenticated: {', '.join(plain)}")
+    if not absent:
+        between = opened.footer_offset - MAGIC_NBYTES - sum(piece.end - piece.begin for piece in waiting)
+        if between:
+            warnings.append(f"{between} bytes of the file belong to no module")
+    return warnings
+
+
+def _groups(pages: list[Piece]) -> list[list[Piece]]:
+    """Small chunks that follow each other, as many as a window holds; a large one is alone."""
+    groups: list[list[Piece]] = []
+    for piece in pages:
+        fits = groups and piece.end - groups[-1][0].begin <= WINDOW_NBYTES
+        if fits:
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    return groups
+
+
+def _check_pages(opened: Opened, group: list[Piece], checks: dict[int, _ChunkCheck]) -> None:
+    begin, end = group[0].begin, group[-1].end
+    if len(group) > 1:
+        window = opened.source.read(begin, end)
+        runs = []
+        for piece in group:
+            run = checks[piece.chunk.number].run
+            run.feed(window[piece.begin - begin : piece.end - begin], True, bytearray(piece.end - piece.begin))
+            runs.append(run)
+        run_pages(runs, 1)
+        return
+    check = checks[group[0].chunk.number]
+    window = with_room(memoryview(b""), min(end - begin, WINDOW_NBYTES))
+    scratch = with_room(memoryview(b""), min(end - begin, WINDOW_NBYTES))
+    at, wanted = begin, 0
+    while check.run.stop != DONE:
+        window = with_room(window, min(end - at, max(wanted, WINDOW_NBYTES)))
+        last = min(end, at + len(window))
+        check.run.feed(opened.source.read_to(window, at, last), last == end, scratch)
+        run_pages([check.run], 1)
+        at += check.run.consumed
+        if check.run.stop == MORE_OUTPUT:
+            scratch = with_room(scratch, check.run.wanted)
+        elif check.run.stop != DONE:
+            if last == end:
+                raise FormatError(f"column {check.chunk.name!r} ends inside a page: the file is damaged or was cut")
+            wanted = check.run.wanted
+
+
+class _ChunkCheck:
+    """A column chunk, its pages and what names them."""
+
+    def __init__(self, opened: Opened, chunk: Chunk) -> None:
+        self.opened = opened
+        self.chunk = chunk
+        self.parts = 0
+        metadata = chunk.numbers()
+        self.run = PageRun(
+            chunk.modules,
+            None,
+            CHECK,
+            max(0, metadata.compressed_nbytes),
+            max(0, metadata.num_values),
+            short_sizes=chunk.modules is not None and chunk.modules.aad is None,
+            keep_checksum=False,
+            table=True,
+            label=chunk.name,
+        )
+
+    def _wrong(self, module: str, what: str) -> IntegrityError:
+        chunk = self.chunk
+        return IntegrityError(
+            f"the {module} of column {chunk.name!r}, row group {chunk.row_group} {what}",
+            module=module,
+            row_group=chunk.row_group,
+            column=chunk.name,
+        )
+
+    def part(self, piece: Piece) -> None:
+        """An index or a bloom filter."""
+        modules = self.chunk.modules
+        data = self.opened.source.read(piece.begin, piece.end)
+        self.parts += 2 if piece.module == BLOOM_HEADER else 1
+        if modules is None:
+            plain = bytes(data)
+        else:
+            plain, frame = modules.open(piece.module, data)
+            if piece.module == BLOOM_HEADER:
+                bits, second = modules.open(BLOOM_BITSET, data[frame:])
+                frame += second
+                if thrift.Struct(plain).integer(1) != len(bits):
+                    raise self._wrong("bloom filter header", f"tells another size than its {len(bits)} bytes")
+            if frame != len(data):
+                raise FormatError(f"{len(data) - frame} bytes too many where column {self.chunk.name!r} has a module")
+        if piece.module == OFFSET_INDEX:
+            self._check_locations(plain)
+        elif piece.module != BLOOM_HEADER:
+            thrift.Struct(plain)
+
+    def _check_locations(self, plain: bytes) -> None:
+        begin = self.chunk.begin()
+        pages = [(begin + offset, nbytes) for offset, nbytes, _, _ in self.run.table()]
+        listed = []
+        for at, _ in thrift.Struct(plain).elements(1) or []:
+            location = thrift.Struct(plain, at)
+            listed.append((location.integer(1), location.integer(2)))
+        if listed != pages:
+            raise self._wrong("offset index", "does not name the pages that are there")
+
+    def report(self, row: ColumnReport) -> None:
+        """Compare the pages with the metadata, and add them to the column's row."""
+        metadata, run = self.chunk.numbers(), self.run
+        dictionaries = run.counts["dictionary_pages"]
+        if metadata.compressed_nbytes > 0 and self.chunk.modules is not None:
+            if metadata.num_values >= 0 and run.values != metadata.num_values:
+                raise self._wrong(
+                    "column metadata", f"claims {metadata.num_values} values, its pages have {run.values}"
+                )
+            first = run.table()[0][0] + self.chunk.begin() if run.pages else None
+            if first is not None and metadata.data_page != first:
+                raise self._wrong(
+                    "column metadata", f"has its first data page at {metadata.data_page}, it is at {first}"
+                )
+        row.data_pages += run.pages
+        row.dictionary_pages += dictionaries
+        row.nbytes += run.in_total
+        if self.chunk.modules is not None:
+            sealed = self.chunk.raw.sealed_metadata > 0
+            row.modules += 2 * (run.pages + dictionaries) + self.parts + sealed
