@@ -114,7 +114,7 @@ class CryptoFactory:
         for name in ("data_key_length", "kek_length"):
             if getattr(self, name) not in KEY_NBYTES:
                 raise ValueError(f"{name} is 16, 24 or 32 bytes, not {getattr(self, name)}")
-        if not (self.kms_instance_id and self.kms_instance_url):  # parquet-java would not read them
+        if not (self.kms_instance_id and self.kms_instance_url):
             raise ValueError("kms_instance_id and kms_instance_url are not empty: who has none says DEFAULT")
         if not self.cache_lifetime >= 0:
             raise ValueError(f"cache_lifetime is a number of seconds from 0, not {self.cache_lifetime}")
@@ -466,7 +466,8 @@ class _Place:
 
     def read(self) -> dict[str, str]:
         """``{key reference: JSON}``. KeyAccessError if there is none."""
-        for path in (self.path, self.temporary):  # parquet-java's rotation deletes the one before it renames the other
+        # parquet-java's rotation deletes the one before it renames the other, perhaps between two of these.
+        for path in (self.path, self.temporary, self.path):
             try:
                 data = self.store.read(path, EXTERNAL_MAX_NBYTES)
             except FileNotFoundError:
