@@ -13,7 +13,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import hypothesis
 import hypothesis.strategies as st
@@ -37,7 +37,7 @@ from ags_fast.errors import (
 )
 from ags_fast.keys import KmsClient, kms_calls, load_kms
 from ags_fast.keys.kms import local
-from ags_fast.parquet import FOOTER_KEY, keytools
+from ags_fast.parquet import FOOTER_KEY, Keys, decrypt_file, encrypt_file, keytools
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -152,6 +152,25 @@ def arrow_read(path: Path, kms: KmsClient | dict[str, str]) -> pa.Table:
     return pq.ParquetFile(path, decryption_properties=decryption).read()
 
 
+class Made(NamedTuple):
+    """What is in `Keys`, to look at."""
+
+    footer: bytes
+    columns: dict[Any, bytes]
+    footer_metadata: bytes
+    column_metadata: dict[Any, bytes]
+
+
+def made(keys: Keys) -> Made:
+    assert keys.footer_metadata is not None
+    columns = {}
+    for name in keys.column_metadata:
+        found = keys.column(name if isinstance(name, tuple) else tuple(name.split(".")))
+        assert found is not None and isinstance(found[0], bytes)
+        columns[name] = found[0]
+    return Made(keys.footer_key(), columns, keys.footer_metadata, dict(keys.column_metadata))
+
+
 def opened(path: Path, key_of: Callable[[bytes], bytes]) -> pme_reference.ParquetFile:
     """The file, if every module of it opens with the keys that `key_of` finds."""
 
@@ -238,7 +257,7 @@ def test_keys_of_what_parquet_java_writes(shared_data: Path) -> None:
 
 def test_booleans_as_the_first_versions_of_parquet_java_wrote_them() -> None:
     factory = keytools.CryptoFactory(InMemoryKms())
-    keys = factory.encryption_keys("kf")
+    keys = made(factory.encryption_keys("kf"))
     metadata = altered(keys.footer_metadata, internalStorage="true", isFooterKey="true", doubleWrapping="true")
     assert factory.retriever()(metadata) == keys.footer
 
@@ -253,7 +272,7 @@ def test_another_implementation_finds_our_keys(folder: Path, double: bool, inter
     factory = keytools.CryptoFactory(
         InMemoryKms(), double_wrapping=double, internal=internal, data_key_length=length, kek_length=48 - length
     )
-    keys = factory.encryption_keys("kf", COLUMN_KEYS, path=path)
+    keys = made(factory.encryption_keys("kf", COLUMN_KEYS, path=path))
     reader = pme_reference.Pkmt1(InMemoryKms.master_keys, None if internal else path)
     assert reader.footer(keys.footer_metadata) == keys.footer
     assert keys.columns.keys() == keys.column_metadata.keys() == {"a", "s.x", "b"}
@@ -275,7 +294,7 @@ def test_fields_are_those_that_pyarrow_writes(
     arrow_write(path, arrow_factory(properties), double_wrapping=double, internal_key_material=internal)
     theirs = all_metadata(opened(path, keytools.CryptoFactory(properties).retriever(path)))
     factory = keytools.CryptoFactory(properties, double_wrapping=double, internal=internal)
-    keys = factory.encryption_keys("kf", COLUMN_KEYS, path=ours)
+    keys = made(factory.encryption_keys("kf", COLUMN_KEYS, path=ours))
 
     def shape(value: Any) -> Any:
         """Names, and values where they are not made up."""
@@ -294,7 +313,7 @@ def test_few_calls_of_the_kms(properties: dict[str, str]) -> None:
     columns = {f"c{i}": "kc1" for i in range(20)}
     factory = keytools.CryptoFactory(properties)
     assert calls_of(lambda: factory.encryption_keys("kf", columns)) == {"wrap": 2}
-    keys = factory.encryption_keys("kf", columns)
+    keys = made(factory.encryption_keys("kf", columns))
     assert calls_of(lambda: factory.encryption_keys("kf", columns)) == {}
     assert calls_of(lambda: list(map(factory.retriever(), keys.column_metadata.values()))) == {}  # made here
     assert calls_of(lambda: keytools.CryptoFactory(properties, kek_length=32).encryption_keys("kf")) == {"wrap": 1}
@@ -314,7 +333,7 @@ def test_a_kek_lives_as_long_as_it_is_told_to(properties: dict[str, str], monkey
     monkeypatch.setattr("ags_fast.keys.envelope.time", clock)
     monkeypatch.setattr(keytools, "time", clock)
     factory = keytools.CryptoFactory(properties, cache_lifetime=60)
-    keys = factory.encryption_keys("kf")
+    keys = made(factory.encryption_keys("kf"))
 
     def use() -> None:
         assert factory.retriever()(keys.footer_metadata) == keys.footer
@@ -329,7 +348,7 @@ def test_a_kek_lives_as_long_as_it_is_told_to(properties: dict[str, str], monkey
 
 def test_threads_make_one_call(properties: dict[str, str]) -> None:
     factory = keytools.CryptoFactory(properties)
-    keys = factory.encryption_keys("kf", {f"c{i}": "kc1" for i in range(32)})
+    keys = made(factory.encryption_keys("kf", {f"c{i}": "kc1" for i in range(32)}))
     keytools.clear_cache()
     gate = threading.Barrier(8)
 
@@ -348,7 +367,7 @@ def test_threads_make_one_call(properties: dict[str, str]) -> None:
 
 def test_a_fork_begins_without_keys(properties: dict[str, str]) -> None:
     factory = keytools.CryptoFactory(properties)
-    keys = factory.encryption_keys("kf")
+    keys = made(factory.encryption_keys("kf"))
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -370,7 +389,7 @@ def test_external_material_is_never_written_over(properties: dict[str, str], fol
         factory.encryption_keys("kf")
     sidecar = folder / f".{material_file(path).name}.crc"
     sidecar.write_bytes(b"of a file that was here once")
-    keys = factory.encryption_keys("kf", path=path)
+    keys = made(factory.encryption_keys("kf", path=path))
     before = material_file(path).read_bytes()
     assert os.listdir(folder) == [material_file(path).name]  # what Hadoop knew of another one would make it unreadable
 
@@ -443,7 +462,7 @@ def test_column_keys_of_another_type(given: Any) -> None:
 
 def test_columns_under_the_footer_key(properties: dict[str, str]) -> None:
     keys = keytools.CryptoFactory(properties).encryption_keys("kf", {"a": FOOTER_KEY, ("s", "x.y"): "kc1"})
-    assert keys.columns["a"] is FOOTER_KEY and list(keys.column_metadata) == [("s", "x.y")]
+    assert keys.column(("a",)) == (FOOTER_KEY, None) and list(keys.column_metadata) == [("s", "x.y")]
 
 
 # ---------------------------------------------------------------- parquet-java
@@ -500,7 +519,7 @@ def test_peers_read_files_with_our_key_material(
     factory = keytools.CryptoFactory(
         InMemoryKms(), double_wrapping=double, internal=internal, data_key_length=length, kek_length=48 - length
     )
-    keys = factory.encryption_keys("kf", COLUMN_KEYS, path=path)
+    keys = made(factory.encryption_keys("kf", COLUMN_KEYS, path=path))
     explicit = parquet_peers.PmeKeys(
         keys.footer,
         keys.columns,
@@ -537,6 +556,37 @@ def test_rotated_material_passes_the_checksums_of_hadoop(java: parquet_peers.Par
         java.read(path, conf)
 
 
+@modes
+@pytest.mark.parametrize("plaintext_footer", [False, True])
+def test_peers_read_what_is_encrypted_with_key_material(
+    java: parquet_peers.ParquetJava, plain: Path, double: bool, internal: bool, plaintext_footer: bool
+) -> None:
+    path, back = plain.with_name("file.parquet"), plain.with_name("back.parquet")
+    pq.write_table(TABLE, plain, row_group_size=20)
+    factory = keytools.CryptoFactory(
+        InMemoryKms(), double_wrapping=double, internal=internal, data_key_length=32 if internal else 24, kek_length=32
+    )
+    for algorithm in ("AES_GCM_V1", "AES_GCM_CTR_V1"):
+        keys = factory.encryption_keys("kf", COLUMN_KEYS, path=path)
+        encrypt_file(plain, path, keys, algorithm=algorithm, plaintext_footer=plaintext_footer)
+        assert arrow_read(path, InMemoryKms()).equals(TABLE)
+        assert java.read(path, java_conf()).equals(TABLE)
+        opened(path, factory.retriever(path))
+        if not internal:
+            keytools.rotate(path, InMemoryKms(), double_wrapping=not double)
+            assert arrow_read(path, InMemoryKms()).equals(TABLE)
+            assert java.read(path, java_conf()).equals(TABLE)
+        retriever = factory.retriever(path)
+        keytools.clear_cache()
+        calls = calls_of(lambda: decrypt_file(path, back, retriever))  # noqa: B023
+        assert calls == {"unwrap": 3 if double is internal else 4}  # and not for each of five row groups
+        assert pq.read_table(back).equals(TABLE)
+        if not internal:
+            material_file(path).unlink()
+            with pytest.raises(KeyAccessError, match="_KEY_MATERIAL_FOR_file"):
+                decrypt_file(path, back, factory.retriever(path))
+
+
 # ---------------------------------------------------------------- wrapped keys as text
 
 
@@ -568,7 +618,7 @@ def test_wrapped_keys_that_are_text(double: bool) -> None:
     """As a Java client over the same KMS has it: what the KMS returns, and no base64 of it."""
     for kms, how in ((LocalWrapKms(), "auto"), (HexKms(), "plain")):
         factory = keytools.CryptoFactory(kms, double_wrapping=double, wrapped_text=how)  # type: ignore[arg-type]
-        keys = factory.encryption_keys("kf")
+        keys = made(factory.encryption_keys("kf"))
         wrapped = json.loads(keys.footer_metadata)["wrappedKEK" if double else "wrappedDEK"]
         assert kms.unwrap_key(wrapped.encode(), "kf")
         keytools.clear_cache()
@@ -621,7 +671,7 @@ def test_pyarrow_reads_what_was_rotated(
 def test_a_folder_is_rotated_with_few_calls(properties: dict[str, str], folder: Path) -> None:
     factory = keytools.CryptoFactory(properties, internal=False)
     paths = [folder / "year=1" / "a.parquet", folder / "year=2" / "b.parquet", folder / "c.parquet"]
-    keys = {path: factory.encryption_keys("kf", COLUMN_KEYS, path=path) for path in paths}
+    keys = {path: made(factory.encryption_keys("kf", COLUMN_KEYS, path=path)) for path in paths}
     running = folder / "_temporary" / "0" / "d.parquet"
     factory.encryption_keys("kf", path=running)
     untouched = material_file(running).read_bytes()
@@ -631,8 +681,8 @@ def test_a_folder_is_rotated_with_few_calls(properties: dict[str, str], folder: 
     assert calls_of(lambda: rotated.extend(keytools.rotate(folder, properties))) == {"unwrap": 3, "wrap": 3}
     assert sorted(rotated) == sorted(map(str, paths))
     assert material_file(running).read_bytes() == untouched
-    for path, made in keys.items():
-        assert factory.retriever(path)(made.footer_metadata) == made.footer
+    for path, one in keys.items():
+        assert factory.retriever(path)(one.footer_metadata) == one.footer
         assert materials(path)["footerKey"]["wrappedKEK"] == materials(paths[0])["footerKey"]["wrappedKEK"]
     # New files get KEKs of the new version, too, in a process that has some of the old.
     kek = json.loads(keytools.CryptoFactory(properties).encryption_keys("kf").footer_metadata)["wrappedKEK"]
@@ -675,7 +725,7 @@ keytools.rotate(path, dict(zip(sys.argv[4::2], sys.argv[5::2])))
 def test_killed_while_it_rotates(properties: dict[str, str], folder: Path, name: str, when: str) -> None:
     path = folder / "file.parquet"
     factory = keytools.CryptoFactory(properties, internal=False)
-    keys = factory.encryption_keys("kf", COLUMN_KEYS, path=path)
+    keys = made(factory.encryption_keys("kf", COLUMN_KEYS, path=path))
     old = material_file(path).read_bytes()
     sidecar = folder / f".{material_file(path).name}.crc"
     sidecar.write_bytes(b"Hadoop's checksum of the old one")
@@ -702,7 +752,7 @@ def test_what_parquet_java_left_half_rotated(properties: dict[str, str], folder:
     """It deletes the old material before it renames the new one."""
     path = folder / "file.parquet"
     factory = keytools.CryptoFactory(properties, internal=False)
-    keys = factory.encryption_keys("kf", path=path)
+    keys = made(factory.encryption_keys("kf", path=path))
     temporary = folder / f"_TMP{material_file(path).name}"
     material_file(path).rename(temporary)
     assert factory.retriever(path)(keys.footer_metadata) == keys.footer
@@ -754,7 +804,7 @@ def test_object_stores(properties: dict[str, str]) -> None:
     fsspec = pytest.importorskip("fsspec")
     url = f"memory://keytools-{os.getpid()}/folder/file.parquet"
     factory = keytools.CryptoFactory(properties, internal=False)
-    keys = factory.encryption_keys("kf", COLUMN_KEYS, path=url)
+    keys = made(factory.encryption_keys("kf", COLUMN_KEYS, path=url))
     with pytest.raises(FileExistsError):
         factory.encryption_keys("kf", path=url)
     store = fsspec.filesystem("memory")
@@ -777,7 +827,7 @@ def test_s3(properties: dict[str, str], moto_s3: S3Server) -> None:
     client.create_bucket(Bucket=bucket)
     factory = keytools.CryptoFactory(properties, internal=False, storage_options=moto_s3.options())
     urls = [f"s3://{bucket}/{path}" for path in ("a.parquet", "folder/b.parquet")]
-    keys = {url: factory.encryption_keys("kf", {"a": "kc1"}, path=url) for url in urls}
+    keys = {url: made(factory.encryption_keys("kf", {"a": "kc1"}, path=url)) for url in urls}
     with pytest.raises(FileExistsError):
         factory.encryption_keys("kf", path=urls[0])
 
@@ -791,10 +841,10 @@ def test_s3(properties: dict[str, str], moto_s3: S3Server) -> None:
     assert sorted(keytools.rotate(f"s3://{bucket}", properties, storage_options=moto_s3.options())) == urls
     after = objects()
     assert after.keys() == before.keys() and all(after[name] != before[name] for name in before)
-    for url, made in keys.items():
+    for url, one in keys.items():
         retriever = factory.retriever(url)
-        assert retriever(made.footer_metadata) == made.footer
-        assert retriever(made.column_metadata["a"]) == made.columns["a"]
+        assert retriever(one.footer_metadata) == one.footer
+        assert retriever(one.column_metadata["a"]) == one.columns["a"]
 
 
 def test_storage_that_cannot_replace_in_one_step(folder: Path) -> None:
@@ -816,7 +866,7 @@ def test_storage_that_cannot_replace_in_one_step(folder: Path) -> None:
     fsspec.register_implementation("moving", Moving, clobber=True)
     factory = keytools.CryptoFactory(InMemoryKms(), internal=False)
     path, url = folder / "file.parquet", "moving://folder/file.parquet"
-    keys = factory.encryption_keys("kf", path=path)
+    keys = made(factory.encryption_keys("kf", path=path))
     place = keytools.material_path(url)
     store = fsspec.filesystem("moving")
     store.pipe_file(place, material_file(path).read_bytes())
@@ -845,7 +895,7 @@ def test_the_address_in_a_file_is_never_used(
     monkeypatch.setattr("ags_fast.keys.kms._find", lambda impl: pytest.fail("another client was made"))
     for internal in (True, False):
         factory = keytools.CryptoFactory(kms, internal=internal, **evil)  # type: ignore[arg-type]
-        keys = factory.encryption_keys("kf", path=path)
+        keys = made(factory.encryption_keys("kf", path=path))
         shown = keytools.describe(keys.footer_metadata) if internal else materials(path)["footerKey"]
         assert shown is not None and shown["kmsInstanceURL"] == evil["kms_instance_url"]  # the file does say so
         keytools.clear_cache()
@@ -856,7 +906,7 @@ def test_the_address_in_a_file_is_never_used(
 
 
 def internal_metadata(double: bool) -> tuple[bytes, bytes]:
-    keys = keytools.CryptoFactory(InMemoryKms(), double_wrapping=double).encryption_keys("kf")
+    keys = made(keytools.CryptoFactory(InMemoryKms(), double_wrapping=double).encryption_keys("kf"))
     keytools.clear_cache()
     return keys.footer_metadata, keys.footer
 
@@ -973,7 +1023,7 @@ def bits_of(text: str, bit: int) -> str:
 @pytest.mark.parametrize("name", ["wrappedDEK", "wrappedKEK", "keyEncryptionKeyID"])
 def test_wrapped_keys_that_were_changed(properties: dict[str, str], name: str, bit: int) -> None:
     factory = keytools.CryptoFactory(properties)
-    keys = factory.encryption_keys("kf")
+    keys = made(factory.encryption_keys("kf"))
     value = json.loads(keys.footer_metadata)[name]
     bad = altered(keys.footer_metadata, **{name: bits_of(value, bit % (8 * len(base64.b64decode(value))))})
     for _ in range(2):  # with the right KEK in the cache, and without
@@ -1007,7 +1057,7 @@ def test_keys_of_another_length(nbytes: int) -> None:
 @pytest.mark.parametrize("double", [True, False])
 def test_a_kms_that_refuses(properties: dict[str, str], double: bool) -> None:
     factory = keytools.CryptoFactory(properties, double_wrapping=double, cache_lifetime=0)
-    keys = factory.encryption_keys("kf", {"a": "kc1"})
+    keys = made(factory.encryption_keys("kf", {"a": "kc1"}))
     for metadata in (
         altered(keys.footer_metadata, masterKeyID="nobody's"),
         altered(keys.footer_metadata, masterKeyID="kc1"),
@@ -1038,7 +1088,7 @@ def test_a_kms_that_wraps_nothing() -> None:
 def test_external_material_that_is_not_there(folder: Path) -> None:
     path = folder / "file.parquet"
     factory = keytools.CryptoFactory(InMemoryKms(), internal=False)
-    keys = factory.encryption_keys("kf", path=path)
+    keys = made(factory.encryption_keys("kf", path=path))
     with pytest.raises(KeyAccessError, match="path"):
         factory.retriever()(keys.footer_metadata)
     with pytest.raises(KeyAccessError, match=r"_KEY_MATERIAL_FOR_other\.parquet\.json"):
@@ -1104,12 +1154,12 @@ def test_any_json_is_refused_by_its_type(data: st.DataObject, double: bool) -> N
 def test_describe(folder: Path) -> None:
     path = folder / "file.parquet"
     kms = InMemoryKms()
-    keys = keytools.CryptoFactory(kms).encryption_keys("kf", {"a": "kc1"})
+    keys = made(keytools.CryptoFactory(kms).encryption_keys("kf", {"a": "kc1"}))
     shown = keytools.describe(memoryview(keys.footer_metadata))
     assert shown == json.loads(keys.footer_metadata)
     assert shown["masterKeyID"] == "kf" and shown["kmsInstanceURL"] == "DEFAULT" and shown["isFooterKey"] is True
     assert keytools.describe(keys.column_metadata["a"]) == json.loads(keys.column_metadata["a"])
-    external = keytools.CryptoFactory(kms, internal=False).encryption_keys("kf", path=path)
+    external = made(keytools.CryptoFactory(kms, internal=False).encryption_keys("kf", path=path))
     assert keytools.describe(external.footer_metadata) == {
         "keyMaterialType": "PKMT1",
         "internalStorage": False,
@@ -1127,7 +1177,7 @@ def test_describe(folder: Path) -> None:
 def test_factories_and_retrievers_pickle_and_tell_no_key(properties: dict[str, str], folder: Path) -> None:
     path = folder / "file.parquet"
     factory = keytools.CryptoFactory(properties, internal=False, data_key_length=32)
-    keys = factory.encryption_keys("kf", {"a": "kc1"}, path=path)
+    keys = made(factory.encryption_keys("kf", {"a": "kc1"}, path=path))
     retriever = factory.retriever(path)
     assert retriever(keys.footer_metadata) == keys.footer
     for found in (retriever, factory, keytools.CryptoFactory(load_kms(properties), internal=False)):
