@@ -58,6 +58,12 @@ class Struct:
     def __contains__(self, number: int) -> bool:
         return any(i == number for i, _, _ in self.fields)
 
+    def get(self, number: int, kind: int) -> Any:
+        """As indexing, where the type of the field is not to be trusted."""
+        if any(i == number and other != kind for i, other, _ in self.fields):
+            raise MalformedError(f"field {number} is of another type")
+        return self[number]
+
     def set(self, number: int, kind: int, value: Any) -> None:
         """Replace the field where it is, or put it before the first one with a higher id."""
         for one in self.fields:
@@ -418,7 +424,7 @@ class ParquetFile:
             if footer_key is None:
                 raise MalformedError("an encrypted footer needs its key")
             self.crypto, end = parse(tail)
-            self._algorithm(self.crypto[1], aad_prefix)
+            self._algorithm(self.crypto.get(1, STRUCT), aad_prefix)
             self._footer_key(footer_key, self.crypto[2])
             framed = tail[end:]
             plain = unseal(self.footer_key, framed, module_aad(self.aad, FOOTER))
@@ -428,16 +434,14 @@ class ParquetFile:
             where, length = self.tail + end, len(framed)
         else:
             self.footer, end = parse(tail)
-            self._algorithm(self.footer[8], aad_prefix)
+            self._algorithm(self.footer.get(8, STRUCT), aad_prefix)
             self._footer_key(footer_key, self.footer[9])
             plain, where, length = tail[:end], self.tail, len(tail)
-            if self.algorithm is not None:
-                if len(tail) - end != 28:
-                    raise MalformedError(f"a signature of {len(tail) - end} bytes")
-                if self.footer_key is not None and not hmac.compare_digest(
-                    self._signature(plain, tail[end:-16]), tail[end:]
-                ):
-                    raise MalformedError("the signature is not the footer's")
+            if len(tail) - end != (0 if self.algorithm is None else 28):
+                raise MalformedError(f"{len(tail) - end} bytes after the footer")
+            check = self.algorithm is not None and self.footer_key is not None
+            if check and not hmac.compare_digest(self._signature(plain, tail[end : end + 12]), tail[end:]):
+                raise MalformedError("the signature is not the footer's")
         self._footer = Module(FOOTER, None, None, None, None, where, length, self.algorithm is not None, False, plain)
         self.leaves = _leaves(self.footer[2].items)
 
@@ -446,12 +450,12 @@ class ParquetFile:
         self.algorithm, self.aad = None, b""
         if union is None:
             return
-        try:
-            [[number, _, parameters]] = union.fields
-            self.algorithm = {1: GCM, 2: CTR}[number]
-        except (AttributeError, KeyError, ValueError):
-            raise MalformedError("an algorithm that the spec does not have") from None
-        stored, unique = parameters[1], parameters[2]
+        names = {1: GCM, 2: CTR}
+        if [number in names for number, _, _ in union.fields] != [True]:
+            raise MalformedError("an algorithm that the spec does not have")
+        number = union.fields[0][0]
+        self.algorithm, parameters = names[number], union.get(number, STRUCT)
+        stored, unique = parameters.get(1, BINARY), parameters.get(2, BINARY)
         if parameters[3] and supplied is None:
             raise MalformedError("the AAD prefix must be supplied")
         if stored is not None and supplied is not None and stored != supplied:

@@ -389,9 +389,12 @@ def test_what_is_complained_of(tmp_path: Path) -> None:
     assert "file_offset None" in complaints(lambda group: group.remove(5))
     assert "has sizes 7" in complaints(lambda group: group.set(2, ref.I64, 7))
     assert complaints(lambda group: text(group).remove(13)) == ""
-    assert "for no dictionary" in complaints(
-        lambda group: (text(group).remove(13), text(group).set(2, ref.LIST, plain))
-    )
+
+    def without_a_trace_of_the_dictionary(group: ref.Struct) -> None:
+        text(group).remove(13)
+        text(group).set(2, ref.LIST, ref.List(ref.I32, [0]))
+
+    assert "for no dictionary" in complaints(without_a_trace_of_the_dictionary)
     opened_statistics = complaints(lambda group: text(group).set(12, ref.STRUCT, ref.Struct()), "open")
     assert "row group 1, text: fields [12, 16]" in opened_statistics
 
