@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast._core import CHECK, DONE, MORE_OUTPUT, PageRun, run_pages
 from ags_fast._threads import thread_count
-from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.parquet import _thrift as thrift
 from ags_fast.parquet._file import BLOOM_BITSET, BLOOM_HEADER, MAGIC_NBYTES, OFFSET_INDEX, Opened
 from ags_fast.parquet._transcode import PAGES, ColumnReport, Report, pieces, with_room
@@ -119,9 +119,7 @@ def verify(
         chunks = list(opened.chunks())
         absent = [chunk for chunk in chunks if chunk.missing]
         if absent and missing == "error":
-            raise KeyAccessError(
-                f"the key of column {absent[0].name!r} is needed and not given: give it, or pass missing='skip'"
-            )
+            raise opened.lacks(absent[0])
         held = [chunk for chunk in chunks if not chunk.missing]
         waiting = pieces(opened, held)
         pages = [piece for piece in waiting if piece.module == PAGES]

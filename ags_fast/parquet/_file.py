@@ -302,7 +302,8 @@ class Opened:
             raise ValueError(f"quirks are {sorted(QUIRKS)}, not {sorted(self.quirks - QUIRKS)[0]!r}")
         self._keys = keys
         self._made: dict[bytes, Key] = {}  # one object for a key value: its schedule is shared
-        self._held: dict[tuple[Path, bytes | None], Key | None] = {}
+        self._held: dict[Path | bytes | None, Key | None] = {}
+        self._refusals: dict[Path | bytes | None, KeyAccessError] = {}
         self._ctr_columns: dict[Path, bool] = {}
         self.crypto: Crypto | None = None
         self.footer_key: Key | None = None
@@ -447,21 +448,31 @@ class Opened:
         return self.key(_key_bytes(value, f"the key of {what}"))
 
     def _column_key(self, path: Path, key_metadata: bytes | None) -> Key | None:
-        place = (path, key_metadata)
-        if place in self._held:
-            return self._held[place]
-        found: Key | None = None
-        if isinstance(self._keys, Keys):
-            entry = self._keys.column(path)
-            if entry is not None:
-                found = self.footer_key if isinstance(entry[0], _FooterKey) else self.key(entry[0])
-        elif self._keys is not None:
-            try:
-                found = self._retrieve(self._keys, key_metadata, f"column {dotted(path)!r}")
-            except KeyAccessError:
-                found = None  # that this column may not be read is no reason not to read the others
-        self._held[place] = found
-        return found
+        place = path if isinstance(self._keys, Keys) else key_metadata  # a function is asked once for each
+        if place not in self._held:
+            found: Key | None = None
+            if isinstance(self._keys, Keys):
+                entry = self._keys.column(path)
+                if entry is not None:
+                    found = self.footer_key if isinstance(entry[0], _FooterKey) else self.key(entry[0])
+            elif self._keys is not None:
+                try:
+                    found = self._retrieve(self._keys, key_metadata, f"column {dotted(path)!r}")
+                except KeyAccessError as error:  # no reason not to read the other columns
+                    self._refusals[place] = error
+            self._held[place] = found
+        return self._held[place]
+
+    def lacks(self, chunk: Chunk) -> KeyAccessError:
+        """What to raise if a column is needed whose key is not held."""
+        error = KeyAccessError(f"the key of column {chunk.name!r} is needed and not given{self.refusal(chunk)}")
+        error.__cause__ = self._refusals.get(chunk.key_metadata)
+        return error
+
+    def refusal(self, chunk: Chunk) -> str:
+        """What the function that has the keys said of a column's, if it said something."""
+        error = self._refusals.get(chunk.key_metadata)
+        return "" if error is None else f": {error}"
 
     def _footer_modules(self) -> Modules:
         assert self.footer_key is not None

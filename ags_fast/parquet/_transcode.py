@@ -27,7 +27,7 @@ from ags_fast._core import (
     thrift_splice,
 )
 from ags_fast._threads import thread_count
-from ags_fast.errors import FormatError, KeyAccessError
+from ags_fast.errors import FormatError
 from ags_fast.fs import NewFile, NewObject
 from ags_fast.parquet import _thrift as thrift
 from ags_fast.parquet._file import (
@@ -961,10 +961,8 @@ def decrypt_file(
         dropped = Dropped.of(opened, chunks)
         if dropped is not None:
             if missing == "error":
-                raise KeyAccessError(
-                    f"the key of column {dropped.names[0]!r} is needed and not given ({len(dropped.names)} such "
-                    'columns): give it, or drop them with missing="drop"'
-                )
+                raise opened.lacks(next(chunk for chunk in chunks if chunk.missing))
+            reasons = {opened.refusal(chunk) for chunk in chunks if chunk.missing} - {""}
             chunks = [chunk for chunk in chunks if chunk.column not in dropped.columns]
 
         def side(chunk: Chunk) -> Side:
@@ -981,7 +979,9 @@ def decrypt_file(
             report.footer = "encrypted" if opened.encrypted_footer else "signed"
             report.file_length = target.position
             if dropped is not None:
-                report.warnings.append(f"left out for want of keys: {', '.join(dropped.names)}")
+                report.warnings.append(
+                    f"left out for want of keys: {', '.join(dropped.names)}{''.join(sorted(reasons))}"
+                )
             _sidecar(dst, report)
             return report
 
@@ -1035,9 +1035,7 @@ def reencrypt_file(
             return _reseal(opened, chunks, dst, new, n, check_crc, fsync, progress)
         absent = [chunk for chunk in chunks if chunk.missing]
         if absent:
-            raise KeyAccessError(
-                f"the old key of column {absent[0].name!r} is needed and not given; same_size=True lets it pass"
-            )
+            raise opened.lacks(absent[0])
         was = opened.crypto
         prefix = opened.prefix if new_aad_prefix is None else bytes(new_aad_prefix)
         unique = os.urandom(UNIQUE_NBYTES)
