@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnReport", "Report", "decrypt_file", "encrypt_file", "reencrypt_file"]
 
-WINDOW_NBYTES = 8 << 20  # of the source, in memory at once; one page at least
+WINDOW_NBYTES = 4 << 20  # of the source, in memory at once; one page at least
 COPY_NBYTES = 1 << 20  # at a time, of what is copied through this process
 BEYOND_NBYTES = 1 << 20  # by how much a chunk may be longer than its footer says
 UNIQUE_NBYTES = 8  # of aad_file_unique, as parquet-java and Arrow choose it
@@ -125,6 +125,7 @@ class Target:
             self._write = self._list.extend
         self._pool = ThreadPoolExecutor(1) if threads > 1 else None
         self._pending: Future[Any] | None = None
+        self._failed: BaseException | None = None  # the first write that did
         self._file = dst
 
     @property
@@ -141,10 +142,18 @@ class Target:
         if self._pool is None:
             call(*args)
             return None
-        if self._pending is not None and self._pending.done():
-            self._pending.result()  # a failed write ends the job at the next one
-        self._pending = self._pool.submit(call, *args)
+        if self._failed is not None:
+            raise self._failed
+        self._pending = self._pool.submit(self._in_order, call, *args)
         return self._pending
+
+    def _in_order(self, call: Callable[..., Any], *args: Any) -> None:
+        """On the writing thread: nothing is written behind what could not be written."""
+        if self._failed is None:
+            try:
+                call(*args)
+            except BaseException as error:
+                self._failed = error
 
     def copy(self, opened: Opened, begin: int, end: int) -> None:
         """Bytes of the source as they are; between two files, without a detour through this process."""
@@ -163,6 +172,8 @@ class Target:
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()
+        if self._failed is not None:
+            raise self._failed
 
     def finish(self) -> None:
         self.drain()
