@@ -404,11 +404,14 @@ def _unpacked(value: Any) -> Any:
     return pa.ipc.open_stream(value.stream).read_all() if isinstance(value, _Packed) else value
 
 
-def _answer() -> None:
+def _answer() -> NoReturn:
+    """What the child of `with_old_pyarrow` does."""
     version, name, args, kwargs = pickle.load(sys.stdin.buffer)
     assert pa.__version__.split(".")[0] == version, pa.__version__
     result = globals()[name](*[_unpacked(arg) for arg in args], **kwargs)
     sys.stdout.buffer.write(pickle.dumps(_packed(result)))
+    sys.stdout.flush()
+    os._exit(0)  # old ones sometimes abort when they are unloaded, as threads of theirs still run
 
 
 # ---------------------------------------------------------------- polars

@@ -347,6 +347,47 @@ def test_pages_of_ctr_carry_no_tag(tmp_path: Path, checksums: bool) -> None:
             assert other.plain == module.plain[:-1] + bytes([module.plain[-1] ^ 1])
 
 
+@needs_java
+def test_page_checksums_are_looked_at(tmp_path: Path, parquet_java: ParquetJava) -> None:
+    keys = PmeKeys(KF, algorithm=CTR)
+    file = ParquetFile(small(tmp_path / "file", keys, write_page_checksum=True), KF)
+    [page, *_] = [module for module in file.modules() if module.ctr]
+    (tmp_path / "flipped").write_bytes(file.flip(page))
+    for read in (parquet_java.read, peers.pyarrow_read):
+        assert read(tmp_path / "file", keys).num_rows == 32
+        with pytest.raises((PeerError, OSError), match=r"(?i)crc|checksum"):
+            read(tmp_path / "flipped", keys)
+
+
+def test_counts_and_places_that_do_not_fit(tmp_path: Path) -> None:
+    """What is sealed rightly and is not true."""
+    options = {"write_page_index": True, "bloom_filter_options": {"id": {"ndv": 10}}}
+    pq.write_table(flat(), tmp_path / "file", **options)
+    file = ParquetFile(tmp_path / "file")
+    for number in (5, 14, 15):  # values, place and length of the bloom filter
+        footer, _ = ref.parse(ref.serialise(file.footer))
+        meta = footer[4].items[0][1].items[0][3]
+        meta.set(number, ref.I64, meta[number] - 1)
+        with pytest.raises(MalformedError):
+            opened(file.with_footer(footer))
+
+    sealed = ParquetFile(small(tmp_path / "sealed", PmeKeys(KF), write_page_index=True), KF)
+    for number, told in ((6, "-1 uncompressed"), (7, "1 bytes")):  # headers as they are stored are in both
+        footer, _ = ref.parse(ref.serialise(sealed.footer))
+        meta = footer[4].items[0][1].items[0][3]
+        meta.set(number, ref.I64, meta[number] + (1 if number == 6 else -1))
+        with pytest.raises(MalformedError, match=told):
+            opened(sealed.with_footer(footer), KF)
+    [index, *_] = [module for module in sealed.modules() if module.kind == ref.OFFSET_INDEX]
+    for number in (1, 2):
+        changed, _ = ref.parse(index.plain)
+        location = changed[1].items[1]
+        location.set(number, ref.I64 if number == 1 else ref.I32, location[number] - 1)
+        framed = ref.seal(KF, ref.serialise(changed), ref.module_aad(sealed.aad, ref.OFFSET_INDEX, 0, 0))
+        with pytest.raises(MalformedError, match="offset index"):
+            opened(sealed.replace(index, framed), KF)
+
+
 def test_prefixes_and_keys(tmp_path: Path) -> None:
     stored = small(tmp_path / "stored", PmeKeys(KF, aad_prefix=b"p"))
     not_stored = small(tmp_path / "not", PmeKeys(KF, aad_prefix=b"p", store_aad_prefix=False))
@@ -539,6 +580,9 @@ def test_parquet_java_changes_nothing_but_what_it_must(
     assert {chunk.key_metadata for chunk in file.chunks() if chunk.path == ("id",)} == {b"k1"}
     assert rows_of(parquet_java.read(tmp_path / "sealed", keys)) == rows_of(nested())
     assert [one for one in file.complaints() if "[16]" not in one] == []
+    if not keys.store_aad_prefix:
+        with pytest.raises(MalformedError, match="must be supplied"):
+            ParquetFile(tmp_path / "sealed", KF, columns)
     with pytest.raises(PeerError, match=r"KeyAccessDenied|Crypto"):
         parquet_java.read(tmp_path / "sealed", PmeKeys(KF, {"id": K1}, aad_prefix=b"p"))
 
