@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._core import (
@@ -263,7 +264,7 @@ def pieces(opened: Opened, chunks: Iterable[Chunk]) -> list[Piece]:
             found.append(Piece(raw.offset_index, raw.offset_index + raw.offset_index_nbytes, OFFSET_INDEX, chunk))
     found.sort(key=lambda piece: piece.begin)
     names = {PAGES: "pages", BLOOM_HEADER: "bloom filter", COLUMN_INDEX: "column index", OFFSET_INDEX: "offset index"}
-    for piece, following in zip(found, [*found[1:], None], strict=True):
+    for piece, following in zip_longest(found, found[1:]):
         _inside(opened, piece.begin, piece.end, piece.chunk, names[piece.module])
         piece.limit = opened.footer_offset if following is None else following.begin
         if piece.module == PAGES and piece.chunk.modules is None and piece.limit > piece.end:
