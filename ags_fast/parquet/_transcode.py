@@ -464,6 +464,7 @@ class Mover:
                 pending.append(self.target.put(outward[at : at + run.produced]))
             at += room
             if run.stop != DONE:  # many small pages
+                buffers.outward = memoryview(b"")  # what the next runs have made is still in it
                 self._move_windows(piece, run, piece.begin + run.consumed)
             self._pages_done(piece.chunk, run, start)
 
