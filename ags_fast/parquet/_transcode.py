@@ -52,7 +52,7 @@ from ags_fast.stream import _Sink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ags_fast.parquet._file import Retriever
+    from ags_fast.parquet._file import Edits, Retriever
 
 __all__ = ["ColumnReport", "Report", "decrypt_file", "encrypt_file", "reencrypt_file"]
 
@@ -329,7 +329,9 @@ class Mover:
         check_crc: bool = True,
         drop_bloom_filters: bool = False,
         progress: Callable[[int], object] | None = None,
+        held: list[tuple[Chunk, int, bytes]] | None = None,
     ) -> None:
+        """held: where indexes are put, sealed, with their chunk and module type, and not in the target."""
         self.opened = opened
         self.target = target
         self.side = side
@@ -339,6 +341,7 @@ class Mover:
         self.check_crc = check_crc
         self.drop_bloom_filters = drop_bloom_filters
         self.progress = progress
+        self.held = held
         self.moved: dict[int, Moved] = {}
         self.counts = dict.fromkeys(("v2_levels", "wrong_checksums", "dropped_checksums"), 0)
         # Two sets of buffers: one is written while the other is filled.
@@ -552,6 +555,11 @@ class Mover:
             elif side.modules is None:
                 plain = plain[: thrift.Struct(plain).end]
             parts = [(piece.module, plain)]
+            if self.held is not None:
+                framed = plain if side.modules is None else side.modules.seal(piece.module, plain)
+                self.held.append((chunk, piece.module, framed))
+                moved.parts[piece.module] = (0, len(framed))
+                return
         for module, plain in parts:
             self.target.put(plain if side.modules is None else side.modules.seal(module, plain))
         self.target.drain()
@@ -595,7 +603,7 @@ def _column_metadata(chunk: Chunk, moved: Moved) -> bytes:
     def number(value: int | None) -> bytes | None:
         return None if value is None else thrift.integer(value)
 
-    edits: list[tuple[int, int, bytes | None]] = [
+    edits: Edits = [
         (6, thrift.I64, thrift.integer(moved.uncompressed)),
         (7, thrift.I64, thrift.integer(moved.nbytes)),
         (9, thrift.I64, thrift.integer(data_page or 0)),
@@ -666,39 +674,52 @@ def _new_footer(
     dropped: Dropped | None,
 ) -> bytes:
     """The FileMetaData of the target, unsealed."""
-    groups = []
     by_group: list[list[Chunk]] = [[] for _ in opened.groups]
     for chunk in chunks:
         by_group[chunk.row_group].append(chunk)
+    groups = []
     for number, (begin, end, _, _) in enumerate(opened.groups):
-        columns, first, total, uncompressed = [], 0, 0, 0
-        for chunk in by_group[number]:
-            there = moved.get(chunk.number) or Moved()
-            columns.append(
-                _chunk_edits(chunk, _column_metadata(chunk, there), side(chunk), there.parts, plaintext_footer)
-            )
-            first = first or there.begin
-            total += there.nbytes
-            uncompressed += there.uncompressed
-        edits: list[tuple[int, int, bytes | None]] = [
-            (1, thrift.LIST, thrift.list_of(thrift.STRUCT, columns)),
-            (2, thrift.I64, thrift.integer(uncompressed)),
-            *([] if dropped is None else dropped.sorting(opened.data, begin)),
-            (5, thrift.I64, thrift.integer(first)),
-            (6, thrift.I64, thrift.integer(total)),
-            (7, thrift.I16, thrift.integer(number)),
-        ]
-        groups.append(thrift_splice(opened.data[begin:end], 0, edits))
-    edits = [
+        sorting = [] if dropped is None else dropped.sorting(opened.data, begin)
+        data = opened.data[begin:end]
+        groups.append(row_group(data, number, by_group[number], moved, side, plaintext_footer, sorting))
+    edits: Edits = [
         *([] if dropped is None else dropped.schema(opened.data)),
         (4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups)),
         *([] if dropped is None else dropped.orders(opened.data)),
-        *_signing(crypto if plaintext_footer else None),
+        *signing(crypto if plaintext_footer else None),
     ]
     return thrift_splice(opened.data[: opened.footer.end], 0, edits)
 
 
-def _signing(crypto: Crypto | None) -> list[tuple[int, int, bytes | None]]:
+def row_group(
+    data: bytes,
+    number: int,
+    chunks: Iterable[Chunk],
+    moved: dict[int, Moved],
+    side: Callable[[Chunk], Side],
+    plaintext_footer: bool,
+    sorting: Edits,
+) -> bytes:
+    """A RowGroup as it goes into the new footer, as the row group of this number."""
+    columns, first, total, uncompressed = [], 0, 0, 0
+    for chunk in chunks:
+        there = moved.get(chunk.number) or Moved()
+        columns.append(_chunk_edits(chunk, _column_metadata(chunk, there), side(chunk), there.parts, plaintext_footer))
+        first = first or there.begin
+        total += there.nbytes
+        uncompressed += there.uncompressed
+    edits: Edits = [
+        (1, thrift.LIST, thrift.list_of(thrift.STRUCT, columns)),
+        (2, thrift.I64, thrift.integer(uncompressed)),
+        *sorting,
+        (5, thrift.I64, thrift.integer(first)),
+        (6, thrift.I64, thrift.integer(total)),
+        (7, thrift.I16, thrift.integer(number)),
+    ]
+    return thrift_splice(data, 0, edits)
+
+
+def signing(crypto: Crypto | None) -> Edits:
     """FileMetaData's encryption_algorithm and footer_signing_key_metadata; an encrypted footer must not have them."""
     metadata = thrift.binary(crypto.key_metadata) if crypto is not None and crypto.key_metadata else None
     return [
@@ -730,12 +751,20 @@ def put_footer(target: Target, footer: bytes, crypto: Crypto | None, modules: Mo
 # ---------------------------------------------------------------------------------------------------------- the three
 
 
-def _check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
+def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}, not {value!r}")
 
 
-class _Sealer:
+def new_crypto(algorithm: str, prefix: bytes, store_prefix: bool, keys: Keys) -> tuple[Crypto, bytes]:
+    """How a new file is encrypted, and what its AADs begin with: never the same for two files."""
+    unique = os.urandom(UNIQUE_NBYTES)
+    stored = prefix if prefix and store_prefix else None
+    supply = bool(prefix) and not store_prefix
+    return Crypto(algorithm, unique, stored, supply, keys.footer_metadata or None), prefix + unique
+
+
+class Sealer:
     """How every chunk is to be sealed under new keys."""
 
     def __init__(
@@ -780,29 +809,35 @@ class _Sealer:
         return Side(kind, modules, metadata)
 
 
-def _report(
-    op: str, opened: Opened, chunks: list[Chunk], side: Callable[[Chunk], Side], mover: Mover, algorithm: str | None
-) -> Report:
-    footer = "plain"
-    report = Report(op, algorithm, footer, len(opened.groups), opened.source.size)
-    columns: dict[Any, ColumnReport] = {}
+def count_columns(
+    columns: dict[int, ColumnReport], chunks: Iterable[Chunk], side: Callable[[Chunk], Side], moved: dict[int, Moved]
+) -> None:
+    """Add chunks to the rows of their columns."""
     for chunk in chunks:
         now = side(chunk)
         sealed = now if now.modules is not None or chunk.modules is None else Side(chunk.kind, chunk.modules)
-        row = columns.get(chunk.path)
+        row = columns.get(chunk.column)
         if row is None:
-            row = columns[chunk.path] = ColumnReport(chunk.name, sealed.kind, key_metadata=sealed.key_metadata)
+            row = columns[chunk.column] = ColumnReport(chunk.name, sealed.kind, key_metadata=sealed.key_metadata)
             ctr = sealed.modules is not None and sealed.modules.ctr
             row.authenticated = sealed.modules is not None and not ctr
-        moved = mover.moved.get(chunk.number)
-        if moved is None:
+        there = moved.get(chunk.number)
+        if there is None:
             continue
-        row.nbytes += moved.nbytes
-        if moved.run is not None:
-            dictionaries = moved.run.counts["dictionary_pages"]
-            row.data_pages += moved.run.pages
+        row.nbytes += there.nbytes
+        if there.run is not None:
+            dictionaries = there.run.counts["dictionary_pages"]
+            row.data_pages += there.run.pages
             row.dictionary_pages += dictionaries
-            row.modules += 2 * (moved.run.pages + dictionaries) + len(moved.parts) + (BLOOM_HEADER in moved.parts)
+            row.modules += 2 * (there.run.pages + dictionaries) + len(there.parts) + (BLOOM_HEADER in there.parts)
+
+
+def _report(
+    op: str, opened: Opened, chunks: list[Chunk], side: Callable[[Chunk], Side], mover: Mover, algorithm: str | None
+) -> Report:
+    report = Report(op, algorithm, "plain", len(opened.groups), opened.source.size)
+    columns: dict[int, ColumnReport] = {}
+    count_columns(columns, chunks, side, mover.moved)
     report.columns = list(columns.values())
     report.buffer_nbytes = mover.buffer_nbytes
     if mover.counts["wrong_checksums"]:
@@ -817,10 +852,11 @@ def _report(
     return report
 
 
-def _sidecar(dst: Any, report: Report) -> None:
+def remove_sidecar(dst: Any, report: Report) -> None:
     """Hadoop keeps checksums beside local files; one of an older file makes Spark refuse the new one."""
-    if isinstance(dst, (str, os.PathLike)):
-        folder, name = os.path.split(os.fsdecode(dst))
+    path = dst.path if isinstance(dst, NewFile) else dst
+    if isinstance(path, (str, os.PathLike)):
+        folder, name = os.path.split(os.fsdecode(path))
         sidecar = os.path.join(folder, f".{name}.crc")
         if os.path.lexists(sidecar):
             os.unlink(sidecar)
@@ -859,23 +895,15 @@ def encrypt_file(
     What is not encryption's stays as it is, byte by byte: encodings, compression, statistics, fields that this version
     does not know. Raises FormatError for what is no Parquet file or cannot be numbered, PolicyError if it is encrypted.
     """
-    _check_choice("algorithm", algorithm, ALGORITHMS)
-    _check_choice("other_columns", other_columns, ("footer", "plain"))
-    _check_choice("v2_layout", v2_layout, ("arrow", "parquet-java"))
+    check_choice("algorithm", algorithm, ALGORITHMS)
+    check_choice("other_columns", other_columns, ("footer", "plain"))
+    check_choice("v2_layout", v2_layout, ("arrow", "parquet-java"))
     n = thread_count(threads)
     with Opened(src, None) as opened:
         if opened.crypto is not None:
             raise FormatError("the file is encrypted already: reencrypt_file gives it other keys")
-        prefix = bytes(aad_prefix) if aad_prefix else None
-        unique = os.urandom(UNIQUE_NBYTES)
-        crypto = Crypto(
-            algorithm,
-            unique,
-            prefix if store_aad_prefix else None,
-            prefix is not None and not store_aad_prefix,
-            keys.footer_metadata or None,
-        )
-        sealer = _Sealer(opened, keys, crypto, (prefix or b"") + unique, other_columns)
+        crypto, aad = new_crypto(algorithm, bytes(aad_prefix or b""), store_aad_prefix, keys)
+        sealer = Sealer(opened, keys, crypto, aad, other_columns)
         chunks = list(opened.chunks())
         with Target(dst, private=False, fsync=fsync, threads=n) as target:
             mover = Mover(
@@ -896,7 +924,7 @@ def _write(
     opened: Opened,
     chunks: list[Chunk],
     mover: Mover,
-    sealer: _Sealer,
+    sealer: Sealer,
     plaintext_footer: bool,
 ) -> Report:
     target, crypto = mover.target, sealer.crypto
@@ -909,16 +937,20 @@ def _write(
     report = _report(op, opened, chunks, sealer, mover, crypto.algorithm)
     report.footer = "signed" if plaintext_footer else "encrypted"
     report.file_length = target.position
-    layout = mover.v2_layout
-    if mover.counts["v2_levels"]:
-        readers = "parquet-java and Spark" if layout != 2 else "Arrow, polars and other readers but parquet-java"
-        report.warnings.append(
-            f"{mover.counts['v2_levels']} V2 pages have levels: {readers} will not read them (see v2_layout)"
-        )
-        if layout == 2:
-            report.warnings.append("where values are null stays visible in these pages")
-    _sidecar(dst, report)
+    report.warnings += v2_warnings(mover)
+    remove_sidecar(dst, report)
     return report
+
+
+def v2_warnings(mover: Mover) -> list[str]:
+    count, layout = mover.counts["v2_levels"], mover.v2_layout
+    if not count:
+        return []
+    readers = "parquet-java and Spark" if layout != 2 else "Arrow, polars and other readers but parquet-java"
+    warnings = [f"{count} V2 pages have levels: {readers} will not read them (see v2_layout)"]
+    if layout == 2:
+        warnings.append("where values are null stays visible in these pages")
+    return warnings
 
 
 def decrypt_file(
@@ -945,7 +977,7 @@ def decrypt_file(
 
     Raises IntegrityError, FormatError, PolicyError, and KeyAccessError, which names a column whose key is missing.
     """
-    _check_choice("missing", missing, ("error", "drop"))
+    check_choice("missing", missing, ("error", "drop"))
     n = thread_count(threads)
     with Opened(src, keys, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks) as opened:
         chunks = list(opened.chunks())
@@ -973,7 +1005,7 @@ def decrypt_file(
                 report.warnings.append(
                     f"left out for want of keys: {', '.join(dropped.names)}{''.join(sorted(reasons))}"
                 )
-            _sidecar(dst, report)
+            remove_sidecar(dst, report)
             return report
 
 
@@ -1011,9 +1043,9 @@ def reencrypt_file(
     Raises as decrypt_file does, and ValueError for what same_size cannot do.
     """
     if algorithm is not None:
-        _check_choice("algorithm", algorithm, ALGORITHMS)
-    _check_choice("other_columns", other_columns, ("footer", "plain"))
-    _check_choice("v2_layout", v2_layout, V2_LAYOUTS)
+        check_choice("algorithm", algorithm, ALGORITHMS)
+    check_choice("other_columns", other_columns, ("footer", "plain"))
+    check_choice("v2_layout", v2_layout, V2_LAYOUTS)
     if same_size and not (
         new_aad_prefix is None and algorithm is None and plaintext_footer is None and v2_layout is None
     ):
@@ -1029,16 +1061,9 @@ def reencrypt_file(
             raise opened.lacks(absent[0])
         was = opened.crypto
         prefix = opened.prefix if new_aad_prefix is None else bytes(new_aad_prefix)
-        unique = os.urandom(UNIQUE_NBYTES)
         stored = was.stored is not None if new_aad_prefix is None else store_aad_prefix
-        crypto = Crypto(
-            algorithm or was.algorithm,
-            unique,
-            prefix if prefix and stored else None,
-            bool(prefix) and not stored,
-            new.footer_metadata or None,
-        )
-        sealer = _Sealer(opened, new, crypto, prefix + unique, other_columns)
+        crypto, aad = new_crypto(algorithm or was.algorithm, prefix, stored, new)
+        sealer = Sealer(opened, new, crypto, aad, other_columns)
         plaintext = not opened.encrypted_footer if plaintext_footer is None else plaintext_footer
         with Target(dst, private=False, fsync=fsync, threads=n) as target:
             mover = Mover(
@@ -1062,7 +1087,7 @@ def _reseal(
     if was.unique is None:
         raise ValueError("same_size cannot turn DuckDB's dialect: leave it out, and the file is written to the spec")
     crypto = Crypto(was.algorithm, was.unique, was.stored, was.supply, new.footer_metadata or None)
-    sealer = _Sealer(opened, new, crypto, opened.aad, "footer", like=True)
+    sealer = Sealer(opened, new, crypto, opened.aad, "footer", like=True)
     for chunk in chunks:
         if chunk.missing:
             continue
@@ -1084,11 +1109,11 @@ def _reseal(
         report.columns += [ColumnReport(name, "missing") for name in passed]
         report.footer = "signed" if plaintext else "encrypted"
         report.file_length = target.position
-        _sidecar(dst, report)
+        remove_sidecar(dst, report)
         return report
 
 
-def _resealed_footer(opened: Opened, held: list[Chunk], sealer: _Sealer, crypto: Crypto, plaintext: bool) -> bytes:
+def _resealed_footer(opened: Opened, held: list[Chunk], sealer: Sealer, crypto: Crypto, plaintext: bool) -> bytes:
     """The same footer, with the crypto_metadata and the sealed ColumnMetaData of the new keys."""
     by_number = {chunk.number: chunk for chunk in held if chunk.modules is not None}
     groups = []
@@ -1101,7 +1126,7 @@ def _resealed_footer(opened: Opened, held: list[Chunk], sealer: _Sealer, crypto:
             if chunk is not None:
                 side = sealer(chunk)
                 assert side.modules is not None
-                edits: list[tuple[int, int, bytes | None]] = [(8, thrift.STRUCT, _crypto_metadata(side, chunk))]
+                edits: Edits = [(8, thrift.STRUCT, _crypto_metadata(side, chunk))]
                 if raw.sealed_metadata:
                     sealed = side.modules.seal(COLUMN_METADATA, _padded(chunk))
                     edits.append((9, thrift.BINARY, thrift.binary(sealed)))
@@ -1109,7 +1134,7 @@ def _resealed_footer(opened: Opened, held: list[Chunk], sealer: _Sealer, crypto:
             columns.append(data)
         edits = [(1, thrift.LIST, thrift.list_of(thrift.STRUCT, columns))]
         groups.append(thrift_splice(opened.data[begin:end], 0, edits))
-    edits = [(4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups)), *_signing(crypto if plaintext else None)]
+    edits = [(4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups)), *signing(crypto if plaintext else None)]
     return thrift_splice(opened.data[: opened.footer.end], 0, edits)
 
 
