@@ -782,6 +782,10 @@ class Sealer:
     def footer(self) -> Modules:
         return Modules(self._opened.key(self._keys.footer_key()), self.aad, None, None)
 
+    def forget(self) -> None:
+        """The chunks to come are of other row groups, and may have the same numbers."""
+        self._sides.clear()
+
     def __call__(self, chunk: Chunk) -> Side:
         side = self._sides.get(chunk.number)
         if side is None:
