@@ -20,7 +20,7 @@ from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
 import ags_fast
 from ags_fast import _core
-from benchmarks import cases, datasets, jobs
+from benchmarks import cases, datasets, jobs, parquet
 from benchmarks.limit import LimitError
 from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed
 from benchmarks.targets import TARGETS
@@ -36,7 +36,11 @@ def main() -> int:
     with scratch_folder() as scratch:
         bench = cases.Bench(output, scratch, threads, options.quick)
         chosen = choose(
-            {name: make(bench) for name, make in (cases.GROUPS | jobs.GROUPS | datasets.GROUPS).items()}, options.only
+            {
+                name: make(bench)
+                for name, make in (cases.GROUPS | jobs.GROUPS | datasets.GROUPS | parquet.GROUPS).items()
+            },
+            options.only,
         )
         if not chosen:
             print(f"benchmarks: no case matches {options.only!r}", file=sys.stderr)

@@ -1,6 +1,7 @@
 /*
  * limit.c - the bare loop over EVP that ags_fast is measured against: what C can do with this libcrypto on this
- * machine, for the same blocks under the same AADs. Compiled and called by limit.py.
+ * machine, for the same blocks, or the same modules of a Parquet file, under the same AADs. Compiled and called by
+ * limit.py.
  *
  * It is meant to be hard to beat. Key schedules, nonces, buffers and threads are ready before its clock starts, and
  * its threads spin instead of sleeping, so that none of that is in its time. What it leaves out is what makes an
@@ -27,7 +28,16 @@ enum {
     TAG = 16,
     OVERHEAD = NONCE + TAG,
     AAD_MAX = 128,
+    SUFFIX_MAX = 7,
+    LENGTH = 4, /* what a module's frame begins with */
     THREADS_MAX = 256,
+};
+
+/* A module of a Parquet file, as parquet.py lays it out: where it is in the plain file and its frame in the sealed one. */
+struct module {
+    uint64_t plain, sealed;
+    uint32_t nbytes; /* of plaintext */
+    uint8_t suffix[SUFFIX_MAX], suffix_nbytes; /* what its AAD ends in */
 };
 
 /* Its fields are limit.py's as well. Sizes are in bytes. */
@@ -46,7 +56,10 @@ struct loop {
     const uint8_t *nonces; /* of all blocks */
     const uint32_t *order; /* which blocks, one by one; or NULL, then it is all of them */
     size_t norder;
+    const struct module *modules; /* these instead of blocks; or NULL. Opened ones of a file are only looked at */
+    size_t nmodules;
     int fd;
+    int source; /* with modules that are sealed to fd: where the plaintext is */
     int seal;
     unsigned threads;
 };
@@ -66,6 +79,7 @@ struct lane {
     OSSL_PARAM tag[2];
     uint8_t aad[AAD_MAX];
     uint8_t *window;
+    uint8_t *text; /* of modules: the scratch's second half */
     uint8_t scratch[];
 };
 
@@ -76,15 +90,23 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* ---------------------------------------------------------------- one block */
+/* ---------------------------------------------------------------- one message */
 
-static bool begin(struct lane *lane, size_t block, const uint8_t *nonce) {
-    uint8_t *suffix = lane->aad + lane->loop->prefix_nbytes;
+static void put_u32(uint8_t *out, size_t value) {
+    for (int i = 0; i < 4; i++) out[i] = (uint8_t)(value >> 8 * i);
+}
+
+/* The suffix, behind the prefix in the lane's AAD, is in its place already. */
+static bool begin_message(struct lane *lane, size_t suffix_nbytes, const uint8_t *nonce) {
     int n;
 
-    for (int i = 0; i < 4; i++) suffix[i] = (uint8_t)(block >> 8 * i);
     return EVP_CipherInit_ex2(lane->ctx, NULL, NULL, nonce, -1, NULL) == 1 &&
-           EVP_CipherUpdate(lane->ctx, NULL, &n, lane->aad, (int)lane->loop->prefix_nbytes + 4) == 1;
+           EVP_CipherUpdate(lane->ctx, NULL, &n, lane->aad, (int)(lane->loop->prefix_nbytes + suffix_nbytes)) == 1;
+}
+
+static bool begin(struct lane *lane, size_t block, const uint8_t *nonce) {
+    put_u32(lane->aad + lane->loop->prefix_nbytes, block);
+    return begin_message(lane, 4, nonce);
 }
 
 /*
@@ -111,6 +133,8 @@ static bool finish(struct lane *lane, uint8_t *tag) {
     }
     return EVP_CipherFinal_ex(lane->ctx, none, &n) == 1 && EVP_CIPHER_CTX_get_params(lane->ctx, lane->tag) == 1;
 }
+
+/* ---------------------------------------------------------------- one block */
 
 static size_t plain_of(const struct loop *loop, size_t block) {
     const size_t left = loop->plain_nbytes - block * loop->block_nbytes;
@@ -163,6 +187,74 @@ static bool large_block(struct lane *lane, size_t block, off_t offset) {
     return true;
 }
 
+/* ---------------------------------------------------------------- modules */
+
+/* One module between its plaintext and its frame. */
+static bool one_module(struct lane *lane, size_t number, uint8_t *plain, uint8_t *frame) {
+    const struct module *const module = &lane->loop->modules[number];
+    uint8_t *const nonce = frame + LENGTH, *const text = nonce + NONCE;
+    const bool seal = lane->loop->seal;
+
+    if (seal) {
+        put_u32(frame, module->nbytes + OVERHEAD);
+        memcpy(nonce, lane->loop->nonces + NONCE * number, NONCE);
+    }
+    memcpy(lane->aad + lane->loop->prefix_nbytes, module->suffix, SUFFIX_MAX);
+    return begin_message(lane, module->suffix_nbytes, nonce) &&
+           update(lane, seal ? text : plain, seal ? plain : text, module->nbytes) && finish(lane, text + module->nbytes);
+}
+
+/* How many of them, from first on, follow each other and are a piece together; and how many bytes that is. */
+static size_t piece_of(const struct loop *loop, size_t first, size_t end, size_t *plain_ret, size_t *sealed_ret) {
+    const struct module *const modules = loop->modules;
+    size_t last = first, plain = 0, sealed = 0, next;
+
+    do {
+        plain += modules[last].nbytes;
+        sealed += modules[last].nbytes + LENGTH + OVERHEAD;
+        last++;
+        next = last < end ? modules[last].nbytes + LENGTH + OVERHEAD : 0;
+    } while (last < end && modules[last].sealed == modules[first].sealed + sealed && sealed + next <= loop->piece_nbytes);
+    *plain_ret = plain;
+    *sealed_ret = sealed;
+    return last;
+}
+
+static bool some_modules(struct lane *lane, size_t first, size_t end) {
+    const struct loop *const loop = lane->loop;
+    const struct module *const modules = loop->modules;
+    const bool memory = loop->sealed != NULL;
+    bool ok = true;
+
+    while (ok && first < end) {
+        const struct module *const head = &modules[first];
+        size_t plain, sealed;
+        const size_t last = piece_of(loop, first, end, &plain, &sealed);
+        uint8_t *const frames = memory ? loop->sealed + head->sealed : lane->scratch;
+        uint8_t *const text = memory ? loop->plain + head->plain : lane->text;
+        if (!memory && loop->seal) ok = pread(loop->source, text, plain, (off_t)head->plain) == (ssize_t)plain;
+        if (!memory && !loop->seal) ok = pread(loop->fd, frames, sealed, (off_t)head->sealed) == (ssize_t)sealed;
+        for (size_t i = first; ok && i < last; i++) {
+            const size_t at = memory || loop->seal ? modules[i].plain - head->plain : 0;
+            ok = one_module(lane, i, text + at, frames + (modules[i].sealed - head->sealed));
+        }
+        if (ok && !memory && loop->seal) ok = pwrite(loop->fd, frames, sealed, (off_t)head->sealed) == (ssize_t)sealed;
+        first = last;
+    }
+    return ok;
+}
+
+/* The largest part of the file that is handled at once. */
+static size_t room_of(const struct loop *loop) {
+    size_t room = loop->piece_nbytes;
+
+    for (size_t i = 0; i < loop->nmodules; i++) {
+        const size_t nbytes = loop->modules[i].nbytes + LENGTH;
+        if (nbytes > room) room = nbytes;
+    }
+    return room + OVERHEAD;
+}
+
 /* ---------------------------------------------------------------- many blocks */
 
 static bool some_blocks(struct lane *lane, size_t first, size_t end) {
@@ -189,7 +281,11 @@ static void work(struct lane *lane) {
         const size_t first = atomic_fetch_add(&race->next, race->per_claim);
         const size_t end = first + race->per_claim < race->nblocks ? first + race->per_claim : race->nblocks;
         if (first >= race->nblocks) return;
-        ok = order == NULL ? some_blocks(lane, first, end) : some_blocks(lane, order[first], (size_t)order[first] + 1);
+        if (lane->loop->modules != NULL) {
+            ok = some_modules(lane, first, end);
+        } else {
+            ok = order == NULL ? some_blocks(lane, first, end) : some_blocks(lane, order[first], (size_t)order[first] + 1);
+        }
     }
     race->failed = true;
 }
@@ -211,7 +307,7 @@ static EVP_CIPHER *fetch(const struct loop *loop) {
 static struct lane *lane_new(struct race *race, unsigned number) {
     const struct loop *loop = race->loop;
     EVP_CIPHER *cipher = fetch(loop);
-    const size_t size = sizeof(struct lane) + loop->piece_nbytes + OVERHEAD;
+    const size_t room = room_of(loop), size = sizeof(struct lane) + 2 * room;
     struct lane *lane = malloc(size);
     const bool round = loop->window_nbytes < loop->plain_nbytes;
 
@@ -220,6 +316,7 @@ static struct lane *lane_new(struct race *race, unsigned number) {
     lane->race = race;
     lane->loop = loop;
     lane->window = loop->plain + (round ? number * loop->window_nbytes : 0);
+    lane->text = lane->scratch + room;
     lane->tag[0] = OSSL_PARAM_construct_octet_string(OSSL_CIPHER_PARAM_AEAD_TAG, lane->aad, TAG);
     lane->tag[1] = OSSL_PARAM_construct_end();
     memcpy(lane->aad, loop->prefix, loop->prefix_nbytes);
@@ -248,9 +345,13 @@ double limit_run(const struct loop *loop) {
     unsigned started = 0;
     double start, seconds;
 
-    if (loop->threads < 1 || loop->threads > THREADS_MAX || loop->prefix_nbytes + 4 > AAD_MAX) return -1;
+    if (loop->threads < 1 || loop->threads > THREADS_MAX || loop->prefix_nbytes + SUFFIX_MAX > AAD_MAX) return -1;
     race.nblocks = loop->order != NULL ? loop->norder : (loop->plain_nbytes - 1) / loop->block_nbytes + 1;
     race.per_claim = loop->order != NULL || per_claim == 0 ? 1 : per_claim;
+    if (loop->modules != NULL) {
+        race.nblocks = loop->nmodules;
+        race.per_claim = 2 + loop->piece_nbytes / (loop->plain_nbytes / loop->nmodules + 1);
+    }
     for (unsigned i = 0; i < loop->threads; i++) {
         lanes[i] = lane_new(&race, i);
         if (lanes[i] == NULL) race.failed = true;

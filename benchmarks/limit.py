@@ -7,9 +7,11 @@ import hashlib
 import json
 import os
 import shlex
+import struct
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(__file__).with_name("limit.c")
@@ -20,6 +22,21 @@ TUNING_RUNS = 4  # with each setting; then a loop keeps the fastest
 
 class LimitError(Exception):
     """There is no limit to measure against."""
+
+
+class Module(NamedTuple):
+    """A module of a Parquet file: where it is in the plain file and its frame in the sealed one, how many bytes of
+    plaintext it has, and what its AAD ends in.
+    """
+
+    plain: int
+    sealed: int
+    nbytes: int
+    suffix: bytes
+
+    def packed(self) -> bytes:
+        """As limit.c has it."""
+        return struct.pack("<QQI7sB4x", self.plain, self.sealed, self.nbytes, self.suffix, len(self.suffix))
 
 
 class _Loop(ctypes.Structure):
@@ -38,7 +55,10 @@ class _Loop(ctypes.Structure):
         ("nonces", ctypes.c_char_p),
         ("order", ctypes.c_void_p),
         ("norder", ctypes.c_size_t),
+        ("modules", ctypes.c_char_p),
+        ("nmodules", ctypes.c_size_t),
         ("fd", ctypes.c_int),
+        ("source", ctypes.c_int),
         ("seal", ctypes.c_int),
         ("threads", ctypes.c_uint),
     )
@@ -125,6 +145,45 @@ class Limit:
         if order is not None:
             fields.order, fields.norder = order.buffer_info()
         return Loop(self._functions, fields, (plain, stream, nonces, order))
+
+
+    def modules(
+        self,
+        key: bytes,
+        aad: bytes,
+        modules: Sequence[Module],
+        *,
+        seal: bool,
+        source: int = -1,
+        buffers: tuple[bytearray, bytearray] | None = None,
+        threads: int = 1,
+    ) -> Loop:
+        """A loop over a Parquet file's modules, in files or between two buffers, plain and sealed.
+
+        source: descriptor of the plain file, if they are sealed from it. Opened ones of a file go nowhere.
+        """
+        packed = b"".join(module.packed() for module in modules)
+        nonces = os.urandom(12 * len(modules)) if seal else None
+        largest = max(module.nbytes for module in modules)
+        fields = _Loop(
+            piece_nbytes=PIECES[1],
+            update_nbytes=largest,
+            key=key,
+            key_nbytes=len(key),
+            prefix=aad,
+            prefix_nbytes=len(aad),
+            block_nbytes=largest,
+            plain_nbytes=sum(module.nbytes for module in modules),
+            nonces=nonces,
+            modules=packed,
+            nmodules=len(modules),
+            source=source,
+            seal=seal,
+            threads=threads,
+        )
+        if buffers is not None:
+            fields.plain, fields.sealed = map(_address, buffers)
+        return Loop(self._functions, fields, (packed, nonces, buffers))
 
 
 class Loop:

@@ -1,0 +1,453 @@
+"""What is measured of Parquet: files from one to another, pages in memory, views, footers. Made with pyarrow, once a run."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ags_fast import parquet
+from ags_fast._core import CHECK, COPY, DONE, Modules, PageRun, run_pages
+from ags_fast.parquet._file import Opened
+from benchmarks.cases import KEYS, Bench, nothing, threads_name, touched
+from benchmarks.datasets import taken
+from benchmarks.limit import PIECES, ROOT, Limit, Module
+from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+KEY, OTHER_KEY = KEYS[0], b"o" * 16
+ONE = "customer"  # the column that is encrypted, or read, alone
+FRAME = 32  # what sealing adds to a module
+SLACK = 64 << 10  # bytes that reading one column of a view may open besides
+JAVA_WARM_UP = 8  # rewrites
+
+DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_HEADER, DICTIONARY_PAGE_HEADER = 2, 3, 4, 5
+
+
+def group(bench: Bench) -> Group:
+    cases = [
+        *(Case(f"parquet/{what}", functools.partial(files, bench, what), 2 / 3) for what in ("encrypt", "decrypt", "rekey")),
+        Case("parquet/one-column", functools.partial(one_column, bench)),
+        Case("parquet/verify", functools.partial(verify, bench, "snappy")),
+        Case("parquet/small-pages/encrypt", functools.partial(small_pages_file, bench), 2 / 3),
+        Case("parquet/small-pages/verify", functools.partial(verify, bench, "pages"), 2 / 3),
+        *(Case(f"parquet/pages/{what}", functools.partial(pages, bench, what)) for what in ("seal", "open")),
+        Case("parquet/view", functools.partial(view, bench)),
+        Case("parquet/projection", functools.partial(projection, bench), 0),
+        Case("parquet/footer", functools.partial(footer, bench)),
+        Case("parquet/write_table", functools.partial(write_table, bench), 1 / 3),
+    ]
+    size = "46" if bench.quick else "182"
+    return Group(
+        f"a file of {size} MB, 8 columns x 4 row groups, unless said otherwise; limit: see the row; best Py: parquet-java's "
+        "rewriter, or cryptography; naive: pyarrow reads and writes, or cryptography",
+        cases,
+    )
+
+
+# ---- files
+
+
+def table(rows: int) -> pa.Table:
+    """Columns of the kinds that are in most files: sequences, numbers that repeat and that do not, texts."""
+    import numpy as np
+    import pyarrow as pa
+
+    draw = np.random.default_rng(0)
+    countries = np.array(["AT", "BR", "DE", "FR", "IN", "JP", "NG", "US"])
+    return pa.table(
+        {
+            "id": np.arange(rows),
+            "at": 1_767_225_600_000_000 + np.cumsum(draw.integers(0, 2_000_000, rows)),
+            "customer": draw.integers(0, 1 << 62, rows),
+            "price": np.round(draw.gamma(2, 50, rows), 2),
+            "score": draw.random(rows),
+            "quantity": draw.integers(1, 100, rows).astype("int32"),
+            "country": countries[draw.integers(0, len(countries), rows)],
+            "code": [code[:14] for code in draw.bytes(8 * rows).hex(" ", 8).split(" ")],
+        }
+    )
+
+
+OPTIONS: dict[str, dict[str, Any]] = {  # of pyarrow's writer
+    "snappy": {"compression": "snappy"},
+    "pages": {"compression": "none", "use_dictionary": False, "data_page_size": 8 << 10},
+    "wide": {},
+}
+
+
+def options(bench: Bench, name: str) -> dict[str, Any]:
+    return {"row_group_size": 1 if name == "wide" else bench.size(1_000_000), **OPTIONS[name]}
+
+
+def plain_file(bench: Bench, name: str) -> Path:
+    """snappy: 182 MB in pages of 20,000 rows. pages: 274 MB in pages of 8 KiB. wide: 5,000 columns x 10 row groups."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        import pyarrow.parquet.encryption  # what comes with the wheels of pyarrow # noqa: F401
+    except ImportError as error:
+        raise SkippedError(f"there is no pyarrow with encryption here: {error}") from None
+    path = bench.scratch / f"{name}.parquet"
+    if not path.exists():
+        if name == "wide":
+            made = pa.table({f"column_{i}": pa.array(range(10), pa.int32()) for i in range(bench.size(5000))})
+        else:
+            made = table(bench.size(4_000_000))
+        pq.write_table(made, path, **options(bench, name))
+    return path
+
+
+def sealed_file(bench: Bench, name: str) -> Path:
+    """The same, all of it encrypted with one key."""
+    plain = plain_file(bench, name)
+    path = bench.scratch / f"{name}.parquet.encrypted"
+    if not path.exists():
+        parquet.encrypt_file(plain, path, parquet.Keys(KEY))
+    return path
+
+
+def encryption() -> Any:
+    import pyarrow.parquet.encryption as pe
+
+    return pe.create_encryption_properties(KEY)
+
+
+def decryption(key: bytes = KEY) -> Any:
+    import pyarrow.parquet.encryption as pe
+
+    return pe.create_decryption_properties(key)
+
+
+def anew(path: Path, work: Callable[[], object]) -> Run:
+    """The seconds of work that writes a file; that of the last time is removed before."""
+
+    def run() -> float:
+        path.unlink(missing_ok=True)
+        return taken(work)
+
+    return run
+
+
+def threads_of(bench: Bench) -> list[int]:
+    return [n for n in bench.threads if n <= 2]
+
+
+@contextmanager
+def files(bench: Bench, what: str) -> Iterator[Contest]:
+    """From a file to a new one."""
+    import pyarrow.parquet as pq
+
+    plain, sealed, out = plain_file(bench, "snappy"), sealed_file(bench, "snappy"), bench.scratch / "out.parquet"
+    keys, new_keys = parquet.Keys(KEY), parquet.Keys(OTHER_KEY)
+    ours = {
+        "encrypt": functools.partial(parquet.encrypt_file, plain, out, keys),
+        "decrypt": functools.partial(parquet.decrypt_file, sealed, out, keys),
+        "rekey": functools.partial(parquet.reencrypt_file, sealed, out, keys, new_keys),
+    }[what]
+
+    def pyarrow() -> None:
+        if what == "encrypt":
+            read = pq.read_table(plain)
+        else:
+            read = pq.read_table(sealed, decryption_properties=decryption())
+        more = {} if what == "decrypt" else {"encryption_properties": encryption()}
+        pq.write_table(read, out, **options(bench, "snappy"), **more)
+
+    rows = [
+        Row(f"parquet/{what}/{n}t", f"{what}, {threads_name(n)}", nbytes=plain.stat().st_size) for n in threads_of(bench)
+    ]
+    runs: dict[tuple[str, str], Run] = {(rows[0].name, "naive"): anew(out, pyarrow)}
+    for row, n in zip(rows, threads_of(bench), strict=True):
+        runs[row.name, "ours"] = anew(out, nothing(ours, threads=n))
+    truth = pq.read_table(plain)
+
+    def check(column: str) -> bool:
+        if column == "limit":
+            return True
+        key = OTHER_KEY if (what, column) == ("rekey", "ours") else KEY
+        more = {} if what == "decrypt" else {"decryption_properties": decryption(key)}
+        return bool(pq.read_table(out, **more).equals(truth))
+
+    with ExitStack() as stack:
+        if what == "encrypt":
+            aad, modules = modules_of(sealed)
+            source = stack.enter_context(open(plain, "rb", buffering=0))
+            target = stack.enter_context(open(out.with_suffix(".limit"), "wb", buffering=0))
+            stack.callback(os.unlink, target.name)
+            for row, n in zip(rows, threads_of(bench), strict=True):
+                loop = bench.limit.modules(KEY, aad, modules, seal=True, source=source.fileno(), threads=n)
+                runs[row.name, "limit"] = functools.partial(loop, target.fileno())
+            if java := stack.enter_context(parquet_java()):
+                rewrite = functools.partial(java, plain, out)
+                rewrite(JAVA_WARM_UP)
+                runs[rows[0].name, "best"] = rewrite
+        yield Contest(rows, runs, check=check)
+
+
+@contextmanager
+def parquet_java() -> Iterator[Callable[..., float] | None]:
+    """parquet-java's rewriter in a JVM of its own: (source, target, times) -> seconds of the last. None if it cannot be."""
+    sys.path.append(str(ROOT / "tests"))
+    try:
+        peers = importlib.import_module("parquet_peers")  # needs pytest
+        peers.jvm_classes()
+    except BaseException as error:  # pytest's way to say that something is missing is no Exception
+        if not isinstance(error, ImportError) and type(error).__name__ not in ("Skipped", "Failed"):
+            raise
+        yield None
+        return
+    finally:
+        sys.path.pop()
+    keys = peers.PmeKeys(KEY)
+    with peers.ParquetJava() as java:
+        yield lambda source, target, times=1: java.rewrite(source, target, keys, times)[-1]
+
+
+@contextmanager
+def one_column(bench: Bench) -> Iterator[Contest]:
+    plain, out = plain_file(bench, "snappy"), bench.scratch / "out.parquet"
+    keys = parquet.Keys(KEY, {ONE: OTHER_KEY})
+    rows = [
+        Row(f"parquet/one-column/{n}t", f"1 of 8 columns, {threads_name(n)}; limit: cp", nbytes=plain.stat().st_size)
+        for n in threads_of(bench)
+    ]
+    runs: dict[tuple[str, str], Run] = {}
+    for row, n in zip(rows, threads_of(bench), strict=True):
+        ours = nothing(parquet.encrypt_file, plain, out, keys, other_columns="plain", threads=n)
+        runs[row.name, "limit"] = anew(out, lambda: subprocess.run(["cp", plain, out], check=True))
+        runs[row.name, "ours"] = anew(out, ours)
+    yield Contest(rows, runs)
+
+
+@contextmanager
+def small_pages_file(bench: Bench) -> Iterator[Contest]:
+    plain, sealed, out = plain_file(bench, "pages"), sealed_file(bench, "pages"), bench.scratch / "out.parquet"
+    aad, modules = modules_of(sealed)
+    rows = [
+        Row(f"parquet/small-pages/encrypt/{n}t", f"encrypt, 8 KiB pages, {threads_name(n)}", nbytes=plain.stat().st_size)
+        for n in threads_of(bench)
+    ]
+    runs: dict[tuple[str, str], Run] = {}
+    with open(plain, "rb", buffering=0) as source, open(out.with_suffix(".limit"), "wb", buffering=0) as target:
+        for row, n in zip(rows, threads_of(bench), strict=True):
+            loop = bench.limit.modules(KEY, aad, modules, seal=True, source=source.fileno(), threads=n)
+            runs[row.name, "limit"] = functools.partial(loop, target.fileno())
+            runs[row.name, "ours"] = anew(out, nothing(parquet.encrypt_file, plain, out, parquet.Keys(KEY), threads=n))
+        yield Contest(rows, runs)
+        os.unlink(target.name)
+
+
+# ---- modules
+
+
+def modules_of(path: Path) -> tuple[bytes, list[Module]]:
+    """The AAD that all modules of a file begin with, and the modules of its pages in their order."""
+    found: list[Module] = []
+    with Opened(path, parquet.Keys(KEY)) as opened:
+        data = opened.source.read(0, opened.footer_offset)
+        for chunk in sorted(opened.chunks(), key=lambda chunk: chunk.begin()):
+            found += chunk_modules(data, chunk, found[-1].plain + found[-1].nbytes if found else 4)
+        return opened.aad, found
+
+
+def chunk_modules(data: memoryview, chunk: Any, plain: int) -> Iterator[Module]:
+    """The modules of a chunk's pages, whose plaintext begins at `plain` in the file that it comes from."""
+    place = chunk.ordinal.to_bytes(2, "little") + chunk.column.to_bytes(2, "little")
+    begin, dictionary = chunk.begin(), chunk.numbers().dictionary_page > 0
+    at, page = begin, 0
+    while at < begin + chunk.numbers().compressed_nbytes:
+        if dictionary:
+            suffixes = [bytes([kind]) + place for kind in (DICTIONARY_PAGE_HEADER, DICTIONARY_PAGE)]
+        else:
+            number = page.to_bytes(2, "little")
+            suffixes = [bytes([kind]) + place + number for kind in (DATA_PAGE_HEADER, DATA_PAGE)]
+            page += 1
+        dictionary = False
+        for suffix in suffixes:
+            nbytes = int.from_bytes(data[at : at + 4], "little") + 4 - FRAME
+            yield Module(plain, at, nbytes, suffix)
+            plain += nbytes
+            at += nbytes + FRAME
+
+
+@contextmanager
+def verify(bench: Bench, name: str) -> Iterator[Contest]:
+    """Every tag of a file."""
+    sealed = sealed_file(bench, name)
+    aad, modules = modules_of(sealed)
+    what, label = ("verify", "verify") if name == "snappy" else ("small-pages/verify", "verify, 8 KiB pages")
+    keys = parquet.Keys(KEY)
+    rows, runs = [], {}
+    with open(sealed, "rb", buffering=0) as file:
+        for n in threads_of(bench):
+            row = Row(f"parquet/{what}/{n}t", f"{label}, {threads_name(n)}", nbytes=sealed.stat().st_size)
+            rows.append(row)
+            loop = bench.limit.modules(KEY, aad, modules, seal=False, threads=n)
+            runs[row.name, "limit"] = functools.partial(loop, file.fileno())
+            runs[row.name, "ours"] = nothing(parquet.verify, sealed, keys, threads=n)
+        runs[rows[0].name, "naive"] = functools.partial(naive_verify, sealed, aad, modules)
+        runs[rows[0].name, "best"] = functools.partial(best_verify, file.fileno(), aad, modules)
+        yield Contest(rows, runs)
+
+
+def naive_verify(path: Path, aad: bytes, modules: list[Module]) -> None:
+    aes = AESGCM(KEY)
+    with open(path, "rb") as file:
+        for module in modules:
+            if file.tell() != module.sealed:
+                file.seek(module.sealed)
+            frame = file.read(module.nbytes + FRAME)
+            aes.decrypt(frame[4:16], frame[16:], aad + module.suffix)
+
+
+def best_verify(fd: int, aad: bytes, modules: list[Module]) -> None:
+    """Nothing is copied or allocated for a module, and many small ones are read at once."""
+    largest = max(module.nbytes for module in modules) + FRAME
+    frames, plain = memoryview(bytearray(largest + PIECES[2])), memoryview(bytearray(largest))
+    decrypt_into = AESGCM(KEY).decrypt_into
+    begin = end = 0
+    for _, sealed, nbytes, suffix in modules:
+        if sealed + nbytes + FRAME > end:
+            begin = sealed
+            end = begin + os.preadv(fd, [frames], begin)
+        at = sealed - begin
+        text = at + 16
+        decrypt_into(frames[at + 4 : text], frames[text : text + nbytes + 16], aad + suffix, plain[:nbytes])
+
+
+@contextmanager
+def pages(bench: Bench, what: str) -> Iterator[Contest]:
+    """Pages of 8 KiB of one chunk in memory: two messages each, header and body."""
+    plain_path, sealed_path = plain_file(bench, "pages"), sealed_file(bench, "pages")
+    with Opened(plain_path, None) as opened:
+        chunk = next(chunk for chunk in opened.chunks() if chunk.name == ONE)
+        nbytes, values = chunk.numbers().compressed_nbytes, chunk.numbers().num_values
+        plain = bytearray(opened.source.read(chunk.begin(), chunk.begin() + nbytes))
+    with Opened(sealed_path, parquet.Keys(KEY)) as opened:
+        chunk = next(chunk for chunk in opened.chunks() if chunk.name == ONE)
+        begin, sealed_nbytes = chunk.begin(), chunk.numbers().compressed_nbytes
+        sealed = bytearray(opened.source.read(begin, begin + sealed_nbytes))
+        layout = list(chunk_modules(opened.source.read(0, begin + sealed_nbytes), chunk, 0))
+        modules, aad = chunk.modules, opened.aad
+    layout = [Module(m.plain, m.sealed - begin, m.nbytes, m.suffix) for m in layout]
+    if sum(module.nbytes for module in layout) != len(plain):
+        raise AssertionError("the headers of sealed pages have another length than those of plain ones")
+    seal = what == "seal"
+    source, out = (plain, touched(2 * len(sealed))) if seal else (sealed, touched(len(plain) + (64 << 10)))
+    buffers = (bytearray(plain), touched(len(sealed))) if seal else (touched(len(plain)), bytearray(sealed))
+
+    def ours() -> None:
+        run = PageRun(None if seal else modules, modules if seal else None, COPY, len(source), values, label=ONE)
+        run.feed(source, True, out)
+        run_pages([run], 1)
+        if run.stop != DONE:
+            raise AssertionError("the run was not done in one go")
+
+    def check(column: str) -> bool:
+        if not seal:
+            return (out[: len(plain)] if column == "ours" else buffers[0]) == plain
+        if column == "ours":
+            return opens(modules, out, len(sealed))
+        aes = AESGCM(KEY)  # the bare loop leaves the headers as they are
+        opened = b""
+        for _, at, length, suffix in layout:
+            opened += aes.decrypt(buffers[1][at + 4 : at + 16], buffers[1][at + 16 : at + length + FRAME], aad + suffix)
+        return opened == plain
+
+    row = Row(f"parquet/pages/{what}", f"{what} a page of 8 KiB; limit: 2 messages", "us")
+    loop = bench.limit.modules(KEY, aad, layout, seal=seal, buffers=buffers)
+    yield Contest([row], {(row.name, "limit"): loop, (row.name, "ours"): ours}, len(layout) // 2, check)
+
+
+def opens(modules: Modules, sealed: bytearray, nbytes: int) -> bool:
+    run = PageRun(modules, None, CHECK, nbytes, 0)
+    run.feed(memoryview(sealed)[:nbytes], True, bytearray(1 << 20))
+    run_pages([run], 1)
+    return bool(run.stop == DONE)
+
+
+# ---- reading, writing
+
+
+@contextmanager
+def view(bench: Bench) -> Iterator[Contest]:
+    import pyarrow.parquet as pq
+
+    plain, sealed = plain_file(bench, "snappy"), sealed_file(bench, "snappy")
+
+    def file_object() -> None:
+        with open(plain, "rb", buffering=0) as file:
+            pq.read_table(file)
+
+    def ours(threads: int) -> None:
+        with parquet.open_plain(sealed, parquet.Keys(KEY), threads=threads) as file:
+            pq.read_table(file)
+
+    rows, runs = [], {}
+    for n in threads_of(bench):
+        row = Row(f"parquet/view/{n}t", f"pyarrow reads the view, {threads_name(n)}; limit: plain file", "ms")
+        rows.append(row)
+        runs[row.name, "limit"] = nothing(file_object)
+        runs[row.name, "ours"] = functools.partial(ours, n)
+    yield Contest(rows, runs)
+
+
+@contextmanager
+def projection(bench: Bench) -> Iterator[Contest]:
+    import pyarrow.parquet as pq
+
+    sealed = sealed_file(bench, "snappy")
+    with Opened(sealed, parquet.Keys(KEY)) as opened:
+        nbytes = sum(chunk.numbers().compressed_nbytes for chunk in opened.chunks() if chunk.name == ONE)
+
+    def ours() -> float:
+        with parquet.open_plain(sealed, parquet.Keys(KEY)) as file:
+            pq.read_table(file, columns=[ONE])
+            return float(file.decrypted)
+
+    row = Row("parquet/projection", "decrypted for 1 column; limit: it + 64 KiB", "MiB")  # bytes take the place of seconds
+    yield Contest([row], {(row.name, "limit"): lambda: float(nbytes + SLACK), (row.name, "ours"): ours})
+
+
+@contextmanager
+def footer(bench: Bench) -> Iterator[Contest]:
+    import pyarrow.parquet as pq
+
+    plain, sealed = plain_file(bench, "wide"), sealed_file(bench, "wide")
+    keys = parquet.Keys(KEY)
+    row = Row("parquet/footer", f"open {bench.size(5000):,} columns x 10; limit: read_metadata", "ms")
+    runs: dict[tuple[str, str], Run] = {
+        (row.name, "limit"): nothing(pq.read_metadata, plain),
+        (row.name, "ours"): lambda: parquet.open_plain(sealed, keys).close(),
+    }
+    yield Contest([row], runs)
+
+
+@contextmanager
+def write_table(bench: Bench) -> Iterator[Contest]:
+    import pyarrow.parquet as pq
+
+    data, out = pq.read_table(plain_file(bench, "snappy")), bench.scratch / "out.parquet"
+    writing = options(bench, "snappy")
+    rows, runs = [], {}
+    for n in threads_of(bench):
+        row = Row(f"parquet/write_table/{n}t", f"write_table, {threads_name(n)}; limit: pyarrow, plain", "ms")
+        rows.append(row)
+        runs[row.name, "limit"] = anew(out, nothing(pq.write_table, data, out, **writing))
+        ours = nothing(parquet.write_table, data, out, parquet.Keys(KEY), threads=n, **writing)
+        runs[row.name, "ours"] = anew(out, ours)
+    yield Contest(rows, runs)
+
+
+GROUPS: dict[str, Callable[[Bench], Group]] = {"parquet": group}
