@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
-from ags_fast.errors import AgsError
+from ags_fast.errors import AgsError, KeyAccessError
 from ags_fast.fs import NO_LOCK_SECONDS, Store
 from ags_fast.jobs.dataset import HIDDEN, MANIFESTS, PLANS, Dataset, FileEntry, Version, object_name
 from ags_fast.jobs.local import LocalEngine
@@ -42,10 +43,10 @@ from ags_fast.jobs.task import (
     make_row,
     planned_row,
 )
-from ags_fast.keys.envelope import binding
-from ags_fast.keys.kms import KmsClient, load_kms
+from ags_fast.keys.kms import KmsClient, check_key_id, load_kms
 
 if TYPE_CHECKING:
+    import io
     from collections.abc import Callable, Collection, Sequence
 
     from ags_fast.fs import Entry
@@ -57,6 +58,7 @@ __all__ = [
     "JobError",
     "JobResult",
     "Row",
+    "copy_file",
     "decrypt_files",
     "encrypt_files",
     "open_file",
@@ -65,6 +67,8 @@ __all__ = [
     "verify_files",
 ]
 
+FORMATS = ("ags1", "parquet")
+COPY_NBYTES = 1 << 20  # at a time
 LOCAL_OPEN_COST = 512 << 10  # bytes that could be done in the time that opening a file takes
 STORE_OPEN_COST = 4 << 20
 
@@ -118,14 +122,21 @@ def encrypt_files(
     dry_run: only plan; the rows say "planned". progress: None shows a bar on a terminal, False none, and a callable
     gets rows as they come.
 
+    format: "ags1" makes an AGS1 stream of every file, whatever it is. "parquet" encrypts Parquet files as such, under
+    their own names (Parquet Modular Encryption), and what is none fails: run the job again with "ags1", which takes
+    what is left. column_keys: {dotted path: master key} of columns, or of groups of them, that get data keys of their
+    own, which only who may use that master key can open; a file that lacks such a column fails. resume="length" takes
+    a Parquet file as finished if its footer, which is written last, opens under the planned key.
+
     A file that fails is a row. on_error="raise" stops at the first, max_failures after more than so many: JobError,
     and the plan stays for `resume`. Sources that the dataset has unchanged, hidden ones and those that are encrypted
     already are rows with the status "skipped".
     """
-    if format != "ags1":
-        raise ValueError(f"format must be 'ags1', not {format!r}")
-    if column_keys is not None:
+    if format not in FORMATS:
+        raise ValueError(f"format must be {' or '.join(map(repr, FORMATS))}, not {format!r}")
+    if column_keys is not None and format != "parquet":
         raise ValueError("column_keys are for format='parquet'")
+    masters = _check_columns(column_keys or {})
     if dek_length not in (16, 24, 32):
         raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
     check_block_size(block_size)
@@ -159,15 +170,15 @@ def encrypt_files(
         present = {entry.path: entry for entry in opened.entries(base)} if opened is not None else {}
         job_id = plan.job_id if plan else new_job_id()
         if aad_prefix is not None:
-            listed, encrypted = _without_encrypted(source, listed, present)
+            listed, encrypted = _without_encrypted(source, listed, present, format)
             skipped += encrypted
         planned = plan.entries() if plan is not None else []
-        entries, same = _new_entries(listed, present, overwrite, block_size, job_id, aad_prefix)
+        entries, same = _new_entries(listed, present, overwrite, format, block_size, job_id, aad_prefix)
         if opened is not None and plan is not None and _numbering(planned, job_id) != _numbering(entries, job_id):
             _end(opened, plan)  # a set with other members is another set
             plan = None
             job_id = new_job_id()
-            entries, same = _new_entries(listed, present, overwrite, block_size, job_id, aad_prefix)
+            entries, same = _new_entries(listed, present, overwrite, format, block_size, job_id, aad_prefix)
         skipped += [_unchanged(source, target, entry) for entry in same]
         replaced = {entry.path: present[entry.path].file for entry in entries if entry.path in present}
         check_names(entries, [entry for path, entry in present.items() if path not in replaced])
@@ -182,11 +193,11 @@ def encrypt_files(
                 _delete_unchanged(opened, source, same, result)
             return result
 
-        key = opened.reserve(wrapping_key_id, double_wrap, _uses(entries))
+        entries = _reserve(opened, wrapping_key_id, double_wrap, entries, [masters] * len(entries))
         if plan is None:
-            plan, entries = _begin(opened, held, job_id, entries, dek_length, key.key_id, base=number or 0, **facts)
+            plan, entries = _begin(opened, held, job_id, entries, dek_length, base=number or 0, **facts)
         else:
-            entries = _continue(opened, plan, planned, entries, dek_length, key.key_id)
+            entries = _continue(opened, plan, planned, entries, dek_length)
         context = Context(
             "encrypt",
             job_id,
@@ -214,6 +225,7 @@ def _new_entries(
     listed: Sequence[Entry],
     present: Mapping[str, FileEntry],
     overwrite: bool,
+    format: str,
     block_size: int,
     job_id: str,
     template: str | bytes | None,
@@ -234,16 +246,24 @@ def _new_entries(
             f"the dataset has {changed[0][0].path!r}{more} from sources that have changed since: "
             "pass overwrite=True to replace them in a new version"
         )
+
+    def shape(found: Entry, *marks: str) -> dict[str, Any]:
+        """The fields of an entry that depend on the format."""
+        ags1 = format == "ags1"
+        return {
+            "file": object_name(found.path, *marks, format=format),
+            "format": format,
+            "plain_length": found.size,
+            "file_length": encrypted_length(found.size, block_size) if ags1 else 0,
+            "block_size": block_size if ags1 else 0,
+        }
+
     made = []
     for n, (found, prefix) in enumerate(zip(new, aad_prefixes(template, len(new)), strict=True)):
         made.append(
             FileEntry(
                 path=found.path,
-                file=object_name(found.path),
-                format="ags1",
-                plain_length=found.size,
-                file_length=encrypted_length(found.size, block_size),
-                block_size=block_size,
+                **shape(found),
                 key_id="",
                 wrapped_dek=b"",
                 column_keys=None,
@@ -259,10 +279,7 @@ def _new_entries(
     for found, old in changed:  # a member of a set stays that member
         made.append(
             old._replace(
-                file=object_name(found.path, job_id),
-                plain_length=found.size,
-                file_length=encrypted_length(found.size, block_size),
-                block_size=block_size,
+                **shape(found, job_id),
                 aad_prefix=os.urandom(16) if old.set_id is None else old.aad_prefix,
                 job_id=job_id,
                 source=found.path,
@@ -281,23 +298,72 @@ def _unchanged(source: Store, target: Store, entry: FileEntry) -> Row:
         "the dataset has it, and the source has not changed since",
         entry.plain_length,
         entry.file_length,
-        entry.block_size,
+        entry.block_size or None,
         entry.format,
         entry.key_id,
     )
 
 
-def _with_keys(dataset: Dataset, key_id: str, entries: Sequence[FileEntry], dek_length: int) -> list[FileEntry]:
-    """The entries with a new data key each, wrapped."""
-    random = os.urandom(dek_length * len(entries))
-    deks = (random[i : i + dek_length] for i in range(0, len(random), dek_length))
-    bindings = (binding(dataset.id, "dek", entry.file) for entry in entries)
-    wrapped = dataset.envelope.wrap_many(key_id, zip(deks, bindings, strict=True))
-    return [entry._replace(key_id=key_id, wrapped_dek=blob) for entry, blob in zip(entries, wrapped, strict=True)]
+def _check_columns(column_keys: Mapping[str, str]) -> dict[str, str]:
+    for column, key_id in column_keys.items():
+        if not isinstance(column, str):
+            raise TypeError(f"column_keys names columns by dotted paths, not by {type(column).__name__}")
+        if not column or "\0" in column:
+            raise ValueError(f"column_keys names {column!r}, which is no column's path")
+        check_key_id(key_id)
+    return dict(column_keys)
+
+
+def _masters(dataset: Dataset, entry: FileEntry) -> dict[str, str]:
+    """The master key of each column that has a key of its own."""
+    return {key["column"]: dataset.keys.get(key["key_id"]).wrapping_key_id for key in entry.column_keys or ()}
+
+
+def _reserve(
+    dataset: Dataset,
+    wrapping_key_id: str | None,
+    double_wrap: bool,
+    entries: Sequence[FileEntry],
+    masters: Sequence[Mapping[str, str]],
+) -> list[FileEntry]:
+    """The entries with the ids of the keys that will wrap theirs. masters: for each, {column: its master key}."""
+    # Under the master key of the rest, a column needs no key apart: one call of the KMS opens both.
+    uses = Counter(master for columns in masters for master in columns.values())
+    key = dataset.reserve(wrapping_key_id, double_wrap, _uses(entries) + 2 * sum(uses.values()))
+    ids = {key.wrapping_key_id: key.key_id}
+    for master in sorted(uses.keys() - ids.keys()):
+        ids[master] = dataset.reserve(master, double_wrap, 2 * uses[master], columns=True).key_id
+    return [
+        entry._replace(
+            key_id=key.key_id,
+            column_keys=tuple(
+                {"column": column, "key_id": ids[master], "wrapped_dek": b""} for column, master in columns.items()
+            )
+            or None,
+        )
+        for entry, columns in zip(entries, masters, strict=True)
+    ]
+
+
+def _with_keys(dataset: Dataset, entries: Sequence[FileEntry], dek_length: int) -> list[FileEntry]:
+    """The entries with new data keys, wrapped by the keys that they name."""
+    wraps = [entry.wraps(dataset.id) for entry in entries]
+    random = memoryview(os.urandom(dek_length * sum(map(len, wraps))))
+    todo: dict[str, list[tuple[bytes, bytes]]] = {}  # of each key, at once
+    at = 0
+    for key_id, _, bound in chain.from_iterable(wraps):
+        todo.setdefault(key_id, []).append((bytes(random[at : at + dek_length]), bound))
+        at += dek_length
+    envelope = dataset.envelope
+    done = {key_id: iter(envelope.wrap_many(key_id, items)) for key_id, items in todo.items()}
+    return [
+        entry.with_wrapped([next(done[key_id]) for key_id, _, _ in those])
+        for entry, those in zip(entries, wraps, strict=True)
+    ]
 
 
 def _without_encrypted(
-    source: Store, listed: Sequence[Entry], present: Mapping[str, FileEntry]
+    source: Store, listed: Sequence[Entry], present: Mapping[str, FileEntry], format: str
 ) -> tuple[list[Entry], list[Row]]:
     """What is not encrypted already, and rows of what is: a set would lack the numbers of files that are skipped."""
     left, rows = [], []
@@ -309,7 +375,12 @@ def _without_encrypted(
                     file.readinto(head)
             except OSError:
                 pass  # to be its row, when it is its turn
-        if reason := encrypted_already(bytes(head)):
+        reason = encrypted_already(bytes(head))
+        if reason is None and format == "parquet" and head[:4] == b"PAR1" and found.path not in present:
+            from ags_fast.jobs import parquet
+
+            reason = parquet.encrypted_already(source, found)
+        if reason is not None:
             name = source.full_path(found.path)
             rows.append(Row(name, None, "skipped", "AlreadyEncryptedError", reason, found.size))
         else:
@@ -341,12 +412,11 @@ def _begin(
     job_id: str,
     entries: Sequence[FileEntry],
     dek_length: int,
-    key_id: str,
     **facts: Any,
 ) -> tuple[Plan, list[FileEntry]]:
     """A new plan, ours until `held` is closed, and the entries as it has them."""
-    entries = _with_keys(dataset, key_id, entries, dek_length)
-    plan = Plan.create(dataset, job_id, entries, key_id, **facts)
+    entries = _with_keys(dataset, entries, dek_length)
+    plan = Plan.create(dataset, job_id, entries, entries[0].key_id, **facts)
     held.callback(plan.release)
     return plan, plan.claim(entries)
 
@@ -357,7 +427,6 @@ def _continue(
     planned: Sequence[FileEntry],
     entries: Sequence[FileEntry],
     dek_length: int,
-    key_id: str,
 ) -> list[FileEntry]:
     """The entries as the plan has them; those it does not have, or of which the source has changed, planned anew."""
     if not plan.running:  # it died before it was sure of its names
@@ -367,18 +436,20 @@ def _continue(
     anew = []
     for entry in entries:
         old = known.get(entry.path)
-        if old is not None and (old.plain_length, old.stamp, old.block_size) == (
-            entry.plain_length,
-            entry.stamp,
-            entry.block_size,
-        ):
+        if old is not None and _what(dataset, old) == _what(dataset, entry):
             same.append(old)
         else:  # a name that no attempt has written to: what is under the old one has another key
-            anew.append(entry._replace(file=object_name(entry.path, plan.job_id, plan.number)))
+            file = object_name(entry.path, plan.job_id, plan.number, format=entry.format)
+            anew.append(entry._replace(file=file))
     if anew:
-        anew = _with_keys(dataset, key_id, anew, dek_length)
+        anew = _with_keys(dataset, anew, dek_length)
         plan.extend(anew)
     return same + anew
+
+
+def _what(dataset: Dataset, entry: FileEntry) -> tuple[Any, ...]:
+    """What a planned file must have in common with one that would be planned now, to be as good."""
+    return entry.format, entry.plain_length, entry.stamp, entry.block_size, _masters(dataset, entry)
 
 
 # ----------------------------------------------------------------------------------------------- decrypt, verify, rekey
@@ -394,6 +465,7 @@ def decrypt_files(
     min_version: int | None = None,
     paths: str | Sequence[str] | None = None,
     overwrite: bool = False,
+    missing: str = "error",
     resume: str | None = None,
     on_error: str = "row",
     max_failures: int | None = None,
@@ -407,10 +479,15 @@ def decrypt_files(
     version: None is the newest; min_version: refuse (PolicyError) a dataset whose newest is older, for storage alone
     does not show that somebody took newer ones away. paths: only files whose path matches one of these patterns.
     overwrite: replace what is there, else such a file is a failed row. resume: leave what is there and has the right
-    length ("length"), or the right bytes ("verify"). The other arguments are those of `encrypt_files`.
+    length ("length"), or the right bytes ("verify"); of Parquet the bytes count always, since the length of what it
+    decrypts to is not known. missing: a Parquet file with a column whose master key the KMS does not give is a failed
+    row ("error"), or is decrypted without these columns ("drop"), and its row says so. The other arguments are those
+    of `encrypt_files`.
 
     A file appears in `dst` only when every tag of it has passed; before that it has mode 0600 and a temporary name.
     """
+    if missing not in ("error", "drop"):
+        raise ValueError(f"missing must be 'error' or 'drop', not {missing!r}")
     options = _Options(engine, resume, on_error, max_failures, progress)
     opened, head, entries = _opened(dataset, kms, storage_options, version, min_version, paths)
     destination = Store(dst, storage_options)
@@ -426,6 +503,7 @@ def decrypt_files(
         fsync=fsync,
         overwrite=overwrite,
         resume=options.resume,
+        without=_denied(opened, entries) if missing == "drop" else frozenset(),
     )
     tasks = [Task(entry) for entry in entries]
     if dry_run:
@@ -512,7 +590,8 @@ def rekey_files(
         prefixes = aad_prefixes(None, len(chosen))
         entries = [
             entry._replace(
-                file=object_name(entry.path, job_id),
+                file=object_name(entry.path, job_id, format=entry.format),
+                file_length=entry.file_length if entry.format == "ags1" else 0,
                 job_id=job_id,
                 aad_prefix=prefix if entry.set_id is None else entry.aad_prefix,
             )
@@ -525,11 +604,11 @@ def rekey_files(
         target.check_writable()
         if double_wrap is None:
             double_wrap = any(entry.wrapped is not None for entry in opened.keys.list("active"))
-        key = opened.reserve(wrapping_key_id, double_wrap, _uses(entries))
+        entries = _reserve(opened, wrapping_key_id, double_wrap, entries, [_masters(opened, entry) for entry in chosen])
         if plan is None:
-            plan, entries = _begin(opened, held, job_id, entries, dek_length, key.key_id, base=number or 0, **facts)
+            plan, entries = _begin(opened, held, job_id, entries, dek_length, base=number or 0, **facts)
         else:
-            entries = _continue(opened, plan, plan.entries(), entries, dek_length, key.key_id)
+            entries = _continue(opened, plan, plan.entries(), entries, dek_length)
         replaced = {entry.path: entry.file for entry in chosen}
         context = Context(
             "rekey",
@@ -555,17 +634,67 @@ def open_file(
     kms: KmsClient | Mapping[str, str],
     version: int | None = None,
     min_version: int | None = None,
+    missing: str = "error",
     threads: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> AgsReader:
-    """One file of a dataset as a seekable binary file; `path` as it was in the tree that was encrypted."""
+) -> AgsReader | io.RawIOBase:
+    """One file of a dataset as a seekable binary file; `path` as it was in the tree that was encrypted.
+
+    Of a Parquet file it is what `ags_fast.parquet.open_plain` makes: a plaintext Parquet file to any reader, decrypted
+    as far as it is read. missing: columns whose master key the KMS does not give are an "error", or "hide" them.
+    """
+    if missing not in ("error", "hide"):
+        raise ValueError(f"missing must be 'error' or 'hide', not {missing!r}")
+    context, entry = _one_file(dataset, path, kms, storage_options, version, min_version, threads, missing == "hide")
+    if entry.format != "parquet":
+        return context.reader(entry)
+    from ags_fast.jobs import parquet
+
+    return parquet.view(context, entry)
+
+
+def copy_file(
+    dataset: Any,
+    path: str,
+    target: BinaryIO,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    version: int | None = None,
+    min_version: int | None = None,
+    threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Decrypt one file of a dataset to a file open for writing, which need not seek. What is written passed its tag."""
+    context, entry = _one_file(dataset, path, kms, storage_options, version, min_version, threads, False)
+    if entry.format == "parquet":
+        from ags_fast.jobs import parquet
+
+        parquet.write_plain(context, entry, target)
+        return
+    with context.reader(entry) as reader:
+        chunk = memoryview(bytearray(max(COPY_NBYTES, reader.block_size)))
+        while got := reader.readinto(chunk):
+            target.write(chunk[:got])
+
+
+def _one_file(
+    dataset: Any,
+    path: str,
+    kms: KmsClient | Mapping[str, str],
+    storage_options: Mapping[str, Any] | None,
+    version: int | None,
+    min_version: int | None,
+    threads: int | None,
+    hide: bool,
+) -> tuple[Context, FileEntry]:
     opened = Dataset.open(dataset, _client(kms), storage_options)
     head = opened.current(version=version, min_version=min_version)
     entry = opened.find(head, path)
     if entry is None:
         raise FileNotFoundError(f"the dataset's version {head.number if head else 0} has no {path!r}")
-    context = Context("verify", "", opened.id, opened.store, _envelope(opened, [entry]), threads=threads)
-    return context.reader(entry)
+    envelope = _envelope(opened, [entry])
+    without = _denied(opened, [entry]) if hide else frozenset()
+    return Context("verify", "", opened.id, opened.store, envelope, threads=threads, without=without), entry
 
 
 def sweep(
@@ -679,7 +808,23 @@ def _opened(
 
 def _envelope(dataset: Dataset, entries: Sequence[FileEntry], *more: FileEntry) -> Envelope:
     """What opens these, and nothing else, to be sent to workers."""
-    return dataset.envelope.subset({entry.key_id for entry in (*entries, *more)})
+    return dataset.envelope.subset({key_id for entry in (*entries, *more) for key_id in entry.key_ids()})
+
+
+def _denied(dataset: Dataset, entries: Sequence[FileEntry]) -> frozenset[str]:
+    """The keys of columns that cannot be had. Each is asked for once, and here: all files are to lack the same."""
+    envelope = dataset.envelope
+    denied: dict[str, bool] = {}
+    for entry in entries:
+        for wrap in entry.wraps(dataset.id)[1:] if entry.column_keys else ():
+            if wrap[0] in denied:
+                continue
+            try:
+                envelope.unwrap(*wrap)
+                denied[wrap[0]] = False
+            except KeyAccessError:
+                denied[wrap[0]] = True
+    return frozenset(key_id for key_id, refused in denied.items() if refused)
 
 
 def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan | None) -> list[Row]:
@@ -689,7 +834,7 @@ def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan 
     finished: list[Task] = []
     if plan is not None and context.resume == "length":  # one listing, and not a look at every file
         there = {entry.path: entry.size for entry in context.dataset.list() if not entry.path.startswith(HIDDEN)}
-        finished = [task for task in tasks if there.get(task.entry.file) == task.entry.file_length]
+        finished = [t for t in tasks if t.entry.file_length and there.get(t.entry.file) == t.entry.file_length]
         done = {task.entry.path for task in finished}
         todo = [task for task in tasks if task.entry.path not in done]
     refused = []
@@ -764,7 +909,8 @@ def _commit(
 ) -> JobResult:
     """Make the version with what succeeded, and end the job."""
     by_name = {context.dataset.full_path(entry.file): entry for entry in entries}
-    good = [by_name[row.dst] for row in rows if row.status == "ok" and row.dst is not None]
+    made = [(by_name[row.dst], row.file_length) for row in rows if row.status == "ok" and row.dst is not None]
+    good = [entry if entry.file_length else entry._replace(file_length=length or 0) for entry, length in made]
     good.sort(key=lambda entry: entry.path)
     version = base
     refused: list[FileEntry] = []
@@ -868,7 +1014,15 @@ def _delete_unchanged(dataset: Dataset, source: Store, same: Sequence[FileEntry]
     if result.failed or not same:
         return
     context = Context("decrypt", result.job_id, dataset.id, dataset.store, _envelope(dataset, same), source)
-    _delete(dataset, source, same, result, lambda entry: equal(context, entry))
+
+    def may_go(entry: FileEntry) -> bool:
+        if entry.format != "parquet":
+            return equal(context, entry)
+        from ags_fast.jobs import parquet
+
+        return parquet.same_as_source(context, entry)
+
+    _delete(dataset, source, same, result, may_go)
 
 
 def _delete(
@@ -913,7 +1067,13 @@ def _name_swaps(context: Context, entries: Sequence[FileEntry], rows: list[Row])
 
 
 def _holds(context: Context, entry: FileEntry, other: FileEntry) -> bool:
+    if entry.format != other.format:
+        return False
     try:
+        if other.format == "parquet":
+            from ags_fast.jobs import parquet
+
+            return parquet.holds(context, other, entry.file)
         with context.reader(other, file=entry.file) as reader:
             reader.read(1)
     except (AgsError, OSError):

@@ -17,6 +17,7 @@ from ags_fast.jobs.plan import open_plans
 from ags_fast.keys.command import ask_passphrase
 from ags_fast.keys.envelope import Document, KeyEntry
 from ags_fast.keys.kms import KMS_TYPE, load_kms, local
+from ags_fast.keys.resolver import for_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,6 @@ __all__ = ["add_commands"]
 EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS = 1, 3, 4
 PASSPHRASE_ENV = "AGS_FAST_TYPED_PASSPHRASE"  # where worker processes find what was typed here
 SHOWN_FAILURES = 20
-CHUNK_NBYTES = 1 << 20
 
 
 def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], size: Callable[[str], int]) -> None:
@@ -88,6 +88,22 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], si
         command.add_argument("--verify-after", action="store_true", help="read every file back before it counts")
     for command in (encrypt, decrypt):
         command.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    encrypt.add_argument(
+        "--format", choices=jobs.FORMATS, default="ags1", help="parquet: encrypt Parquet files as such; default ags1"
+    )
+    encrypt.add_argument(
+        "--column-key",
+        metavar="COLUMN=ID",
+        action="append",
+        default=[],
+        help="a column of Parquet files, and the master key that it gets a data key under; may be repeated",
+    )
+    decrypt.add_argument(
+        "--missing",
+        choices=("error", "drop"),
+        default="error",
+        help="Parquet columns whose master key is refused: fail, or leave them out; default error",
+    )
     encrypt.add_argument("--single-wrap", action="store_true", help="have the KMS wrap every data key")
     encrypt.add_argument("--block-size", type=size, default=DEFAULT_BLOCK_SIZE, metavar="BYTES", help="default 1M")
     encrypt.add_argument("--aad-prefix", metavar="TEMPLATE", help="such as 'customers.part{n}'; default: random")
@@ -97,14 +113,19 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], si
     sweep.add_argument("--older-than", type=float, metavar="HOURS", help="only what is so old")
 
 
-def _properties(args: argparse.Namespace) -> dict[str, str]:
-    """Of the KMS; none if no option says which."""
-    properties = {}
-    for text in args.kms:
+def _pairs(args: argparse.Namespace, option: str, metavar: str, texts: list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            args.usage(f"--kms wants NAME=VALUE, not {text!r}")
-        properties[name] = value
+            args.usage(f"{option} wants {metavar}, not {text!r}")
+        pairs[name] = value
+    return pairs
+
+
+def _properties(args: argparse.Namespace) -> dict[str, str]:
+    """Of the KMS; none if no option says which."""
+    properties = _pairs(args, "--kms", "NAME=VALUE", args.kms)
     if args.keystore is None:
         return properties
     properties |= {KMS_TYPE: "local", local.PATH: os.path.abspath(args.keystore)}
@@ -153,6 +174,8 @@ def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
             args.dataset,
             **_shared(args),
             wrapping_key_id=args.wrapping_key_id,
+            format=args.format,
+            column_keys=_pairs(args, "--column-key", "COLUMN=ID", args.column_key) or None,
             double_wrap=not args.single_wrap,
             dek_length=args.dek_length,
             block_size=args.block_size,
@@ -177,6 +200,7 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
             min_version=args.min_version,
             paths=args.paths,
             overwrite=args.overwrite,
+            missing=args.missing,
             resume=args.resume,
             fsync=not args.no_fsync,
             dry_run=args.dry_run,
@@ -235,8 +259,10 @@ def _result(result: JobResult) -> dict[str, Any]:
 def _ls(args: argparse.Namespace) -> dict[str, Any]:
     dataset = Dataset.open(args.file, load_kms(_kms(args)))
     version = dataset.current(version=args.version, min_version=args.min_version)
+    shown = ("path", "file", "format", "plain_length", "file_length", "key_id")
     files = [
-        {name: getattr(entry, name) for name in ("path", "file", "format", "plain_length", "file_length", "key_id")}
+        {name: getattr(entry, name) for name in shown}
+        | {"column_keys": {key["column"]: key["key_id"] for key in entry.column_keys or ()}}
         for entry in sorted(dataset.entries(version), key=lambda entry: entry.path)
     ]
     return {
@@ -248,13 +274,9 @@ def _ls(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _cat(args: argparse.Namespace) -> dict[str, Any]:
-    with jobs.open_file(
-        args.file, args.path, kms=_kms(args), version=args.version, min_version=args.min_version
-    ) as reader:
-        chunk = memoryview(bytearray(max(CHUNK_NBYTES, reader.block_size)))
-        while got := reader.readinto(chunk):  # every block of it has passed its tag
-            sys.stdout.buffer.write(chunk[:got])
-    sys.stdout.buffer.flush()
+    out = sys.stdout.buffer
+    jobs.copy_file(args.file, args.path, out, kms=_kms(args), version=args.version, min_version=args.min_version)
+    out.flush()
     return {}
 
 
@@ -290,6 +312,7 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
                 "key_id": key.key_id,
                 "wrapping_key_id": key.wrapping_key_id,
                 "double_wrap": key.double_wrap,
+                "for_columns": for_columns(key),
                 "state": key.state,
                 "created_ms": key.created_ms,
                 "uses": key.uses,
@@ -316,8 +339,8 @@ def as_text(result: dict[str, Any]) -> str:
         wrap = "double wrap" if key["double_wrap"] else "single wrap"
         when = datetime.fromtimestamp(key["created_ms"] / 1000, UTC)
         lines.append(
-            f"key {key['key_id']}: {wrap} by {key['wrapping_key_id']}, {key['state']}, made {when:%Y-%m-%d}, "
-            f"{key['uses']:,} uses"
+            f"key {key['key_id']}: {wrap} by {key['wrapping_key_id']}{', for columns' if key['for_columns'] else ''}, "
+            f"{key['state']}, made {when:%Y-%m-%d}, {key['uses']:,} uses"
         )
     open_job = "open job {}: it runs, or died; --resume continues it, sweep gives it up"
     lines += map(open_job.format, result.get("open_jobs", ()))

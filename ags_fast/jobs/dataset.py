@@ -19,7 +19,7 @@ from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, AgsCodec
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.keys.envelope import Envelope, KeyEntry, binding, new_kek, open_document, seal_document
-from ags_fast.keys.resolver import DatasetKeyStore
+from ags_fast.keys.resolver import COLUMNS, DatasetKeyStore, for_columns
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ class FileEntry(NamedTuple):
     path: str  # what it is called in the dataset, as in the tree it came from
     file: str  # the object that holds it
     format: str  # "ags1" or "parquet"
-    plain_length: int  # bytes; in a plan of encryption what the source had
-    file_length: int  # bytes of the object: the trusted length
-    block_size: int  # bytes
+    plain_length: int  # bytes; what the source had
+    file_length: int  # bytes of the object: the trusted length; of Parquet 0 in a plan, for nobody knows it yet
+    block_size: int  # bytes; of Parquet 0
     key_id: str  # the key that wraps the DEK
-    wrapped_dek: bytes
+    wrapped_dek: bytes  # of Parquet the footer key
     column_keys: tuple[dict[str, Any], ...] | None  # Parquet: {column, key_id, wrapped_dek} of each column of its own
     aad_prefix: bytes
     job_id: str  # the job that wrote it
@@ -59,6 +59,30 @@ class FileEntry(NamedTuple):
     parts: int | None  # how many that job numbered
     source: str  # the path it was made from, in the source or (rekey) in the dataset
     stamp: str  # which content of the source that was: modification time or etag
+
+    def key_ids(self) -> set[str]:
+        """The keys that wrap its DEKs."""
+        return {self.key_id, *(key["key_id"] for key in self.column_keys or ())}
+
+    def wraps(self, dataset_id: str) -> list[tuple[str, bytes, bytes]]:
+        """Key id, wrapped DEK and binding: of the file first, then of each of its columns."""
+        columns = [(k["key_id"], k["wrapped_dek"], _column_use(k["column"])) for k in self.column_keys or ()]
+        return [
+            (key_id, wrapped, binding(dataset_id, use, self.file))
+            for key_id, wrapped, use in ((self.key_id, self.wrapped_dek, "dek"), *columns)
+        ]
+
+    def with_wrapped(self, wrapped: Sequence[bytes]) -> FileEntry:
+        """The same with these wrapped DEKs, in the order of `wraps`."""
+        columns = self.column_keys
+        if columns:
+            columns = tuple({**key, "wrapped_dek": w} for key, w in zip(columns, wrapped[1:], strict=True))
+        return self._replace(wrapped_dek=wrapped[0], column_keys=columns)
+
+
+def _column_use(column: str) -> str:
+    """What a column's DEK is for, as its binding has it."""
+    return f"column:{column}"
 
 
 NAMES = [FileEntry._fields.index(field) for field in ("path", "file", "source")]  # UTF-8, unless they are no text
@@ -107,14 +131,22 @@ def numbered(number: int) -> str:
     return f"{number:08d}.json"
 
 
-def object_name(path: str, *marks: object) -> str:
-    """The object that holds `path`: named as it is, and by the marks. What no file system would take is shortened."""
+def object_name(path: str, *marks: object, format: str = "ags1") -> str:
+    """The object that holds `path`: named as it is, and by the marks. What no file system would take is shortened.
+
+    An AGS1 stream is named ``x.avro.mark.ags``. A Parquet file keeps its name and its suffix: ``x.mark.parquet``.
+    """
     folder, slash, name = path.rpartition("/")
-    tail = "".join(f".{mark}" for mark in (*marks, "ags"))
+    suffix = ".ags"
+    if format == "parquet":
+        stem, dot, last = name.rpartition(".")
+        name, suffix = (stem, dot + last) if stem and len(last) < 16 else (name, "")
+    tail = "".join(f".{mark}" for mark in marks) + suffix
     raw = name.encode("utf-8", "surrogateescape")
-    if len(raw) + len(tail) > NAME_NBYTES:
+    more = len(tail.encode("utf-8", "surrogateescape"))
+    if len(raw) + more > NAME_NBYTES:
         digest = hashlib.sha256(raw).hexdigest()[:16]
-        name = f"{raw[: NAME_NBYTES - len(tail) - len(digest) - 1].decode(errors='ignore')}.{digest}"
+        name = f"{raw[: NAME_NBYTES - more - len(digest) - 1].decode(errors='ignore')}.{digest}"
     return folder + slash + name + tail
 
 
@@ -265,14 +297,18 @@ class Dataset:
     def envelope(self) -> Envelope:
         return Envelope(self.kms, {entry.key_id: entry for entry in self.keys.list()})
 
-    def reserve(self, wrapping_key_id: str | None, double_wrap: bool, uses: int) -> KeyEntry:
+    def reserve(self, wrapping_key_id: str | None, double_wrap: bool, uses: int, *, columns: bool = False) -> KeyEntry:
         """The key to wrap `uses` more keys with: the newest active one of this kind, or a new one.
 
-        wrapping_key_id: the master key it must be under; None takes the one that the newest key is under.
+        wrapping_key_id: the master key it must be under; None takes the one that the newest key is under. columns: it
+        is to wrap keys of columns, and a new one nothing else.
         """
+        properties = COLUMNS if columns else None
         while True:
             version = self.keys.version
             active = sorted(self.keys.list("active"), key=lambda entry: (entry.created_ms, entry.key_id))
+            if not columns:
+                active = [entry for entry in active if not for_columns(entry)]
             if wrapping_key_id is None:
                 if not active:
                     raise PolicyError("the dataset has no active key: name a wrapping_key_id")
@@ -284,9 +320,9 @@ class Dataset:
             ]
             if fitting and not double_wrap:
                 return fitting[-1]  # the KMS counts its own
-            entry = fitting[-1] if fitting else new_kek(self.kms, wrapping_key_id, double_wrap=double_wrap)
-            if entry.uses + uses >= 1 << 32:
-                entry = new_kek(self.kms, wrapping_key_id, double_wrap=double_wrap)
+            entry = fitting[-1] if fitting else None
+            if entry is None or entry.uses + uses >= 1 << 32:
+                entry = new_kek(self.kms, wrapping_key_id, double_wrap=double_wrap, properties=properties)
             entry = entry.replace(uses=entry.uses + uses) if double_wrap else entry
             try:
                 self.keys.compare_and_swap({entry.key_id: entry}, version)

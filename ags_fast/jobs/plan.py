@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.jobs.dataset import MANIFEST_ENTRIES, PLANS, Dataset, FileEntry, TableRef, chunks, numbered, object_name
-from ags_fast.keys.envelope import binding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -305,11 +304,14 @@ class Plan:
         return ours
 
     def renamed(self, entry: FileEntry) -> FileEntry:
-        """The entry with a file name that no other job can have. Its DEK is bound to the name, and so wrapped anew."""
-        file = object_name(entry.path, self.job_id)
+        """The entry with a file name that no other job can have. Its DEKs are bound to it, and so wrapped anew."""
+        file = object_name(entry.path, self.job_id, format=entry.format)
         envelope, dataset_id = self.dataset.envelope, self.dataset.id
-        dek = envelope.unwrap(entry.key_id, entry.wrapped_dek, binding(dataset_id, "dek", entry.file))
-        return entry._replace(file=file, wrapped_dek=envelope.wrap(entry.key_id, dek, binding(dataset_id, "dek", file)))
+        renamed = entry._replace(file=file)
+        wraps = zip(entry.wraps(dataset_id), renamed.wraps(dataset_id), strict=True)
+        return renamed.with_wrapped(
+            [envelope.wrap(key_id, envelope.unwrap(*old), bound) for old, (key_id, _, bound) in wraps]
+        )
 
     def remove(self) -> None:
         """The job is over. The documents go first, the newest last: half a plan must still say what it claims."""

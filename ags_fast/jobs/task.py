@@ -20,6 +20,7 @@ from ags_fast.keys.envelope import Envelope, binding
 from ags_fast.stream import AgsReader, AgsWriter
 
 __all__ = [
+    "AlreadyEncryptedError",
     "Context",
     "SourceChangedError",
     "describe",
@@ -61,6 +62,7 @@ class Context:
     overwrite: bool = False
     resume: str | None = None
     isolate: bool = False  # run each file in a process of its own: one of them kills its worker
+    without: frozenset[str] = frozenset()  # keys that are not to be had; of Parquet, their columns are left out
 
     def dek(self, entry: FileEntry) -> bytes:
         return self.envelope.unwrap(entry.key_id, entry.wrapped_dek, binding(self.dataset_id, "dek", entry.file))
@@ -85,13 +87,26 @@ def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
     """Do one file. What is wrong with it is in the row; only what is wrong with the worker is raised."""
     begun = time.monotonic()
     try:
-        note = _OPERATIONS[context.op][0](context, task, attempt)
-        status, error_class, text = ("ok", None, None) if note is None else ("skipped", *note)
+        if task.entry.format != "ags1":
+            status, error_class, text, file_length = _run_other(context, task, attempt)
+            task = task._replace(entry=task.entry._replace(file_length=file_length))
+        else:
+            note = _OPERATIONS[context.op][0](context, task, attempt)
+            status, error_class, text = ("ok", None, None) if note is None else ("skipped", *note)
     except AlreadyEncryptedError as error:
         status, error_class, text = "skipped", "AlreadyEncryptedError", str(error)
     except Exception as error:
         status, error_class, text = "failed", type(error).__name__, describe(error)
     return make_row(context, task, attempt, status, error_class, text, time.monotonic() - begun)
+
+
+def _run_other(context: Context, task: Task, attempt: int) -> tuple[str, str | None, str | None, int]:
+    """Do a file that is no AGS1 stream: status, class and text of its row, and the bytes of the encrypted file."""
+    if task.entry.format != "parquet":
+        raise FormatError(f"a newer ags_fast made this file: its format is {task.entry.format!r}")
+    from ags_fast.jobs import parquet
+
+    return parquet.run(context, task, attempt)
 
 
 def make_row(
@@ -113,8 +128,8 @@ def make_row(
         error_class,
         error,
         entry.plain_length,
-        entry.file_length,
-        entry.block_size,
+        entry.file_length or None,
+        entry.block_size or None,
         entry.format,
         entry.key_id or None,
         seconds,
@@ -130,8 +145,8 @@ def planned_row(src: str, dst: str | None, entry: FileEntry, status: str = "plan
         dst,
         status,
         plain_length=entry.plain_length,
-        file_length=entry.file_length,
-        block_size=entry.block_size,
+        file_length=entry.file_length or None,
+        block_size=entry.block_size or None,
         format=entry.format,
         key_id=entry.key_id or None,
     )

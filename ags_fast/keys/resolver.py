@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from ags_fast.keys.kms import KmsClient
 
-__all__ = ["Change", "DatasetKeyStore", "KeyResolver", "MemoryKeyStore", "newest_active"]
+__all__ = ["COLUMNS", "Change", "DatasetKeyStore", "KeyResolver", "MemoryKeyStore", "for_columns", "newest_active"]
+
+COLUMNS = {"use": "columns"}  # properties of a KEK that wraps nothing but the data keys of Parquet columns
 
 
 class Listed(Protocol):
@@ -108,6 +110,11 @@ def newest_active(entries: Iterable[KeyEntry], wrapping_key_id: str | None = Non
     return found
 
 
+def for_columns(entry: KeyEntry) -> bool:
+    """Whether a KEK is there for columns only: who cannot unwrap it must still be able to read all the rest."""
+    return COLUMNS.items() <= entry.properties.items()
+
+
 class MemoryKeyStore:
     """A key store that ends with its process. Threads may share it."""
 
@@ -163,9 +170,10 @@ class DatasetKeyStore:
     says, and makes one up where there is none; given, it is demanded. min_version: refuse to start from an older
     version.
 
-    Each version holds all entries, and is authentic under the active key among them that was made last: nobody who
-    cannot have the KMS unwrap that key can have written it. Versions are created, exclusively, and never overwritten.
-    What cannot be seen: that somebody removed the newest versions, or put an older whole dataset in place.
+    Each version holds all entries, and is authentic under the active key among them that was made last, keys that are
+    `for_columns` aside: nobody who cannot have the KMS unwrap that key can have written it. Versions are created,
+    exclusively, and never overwritten. What cannot be seen: that somebody removed the newest versions, or put an older
+    whole dataset in place.
     `min_version` says from where on that is refused.
 
     The newest version is read when something is first asked for, and again by `refresh`, by `get` for an id that is not
@@ -337,7 +345,7 @@ class _Version(NamedTuple):
         return _Version(self.dataset_id, number, entries, history, body)
 
     def sealed(self, kms: KmsClient) -> bytes:
-        sealer = newest_active(self.entries.values())
+        sealer = newest_active(entry for entry in self.entries.values() if not for_columns(entry))
         if sealer is None:
             raise PolicyError("a dataset needs an active key: add the new one in the change that retires the last")
         envelope = Envelope(kms, {sealer.key_id: sealer})

@@ -1,0 +1,384 @@
+"""Parquet files of a dataset: what a worker does with one of them, and what a reader gets to see.
+
+Each stays a Parquet file under its own name, encrypted module by module. The footer key is the file's DEK, columns may
+have DEKs of their own; the AAD prefix is the manifest's and not in the file, so that nothing opens what was put into
+another file's place.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.fs import NewFile, NewObject
+from ags_fast.jobs.dataset import check_path
+from ags_fast.jobs.task import AlreadyEncryptedError, SourceChangedError, is_there
+from ags_fast.jobs.task import encrypted_already as stream_already
+from ags_fast.parquet import Keys, decrypt_file, encrypt_file, reencrypt_file, verify
+from ags_fast.parquet._file import Opened, Source
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Callable, Iterator
+
+    from ags_fast.fs import Entry, Store
+    from ags_fast.jobs.dataset import FileEntry
+    from ags_fast.jobs.plan import Task
+    from ags_fast.jobs.task import Context
+
+__all__ = ["encrypted_already", "holds", "run", "same_as_source", "view"]
+
+KEY_MATERIAL = "AGS-DATASET"  # of key_metadata; keys are found by the dataset's manifests and by nothing in the file
+
+Outcome = tuple[str, str | None, str | None, int]  # status, class and text of a row, and bytes of the encrypted file
+
+
+def run(context: Context, task: Task, attempt: int) -> Outcome:
+    """Do one file, as `run_file` has it."""
+    return _OPERATIONS[context.op](context, task, attempt)
+
+
+def _ok(file_length: int) -> Outcome:
+    return "ok", None, None, file_length
+
+
+# ------------------------------------------------------------------------------------------------------------- keys
+
+
+def _keys(context: Context, entry: FileEntry) -> Keys:
+    """The keys of a file, but for those of columns that the job does without."""
+    file, *wraps = entry.wraps(context.dataset_id)
+    columns = {}
+    for wrap, column in zip(wraps, entry.column_keys or (), strict=True):
+        if wrap[0] in context.without:
+            continue
+        try:
+            columns[column["column"]] = context.envelope.unwrap(*wrap)
+        except KeyAccessError as error:
+            raise KeyAccessError(f"column {column['column']!r}: {error}") from None
+    metadata = {"keyMaterialType": KEY_MATERIAL, "datasetID": context.dataset_id}
+    return Keys(context.envelope.unwrap(*file), columns, footer_metadata=json.dumps(metadata).encode())
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+@contextmanager
+def _closing(source: Any) -> Iterator[Any]:
+    """A store's source: a path, or a file to be closed."""
+    try:
+        yield source
+    finally:
+        if hasattr(source, "close"):
+            source.close()
+
+
+@contextmanager
+def _sealed(context: Context, entry: FileEntry, file: str | None = None) -> Iterator[Any]:
+    """The encrypted file of `entry`, or `file` in its place. What is found to be none of ours is an IntegrityError."""
+    name = check_path(file or entry.file)
+    there = context.dataset.stat(name)
+    if there is None:
+        raise IntegrityError(f"{name} is missing, but a manifest says it is part of the dataset")
+    if entry.file_length and there.size != entry.file_length:
+        raise IntegrityError(f"{name} has {there.size} bytes, its manifest says {entry.file_length}")
+    with _closing(context.dataset.source(name, there)) as source:
+        try:
+            yield source
+        except PolicyError as error:  # the manifest says how the file is protected: anything less is another file
+            raise IntegrityError(f"{name} is not what was written: {error}") from None
+
+
+class _Checked(NewObject):
+    """A file in the making that is published only if a last check passes."""
+
+    def __init__(self, new: NewFile | NewObject, check: Callable[[], None]) -> None:
+        super().__init__()
+        self.path = new.path
+        self._new = new
+        self._check = check
+
+    def _write(self, view: memoryview) -> None:
+        self._new.write(view)
+
+    def _publish(self) -> None:
+        self._check()
+        self._new.publish()
+
+    def _discard(self) -> None:
+        self._new.discard()
+
+
+def _is_parquet(source: Any) -> bytes | None:
+    """The magic of a file that is Parquet at both ends; else None."""
+    file = Source(source)
+    try:
+        size = file.size
+        head, tail = (bytes(file.read(at, at + 4)) if size >= 12 else b"" for at in (0, size - 4))
+    finally:
+        file.close()
+    return head if head == tail and head in (b"PAR1", b"PARE") else None
+
+
+def encrypted_already(source: Store, found: Entry) -> str | None:
+    """Why a source need not be encrypted; None if it must be, or to try will tell."""
+    try:
+        with _closing(source.source(found.path, found)) as plain:
+            return _already(plain)
+    except (FormatError, IntegrityError, OSError):
+        return None
+
+
+def _already(plain: Any) -> str | None:
+    if _is_parquet(plain) is None:
+        file = Source(plain)
+        try:
+            return stream_already(bytes(file.read(0, min(8, file.size))))
+        finally:
+            file.close()
+    with Opened(plain, None) as opened:
+        if opened.crypto is None:
+            return None
+        return f"it is a Parquet file with {'an encrypted' if opened.encrypted_footer else 'a signed'} footer already"
+
+
+# -------------------------------------------------------------------------------------------------------- operations
+
+
+def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
+    entry, source = task.entry, context.other
+    assert source is not None
+    if length := _finished(context, entry, attempt):
+        return _ok(length)
+    there = source.stat(entry.source)
+    if there is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source.full_path(entry.source))
+    planned = entry.plain_length, entry.stamp
+    if (there.size, there.stamp) != planned:
+        raise SourceChangedError(f"{entry.source} has changed since it was planned: run the job again")
+
+    def check() -> None:
+        now = source.stat(entry.source)
+        if now is None or (now.size, now.stamp) != planned:
+            raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
+
+    with (
+        _closing(source.source(entry.source, there)) as plain,
+        _Checked(context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync), check) as new,
+    ):
+        try:
+            report = encrypt_file(
+                plain,
+                new,
+                _keys(context, entry),
+                aad_prefix=entry.aad_prefix,
+                store_aad_prefix=False,
+                threads=context.threads,
+            )
+        except (FormatError, IntegrityError):
+            check()
+            if reason := _already(plain):
+                raise AlreadyEncryptedError(reason) from None
+            if _is_parquet(plain) is None:
+                raise FormatError(
+                    "this is no Parquet file: run the job again with format='ags1', which encrypts what is left"
+                ) from None
+            raise
+    if context.verify_after:
+        _check(context, entry)
+    return _ok(report.file_length)
+
+
+def _finished(context: Context, entry: FileEntry, attempt: int) -> int | None:
+    """The bytes of a file that an earlier attempt, or the job that is resumed, published, if it is there.
+
+    Its footer is what tells: it was written last, and opens under the planned key only. Nobody knows its length before.
+    """
+    if not (attempt or context.resume) or context.dataset.stat(entry.file) is None:
+        return None
+    try:
+        with _sealed(context, entry) as source:
+            with Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix) as opened:
+                length = opened.source.size
+            if context.resume == "verify":
+                verify(source, _keys(context, entry), aad_prefix=entry.aad_prefix, threads=context.threads)
+    except (IntegrityError, FormatError):
+        return None
+    return length
+
+
+def _check(context: Context, entry: FileEntry) -> int:
+    with _sealed(context, entry) as source:
+        keys = _keys(context, entry)
+        return verify(source, keys, aad_prefix=entry.aad_prefix, threads=context.threads).file_length
+
+
+def _verify(context: Context, task: Task, attempt: int) -> Outcome:
+    return _ok(_check(context, task.entry))
+
+
+def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
+    entry, destination = task.entry, context.other
+    assert destination is not None
+    there = destination.stat(check_path(entry.path))
+    if there is not None:
+        # As with AGS1 streams; but what it decrypts to has a length that nobody knows, so the bytes decide.
+        if (attempt or context.resume or not context.overwrite) and _is_decrypted(context, entry):
+            if context.resume and not attempt:
+                return "skipped", "AlreadyThere", "an earlier run wrote it", entry.file_length
+            return _ok(entry.file_length)
+        if not context.overwrite and not context.resume:
+            raise FileExistsError(is_there(entry.path))
+    with (
+        _sealed(context, entry) as source,
+        destination.new(entry.path, tag=context.job_id, private=True, fsync=context.fsync) as new,
+    ):
+        _decrypt_to(context, entry, source, new)
+    if there is not None:  # Hadoop's checksum of the file that was there makes Spark refuse the new one
+        folder, slash, name = entry.path.rpartition("/")
+        destination.delete(f"{folder}{slash}.{name}.crc")
+    left_out = [key["column"] for key in entry.column_keys or () if key["key_id"] in context.without]
+    if left_out:
+        return "ok", "ColumnsDropped", f"without {', '.join(left_out)}: their keys are not to be had", entry.file_length
+    return _ok(entry.file_length)
+
+
+def _decrypt_to(context: Context, entry: FileEntry, source: Any, target: Any) -> None:
+    decrypt_file(
+        source,
+        target,
+        _keys(context, entry),
+        aad_prefix=entry.aad_prefix,
+        missing="drop" if context.without else "error",
+        threads=context.threads,
+    )
+
+
+def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
+    entry, old = task.entry, task.old
+    assert old is not None
+    if length := _finished(context, entry, attempt):
+        return _ok(length)
+    with (
+        _sealed(context, old) as source,
+        context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync) as new,
+    ):
+        report = reencrypt_file(
+            source,
+            new,
+            _keys(context, old),
+            _keys(context, entry),
+            aad_prefix=old.aad_prefix,
+            new_aad_prefix=entry.aad_prefix,
+            store_aad_prefix=False,
+            threads=context.threads,
+        )
+    if context.verify_after:
+        _check(context, entry)
+    return _ok(report.file_length)
+
+
+_OPERATIONS: dict[str, Callable[[Context, Task, int], Outcome]] = {
+    "encrypt": _encrypt,
+    "decrypt": _decrypt,
+    "verify": _verify,
+    "rekey": _rekey,
+}
+
+
+# ----------------------------------------------------------------------------------------------------------- readers
+
+
+def view(context: Context, entry: FileEntry) -> io.RawIOBase:
+    """A plaintext Parquet file to any reader, decrypted as far as it is read."""
+    from ags_fast.parquet import open_plain
+
+    with _sealed(context, entry) as source:
+        return open_plain(
+            source,
+            _keys(context, entry),
+            aad_prefix=entry.aad_prefix,
+            missing="hide" if context.without else "error",
+            threads=context.threads,
+        )
+
+
+def write_plain(context: Context, entry: FileEntry, target: Any) -> None:
+    """Decrypt a file to whatever takes bytes. Every page of it has passed its tag."""
+    with _sealed(context, entry) as source:
+        _decrypt_to(context, entry, source, target)
+
+
+def holds(context: Context, entry: FileEntry, file: str) -> bool:
+    """Whether `file` has what belongs to `entry`. Raises if not."""
+    there = entry._replace(file_length=0)
+    with (
+        _sealed(context, there, file) as source,
+        Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix),
+    ):
+        return True
+
+
+class _DifferentError(Exception):
+    pass
+
+
+class _Comparison:
+    """Takes the bytes that a file should have. `_DifferentError` at the first that it has not."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        there = bytearray(len(view))
+        if self._file.readinto(there) != len(there) or there != view:
+            raise _DifferentError
+        return len(view)
+
+
+def _is_decrypted(context: Context, entry: FileEntry) -> bool:
+    """Whether the file at the entry's path elsewhere is what the dataset's decrypts to, every tag of which passes."""
+    assert context.other is not None
+    with context.other.open(entry.path) as file, _sealed(context, entry) as source:
+        try:
+            _decrypt_to(context, entry, source, _Comparison(file))
+        except _DifferentError:
+            return False
+        return not file.readinto(bytearray(1))
+
+
+class _Digest:
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        return len(data)
+
+    def value(self) -> bytes:
+        return self._hash.digest()
+
+
+def same_as_source(context: Context, entry: FileEntry) -> bool:
+    """Whether a source is what the dataset holds, every tag of which passes.
+
+    Encryption does not keep every byte of a footer, so what the source would come back as is compared with what the
+    dataset's file comes back as. In between it is encrypted: plaintext is nowhere but at the source.
+    """
+    source = context.other
+    assert source is not None
+    ours, its = _Digest(), _Digest()
+    with _sealed(context, entry) as sealed:
+        _decrypt_to(context, entry, sealed, ours)
+    keys = Keys(os.urandom(16))
+    with _closing(source.source(entry.path)) as plain, tempfile.TemporaryFile() as between:
+        encrypt_file(plain, between, keys, threads=context.threads)
+        decrypt_file(between, its, keys, threads=context.threads)
+    return ours.value() == its.value()
