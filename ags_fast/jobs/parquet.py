@@ -79,20 +79,31 @@ def _closing(source: Any) -> Iterator[Any]:
             source.close()
 
 
-@contextmanager
-def _sealed(context: Context, entry: FileEntry, file: str | None = None) -> Iterator[Any]:
-    """The encrypted file of `entry`, or `file` in its place. What is found to be none of ours is an IntegrityError."""
+def _source(context: Context, entry: FileEntry, file: str | None = None) -> Any:
+    """The encrypted file of `entry`, or `file` in its place, as far as its name and its size go."""
     name = check_path(file or entry.file)
     there = context.dataset.stat(name)
     if there is None:
         raise IntegrityError(f"{name} is missing, but a manifest says it is part of the dataset")
     if entry.file_length and there.size != entry.file_length:
         raise IntegrityError(f"{name} has {there.size} bytes, its manifest says {entry.file_length}")
-    with _closing(context.dataset.source(name, there)) as source:
-        try:
-            yield source
-        except PolicyError as error:  # the manifest says how the file is protected: anything less is another file
-            raise IntegrityError(f"{name} is not what was written: {error}") from None
+    return context.dataset.source(name, there)
+
+
+@contextmanager
+def _as_planned(name: str) -> Iterator[None]:
+    """The manifest says how a file is protected: one that is less so is not an old or a plain one, but another."""
+    try:
+        yield
+    except PolicyError as error:
+        raise IntegrityError(f"{name} is not what was written: {error}") from None
+
+
+@contextmanager
+def _sealed(context: Context, entry: FileEntry, file: str | None = None) -> Iterator[Any]:
+    """`_source`, while it is used."""
+    with _closing(_source(context, entry, file)) as source, _as_planned(file or entry.file):
+        yield source
 
 
 class _Checked(NewObject):
@@ -299,9 +310,9 @@ def view(context: Context, entry: FileEntry) -> io.RawIOBase:
     """A plaintext Parquet file to any reader, decrypted as far as it is read."""
     from ags_fast.parquet import open_plain
 
-    with _sealed(context, entry) as source:
+    with _as_planned(entry.file):
         return open_plain(
-            source,
+            _source(context, entry),
             _keys(context, entry),
             aad_prefix=entry.aad_prefix,
             missing="hide" if context.without else "error",

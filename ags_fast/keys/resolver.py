@@ -173,8 +173,7 @@ class DatasetKeyStore:
     Each version holds all entries, and is authentic under the active key among them that was made last, keys that are
     `for_columns` aside: nobody who cannot have the KMS unwrap that key can have written it. Versions are created,
     exclusively, and never overwritten. What cannot be seen: that somebody removed the newest versions, or put an older
-    whole dataset in place.
-    `min_version` says from where on that is refused.
+    whole dataset in place. `min_version` says from where on that is refused.
 
     The newest version is read when something is first asked for, and again by `refresh`, by `get` for an id that is not
     in it, and after a conflict. Threads may share a store. It pickles without what it has read.
