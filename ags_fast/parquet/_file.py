@@ -23,7 +23,7 @@ from ags_fast._core import (
 )
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.parquet._thrift import BINARY, FALSE, I32, LIST, STRUCT, TRUE, Struct, binary, integer, list_of, struct
-from ags_fast.stream import _Memory, _source
+from ags_fast.stream import _Descriptor, _Memory, _source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,6 +153,11 @@ class Source:
         self.path = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else None
         self._file = _source(source, None)
         self.size = self._file.size
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of a regular file, or -1."""
+        return self._file.fd if isinstance(self._file, _Descriptor) else -1
 
     def read(self, begin: int, end: int) -> memoryview:
         """The bytes from `begin` to `end`, all of them; of memory, without a copy."""
