@@ -421,6 +421,11 @@ class Opened:
             if self.footer_key is None:
                 raise KeyAccessError("the footer key was not found: the file stores no key_metadata, so pass Keys")
 
+    @property
+    def _dialect(self) -> bool:
+        """Whether it is DuckDB's: there all columns are under the footer key, and none says so."""
+        return self.crypto is not None and self.crypto.unique is None
+
     def _parse(self, data: bytes) -> None:
         self.footer = Footer(data)
         self.data = data
@@ -502,7 +507,7 @@ class Opened:
         if raw.metadata:
             chunk.metadata = ColumnMetadata(self.data, raw.metadata)
             chunk.metadata_bytes = self.data[raw.metadata : chunk.metadata.end]
-        if raw.crypto:
+        if raw.crypto or self._dialect:
             self._open_chunk(chunk)
         elif not raw.metadata:
             raise FormatError(f"column {chunk.name!r}, row group {group} has no metadata: the file is damaged")
@@ -510,13 +515,13 @@ class Opened:
 
     def _open_chunk(self, chunk: Chunk) -> None:
         raw = chunk.raw
-        union = Struct(self.data, raw.crypto)
-        own = union.struct(2)
+        union = Struct(self.data, raw.crypto) if raw.crypto else None
+        own = union.struct(2) if union is not None else None
         if own is not None:
             chunk.kind = "column"
             chunk.key_metadata = own.binary(2) or None
             key = self._column_key(chunk.path, chunk.key_metadata)
-        elif 1 in union:
+        elif union is None or 1 in union:
             chunk.kind = "footer"
             key = self.footer_key
         else:
