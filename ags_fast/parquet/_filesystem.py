@@ -76,7 +76,7 @@ class PlainFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self._settings.__reduce__()
 
     # `_strip_protocol` is a class method elsewhere, but which paths there are is up to the target.
-    def _strip_protocol(self, path: Any) -> Any:  # type: ignore[override]
+    def _strip_protocol(self, path: Any) -> Any:
         if isinstance(path, list):
             return [self._strip_protocol(one) for one in path]
         path = os.fspath(path)

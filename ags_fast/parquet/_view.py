@@ -1,8 +1,8 @@
 """open_plain and filesystem: an encrypted Parquet file as the plain one that any reader takes it for.
 
 Every module is shown where it stands in the sealed file, and as long as it is there: what sealing added to a page
-becomes a field of its header that no reader knows. So all offsets in the footer stay right, and to open a file takes its
-footer only. Pages are opened when somebody reads them.
+becomes a field of its header that no reader knows. So all offsets in the footer stay right, and to open a file takes
+its footer only. Pages are opened when somebody reads them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ags_fast._core import DONE, LIST, MORE_OUTPUT, VIEW, Footer, PageRun, grow, new_bytes, run_pages, thrift_splice
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import bytes_view, clamp
-from ags_fast.errors import FormatError, KeyAccessError
+from ags_fast.errors import FormatError
 from ags_fast.parquet import _thrift as thrift
 from ags_fast.parquet._file import (
     BLOOM_BITSET,
@@ -275,16 +275,10 @@ class PlainView(io.RawIOBase):
             chunks = list(opened.chunks())
             self._dropped = Dropped.of(opened, chunks)
             if self._dropped is not None:
-                names = self._dropped.names
                 if missing == "error":
-                    raise KeyAccessError(
-                        f"the key of column {names[0]!r} is needed and not given ({len(names)} such columns): give it, "
-                        'or hide them with missing="hide"'
-                    )
+                    raise opened.lacks(next(chunk for chunk in chunks if chunk.missing))
                 chunks = [chunk for chunk in chunks if chunk.column not in self._dropped.columns]
-            footer = opened.footer.plain(
-                {chunk.number: chunk.metadata_bytes for chunk in chunks if chunk.modules is not None}
-            )
+            footer = opened.footer.plain({c.number: c.metadata_bytes for c in chunks if c.modules is not None})
             if self._dropped is not None:
                 footer = _without(bytes(footer), self._dropped, chunks)
         if not opened.encrypted_footer:
@@ -400,8 +394,8 @@ class PlainView(io.RawIOBase):
                 jobs.append(self._job(part, page, last, out[at - begin : stop - begin]))
             else:
                 stop = min(end, bounds[page + 1])
-                data = self._cached(part, page)
-                out[at - begin : stop - begin] = memoryview(data)[at - bounds[page] : stop - bounds[page]]
+                opened = memoryview(self._cached(part, page))
+                out[at - begin : stop - begin] = opened[at - bounds[page] : stop - bounds[page]]
             at = stop
 
     # ---- pages
@@ -510,21 +504,24 @@ class PlainView(io.RawIOBase):
         """An index or a bloom filter as it is shown: as long as it was sealed."""
         data = self._cache.get(part.begin)
         if data is None:
-            assert part.chunk is not None and part.chunk.modules is not None
-            modules, nbytes = part.chunk.modules, part.end - part.begin
-            sealed = self._opened.source.read(part.begin, part.end)
-            if part.module == BLOOM_HEADER:
-                header, frame = modules.open(BLOOM_HEADER, sealed)
-                bits, _ = modules.open(BLOOM_BITSET, sealed[frame:])
-                # The bits follow the header directly, and some readers compare their sizes with the footer.
-                data = _filled(header, nbytes - len(bits)) + bits
-            else:
-                plain, _ = modules.open(part.module, sealed)
-                data = plain[: thrift.Struct(plain).end]
-            data += bytes(nbytes - len(data))
-            self._cache.count(nbytes)
+            data = self._open_module(part)
             self._cache.put(part.begin, data)
         return data
+
+    def _open_module(self, part: _Part) -> bytes:
+        assert part.chunk is not None and part.chunk.modules is not None
+        modules, nbytes = part.chunk.modules, part.end - part.begin
+        sealed = self._opened.source.read(part.begin, part.end)
+        self._cache.count(nbytes)
+        if part.module == BLOOM_HEADER:
+            header, frame = modules.open(BLOOM_HEADER, sealed)
+            bits, _ = modules.open(BLOOM_BITSET, sealed[frame:])
+            # The bits follow the header directly, and some readers compare their sizes with the footer.
+            shown = _filled(header, nbytes - len(bits)) + bits
+        else:
+            plain, _ = modules.open(part.module, sealed)
+            shown = plain[: thrift.Struct(plain).end]
+        return shown + bytes(nbytes - len(shown))
 
     # ---- io.RawIOBase
 
@@ -589,7 +586,7 @@ class PlainView(io.RawIOBase):
 
 
 def _filled(header: bytes, nbytes: int) -> bytes:
-    """A header of `nbytes`, by fields that no reader knows: bytes, and a bool where their length leaves one byte over."""
+    """A header of `nbytes`, by fields that no reader knows: bytes, and a bool where their length leaves a byte over."""
     known = thrift.Struct(header)
     left = nbytes - known.end
     if left < 0:
@@ -649,8 +646,8 @@ def open_plain(
 
     src: a path, a bytes-like object or a seekable binary file, which is left open. keys: Keys, or a function from the
     file's key_metadata to a key. aad_prefix, aad_prefix_verifier, quirks, check_crc: as for decrypt_file. missing: what
-    becomes of columns whose keys are not held: "error", here and now, or "hide" them, whole top-level fields. threads: as
-    for AgsCodec; a read that covers several column chunks opens them in parallel.
+    becomes of columns whose keys are not held: "error", here and now, or "hide" them, whole top-level fields. threads:
+    as for AgsCodec; a read that covers several column chunks opens them in parallel.
 
     Only the footer is read, and checked, by this call; pages are opened when they are read, and kept in small number.
     Nothing is handed out before its tag has passed (but CTR pages have none). Raises FormatError, IntegrityError,
