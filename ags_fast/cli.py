@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import base64
-import binascii
 import json
 import os
 import re
-import stat
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import ags_fast
 from ags_fast import _core
+from ags_fast._arguments import Progress, aad_prefix, add_key_format, positive, read_key, size
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, HEADER_NBYTES, check_block_size, decode_header, plaintext_length
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError
 from ags_fast.fs import NewFile, pwrite_all
@@ -30,6 +27,20 @@ CHUNK_NBYTES = 8 << 20  # of plaintext at a time, or one block if that is larger
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = _parser(argv).parse_args(argv)
+    codes = set()
+    for file in getattr(args, "files", None) or [args.file]:
+        args.file = file
+        codes.add(code := _run(args))
+        if code == EXIT_INTERRUPTED:
+            return code
+    codes.discard(0)
+    if EXIT_INTEGRITY in codes:
+        return EXIT_INTEGRITY
+    return codes.pop() if len(codes) == 1 else EXIT_FAILED if codes else 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    """One file, or what the command is about; prints the result, or the error, and returns the exit code."""
     try:
         result: dict[str, Any] = args.run(args)
     except KeyboardInterrupt:
@@ -37,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args, EXIT_INTERRUPTED, "interrupted; nothing half-written was left behind", "KeyboardInterrupt"
         )
     except (IntegrityError, FormatError) as error:
-        return _report_error(args, EXIT_INTEGRITY, str(error), type(error).__name__, block_index=_block_index(error))
+        return _report_error(args, EXIT_INTEGRITY, str(error), type(error).__name__, **_place(error))
     except (KeyAccessError, KeyLimitError) as error:
         return _report_error(args, EXIT_KEY_ACCESS, str(error), type(error).__name__)
     except (AgsError, OSError, ValueError, ImportError) as error:
@@ -48,8 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _block_index(error: Exception) -> int | None:
-    return getattr(error, "block_index", None)
+def _place(error: Exception) -> dict[str, Any]:
+    """Where an IntegrityError is: in a stream, or in a Parquet file."""
+    module = getattr(error, "module", None)
+    if module is None:
+        return {"block_index": getattr(error, "block_index", None)}
+    return {"module": module} | {name: getattr(error, name) for name in ("row_group", "column", "page")}
 
 
 def _report_error(args: argparse.Namespace, code: int, text: str, error_class: str, **more: Any) -> int:
@@ -98,20 +113,15 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         key = operation.add_mutually_exclusive_group(required=True)
         key.add_argument("--key-file", metavar="PATH", help="a file with the key: 16, 24 or 32 bytes, or their text")
         key.add_argument("--key-env", metavar="NAME", help="the environment variable with the key's text")
-        operation.add_argument(
-            "--key-format",
-            choices=("auto", "raw", "hex", "base64"),
-            default="auto",
-            help="how the key is written; auto (the default) refuses to guess where two would fit",
-        )
+        add_key_format(operation)
         prefix = operation.add_mutually_exclusive_group()
         prefix.add_argument("--aad-prefix", metavar="TEXT", help="text that tells this file from others under the key")
         prefix.add_argument("--aad-prefix-hex", metavar="HEX", help="the same, as bytes")
-        operation.add_argument("--threads", type=_positive, metavar="N", help="default: the usable CPUs")
+        operation.add_argument("--threads", type=positive, metavar="N", help="default: the usable CPUs")
         operation.add_argument("--quiet", action="store_true", help="show no progress")
     for operation in (decrypt, verify):
         length = operation.add_mutually_exclusive_group(required=True)
-        length.add_argument("--length", type=_size, metavar="BYTES", help="FILE's length as encrypt printed it")
+        length.add_argument("--length", type=size, metavar="BYTES", help="FILE's length as encrypt printed it")
         length.add_argument(
             "--untrusted-length",
             action="store_true",
@@ -119,43 +129,34 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         )
         operation.add_argument(
             "--max-block-size",
-            type=_size,
+            type=size,
             default=64 << 20,
             metavar="BYTES",
             help="largest block to believe in; default 64M",
         )
     encrypt.add_argument(
         "--block-size",
-        type=_size,
+        type=size,
         default=DEFAULT_BLOCK_SIZE,
         metavar="BYTES",
         help="default 1M, the only one Iceberg Java reads",
     )
-    inspect.add_argument("--length", type=_size, metavar="BYTES", help="FILE's length as a trusted place has it")
+    inspect.add_argument("--length", type=size, metavar="BYTES", help="FILE's length as a trusted place has it")
     for operation, default in ((encrypt, f"FILE{SUFFIX}"), (decrypt, f"FILE without {SUFFIX}")):
         operation.add_argument("-o", "--output", metavar="PATH", help=f"default: {default}")
         operation.add_argument("--force", action="store_true", help="replace the output if it exists")
         operation.add_argument("--fsync", action="store_true", help="return when the output is on the disk")
-    if argv[:1] != ["stream"]:  # which need not wait for all that datasets need
+    if argv[:1] not in (["stream"], ["parquet"]):  # which need not wait for all that datasets need
         from ags_fast.jobs.command import add_commands as add_job_commands
         from ags_fast.keys.command import add_commands as add_key_commands
 
         add_key_commands(groups)
-        add_job_commands(groups, _size)
+        add_job_commands(groups, size)
+    if argv[:1] != ["stream"]:
+        from ags_fast.parquet.command import add_commands as add_parquet_commands
+
+        add_parquet_commands(groups)
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number from 1 is required, not {text!r}")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text, re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"a number of bytes is required, such as 4096, 64K or 1M, not {text!r}")
-    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
 
 
 class _Version(argparse.Action):
@@ -164,80 +165,11 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-# ---------------------------------------------------------------------------------------------------------- key
-
-
-def _key(args: argparse.Namespace) -> bytes:
-    """The key, or KeyAccessError. The messages never show what was read."""
-    if args.key_env is not None:
-        text = os.environ.get(args.key_env)
-        if text is None:
-            raise KeyAccessError(f"the environment variable {args.key_env} is not set")
-        return _parse_key(os.fsencode(text), args.key_format, f"the environment variable {args.key_env}")
-    try:
-        with open(args.key_file, "rb") as file:
-            data = file.read(1024)
-            mode = os.fstat(file.fileno()).st_mode
-    except OSError as error:
-        raise KeyAccessError(f"the key file cannot be read: {error}") from error
-    if stat.S_ISREG(mode) and mode & 0o077:
-        print(f"ags-fast: warning: others can read {args.key_file}: chmod 600 it", file=sys.stderr)
-    return _parse_key(data, args.key_format, args.key_file)
-
-
-def _parse_key(data: bytes, key_format: str, origin: str) -> bytes:
-    readings = {}
-    text = data.strip()
-    if key_format in ("auto", "raw"):
-        readings["raw"] = data
-    if key_format in ("auto", "hex") and re.fullmatch(rb"[0-9A-Fa-f]*", text) and len(text) % 2 == 0:
-        readings["hex"] = bytes.fromhex(text.decode())
-    if key_format in ("auto", "base64"):
-        try:
-            readings["base64"] = base64.b64decode(text, validate=True)
-        except binascii.Error:
-            pass
-    keys = {name: key for name, key in readings.items() if len(key) in (16, 24, 32)}
-    if len(keys) > 1:
-        raise KeyAccessError(f"{origin} can be read as {' or as '.join(keys)}: say which with --key-format")
-    if not keys:
-        raise KeyAccessError(f"{origin} holds no AES key: 16, 24 or 32 bytes, as they are, in hex or in base64")
-    return keys.popitem()[1]
-
-
-def _aad_prefix(args: argparse.Namespace) -> bytes:
-    if args.aad_prefix_hex is not None:
-        try:
-            return bytes.fromhex(args.aad_prefix_hex)
-        except ValueError:
-            raise ValueError("--aad-prefix-hex is not hexadecimal") from None
-    return os.fsencode(args.aad_prefix or "")
-
-
 # ---------------------------------------------------------------------------------------------------------- operations
 
 
-class _Progress:
-    """A bar on a terminal, and the time it took."""
-
-    def __init__(self, args: argparse.Namespace, total: int) -> None:
-        from tqdm import tqdm
-
-        disable = True if args.json or args.quiet else None  # None: only where stderr is a terminal
-        self.bar = tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, desc=args.operation, disable=disable)
-        self.begun = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def update(self, nbytes: int) -> None:
-        self.bar.update(nbytes)
-
-    def seconds(self) -> float:
-        return round(time.monotonic() - self.begun, 3)
+def _stream_key(args: argparse.Namespace) -> bytes:
+    return read_key(args.key_file, args.key_env, args.key_format)
 
 
 def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
@@ -245,11 +177,11 @@ def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
     check_block_size(args.block_size)
     with (
         open(args.file, "rb", buffering=0) as source,
-        _Progress(args, os.fstat(source.fileno()).st_size) as progress,
+        Progress(args, os.fstat(source.fileno()).st_size) as progress,
         ags_fast.AgsWriter(
             output,
-            _key(args),
-            aad_prefix=_aad_prefix(args),
+            _stream_key(args),
+            aad_prefix=aad_prefix(args),
             block_size=args.block_size,
             threads=args.threads,
             exclusive=not args.force,
@@ -275,9 +207,9 @@ def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
 def _open(args: argparse.Namespace) -> ags_fast.AgsReader:
     return ags_fast.AgsReader(
         args.file,
-        _key(args),
+        _stream_key(args),
         length=None if args.untrusted_length else args.length,
-        aad_prefix=_aad_prefix(args),
+        aad_prefix=aad_prefix(args),
         max_block_size=args.max_block_size,
         threads=args.threads,
     )
@@ -287,7 +219,7 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
     output = args.output or args.file.removesuffix(SUFFIX)
     if output == args.file and args.output is None:
         raise ValueError(f"its name does not end in {SUFFIX}: name the output with -o")
-    with _open(args) as reader, _Progress(args, reader.length) as progress:
+    with _open(args) as reader, Progress(args, reader.length) as progress:
         new = NewFile(output, exclusive=not args.force, private=True, fsync=args.fsync)
         try:
             if not new.positional:
@@ -312,7 +244,7 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
-    with _open(args) as reader, _Progress(args, reader.length) as progress:
+    with _open(args) as reader, Progress(args, reader.length) as progress:
         reader.verify(progress.update)
     return {
         "operation": args.operation,

@@ -26,7 +26,7 @@ WINDOW_NBYTES = 1 << 20  # of the file, at a time and thread: what fits a core's
 # ---------------------------------------------------------------------------------------------------------- inspect
 
 
-def _shown(value: bytes | None) -> Any:
+def shown(value: bytes | None) -> Any:
     """Bytes that somebody chose, for people: key material decoded, text as text, else hexadecimal digits."""
     if not value:
         return None
@@ -57,10 +57,10 @@ def inspect(src: Any) -> dict[str, Any]:
             "footer": "plain" if crypto is None else "encrypted" if opened.encrypted_footer else "signed",
             "footer_length": opened.source.size - 8 - opened.footer_offset,
             "algorithm": None if crypto is None else crypto.algorithm,
-            "aad_prefix": None if crypto is None else _shown(crypto.stored),
+            "aad_prefix": None if crypto is None else shown(crypto.stored),
             "aad_prefix_required": crypto is not None and crypto.supply and crypto.stored is None,
             "aad_file_unique": None if crypto is None or crypto.unique is None else crypto.unique.hex(),
-            "footer_key_metadata": None if crypto is None else _shown(crypto.key_metadata),
+            "footer_key_metadata": None if crypto is None else shown(crypto.key_metadata),
             "row_groups": None,
             "num_rows": None,
             "created_by": None,
@@ -77,7 +77,7 @@ def inspect(src: Any) -> dict[str, Any]:
         for chunk in opened.chunks():
             column = columns.setdefault(
                 chunk.column,
-                {"path": chunk.name, "key": chunk.kind, "key_metadata": _shown(chunk.key_metadata), "nbytes": 0},
+                {"path": chunk.name, "key": chunk.kind, "key_metadata": shown(chunk.key_metadata), "nbytes": 0},
             )
             column["nbytes"] += max(0, chunk.metadata.compressed_nbytes) if chunk.metadata is not None else 0
         answer["columns"] = list(columns.values())

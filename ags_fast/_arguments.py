@@ -1,0 +1,116 @@
+"""What commands about one file share: keys from files and the environment, sizes, and a progress bar."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import os
+import re
+import stat
+import sys
+import time
+
+from ags_fast.errors import KeyAccessError
+
+__all__ = ["Progress", "aad_prefix", "add_key_format", "positive", "read_key", "size"]
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 is required, not {text!r}")
+    return int(text)
+
+
+def size(text: str) -> int:
+    """Bytes."""
+    match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"a number of bytes is required, such as 4096, 64K or 1M, not {text!r}")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+def add_key_format(operation: argparse.ArgumentParser) -> None:
+    operation.add_argument(
+        "--key-format",
+        choices=("auto", "raw", "hex", "base64"),
+        default="auto",
+        help="how the key is written; auto (the default) refuses to guess where two would fit",
+    )
+
+
+def read_key(path: str | None, variable: str | None, key_format: str) -> bytes:
+    """The key in a file, or in an environment variable; or KeyAccessError. The messages never show what was read."""
+    if variable is not None:
+        text = os.environ.get(variable)
+        if text is None:
+            raise KeyAccessError(f"the environment variable {variable} is not set")
+        return _parse_key(os.fsencode(text), key_format, f"the environment variable {variable}")
+    assert path is not None
+    try:
+        with open(path, "rb") as file:
+            data = file.read(1024)
+            mode = os.fstat(file.fileno()).st_mode
+    except OSError as error:
+        raise KeyAccessError(f"the key file cannot be read: {error}") from error
+    if stat.S_ISREG(mode) and mode & 0o077:
+        print(f"ags-fast: warning: others can read {path}: chmod 600 it", file=sys.stderr)
+    return _parse_key(data, key_format, path)
+
+
+def _parse_key(data: bytes, key_format: str, origin: str) -> bytes:
+    readings = {}
+    text = data.strip()
+    if key_format in ("auto", "raw"):
+        readings["raw"] = data
+    if key_format in ("auto", "hex") and re.fullmatch(rb"[0-9A-Fa-f]*", text) and len(text) % 2 == 0:
+        readings["hex"] = bytes.fromhex(text.decode())
+    if key_format in ("auto", "base64"):
+        try:
+            readings["base64"] = base64.b64decode(text, validate=True)
+        except binascii.Error:
+            pass
+    keys = {name: key for name, key in readings.items() if len(key) in (16, 24, 32)}
+    if len(keys) > 1:
+        raise KeyAccessError(f"{origin} can be read as {' or as '.join(keys)}: say which with --key-format")
+    if not keys:
+        raise KeyAccessError(f"{origin} holds no AES key: 16, 24 or 32 bytes, as they are, in hex or in base64")
+    return keys.popitem()[1]
+
+
+def aad_prefix(args: argparse.Namespace, new: str = "") -> bytes:
+    """Of --aad-prefix and --aad-prefix-hex; with new="new_", of --new-aad-prefix and the like."""
+    text, digits = getattr(args, f"{new}aad_prefix"), getattr(args, f"{new}aad_prefix_hex")
+    if digits is not None:
+        try:
+            return bytes.fromhex(digits)
+        except ValueError:
+            option = f"{new}aad-prefix-hex".replace("_", "-")
+            raise ValueError(f"--{option} is not hexadecimal") from None
+    return os.fsencode(text or "")
+
+
+class Progress:
+    """A bar on a terminal, and the time it took."""
+
+    def __init__(self, args: argparse.Namespace, total: int) -> None:
+        from tqdm import tqdm
+
+        disable = True if args.json or args.quiet else None  # None: only where stderr is a terminal
+        self.bar = tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, desc=args.operation, disable=disable)
+        self.total = total
+        self.begun = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            self.bar.update(self.total - self.bar.n)  # what is counted may end before the file does
+        self.bar.close()
+
+    def update(self, nbytes: int) -> None:
+        self.bar.update(nbytes)
+
+    def seconds(self) -> float:
+        return round(time.monotonic() - self.begun, 3)
