@@ -99,7 +99,6 @@ def write_table(
     n = thread_count(threads)
     schema, tables = _row_groups(table, rows)
     with Opened(_encode(schema, None, options), None) as frame, closing(_encoded(schema, tables, options, n)) as files:
-        _check_number("columns", len(frame.leaves))
         crypto, aad = new_crypto(algorithm, bytes(aad_prefix or b""), store_aad_prefix, keys)
         sealer = Sealer(frame, keys, crypto, aad, other_columns)
         with Target(dst, private=False, fsync=fsync, threads=n) as target:
@@ -125,7 +124,7 @@ def _row_groups(table: Any, rows: int) -> tuple[pa.Schema, Iterator[pa.Table]]:
     """A table's schema, and the tables that become its row groups."""
     whole = _as_table(table)
     if whole is not None:
-        _check_number("row groups", -(-whole.num_rows // rows))
+        _check_number(-(-whole.num_rows // rows))
         starts = range(0, max(1, whole.num_rows), rows)  # one of an empty table, as pyarrow writes it
         return whole.schema, (whole.slice(start, rows) for start in starts)
     if hasattr(table, "__arrow_c_stream__"):
@@ -234,9 +233,12 @@ def _encoded(
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def _check_number(what: str, count: int) -> None:
-    if count > ORDINAL_MAX + 1:
-        raise FormatError(f"{count:,} {what} are more than the {ORDINAL_MAX + 1:,} that Parquet encryption can number")
+def _check_number(row_groups: int) -> None:
+    if row_groups > ORDINAL_MAX + 1:
+        raise FormatError(
+            f"{row_groups:,} row groups are more than the {ORDINAL_MAX + 1:,} that Parquet encryption can number: "
+            "pass a larger row_group_size"
+        )
 
 
 class _Writer:
@@ -260,7 +262,7 @@ class _Writer:
     def add(self, file: pa.Buffer) -> None:
         """Move a file's row group, all but its indexes."""
         number = len(self._groups)
-        _check_number("row groups", number + 1)
+        _check_number(number + 1)
         mover, sealer = self._mover, self._sealer
         with Opened(file, None) as opened:
             chunks = list(opened.chunks())
