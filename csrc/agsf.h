@@ -432,8 +432,8 @@ typedef struct agsf_pages {
 /*
  * agsf_pages_run() runs every agsf_pages whose stop is AGSF_STOP_NOT, in parallel; none may be given twice. AGSF_PAUSED:
  * not all of them were begun, call again. A failure is one run's, whose output of this call is zero: the others are not to
- * be used either. AGSF_BAD_ARGUMENT: a mode without the sides it needs. AGSF_NO_MEMORY, AGSF_CRYPTO, AGSF_LIMIT: nothing
- * was done.
+ * be used either. AGSF_BAD_ARGUMENT: a mode without the sides it needs. After it, AGSF_NO_MEMORY, AGSF_CRYPTO and
+ * AGSF_LIMIT, which are no one run's, the output of all of them is zero.
  */
 agsf_status agsf_pages_run(agsf_pages **runs, size_t nruns, unsigned threads) AGSF_MUST_CHECK;
 

@@ -381,7 +381,7 @@ static bool find_header(struct worker *worker, const uint8_t *in, size_t left, u
     }
     page->header_frame_nbytes = left < LENGTH_NBYTES ? LENGTH_NBYTES : LENGTH_NBYTES + (size_t)get_u32(in);
     if (page->header_frame_nbytes > chunk_left || (run->in_is_all && page->header_frame_nbytes > left) ||
-        (left >= LENGTH_NBYTES && page->header_frame_nbytes < AGSF_FRAME_NBYTES)) {
+        (left >= LENGTH_NBYTES && page->header_frame_nbytes <= AGSF_FRAME_NBYTES)) { /* a struct has bytes */
         return fail(run, AGSF_BAD_FORMAT, next_header_module(run));
     }
     if (page->header_frame_nbytes > left) return stop_for(run, AGSF_STOP_INPUT, page->header_frame_nbytes);
@@ -685,6 +685,10 @@ static bool possible(const agsf_pages *run) {
     }
 }
 
+static void clear_output(const agsf_pages *run) {
+    if (run->out_nbytes > 0) memset(run->out, 0, run->out_nbytes);
+}
+
 static struct user add_user(struct job *job, const agsf_modules *modules, bool seals) {
     size_t slot;
     struct shared_key *key;
@@ -717,7 +721,7 @@ static bool run_job(void *arg, unsigned thread, size_t number) {
                             .to = lane_of(job, thread, run->to, task->to)};
 
     while (one_page(&worker)) continue;
-    if (run->stop == AGSF_STOP_FAILED && run->out_nbytes > 0) memset(run->out, 0, run->out_nbytes);
+    if (run->stop == AGSF_STOP_FAILED) clear_output(run);
     return true; /* the others go on: the lowest failure is to be found, whatever the threads */
 }
 
@@ -795,6 +799,9 @@ agsf_status agsf_pages_run(agsf_pages **runs, size_t nruns, unsigned threads) {
     if (agsf_pool_run(&batch) < job.ntasks) status = AGSF_PAUSED;
     return_lanes(&job);
 out:
+    if (status != AGSF_OK && status != AGSF_PAUSED) {
+        for (size_t i = 0; i < nruns; i++) clear_output(runs[i]);
+    }
     free(job.tasks);
     free(job.keys);
     free(job.slots);

@@ -5,7 +5,7 @@
 #     plain            as the extension is built, warnings as errors
 #     asan             AddressSanitizer (with leaks) and UndefinedBehaviorSanitizer
 #     tsan             ThreadSanitizer
-#     fuzz [SECONDS]   libFuzzer with both of asan's, by default for 60 seconds; needs clang
+#     fuzz [SECONDS]   libFuzzer with both of asan's, by default for 60 seconds each; needs clang
 #     large            sizes over 2 GiB; takes 3 GiB of memory
 #     valgrind         memcheck over the programs that do not depend on time
 #
@@ -14,7 +14,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-TESTS=(aead runs failures files pause pool memory locks fork)
+FUZZERS=(fuzz_open fuzz_parquet)
+TESTS=(aead runs failures files pause pool memory locks fork thrift parquet)
 FUZZ_SECONDS=60
 JOBS=$(nproc)
 WORK=$(mktemp -d)
@@ -85,7 +86,8 @@ check_all() {
 }
 
 run_mode() {
-    local tests="${TESTS[*]/#/test_} fuzz_open" cc=${CC:-cc} sanitizer
+    local tests="${TESTS[*]/#/test_} ${FUZZERS[*]}" cc=${CC:-cc} sanitizer
+    export CORPUS=$PWD/tests/csrc/corpus_parquet
     export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1
     export TSAN_OPTIONS=halt_on_error=1
     case $MODE in
@@ -110,7 +112,7 @@ run_mode() {
             check_all "$cc" "valgrind -q --error-exitcode=9" "test_aead test_files test_locks" -O1 -g
             ;;
         fuzz)
-            fuzz
+            for name in "${FUZZERS[@]}"; do fuzz "$name"; done
             ;;
         *)
             sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' tests/csrc/run.sh >&2
@@ -119,13 +121,18 @@ run_mode() {
     esac
 }
 
+# fuzz NAME: begins with the corpus in the tree, or with what the program itself makes.
 fuzz() {
-    local folder=$WORK/fuzz status=0
+    local name=$1 folder=$WORK/$1 status=0
     local flags=(-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all)
     mkdir -p "$folder/corpus"
-    build "$folder/seeds" tests/csrc/fuzz_open.c clang -DFUZZ_ALONE
-    "$folder/seeds" seeds "$folder/corpus"
-    build "$folder/run" tests/csrc/fuzz_open.c clang "${flags[@]}" -fsanitize=fuzzer,address,undefined
+    if [[ -d tests/csrc/corpus_${name#fuzz_} ]]; then
+        cp "tests/csrc/corpus_${name#fuzz_}"/* "$folder/corpus"
+    else
+        build "$folder/seeds" "tests/csrc/$name.c" clang -DFUZZ_ALONE
+        "$folder/seeds" seeds "$folder/corpus"
+    fi
+    build "$folder/run" "tests/csrc/$name.c" clang "${flags[@]}" -fsanitize=fuzzer,address,undefined
     # libFuzzer's own workers would share an output: one process, all of whose threads are the engine's.
     (cd "$folder" && ./run -max_total_time="$FUZZ_SECONDS" -max_len=8192 -timeout=100 -print_final_stats=1 -verbosity=0 corpus) ||
         status=$?
@@ -135,7 +142,7 @@ fuzz() {
             [[ ! -e $input ]] || { echo "an input that fails ($(basename "$input")):"; base64 "$input"; }
         done
     }
-    echo "fuzz      fuzz_open      $([[ $status == 0 ]] && echo PASS || echo "FAIL, exit status $status")"
+    printf 'fuzz      %-14s %s\n' "$name" "$([[ $status == 0 ]] && echo PASS || echo "FAIL, exit status $status")"
 }
 
 (($# > 0)) || set -- help
