@@ -150,6 +150,39 @@ static agsf_status run_with(agsf_key *key, bool seal, bool use_file, unsigned th
     return finish(seal ? agsf_seal_run : agsf_open_run, &run, NULL);
 }
 
+/* Pages: so many chunks of one page each, from plaintext to frames with a key and back; with helpers. */
+enum { CHUNKS = 10, PAGE = 200000, CHUNK_ROOM = PAGE + 200 };
+
+static uint8_t chunks[CHUNKS][CHUNK_ROOM], chunks_out[CHUNKS * CHUNK_ROOM];
+
+static agsf_status pages_with(agsf_key *key, bool seal, bool ctr) {
+    static const uint8_t header[] = {0x15, 0, 0x15, 0, 0x15, 0x80, 0xb5, 0x18, 0x2c, 0x15, 2, 0x15, 0, 0, 0}; /* of 200000 bytes */
+    uint8_t headers[CHUNKS][100];
+    static size_t sizes[CHUNKS];
+    agsf_modules modules[CHUNKS];
+    agsf_pages runs[CHUNKS], *pointers[CHUNKS];
+    agsf_status status;
+
+    for (int i = 0; i < CHUNKS; i++) {
+        modules[i] = (agsf_modules){.key = key, .row_group = 1, .column = (int16_t)i, .ctr = ctr};
+        if (seal) memcpy(chunks_out + i * CHUNK_ROOM, header, sizeof(header));
+        runs[i] = (agsf_pages){.from = seal ? NULL : &modules[i], .to = seal ? &modules[i] : NULL, .in_is_all = true,
+                               .in = seal ? chunks_out + i * CHUNK_ROOM : chunks[i], .out = seal ? chunks[i] : chunks_out + i * CHUNK_ROOM,
+                               .in_nbytes = seal ? sizeof(header) + PAGE : sizes[i], .out_nbytes = CHUNK_ROOM, .values_left = 1,
+                               .header = headers[i], .header_nbytes = sizeof(headers[i])};
+        runs[i].nbytes = runs[i].in_nbytes;
+        pointers[i] = &runs[i];
+    }
+    while ((status = agsf_pages_run(pointers, CHUNKS, 3)) == AGSF_PAUSED) continue;
+    for (int i = 0; i < CHUNKS && status == AGSF_OK; i++) {
+        if (runs[i].stop == AGSF_STOP_FAILED) status = runs[i].status;
+        CHECK(status != AGSF_OK || runs[i].stop == AGSF_STOP_DONE);
+        if (seal) sizes[i] = (size_t)runs[i].out_total;
+    }
+    memcpy(out, chunks_out, sizeof(out) < sizeof(chunks_out) ? sizeof(out) : sizeof(chunks_out));
+    return status;
+}
+
 static agsf_status do_carry(agsf_key *key) { return agsf_key_carry(key, 1); }
 static agsf_status do_seal(agsf_key *key) { return agsf_seal(key, nonce, NULL, 0, plain, 100, message); }
 static agsf_status do_open(agsf_key *key) { return agsf_open(key, nonce, NULL, 0, message, 100, out); }
@@ -157,6 +190,10 @@ static agsf_status do_seal_run(agsf_key *key) { return run_with(key, true, false
 static agsf_status do_open_run(agsf_key *key) { return run_with(key, false, false, 3); }
 static agsf_status do_seal_file(agsf_key *key) { return run_with(key, true, true, 3); }
 static agsf_status do_open_file(agsf_key *key) { return run_with(key, false, true, 3); }
+static agsf_status do_seal_pages(agsf_key *key) { return pages_with(key, true, false); }
+static agsf_status do_open_pages(agsf_key *key) { return pages_with(key, false, false); }
+static agsf_status do_seal_ctr_pages(agsf_key *key) { return pages_with(key, true, true); }
+static agsf_status do_open_ctr_pages(agsf_key *key) { return pages_with(key, false, true); }
 
 /* In an order in which each finds what it opens. */
 static const struct call {
@@ -171,6 +208,10 @@ static const struct call {
     {"agsf_open_run() from memory", do_open_run, PLAIN},
     {"agsf_seal_run() to a file", do_seal_file, 0},
     {"agsf_open_run() from a file", do_open_file, PLAIN},
+    {"agsf_pages_run() that seals", do_seal_pages, 0},
+    {"agsf_pages_run() that opens", do_open_pages, CHUNKS * CHUNK_ROOM},
+    {"agsf_pages_run() that seals, CTR", do_seal_ctr_pages, 0},
+    {"agsf_pages_run() that opens, CTR", do_open_ctr_pages, CHUNKS * CHUNK_ROOM},
 };
 
 static void check_wiping(size_t key_nbytes) {
