@@ -21,12 +21,15 @@ from ags_fast.jobs import JobError, decrypt_files, rekey_files, verify_files
 from ags_fast.jobs.local import LocalEngine
 from ags_fast.jobs.plan import JOB_ID
 from ags_fast.jobs.task import run_file
+from ags_fast.keys.kms import local
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
     pytest.skip("there is no Java runtime", allow_module_level=True)
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 import ags_fast.spark as spark_engine
@@ -136,6 +139,58 @@ def test_jobs_equal_the_local_engines(engine: SparkEngine, folders: Folders) -> 
     assert content(folders.root / "spark-out") == content(folders.root / "local-out") == plain
     assert Counter(row.status for row in results["spark"][0].rows) == {"ok": 42, "skipped": 3}
     assert [result.counts["failed"] for result in results["spark"]] == [0, 0, 0, 0, 0, 0, 42, 0, 0]
+    assert leftovers(folders.root) == []
+
+
+def test_parquet_jobs_equal_the_local_engines(engine: SparkEngine, folders: Folders) -> None:
+    """A data key for each file and one for a column, of which a worker asks the KMS for each master key once."""
+    local.create_key(folders.kms, "hr")
+    for n in range(12):
+        path = folders.src / f"part={n % 3}" / f"{n}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"id": list(range(n)), "ssn": [f"ssn {i}" for i in range(n)]}), path)
+    for name, data in {"_SUCCESS": b"", "x.csv": b"1,2", "sealed": b"PARE" + bytes(99) + b"PARE"}.items():
+        (folders.src / name).write_bytes(data)
+    pq.write_table(pa.table({"id": [1]}), folders.src / "narrow")
+    results = {}
+    for name, of in {"local": LocalEngine(2), "spark": engine}.items():
+        root = folders.root
+        common: dict[str, Any] = {"kms": folders.kms, "engine": of, "progress": False}
+        denied = {**common, "kms": {**folders.kms, "encryption.allowed-key-ids": "master"}}
+        columns = {"format": "parquet", "column_keys": {"ssn": "hr"}}
+        folders.rules.set()
+        results[name] = [
+            folders.encrypt(of, name, **columns),
+            folders.encrypt(of, name, **columns),
+            verify_files(root / name, **common),
+            verify_files(root / name, **denied),
+            rekey_files(root / name, paths="part=1/*", verify_after=True, **common),
+            decrypt_files(root / name, root / f"{name}-out", **common),
+            decrypt_files(root / name, root / f"{name}-out", resume="length", **common),
+            decrypt_files(root / name, root / f"{name}-less", missing="drop", **denied),
+        ]
+        # Two master keys, and one of them again for whoever may not use the other.
+        assert max(Counter(folders.rules.calls()).values()) <= 3
+        for path in folders.src.glob("part=*/*"):
+            table = pq.ParquetFile(path).read()
+            below = path.relative_to(folders.src)
+            assert pq.ParquetFile(root / f"{name}-out" / below).read() == table
+            assert pq.ParquetFile(root / f"{name}-less" / below).read() == table.select(["id"])
+    for ours, other in zip(results["spark"], results["local"], strict=True):
+        assert comparable(ours, "/spark") == comparable(other, "/local")
+        assert ours.version == other.version
+    counts = [tuple(result.counts.values())[:3] for result in results["spark"]]
+    assert counts == [
+        (12, 2, 2),
+        (0, 14, 2),
+        (12, 0, 0),
+        (0, 0, 12),
+        (4, 0, 0),
+        (12, 0, 0),
+        (0, 12, 0),
+        (12, 0, 0),
+    ]
+    assert {row.error_class for row in results["spark"][3].rows} == {"KeyAccessError"}
     assert leftovers(folders.root) == []
 
 

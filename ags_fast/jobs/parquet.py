@@ -126,15 +126,18 @@ class _Checked(NewObject):
         self._new.discard()
 
 
-def _is_parquet(source: Any) -> bytes | None:
-    """The magic of a file that is Parquet at both ends; else None."""
+def _ends(source: Any) -> tuple[bytes, bytes]:
+    """The first 8 bytes of a file, and the last 4."""
     file = Source(source)
     try:
-        size = file.size
-        head, tail = (bytes(file.read(at, at + 4)) if size >= 12 else b"" for at in (0, size - 4))
+        return bytes(file.read(0, min(8, file.size))), bytes(file.read(max(0, file.size - 4), file.size))
     finally:
         file.close()
-    return head if head == tail and head in (b"PAR1", b"PARE") else None
+
+
+def _is_parquet(source: Any) -> bool:
+    head, tail = _ends(source)
+    return head[:4] == tail == b"PAR1"
 
 
 def encrypted_already(source: Store, found: Entry) -> str | None:
@@ -147,16 +150,12 @@ def encrypted_already(source: Store, found: Entry) -> str | None:
 
 
 def _already(plain: Any) -> str | None:
-    if _is_parquet(plain) is None:
-        file = Source(plain)
-        try:
-            return stream_already(bytes(file.read(0, min(8, file.size))))
-        finally:
-            file.close()
+    if reason := stream_already(_ends(plain)[0]):
+        return reason
+    if not _is_parquet(plain):
+        return None
     with Opened(plain, None) as opened:
-        if opened.crypto is None:
-            return None
-        return f"it is a Parquet file with {'an encrypted' if opened.encrypted_footer else 'a signed'} footer already"
+        return None if opened.crypto is None else "it is a Parquet file with a signed footer, and encrypted already"
 
 
 # -------------------------------------------------------------------------------------------------------- operations
@@ -196,7 +195,7 @@ def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
             check()
             if reason := _already(plain):
                 raise AlreadyEncryptedError(reason) from None
-            if _is_parquet(plain) is None:
+            if not _is_parquet(plain):
                 raise FormatError(
                     "this is no Parquet file: run the job again with format='ags1', which encrypts what is left"
                 ) from None
