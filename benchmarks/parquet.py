@@ -355,15 +355,14 @@ def pages(bench: Bench, what: str) -> Iterator[Contest]:
             raise AssertionError("the run was not done in one go")
 
     def check(column: str) -> bool:
-        if not seal:
-            return (out[: len(plain)] if column == "ours" else buffers[0]) == plain
         if column == "ours":
-            return opens(modules, out, len(sealed))
-        aes = AESGCM(KEY)  # the bare loop leaves the headers as they are
-        opened = b""
-        for _, at, length, suffix in layout:
-            opened += aes.decrypt(buffers[1][at + 4 : at + 16], buffers[1][at + 16 : at + length + FRAME], aad + suffix)
-        return opened == plain
+            return opens(modules, out, len(sealed)) if seal else out[: len(plain)] == plain
+        aes = AESGCM(KEY)
+        opened = [
+            aes.decrypt(buffers[1][at + 4 : at + 16], buffers[1][at + 16 : at + nbytes + FRAME], aad + suffix)
+            for _, at, nbytes, suffix in layout
+        ]
+        return b"".join(opened) == buffers[0]  # the bare loop leaves the headers as they are
 
     row = Row(f"parquet/pages/{what}", f"{what} a page of 8 KiB; limit: 2 messages", "us")
     loop = bench.limit.modules(KEY, aad, layout, seal=seal, buffers=buffers)
