@@ -28,7 +28,7 @@ from ags_fast._core import (
     thrift_splice,
 )
 from ags_fast._threads import thread_count
-from ags_fast.errors import FormatError
+from ags_fast.errors import FormatError, PolicyError
 from ags_fast.fs import NewFile, NewObject
 from ags_fast.parquet import _thrift as thrift
 from ags_fast.parquet._file import (
@@ -644,6 +644,7 @@ def _chunk_edits(
     if side.modules is not None and (side.kind == "column" or plaintext_footer):
         sealed = thrift.binary(side.modules.seal(COLUMN_METADATA, metadata))
         shown = _redacted(metadata) if plaintext_footer else None
+    unknown = _unknown(chunk) if side.modules is not None and plaintext_footer else []
 
     def place(module: int, at: int) -> bytes | None:
         return thrift.integer(parts[module][at]) if module in parts else None
@@ -660,8 +661,14 @@ def _chunk_edits(
             (7, thrift.I32, place(COLUMN_INDEX, 1)),
             (8, thrift.STRUCT, None if side.modules is None else _crypto_metadata(side, chunk)),
             (9, thrift.BINARY, sealed),
+            *((number, 0, None) for number in unknown),
         ],
     )
+
+
+def _unknown(chunk: Chunk) -> list[int]:
+    """Fields of a ColumnChunk that this version does not know: they may have been computed from its values."""
+    return [number for number in thrift.Struct(chunk.data).fields if number > 9]
 
 
 def _new_footer(
@@ -905,7 +912,7 @@ def encrypt_file(
     n = thread_count(threads)
     with Opened(src, None) as opened:
         if opened.crypto is not None:
-            raise FormatError("the file is encrypted already: reencrypt_file gives it other keys")
+            raise PolicyError("the file is encrypted already: reencrypt_file gives it other keys")
         crypto, aad = new_crypto(algorithm, bytes(aad_prefix or b""), store_aad_prefix, keys)
         sealer = Sealer(opened, keys, crypto, aad, other_columns)
         chunks = list(opened.chunks())
@@ -942,6 +949,10 @@ def _write(
     report.footer = "signed" if plaintext_footer else "encrypted"
     report.file_length = target.position
     report.warnings += v2_warnings(mover)
+    if plaintext_footer:
+        left = sorted({number for chunk in chunks if sealer(chunk).modules is not None for number in _unknown(chunk)})
+        if left:
+            report.warnings.append(f"unknown fields {left} of encrypted columns were left out of the plaintext footer")
     remove_sidecar(dst, report)
     return report
 
