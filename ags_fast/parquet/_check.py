@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["inspect", "verify"]
 
-WINDOW_NBYTES = 1 << 20  # of the file, at a time and thread: what fits a core's cache
+WINDOW_NBYTES = 256 << 10  # of the file, at a time and thread: what fits a core's cache with what it opens to
 
 
 # ---------------------------------------------------------------------------------------------------------- inspect
@@ -126,8 +127,12 @@ def verify(
         groups = _groups(pages)
         checks = {chunk.number: _ChunkCheck(opened, chunk) for chunk in held}
 
+        rooms = threading.local()
+
         def run(group: list[Piece]) -> None:
-            _check_pages(opened, group, checks)
+            if not hasattr(rooms, "mine"):
+                rooms.mine = _Room()
+            _check_pages(opened, group, checks, rooms.mine)
             if progress is not None:
                 progress(sum(piece.end - piece.begin for piece in group))
 
@@ -186,29 +191,35 @@ def _groups(pages: list[Piece]) -> list[list[Piece]]:
     return groups
 
 
-def _check_pages(opened: Opened, group: list[Piece], checks: dict[int, _ChunkCheck]) -> None:
+class _Room:
+    """A thread's buffers: of the file, and for what a page opens to, which nobody looks at."""
+
+    def __init__(self) -> None:
+        self.window = with_room(memoryview(b""), WINDOW_NBYTES)
+        self.scratch = with_room(memoryview(b""), WINDOW_NBYTES)
+
+
+def _check_pages(opened: Opened, group: list[Piece], checks: dict[int, _ChunkCheck], room: _Room) -> None:
     begin, end = group[0].begin, group[-1].end
     if len(group) > 1:
-        window = opened.source.read(begin, end)
+        window = opened.source.read_to(room.window, begin, end)
         runs = []
         for piece in group:
             run = checks[piece.chunk.number].run
-            run.feed(window[piece.begin - begin : piece.end - begin], True, bytearray(piece.end - piece.begin))
+            run.feed(window[piece.begin - begin : piece.end - begin], True, room.scratch)
             runs.append(run)
-        run_pages(runs, 1)
+        run_pages(runs, 1)  # one after the other: they share the scratch
         return
     check = checks[group[0].chunk.number]
-    window = with_room(memoryview(b""), min(end - begin, WINDOW_NBYTES))
-    scratch = with_room(memoryview(b""), min(end - begin, WINDOW_NBYTES))
     at, wanted = begin, 0
     while check.run.stop != DONE:
-        window = with_room(window, min(end - at, max(wanted, WINDOW_NBYTES)))
-        last = min(end, at + len(window))
-        check.run.feed(opened.source.read_to(window, at, last), last == end, scratch)
+        room.window = with_room(room.window, min(end - at, wanted))
+        last = min(end, at + max(WINDOW_NBYTES, wanted))
+        check.run.feed(opened.source.read_to(room.window, at, last), last == end, room.scratch)
         run_pages([check.run], 1)
         at += check.run.consumed
         if check.run.stop == MORE_OUTPUT:
-            scratch = with_room(scratch, check.run.wanted)
+            room.scratch = with_room(room.scratch, check.run.wanted)
         elif check.run.stop != DONE:
             if last == end:
                 raise FormatError(f"column {check.chunk.name!r} ends inside a page: the file is damaged or was cut")
