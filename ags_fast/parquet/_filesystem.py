@@ -12,7 +12,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from ags_fast.parquet._view import PlainView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from typing import NoReturn
 
     from ags_fast.parquet._file import Keys, Retriever
@@ -64,6 +64,8 @@ class PlainFileSystem(AbstractFileSystem):  # type: ignore[misc]
         super().__init__()
         self.fs = settings.fs
         self._settings = settings
+        # A class method elsewhere, but which paths there are is up to the target.
+        self._strip_protocol = self._target_path
         self._sizes: dict[str, tuple[str, int]] = {}  # of views: the file's version, bytes
 
     def __reduce__(self) -> NoReturn:
@@ -75,12 +77,10 @@ class PlainFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def to_dict(self, *, include_password: bool = True) -> NoReturn:
         self._settings.__reduce__()
 
-    # `_strip_protocol` is a class method elsewhere, but which paths there are is up to the target.
-    def _strip_protocol(self, path: Any) -> Any:
+    def _target_path(self, path: Any) -> Any:
         if isinstance(path, list):
-            return [self._strip_protocol(one) for one in path]
-        path = os.fspath(path)
-        return self.fs._strip_protocol(path.removeprefix(f"{self.protocol}://"))
+            return [self._target_path(one) for one in path]
+        return self.fs._strip_protocol(os.fspath(path).removeprefix(f"{self.protocol}://"))
 
     @property
     def fsid(self) -> str:
@@ -112,9 +112,6 @@ class PlainFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def isdir(self, path: str) -> bool:
         return bool(self.fs.isdir(self._strip_protocol(path)))
-
-    def walk(self, path: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        yield from super().walk(self._strip_protocol(path), *args, **kwargs)
 
     def ukey(self, path: str) -> Any:
         return self.fs.ukey(self._strip_protocol(path))

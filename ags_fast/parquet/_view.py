@@ -49,6 +49,13 @@ LIST_NBYTES = 64 << 10  # of the source at a time, to find the pages of a chunk
 LIST_LARGE_NBYTES = 4 << 10  # where pages are larger than that: a header is rarely so long
 FOOTER_KEY_NBYTES = 4  # that the crypto_metadata of a chunk under the footer key takes in a footer, field head and all
 SPILL_NBYTES = 64 << 10
+ZEROS = memoryview(bytes(64 << 10))
+
+
+def _zero(out: memoryview) -> None:
+    for at in range(0, len(out), len(ZEROS)):
+        part = out[at : at + len(ZEROS)]
+        part[:] = ZEROS[: len(part)]
 
 
 class _Part:
@@ -336,7 +343,7 @@ class PlainView(io.RawIOBase):
             try:
                 self._fill(offset, view[:size])
             except BaseException:
-                view[:size] = bytes(size)
+                _zero(view[:size])
                 raise
         return size
 
@@ -359,12 +366,12 @@ class PlainView(io.RawIOBase):
         jobs: list[_Job] = []
         for part in self._layout.find(at, body_end) if at < body_end else ():
             begin, stop = max(at, part.begin), min(part.end, body_end)
-            out[at - offset : begin - offset] = bytes(begin - at)
+            _zero(out[at - offset : begin - offset])
             self._show(part, begin, out[begin - offset : stop - offset], jobs)
             at = stop
         if at < self._tail_begin:
             stop = min(end, self._tail_begin)
-            out[at - offset : stop - offset] = bytes(stop - at)
+            _zero(out[at - offset : stop - offset])
             at = stop
         if at < end:
             out[at - offset :] = memoryview(self._tail)[at - self._tail_begin : end - self._tail_begin]
