@@ -949,7 +949,7 @@ cdef class PageRun:
             raise ValueError("frames keep their size only from one sealed side to another, in the same algorithm")
         if mode == AGSF_PAGES_VIEW and (source is None or target is not None):
             raise ValueError("a view is of a sealed side, in plaintext")
-        if not AGSF_PAGES_COPY <= mode <= AGSF_PAGES_LIST:
+        if not 0 <= mode <= <int> AGSF_PAGES_LIST:
             raise ValueError(f"there is no mode {mode}")
         self.source, self.target = source, target
         self._raw.source = &source._raw if source is not None else NULL
