@@ -757,9 +757,7 @@ static agsf_status borrow_lanes(struct job *job, unsigned nthreads) {
 }
 
 static agsf_status plan(struct job *job, agsf_pages **runs, size_t nruns) {
-    uint8_t nonce[AGSF_NONCE_NBYTES]; /* for nobody */
     agsf_status status = AGSF_OK;
-    bool drawn = false;
 
     for (job->nslots = 4; job->nslots / 4 < nruns; job->nslots *= 2) continue;
     job->tasks = calloc(nruns, sizeof(*job->tasks));
@@ -771,15 +769,9 @@ static agsf_status plan(struct job *job, agsf_pages **runs, size_t nruns) {
         if (!possible(runs[i])) return AGSF_BAD_ARGUMENT;
         job->tasks[job->ntasks++] = (struct task){runs[i], add_user(job, runs[i]->from, false), add_user(job, runs[i]->to, true)};
     }
-    /*
-     * Helpers allocate nothing: a key's counter is made here, and a generator that is due for a new seed takes it here, but
-     * for the one draw in 65,536 that comes up with them.
-     */
+    /* A key's counter is made here: helpers allocate nothing. (libcrypto does, when its generator takes a new seed.) */
     for (size_t i = 0; i < job->nkeys && status == AGSF_OK; i++) {
-        if (!job->keys[i].seals) continue;
-        status = agsf_key_reserve(job->keys[i].key, 0);
-        if (status == AGSF_OK && !drawn) status = agsf_draw(nonce, sizeof(nonce));
-        drawn = true;
+        if (job->keys[i].seals) status = agsf_key_reserve(job->keys[i].key, 0);
     }
     return status;
 }

@@ -42,6 +42,7 @@ static bool must_be_wiped;                           /* what held the secret mus
 static long fail_at = -1, failed_one;                /* the allocation that fails, counted down; below 0: none */
 static bool fail_on;                                 /* and all after it */
 static unsigned helper_allocations;                  /* of threads that are not the test's */
+static bool may_reseed;                              /* helpers draw nonces: libcrypto allocates when it takes a new seed */
 static _Thread_local bool of_the_test;
 
 /* Any 8 bytes of the key in a row are too much: a schedule begins with the key, perhaps in another byte order. */
@@ -54,11 +55,11 @@ static bool holds_secret(const uint8_t *bytes, size_t nbytes) {
     return false;
 }
 
-static void *allocate(size_t nbytes, bool zeroed) {
+static void *allocate(size_t nbytes, bool zeroed, bool of_libcrypto) {
     struct header *header;
 
     pthread_mutex_lock(&mutex);
-    helper_allocations += !of_the_test;
+    helper_allocations += !of_the_test && !(of_libcrypto && may_reseed);
     if (fail_at == 0 || (fail_at > 0 && --fail_at == 0)) {
         failed_one = 1;
         if (!fail_on) fail_at = -1;
@@ -75,8 +76,8 @@ static void *allocate(size_t nbytes, bool zeroed) {
     return header != NULL ? header + 1 : NULL;
 }
 
-void *__wrap_malloc(size_t nbytes) { return allocate(nbytes, false); }
-void *__wrap_calloc(size_t n, size_t nbytes) { return n > 0 && nbytes > SIZE_MAX / n ? NULL : allocate(n * nbytes, true); }
+void *__wrap_malloc(size_t nbytes) { return allocate(nbytes, false, false); }
+void *__wrap_calloc(size_t n, size_t nbytes) { return n > 0 && nbytes > SIZE_MAX / n ? NULL : allocate(n * nbytes, true, false); }
 
 void __wrap_free(void *memory) {
     struct header *header;
@@ -93,7 +94,7 @@ void __wrap_free(void *memory) {
 }
 
 void *__wrap_realloc(void *old, size_t nbytes) {
-    void *memory = allocate(nbytes, false);
+    void *memory = allocate(nbytes, false, false);
     const size_t old_nbytes = old != NULL ? ((struct header *)old - 1)->nbytes : 0;
 
     if (memory == NULL) return NULL;
@@ -104,7 +105,7 @@ void *__wrap_realloc(void *old, size_t nbytes) {
 
 static void *crypto_malloc(size_t nbytes, const char *file, int line) {
     (void)file, (void)line;
-    return nbytes > 0 ? allocate(nbytes, false) : NULL;
+    return nbytes > 0 ? allocate(nbytes, false, true) : NULL;
 }
 
 static void *crypto_realloc(void *old, size_t nbytes, const char *file, int line) {
@@ -173,7 +174,13 @@ static agsf_status pages_with(agsf_key *key, bool seal, bool ctr) {
         runs[i].nbytes = runs[i].in_nbytes;
         pointers[i] = &runs[i];
     }
+    pthread_mutex_lock(&mutex);
+    may_reseed = seal;
+    pthread_mutex_unlock(&mutex);
     while ((status = agsf_pages_run(pointers, CHUNKS, 3)) == AGSF_PAUSED) continue;
+    pthread_mutex_lock(&mutex);
+    may_reseed = false;
+    pthread_mutex_unlock(&mutex);
     for (int i = 0; i < CHUNKS && status == AGSF_OK; i++) {
         if (runs[i].stop == AGSF_STOP_FAILED) status = runs[i].status;
         CHECK(status != AGSF_OK || runs[i].stop == AGSF_STOP_DONE);

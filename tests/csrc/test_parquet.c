@@ -121,7 +121,7 @@ static void check_modules(void) {
                 seal_by_hand(&modules, type, 0, plain, nbytes, sealed.data);
                 CHECK_EQUAL(agsf_module_open(&modules, type, sealed.data, frame, out.data, &opened, &frame_too), AGSF_OK);
                 CHECK(opened == nbytes && frame_too == frame && memcmp(out.data, plain, nbytes) == 0);
-                for (size_t n = 0; n < frame; n += n < 33 ? 1 : 211) {
+                for (size_t n = 0; n < frame; n += n < 33 ? 4 : 811) {
                     cut = guarded_copy(sealed.data, n, AT_END);
                     CHECK_EQUAL(agsf_module_open(&modules, type, cut.data, n, out.data, &opened, &frame_too), AGSF_BAD_FORMAT);
                     guarded_free(&cut);
@@ -283,7 +283,7 @@ static void check_chains(void) {
     uint64_t random = 7;
     agsf_key *keys[3] = {key_of(16, 1), key_of(24, 2), key_of(32, 3)};
 
-    for (unsigned turn = 0; turn < 400; turn++) {
+    for (unsigned turn = 0; turn < (SANITIZED ? 60 : 200); turn++) {
         const bool v2 = random_below(&random, 2);
         const enum layout layout = v2 && random_below(&random, 2) ? LEVELS_APART : WHOLE;
         const agsf_modules a = modules_of(keys[turn % 3], (int16_t)(turn * 81), (int16_t)(turn % 5), turn % 4 == 0);
@@ -439,7 +439,7 @@ static void check_fillers(void) {
     const agsf_modules modules = modules_of(key, 0, 0, false);
 
     for (size_t u = 0; u < COUNT(unknown); u++) {
-        for (size_t padding = 0; padding <= 400; padding++) {
+        for (size_t padding = 0; padding <= 400; padding += u == 0 ? 1 : 23) {
             struct plan plan = {.type = V1, .uncompressed = 100, .compressed = 132, .values = 5, .unknown = unknown[u], .padding = padding};
             const size_t nbytes = put_sealed_page(&modules, &plan, 0, 0, body, sizeof(body), sealed);
             guarded in = guarded_copy(sealed, nbytes, AT_END), out = guarded_new(nbytes + 300, AT_END);
@@ -518,7 +518,7 @@ static void check_hostile_headers(void) {
     agsf_key *key = key_of(16, 1), *other = key_of(32, 2);
     const agsf_modules from = modules_of(key, 0, 0, false), to = modules_of(other, 0, 0, false);
 
-    for (int value = -1; value <= 300; value++) {
+    for (int value = -1; value <= 300; value += value < 25 || (value > 194 && value < 235) ? 1 : 17) {
         for (unsigned kind = 0; kind < 8; kind++) {
             struct plan plan = {.type = kind < 3 ? V2 : V1, .uncompressed = 200, .compressed = 232, .values = 5};
             const size_t lead = kind == 2 ? 20 : 0;
@@ -600,7 +600,7 @@ static void check_damage(void) {
     uint64_t random = 99;
     agsf_key *key = key_of(16, 1), *other = key_of(16, 2);
 
-    for (unsigned turn = 0; turn < 8; turn++) {
+    for (unsigned turn = 0; turn < 8; turn += SANITIZED ? 3 : 1) {
         const agsf_modules a = modules_of(key, 3, 4, turn & 1);
         agsf_modules b = a;
         guarded in, sealed, out;
