@@ -191,7 +191,7 @@ def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
                 store_aad_prefix=False,
                 threads=context.threads,
             )
-        except (FormatError, IntegrityError):
+        except (FormatError, IntegrityError, PolicyError):
             check()
             if reason := _already(plain):
                 raise AlreadyEncryptedError(reason) from None
