@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +18,11 @@ import pytest
 from datasets import HERE, MASTER, leftovers, make_kms, read_tree, row_of, write_tree
 from parquet_corpus import CORPUS, flat, rows
 from parquet_peers import rows_of
-from support import flip, run_python, seal_stream
+from support import flip, python_env, run_python, seal_stream
 from test_dataset_format import SecondReader
 
 import ags_fast.jobs.parquet
-from ags_fast import IntegrityError, KeyAccessError, parquet
+from ags_fast import IntegrityError, KeyAccessError, cli, parquet
 from ags_fast.fs import Store
 from ags_fast.jobs import (
     Dataset,
@@ -893,3 +896,43 @@ def test_sweep(src: Path, dataset: Path, kms: dict[str, str]) -> None:
     swept = sweep(dataset, kms=kms)
     assert sorted(row.format or "" for row in swept.rows) == ["file", "file", "plan"]
     assert not parquets(dataset) and leftovers(dataset, kms) == []
+
+
+# ---------------------------------------------------------------------------------------------- from a shell
+
+
+def test_cli(
+    src: Path, kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [option for name, value in kms.items() for option in ("--kms", f"{name}={value}")]
+    few = [*options, "--kms", f"encryption.allowed-key-ids={MASTER}"]
+
+    def run(*arguments: str, kms: list[str] = options) -> tuple[int, str]:
+        code = cli.main([*arguments, *kms])
+        return code, capsys.readouterr().out
+
+    encrypted = ("encrypt", "src", "ds", "--wrapping-key-id", MASTER, "--quiet", "--format", "parquet")
+    with pytest.raises(SystemExit):
+        run(*encrypted, "--column-key", "text")
+    assert run("encrypt", "src", "ds", "--wrapping-key-id", MASTER, "--column-key", "text=hr")[0] == 1
+    code, told = run(*encrypted, "--column-key", "text=hr", "--column-key", "number=finance")
+    assert code == 0 and "ok           4" in told
+    code, told = run("ls", "ds", "--json")
+    assert [(file["format"], [*file["column_keys"]]) for file in json.loads(told)["files"]] == [
+        ("parquet", ["text", "number"])
+    ] * 4
+    code, told = run("inspect", "ds")
+    assert "double wrap by hr, for columns, active" in told
+    assert run("verify", "ds")[0] == 0
+    assert run("verify", "ds", kms=few)[0] == 4
+    assert run("decrypt", "ds", "out", kms=few)[0] == 4
+    code, told = run("decrypt", "ds", "out", "--missing", "drop", kms=few)
+    assert code == 0 and "without text, number" in told
+    assert run("rekey", "ds", "--path", "year*", "--quiet")[0] == 0
+    assert run("decrypt", "ds", "out", "--overwrite", "--quiet")[0] == 0
+    check_equal(src, tmp_path / "out")
+    command = [sys.executable, "-m", "ags_fast.cli", "cat", "ds", "year=2025/part-0.parquet", *options]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, **python_env()}, check=True)
+    (tmp_path / "cat").write_bytes(done.stdout)
+    assert rows(tmp_path / "cat") == rows(src / "year=2025/part-0.parquet") and done.stderr == b""

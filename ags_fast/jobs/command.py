@@ -344,7 +344,7 @@ def as_text(result: dict[str, Any]) -> str:
         )
     open_job = "open job {}: it runs, or died; --resume continues it, sweep gives it up"
     lines += map(open_job.format, result.get("open_jobs", ()))
-    notable = [row for row in result.get("rows", ()) if row["status"] in ("failed", "skipped", "planned")]
+    notable = [row for row in result.get("rows", ()) if row["status"] != "ok" or row["error_class"]]
     for row in notable[:SHOWN_FAILURES]:
         why = f": {row['error_class']}: {row['error']}" if row["error_class"] else ""
         lines.append(f"{row['status']}  {row['src']}{why}")
