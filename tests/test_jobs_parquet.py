@@ -617,6 +617,27 @@ def test_another_file_in_its_place(src: Path, dataset: Path, kms: dict[str, str]
                 ags_fast.jobs.parquet._check(context, entry._replace(file_length=0))
 
 
+@pytest.mark.parametrize("op", ["encrypt", "rekey"])
+def test_verify_after(src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    """What storage makes of a file does not count, if it is another one."""
+    if op == "rekey":
+        encrypt(src, dataset, kms).raise_for_failures()
+    name = {"encrypt": "encrypt_file", "rekey": "reencrypt_file"}[op]
+    real = getattr(ags_fast.jobs.parquet, name)
+
+    def spoilt(plain: Any, new: Any, *args: Any, **options: Any) -> Any:
+        report = real(plain, new, *args, **options)
+        if "month=1" in new.path:
+            Path(new.path).write_bytes(flip(Path(new.path).read_bytes(), 8 * 100))
+        return report
+
+    monkeypatch.setattr(ags_fast.jobs.parquet, name, spoilt)
+    options: dict[str, Any] = {"verify_after": True, "progress": False, "engine": HERE}
+    done = rekey_files(dataset, kms=kms, **options) if op == "rekey" else encrypt(src, dataset, kms, **options)
+    assert [row.error_class for row in done.failed] == ["IntegrityError"] and done.counts["ok"] == 3
+    assert verify_files(dataset, kms=kms, engine=HERE).counts["failed"] == 0
+
+
 # ---------------------------------------------------------------------------------------------- resume
 
 
@@ -653,7 +674,8 @@ def test_resume(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path, o
     made = sorted(dataset / name for name in parquets(dataset).keys() - before)
     assert len(made) == 3
     made[0].write_bytes(b"")  # in the place of a finished file
-    made[1].write_bytes(made[2].read_bytes())
+    other = made[1].read_bytes()
+    made[1].write_bytes(flip(other, 8 * 100) if resume == "verify" else made[2].read_bytes())
     kept = made[2].stat()
     done = job(resume=resume)
     done.raise_for_failures()

@@ -250,9 +250,6 @@ def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
         destination.new(entry.path, tag=context.job_id, private=True, fsync=context.fsync) as new,
     ):
         _decrypt_to(context, entry, source, new)
-    if there is not None:  # Hadoop's checksum of the file that was there makes Spark refuse the new one
-        folder, slash, name = entry.path.rpartition("/")
-        destination.delete(f"{folder}{slash}.{name}.crc")
     left_out = [key["column"] for key in entry.column_keys or () if key["key_id"] in context.without]
     if left_out:
         return "ok", "ColumnsDropped", f"without {', '.join(left_out)}: their keys are not to be had", entry.file_length
