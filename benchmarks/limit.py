@@ -146,7 +146,6 @@ class Limit:
             fields.order, fields.norder = order.buffer_info()
         return Loop(self._functions, fields, (plain, stream, nonces, order))
 
-
     def modules(
         self,
         key: bytes,

@@ -1,4 +1,4 @@
-"""What is measured of Parquet: files from one to another, pages in memory, views, footers. Made with pyarrow, once a run."""
+"""What is measured of Parquet: from file to file, pages in memory, views, footers. pyarrow makes the files, once a run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from ags_fast._core import CHECK, COPY, DONE, Modules, PageRun, run_pages
 from ags_fast.parquet._file import Opened
 from benchmarks.cases import KEYS, Bench, nothing, threads_name, touched
 from benchmarks.datasets import taken
-from benchmarks.limit import PIECES, ROOT, Limit, Module
+from benchmarks.limit import PIECES, ROOT, Module
 from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_HEADER, DICTIONARY_PAGE_HEADER = 2, 3, 4, 
 
 def group(bench: Bench) -> Group:
     cases = [
-        *(Case(f"parquet/{what}", functools.partial(files, bench, what), 2 / 3) for what in ("encrypt", "decrypt", "rekey")),
+        *(
+            Case(f"parquet/{what}", functools.partial(files, bench, what), 2 / 3)
+            for what in ("encrypt", "decrypt", "rekey")
+        ),
         Case("parquet/one-column", functools.partial(one_column, bench)),
         Case("parquet/verify", functools.partial(verify, bench, "snappy")),
         Case("parquet/small-pages/encrypt", functools.partial(small_pages_file, bench), 2 / 3),
@@ -49,8 +53,8 @@ def group(bench: Bench) -> Group:
     ]
     size = "46" if bench.quick else "182"
     return Group(
-        f"a file of {size} MB, 8 columns x 4 row groups, unless said otherwise; limit: see the row; best Py: parquet-java's "
-        "rewriter, or cryptography; naive: pyarrow reads and writes, or cryptography",
+        f"a file of {size} MB, 8 columns x 4 row groups; limit: a bare loop, unless the row says; naive: pyarrow reads "
+        "and writes, or a Python reader over cryptography; best Py: parquet-java's rewriter, or cryptography",
         cases,
     )
 
@@ -95,7 +99,7 @@ def plain_file(bench: Bench, name: str) -> Path:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
-        import pyarrow.parquet.encryption  # what comes with the wheels of pyarrow # noqa: F401
+        import pyarrow.parquet.encryption  # is not in all builds
     except ImportError as error:
         raise SkippedError(f"there is no pyarrow with encryption here: {error}") from None
     path = bench.scratch / f"{name}.parquet"
@@ -165,7 +169,8 @@ def files(bench: Bench, what: str) -> Iterator[Contest]:
         pq.write_table(read, out, **options(bench, "snappy"), **more)
 
     rows = [
-        Row(f"parquet/{what}/{n}t", f"{what}, {threads_name(n)}", nbytes=plain.stat().st_size) for n in threads_of(bench)
+        Row(f"parquet/{what}/{n}t", f"{what}, {threads_name(n)}", nbytes=plain.stat().st_size)
+        for n in threads_of(bench)
     ]
     runs: dict[tuple[str, str], Run] = {(rows[0].name, "naive"): anew(out, pyarrow)}
     for row, n in zip(rows, threads_of(bench), strict=True):
@@ -195,20 +200,26 @@ def files(bench: Bench, what: str) -> Iterator[Contest]:
         yield Contest(rows, runs, check=check)
 
 
-@contextmanager
-def parquet_java() -> Iterator[Callable[..., float] | None]:
-    """parquet-java's rewriter in a JVM of its own: (source, target, times) -> seconds of the last. None if it cannot be."""
+def from_tests(name: str) -> Any:
+    """A module of the tests, which have peers that are peers here, too."""
     sys.path.append(str(ROOT / "tests"))
     try:
-        peers = importlib.import_module("parquet_peers")  # needs pytest
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop()
+
+
+@contextmanager
+def parquet_java() -> Iterator[Callable[..., float] | None]:
+    """parquet-java's rewriter in a JVM of its own: (source, target, times) -> the last one's seconds. None without it."""
+    try:
+        peers = from_tests("parquet_peers")  # needs pytest
         peers.jvm_classes()
     except BaseException as error:  # pytest's way to say that something is missing is no Exception
         if not isinstance(error, ImportError) and type(error).__name__ not in ("Skipped", "Failed"):
             raise
         yield None
         return
-    finally:
-        sys.path.pop()
     keys = peers.PmeKeys(KEY)
     with peers.ParquetJava() as java:
         yield lambda source, target, times=1: java.rewrite(source, target, keys, times)[-1]
@@ -235,7 +246,9 @@ def small_pages_file(bench: Bench) -> Iterator[Contest]:
     plain, sealed, out = plain_file(bench, "pages"), sealed_file(bench, "pages"), bench.scratch / "out.parquet"
     aad, modules = modules_of(sealed)
     rows = [
-        Row(f"parquet/small-pages/encrypt/{n}t", f"encrypt, 8 KiB pages, {threads_name(n)}", nbytes=plain.stat().st_size)
+        Row(
+            f"parquet/small-pages/encrypt/{n}t", f"encrypt, 8 KiB pages, {threads_name(n)}", nbytes=plain.stat().st_size
+        )
         for n in threads_of(bench)
     ]
     runs: dict[tuple[str, str], Run] = {}
@@ -296,23 +309,18 @@ def verify(bench: Bench, name: str) -> Iterator[Contest]:
             loop = bench.limit.modules(KEY, aad, modules, seal=False, threads=n)
             runs[row.name, "limit"] = functools.partial(loop, file.fileno())
             runs[row.name, "ours"] = nothing(parquet.verify, sealed, keys, threads=n)
-        runs[rows[0].name, "naive"] = functools.partial(naive_verify, sealed, aad, modules)
+        runs[rows[0].name, "naive"] = functools.partial(naive_verify, sealed)
         runs[rows[0].name, "best"] = functools.partial(best_verify, file.fileno(), aad, modules)
         yield Contest(rows, runs)
 
 
-def naive_verify(path: Path, aad: bytes, modules: list[Module]) -> None:
-    aes = AESGCM(KEY)
-    with open(path, "rb") as file:
-        for module in modules:
-            if file.tell() != module.sealed:
-                file.seek(module.sealed)
-            frame = file.read(module.nbytes + FRAME)
-            aes.decrypt(frame[4:16], frame[16:], aad + module.suffix)
+def naive_verify(path: Path) -> None:
+    """From the file alone: footer, page headers and all. It is what the tests compare the engine with."""
+    deque(from_tests("pme_reference").ParquetFile(path, KEY).modules(), maxlen=0)
 
 
 def best_verify(fd: int, aad: bytes, modules: list[Module]) -> None:
-    """Nothing is copied or allocated for a module, and many small ones are read at once."""
+    """Told where the modules are, it copies and allocates nothing for one, and reads many small ones at once."""
     largest = max(module.nbytes for module in modules) + FRAME
     frames, plain = memoryview(bytearray(largest + PIECES[2])), memoryview(bytearray(largest))
     decrypt_into = AESGCM(KEY).decrypt_into
@@ -415,7 +423,9 @@ def projection(bench: Bench) -> Iterator[Contest]:
             pq.read_table(file, columns=[ONE])
             return float(file.decrypted)
 
-    row = Row("parquet/projection", "decrypted for 1 column; limit: it + 64 KiB", "MiB")  # bytes take the place of seconds
+    row = Row(
+        "parquet/projection", "decrypted for 1 column; limit: it + 64 KiB", "MiB"
+    )  # bytes take the place of seconds
     yield Contest([row], {(row.name, "limit"): lambda: float(nbytes + SLACK), (row.name, "ours"): ours})
 
 

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from support import KEY, KEYS, open_stream, pattern, seal_stream
 
 from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
 
 pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only, and run from there")
 from benchmarks import datasets, measure, peers, targets
-from benchmarks.limit import BUILT_WITH, ROOT, Limit, LimitError
+from benchmarks.limit import BUILT_WITH, ROOT, Limit, LimitError, Module
 from benchmarks.measure import Contest, Row
 
 if TYPE_CHECKING:
@@ -168,6 +169,46 @@ def test_bare_loop_reads_a_small_file(limit: Limit, tmp_path: Path) -> None:
     assert out == data
 
 
+@pytest.fixture
+def modules() -> list[Module]:
+    """Of no particular file: some larger than the loop's pieces, two apart from the one before."""
+    found, plain, sealed = [], 10, 4
+    for i, nbytes in enumerate((30, 5000, 31, 300_000, 1, 600_000, 0, 70)):
+        sealed += 100 if i in (3, 6) else 0
+        found.append(Module(plain, sealed, nbytes, bytes([4 - i % 2 * 2, i]) + bytes(5 if i % 3 else 3)))
+        plain += nbytes
+        sealed += nbytes + 32
+    return found
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("memory", [True, False])
+def test_bare_loop_seals_and_opens_modules(
+    limit: Limit, modules: list[Module], threads: int, memory: bool, tmp_path: Path
+) -> None:
+    key, last = KEYS[16], modules[-1]
+    data, out = bytearray(pattern(last.plain + last.nbytes)), bytearray(last.sealed + last.nbytes + 32)
+    (tmp_path / "plain").write_bytes(data)
+    with open(tmp_path / "plain", "rb") as source, open(tmp_path / "sealed", "w+b", buffering=0) as target:
+        fd = -1 if memory else target.fileno()
+        buffers = (data, out) if memory else None
+        limit.modules(key, PREFIX, modules, seal=True, source=source.fileno(), buffers=buffers, threads=threads)(fd)
+        sealed = bytes(out) if memory else (tmp_path / "sealed").read_bytes()
+        for plain, at, nbytes, suffix in modules:
+            assert int.from_bytes(sealed[at : at + 4], "little") == nbytes + 28
+            opened = AESGCM(key).decrypt(sealed[at + 4 : at + 16], sealed[at + 16 : at + nbytes + 32], PREFIX + suffix)
+            assert opened == data[plain : plain + nbytes]
+
+        opening = limit.modules(key, PREFIX, modules, seal=False, buffers=buffers, threads=threads)
+        assert opening(fd) > 0
+        out[last.sealed + 20] ^= 1
+        target.seek(last.sealed + 20)
+        target.write(out[last.sealed + 20 : last.sealed + 21] if memory else bytes([sealed[last.sealed + 20] ^ 1]))
+        with pytest.raises(LimitError):
+            opening(fd)
+
+
 # ---------------------------------------------------------------- turns, ratios, verdicts
 
 
@@ -301,6 +342,28 @@ def test_jobs_over_datasets_are_measured(tmp_path: Path) -> None:
     if shutil.which("strace"):
         # The difference of two processes' counts: a call more in one of them is 0.01 of a file's.
         assert 3.5 < rows["datasets/calls/verify"]["ours"]["best"] < rows["datasets/calls/encrypt"]["ours"]["best"] < 40
+
+
+@needs_compiler
+def test_parquet_is_measured(tmp_path: Path) -> None:
+    """From file to file and in memory; each contender's result is looked at before it is measured."""
+    pytest.importorskip("pyarrow.parquet.encryption")
+    only = "parquet/(rekey|verify|pages/.*|projection|footer)$"
+    done = run_benchmarks("--quick", "--repeat", "2", "--only", only, "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    rows = {row["name"]: row["columns"] for row in results["rows"]}
+    for name, columns in {
+        "rekey/1t": {"naive", "ours"},
+        "verify/1t": {"limit", "naive", "best", "ours"},
+        "pages/seal": {"limit", "ours"},
+        "pages/open": {"limit", "ours"},
+        "projection": {"limit", "ours"},
+        "footer": {"limit", "ours"},
+    }.items():
+        assert rows[f"parquet/{name}"].keys() == columns
+    projection = rows["parquet/projection"]  # bytes, and so as it is claimed on any machine
+    assert 0 < projection["ours"]["best"] <= projection["limit"]["best"]
 
 
 @needs_compiler
