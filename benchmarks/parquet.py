@@ -1,4 +1,4 @@
-"""What is measured of Parquet: from file to file, pages in memory, views, footers. pyarrow makes the files, once a run."""
+"""What is measured of Parquet: files, pages in memory, views and footers. pyarrow makes the files, once a run."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def from_tests(name: str) -> Any:
 
 @contextmanager
 def parquet_java() -> Iterator[Callable[..., float] | None]:
-    """parquet-java's rewriter in a JVM of its own: (source, target, times) -> the last one's seconds. None without it."""
+    """parquet-java's rewriter in a JVM of its own: (source, target, times) -> seconds of the last, or None."""
     try:
         peers = from_tests("parquet_peers")  # needs pytest
         peers.jvm_classes()
