@@ -1,4 +1,4 @@
-"""The tour, ``make run``: Avro files encrypted on Spark, read split by split, decrypted, and how fast that is.
+"""The tour, ``make run``: Avro files encrypted on Spark, read split by split, decrypted; Parquet; and how fast that is.
 
 The three functions on top are what a user would write; the rest makes files, looks at what came out, and prints.
 """
@@ -29,7 +29,7 @@ from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
 import ags_fast
 from ags_fast import AgsCodec, AgsReader, AgsWriter
-from benchmarks import peers, tour_dataset
+from benchmarks import peers, tour_dataset, tour_parquet
 from benchmarks.measure import Contest, Row, Run, speed
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ ORDER = {
         {"name": "note", "type": ["null", "string"], "default": None},
     ],
 }
+PARQUET_ROWS = 2  # for each of the orders, in the Parquet file
 MADE = [f"2026/{month:02}/orders.avro" for month in range(1, 9)]
 OTHERS = {f"2026/{month:02}/scans/{n}.jpg": 4 << 20 for month in range(1, 4) for n in range(8)}  # bytes
 OTHERS |= {"2026/README.txt": 1000, "2026/empty": 0, "2026/_SUCCESS": 0, "2026/01/.orders.avro.crc": 12}
@@ -317,10 +318,13 @@ def java_version() -> int:
 
 
 @contextlib.contextmanager
-def spark_session(scratch: Path, cluster: bool = False, memory: str | None = None) -> Iterator[SparkSession]:
+def spark_session(
+    scratch: Path, cluster: bool = False, memory: str | None = None, classes: Path | None = None
+) -> Iterator[SparkSession]:
     """A local session that retries failed tasks, as a cluster does; or a cluster, of two executors on this machine.
 
-    What Spark has to say goes to a file. memory: the heap of a JVM that is to be started, as Spark has it.
+    What Spark has to say goes to a file. Of a JVM that is to be started: memory is the heap, as Spark has it, and
+    classes a folder of compiled ones.
     """
     for name in [name for name in os.environ if name.startswith(("SPARK_", "PYSPARK_"))]:
         del os.environ[name]  # a cluster's settings
@@ -350,6 +354,9 @@ def spark_session(scratch: Path, cluster: bool = False, memory: str | None = Non
         builder = builder.config(name, value)
     if memory is not None:
         builder = builder.config("spark.driver.memory", memory)
+    if classes is not None:
+        for where in ("driver", "executor"):
+            builder = builder.config(f"spark.{where}.extraClassPath", str(classes))
     log = scratch / "spark.log"
     try:
         with _stderr_to(log):  # the JVM keeps it
@@ -461,7 +468,8 @@ def tour(
     steps = Steps()
     with contextlib.ExitStack() as stack:
         with steps.step("Spark starts"):
-            spark = stack.enter_context(spark_session(scratch / "spark", kill))
+            classes = tour_parquet.jvm_classes()  # which the first time takes some seconds to compile
+            spark = stack.enter_context(spark_session(scratch / "spark", kill, classes=classes))
         steps.spark = spark
         cpus = spark.sparkContext.defaultParallelism
         steps.say(f"Spark {spark.version} on Java {java}, {_count(cpus, 'task')} at a time")
@@ -514,7 +522,10 @@ def tour(
             wrong = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
             return "".join(f"{name} is not the original" for name in wrong[:1])
 
-        tour_dataset.chapter(spark, steps, source, output or scratch / "output", kill, equal)
+        root = output or scratch / "output"
+        tour_dataset.chapter(spark, steps, source, root, kill, equal)
+        kms = tour_dataset.keystore(root)
+        tour_parquet.chapter(spark, steps, kms, scratch / "parquet", PARQUET_ROWS * records, rounds, classes)
 
         name, length = min(lengths, key=lambda row: (row[1] <= EMPTY_NBYTES, row[1]))
         with steps.step("A bit is flipped, and blocks are cut off"):
