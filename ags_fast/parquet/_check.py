@@ -10,7 +10,7 @@ from ags_fast._core import CHECK, DONE, MORE_OUTPUT, PageRun, run_pages
 from ags_fast._threads import thread_count
 from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.parquet import _thrift as thrift
-from ags_fast.parquet._file import BLOOM_BITSET, BLOOM_HEADER, MAGIC_NBYTES, OFFSET_INDEX, Opened
+from ags_fast.parquet._file import BLOOM_BITSET, BLOOM_HEADER, COLUMN_INDEX, MAGIC_NBYTES, OFFSET_INDEX, Opened
 from ags_fast.parquet._transcode import PAGES, ColumnReport, Report, pieces, with_room
 
 if TYPE_CHECKING:
@@ -159,10 +159,36 @@ def verify(
             row.authenticated = chunk.modules is not None and not ctr
             if not chunk.missing:
                 checks[chunk.number].report(row)
+        rows = _check_footer(opened, chunks)
         report.columns = [columns[number] for number in sorted(columns)]
         report.buffer_nbytes = n * 2 * WINDOW_NBYTES
         report.warnings = _warnings(opened, waiting, report, bool(absent))
+        told = thrift.Struct(opened.data).integer(3)
+        if told != rows:  # some writers do that, in plaintext files
+            report.warnings.append(f"the footer counts {told} rows, its row groups have {rows}")
         return report
+
+
+def _check_footer(opened: Opened, chunks: list[Chunk]) -> int:
+    """Row groups are where they say, and as large: readers go by the one or by the other. Returns their rows."""
+
+    def wrong(group: int, what: str) -> IntegrityError:
+        return IntegrityError(f"the footer {what}", module="footer", row_group=group)
+
+    sizes: list[int | None] = [0] * len(opened.groups)
+    for chunk in chunks:
+        size = sizes[chunk.row_group]
+        known = size is not None and chunk.modules is not None and chunk.modules.aad is not None
+        sizes[chunk.row_group] = size + chunk.numbers().compressed_nbytes if size is not None and known else None
+    rows = 0
+    for number, (begin, _, _, _) in enumerate(opened.groups):
+        group = thrift.Struct(opened.data, begin)
+        rows += group.integer(3) or 0
+        if group.integer(7) not in (None, number):
+            raise wrong(number, f"says of row group {number} that it is number {group.integer(7)}")
+        if sizes[number] is not None and group.integer(6) not in (None, sizes[number]):
+            raise wrong(number, f"has {group.integer(6)} bytes in row group {number}, its columns {sizes[number]}")
+    return rows
 
 
 def _warnings(opened: Opened, waiting: list[Piece], report: Report, absent: bool) -> list[str]:
@@ -243,6 +269,7 @@ class _ChunkCheck:
             short_sizes=chunk.modules is not None and chunk.modules.aad is None,
             keep_checksum=False,
             table=True,
+            dictionary=metadata.dictionary_page > 0,
             label=chunk.name,
         )
 
@@ -273,18 +300,24 @@ class _ChunkCheck:
                 raise FormatError(f"{len(data) - frame} bytes too many where column {self.chunk.name!r} has a module")
         if piece.module == OFFSET_INDEX:
             self._check_locations(plain)
-        elif piece.module != BLOOM_HEADER:
-            thrift.Struct(plain)
+        elif piece.module == COLUMN_INDEX:
+            index = thrift.Struct(plain)
+            if any(len(index.elements(number) or []) != self.run.pages for number in (1, 2, 3)):
+                raise self._wrong("column index", f"does not tell of the {self.run.pages} pages that are there")
 
     def _check_locations(self, plain: bytes) -> None:
         begin = self.chunk.begin()
         pages = [(begin + offset, nbytes) for offset, nbytes, _, _ in self.run.table()]
-        listed = []
+        listed, rows = [], [0]
         for at, _ in thrift.Struct(plain).elements(1) or []:
             location = thrift.Struct(plain, at)
             listed.append((location.integer(1), location.integer(2)))
+            rows.append(location.integer(3) or 0)
         if listed != pages:
             raise self._wrong("offset index", "does not name the pages that are there")
+        rows.append(thrift.Struct(self.opened.data, self.opened.groups[self.chunk.row_group][0]).integer(3) or 0)
+        if rows != sorted(rows) or rows[1] != 0:
+            raise self._wrong("offset index", "has rows in another order than its pages")
 
     def report(self, row: ColumnReport) -> None:
         """Compare the pages with the metadata, and add them to the column's row."""
@@ -299,6 +332,10 @@ class _ChunkCheck:
             if first is not None and metadata.data_page != first:
                 raise self._wrong(
                     "column metadata", f"has its first data page at {metadata.data_page}, it is at {first}"
+                )
+            if metadata.dictionary_page > 0 and (not dictionaries or metadata.dictionary_page != self.chunk.begin()):
+                raise self._wrong(
+                    "column metadata", f"has a dictionary page at {metadata.dictionary_page}, where there is none"
                 )
         row.data_pages += run.pages
         row.dictionary_pages += dictionaries

@@ -511,6 +511,10 @@ class Opened:
             self._open_chunk(chunk)
         elif not raw.metadata:
             raise FormatError(f"column {chunk.name!r}, row group {group} has no metadata: the file is damaged")
+        if chunk.metadata is not None and min(chunk.metadata.compressed_nbytes, chunk.metadata.num_values) < 0:
+            raise FormatError(
+                f"the metadata of column {chunk.name!r}, row group {group} has no size or no count: the file is damaged"
+            )
         return chunk
 
     def _open_chunk(self, chunk: Chunk) -> None:

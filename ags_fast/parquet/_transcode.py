@@ -444,6 +444,7 @@ class Mover:
                 short_sizes=dialect,
                 keep_checksum=not (sealed_ctr and self.check_crc),
                 table=True,
+                dictionary=metadata.dictionary_page > 0,
                 label=chunk.name,
             )
             runs.append((piece, run))
@@ -552,8 +553,9 @@ class Mover:
             plain = bytes(data) if chunk.modules is None else chunk.modules.open(piece.module, data)[0]
             if piece.module == OFFSET_INDEX and not self.same_size:
                 plain = self._offset_index(chunk, plain, moved)
-            elif side.modules is None:
-                plain = plain[: thrift.Struct(plain).end]
+            elif not self.same_size and (chunk.modules is not None or side.modules is not None):
+                end = thrift.Struct(plain).end  # what is no index now would not be opened later
+                plain = plain[:end] if side.modules is None else plain
             parts = [(piece.module, plain)]
             if self.held is not None:
                 framed = plain if side.modules is None else side.modules.seal(piece.module, plain)
