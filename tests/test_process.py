@@ -435,7 +435,7 @@ def test_import_brings_nothing_optional() -> None:
 
 LAYERS = [
     {"_version", "errors", "_core"},
-    {"_threads"},
+    {"_threads", "_arguments"},
     {"ags1"},
     {"stream", "fs"},
     {"_objects"},
