@@ -44,6 +44,8 @@ from ags_fast.keys.kms import load_kms, set_audit_hook
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from servers import S3Server
+
     from ags_fast.jobs import JobResult
     from ags_fast.jobs.dataset import FileEntry
 
@@ -186,6 +188,31 @@ def test_in_memory(src: Path, kms: dict[str, str], tmp_path: Path) -> None:
     check_equal(src, tmp_path / "out")
     again = decrypt_files(f"{name}/ds", f"{name}/out", kms=kms, progress=False, resume="length")
     assert again.counts == {"ok": 0, "skipped": 4, "failed": 0}
+
+
+def test_in_s3(src: Path, kms: dict[str, str], tmp_path: Path, moto_s3: S3Server) -> None:
+    """From S3 to S3 and back, and read where it is."""
+    pytest.importorskip("s3fs")
+    bucket = f"bucket-{os.urandom(8).hex()}"
+    moto_s3.client().create_bucket(Bucket=bucket)
+    shared: dict[str, Any] = {"kms": kms, "storage_options": moto_s3.options(), "engine": HERE, "progress": False}
+    source = Store(f"s3://{bucket}/src", moto_s3.options())
+    shutil.rmtree(src / "year=2026")  # two files are left: this server is slow
+    for path, file in parquets(src).items():
+        source.create(path, file.read_bytes())
+    source.create("x.csv", b"1,2")
+    url = f"s3://{bucket}/ds"
+    done = encrypt(source.url, url, **shared, column_keys=COLUMNS, verify_after=True)
+    assert done.counts == {"ok": 2, "skipped": 0, "failed": 1} and done.failed[0].error_class == "FormatError"
+    assert rekey_files(url, paths="year*", **shared).counts["ok"] == 1
+    decrypt_files(url, tmp_path / "out", **shared).raise_for_failures()
+    check_equal(src, tmp_path / "out")
+    name, file = parquets(src).popitem()
+    with open_file(url, name, kms=kms, storage_options=moto_s3.options()) as view:
+        assert rows_of(pq.ParquetFile(view).read()) == rows(file)
+    source.delete("x.csv")
+    encrypt(source.url, url, **shared, delete_sources=True).raise_for_failures()  # the bytes were compared
+    assert list(source.list()) == []
 
 
 def test_arguments(src: Path, dataset: Path, kms: dict[str, str]) -> None:
@@ -802,7 +829,7 @@ for step in itertools.count(int(sys.argv[4]), int(sys.argv[5])):
     assert leftovers(dataset, kms) == [], (step, leftovers(dataset, kms))
     checked = verify_files(dataset, kms=kms, engine=HERE, progress=False)
     assert checked.counts == {"ok": 3, "skipped": 0, "failed": 0}, (step, checked.rows)
-    for version in (1, checked.version):
+    for version in {1, checked.version}:
         shutil.rmtree(out, ignore_errors=True)
         done = decrypt_files(dataset, out, kms=kms, engine=HERE, progress=False, version=version, fsync=False)
         done.raise_for_failures()
@@ -817,7 +844,7 @@ print(step)
 @pytest.mark.timeout(300)
 def test_killed(tmp_path: Path, kms: dict[str, str], op: str) -> None:
     """At steps that touch storage; whoever takes up the job finishes it, and leaves nothing behind."""
-    stride = 7 if op == "encrypt" else 4  # other steps in each run
+    stride = 8 if op == "encrypt" else 7  # other steps in each run
     begin = int.from_bytes(os.urandom(1)) % stride
     assert int(run_python(STEPS, tmp_path, op, repr(kms), begin, stride, timeout=280)) > 15
 
@@ -946,9 +973,7 @@ def test_cli(
     ] * 4
     code, told = run("inspect", "ds")
     assert "double wrap by hr, for columns, active" in told
-    assert run("verify", "ds")[0] == 0
     assert run("verify", "ds", kms=few)[0] == 4
-    assert run("decrypt", "ds", "out", kms=few)[0] == 4
     code, told = run("decrypt", "ds", "out", "--missing", "drop", kms=few)
     assert code == 0 and "without text, number" in told
     assert run("rekey", "ds", "--path", "year*", "--quiet")[0] == 0
