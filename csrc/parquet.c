@@ -564,8 +564,8 @@ static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_re
 
 /* The most that put_page() may write, also in between. */
 static uint64_t room_for(const agsf_pages *run, const struct page *page) {
-    return (uint64_t)page->header_frame_nbytes + page->plain_nbytes + 2 * AGSF_FRAME_NBYTES + HEADER_GROWTH_NBYTES +
-           (run->mode == AGSF_PAGES_VIEW ? page->body_nbytes - page->plain_nbytes : 0);
+    if (run->mode == AGSF_PAGES_VIEW) return (uint64_t)page->header_frame_nbytes + page->body_nbytes; /* as it was */
+    return (uint64_t)page->header_frame_nbytes + page->plain_nbytes + 2 * AGSF_FRAME_NBYTES + HEADER_GROWTH_NBYTES;
 }
 
 static void count_page(agsf_pages *run, const struct page *page, uint64_t in_nbytes, uint64_t out_nbytes) {

@@ -286,7 +286,7 @@ def test_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -
     open_source = {"memory": lambda: SEALED, "path": lambda: tmp_path / "sealed", "file-like": lambda: Source(SEALED)}
     draw = random.Random(0)
     for window, listed, kept in ((1, 1, 1), (900, 100, 700), (5000, 3000, 3000), (1 << 20, 1 << 20, 1 << 20)):
-        for name in ("WINDOW_NBYTES", "GAP_NBYTES", "SPILL_NBYTES"):
+        for name in ("WINDOW_NBYTES", "GAP_NBYTES"):
             monkeypatch.setattr(_view, name, window)
         for name in ("LIST_NBYTES", "LIST_LARGE_NBYTES"):
             monkeypatch.setattr(_view, name, listed)

@@ -195,6 +195,9 @@ def _warnings(opened: Opened, waiting: list[Piece], report: Report, absent: bool
     warnings = []
     if report.algorithm == "AES_GCM_CTR_V1":
         warnings.append("AES_GCM_CTR_V1: pages carry no tag; a change in them goes unseen, unless they have a CRC")
+    missing = [row.path for row in report.columns if row.key == "missing"]
+    if missing:
+        warnings.append(f"not checked, for want of keys: {', '.join(missing)}")
     plain = [row.path for row in report.columns if row.key == "plain"]
     if plain:
         warnings.append(f"not encrypted, and not authenticated: {', '.join(plain)}")

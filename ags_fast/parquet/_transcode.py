@@ -823,10 +823,17 @@ class Sealer:
 
 
 def count_columns(
-    columns: dict[int, ColumnReport], chunks: Iterable[Chunk], side: Callable[[Chunk], Side], moved: dict[int, Moved]
+    columns: dict[int, ColumnReport],
+    chunks: Iterable[Chunk],
+    side: Callable[[Chunk], Side],
+    moved: dict[int, Moved],
+    plaintext_footer: bool,
 ) -> None:
     """Add chunks to the rows of their columns."""
     for chunk in chunks:
+        if chunk.missing:
+            columns[chunk.column] = ColumnReport(chunk.name, "missing", authenticated=False)
+            continue
         now = side(chunk)
         sealed = now if now.modules is not None or chunk.modules is None else Side(chunk.kind, chunk.modules)
         row = columns.get(chunk.column)
@@ -838,6 +845,10 @@ def count_columns(
         if there is None:
             continue
         row.nbytes += there.nbytes
+        if now.modules is None:
+            row.modules += chunk.raw.sealed_metadata > 0
+        else:
+            row.modules += now.kind == "column" or plaintext_footer
         if there.run is not None:
             dictionaries = there.run.counts["dictionary_pages"]
             row.data_pages += there.run.pages
@@ -846,12 +857,19 @@ def count_columns(
 
 
 def _report(
-    op: str, opened: Opened, chunks: list[Chunk], side: Callable[[Chunk], Side], mover: Mover, algorithm: str | None
+    op: str,
+    opened: Opened,
+    chunks: list[Chunk],
+    side: Callable[[Chunk], Side],
+    mover: Mover,
+    algorithm: str | None,
+    plaintext_footer: bool,
 ) -> Report:
-    report = Report(op, algorithm, "plain", len(opened.groups), opened.source.size)
+    footer = "signed" if plaintext_footer else "encrypted"
+    report = Report(op, algorithm, footer, len(opened.groups), opened.source.size, mover.target.position)
     columns: dict[int, ColumnReport] = {}
-    count_columns(columns, chunks, side, mover.moved)
-    report.columns = list(columns.values())
+    count_columns(columns, chunks, side, mover.moved, plaintext_footer)
+    report.columns = [columns[number] for number in sorted(columns)]
     report.buffer_nbytes = mover.buffer_nbytes
     if mover.counts["wrong_checksums"]:
         report.warnings.append(
@@ -947,9 +965,7 @@ def _write(
     mover.move(chunks)
     footer = _new_footer(opened, chunks, mover.moved, sealer, crypto, plaintext_footer, None)
     put_footer(target, footer, crypto, sealer.footer(), plaintext_footer)
-    report = _report(op, opened, chunks, sealer, mover, crypto.algorithm)
-    report.footer = "signed" if plaintext_footer else "encrypted"
-    report.file_length = target.position
+    report = _report(op, opened, chunks, sealer, mover, crypto.algorithm, plaintext_footer)
     report.warnings += v2_warnings(mover)
     if plaintext_footer:
         left = sorted({number for chunk in chunks if sealer(chunk).modules is not None for number in _unknown(chunk)})
@@ -1015,9 +1031,8 @@ def decrypt_file(
             footer = _new_footer(opened, chunks, mover.moved, side, None, False, dropped)
             put_footer(target, footer, None, None, False)
             assert opened.crypto is not None
-            report = _report("decrypt", opened, chunks, side, mover, opened.crypto.algorithm)
-            report.footer = "encrypted" if opened.encrypted_footer else "signed"
-            report.file_length = target.position
+            algorithm, signed = opened.crypto.algorithm, not opened.encrypted_footer
+            report = _report("decrypt", opened, chunks, side, mover, algorithm, signed)
             if dropped is not None:
                 report.warnings.append(
                     f"left out for want of keys: {', '.join(dropped.names)}{''.join(sorted(reasons))}"
@@ -1121,11 +1136,7 @@ def _reseal(
         mover.move(held)
         footer = _resealed_footer(opened, held, sealer, crypto, plaintext)
         put_footer(target, footer, crypto, sealer.footer(), plaintext)
-        report = _report("reencrypt", opened, held, sealer, mover, crypto.algorithm)
-        passed = sorted({chunk.name for chunk in chunks if chunk.missing})
-        report.columns += [ColumnReport(name, "missing") for name in passed]
-        report.footer = "signed" if plaintext else "encrypted"
-        report.file_length = target.position
+        report = _report("reencrypt", opened, chunks, sealer, mover, crypto.algorithm, plaintext)
         remove_sidecar(dst, report)
         return report
 

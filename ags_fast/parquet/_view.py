@@ -14,7 +14,7 @@ from _thread import allocate_lock
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
-from ags_fast._core import DONE, LIST, MORE_OUTPUT, VIEW, Footer, PageRun, grow, new_bytes, run_pages, thrift_splice
+from ags_fast._core import DONE, LIST, VIEW, Footer, PageRun, grow, new_bytes, run_pages, thrift_splice
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import bytes_view, clamp
 from ags_fast.errors import FormatError
@@ -48,7 +48,6 @@ SPECULATIVE_NBYTES = 64 << 10  # from the end: what Arrow reads in the hope that
 LIST_NBYTES = 64 << 10  # of the source at a time, to find the pages of a chunk
 LIST_LARGE_NBYTES = 4 << 10  # where pages are larger than that: a header is rarely so long
 FOOTER_KEY_NBYTES = 4  # that the crypto_metadata of a chunk under the footer key takes in a footer, field head and all
-SPILL_NBYTES = 64 << 10
 ZEROS = memoryview(bytes(64 << 10))
 
 
@@ -86,20 +85,10 @@ class _Job:
         self.end = end
         self.out = out
 
-    def advance(self, window: memoryview, is_all: bool) -> None:
-        """Note what was done with a window, after a run; and do what it had no room for."""
-        run = self.run
-        while True:
-            self.at += run.consumed
-            self.out = self.out[run.produced :]
-            if run.stop != MORE_OUTPUT:
-                return
-            # The engine wants some room behind a page, which the caller's buffer does not have behind the last.
-            window = window[run.consumed :]
-            spill = memoryview(bytearray(max(run.wanted, SPILL_NBYTES)))
-            run.feed(window, is_all, spill)
-            run_pages([run], 1)
-            self.out[: run.produced] = spill[: run.produced]
+    def advance(self) -> None:
+        """Note what was done with a window, after a run. A page takes as much room as it had: output never lacks."""
+        self.at += self.run.consumed
+        self.out = self.out[self.run.produced :]
 
 
 class _Cache:
@@ -485,7 +474,7 @@ class PlainView(io.RawIOBase):
             run_pages(runs, self._threads)
             for job in jobs:
                 before = job.at
-                job.advance(window[job.at - begin : job.end - begin], stop == end)
+                job.advance()
                 self._cache.count(job.at - before)
             self._scratch[:] = [scratch]  # one is enough to be kept
             step = max(WINDOW_NBYTES, jobs[0].run.wanted)

@@ -275,7 +275,7 @@ class _Writer:
             begin, end, _, _ = opened.groups[0]
             data = opened.data[begin:end]
             self._groups.append(row_group(data, number, chunks, mover.moved, sealer, self._plaintext_footer, []))
-            count_columns(self._columns, chunks, sealer, mover.moved)
+            count_columns(self._columns, chunks, sealer, mover.moved, self._plaintext_footer)
             self._rows += thrift.Struct(opened.data).integer(3) or 0
         self.largest = max(self.largest, len(file))
         self._nbytes += len(file)

@@ -775,8 +775,13 @@ static void check_limits(void) {
         agsf_pages run = {.to = &modules, .nbytes = UINT32_MAX, .in = huge, .in_nbytes = put_plan(huge, &large)};
         agsf_pages *runs = &run;
         CHECK_EQUAL(agsf_pages_run(&runs, 1, 1), AGSF_OK);
-        CHECK_EQUAL(run.stop, AGSF_STOP_INPUT); /* the size of the whole page is known, and asked for */
-        CHECK_EQUAL(run.wanted, run.in_nbytes + (size_t)INT32_MAX - 31);
+        CHECK_EQUAL(run.stop, AGSF_STOP_FAILED); /* before 2 GiB of it are asked for */
+        CHECK_EQUAL(run.status, AGSF_BAD_ARGUMENT);
+        large.compressed--;
+        run = (agsf_pages){.to = &modules, .nbytes = UINT32_MAX, .in = huge, .in_nbytes = put_plan(huge, &large)};
+        CHECK_EQUAL(agsf_pages_run(&runs, 1, 1), AGSF_OK);
+        CHECK_EQUAL(run.stop, AGSF_STOP_INPUT);
+        CHECK_EQUAL(run.wanted, run.in_nbytes + (size_t)INT32_MAX - 32);
         agsf_key_free(key);
     }
     guarded_free(&out);
