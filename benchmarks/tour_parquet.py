@@ -77,8 +77,14 @@ SOURCE = Path(__file__).with_name("jvm") / "LocalKeystore.scala"
 def jvm_classes() -> Path | None:
     """The folder with the compiled LocalKeystore.scala: made once per machine, by the compiler that comes with pyspark.
 
-    None if there is none, or it fails.
+    None if that cannot be done here.
     """
+    with contextlib.suppress(OSError):
+        return _compiled()
+    return None
+
+
+def _compiled() -> Path | None:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         return None
@@ -196,7 +202,7 @@ def print_inspection(path: Path) -> None:
         os.environ.pop("COLUMNS")
         if columns is not None:
             os.environ["COLUMNS"] = columns
-    print(textwrap.indent(text.getvalue(), " " * 6))
+    print(textwrap.indent(text.getvalue().strip(), " " * 6) + "\n")
 
 
 def differs(one: DataFrame, other: DataFrame) -> str:
