@@ -408,7 +408,7 @@ def view(bench: Bench) -> Iterator[Contest]:
 
     rows, runs = [], {}
     for n in threads_of(bench):
-        row = Row(f"parquet/view/{n}t", f"pyarrow reads the view, {threads_name(n)}; limit: plain file", "ms")
+        row = Row(f"parquet/view/{n}t", f"view, {threads_name(n)}; limit: plain file", "ms")
         rows.append(row)
         runs[row.name, "limit"] = nothing(file_object)
         runs[row.name, "ours"] = functools.partial(ours, n)
@@ -428,9 +428,7 @@ def projection(bench: Bench) -> Iterator[Contest]:
             pq.read_table(file, columns=[ONE])
             return float(file.decrypted)
 
-    row = Row(
-        "parquet/projection", "decrypted for 1 column; limit: it + 64 KiB", "MiB"
-    )  # bytes take the place of seconds
+    row = Row("parquet/projection", "1 column of a view; limit: it + 64 KiB", "MiB")  # bytes take the place of seconds
     yield Contest([row], {(row.name, "limit"): lambda: float(nbytes + SLACK), (row.name, "ours"): ours})
 
 
@@ -440,7 +438,7 @@ def footer(bench: Bench) -> Iterator[Contest]:
 
     plain, sealed = plain_file(bench, "wide"), sealed_file(bench, "wide")
     keys = parquet.Keys(KEY)
-    row = Row("parquet/footer", f"open {bench.size(5000):,} columns x 10; limit: read_metadata", "ms")
+    row = Row("parquet/footer", f"open {bench.size(5000):,} columns; limit: read_metadata", "ms")
     runs: dict[tuple[str, str], Run] = {
         (row.name, "limit"): nothing(pq.read_metadata, plain),
         (row.name, "ours"): lambda: parquet.open_plain(sealed, keys).close(),
@@ -456,7 +454,7 @@ def write_table(bench: Bench) -> Iterator[Contest]:
     writing = options(bench, "snappy")
     rows, runs = [], {}
     for n in threads_of(bench):
-        row = Row(f"parquet/write_table/{n}t", f"write_table, {threads_name(n)}; limit: pyarrow, plain", "ms")
+        row = Row(f"parquet/write_table/{n}t", f"write_table, {threads_name(n)}; limit: pyarrow", "ms")
         rows.append(row)
         runs[row.name, "limit"] = anew(out, nothing(pq.write_table, data, out, **writing))
         ours = nothing(parquet.write_table, data, out, parquet.Keys(KEY), threads=n, **writing)
