@@ -1163,7 +1163,8 @@ def _resealed_footer(opened: Opened, held: list[Chunk], sealer: Sealer, crypto: 
         edits = [(1, thrift.LIST, thrift.list_of(thrift.STRUCT, columns))]
         groups.append(thrift_splice(opened.data[begin:end], 0, edits))
     edits = [(4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups)), *signing(crypto if plaintext else None)]
-    return thrift_splice(opened.data[: opened.footer.end], 0, edits)
+    footer = thrift_splice(opened.data[: opened.footer.end], 0, edits)
+    return footer if plaintext else footer.ljust(len(opened.data), b"\0")  # parquet-java pads
 
 
 def _padded(chunk: Chunk) -> bytes:
