@@ -550,7 +550,7 @@ def test_verify_compares_the_footer_with_the_columns(mode: Mode) -> None:
         with pytest.raises(IntegrityError) as caught:
             parquet.verify(file.with_footer(footer), mode.keys(RICH_LEAVES), threads=1)
             raise AssertionError(name)
-        assert caught.value.module in ("footer", "column metadata") and caught.value.row_group == 0
+        assert caught.value.module in ("footer", "column metadata") and caught.value.row_group in (0, 1)
     for edit in (lambda footer: footer.set(3, ref.I64, 25), lambda footer: footer[4].items.pop()):
         footer, _ = ref.parse(ref.serialise(file.footer))
         edit(footer)
