@@ -20,7 +20,7 @@ endif
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-run: $(VENV)/built java ## encrypt, read and decrypt real Avro files with Spark; or yours: make run INPUT=dir OUTPUT=dir KILL=1
+run: $(VENV)/built java ## encrypt, read and decrypt real Avro and Parquet files with Spark; or yours: make run INPUT=dir OUTPUT=dir KILL=1
 	$(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)') $(if $(KILL),--kill)
 
 test: $(VENV)/built java ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
