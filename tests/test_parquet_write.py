@@ -501,18 +501,30 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
             apq.write_table(flat(3000), Target(take), Keys(KF), row_group_size=500, threads=threads)
 
 
+def test_a_row_group_that_is_larger_than_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The buffer for it is too small, whether it is the first or was kept."""
+    monkeypatch.setattr(_write, "ENCODED_BEYOND_NBYTES", 64)
+    table = pa.table({"n": pa.nulls(50_000, pa.int8()), "s": ["x"] * 50_000}).append_column("i", [range(50_000)])
+    for threads in (1, 2):
+        out = bytearray()
+        apq.write_table(table.slice(0, 9), out, Keys(KF), row_group_size=3, threads=threads)
+        plain = bytearray()
+        apq.decrypt_file(out, plain, Keys(KF))
+        assert pq.read_table(pa.BufferReader(bytes(plain))).equals(table.slice(0, 9))
+
+
 def test_what_cannot_be_numbered(no_leftovers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before anything is encoded, if it is known by then."""
     table = pa.table({"a": pa.array(range(40_000), pa.int32())})
     encoded = []
-    encode = _write._encode
-    monkeypatch.setattr(_write, "_encode", lambda *args: encoded.append(args) or encode(*args))
+    encode = _write._Encoder.encode
+    monkeypatch.setattr(_write._Encoder, "encode", lambda *args: encoded.append(args) or encode(*args))
     with pytest.raises(FormatError, match="40,000 row groups"):
         apq.write_table(table, no_leftovers / "f", Keys(KF), row_group_size=1)
     wide = pa.table({f"c{i}": pa.array([1], pa.int8()) for i in range(32_769)})
     with pytest.raises(FormatError, match="32768 columns"):
         apq.write_table(wide, no_leftovers / "f", Keys(KF))
-    assert len(encoded) == 1  # the schema of the wide one
+    assert not encoded
     paged = {"max_rows_per_page": 1, "write_batch_size": 1, "use_dictionary": False}
     with pytest.raises(FormatError, match="pages"):
         apq.write_table(table, no_leftovers / "f", Keys(KF), **paged)

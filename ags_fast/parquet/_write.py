@@ -48,6 +48,7 @@ __all__ = ["write_table"]
 
 # What pyarrow does if it is not told, and the most that it does.
 ROW_GROUP_ROWS, MAX_ROW_GROUP_ROWS = 1 << 20, 64 << 20
+ENCODED_BEYOND_NBYTES = 1 << 20  # by how much a row group may be larger than in memory, before it is encoded twice
 AHEAD = 2  # row groups in memory at once, of the table and encoded
 REFUSED = {
     "encryption_properties": "keys say how it is encrypted",
@@ -98,7 +99,8 @@ def write_table(
         raise ValueError(f"row_group_size must be at least 1 row, not {row_group_size}")
     n = thread_count(threads)
     schema, tables = _row_groups(table, rows)
-    with Opened(_encode(schema, None, options), None) as frame, closing(_encoded(schema, tables, options, n)) as files:
+    encoder = _Encoder(schema, options)
+    with Opened(encoder.frame(), None) as frame, closing(_encoded(encoder, tables, n)) as files:
         crypto, aad = new_crypto(algorithm, bytes(aad_prefix or b""), store_aad_prefix, keys)
         sealer = Sealer(frame, keys, crypto, aad, other_columns)
         with Target(dst, private=False, fsync=fsync, threads=n) as target:
@@ -199,33 +201,72 @@ def _cut(schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int) -> Ite
 # ---------------------------------------------------------------------------------------------------------- encoding
 
 
-def _encode(schema: pa.Schema, table: pa.Table | None, options: Mapping[str, Any]) -> pa.Buffer:
-    """A Parquet file in memory, with the table as its one row group, or with none."""
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, schema, **options) as writer:
-        if table is not None:
+class _Encoder:
+    """Makes tables Parquet files in memory, each of them with one row group.
+
+    Buffers are kept from one to the next: where a stream in memory grows, its copies and the pages of memory that are
+    touched for the first time cost a third as much as the encoding.
+    """
+
+    def __init__(self, schema: pa.Schema, options: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._options = options
+        self._kept: deque[pa.Buffer] = deque()
+
+    def frame(self) -> pa.Buffer:
+        """A file without a row group."""
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, self._schema, **self._options):
+            pass
+        return sink.getvalue()
+
+    def encode(self, table: pa.Table) -> pa.Buffer:
+        """Give the file back with `done`."""
+        wanted = table.nbytes + ENCODED_BEYOND_NBYTES
+        try:
+            buffer = self._kept.pop()
+        except IndexError:
+            buffer = None
+        if buffer is None or buffer.size < wanted:
+            buffer = pa.allocate_buffer(wanted)
+        sink: Any = pa.FixedSizeBufferWriter(buffer)
+        try:
+            self._write(sink, table)
+            return buffer.slice(0, sink.tell())
+        except (pa.ArrowInvalid, OSError):  # larger than the table in memory: then, or for whatever it was, once more
+            sink = pa.BufferOutputStream()
+            self._write(sink, table)
+            return sink.getvalue()
+
+    def _write(self, sink: Any, table: pa.Table) -> None:
+        with pq.ParquetWriter(sink, self._schema, **self._options) as writer:
             writer.write_table(table, row_group_size=max(1, table.num_rows))
-    return sink.getvalue()
+
+    def done(self, file: pa.Buffer) -> None:
+        if file.parent is not None:
+            self._kept.append(file.parent)
 
 
-def _encoded(
-    schema: pa.Schema, tables: Iterator[pa.Table], options: Mapping[str, Any], threads: int
-) -> Generator[pa.Buffer, None, None]:
+def _encoded(encoder: _Encoder, tables: Iterator[pa.Table], threads: int) -> Generator[pa.Buffer, None, None]:
     """The tables, in order, each as a file in memory. With threads, the next is encoded while one is in use."""
     if threads == 1:
         for table in tables:
-            yield _encode(schema, table, options)
+            file = encoder.encode(table)
+            yield file
+            encoder.done(file)
         return
     running: deque[Future[pa.Buffer]] = deque()
     with ThreadPoolExecutor(AHEAD, "ags-fast-encode") as pool:
         try:
             while True:
                 while len(running) < AHEAD and (table := next(tables, None)) is not None:
-                    running.append(pool.submit(_encode, schema, table, options))
+                    running.append(pool.submit(encoder.encode, table))
                 del table
                 if not running:
                     return
-                yield running.popleft().result()
+                file = running.popleft().result()
+                yield file
+                encoder.done(file)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
