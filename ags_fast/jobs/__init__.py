@@ -329,7 +329,8 @@ def _reserve(
     """The entries with the ids of the keys that will wrap theirs. masters: for each, {column: its master key}."""
     # Under the master key of the rest, a column needs no key apart: one call of the KMS opens both.
     uses = Counter(master for columns in masters for master in columns.values())
-    key = dataset.reserve(wrapping_key_id, double_wrap, _uses(entries) + 2 * sum(uses.values()))
+    shared = sum(uses.values()) if wrapping_key_id is None else uses[wrapping_key_id]
+    key = dataset.reserve(wrapping_key_id, double_wrap, _uses(entries) + 2 * shared)
     ids = {key.wrapping_key_id: key.key_id}
     for master in sorted(uses.keys() - ids.keys()):
         ids[master] = dataset.reserve(master, double_wrap, 2 * uses[master], columns=True).key_id
