@@ -69,6 +69,8 @@ cdef extern from "agsf.h" nogil:
     agsf_status agsf_open_file(const char *path, uint8_t *out, size_t nbytes, int *fd_ret, uint64_t *nbytes_ret,
                                int *os_error_ret)
     agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_error_ret)
+    bint agsf_read_whole(const char *path, uint8_t *out, size_t nbytes, const uint64_t *mtime_ns)
+    bint agsf_write_whole(int folder, const char *path, const char *name, const uint8_t *data, size_t nbytes, bint sync)
     void agsf_expect_fill(uint8_t *buffer, size_t nbytes)
     const char *agsf_libcrypto_version()
     const char *agsf_libcrypto_cpu()
@@ -428,6 +430,22 @@ cdef class Key:
         return out
 
 
+    def seal_bytes(self, bytes aad_prefix not None, size_t block_size, bytes header not None, bytes plain not None):
+        """`header` and then all of a stream's blocks, as new bytes; one thread does it."""
+        cdef agsf_run run = self._run(aad_prefix, block_size, 0, 1)
+        cdef Py_ssize_t begin = PyBytes_GET_SIZE(header)
+        cdef uint64_t sealed = agsf_sealed_nbytes(<uint64_t> PyBytes_GET_SIZE(plain), block_size)
+        if sealed == 0:
+            _raise_for(AGSF_BAD_ARGUMENT, None)
+        out = _new_bytes(begin + <Py_ssize_t> sealed)
+        memcpy(PyBytes_AS_STRING(out), PyBytes_AS_STRING(header), <size_t> begin)
+        run.plain = <uint8_t *> PyBytes_AS_STRING(plain)
+        run.plain_nbytes = <size_t> PyBytes_GET_SIZE(plain)
+        run.sealed = <uint8_t *> PyBytes_AS_STRING(out) + begin
+        _go(&run, True)
+        return out
+
+
 cdef bytes _new_bytes(Py_ssize_t nbytes):
     if nbytes < 0:
         raise ValueError(f"a size cannot be negative: {nbytes}")
@@ -464,6 +482,15 @@ def append(bytearray buffer not None, Py_ssize_t filled, data):
     return _nbytes(view)
 
 
+cdef bytes _path(object path):
+    """As the system takes it."""
+    cdef PyObject *encoded = NULL
+    PyUnicode_FSConverter(path, &encoded)
+    raw = <bytes> encoded
+    Py_DECREF(raw)  # the converter's reference
+    return raw
+
+
 def open_file(path, length, uint64_t small):
     """Open a file to read: its descriptor, its size, and b"". The size of what is no regular file is -1.
 
@@ -471,19 +498,15 @@ def open_file(path, length, uint64_t small):
     are read, the file is closed, and instead of its descriptor there are -1 and these bytes.
     """
     # One call in place of os.open, fstat, pread and close: around a small file these cost as much as what they do.
-    cdef PyObject *encoded = NULL
-    cdef const char *name
+    cdef bytes raw = _path(path)
+    cdef const char *name = PyBytes_AS_STRING(raw)
     cdef agsf_status status
     cdef int fd = -1, os_error = 0
     cdef uint64_t nbytes = 0
     cdef uint64_t wanted = 0 if length is None or length > small else length
     cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> wanted)
     cdef uint8_t *data = <uint8_t *> PyBytes_AS_STRING(out)
-    PyUnicode_FSConverter(path, &encoded)
-    raw = <bytes> encoded
-    Py_DECREF(raw)  # the converter's reference
     PySys_Audit("open", "OOi", <PyObject *> path, <PyObject *> None, 0)
-    name = PyBytes_AS_STRING(raw)
     while True:
         with nogil:
             status = agsf_open_file(name, data, <size_t> wanted, &fd, &nbytes, &os_error)
@@ -507,6 +530,42 @@ def open_file(path, length, uint64_t small):
     if status != AGSF_OK:
         _raise_for(status, None, os_error)
     return -1, nbytes, out
+
+
+def read_whole(path, uint64_t nbytes, mtime_ns):
+    """All of a regular file of `nbytes`, in one call: None, for whatever reason, leaves it to who does it step by step.
+
+    mtime_ns, unless it is None: and that was changed last at this time (ns since the epoch), also after it was read.
+    """
+    cdef bytes raw = _path(path)
+    cdef const char *name = PyBytes_AS_STRING(raw)
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> nbytes)
+    cdef uint8_t *data = <uint8_t *> PyBytes_AS_STRING(out)
+    cdef uint64_t expected = 0 if mtime_ns is None else mtime_ns
+    cdef const uint64_t *mtime = NULL if mtime_ns is None else &expected
+    cdef bint whole
+    PySys_Audit("open", "OOi", <PyObject *> path, <PyObject *> None, 0)
+    with nogil:
+        whole = agsf_read_whole(name, data, <size_t> nbytes, mtime)
+    return out if whole else None
+
+
+def write_whole(int folder, path, name, bytes data not None, bint sync):
+    """Make a file in an open folder, in one call, if that is still what has the path and there is no such file.
+
+    Until it is complete, with `sync` on the disk, it has no name: whatever dies leaves nothing. False, for whatever
+    reason, leaves it to who does it step by step; then nothing was done.
+    """
+    cdef bytes raw_path = _path(path), raw_name = _path(name)
+    cdef const char *at = PyBytes_AS_STRING(raw_path)
+    cdef const char *to = PyBytes_AS_STRING(raw_name)
+    cdef const uint8_t *begin = <const uint8_t *> PyBytes_AS_STRING(data)
+    cdef size_t nbytes = <size_t> PyBytes_GET_SIZE(data)
+    cdef bint whole
+    PySys_Audit("open", "OOi", <PyObject *> name, <PyObject *> None, 1)
+    with nogil:
+        whole = agsf_write_whole(folder, at, to, begin, nbytes, sync)
+    return whole
 
 
 @cython.final

@@ -92,6 +92,23 @@ agsf_status agsf_open_file(const char *path, uint8_t *out, size_t nbytes, int *f
 /* agsf_read_and_close() reads the first nbytes and closes the descriptor, whatever comes. AGSF_IO or AGSF_SHORT. */
 agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_error_ret) AGSF_MUST_CHECK;
 
+/*
+ * Small files, whole, in one call each. These two do the usual case and nothing else: false says that the file must be
+ * dealt with step by step, which also tells what is wrong with it, if anything is.
+ *
+ * agsf_read_whole() reads a regular file that has exactly nbytes. mtime_ns, unless it is NULL: that ends there, too,
+ * and, after it was read, still has this time of its last change, in nanoseconds since the epoch.
+ */
+bool agsf_read_whole(const char *path, uint8_t *out, size_t nbytes, const uint64_t *mtime_ns) AGSF_MUST_CHECK;
+
+/*
+ * agsf_write_whole() makes a file in an open folder, if that is still what has the path. The file has no name, not
+ * even a temporary one, until it is complete and, with sync, on the disk: whatever dies before leaves nothing. Then it
+ * gets its name, if nobody else has it. After false there is no such file.
+ */
+bool agsf_write_whole(int folder, const char *path, const char *name, const uint8_t *in, size_t nbytes,
+                      bool sync) AGSF_MUST_CHECK;
+
 /* ---------------------------------------------------------------- keys */
 
 /*

@@ -2,12 +2,13 @@
  * test_files.c - descriptors on which the system does what it may.
  *
  * Guards: reads and writes that are interrupted or that do a part only go on where they were; an error in the middle
- * of a run is that error, at the right block, and zeros; a file opened here is closed whatever comes; advice on huge
- * pages changes nothing.
+ * of a run is that error, at the right block, and zeros; a file opened here is closed whatever comes; a file that is
+ * made in one call is there completely or not at all, and replaces nothing; advice on huge pages changes nothing.
  */
 #include "support.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/stat.h>
 
 /* ---------------------------------------------------------------- between csrc and the system */
@@ -49,6 +50,31 @@ ssize_t __wrap_pwrite64(int fd, const void *in, size_t nbytes, int64_t offset) {
 
     return some > 0 ? __real_pwrite64(fd, in, some, offset) : broken_errno == 0 && system_is == BROKEN ? 0 : -1;
 }
+
+int __real_linkat(int from, const char *path, int to, const char *name, int flags);
+int __wrap_linkat(int from, const char *path, int to, const char *name, int flags);
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __real_close(int fd);
+int __wrap_close(int fd);
+
+static bool links_by_path_only, fsync_fails, close_fails; /* the first: before 6.10, or without a privilege */
+static unsigned nfsyncs;
+
+int __wrap_linkat(int from, const char *path, int to, const char *name, int flags) {
+    if (!links_by_path_only || path[0] != 0) return __real_linkat(from, path, to, name, flags);
+    errno = ENOENT;
+    return -1;
+}
+
+int __wrap_fsync(int fd) {
+    nfsyncs++;
+    if (!fsync_fails) return __real_fsync(fd);
+    errno = EIO;
+    return -1;
+}
+
+int __wrap_close(int fd) { return __real_close(fd) == 0 && !close_fails ? 0 : -1; }
 
 /* ---------------------------------------------------------------- runs */
 
@@ -182,6 +208,117 @@ static void check_whole_files(void) {
     close(fd);
 }
 
+static int next_fd(void) {
+    const int fd = open("/dev/null", O_RDONLY);
+
+    close(fd);
+    return fd;
+}
+
+/* Whatever comes of it, nothing stays open, and what is not the whole file is not said to be. */
+static void check_read_whole(const char *path, size_t nbytes, const uint64_t *mtime_ns, bool want) {
+    guarded out = guarded_new(nbytes, AT_END);
+    const int fd = next_fd();
+
+    CHECK_EQUAL(agsf_read_whole(path, out.data, nbytes, mtime_ns), want);
+    if (want) CHECK(all_are(out.data, nbytes, 'x'));
+    CHECK_EQUAL(next_fd(), fd);
+    guarded_free(&out);
+}
+
+/* Whether a file was made, which must have all the bytes. If not, there is none. */
+static bool write_whole(int folder, const char *path, bool sync) {
+    static uint8_t data[5000];
+    const int fd = next_fd();
+    bool made;
+
+    memset(data, 'x', sizeof(data));
+    nfsyncs = 0;
+    made = agsf_write_whole(folder, path, "name", data, sizeof(data), sync);
+    CHECK_EQUAL(next_fd(), fd);
+    if (made) {
+        CHECK_EQUAL(nfsyncs, sync);
+        CHECK(faccessat(folder, "name", W_OK, 0) == 0);
+        if (path[0] != 0) {
+            char name[100];
+            (void)snprintf(name, sizeof(name), "%s/name", path);
+            check_read_whole(name, sizeof(data), NULL, true);
+        }
+    }
+    CHECK_EQUAL(unlinkat(folder, "name", 0) == 0, made);
+    return made;
+}
+
+static void check_one_call(void) {
+    char folder[] = "/tmp/agsf-test-XXXXXX", path[100];
+    uint64_t mtime_ns;
+    struct stat status;
+    int fd, at;
+
+    checking("files in one call");
+    CHECK(mkdtemp(folder) != NULL);
+    at = open(folder, O_RDONLY | O_DIRECTORY);
+    (void)snprintf(path, sizeof(path), "%s/name", folder);
+
+    fd = open(path, O_CREAT | O_WRONLY, 0600);
+    CHECK(fd >= 0 && write(fd, "xxxxx", 5) == 5 && fstat(fd, &status) == 0);
+    mtime_ns = (uint64_t)status.st_mtim.tv_sec * 1000000000 + (uint64_t)status.st_mtim.tv_nsec;
+    for (system_is = AS_IT_IS; system_is <= HESITANT; system_is++) {
+        for (size_t n = 0; n <= 10; n++) check_read_whole(path, n, NULL, n == 5);
+        check_read_whole(path, 5, &mtime_ns, true);
+    }
+    system_is = BROKEN;
+    broken_from = 3;
+    broken_errno = EIO;
+    check_read_whole(path, 5, NULL, false);
+    broken_from = 5; /* it cannot be known to end there */
+    check_read_whole(path, 5, &mtime_ns, false);
+    system_is = AS_IT_IS;
+    mtime_ns++;
+    check_read_whole(path, 5, &mtime_ns, false);
+    CHECK(futimens(fd, (const struct timespec[2]){{-5, 0}, {-5, 0}}) == 0);
+    mtime_ns = (uint64_t)-5 * 1000000000;
+    check_read_whole(path, 5, &mtime_ns, false);
+    CHECK(futimens(fd, (const struct timespec[2]){{0, 0}, {0, 7}}) == 0);
+    mtime_ns = 7;
+    check_read_whole(path, 5, &mtime_ns, true);
+    close(fd);
+    CHECK(!agsf_write_whole(at, folder, "name", (const uint8_t *)"new", 3, false)); /* never replaces */
+    check_read_whole(path, 5, &mtime_ns, true);
+    CHECK(unlink(path) == 0);
+    check_read_whole(path, 0, NULL, false);
+    CHECK(mkfifo(path, 0600) == 0);
+    check_read_whole(path, 0, NULL, false);
+    CHECK(unlink(path) == 0 && stat("/proc/self/status", &status) == 0);
+    mtime_ns = (uint64_t)status.st_mtim.tv_sec * 1000000000 + (uint64_t)status.st_mtim.tv_nsec;
+    check_read_whole("/proc/self/status", 0, &mtime_ns, false);
+    check_read_whole("/", 0, NULL, false);
+    check_read_whole("/dev/zero", 0, NULL, false);
+
+    if (write_whole(at, folder, false)) { /* else, this file system has no files without a name */
+        for (int old = 0; old <= 1; old++) {
+            links_by_path_only = old;
+            system_is = HESITANT;
+            CHECK(write_whole(at, folder, false) && write_whole(at, folder, true));
+            CHECK(!write_whole(at, "/", false) && !write_whole(at, "", false));
+            system_is = BROKEN;
+            broken_errno = ENOSPC;
+            for (broken_from = 0; broken_from < 5000; broken_from += 4999) CHECK(!write_whole(at, folder, false));
+            system_is = AS_IT_IS;
+            fsync_fails = true;
+            CHECK(!write_whole(at, folder, true) && write_whole(at, folder, false));
+            fsync_fails = false;
+            close_fails = true;
+            CHECK(!write_whole(at, folder, false));
+            close_fails = false;
+        }
+        links_by_path_only = false;
+    }
+    CHECK(!write_whole(-1, folder, false));
+    close(at);
+    CHECK(rmdir(folder) == 0);
+}
+
 static void check_advice(void) {
     for (size_t nbytes = 0; nbytes < 9 << 20; nbytes = nbytes * 2 + 4097) {
         guarded buffer = guarded_new(nbytes, AT_END);
@@ -200,6 +337,7 @@ int main(void) {
         check_runs(600000, 1500000, threads); /* larger than what is read at once */
     }
     check_whole_files();
+    check_one_call();
     check_advice();
     return 0;
 }
