@@ -251,6 +251,24 @@ class StoreContract:
         with pytest.raises(FileNotFoundError):
             store.open("nothing")
 
+    def test_whole(self, store: Store) -> None:
+        for data in (b"x", b"", pattern(100_000)):  # the first makes the folder, the others replace it
+            store.put("a/file", data, tag="t")
+            assert store.read("a/file", len(data)) == data
+            store.put("a/other", data)
+            store.delete("a/other")
+            entry = store.stat("a/file")
+            assert entry is not None and entry.size == len(data)
+            assert store.take("a/file", entry.size, entry.stamp) in (data, None)  # None: only step by step
+        assert names(store) == ["a/file"] and store.sweep("t") == []
+        for path in ("a/nothing", "nothing/file"):
+            assert store.take(path, 0) is None
+        for path in ("../file", "/file", "a/../file"):
+            with pytest.raises(PolicyError):
+                store.put(path, b"x")
+            with pytest.raises(PolicyError):
+                store.take(path, 1)
+
     def test_folders_that_are_empty(self, store: Store) -> None:
         put(store, "a/b/file", b"x")
         store.remove_folder("a/b")

@@ -8,6 +8,7 @@ import gc
 import io
 import os
 import pickle
+import shutil
 import signal
 import stat
 import subprocess
@@ -426,6 +427,106 @@ def test_a_file_that_changes_while_it_is_read(store: Store) -> None:
     for path in ("fifo", "."):
         with pytest.raises(OSError, match="regular"):
             fs._Sequential(os.path.join(store.url, path))
+
+
+def test_take(store: Store) -> None:
+    put(store, "a/file", b"12345")
+    there = store.stat("a/file")
+    assert there is not None
+    assert store.take("a/file", 5) == store.take("a/file", 5, there.stamp) == b"12345"
+    assert store.take("a/file", 4) is store.take("a/file", 6) is store.take("a", 0) is None
+    for other in (int(there.stamp) + 1, int(there.stamp) - 1, 0, -1, 1 << 64, 1 << 80, "an etag"):
+        assert store.take("a/file", 5, str(other)) is None
+    os.mkfifo(store.url + "/fifo")
+    assert store.take("fifo", 0) is None
+    os.symlink("/proc/self/status", store.url + "/lies")  # a file that has more bytes than its size says
+    lies = store.stat("lies")
+    assert lies is not None and store.take("lies", lies.size, lies.stamp) is None
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_put_is_new_write_publish(store: Store, quick: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done: list[bool] = []
+
+    def write_whole(*arguments: Any) -> bool:
+        done.append(quick and write(*arguments))
+        return done[-1]
+
+    write = fs.write_whole
+    monkeypatch.setattr(fs, "write_whole", write_whole)
+    put(store, "a/first", b"x")
+    before = os.umask(0o027)
+    try:
+        store.put("a/one", b"one", tag="t", fsync=True)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(store.url + "/a/one").st_mode) == 0o640 and done.pop() in {quick, False}
+    store.put("a/one", b"again")  # replaces; keeps the mode
+    assert stat.S_IMODE(os.stat(store.url + "/a/one").st_mode) == 0o640 and not done.pop()
+    os.rename(store.url + "/a", store.url + "/away")
+    store.put("a/two", b"two")  # where it should be, not where that folder is now
+    assert names(store) == ["a/two", "away/first", "away/one"] and store.read("away/one", 9) == b"again"
+    os.rename(store.url, tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError):
+        store.put("a/three", b"three")
+    assert not os.path.exists(tmp_path / "elsewhere" / "a" / "three")
+    os.mkdir(store.url)
+    store.put("a/three", b"three")
+    assert names(store) == ["a/three"]
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    os.rename(store.url + "/a", store.url + "/b")
+    os.symlink(outside, store.url + "/a")
+    os.symlink(outside / "file", store.url + "/b/link")
+    for path in ("a/four", "b/link"):
+        with pytest.raises(PolicyError, match="leads out"):
+            store.put(path, b"x")
+    assert os.listdir(outside) == []
+    os.symlink("three", store.url + "/b/inside")
+    store.put("b/inside", b"through it")
+    assert store.read("b/three", 99) == b"through it" and os.path.islink(store.url + "/b/inside")
+    os.mkdir(store.url + "/b/folder")
+    with pytest.raises(IsADirectoryError):
+        store.put("b/folder", b"x")
+    shutil.rmtree(store.url + "/b")
+    os.unlink(store.url + "/a")
+    store.put("b/four", b"four")
+    assert names(store) == ["b/four"] and store.sweep(older_than=0) == []
+
+
+def test_put_has_no_name_before_it_is_complete(store: Store) -> None:
+    """Where storage can: not even a temporary one, so there is nothing to sweep, whatever dies."""
+    store.check_writable()
+    try:
+        os.close(os.open(store.url, os.O_TMPFILE | os.O_WRONLY))
+    except OSError as error:
+        pytest.skip(f"this file system has no files without a name: {error}")
+    run_python(
+        """
+        import errno, resource, signal, sys
+        from ags_fast import fs
+        store = fs.Store(sys.argv[1])
+        new, fs.NewFile = fs.NewFile, None  # what has a temporary name
+        store.put("a/b/file", b"complete", fsync=True)
+        assert store.read("a/b/file", 9) == b"complete"
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+        try:
+            store.put("a/b/large", bytes(5001))
+        except TypeError:  # None cannot be called: step by step, after one step was not possible
+            pass
+        assert [entry.path for entry in store.list()] == ["a/b/file"] and store.sweep(older_than=0) == []
+        fs.NewFile = new
+        try:
+            store.put("a/b/large", bytes(5001))
+        except OSError as error:
+            assert error.errno == errno.EFBIG
+        else:
+            raise AssertionError("it does not fit")
+        assert [entry.path for entry in store.list()] == ["a/b/file"] and store.sweep(older_than=0) == []
+        """,
+        store.url,
+    )
 
 
 # ---------------------------------------------------------------- never outside
