@@ -26,6 +26,7 @@ enum {
     AAD_JOINED_NBYTES = 128, /* up to here prefix and suffix are joined, to spare a call */
     AAD_STEP_NBYTES = 1 << 30, /* EVP counts in int */
     STEP_MIN_NBYTES = 2048,
+    CACHED_STEP_MIN_NBYTES = 16 * 1024,
     STEP_MAX_NBYTES = 128 * 1024,
 };
 
@@ -443,16 +444,14 @@ agsf_status agsf_lane_begin_open(agsf_lane *lane, const uint8_t *nonce, const ui
  * 64 MiB of 64 KiB blocks: 7 GB/s opened in one call, 15 GB/s in halves; benchmarks/limit.c tries other steps, too.
  * A step that is no multiple of a cache line is slow again.
  */
-static size_t update_step(size_t nbytes) {
+static size_t update_step(size_t nbytes, size_t min_nbytes) {
     const size_t half = (nbytes / 2 + 63) & ~(size_t)63;
 
-    if (nbytes < STEP_MIN_NBYTES) return nbytes;
+    if (nbytes < min_nbytes) return nbytes;
     return half < STEP_MAX_NBYTES ? half : STEP_MAX_NBYTES;
 }
 
-agsf_status agsf_lane_update(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) {
-    const size_t at_once = update_step(nbytes);
-
+static agsf_status update(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out, size_t at_once) {
     while (nbytes > 0) {
         const size_t step = nbytes < at_once ? nbytes : at_once;
         int written;
@@ -464,6 +463,14 @@ agsf_status agsf_lane_update(agsf_lane *lane, const uint8_t *in, size_t nbytes, 
         nbytes -= step;
     }
     return AGSF_OK;
+}
+
+agsf_status agsf_lane_update(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) {
+    return update(lane, in, nbytes, out, update_step(nbytes, STEP_MIN_NBYTES));
+}
+
+agsf_status agsf_lane_update_cached(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) {
+    return update(lane, in, nbytes, out, update_step(nbytes, CACHED_STEP_MIN_NBYTES));
 }
 
 agsf_status agsf_lane_finish_seal(agsf_lane *lane, uint8_t tag_ret[AGSF_TAG_NBYTES]) {

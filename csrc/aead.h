@@ -38,6 +38,9 @@ agsf_status agsf_lane_begin_seal(agsf_lane *lane, const uint8_t *nonce, const ui
 agsf_status agsf_lane_begin_open(agsf_lane *lane, const uint8_t *nonce, const uint8_t *prefix, size_t prefix_nbytes,
                                  const uint8_t *suffix, size_t suffix_nbytes) AGSF_MUST_CHECK;
 agsf_status agsf_lane_update(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) AGSF_MUST_CHECK;
+
+/* The same, faster for messages of some KiB that were read or written just now and so are in a cache, not in memory. */
+agsf_status agsf_lane_update_cached(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) AGSF_MUST_CHECK;
 agsf_status agsf_lane_finish_seal(agsf_lane *lane, uint8_t tag_ret[AGSF_TAG_NBYTES]) AGSF_MUST_CHECK;
 agsf_status agsf_lane_finish_open(agsf_lane *lane, const uint8_t tag[AGSF_TAG_NBYTES]) AGSF_MUST_CHECK;
 

@@ -57,7 +57,7 @@ static agsf_status seal_frame(agsf_lane *lane, const agsf_modules *modules, unsi
     put_u32(out, (uint32_t)(nbytes + AGSF_OVERHEAD_NBYTES));
     memcpy(out + LENGTH_NBYTES, nonce, AGSF_NONCE_NBYTES);
     status = agsf_lane_begin_seal(lane, nonce, modules->aad, aad_nbytes(modules), suffix.bytes, suffix.nbytes);
-    if (status == AGSF_OK) status = agsf_lane_update(lane, in, nbytes, sealed);
+    if (status == AGSF_OK) status = agsf_lane_update_cached(lane, in, nbytes, sealed);
     if (status == AGSF_OK) status = agsf_lane_finish_seal(lane, sealed + nbytes);
     return status;
 }
@@ -70,7 +70,7 @@ static agsf_status open_frame(agsf_lane *lane, const agsf_modules *modules, unsi
     agsf_status status = agsf_lane_begin_open(lane, in + LENGTH_NBYTES, modules->aad, aad_nbytes(modules), suffix.bytes,
                                               suffix.nbytes);
 
-    if (status == AGSF_OK) status = agsf_lane_update(lane, sealed, nbytes, out);
+    if (status == AGSF_OK) status = agsf_lane_update_cached(lane, sealed, nbytes, out);
     if (status == AGSF_OK) status = agsf_lane_finish_open(lane, sealed + nbytes);
     return status;
 }
@@ -435,6 +435,9 @@ static bool find_page(struct worker *worker, struct page *page) {
     whole = (uint64_t)page->header_frame_nbytes + page->body_nbytes;
     if (whole > chunk_left || (run->in_is_all && run->mode != AGSF_PAGES_LIST && whole > left)) {
         return fail(run, AGSF_BAD_FORMAT, header_module(page));
+    }
+    if (run->to != NULL && page->body_nbytes + body_overhead(run->to) > (size_t)INT32_MAX + body_overhead(run->from)) {
+        return fail(run, AGSF_BAD_ARGUMENT, body_module(page)); /* before 2 GiB of it are read */
     }
     if (run->mode == AGSF_PAGES_LIST) return true;
     if (whole > left) return stop_for(run, AGSF_STOP_INPUT, (size_t)whole);

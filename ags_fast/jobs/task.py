@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ags_fast._core import open_file
-from ags_fast.ags1 import HEADER_NBYTES, AgsCodec, encode_header
+from ags_fast._core import OVERHEAD_NBYTES, Key
+from ags_fast.ags1 import HEADER_NBYTES, encode_header
 from ags_fast.errors import AgsError, FormatError, IntegrityError
 from ags_fast.fs import Store
 from ags_fast.jobs.dataset import FileEntry, check_path
@@ -195,27 +195,34 @@ def _encrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
     assert context.other is not None
     if _is_finished(context, entry, attempt):
         return None
-    with context.other.open(entry.source) as file:
+    if _is_small(entry) and (plain := context.other.take(entry.source, entry.plain_length, entry.stamp)) is not None:
+        _refuse_encrypted(plain)
+        _write_small(context, entry, plain)
+    else:
+        _encrypt_steps(context, context.other, entry)
+    if context.verify_after:
+        _check(context, entry)
+    return None
+
+
+def _encrypt_steps(context: Context, source: Store, entry: FileEntry) -> None:
+    with source.open(entry.source) as file:
         if file.stamp != entry.stamp or file.size != entry.plain_length:
             raise SourceChangedError(f"{entry.source} has changed since it was planned: run the job again")
         chunk = _chunks(context, entry.block_size)
         got = file.readinto(chunk)
-        if reason := encrypted_already(bytes(chunk[: min(got, 8)])):
-            raise AlreadyEncryptedError(reason)
-        if _is_small(entry):
-            if got != entry.plain_length or file.changed():
+        _refuse_encrypted(bytes(chunk[: min(got, 8)]))
+        with _writer(context, entry) as writer:
+            while got and writer.tell() <= entry.plain_length:  # it may grow for ever
+                writer.write(chunk[:got])
+                got = file.readinto(chunk)
+            if writer.tell() != entry.plain_length or file.changed():
                 raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
-            _write_small(context, entry, chunk[:got])
-        else:
-            with _writer(context, entry) as writer:
-                while got and writer.tell() <= entry.plain_length:  # it may grow for ever
-                    writer.write(chunk[:got])
-                    got = file.readinto(chunk)
-                if writer.tell() != entry.plain_length or file.changed():
-                    raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
-    if context.verify_after:
-        _check(context, entry)
-    return None
+
+
+def _refuse_encrypted(head: bytes) -> None:
+    if reason := encrypted_already(head):
+        raise AlreadyEncryptedError(reason)
 
 
 def _writer(context: Context, entry: FileEntry) -> AgsWriter:
@@ -232,16 +239,11 @@ def _is_small(entry: FileEntry) -> bool:
     return entry.plain_length <= min(SMALL_NBYTES, entry.block_size)
 
 
-def _write_small(context: Context, entry: FileEntry, plain: memoryview | bytes) -> None:
-    """Like a writer, but with what is known beforehand: it takes half the time, of which there is little else."""
-    codec = AgsCodec(context.dek(entry), aad_prefix=entry.aad_prefix, block_size=entry.block_size, threads=1)
-    stream = codec.encrypt(plain)
-    new = context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync)
-    try:
-        new.write(stream)
-        new.publish()
-    finally:
-        new.discard()
+def _write_small(context: Context, entry: FileEntry, plain: bytes) -> None:
+    """Like a writer, but all at once: around a small file, each step costs as much as what is done with it."""
+    key, block_size = Key(context.dek(entry)), entry.block_size
+    stream = key.seal_bytes(entry.aad_prefix, block_size, encode_header(block_size), plain)
+    context.dataset.put(entry.file, stream, tag=context.job_id, fsync=context.fsync)
 
 
 def _is_finished(context: Context, entry: FileEntry, attempt: int) -> bool:
@@ -270,7 +272,7 @@ def encrypted_already(head: bytes) -> str | None:
 
 
 def _check(context: Context, entry: FileEntry) -> None:
-    if _is_small(entry) and context.dataset.local and _is_intact(context, entry):
+    if _is_small(entry) and _is_intact(context, entry):
         return
     with context.reader(entry) as reader:
         reader.verify()
@@ -278,18 +280,18 @@ def _check(context: Context, entry: FileEntry) -> None:
 
 def _is_intact(context: Context, entry: FileEntry) -> bool:
     """Whether all is well with a small file. If not, a reader will say what is wrong."""
-    try:
-        path = context.dataset.source(check_path(entry.file))
-        fd, size, stream = open_file(path, entry.file_length, 2 * SMALL_NBYTES)
-        if fd >= 0:
-            os.close(fd)
-            return False
-        if size != entry.file_length or stream[:HEADER_NBYTES] != encode_header(entry.block_size):
-            return False
-        codec = AgsCodec(context.dek(entry), aad_prefix=entry.aad_prefix, block_size=entry.block_size, threads=1)
-        return codec.decrypt_into(stream, _chunks(context, entry.block_size), length=size) == entry.plain_length
-    except (AgsError, OSError):
+    header = encode_header(entry.block_size)
+    if entry.file_length != HEADER_NBYTES + entry.plain_length + OVERHEAD_NBYTES:
         return False
+    stream = context.dataset.take(check_path(entry.file), entry.file_length)
+    if stream is None or not stream.startswith(header):
+        return False
+    try:
+        key = Key(context.dek(entry))
+        key.open_bytes(entry.aad_prefix, entry.block_size, 0, stream, HEADER_NBYTES, entry.plain_length, 1)
+    except (AgsError, ValueError):
+        return False
+    return True
 
 
 def _verify(context: Context, task: Task, attempt: int) -> tuple[str, str] | None:
