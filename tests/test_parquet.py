@@ -849,6 +849,55 @@ def test_a_wrong_crc_stays_wrong() -> None:
     )  # fmt: skip
 
 
+def test_only_the_footer_is_encrypted(corpus: dict[str, bytes]) -> None:
+    """Every column stays plain."""
+    for name in ("page index", "nested", "empty table", "no columns"):
+        for footer in (False, True):
+            sealed, back = bytearray(), bytearray()
+            options = {"other_columns": "plain", "plaintext_footer": footer}
+            report = parquet.encrypt_file(corpus[name], sealed, Keys(KF), **options)
+            assert {row.key for row in report.columns} <= {"plain"}
+            file = ref.ParquetFile(bytes(sealed), KF)
+            assert [one.kind for one in file.modules() if one.sealed] == [ref.FOOTER]
+            parquet.decrypt_file(sealed, back, Keys(KF))
+            assert data_of(bytes(back)) == data_of(corpus[name])
+
+
+@pytest.mark.parametrize("unique", [b"u", bytes(range(200))])
+def test_choices_of_other_writers(unique: bytes) -> None:
+    """An aad_file_unique of any length, key metadata that is empty, no word on the prefix, zeros behind the footer."""
+    plain, mode = rich(write_page_checksum=False), Mode(columns="columns", prefix="stored")
+    file = reference(seal(plain, mode), mode, RICH_LEAVES)
+    aad = PREFIX + unique
+    keys = {(chunk.row_group, chunk.column): chunk.key for chunk in file.chunks()}
+    data = bytearray(file.data[: file.tail])
+    footer, _ = ref.parse(ref.serialise(file.footer))
+    for module in list(file.modules())[1:]:
+        place = module.row_group, module.column
+        sealed = ref.seal(keys[place], module.plain, ref.module_aad(aad, module.kind, *place, module.page))
+        if module.offset is None:
+            footer[4].items[place[0]][1].items[place[1]].set(9, ref.BINARY, sealed)
+        else:
+            data[module.offset : module.offset + module.length] = sealed
+    parameters = ref.Struct([[1, ref.BINARY, PREFIX], [2, ref.BINARY, unique]])
+    algorithm = ref.Struct([[1, ref.STRUCT, parameters]])
+    crypto = ref.serialise(ref.Struct([[1, ref.STRUCT, algorithm], [2, ref.BINARY, b""]]))
+    tail = crypto + ref.seal(mode.footer, ref.serialise(footer) + bytes(100), ref.module_aad(aad, ref.FOOTER))
+    other = bytes(data) + tail + len(tail).to_bytes(4, "little") + b"PARE"
+    assert list(reference(other, mode, RICH_LEAVES).modules())
+
+    found = parquet.inspect(other)
+    assert found["footer_key_metadata"] is None and found["aad_file_unique"] == unique.hex()
+    assert data_of(unseal(other, mode, RICH_LEAVES)) == data_of(plain)
+    parquet.verify(other, mode.keys(RICH_LEAVES))
+    same, turned = bytearray(), Mode(columns="columns", prefix="stored", generation="second")
+    new = turned.keys(RICH_LEAVES)
+    parquet.reencrypt_file(other, same, mode.keys(RICH_LEAVES), new, same_size=True)
+    assert reference(bytes(same), turned, RICH_LEAVES).aad == aad
+    with pytest.raises(KeyAccessError, match="no key_metadata"):
+        parquet.decrypt_file(other, bytearray(), {}.__getitem__)
+
+
 # ---------------------------------------------------------------- V2 pages
 
 
