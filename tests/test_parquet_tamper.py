@@ -8,6 +8,7 @@ import io
 import itertools
 import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -24,6 +25,7 @@ from ags_fast.parquet import Keys
 
 pa, pq = peers.pa, peers.pq
 BROKEN = (IntegrityError, FormatError)
+PLAIN = rich()
 
 
 def fails(file: bytes, mode: Mode, threads: int = 1, **options: Any) -> AgsError:
@@ -558,6 +560,51 @@ def test_verify_compares_the_footer_with_the_columns(mode: Mode) -> None:
         assert any("rows, its row groups have" in warning for warning in report.warnings)
 
 
+# ---------------------------------------------------------------- plaintext files, which have no tags
+
+
+def damaged(edit: Callable[[ref.Struct], Any]) -> bytes:
+    file = ref.ParquetFile(PLAIN)
+    edit(file.footer)
+    return file.with_footer()
+
+
+def test_damaged_plaintext_files_are_refused(tmp_path: Path) -> None:
+    """What would be lost, or read as what it is not, once it is encrypted and the source is gone."""
+
+    def chunk(footer: ref.Struct, column: int = 0) -> ref.Struct:
+        return footer[4].items[0][1].items[column]
+
+    cases = {
+        "a chunk where another is": lambda footer: chunk(footer)[3].set(9, ref.I64, chunk(footer, 3)[3][9]),
+        "a bloom filter in pages": lambda footer: chunk(footer)[3].set(14, ref.I64, 40),
+        "an index in pages": lambda footer: chunk(footer).set(6, ref.I64, 40),
+        "a longer index": lambda footer: chunk(footer).set(7, ref.I32, chunk(footer)[7] + 2),
+        "a column less": lambda footer: footer[4].items[1][1].items.pop(),
+        "pages outside": lambda footer: chunk(footer)[3].set(7, ref.I64, 1 << 40),
+        "an index outside": lambda footer: chunk(footer).set(4, ref.I64, 1 << 40),
+        "an index of 2 GiB": lambda footer: chunk(footer).set(5, ref.I32, (1 << 31) - 1),
+        "a shorter chunk": lambda footer: chunk(footer)[3].set(5, ref.I64, 1 << 40),
+        "no metadata": lambda footer: chunk(footer).remove(3),
+        "no size": lambda footer: chunk(footer)[3].remove(7),
+        "no children": lambda footer: footer[2].items[0].set(5, ref.I32, 3),
+    }
+    for name, edit in cases.items():
+        for source in (damaged(edit), tmp_path / "plain"):
+            if isinstance(source, bytes):
+                (tmp_path / "plain").write_bytes(source)
+            out = bytearray(b"before")
+            with pytest.raises(FormatError):
+                parquet.encrypt_file(source, out, Keys(key("k")), threads=1)
+                raise AssertionError(name)
+            assert out in (b"", b"before")
+    file = ref.ParquetFile(PLAIN)
+    for module in file.modules():
+        if module.kind in (ref.COLUMN_INDEX, ref.OFFSET_INDEX, ref.BLOOM_HEADER, ref.DATA_HEADER):
+            with pytest.raises(FormatError):
+                parquet.encrypt_file(file.replace(module, b"\xff" * module.length), bytearray(), Keys(key("k")))
+
+
 # ---------------------------------------------------------------- anything at all
 
 
@@ -624,8 +671,6 @@ def test_any_plaintext_file_is_an_error_of_ours(data: st.DataObject) -> None:
         assert back
 
 
-PLAIN = rich()
-
 MEMORY = """
 import resource, sys
 from ags_fast import AgsError, parquet
@@ -634,8 +679,10 @@ from parquet_files import Mode, RICH_LEAVES, FOUR
 import pickle
 from pathlib import Path
 cases = pickle.loads(Path(sys.argv[1]).read_bytes())
-def each(number, data):
-    mode = FOUR[number]
+path = Path(sys.argv[1] + ".parquet")
+def each(number, content):
+    mode, data = FOUR[number], path
+    path.write_bytes(content)
     keys = mode.keys(RICH_LEAVES)
     for call in (
         lambda: parquet.decrypt_file(data, bytearray(), keys, threads=1),
