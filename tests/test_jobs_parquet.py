@@ -644,6 +644,23 @@ def test_another_file_in_its_place(src: Path, dataset: Path, kms: dict[str, str]
                 ags_fast.jobs.parquet._check(context, entry._replace(file_length=0))
 
 
+def test_pages_keep_their_tags(src: Path, dataset: Path, tmp_path: Path, kms: dict[str, str]) -> None:
+    """A file that is made to say that its pages have no tags is not what was written."""
+    encrypt(src, dataset, kms).raise_for_failures()
+    path = min(parquets(dataset).values())
+    sealed = path.read_bytes()
+    at = len(sealed) - 8 - int.from_bytes(sealed[-8:-4], "little")
+    assert sealed[at : at + 2] == b"\x1c\x1c"  # FileCryptoMetaData, and the union in it
+    path.write_bytes(sealed[: at + 1] + b"\x2c" + sealed[at + 2 :])
+    for result in (
+        verify_files(dataset, kms=kms, engine=HERE),
+        decrypt_files(dataset, tmp_path / "out", kms=kms, engine=HERE),
+        rekey_files(dataset, kms=kms, engine=HERE),
+    ):
+        (row,) = result.failed
+        assert row.error_class == "IntegrityError" and "AES_GCM_CTR_V1" in (row.error or "")
+
+
 @pytest.mark.parametrize("op", ["encrypt", "rekey"])
 def test_verify_after(src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     """What storage makes of a file does not count, if it is another one."""

@@ -355,6 +355,29 @@ def refused(error: type[Exception], match: str, call: Callable[..., Any], *args:
     assert out == b""
 
 
+def test_the_algorithm_of_an_encrypted_footer_can_be_pinned() -> None:
+    """No tag covers its name there: whoever can write to the storage can take the tags away from all pages."""
+    keys = UNIFORM.keys([])
+    sealed = seal(rich(), UNIFORM)
+    at = sealed.index(b"\x1c\x1c", ref.ParquetFile(sealed, keys.footer_key()).tail)  # FileCryptoMetaData, its union
+    changed = sealed[: at + 1] + b"\x2c" + sealed[at + 2 :]
+    assert parquet.inspect(changed)["algorithm"] == "AES_GCM_CTR_V1"
+
+    def rekey(src: Any, out: Any, keys: Any, **options: Any) -> object:
+        return parquet.reencrypt_file(src, out, keys, keys, **options)
+
+    def view(src: Any, out: Any, keys: Any, **options: Any) -> object:
+        return parquet.open_plain(src, keys, **options)
+
+    def check(src: Any, out: Any, keys: Any, **options: Any) -> object:
+        return parquet.verify(src, keys, **options)
+
+    for call in (parquet.decrypt_file, rekey, view, check):
+        refused(PolicyError, "AES_GCM_CTR_V1", call, changed, keys, allow_ctr=False)
+        call(sealed, bytearray(), keys, allow_ctr=False)
+    assert not any(column.authenticated for column in parquet.verify(changed, keys).columns)
+
+
 def test_downgrades_are_refused() -> None:
     plain, leaves = rich(), RICH_LEAVES
     keys = COLUMNS.keys(leaves)

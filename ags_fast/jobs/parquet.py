@@ -214,10 +214,12 @@ def _finished(context: Context, entry: FileEntry, attempt: int) -> int | None:
         return None
     try:
         with _sealed(context, entry) as source:
-            with Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix) as opened:
+            with Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix, allow_ctr=False) as opened:
                 length = opened.source.size
             if context.resume == "verify":
-                verify(source, _keys(context, entry), aad_prefix=entry.aad_prefix, threads=context.threads)
+                verify(
+                    source, _keys(context, entry), aad_prefix=entry.aad_prefix, allow_ctr=False, threads=context.threads
+                )
     except (IntegrityError, FormatError):
         return None
     return length
@@ -226,7 +228,7 @@ def _finished(context: Context, entry: FileEntry, attempt: int) -> int | None:
 def _check(context: Context, entry: FileEntry) -> int:
     with _sealed(context, entry) as source:
         keys = _keys(context, entry)
-        return verify(source, keys, aad_prefix=entry.aad_prefix, threads=context.threads).file_length
+        return verify(source, keys, aad_prefix=entry.aad_prefix, allow_ctr=False, threads=context.threads).file_length
 
 
 def _verify(context: Context, task: Task, attempt: int) -> Outcome:
@@ -262,6 +264,7 @@ def _decrypt_to(context: Context, entry: FileEntry, source: Any, target: Any) ->
         target,
         _keys(context, entry),
         aad_prefix=entry.aad_prefix,
+        allow_ctr=False,
         missing="drop" if context.without else "error",
         threads=context.threads,
     )
@@ -282,6 +285,7 @@ def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
             _keys(context, old),
             _keys(context, entry),
             aad_prefix=old.aad_prefix,
+            allow_ctr=False,
             new_aad_prefix=entry.aad_prefix,
             store_aad_prefix=False,
             threads=context.threads,
@@ -311,6 +315,7 @@ def view(context: Context, entry: FileEntry) -> io.RawIOBase:
             _source(context, entry),
             _keys(context, entry),
             aad_prefix=entry.aad_prefix,
+            allow_ctr=False,
             missing="hide" if context.without else "error",
             threads=context.threads,
         )
@@ -327,7 +332,7 @@ def holds(context: Context, entry: FileEntry, file: str) -> bool:
     there = entry._replace(file_length=0)
     with (
         _sealed(context, there, file) as source,
-        Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix),
+        Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix, allow_ctr=False),
     ):
         return True
 

@@ -96,6 +96,7 @@ def verify(
     aad_prefix_verifier: Callable[[bytes], object] | None = None,
     missing: str = "error",
     quirks: Iterable[str] = (),
+    allow_ctr: bool = True,
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Report:
@@ -112,7 +113,9 @@ def verify(
     if missing not in ("error", "skip"):
         raise ValueError(f"missing is 'error' or 'skip', not {missing!r}")
     n = thread_count(threads)
-    with Opened(src, keys, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks) as opened:
+    with Opened(
+        src, keys, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks, allow_ctr=allow_ctr
+    ) as opened:
         assert opened.crypto is not None
         footer = "encrypted" if opened.encrypted_footer else "signed"
         report = Report("verify", opened.crypto.algorithm, footer, len(opened.groups), opened.source.size)

@@ -282,7 +282,7 @@ class Opened:
 
     keys: Keys, or a function from key_metadata to a key; None opens nothing (see `locked`). aad_prefix: as the caller
     knows it; compared with what the file says. aad_prefix_verifier: called with the prefix, raises if it is wrong.
-    quirks: of `QUIRKS`. plain: whether a file without encryption is welcome.
+    quirks: of `QUIRKS`. allow_ctr: whether pages may be without tags. plain: whether a file may be without encryption.
 
     Raises FormatError, IntegrityError, KeyAccessError, and PolicyError where it is less protected than it must be.
     """
@@ -295,12 +295,14 @@ class Opened:
         aad_prefix: bytes | None = None,
         aad_prefix_verifier: Callable[[bytes], object] | None = None,
         quirks: Iterable[str] = (),
+        allow_ctr: bool = True,
         plain: bool = False,
     ) -> None:
         self.quirks = frozenset(quirks)
         if self.quirks - QUIRKS:
             raise ValueError(f"quirks are {sorted(QUIRKS)}, not {sorted(self.quirks - QUIRKS)[0]!r}")
         self._keys = keys
+        self._allow_ctr = allow_ctr
         self._made: dict[bytes, Key] = {}  # one object for a key value: its schedule is shared
         self._held: dict[Path | bytes | None, Key | None] = {}
         self._refusals: dict[Path | bytes | None, KeyAccessError] = {}
@@ -401,6 +403,9 @@ class Opened:
                 "the file has no aad_file_unique: DuckDB writes that, in a dialect without AAD; to read it, pass "
                 'quirks={"duckdb"}'
             )
+        if crypto.algorithm == "AES_GCM_CTR_V1" and not self._allow_ctr:
+            # Beside an encrypted footer this stands in plain text, and no tag covers it.
+            raise PolicyError("the file says that it is under AES_GCM_CTR_V1, whose pages have no tag: it was changed?")
         given = bytes(aad_prefix) if aad_prefix else None
         if given is None and crypto.stored is None and crypto.supply:
             raise PolicyError("the file was written with an AAD prefix that it does not hold: pass aad_prefix")

@@ -995,6 +995,7 @@ def decrypt_file(
     aad_prefix_verifier: Callable[[bytes], object] | None = None,
     missing: str = "error",
     quirks: Iterable[str] = (),
+    allow_ctr: bool = True,
     check_crc: bool = True,
     threads: int | None = None,
     fsync: bool = False,
@@ -1005,14 +1006,18 @@ def decrypt_file(
     src, dst, threads, progress: as for encrypt_file. keys: Keys, or a function from the file's key_metadata to a key.
     aad_prefix: required if the file does not hold it, else compared with it (PolicyError). aad_prefix_verifier: called
     with the prefix, raises if this is the wrong file. missing: "error", or "drop" the columns (whole top-level fields)
-    whose keys are not held. quirks: "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong. check_crc:
-    under AES_GCM_CTR_V1 pages have no tag; where they have a CRC, a wrong one is an IntegrityError.
+    whose keys are not held. quirks: "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong. allow_ctr:
+    whether to take a file under AES_GCM_CTR_V1, whose pages have no tag (else PolicyError). Say False if you wrote it
+    under AES_GCM_V1: beside an encrypted footer no tag covers the algorithm's name, so who can write to the storage can
+    change it, and pages with it. check_crc: where pages without a tag have a CRC, a wrong one is an IntegrityError.
 
     Raises IntegrityError, FormatError, PolicyError, and KeyAccessError, which names a column whose key is missing.
     """
     check_choice("missing", missing, ("error", "drop"))
     n = thread_count(threads)
-    with Opened(src, keys, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks) as opened:
+    with Opened(
+        src, keys, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks, allow_ctr=allow_ctr
+    ) as opened:
         chunks = list(opened.chunks())
         dropped = Dropped.of(opened, chunks)
         if dropped is not None:
@@ -1057,6 +1062,7 @@ def reencrypt_file(
     other_columns: str = "footer",
     v2_layout: str | None = None,
     quirks: Iterable[str] = (),
+    allow_ctr: bool = True,
     check_crc: bool = True,
     threads: int | None = None,
     fsync: bool = False,
@@ -1065,8 +1071,9 @@ def reencrypt_file(
     """Give an encrypted Parquet file new keys, without decoding a value and without plaintext on the way.
 
     src, dst, threads, progress: as for encrypt_file; dst may be src, which is replaced when the new one is complete.
-    old: as for decrypt_file, with aad_prefix, quirks and check_crc. new: the keys from now on. new_aad_prefix: a new
-    prefix; None keeps the old one. algorithm, plaintext_footer, v2_layout: None keeps what the file has.
+    old: as for decrypt_file, with aad_prefix, quirks, allow_ctr and check_crc. new: the keys from now on.
+    new_aad_prefix: a new prefix; None keeps the old one. algorithm, plaintext_footer, v2_layout: None keeps what the
+    file has.
 
     same_size=True keeps every module where it is and as long as it is. Each column keeps its kind of key. Columns whose
     old key is not held pass through as they are, under the key that they have: so a footer key and some columns can be
@@ -1083,7 +1090,9 @@ def reencrypt_file(
     ):
         raise ValueError("same_size keeps the AAD prefix, the algorithm, the footer's mode and the V2 layout")
     n = thread_count(threads)
-    with Opened(src, old, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks) as opened:
+    with Opened(
+        src, old, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks, allow_ctr=allow_ctr
+    ) as opened:
         chunks = list(opened.chunks())
         assert opened.crypto is not None
         if same_size:

@@ -231,6 +231,7 @@ class PlainView(io.RawIOBase):
         aad_prefix_verifier: Callable[[bytes], object] | None = None,
         missing: str = "error",
         quirks: Iterable[str] = (),
+        allow_ctr: bool = True,
         check_crc: bool = True,
         plain: bool = False,
         threads: int | None = None,
@@ -246,7 +247,13 @@ class PlainView(io.RawIOBase):
         self._check_crc = check_crc
         self._threads = thread_count(threads)
         self._opened = opened = Opened(
-            src, keys, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks, plain=plain
+            src,
+            keys,
+            aad_prefix=aad_prefix,
+            aad_prefix_verifier=aad_prefix_verifier,
+            quirks=quirks,
+            allow_ctr=allow_ctr,
+            plain=plain,
         )
         try:
             self._begin(opened, missing)
@@ -635,15 +642,16 @@ def open_plain(
     aad_prefix_verifier: Callable[[bytes], object] | None = None,
     missing: str = "error",
     quirks: Iterable[str] = (),
+    allow_ctr: bool = True,
     check_crc: bool = True,
     threads: int | None = None,
 ) -> PlainView:
     """Open an encrypted Parquet file as a seekable, read-only one that is a plain Parquet file to any reader.
 
     src: a path, a bytes-like object or a seekable binary file, which is left open. keys: Keys, or a function from the
-    file's key_metadata to a key. aad_prefix, aad_prefix_verifier, quirks, check_crc: as for decrypt_file. missing: what
-    becomes of columns whose keys are not held: "error", here and now, or "hide" them, whole top-level fields. threads:
-    as for AgsCodec; a read that covers several column chunks opens them in parallel.
+    file's key_metadata to a key. aad_prefix, aad_prefix_verifier, quirks, allow_ctr, check_crc: as for decrypt_file.
+    missing: what becomes of columns whose keys are not held: "error", here and now, or "hide" them, whole top-level
+    fields. threads: as for AgsCodec; a read that covers several column chunks opens them in parallel.
 
     Only the footer is read, and checked, by this call; pages are opened when they are read, and kept in small number.
     Nothing is handed out before its tag has passed (but CTR pages have none). Raises FormatError, IntegrityError,
@@ -657,6 +665,7 @@ def open_plain(
         aad_prefix_verifier=aad_prefix_verifier,
         missing=missing,
         quirks=quirks,
+        allow_ctr=allow_ctr,
         check_crc=check_crc,
         threads=threads,
     )
@@ -673,6 +682,7 @@ def filesystem(
     aad_prefix_verifier: Callable[[bytes], object] | None = None,
     missing: str = "error",
     quirks: Iterable[str] = (),
+    allow_ctr: bool = True,
     check_crc: bool = True,
     plain: str = "refuse",
     threads: int | None = None,
@@ -702,6 +712,7 @@ def filesystem(
                 "aad_prefix_verifier": aad_prefix_verifier,
                 "missing": missing,
                 "quirks": quirks,
+                "allow_ctr": allow_ctr,
                 "check_crc": check_crc,
                 "threads": threads,
             },
