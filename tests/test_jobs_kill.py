@@ -212,6 +212,7 @@ def test_random_moments(tmp_path: Path, kms: dict[str, str], rounds: int) -> Non
                 code = jobs.run(rng.uniform(0, seconds), rng.random() < 0.7, op=op, **resume)
                 assert code in (0, -signal.SIGKILL), (seed, n, code)
                 killed += code != 0
+                seconds *= 1.1 if code else 0.8  # of a run until its end: however busy the machine is, half are killed
                 resume = {"resume": rng.choice(["length", "verify"])}
                 found = decrypted(dataset, kms)
                 assert found in (old, tree), (seed, n)
@@ -236,4 +237,4 @@ def test_random_moments(tmp_path: Path, kms: dict[str, str], rounds: int) -> Non
     checked = verify_files(dataset, kms=kms, engine=HERE, progress=False)
     assert checked.counts == {"ok": len(tree), "skipped": 0, "failed": 0}, (seed, checked.failed)
     assert read_tree(src) == tree
-    assert killed >= rounds // 2
+    assert killed >= rounds // 4

@@ -799,7 +799,9 @@ KILL_LOOP = """
     if in_place:
         open(path, "wb").close()
     complete = incomplete = last = 0
-    for number in range(rounds):
+    for number in range(5 * rounds):  # more than asked for, if chance kills where it proves little
+        if number >= rounds and complete > rounds // 10 and incomplete > rounds // 20:
+            break
         pid = os.fork()
         if pid == 0:
             try:

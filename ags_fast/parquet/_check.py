@@ -10,8 +10,18 @@ from ags_fast._core import CHECK, DONE, MORE_OUTPUT, PageRun, run_pages
 from ags_fast._threads import thread_count
 from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.parquet import _thrift as thrift
-from ags_fast.parquet._file import BLOOM_BITSET, BLOOM_HEADER, COLUMN_INDEX, MAGIC_NBYTES, OFFSET_INDEX, Opened
-from ags_fast.parquet._transcode import PAGES, ColumnReport, Report, pieces, with_room
+from ags_fast.parquet._file import (
+    BLOOM_BITSET,
+    BLOOM_HEADER,
+    COLUMN_INDEX,
+    MAGIC_NBYTES,
+    OFFSET_INDEX,
+    Opened,
+    Source,
+    Window,
+    with_room,
+)
+from ags_fast.parquet._transcode import PAGES, ColumnReport, Report, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -134,8 +144,8 @@ def verify(
 
         def run(group: list[Piece]) -> None:
             if not hasattr(rooms, "mine"):
-                rooms.mine = _Room()
-            _check_pages(opened, group, checks, rooms.mine)
+                rooms.mine = _Room(opened.source)
+            _check_pages(group, checks, rooms.mine)
             if progress is not None:
                 progress(sum(piece.end - piece.begin for piece in group))
 
@@ -226,15 +236,15 @@ def _groups(pages: list[Piece]) -> list[list[Piece]]:
 class _Room:
     """A thread's buffers: of the file, and for what a page opens to, which nobody looks at."""
 
-    def __init__(self) -> None:
-        self.window = with_room(memoryview(b""), WINDOW_NBYTES)
+    def __init__(self, source: Source) -> None:
+        self.window = Window(source)
         self.scratch = with_room(memoryview(b""), WINDOW_NBYTES)
 
 
-def _check_pages(opened: Opened, group: list[Piece], checks: dict[int, _ChunkCheck], room: _Room) -> None:
+def _check_pages(group: list[Piece], checks: dict[int, _ChunkCheck], room: _Room) -> None:
     begin, end = group[0].begin, group[-1].end
     if len(group) > 1:
-        window = opened.source.read_to(room.window, begin, end)
+        window = room.window.read(begin, end, WINDOW_NBYTES)
         runs = []
         for piece in group:
             run = checks[piece.chunk.number].run
@@ -245,9 +255,8 @@ def _check_pages(opened: Opened, group: list[Piece], checks: dict[int, _ChunkChe
     check = checks[group[0].chunk.number]
     at, wanted = begin, 0
     while check.run.stop != DONE:
-        room.window = with_room(room.window, min(end - at, wanted))
         last = min(end, at + max(WINDOW_NBYTES, wanted))
-        check.run.feed(opened.source.read_to(room.window, at, last), last == end, room.scratch)
+        check.run.feed(room.window.read(at, last, WINDOW_NBYTES), last == end, room.scratch)
         run_pages([check.run], 1)
         at += check.run.consumed
         if check.run.stop == MORE_OUTPUT:

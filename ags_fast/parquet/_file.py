@@ -18,6 +18,7 @@ from ags_fast._core import (
     Key,
     Modules,
     PageRun,
+    grow,
     run_pages,
     thrift_splice,
 )
@@ -181,6 +182,39 @@ class Source:
 
     def close(self) -> None:
         self._file.close()
+
+
+def with_room(buffer: memoryview, nbytes: int) -> memoryview:
+    """The buffer, or one that is large enough, whose bytes can be anything."""
+    if len(buffer) >= nbytes:
+        return buffer
+    fresh = bytearray()
+    grow(fresh, nbytes)
+    return memoryview(fresh)
+
+
+class Window:
+    """A part of a source that moves on, in a buffer that is kept. What stays in it is moved, not read again."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.nbytes = 0  # of the buffer
+        self._buffer = memoryview(b"")
+        self._begin = self._end = 0
+
+    def read(self, begin: int, end: int, nbytes: int) -> memoryview:
+        """The bytes from `begin` to `end`, until the next call. nbytes: how much is likely to be asked for at once."""
+        if self.source.fd < 0:
+            return self.source.read(begin, end)
+        kept = min(end, self._end) - begin if self._begin <= begin < self._end else 0
+        left = self._buffer[begin - self._begin : begin - self._begin + kept]
+        self._buffer = with_room(self._buffer, max(end - begin, nbytes))
+        self.nbytes = len(self._buffer)
+        self._buffer[:kept] = left
+        self._begin, self._end = begin, begin + kept
+        self.source.read_to(self._buffer[kept:], begin + kept, end)
+        self._end = end
+        return self._buffer[: end - begin]
 
 
 class Crypto:

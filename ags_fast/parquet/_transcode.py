@@ -22,7 +22,6 @@ from ags_fast._core import (
     SAME_SIZE,
     Modules,
     PageRun,
-    grow,
     offset_index,
     run_pages,
     thrift_splice,
@@ -46,6 +45,8 @@ from ags_fast.parquet._file import (
     Dropped,
     Keys,
     Opened,
+    Window,
+    with_room,
 )
 from ags_fast.stream import _Sink
 
@@ -298,20 +299,11 @@ def _real_end(opened: Opened, piece: Piece) -> int:
 
 
 class _Buffers:
-    """What was read, what is to be written, and the writes that still read from it."""
+    """What is to be written, and the writes that still read from it."""
 
     def __init__(self) -> None:
-        self.inward = memoryview(b"")
         self.outward = memoryview(b"")
         self.pending: list[Future[Any] | None] = []
-
-
-def with_room(buffer: memoryview, nbytes: int) -> memoryview:
-    if len(buffer) >= nbytes:
-        return buffer
-    fresh = bytearray()
-    grow(fresh, nbytes)
-    return memoryview(fresh)
 
 
 class Mover:
@@ -344,14 +336,20 @@ class Mover:
         self.held = held
         self.moved: dict[int, Moved] = {}
         self.counts = dict.fromkeys(("v2_levels", "wrong_checksums", "dropped_checksums"), 0)
+        self._window = Window(opened.source)
         # Two sets of buffers: one is written while the other is filled.
         self._sets = [_Buffers() for _ in range(2 if threads > 1 else 1)]
 
     @property
     def buffer_nbytes(self) -> int:
-        return sum(len(buffers.inward) + len(buffers.outward) for buffers in self._sets)
+        return self._window.nbytes + sum(len(buffers.outward) for buffers in self._sets)
 
-    def _buffers(self, in_nbytes: int, out_nbytes: int) -> _Buffers:
+    def _read(self, begin: int, end: int) -> memoryview:
+        if self._window.source is not self.opened.source:
+            self._window = Window(self.opened.source)
+        return self._window.read(begin, end, WINDOW_NBYTES)
+
+    def _buffers(self, nbytes: int) -> _Buffers:
         """The set that was written longer ago, with room."""
         self._sets.append(self._sets.pop(0))
         buffers = self._sets[-1]
@@ -359,8 +357,7 @@ class Mover:
             if future is not None:
                 future.result()
         buffers.pending.clear()
-        buffers.inward = with_room(buffers.inward, max(in_nbytes, WINDOW_NBYTES))
-        buffers.outward = with_room(buffers.outward, max(out_nbytes, _room(WINDOW_NBYTES)))
+        buffers.outward = with_room(buffers.outward, max(nbytes, _room(WINDOW_NBYTES)))
         return buffers
 
     def move(self, chunks: Iterable[Chunk]) -> None:
@@ -448,14 +445,13 @@ class Mover:
                 label=chunk.name,
             )
             runs.append((piece, run))
-        if end - begin > WINDOW_NBYTES:
-            assert len(runs) == 1
+        if len(runs) == 1 and end - begin > WINDOW_NBYTES:
             self._move_windows(*runs[0])
             return
         rooms = [_room(piece.end - piece.begin) for piece, _ in runs]
-        buffers = self._buffers(end - begin, sum(rooms))
-        window, outward, pending = buffers.inward, buffers.outward, buffers.pending
-        window = self.opened.source.read_to(window, begin, end)
+        buffers = self._buffers(sum(rooms))
+        outward, pending = buffers.outward, buffers.pending
+        window = self._read(begin, end)
         at = 0
         for (piece, run), room in zip(runs, rooms, strict=True):
             run.feed(window[piece.begin - begin : min(piece.limit, end) - begin], True, outward[at : at + room])
@@ -481,8 +477,8 @@ class Mover:
         limit = piece.end if self.same_size else piece.limit
         while run.stop != DONE:
             end = min(limit, at + max(WINDOW_NBYTES, wanted_in))
-            buffers = self._buffers(end - at, max(_room(end - at), wanted_out))
-            run.feed(self.opened.source.read_to(buffers.inward, at, end), end == limit, buffers.outward)
+            buffers = self._buffers(max(_room(end - at), wanted_out))
+            run.feed(self._read(at, end), end == limit, buffers.outward)
             run_pages([run], self.threads)
             if run.produced:
                 buffers.pending.append(self.target.put(buffers.outward[: run.produced]))
