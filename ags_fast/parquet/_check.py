@@ -26,7 +26,7 @@ from ags_fast.parquet._transcode import PAGES, ColumnReport, Report, pieces
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ags_fast.parquet._file import Chunk, Keys, Retriever
+    from ags_fast.parquet._file import Chunk, Keys, _Retriever
     from ags_fast.parquet._transcode import Piece
 
 __all__ = ["inspect", "verify"]
@@ -100,7 +100,7 @@ def inspect(src: Any) -> dict[str, Any]:
 
 def verify(
     src: Any,
-    keys: Keys | Retriever,
+    keys: Keys | _Retriever,
     *,
     aad_prefix: bytes | None = None,
     aad_prefix_verifier: Callable[[bytes], object] | None = None,

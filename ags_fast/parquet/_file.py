@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    Path = tuple[str, ...]
-    Retriever = Callable[[bytes], Buffer]
-    Edits = list[tuple[int, int, bytes | None]]
+    _Path = tuple[str, ...]
+    _Retriever = Callable[[bytes], Buffer]
+    _Edits = list[tuple[int, int, bytes | None]]
 
 __all__ = ["ALGORITHMS", "FOOTER_KEY", "Chunk", "Crypto", "Dropped", "Keys", "Opened", "Source", "dotted"]
 
@@ -91,13 +91,13 @@ class Keys:
     def __init__(
         self,
         footer: Buffer,
-        columns: Mapping[str | Path, Buffer | _FooterKey] | None = None,
+        columns: Mapping[str | _Path, Buffer | _FooterKey] | None = None,
         *,
         footer_metadata: bytes | None = None,
-        column_metadata: Mapping[str | Path, bytes] | None = None,
+        column_metadata: Mapping[str | _Path, bytes] | None = None,
     ) -> None:
         self._footer = _key_bytes(footer, "the footer key")
-        self._columns: dict[str | Path, bytes | _FooterKey] = {}
+        self._columns: dict[str | _Path, bytes | _FooterKey] = {}
         for path, key in (columns or {}).items():
             name = path if isinstance(path, str) else tuple(path)
             shown = path if isinstance(path, str) else dotted(path)
@@ -120,7 +120,7 @@ class Keys:
     def footer_key(self) -> bytes:
         return self._footer
 
-    def column(self, path: Path) -> tuple[bytes | _FooterKey, bytes | None] | None:
+    def column(self, path: _Path) -> tuple[bytes | _FooterKey, bytes | None] | None:
         """A leaf column's key and its metadata; None if neither it nor a group that holds it is named."""
         for depth in range(len(path), 0, -1):
             for name in (path[:depth], dotted(path[:depth])):
@@ -129,9 +129,9 @@ class Keys:
                     return key, self.column_metadata.get(name) or None
         return None
 
-    def check_paths(self, leaves: list[Path]) -> None:
+    def check_paths(self, leaves: list[_Path]) -> None:
         """Refuse a path that names no column: a misspelt one would leave its column under another key, or in plain."""
-        known: set[str | Path] = set()
+        known: set[str | _Path] = set()
         for leaf in leaves:
             for depth in range(1, len(leaf) + 1):
                 known.add(leaf[:depth])
@@ -280,7 +280,7 @@ class Chunk:
     )
 
     def __init__(
-        self, number: int, row_group: int, ordinal: int, column: int, path: Path, raw: ColumnChunk, footer: bytes
+        self, number: int, row_group: int, ordinal: int, column: int, path: _Path, raw: ColumnChunk, footer: bytes
     ) -> None:
         self.data = footer[raw.begin : raw.end]  # the ColumnChunk
         self.number = number
@@ -324,7 +324,7 @@ class Opened:
     def __init__(
         self,
         src: Any,
-        keys: Keys | Retriever | None,
+        keys: Keys | _Retriever | None,
         *,
         aad_prefix: bytes | None = None,
         aad_prefix_verifier: Callable[[bytes], object] | None = None,
@@ -338,9 +338,9 @@ class Opened:
         self._keys = keys
         self._allow_ctr = allow_ctr
         self._made: dict[bytes, Key] = {}  # one object for a key value: its schedule is shared
-        self._held: dict[Path | bytes | None, Key | None] = {}
-        self._refusals: dict[Path | bytes | None, KeyAccessError] = {}
-        self._ctr_columns: dict[Path, bool] = {}
+        self._held: dict[_Path | bytes | None, Key | None] = {}
+        self._refusals: dict[_Path | bytes | None, KeyAccessError] = {}
+        self._ctr_columns: dict[_Path, bool] = {}
         self.crypto: Crypto | None = None
         self.footer_key: Key | None = None
         self.source = Source(src)
@@ -363,7 +363,7 @@ class Opened:
 
     def _read_footer(
         self,
-        keys: Keys | Retriever | None,
+        keys: Keys | _Retriever | None,
         aad_prefix: bytes | None,
         verifier: Callable[[bytes], object] | None,
         plain: bool,
@@ -392,7 +392,9 @@ class Opened:
         else:
             self._check_footer(bytes(data), keys, aad_prefix, verifier, plain)
 
-    def _open_footer(self, data: bytes, keys: Keys | Retriever | None, aad_prefix: bytes | None, verifier: Any) -> None:
+    def _open_footer(
+        self, data: bytes, keys: Keys | _Retriever | None, aad_prefix: bytes | None, verifier: Any
+    ) -> None:
         outer = Struct(data)
         self.crypto = Crypto.read(outer.struct(1), outer.binary(2))
         self.locked = keys is None
@@ -403,7 +405,7 @@ class Opened:
         self._parse(opened)
 
     def _check_footer(
-        self, data: bytes, keys: Keys | Retriever | None, aad_prefix: bytes | None, verifier: Any, plain: bool
+        self, data: bytes, keys: Keys | _Retriever | None, aad_prefix: bytes | None, verifier: Any, plain: bool
     ) -> None:
         self._parse(data)
         self.locked = keys is None
@@ -428,7 +430,7 @@ class Opened:
                 module="footer",
             )
 
-    def _unlock(self, keys: Keys | Retriever, aad_prefix: bytes | None, verifier: Any) -> None:
+    def _unlock(self, keys: Keys | _Retriever, aad_prefix: bytes | None, verifier: Any) -> None:
         """Settle the AAD and the footer key."""
         crypto = self.crypto
         assert crypto is not None
@@ -482,7 +484,7 @@ class Opened:
             made = self._made[value] = Key(value)
         return made
 
-    def _retrieve(self, retriever: Retriever, key_metadata: bytes | None, what: str) -> Key | None:
+    def _retrieve(self, retriever: _Retriever, key_metadata: bytes | None, what: str) -> Key | None:
         if key_metadata is None:
             return None
         try:
@@ -491,7 +493,7 @@ class Opened:
             raise KeyAccessError(f"no key was found for the key_metadata of {what}") from error
         return self.key(_key_bytes(value, f"the key of {what}"))
 
-    def _column_key(self, path: Path, key_metadata: bytes | None) -> Key | None:
+    def _column_key(self, path: _Path, key_metadata: bytes | None) -> Key | None:
         place = path if isinstance(self._keys, Keys) else key_metadata  # a function is asked once for each
         if place not in self._held:
             found: Key | None = None
@@ -631,7 +633,7 @@ class Dropped:
         tops = {chunk.path[0] for chunk in chunks if chunk.missing}
         return cls(opened, tops) if tops else None
 
-    def schema(self, footer: bytes) -> Edits:
+    def schema(self, footer: bytes) -> _Edits:
         """FileMetaData's schema."""
         elements = Struct(footer).elements(2) or []
         kept, skipping, fields = [], False, 0
@@ -649,7 +651,7 @@ class Dropped:
         root = thrift_splice(footer, elements[0][0], [(5, I32, integer(fields))])
         return [(2, LIST, list_of(STRUCT, [root, *kept]))]
 
-    def orders(self, footer: bytes) -> Edits:
+    def orders(self, footer: bytes) -> _Edits:
         """FileMetaData's column_orders, one for each leaf."""
         elements = Struct(footer).elements(7)
         if elements is None:
@@ -657,7 +659,7 @@ class Dropped:
         kept = [footer[begin:end] for i, (begin, end) in enumerate(elements) if i not in self.columns]
         return [(7, LIST, list_of(STRUCT, kept))]
 
-    def sorting(self, footer: bytes, group: int) -> Edits:
+    def sorting(self, footer: bytes, group: int) -> _Edits:
         """A row group's sorting_columns, up to the first that is gone: the next ones only order rows within that."""
         elements = Struct(footer, group).elements(4)
         if elements is None:

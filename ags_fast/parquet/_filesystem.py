@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
-    from ags_fast.parquet._file import Keys, Retriever
+    from ags_fast.parquet._file import Keys, _Retriever
 
 __all__ = ["PlainFileSystem", "Settings"]
 
@@ -25,8 +25,8 @@ class Settings:
 
     def __init__(
         self,
-        keys: Keys | Retriever | None,
-        keys_for: Callable[[str], Keys | Retriever] | None,
+        keys: Keys | _Retriever | None,
+        keys_for: Callable[[str], Keys | _Retriever] | None,
         fs: Any,
         target_protocol: str,
         target_options: Mapping[str, Any] | None,

@@ -53,7 +53,7 @@ from ags_fast.stream import _Sink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ags_fast.parquet._file import Edits, Retriever
+    from ags_fast.parquet._file import _Edits, _Retriever
 
 __all__ = ["ColumnReport", "Report", "decrypt_file", "encrypt_file", "reencrypt_file"]
 
@@ -601,7 +601,7 @@ def _column_metadata(chunk: Chunk, moved: Moved) -> bytes:
     def number(value: int | None) -> bytes | None:
         return None if value is None else thrift.integer(value)
 
-    edits: Edits = [
+    edits: _Edits = [
         (6, thrift.I64, thrift.integer(moved.uncompressed)),
         (7, thrift.I64, thrift.integer(moved.nbytes)),
         (9, thrift.I64, thrift.integer(data_page or 0)),
@@ -687,7 +687,7 @@ def _new_footer(
         sorting = [] if dropped is None else dropped.sorting(opened.data, begin)
         data = opened.data[begin:end]
         groups.append(row_group(data, number, by_group[number], moved, side, plaintext_footer, sorting))
-    edits: Edits = [
+    edits: _Edits = [
         *([] if dropped is None else dropped.schema(opened.data)),
         (4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups)),
         *([] if dropped is None else dropped.orders(opened.data)),
@@ -703,7 +703,7 @@ def row_group(
     moved: dict[int, Moved],
     side: Callable[[Chunk], Side],
     plaintext_footer: bool,
-    sorting: Edits,
+    sorting: _Edits,
 ) -> bytes:
     """A RowGroup as it goes into the new footer, as the row group of this number."""
     columns, first, total, uncompressed = [], 0, 0, 0
@@ -713,7 +713,7 @@ def row_group(
         first = first or there.begin
         total += there.nbytes
         uncompressed += there.uncompressed
-    edits: Edits = [
+    edits: _Edits = [
         (1, thrift.LIST, thrift.list_of(thrift.STRUCT, columns)),
         (2, thrift.I64, thrift.integer(uncompressed)),
         *sorting,
@@ -724,7 +724,7 @@ def row_group(
     return thrift_splice(data, 0, edits)
 
 
-def signing(crypto: Crypto | None) -> Edits:
+def signing(crypto: Crypto | None) -> _Edits:
     """FileMetaData's encryption_algorithm and footer_signing_key_metadata; an encrypted footer must not have them."""
     metadata = thrift.binary(crypto.key_metadata) if crypto is not None and crypto.key_metadata else None
     return [
@@ -985,7 +985,7 @@ def v2_warnings(mover: Mover) -> list[str]:
 def decrypt_file(
     src: Any,
     dst: Any,
-    keys: Keys | Retriever,
+    keys: Keys | _Retriever,
     *,
     aad_prefix: bytes | None = None,
     aad_prefix_verifier: Callable[[bytes], object] | None = None,
@@ -1045,7 +1045,7 @@ def decrypt_file(
 def reencrypt_file(
     src: Any,
     dst: Any,
-    old: Keys | Retriever,
+    old: Keys | _Retriever,
     new: Keys,
     *,
     aad_prefix: bytes | None = None,
@@ -1159,7 +1159,7 @@ def _resealed_footer(opened: Opened, held: list[Chunk], sealer: Sealer, crypto: 
             if chunk is not None:
                 side = sealer(chunk)
                 assert side.modules is not None
-                edits: Edits = [(8, thrift.STRUCT, _crypto_metadata(side, chunk))]
+                edits: _Edits = [(8, thrift.STRUCT, _crypto_metadata(side, chunk))]
                 if raw.sealed_metadata:
                     sealed = side.modules.seal(COLUMN_METADATA, _padded(chunk))
                     edits.append((9, thrift.BINARY, thrift.binary(sealed)))

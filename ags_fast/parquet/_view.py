@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ags_fast.parquet._file import Retriever
+    from ags_fast.parquet._file import _Retriever
 
 __all__ = ["PlainView", "filesystem", "open_plain"]
 
@@ -225,7 +225,7 @@ class PlainView(io.RawIOBase):
     def __init__(
         self,
         src: Any,
-        keys: Keys | Retriever,
+        keys: Keys | _Retriever,
         *,
         aad_prefix: bytes | None = None,
         aad_prefix_verifier: Callable[[bytes], object] | None = None,
@@ -636,7 +636,7 @@ def _without(footer: bytes, dropped: Dropped, chunks: list[Chunk]) -> bytearray:
 
 def open_plain(
     src: Any,
-    keys: Keys | Retriever,
+    keys: Keys | _Retriever,
     *,
     aad_prefix: bytes | None = None,
     aad_prefix_verifier: Callable[[bytes], object] | None = None,
@@ -672,9 +672,9 @@ def open_plain(
 
 
 def filesystem(
-    keys: Keys | Retriever | None = None,
+    keys: Keys | _Retriever | None = None,
     *,
-    keys_for: Callable[[str], Keys | Retriever] | None = None,
+    keys_for: Callable[[str], Keys | _Retriever] | None = None,
     target_protocol: str = "file",
     target_options: Mapping[str, Any] | None = None,
     fs: Any = None,

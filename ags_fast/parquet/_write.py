@@ -42,7 +42,7 @@ from ags_fast.parquet._transcode import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
-    from ags_fast.parquet._file import Edits
+    from ags_fast.parquet._file import _Edits
 
 __all__ = ["write_table"]
 
@@ -325,7 +325,7 @@ class _Writer:
 
     def put_indexes(self) -> None:
         """Put the indexes of all row groups where readers look for them: together, near the footer."""
-        places: dict[int, dict[int, Edits]] = {}
+        places: dict[int, dict[int, _Edits]] = {}
         for chunk, module, framed in sorted(self._indexes, key=lambda one: (one[1], one[0].row_group, one[0].column)):
             field = 6 if module == COLUMN_INDEX else 4
             edits = places.setdefault(chunk.row_group, {}).setdefault(chunk.column, [])
@@ -339,7 +339,7 @@ class _Writer:
 
     def footer(self, crypto: Crypto | None) -> bytes:
         """The FileMetaData of all row groups; crypto: of a signed one in plain text."""
-        edits: Edits = [
+        edits: _Edits = [
             (3, thrift.I64, thrift.integer(self._rows)),
             (4, thrift.LIST, thrift.list_of(thrift.STRUCT, self._groups)),
             *signing(crypto),

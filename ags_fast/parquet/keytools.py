@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
     from ags_fast.parquet import Keys
 
-    Path = str | tuple[str, ...]  # of a column: with dots between its parts, or the parts
-    ColumnKeys = str | Mapping[str, Collection[Path]] | Mapping[Path, Any]
+    _Path = str | tuple[str, ...]  # of a column: with dots between its parts, or the parts
+    _ColumnKeys = str | Mapping[str, Collection[_Path]] | Mapping[_Path, Any]
 
 __all__ = [
     "CryptoFactory",
@@ -79,7 +79,7 @@ KEK_TEXTS = ("keyEncryptionKeyID", "wrappedKEK")
 WRAPPED = ("wrappedDEK", "doubleWrapping", *KEK_TEXTS)  # what rotation changes
 WRAPPED_TEXTS = ("auto", "base64", "plain")
 
-WrappedText = Literal["auto", "base64", "plain"]
+_WrappedText = Literal["auto", "base64", "plain"]
 
 
 # ---------------------------------------------------------------------------------------------------------- the factory
@@ -107,7 +107,7 @@ class CryptoFactory:
     kms_instance_id: str = "DEFAULT"
     kms_instance_url: str = "DEFAULT"
     cache_lifetime: float = 600.0
-    wrapped_text: WrappedText = "auto"
+    wrapped_text: _WrappedText = "auto"
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class CryptoFactory:
             raise ValueError(f"wrapped_text is {', '.join(WRAPPED_TEXTS)}, not {self.wrapped_text!r}")
 
     def encryption_keys(
-        self, footer_key_id: str, column_keys: ColumnKeys | None = None, *, path: str | os.PathLike[str] | None = None
+        self, footer_key_id: str, column_keys: _ColumnKeys | None = None, *, path: str | os.PathLike[str] | None = None
     ) -> Keys:
         """Fresh keys for one new file, with their metadata: a footer key under the master key `footer_key_id`, and one
         for each column.
@@ -146,8 +146,8 @@ class CryptoFactory:
         wrapper = _Wrapper(self, _keks(self.cache_lifetime))
         external: dict[str, str] = {}
         footer, footer_metadata = self._new_key(wrapper, footer_key_id, FOOTER, external)
-        columns: dict[Path, Any] = {}
-        metadata: dict[Path, bytes] = {}
+        columns: dict[_Path, Any] = {}
+        metadata: dict[_Path, bytes] = {}
         for column, key_id in chosen.items():
             if key_id is FOOTER_KEY:
                 columns[column] = FOOTER_KEY
@@ -283,7 +283,7 @@ def describe(key_metadata: Buffer) -> dict[str, bool | str] | None:
     return shown
 
 
-def parse_column_keys(column_keys: ColumnKeys) -> dict[Path, Any]:
+def parse_column_keys(column_keys: _ColumnKeys) -> dict[_Path, Any]:
     """Which master key is for a column: ``{column: id}``, or ``{column: FOOTER_KEY}``. It takes
 
     - text as parquet-java has it in ``parquet.encryption.column.keys``: ``"kc1:ssn,address.zip;kc2:salary"``. The last
@@ -296,7 +296,7 @@ def parse_column_keys(column_keys: ColumnKeys) -> dict[Path, Any]:
     """
     from ags_fast.parquet import FOOTER_KEY
 
-    found: dict[Path, Any] = {}
+    found: dict[_Path, Any] = {}
     names: set[tuple[str, ...]] = set()
     for column, key_id in _pairs(column_keys, FOOTER_KEY):
         parts = tuple(column.split(".")) if isinstance(column, str) else column
@@ -311,7 +311,7 @@ def parse_column_keys(column_keys: ColumnKeys) -> dict[Path, Any]:
     return found
 
 
-def _pairs(column_keys: ColumnKeys, footer_key: object) -> Iterator[tuple[Any, Any]]:
+def _pairs(column_keys: _ColumnKeys, footer_key: object) -> Iterator[tuple[Any, Any]]:
     if isinstance(column_keys, str):
         for part in filter(None, map(str.strip, column_keys.split(";"))):
             key_id, colon, columns = part.rpartition(":")
@@ -610,7 +610,7 @@ def _encoded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _from_text(text: str, how: WrappedText) -> bytes:
+def _from_text(text: str, how: _WrappedText) -> bytes:
     """What the KMS wrapped, of the text in key material."""
     if how == "base64":
         return _decoded("a wrapped key", text)
@@ -622,7 +622,7 @@ def _from_text(text: str, how: WrappedText) -> bytes:
     return text.encode()
 
 
-def _to_text(wrapped: bytes, how: WrappedText, key_id: str) -> str:
+def _to_text(wrapped: bytes, how: _WrappedText, key_id: str) -> str:
     """The inverse of `_from_text`. KeyAccessError if there is nothing, or no text where it must be."""
     if not wrapped:
         raise KeyAccessError(f"the KMS returned nothing for a key to wrap with {key_id!r}")
