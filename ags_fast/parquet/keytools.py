@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ags_fast.parquet import Keys
 
     _Path = str | tuple[str, ...]  # of a column: with dots between its parts, or the parts
+    _WrappedText = Literal["auto", "base64", "plain"]
     _ColumnKeys = str | Mapping[str, Collection[_Path]] | Mapping[_Path, Any]
 
 __all__ = [
@@ -78,9 +79,6 @@ TEXTS = ("keyReference", "kmsInstanceID", "kmsInstanceURL", "masterKeyID", "wrap
 KEK_TEXTS = ("keyEncryptionKeyID", "wrappedKEK")
 WRAPPED = ("wrappedDEK", "doubleWrapping", *KEK_TEXTS)  # what rotation changes
 WRAPPED_TEXTS = ("auto", "base64", "plain")
-
-_WrappedText = Literal["auto", "base64", "plain"]
-
 
 # ---------------------------------------------------------------------------------------------------------- the factory
 
