@@ -180,6 +180,20 @@ def _source(source: Any, length: int | None) -> _Memory | _Descriptor | _Seekabl
 # ---------------------------------------------------------------------------------------------------------- reader
 
 
+def sought(offset: int, whence: int, position: int, end: int) -> int:
+    """Where `seek` moves a cursor that is at `position` of a file of `end` bytes; that may be behind the end."""
+    offset = operator.index(offset)
+    if whence == io.SEEK_CUR:
+        offset += position
+    elif whence == io.SEEK_END:
+        offset += end
+    elif whence != io.SEEK_SET:
+        raise ValueError(f"whence must be 0, 1 or 2, not {whence}")
+    if offset < 0:
+        raise ValueError(f"a position cannot be negative: {offset}")
+    return offset
+
+
 class AgsReader(io.RawIOBase):
     """The plaintext of an AGS1 stream as a seekable, read-only file. Nothing is handed out before its tag has passed.
 
@@ -550,17 +564,8 @@ class AgsReader(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Move the cursor, also behind the end; returns where it is."""
         self._check_open()
-        offset = operator.index(offset)
-        if whence == io.SEEK_CUR:
-            offset += self._position
-        elif whence == io.SEEK_END:
-            offset += self._length
-        elif whence != io.SEEK_SET:
-            raise ValueError(f"whence must be 0, 1 or 2, not {whence}")
-        if offset < 0:
-            raise ValueError(f"a position cannot be negative: {offset}")
-        self._position = offset
-        return offset
+        self._position = sought(offset, whence, self._position, self._length)
+        return self._position
 
     def tell(self) -> int:
         self._check_open()

@@ -314,7 +314,7 @@ class Chunk:
 class Opened:
     """A Parquet file whose footer was read, and, given keys, opened and checked.
 
-    keys: Keys, or a function from key_metadata to a key; None opens nothing (see `locked`). aad_prefix: as the caller
+    keys: Keys, or a function from key_metadata to a key; None opens nothing. aad_prefix: as the caller
     knows it; compared with what the file says. aad_prefix_verifier: called with the prefix, raises if it is wrong.
     quirks: of `QUIRKS`. allow_ctr: whether pages may be without tags. plain: whether a file may be without encryption.
 
@@ -397,7 +397,6 @@ class Opened:
     ) -> None:
         outer = Struct(data)
         self.crypto = Crypto.read(outer.struct(1), outer.binary(2))
-        self.locked = keys is None
         if keys is None:
             return
         self._unlock(keys, aad_prefix, verifier)
@@ -408,7 +407,6 @@ class Opened:
         self, data: bytes, keys: Keys | _Retriever | None, aad_prefix: bytes | None, verifier: Any, plain: bool
     ) -> None:
         self._parse(data)
-        self.locked = keys is None
         # The row groups are in between: to read these two fields is a walk of its own.
         fields = Struct(data)
         if 8 in fields:

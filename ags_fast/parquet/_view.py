@@ -30,6 +30,7 @@ from ags_fast.parquet._file import (
     dotted,
 )
 from ags_fast.parquet._transcode import PAGES, pieces
+from ags_fast.stream import sought
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -562,17 +563,8 @@ class PlainView(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Move the cursor, also behind the end; returns where it is."""
         self._check_open()
-        offset = operator.index(offset)
-        if whence == io.SEEK_CUR:
-            offset += self._position
-        elif whence == io.SEEK_END:
-            offset += self.size
-        elif whence != io.SEEK_SET:
-            raise ValueError(f"whence must be 0, 1 or 2, not {whence}")
-        if offset < 0:
-            raise ValueError(f"a position cannot be negative: {offset}")
-        self._position = offset
-        return offset
+        self._position = sought(offset, whence, self._position, self.size)
+        return self._position
 
     def tell(self) -> int:
         self._check_open()
