@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import random
 import threading
@@ -30,7 +31,14 @@ T = TypeVar("T")
 KMS_TYPE = "encryption.kms-type"
 KMS_IMPL = "encryption.kms-impl"
 ALLOWED = "encryption.allowed-key-ids"
-PROVIDERS = {"local": "ags_fast.keys.kms.local:LocalKms", "aws": "ags_fast.keys.kms.aws:AwsKms"}
+PROVIDERS = {
+    "local": "ags_fast.keys.kms.local:LocalKms",
+    "aws": "ags_fast.keys.kms.aws:AwsKms",
+    "gcp": "ags_fast.keys.kms.gcp:GcpKms",
+    "azure": "ags_fast.keys.kms.azure:AzureKms",
+    "vault": "ags_fast.keys.kms.vault:VaultKms",
+    "pkcs11": "ags_fast.keys.kms.pkcs11:Pkcs11Kms",
+}
 MAX_KEY_NBYTES = 4096  # the most that the strictest service takes
 
 
@@ -311,9 +319,10 @@ def _bytes(answer: Any) -> bytes:
 def load_kms(properties: Mapping[str, str]) -> KmsClient:
     """The client that `properties` describe. It has called nobody yet.
 
-    ``encryption.kms-type`` is the name of a provider: ``local`` or ``aws``. ``encryption.kms-impl`` is a class of
-    yours instead: ``module:Class``. The other properties are the provider's; they are text. Raises ValueError for both
-    or neither, an unknown type, or what the provider misses; ImportError if its optional dependency is missing.
+    ``encryption.kms-type`` is the name of a provider: ``local``, ``aws``, ``gcp``, ``azure``, ``vault`` or ``pkcs11``.
+    ``encryption.kms-impl`` is a class of yours instead: ``module:Class``. The other properties are the provider's; they
+    are text. Raises ValueError for both or neither, an unknown type, or what the provider misses; ImportError if its
+    optional dependency is missing.
 
     ``encryption.allowed-key-ids``: the master keys that may be used, patterns such as ``arn:aws:kms:*:1234:key/*`` with
     commas between them. Without it any id goes to the KMS, also one that a dataset names and that may be somebody
@@ -329,7 +338,7 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
         raise ValueError(f"{KMS_TYPE} is {', '.join(PROVIDERS)}, not {kms_type!r}")
     if ALLOWED in properties and not _patterns(properties[ALLOWED]):
         raise ValueError(f"{ALLOWED} allows no key: leave it out, or name some")
-    client = _adapt(_find(kms_impl or PROVIDERS[kms_type or ""])())
+    client = _adapt(find_class(kms_impl or PROVIDERS[kms_type or ""])())
     client.initialize(properties)
     client._properties = properties
     return client
@@ -359,20 +368,21 @@ def _adapt(client: Any) -> KmsClient:
     return adapter
 
 
-def _find(impl: str) -> Any:
+def find_class(impl: str, named_by: str = KMS_IMPL) -> Any:
+    """The class that a property names as ``module:Class``; ValueError, with the property's name, if there is none."""
     module, colon, name = impl.partition(":")
     if not (module and colon and name):
-        raise ValueError(f"{KMS_IMPL} is module:Class, such as my_company.kms:Client, not {impl!r}")
+        raise ValueError(f"{named_by} is module:Class, such as my_company.kms:Client, not {impl!r}")
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
             raise  # the module is there, and misses something itself
-        raise ValueError(f"{KMS_IMPL} names the module {module!r}, which is not there") from None
+        raise ValueError(f"{named_by} names the module {module!r}, which is not there") from None
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise ValueError(f"{KMS_IMPL} names {name!r}, which {module!r} does not have")
+        raise ValueError(f"{named_by} names {name!r}, which {module!r} does not have")
     return found
 
 
@@ -405,12 +415,14 @@ def with_retries(
     *,
     attempts: int,
     longest: float = 5.0,
+    deadline: float = math.inf,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
     """What `call` returns, tried up to `attempts` times.
 
     give_up: says of an exception how many seconds to wait before the first retry, or None if none would help. The waits
     double up to `longest` seconds, and each is cut by a random part, so that many processes do not return as one.
+    deadline: by time.monotonic(); no try begins after it.
     """
     attempt = 0
     while True:
@@ -421,7 +433,10 @@ def with_retries(
             first_wait = give_up(error)
             if first_wait is None or attempt >= attempts:
                 raise
-        sleep(min(first_wait * 2 ** (attempt - 1), longest) * random.uniform(0.5, 1))
+            wait = min(first_wait * 2 ** (attempt - 1), longest) * random.uniform(0.5, 1)
+            if time.monotonic() + wait > deadline:
+                raise
+        sleep(wait)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

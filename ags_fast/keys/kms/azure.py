@@ -1,0 +1,269 @@
+"""Azure Key Vault keys. What is stored is the service's result alone, as Iceberg's Java client stores it.
+
+It does not tell which version of the key wrapped it, and Java's client forgets that. So the latest version is tried
+first, and then every older one that is enabled.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.errors import IntegrityError, KeyAccessError
+from ags_fast.keys.kms import find_class
+from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, READ_MS, UNREACHED, ServiceKms, on_this_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["AzureKms"]
+
+URL = "azure.keyvault.url"
+ALGORITHM = "azure.keyvault.key-wrap-algorithm"
+CREDENTIALS = "adls.token-credential-provider"
+ALGORITHMS = ("RSA-OAEP-256", "RSA-OAEP", "A256KW", "A192KW", "A128KW")  # RSA1_5 can be opened by who may ask often
+KEY_NAME = re.compile(r"[A-Za-z0-9-]{1,127}")
+
+REFUSALS = {
+    "KeyDisabled": "enable this version",
+    "KeyNotYetValid": "its activation date has not come",
+    "KeyExpired": "it has expired: make a new version, or move its date",
+    "ForbiddenByFirewall": "the vault's firewall lets nobody in from here",
+    "ObjectIsDeletedButRecoverable": "the key was deleted: recover it",
+    "KeyNotFound": "there is no such key in this vault: check the name and azure.keyvault.url",
+    "Unauthorized": "the vault does not accept the caller's token: is it for this tenant?",
+}
+NOT_ALLOWED = "the caller may not: allow keys/{action} in the vault's access policy or by a role"
+
+
+class AzureKms(ServiceKms):
+    """Wraps by the vault's keys, with RSA-OAEP-256 unless told otherwise.
+
+    Properties: ``azure.keyvault.url``, ``azure.keyvault.key-wrap-algorithm``, those of ServiceKms, and
+    ``adls.token-credential-provider``: a class, ``module:Class``, of which ``credential()`` is a TokenCredential; its
+    ``initialize``, if it has one, gets the properties that begin with that name, without it. Else the credential is
+    azure.identity's default one. Key ids are names of keys.
+
+    The caller needs keys/get and keys/wrapKey to wrap, keys/get, keys/unwrapKey and, for older versions, keys/list to
+    unwrap. RSA wraps with the public key, on this side: a wrapped key says nothing about who wrapped it.
+    """
+
+    provider = "azure"
+    packages = ("azure.keyvault.keys",)
+    endpoint_property = URL
+    loggers = ("azure.core.pipeline.policies.http_logging_policy", "azure.core.pipeline.policies._universal")
+
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        if not properties.get(URL):
+            raise ValueError(f"set {URL}: the vault, such as https://my-vault.vault.azure.net")
+        if not properties[URL].startswith("https:"):
+            raise ValueError(f"{URL} must be https: the vault takes no tokens otherwise")
+        if properties.get(ALGORITHM, ALGORITHMS[0]) not in ALGORITHMS:
+            raise ValueError(f"{ALGORITHM} is one of {', '.join(ALGORITHMS)}, not {properties[ALGORITHM]!r}")
+        super().initialize(properties)
+
+    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+        deadline, vault = self._deadline(), self._vault(wrapping_key_id)
+        version = self._newest(vault, wrapping_key_id, deadline)
+        try:
+            result = self._request(
+                "wrapKey",
+                wrapping_key_id,
+                version,
+                lambda: vault.crypto(wrapping_key_id, version).wrap_key(self._algorithm, key),
+                deadline,
+            )
+        except (
+            ValueError,
+            NotImplementedError,
+        ):  # of the package, which wraps here: the key is too long, or is not meant to
+            raise self._refusal(
+                "wrapKey",
+                f"{wrapping_key_id!r}, version {version}",
+                "refused by azure.keyvault.keys",
+                f"{len(key)} bytes may be too many, its operations may leave out wrapKey, {ALGORITHM} may be wrong",
+            ) from None
+        return result.encrypted_key  # type: ignore[no-any-return]
+
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        deadline, vault = self._deadline(), self._vault(wrapping_key_id)
+        newest = vault.newest.get(wrapping_key_id) or self._newest(vault, wrapping_key_id, deadline, to="unwrapKey")
+        key = self._opened(vault, wrapped, wrapping_key_id, newest, deadline)
+        if key is not None:
+            return key
+        tried, disabled = [newest], []
+        for version, enabled in self._versions(vault, wrapping_key_id, deadline):
+            if not enabled:
+                disabled.append(version)
+            elif version not in tried:
+                if time.monotonic() > deadline:
+                    raise self._refusal(
+                        "unwrapKey",
+                        repr(wrapping_key_id),
+                        "kms.call-budget-ms",
+                        f"only {len(tried)} versions were tried",
+                    )
+                key = self._opened(vault, wrapped, wrapping_key_id, version, deadline)
+                if key is not None:
+                    return key
+                tried.append(version)
+        if disabled:
+            raise KeyAccessError(
+                f"no enabled version of the Azure key {wrapping_key_id!r} unwraps this, and these are disabled: "
+                f"{', '.join(disabled)}. Enable the one that wrapped it, if its bytes were not changed"
+            )
+        raise IntegrityError(
+            f"a wrapped key is not what any version of the Azure key {wrapping_key_id!r} wrapped: changed, or wrapped "
+            f"by another key. Tried: {', '.join(tried)}"
+        )
+
+    def _opened(self, vault: _Vault, wrapped: bytes, name: str, version: str, deadline: float) -> bytes | None:
+        """The key, if this version wrapped it and is enabled."""
+        from azure.core.exceptions import HttpResponseError
+
+        try:
+            result = self._request(
+                "unwrapKey",
+                name,
+                version,
+                lambda: vault.crypto(name, version).unwrap_key(self._algorithm, wrapped),
+                deadline,
+                quiet=True,
+            )
+        except HttpResponseError as error:
+            if error.status_code == 400 or _codes(error)[-1] in ("KeyDisabled", "KeyNotFound"):
+                return None
+            raise self._translated(error, "unwrapKey", name, version) from None
+        return result.key  # type: ignore[no-any-return]
+
+    def _newest(self, vault: _Vault, name: str, deadline: float, *, to: str = "wrapKey") -> str:
+        """The latest version, as the vault has it now. To wrap it must be enabled: the package does not look."""
+        found = self._request("get", name, None, lambda: vault.keys.get_key(name), deadline).properties
+        if to == "wrapKey":
+            now = time.time()
+            refused = None
+            if not found.enabled:
+                refused = "KeyDisabled"
+            elif found.not_before is not None and found.not_before.timestamp() > now:
+                refused = "KeyNotYetValid"
+            elif found.expires_on is not None and found.expires_on.timestamp() <= now:
+                refused = "KeyExpired"
+            if refused is not None:
+                raise self._refusal(to, f"{name!r}, version {found.version}", refused, REFUSALS[refused])
+        vault.newest[name] = found.version
+        return found.version  # type: ignore[no-any-return]
+
+    def _versions(self, vault: _Vault, name: str, deadline: float) -> list[tuple[str, bool]]:
+        """Versions, newest first, and whether they are enabled."""
+
+        def ask() -> list[Any]:
+            return list(vault.keys.list_properties_of_key_versions(name))
+
+        found = self._request("list", name, None, ask, deadline)
+        found.sort(key=lambda one: one.created_on.timestamp() if one.created_on else 0, reverse=True)
+        return [(one.version, bool(one.enabled)) for one in found]
+
+    def _request(
+        self, action: str, name: str, version: str | None, ask: Any, deadline: float, *, quiet: bool = False
+    ) -> Any:
+        from azure.core.exceptions import AzureError, HttpResponseError
+
+        try:
+            return self._ask(ask, deadline)
+        except HttpResponseError as error:
+            if quiet and error.status_code:
+                raise
+            raise self._translated(error, action, name, version) from None
+        except AzureError as error:
+            raise self._not_reached(self.properties[URL], repr(name), error, f"{URL} and the credentials") from None
+
+    @property
+    def _algorithm(self) -> Any:
+        from azure.keyvault.keys.crypto import KeyWrapAlgorithm
+
+        return KeyWrapAlgorithm(self.properties.get(ALGORITHM, ALGORITHMS[0]))
+
+    def _vault(self, name: str) -> _Vault:
+        if not KEY_NAME.fullmatch(name):
+            raise KeyAccessError(
+                f"{name!r} is no key of the KMS azure: the name of a key in the vault, without URL and version"
+            )
+        return self._connected()  # type: ignore[no-any-return]
+
+    def _connect(self) -> _Vault:
+        from azure.keyvault.keys import KeyClient
+
+        url = self.properties[URL]
+        return _Vault(
+            KeyClient(
+                url,
+                self._credential(),
+                retry_total=0,  # the retries are ours: the package's would multiply them
+                connection_timeout=self._number(CONNECT_MS) / 1000,
+                read_timeout=self._number(READ_MS) / 1000,
+                verify_challenge_resource=not on_this_machine(url),
+            )
+        )
+
+    def _credential(self) -> Any:
+        impl = self.properties.get(CREDENTIALS)
+        if impl is None:
+            try:
+                from azure.identity import DefaultAzureCredential
+            except ImportError:
+                raise KeyAccessError(
+                    f"the KMS azure needs a credential: set {CREDENTIALS}, or pip install azure-identity"
+                ) from None
+            return DefaultAzureCredential()
+        maker = find_class(impl, CREDENTIALS)()
+        if hasattr(maker, "initialize"):
+            begin = f"{CREDENTIALS}."
+            maker.initialize({n[len(begin) :]: text for n, text in self.properties.items() if n.startswith(begin)})
+        return maker.credential()
+
+    def _disconnect(self, connection: _Vault) -> None:
+        connection.keys.close()
+
+    def _trouble(self, error: Exception) -> str | None:
+        from azure.core.exceptions import HttpResponseError, ServiceRequestError, ServiceResponseError
+
+        if isinstance(error, HttpResponseError):
+            return BUSY if error.status_code in (408, 429, 500, 502, 503, 504) else None
+        return UNREACHED if isinstance(error, (ServiceRequestError, ServiceResponseError)) else None
+
+    def _translated(self, error: Any, action: str, name: str, version: str | None) -> KeyAccessError:
+        codes = _codes(error)
+        advice = next((REFUSALS[code] for code in reversed(codes) if code in REFUSALS), None)
+        if self._trouble(error) == BUSY:
+            advice = BUSY_ADVICE
+        elif error.status_code == 403 and advice is None:
+            advice = NOT_ALLOWED.format(action=action)
+        elif error.status_code is None:  # there was no request: no token was to be had
+            advice = f"no credential gives a token: set {CREDENTIALS}, or what azure.identity looks for"
+        key = repr(name) if version is None else f"{name!r}, version {version}"
+        return self._refusal(action, key, "/".join(codes), advice or "see what Azure documents for it")
+
+
+class _Vault:
+    """A vault's client, what is known of its keys' versions, and one client for each version that was used."""
+
+    def __init__(self, keys: Any) -> None:
+        self.keys = keys
+        self.newest: dict[str, str] = {}
+        self._crypto: dict[tuple[str, str], Any] = {}
+
+    def crypto(self, name: str, version: str) -> Any:
+        found = self._crypto.get((name, version))
+        if found is None:
+            found = self._crypto[name, version] = self.keys.get_cryptography_client(name, key_version=version)
+        return found
+
+
+def _codes(error: Any) -> list[str]:
+    """The status, the service's code, and the one inside of that, as far as there are."""
+    told = getattr(error, "error", None)
+    inner = getattr(told, "innererror", None)
+    said = getattr(told, "code", None), inner.get("code") if isinstance(inner, dict) else None
+    status = str(error.status_code) if error.status_code else type(error).__name__
+    return [status, *(code for code in said if isinstance(code, str) and code.isalnum())]

@@ -1,0 +1,341 @@
+"""A hardware security module, or anything else behind a PKCS#11 library: AES keys that cannot leave it.
+
+A master key is the AES keys of one label (CKA_LABEL, the key id); each is a version, and its number is its CKA_ID,
+taken as a big-endian number. The highest one that may encrypt wraps. A version is disabled by CKA_ENCRYPT and
+CKA_DECRYPT false, and destroyed with its object.
+
+A wrapped key is 01, the length of CKA_ID (1 byte), CKA_ID, nonce (12), ciphertext, tag (16): AES-GCM, with everything
+before the nonce and the key id (UTF-8) as AAD.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.keys.kms.service import BUSY, ServiceKms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["Pkcs11Kms"]
+
+LIBRARY = "kms.pkcs11.library"
+TOKEN = "kms.pkcs11.token-label"
+PIN_FILE = "kms.pkcs11.pin-file"
+PIN_ENV = "kms.pkcs11.pin-env"
+PINS = f"name a file in {PIN_FILE}, or an environment variable in {PIN_ENV}"
+BLOB_VERSION = 1
+MAX_ID_NBYTES = 64
+TAG_BITS = 128
+
+# After these a new session may do: the device was restarted or changed, or somebody in this process has logged out.
+SESSION_LOST = (
+    "DeviceError",
+    "DeviceRemoved",
+    "ObjectHandleInvalid",
+    "KeyHandleInvalid",
+    "SessionClosed",
+    "SessionHandleInvalid",
+    "TokenNotPresent",
+    "UserNotLoggedIn",
+)
+NOT_DECRYPTED = ("EncryptedDataInvalid", "EncryptedDataLenRange", "DataInvalid", "GeneralError", "FunctionFailed")
+
+T = TypeVar("T")
+
+
+class Pkcs11Kms(ServiceKms):
+    """Wraps by AES-GCM with keys of a token.
+
+    Properties: ``kms.pkcs11.library`` (the path of the vendor's), ``kms.pkcs11.token-label``, ``kms.pkcs11.pin-file``
+    or ``kms.pkcs11.pin-env``, and ``kms.max-attempts``. Key ids are labels of keys.
+
+    A library does one thing at a time in a process, and how long it waits for its device is up to it. A PIN that was
+    refused is not tried again: after a few times the token would lock itself.
+    """
+
+    provider = "pkcs11"
+    packages = ("pkcs11",)
+    secret_properties = {"kms.pkcs11.pin": PINS}  # noqa: RUF012, of the base class
+    supports_key_generation = True
+
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        for name in (LIBRARY, TOKEN):
+            if not properties.get(name):
+                raise ValueError(f"set {LIBRARY} (the vendor's library) and {TOKEN}")
+        if bool(properties.get(PIN_FILE)) == bool(properties.get(PIN_ENV)):
+            raise ValueError(f"set one of {PIN_FILE} and {PIN_ENV}: where the token's PIN is")
+        super().initialize(properties)
+
+    def key_version(self, wrapped: bytes) -> str | None:
+        return _split(wrapped)[0].hex()
+
+    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return self._with(wrapping_key_id, lambda session: self._sealed(session, key, wrapping_key_id))
+
+    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        def drawn(session: Any) -> tuple[bytes, bytes]:
+            key = session.generate_random(8 * length)
+            return key, self._sealed(session, key, wrapping_key_id)
+
+        return self._with(wrapping_key_id, drawn)
+
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        number, head, nonce, sealed = _split(wrapped)
+
+        def opened(session: Any) -> bytes:
+            from pkcs11 import Attribute, GCMParams, Mechanism, PKCS11Error
+
+            versions = self._versions(session, wrapping_key_id)
+            master = next((one for one_number, one in versions if one_number == number), None)
+            if master is None:
+                known = ", ".join(one_number.hex() for one_number, _ in versions)
+                raise self._refusal(
+                    "to unwrap",
+                    f"{wrapping_key_id!r}, version {number.hex()}",
+                    "no such version",
+                    f"it was destroyed, or is another token's; what is there: {known}",
+                )
+            if not master[Attribute.DECRYPT]:
+                raise self._refusal(
+                    "to unwrap",
+                    f"{wrapping_key_id!r}, version {number.hex()}",
+                    "disabled",
+                    "set its CKA_DECRYPT to use it",
+                )
+            params = GCMParams(nonce, head + wrapping_key_id.encode(), TAG_BITS)
+            try:
+                return bytes(master.decrypt(sealed, mechanism=Mechanism.AES_GCM, mechanism_param=params))
+            except PKCS11Error as error:
+                if type(error).__name__ not in NOT_DECRYPTED or not _works(master):
+                    raise
+            raise IntegrityError(
+                f"a wrapped key is not what version {number.hex()} of the PKCS#11 key {wrapping_key_id!r} wrapped: its "
+                "bytes were changed, or another key wrapped it"
+            )
+
+        return self._with(wrapping_key_id, opened)
+
+    def _sealed(self, session: Any, key: bytes, key_id: str) -> bytes:
+        from pkcs11 import Attribute, GCMParams, Mechanism
+
+        versions = self._versions(session, key_id)
+        number, master = next(((n, one) for n, one in versions if one[Attribute.ENCRYPT]), (b"", None))
+        if master is None:
+            raise self._refusal(
+                "to wrap", repr(key_id), "disabled", "no version may encrypt: make a new one, or set CKA_ENCRYPT of one"
+            )
+        head, nonce = bytes([BLOB_VERSION, len(number)]) + number, os.urandom(NONCE_NBYTES)
+        params = GCMParams(nonce, head + key_id.encode(), TAG_BITS)
+        return head + nonce + bytes(master.encrypt(key, mechanism=Mechanism.AES_GCM, mechanism_param=params))
+
+    def _versions(self, session: Any, key_id: str) -> list[tuple[bytes, Any]]:
+        """The AES keys of this label with their CKA_ID, highest first."""
+        from pkcs11 import Attribute, KeyType, ObjectClass
+
+        asked = {Attribute.CLASS: ObjectClass.SECRET_KEY, Attribute.KEY_TYPE: KeyType.AES, Attribute.LABEL: key_id}
+        found = [(bytes(one[Attribute.ID]), one) for one in session.get_objects(asked)]
+        if not found:
+            raise _NoKeyError
+        for number, _ in found:
+            if not 1 <= len(number) <= MAX_ID_NBYTES:
+                raise self._refusal(
+                    "to use", repr(key_id), "CKA_ID", f"a version has an id of 1 to {MAX_ID_NBYTES} bytes: set it"
+                )
+        if len({number for number, _ in found}) < len(found):
+            raise self._refusal("to use", repr(key_id), "CKA_ID", "two versions have the same id: change one")
+        return sorted(found, key=lambda pair: (int.from_bytes(pair[0], "big"), pair[0]), reverse=True)
+
+    def _with(self, key_id: str, work: Callable[[Any], T]) -> T:
+        from pkcs11 import PKCS11Error
+
+        token = self._connected()
+        looked_again = False
+
+        def once() -> T:
+            nonlocal looked_again
+            with token.session(self._pin) as session:
+                try:
+                    return work(session)
+                except _NoKeyError:
+                    # So it looks, too, when somebody in this process has logged out.
+                    again, looked_again = not looked_again, True
+                    if again:
+                        token.forget()
+                        raise _LoggedOutError from None
+                    raise
+                except PKCS11Error as error:
+                    if type(error).__name__ in SESSION_LOST:
+                        token.forget()
+                    raise
+
+        try:
+            return self._ask(once)
+        except _NoKeyError:
+            raise self._refusal(
+                "to use",
+                repr(key_id),
+                "no such key",
+                f"the token {self.properties[TOKEN]!r} has no AES key of this label",
+            ) from None
+        except PKCS11Error as error:
+            raise self._refusal(
+                "to use",
+                repr(key_id),
+                type(error).__name__,
+                f"check {LIBRARY}, {TOKEN}, and that the key may do AES-GCM with a nonce of the caller's",
+            ) from None
+
+    def _pin(self) -> str:
+        name = self.properties.get(PIN_FILE) or self.properties[PIN_ENV]
+        try:
+            if self.properties.get(PIN_FILE):
+                with open(name, encoding="utf-8") as file:
+                    pin = file.read(4096).rstrip("\r\n")
+            else:
+                pin = os.environ.get(name, "")
+        except (OSError, ValueError) as error:
+            raise KeyAccessError(
+                f"the PIN of the KMS pkcs11 cannot be read here ({type(error).__name__}): {name}"
+            ) from None
+        if not pin:
+            raise KeyAccessError(f"the KMS pkcs11 needs the token's PIN, and there is none in {name}")
+        return pin
+
+    def _connect(self) -> _Token:
+        return _token(self.properties[LIBRARY], self.properties[TOKEN])
+
+    def _trouble(self, error: Exception) -> str | None:
+        lost = isinstance(error, _LoggedOutError) or type(error).__name__ in SESSION_LOST
+        return BUSY if lost else None
+
+
+class _NoKeyError(Exception):
+    pass
+
+
+class _LoggedOutError(Exception):
+    pass
+
+
+def _split(wrapped: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """CKA_ID, all before the nonce, nonce, ciphertext with tag."""
+    size = wrapped[1] if len(wrapped) > 1 and wrapped[0] == BLOB_VERSION else 0
+    head = 2 + size
+    if not 1 <= size <= MAX_ID_NBYTES or len(wrapped) < head + OVERHEAD_NBYTES + 1:
+        raise FormatError(f"these {len(wrapped)} bytes are no key that the KMS pkcs11 wrapped")
+    return wrapped[2:head], wrapped[:head], wrapped[head : head + NONCE_NBYTES], wrapped[head + NONCE_NBYTES :]
+
+
+def _works(master: Any) -> bool:
+    """Whether a key opens what it sealed. Some libraries say of a wrong tag no more than that something failed."""
+    from pkcs11 import Attribute, GCMParams, Mechanism, PKCS11Error
+
+    if not master[Attribute.ENCRYPT]:
+        return True  # nothing can be said; the device has just found the key, and has looked at its attributes
+    params = GCMParams(os.urandom(NONCE_NBYTES), b"", TAG_BITS)
+    try:
+        sealed = master.encrypt(b"works", mechanism=Mechanism.AES_GCM, mechanism_param=params)
+        return bytes(master.decrypt(sealed, mechanism=Mechanism.AES_GCM, mechanism_param=params)) == b"works"
+    except PKCS11Error:
+        return False
+
+
+# ---------------------------------------------------------------------------------------------------------- sessions
+# A process logs in to a token once, for all its sessions, and closing one of these logs all out. So there is one
+# session for each token, for all clients, until the process ends. The package initializes a library as one that is
+# called by one thread only, hence one lock for each library.
+
+
+class _Token:
+    def __init__(self, library: _Library, label: str) -> None:
+        self._library, self._label = library, label
+        self._session: Any = None
+        self._refused: bytes | None = None  # the hash of a PIN
+
+    @contextlib.contextmanager
+    def session(self, pin: Callable[[], str]) -> Iterator[Any]:
+        with self._library.lock:
+            if self._session is None:
+                self._session = self._open(pin())
+            yield self._session
+
+    def forget(self) -> None:
+        self._session = None
+
+    def _open(self, pin: str) -> Any:
+        from pkcs11 import NoSuchToken, PKCS11Error
+        from pkcs11.exceptions import PinIncorrect, UserAlreadyLoggedIn
+
+        digest = hashlib.sha256(pin.encode()).digest()
+        if digest == self._refused:
+            raise _wrong_pin(self._label, "it was refused before, and is not tried again")
+        try:
+            token = self._library.loaded().get_token(token_label=self._label)
+            try:
+                return token.open(user_pin=pin)
+            except UserAlreadyLoggedIn:
+                return token.open()
+        except PinIncorrect:
+            self._refused = digest
+            raise _wrong_pin(self._label, "it was refused") from None
+        except NoSuchToken:
+            raise KeyAccessError(
+                f"the KMS pkcs11 has no token {self._label!r}: check {TOKEN}, {LIBRARY} and what configures that"
+            ) from None
+        except PKCS11Error as error:
+            if type(error).__name__ in SESSION_LOST:
+                raise
+            raise KeyAccessError(
+                f"the KMS pkcs11 opens no session with the token {self._label!r} ({type(error).__name__}): "
+                f"check {LIBRARY}, {TOKEN} and the PIN"
+            ) from None
+
+
+class _Library:
+    def __init__(self, path: str, *, forked: bool) -> None:
+        self.lock = threading.RLock()
+        self.tokens: dict[str, _Token] = {}
+        self._path, self._forked = path, forked
+
+    def loaded(self) -> Any:
+        import pkcs11
+
+        library = pkcs11.lib(self._path)
+        if self._forked:  # a child has to initialize it anew, and what the parent did to it is in the way
+            with contextlib.suppress(pkcs11.PKCS11Error):
+                library.finalize()
+            library.initialize()
+            self._forked = False
+        return library
+
+
+_libraries: dict[str, _Library] = {}
+_inherited: set[str] = set()
+_guard = threading.Lock()
+
+
+def _token(path: str, label: str) -> _Token:
+    with _guard:
+        library = _libraries.setdefault(path, _Library(path, forked=path in _inherited))
+        return library.tokens.setdefault(label, _Token(library, label))
+
+
+def _after_fork_in_child() -> None:
+    global _guard
+    _guard = threading.Lock()
+    _inherited.update(_libraries)
+    _libraries.clear()
+
+
+def _wrong_pin(label: str, why: str) -> KeyAccessError:
+    return KeyAccessError(f"the PIN for the token {label!r} of the KMS pkcs11 is wrong: {why}. Correct it: {PINS}")
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

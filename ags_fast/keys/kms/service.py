@@ -1,0 +1,187 @@
+"""What clients of services share: settings, one connection for each process, patience, and logs that show no keys."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import logging
+import os
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from urllib.parse import urlsplit
+
+from ags_fast.errors import KeyAccessError
+from ags_fast.keys.kms import KmsClient, with_retries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["BUSY", "UNREACHED", "ServiceKms", "on_this_machine"]
+
+T = TypeVar("T")
+
+ENDPOINT = "kms.endpoint"
+CONNECT_MS = "kms.connect-timeout-ms"
+READ_MS = "kms.read-timeout-ms"
+ATTEMPTS = "kms.max-attempts"
+BUDGET_MS = "kms.call-budget-ms"
+DEFAULTS = {CONNECT_MS: 2_000, READ_MS: 5_000, ATTEMPTS: 8, BUDGET_MS: 30_000}
+
+# Kinds of trouble that may pass.
+BUSY = "busy"
+UNREACHED = "unreached"
+
+BUSY_ADVICE = "it stayed busy for all attempts: ask less often, or have the quota raised"
+
+
+class ServiceKms(KmsClient):
+    """A client of a service: of what `_connect` returns, one for each process.
+
+    Properties: ``kms.connect-timeout-ms`` (2000) and ``kms.read-timeout-ms`` (5000), for each request;
+    ``kms.max-attempts`` (8): how often a busy service is asked for the same. A service that cannot be reached is asked
+    once more. No retry begins later than ``kms.call-budget-ms`` (30000) after the call did.
+    """
+
+    packages: ClassVar[tuple[str, ...]] = ()  # what the optional dependency has to bring
+    endpoint_property: ClassVar[str] = ENDPOINT
+    secret_properties: ClassVar[Mapping[str, str]] = {}  # names under which others take secrets, and what to do instead
+    loggers: ClassVar[tuple[str, ...]] = ()  # of the packages: those that write what is sent and answered at DEBUG
+
+    def __init__(self) -> None:
+        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._connection: Any = None
+
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        for name in DEFAULTS:
+            text = properties.get(name, "1")
+            if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+                raise ValueError(f"{name} is a whole number from 1, not {text!r}")
+        for name, instead in self.secret_properties.items():
+            if name in properties:
+                raise ValueError(f"{name} is a secret, and properties travel and are shown: {instead}")
+        if self.endpoint_property in properties:
+            _check_url(self.endpoint_property, properties[self.endpoint_property])
+        for package in self.packages:
+            if not _installed(package):
+                raise ImportError(
+                    f"the KMS {self.provider} needs {package}: pip install 'ags_fast[{self.provider}]'", name=package
+                )
+        super().initialize(properties)
+
+    def close(self) -> None:
+        with self._here():
+            held, self._connection = self._connection, None
+        if held is not None:
+            self._disconnect(held)
+
+    # What a provider writes.
+
+    def _connect(self) -> Any:
+        raise NotImplementedError
+
+    def _disconnect(self, connection: Any) -> None:
+        pass
+
+    def _trouble(self, error: Exception) -> str | None:
+        """BUSY or UNREACHED if it is worth asking again."""
+        raise NotImplementedError
+
+    # What it calls.
+
+    def _connected(self) -> Any:
+        with self._here():
+            if self._connection is None:
+                self._connection = self._connect()
+                for name in self.loggers:
+                    _hide_debug_records(name)
+            return self._connection
+
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        if self._pid != os.getpid():  # forked, maybe while another thread held the lock; the connection is the parent's
+            self._lock, self._pid, self._connection = threading.Lock(), os.getpid(), None
+        with self._lock:
+            yield
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._number(BUDGET_MS) / 1000
+
+    def _ask(self, request: Callable[[], T], deadline: float | None = None) -> T:
+        """What the request returns, made again while that may help. deadline: of a call that makes several requests."""
+        misses = 0
+
+        def patience(error: Exception) -> float | None:
+            nonlocal misses
+            trouble = self._trouble(error)
+            misses += trouble == UNREACHED
+            if trouble is None or misses > 1:
+                return None
+            return 0.1 if trouble == BUSY else 0.2
+
+        with _unlogged():
+            return with_retries(
+                request, patience, attempts=self._number(ATTEMPTS), deadline=deadline or self._deadline()
+            )
+
+    def _number(self, name: str) -> int:
+        return int(self.properties.get(name, DEFAULTS[name]))
+
+    def _refusal(self, action: str, key: str, code: str, advice: str) -> KeyAccessError:
+        return KeyAccessError(f"the KMS {self.provider} refused {action} with the key {key} ({code}): {advice}")
+
+    def _not_reached(self, where: object, key: str, error: Exception, check: str) -> KeyAccessError:
+        return KeyAccessError(
+            f"the KMS {self.provider} at {where} was not reached for the key {key} ({type(error).__name__}): "
+            f"check the network, {check}"
+        )
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package that it is part of
+        return False
+
+
+def _check_url(name: str, text: str) -> None:
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname or url.username or url.password:
+        raise ValueError(f"{name} is a URL such as https://kms.example.com")
+    if url.scheme == "http" and not on_this_machine(text):
+        raise ValueError(f"{name} must be https: keys would go to {url.hostname} unencrypted")
+
+
+def on_this_machine(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# ---------------------------------------------------------------------------------------------------------- logs
+# Some packages log requests and answers at level DEBUG, and here they hold keys. What else the same packages are used
+# for stays in the log.
+
+_thread = threading.local()
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    _thread.calls = getattr(_thread, "calls", 0) + 1
+    try:
+        yield
+    finally:
+        _thread.calls -= 1
+
+
+def _wanted(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.DEBUG or not getattr(_thread, "calls", 0)
+
+
+def _hide_debug_records(name: str) -> None:
+    logger = logging.getLogger(name)
+    if _wanted not in logger.filters:
+        logger.addFilter(_wanted)
