@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -128,3 +129,19 @@ class Shelf:
 
     def __repr__(self) -> str:
         return "Shelf"
+
+
+class VaultCredential:
+    """For the fake of Azure Key Vault: a credential whose token it knows, or what ``.token`` says."""
+
+    def initialize(self, properties: dict[str, str]) -> None:
+        self.token = properties["token"]
+
+    def credential(self) -> VaultCredential:
+        return self
+
+    def get_token(self, *scopes: str, **_: Any) -> Any:
+        from azure.core.credentials import AccessToken
+
+        assert scopes == ("https://vault.azure.net/.default",)
+        return AccessToken(self.token, int(time.time()) + 3600)

@@ -13,17 +13,15 @@ import pickle
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import time
 import traceback
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from kms_clients import Duck, Overriding, Proper, keystore
-from support import finish_python, flip, python_env, run_python, start_python
+from kms_services import Aws, Service, started
+from support import finish_python, flip, run_python, start_python
 
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys import KmsClient, kms_calls, load_kms, set_audit_hook
@@ -647,56 +645,19 @@ def test_local_keys_never_show(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- AWS
 
 
-class Moto:
-    def __init__(self, url: str) -> None:
-        boto3 = pytest.importorskip("boto3")
-        self.url = url
-        self.admin = boto3.client("kms", endpoint_url=url, region_name="us-east-1")
-        self.properties = {"encryption.kms-type": "aws", "kms.endpoint": url, "client.region": "us-east-1"}
-
-    def new_key(self) -> str:
-        return str(self.admin.create_key()["KeyMetadata"]["KeyId"])
-
-    def fail(self, code: str, times: int) -> None:
-        asked = urllib.request.Request(f"{self.url}/_strict/fail?code={code}&times={times}", method="POST")
-        urllib.request.urlopen(asked).close()
-
-    def calls(self) -> list[tuple[str, list[str]]]:
-        with urllib.request.urlopen(f"{self.url}/_strict/calls") as answer:
-            return [(name, arguments) for name, arguments in json.load(answer)]
-
-
 @pytest.fixture(scope="module")
-def moto_server() -> Iterator[str]:
-    pytest.importorskip("moto")
-    server = Path(__file__).parent / "servers" / "strict_moto.py"
-    process = subprocess.Popen(
-        [sys.executable, str(server), "0"],
-        env=python_env(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        assert ready.startswith("READY "), ready
-        yield ready.split()[1]
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
+def moto_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with started("aws", tmp_path_factory.mktemp("aws")) as service:
+        yield service
 
 
 @pytest.fixture
-def moto(moto_server: str, monkeypatch: pytest.MonkeyPatch) -> Moto:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    server = Moto(moto_server)
-    server.fail("none", 0)
-    return server
+def moto(moto_service: Aws) -> Aws:
+    moto_service.deny(False)
+    return moto_service
 
 
-def test_aws_on_the_wire(moto: Moto) -> None:
+def test_aws_on_the_wire(moto: Aws) -> None:
     """What Java's client sends, and no encryption context, which Java's could not give back."""
     key_id = moto.new_key()
     kms = load_kms(moto.properties)
@@ -737,7 +698,7 @@ def test_aws_on_the_wire(moto: Moto) -> None:
     assert pickle.loads(pickle.dumps(kms)).unwrap_key(wrapped, key_id) == CANARY
 
 
-def test_aws_aliases_and_arns(moto: Moto) -> None:
+def test_aws_aliases_and_arns(moto: Aws) -> None:
     made = moto.admin.create_key()["KeyMetadata"]
     alias = f"alias/test-{os.urandom(4).hex()}"
     moto.admin.create_alias(AliasName=alias, TargetKeyId=made["KeyId"])
@@ -747,7 +708,7 @@ def test_aws_aliases_and_arns(moto: Moto) -> None:
         assert all(kms.unwrap_key(wrapped, other) == CANARY for other in (made["KeyId"], made["Arn"], alias))
 
 
-def test_aws_rotation(moto: Moto) -> None:
+def test_aws_rotation(moto: Aws) -> None:
     key_id = moto.new_key()
     kms = load_kms(moto.properties)
     wrapped = kms.wrap_key(CANARY, key_id)
@@ -756,7 +717,7 @@ def test_aws_rotation(moto: Moto) -> None:
     assert calls_of(lambda: kms.rewrap_key(wrapped, key_id)) == {("aws", "rewrap"): 1}
 
 
-def test_aws_refusals(moto: Moto) -> None:
+def test_aws_refusals(moto: Aws) -> None:
     key_id, other = moto.new_key(), moto.new_key()
     kms = load_kms(moto.properties)
     wrapped = kms.wrap_key(CANARY, key_id)
@@ -783,33 +744,33 @@ def test_aws_refusals(moto: Moto) -> None:
     moto.admin.schedule_key_deletion(KeyId=key_id, PendingWindowInDays=7)
     with pytest.raises(KeyAccessError, match="cancel the deletion"):
         kms.unwrap_key(wrapped, key_id)
-    moto.fail("AccessDeniedException", 1)
+    moto.fail_with("AccessDeniedException", 1)
     moto.calls()
     with pytest.raises(KeyAccessError, match="kms:Encrypt"):
         kms.wrap_key(CANARY, other)
     assert len(moto.calls()) == 1  # no use in asking again
-    moto.fail("ValidationException", 1)
+    moto.fail_with("ValidationException", 1)
     with pytest.raises(KeyAccessError, match="ValidationException") as caught:
         kms.wrap_key(CANARY, other)
     assert "told to" not in str(caught.value)  # a message that may quote what was sent
 
 
-def test_aws_throttling(moto: Moto) -> None:
+def test_aws_throttling(moto: Aws) -> None:
     key_id = moto.new_key()
     kms = load_kms({**moto.properties, "kms.max-attempts": "4"})
     kms.wrap_key(CANARY, key_id)
     moto.calls()
-    moto.fail("ThrottlingException", 3)
+    moto.fail_with("ThrottlingException", 3)
     assert calls_of(lambda: kms.wrap_key(CANARY, key_id)) == {("aws", "wrap"): 1}  # one call, whatever it took
     assert len(moto.calls()) == 4
-    moto.fail("KMSInternalException", 1000)
+    moto.fail_with("KMSInternalException", 1000)
     begun = time.monotonic()
     with pytest.raises(KeyAccessError, match="stayed busy"):
         kms.wrap_key(CANARY, key_id)
     assert len(moto.calls()) == 4 and time.monotonic() - begun < 5
 
 
-def test_aws_out_of_reach(moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aws_out_of_reach(moto: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -838,7 +799,7 @@ def test_aws_out_of_reach(moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
         load_kms(without_region).wrap_key(CANARY, "m")
 
 
-def test_aws_keys_are_not_logged(moto: Moto) -> None:
+def test_aws_keys_are_not_logged(moto: Aws) -> None:
     """botocore writes requests and answers to its log, in full, for whoever turns DEBUG on."""
     key_id = moto.new_key()
     kms = load_kms(moto.properties)
@@ -864,7 +825,7 @@ def test_aws_keys_are_not_logged(moto: Moto) -> None:
     assert base64.b64encode(generated).decode() not in logged and generated.hex() not in logged
 
 
-def test_aws_in_a_fork(moto: Moto) -> None:
+def test_aws_in_a_fork(moto: Aws) -> None:
     """A child makes connections of its own."""
     key_id = moto.new_key()
     run_python(
@@ -874,10 +835,10 @@ def test_aws_in_a_fork(moto: Moto) -> None:
         url, key_id = sys.argv[1:]
         kms = load_kms({"encryption.kms-type": "aws", "kms.endpoint": url, "client.region": "us-east-1"})
         wrapped = kms.wrap_key(b"key", key_id)
-        before = kms._client
+        before = kms._connected()
         if (pid := os.fork()) == 0:
             assert kms.unwrap_key(wrapped, key_id) == b"key"
-            assert kms._client is not before
+            assert kms._connected() is not before
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         assert kms.unwrap_key(wrapped, key_id) == b"key"

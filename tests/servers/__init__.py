@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import socket
@@ -15,9 +16,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pytest
+from support import python_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -65,17 +67,8 @@ server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_
 print(f"READY http://127.0.0.1:{server.server_port}", flush=True)
 server.serve_forever()
 """
-    with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen(
-            [sys.executable, "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
-        )
-        with stopped(server):
-            assert server.stdout is not None
-            words = server.stdout.readline().decode().split()
-            if words[:1] != ["READY"]:
-                log.seek(0)
-                pytest.fail(f"moto's server does not start: {log.read().decode()[-2000:]}")
-            yield S3Server(words[1], "testing", "testing")
+    with announced([sys.executable, "-c", program]) as url:
+        yield S3Server(url, "testing", "testing")
 
 
 @contextlib.contextmanager
@@ -98,6 +91,70 @@ def versitygw(folder: Path) -> Iterator[S3Server]:
                 yield server._replace(url=f"http://{address}")
                 return
     pytest.fail(f"versitygw does not start: {(folder / 'log').read_text()[-2000:]}")
+
+
+@contextlib.contextmanager
+def strict_moto() -> Iterator[str]:
+    """The URL of moto's server with a KMS as strict as AWS's."""
+    pytest.importorskip("moto")
+    program = str(Path(__file__).parent / "strict_moto.py")
+    with announced([sys.executable, program, "0"]) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def vault(token: str) -> Iterator[str]:
+    """The URL of a Vault with a transit engine."""
+    pytest.importorskip("hvac")
+    program = go_folder(Path(__file__).parent / "vaultmini")
+    with announced([program, "-token", token]) as url:
+        yield url
+
+
+class Hsm(NamedTuple):
+    """A token of SoftHSM, as its tools see it."""
+
+    library: str
+    token: str
+    pin: str
+
+
+@contextlib.contextmanager
+def softhsm(folder: Path) -> Iterator[Hsm]:
+    """A token in a folder; in this process and its children, the library finds no other."""
+    pytest.importorskip("pkcs11")
+    tool = shutil.which("softhsm2-util")
+    places = ("/usr/lib/softhsm", "/usr/lib64", "/usr/local/lib/softhsm", "/opt/homebrew/lib/softhsm")
+    library = next((f"{place}/libsofthsm2.so" for place in places if os.path.exists(f"{place}/libsofthsm2.so")), None)
+    if tool is None or library is None:
+        cannot("needs SoftHSM: .ci/tools softhsm, or apt-get install softhsm2")
+    hsm = Hsm(library, "ags_fast tests", "a pin of the tests")
+    (folder / "tokens").mkdir()
+    configuration = folder / "softhsm2.conf"
+    configuration.write_text(f"directories.tokendir = {folder / 'tokens'}\nlog.level = ERROR\n")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SOFTHSM2_CONF", str(configuration))
+        pins = ["--so-pin", "another pin", "--pin", hsm.pin]
+        subprocess.run(
+            [tool, "--init-token", "--free", "--label", hsm.token, *pins], check=True, capture_output=True, timeout=60
+        )
+        yield hsm
+
+
+@contextlib.contextmanager
+def announced(command: Sequence[str]) -> Iterator[str]:
+    """What a server says when it listens: READY and a URL."""
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=python_env()
+        )
+        with stopped(server):
+            assert server.stdout is not None
+            words = server.stdout.readline().decode().split()
+            if words[:1] != ["READY"]:
+                log.seek(0)
+                pytest.fail(f"{command[0]} does not start: {log.read().decode()[-2000:]}")
+            yield words[1]
 
 
 @contextlib.contextmanager
@@ -138,22 +195,39 @@ def listens(process: subprocess.Popen[Any], port: int) -> bool:
 def go_program(package: str, version: str, command: Sequence[str] = ("go", "install")) -> str:
     """The path of a program written in Go, built if it is not in the cache yet. Skips where there is no Go."""
     name = package.rpartition("/")[2]
+    return _built(name, version, [*command, f"{package}@{version}"])
+
+
+def go_folder(folder: Path) -> str:
+    """The path of the program whose source is in a folder of ours; otherwise as `go_program`."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    # CGO_ENABLED=0 and these flags: nothing of the machine gets in, and the program is a third smaller.
+    options = ["-mod=readonly", "-trimpath", "-ldflags=-s -w"]
+    return _built(folder.name, digest.hexdigest()[:16], ["go", "install", *options, "."], cwd=folder)
+
+
+def _built(name: str, version: str, command: Sequence[str], cwd: Path | None = None) -> str:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ags_fast" / f"{name}-{version}"
     program = cache / name
     if program.exists():
         return str(program)
     if shutil.which("go") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs Go, to build {name} {version}")
+        cannot(f"needs Go, to build {name} {version}")
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one builds, the others wait
         if not program.exists():
             env = {**os.environ, "GOBIN": folder, "CGO_ENABLED": "0"}
-            built = subprocess.run(
-                [*command, f"{package}@{version}"], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
-            )
+            built = subprocess.run(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
             if built.returncode != 0:
-                how = pytest.fail if os.environ.get("CI") else pytest.skip
-                how(f"{name} {version} cannot be built: {built.stderr[-1000:]}")
+                cannot(f"{name} {version} cannot be built: {built.stderr[-1000:]}")
             os.replace(Path(folder) / name, program)
     return str(program)
+
+
+def cannot(why: str) -> NoReturn:
+    """Skips the test; in CI, where everything is there, it fails instead."""
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+    raise AssertionError(why)

@@ -28,6 +28,7 @@ KEY_NAME = re.compile(r"[A-Za-z0-9-]{1,127}")
 REFUSALS = {
     "KeyDisabled": "enable this version",
     "KeyNotYetValid": "its activation date has not come",
+    "KeyOperationForbidden": "the key's operations leave it out",
     "KeyExpired": "it has expired: make a new version, or move its date",
     "ForbiddenByFirewall": "the vault's firewall lets nobody in from here",
     "ObjectIsDeletedButRecoverable": "the key was deleted: recover it",
@@ -66,24 +67,13 @@ class AzureKms(ServiceKms):
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         deadline, vault = self._deadline(), self._vault(wrapping_key_id)
         version = self._newest(vault, wrapping_key_id, deadline)
-        try:
-            result = self._request(
-                "wrapKey",
-                wrapping_key_id,
-                version,
-                lambda: vault.crypto(wrapping_key_id, version).wrap_key(self._algorithm, key),
-                deadline,
-            )
-        except (
-            ValueError,
-            NotImplementedError,
-        ):  # of the package, which wraps here: the key is too long, or is not meant to
-            raise self._refusal(
-                "wrapKey",
-                f"{wrapping_key_id!r}, version {version}",
-                "refused by azure.keyvault.keys",
-                f"{len(key)} bytes may be too many, its operations may leave out wrapKey, {ALGORITHM} may be wrong",
-            ) from None
+        result = self._request(
+            "wrapKey",
+            wrapping_key_id,
+            version,
+            lambda: vault.crypto(wrapping_key_id, version).wrap_key(self._algorithm, key),
+            deadline,
+        )
         return result.encrypted_key  # type: ignore[no-any-return]
 
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
@@ -237,6 +227,8 @@ class AzureKms(ServiceKms):
         advice = next((REFUSALS[code] for code in reversed(codes) if code in REFUSALS), None)
         if self._trouble(error) == BUSY:
             advice = BUSY_ADVICE
+        elif error.status_code == 400:
+            advice = f"a key of this type cannot, or not by this {ALGORITHM}, or not so many bytes"
         elif error.status_code == 403 and advice is None:
             advice = NOT_ALLOWED.format(action=action)
         elif error.status_code is None:  # there was no request: no token was to be had

@@ -267,7 +267,13 @@ class _Token:
             yield self._session
 
     def forget(self) -> None:
-        self._session = None
+        """To be called in a session. It is closed, which logs out, so that the next one logs in."""
+        from pkcs11 import PKCS11Error
+
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(PKCS11Error):
+                session.close()
 
     def _open(self, pin: str) -> Any:
         from pkcs11 import NoSuchToken, PKCS11Error

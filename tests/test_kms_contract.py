@@ -1,0 +1,657 @@
+"""What every KMS client promises, proved on each of them through the provider's own library, and what one alone does.
+
+local: a file. aws: moto, made strict. vault: Vault itself. pkcs11: SoftHSM. gcp and azure: fakes under the real
+clients, since there is nothing else to install (servers/fake_gcp.py, servers/fake_azure.py).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import logging
+import os
+import pickle
+import socket
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+from kms_services import started
+from support import flip, run_python
+from test_kms import CANARY, calls_of, forms_of
+
+from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
+from ags_fast.keys import kms_calls, load_kms
+from ags_fast.keys.kms import PROVIDERS, find_class
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from kms_services import Service
+
+    from ags_fast.keys import KmsClient
+
+NETWORKED = ("aws", "gcp", "azure", "vault")
+pytestmark = pytest.mark.timeout(600)  # the first test of Vault builds it, once for each machine
+
+
+def service_of(name: str) -> Any:
+    @pytest.fixture(scope="module", name=name)
+    def fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+        with started(name, tmp_path_factory.mktemp(name)) as service:
+            yield service
+
+    return fixture
+
+
+local_, aws_, gcp_, azure_, vault_, pkcs11_ = map(service_of, PROVIDERS)
+
+
+def only(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("service", names, indirect=True)
+
+
+@pytest.fixture(params=list(PROVIDERS))
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    found: Service = request.getfixturevalue(request.param)
+    yield found
+    found.fail(0)
+    found.deny(False)
+
+
+@pytest.fixture
+def kms(service: Service) -> Iterator[KmsClient]:
+    with load_kms(service.properties) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def keys() -> dict[str, str]:
+    """One key of each service that the tests only use."""
+    return {}
+
+
+@pytest.fixture
+def key_id(service: Service, keys: dict[str, str]) -> str:
+    if service.name not in keys:
+        keys[service.name] = service.new_key()
+    return keys[service.name]
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def test_what_was_wrapped_comes_back(service: Service, kms: KmsClient, key_id: str) -> None:
+    assert kms.provider == service.name
+    sizes = {1, 16, 24, 32, service.longest}
+    for size in sizes:
+        key = os.urandom(size)
+        wrapped = kms.wrap_key(key, key_id)
+        assert key not in wrapped or size == 1
+        assert kms.wrap_key(key, key_id) != wrapped
+        assert kms.unwrap_key(wrapped, key_id) == key
+        if service.overhead:
+            assert len(wrapped) == size + service.overhead
+        if service.name != "local":
+            assert service.open(wrapped, key_id) == key
+    kms.close()
+    assert kms.unwrap_key(wrapped, key_id) == key
+    assert pickle.loads(pickle.dumps(kms)).unwrap_key(wrapped, key_id) == key
+
+
+def test_each_call_is_counted_once(service: Service, kms: KmsClient, key_id: str) -> None:
+    name = service.name
+    wrapped = kms.wrap_key(CANARY, key_id)
+    assert calls_of(lambda: kms.wrap_key(CANARY, key_id)) == {(name, "wrap"): 1}
+    assert calls_of(lambda: kms.unwrap_key(wrapped, key_id)) == {(name, "unwrap"): 1}
+    rewrap = {(name, "rewrap"): 1} if service.rewraps else {(name, "unwrap"): 1, (name, "wrap"): 1}
+    assert kms.supports_rewrap is service.rewraps
+    assert calls_of(lambda: kms.rewrap_key(wrapped, key_id)) == rewrap
+    if service.requests() is not None:
+        kms.wrap_key(CANARY, key_id)
+        assert service.requests() == 1
+        kms.unwrap_key(wrapped, key_id)
+        assert service.requests() == 1
+
+
+def test_generation(service: Service, kms: KmsClient, key_id: str) -> None:
+    assert kms.supports_key_generation is service.generates
+    if not service.generates:
+        with pytest.raises(NotImplementedError, match="wrap it"):
+            kms.generate_key(key_id, 16)
+        return
+    seen = set()
+    for length in (16, 24, 32, 32):
+        before = kms_calls()
+        key, wrapped = kms.generate_key(key_id, length)
+        assert kms_calls() - before == {(service.name, "generate"): 1}
+        assert len(key) == length and kms.unwrap_key(wrapped, key_id) == key
+        seen.add(key)
+    assert len(seen) == 4
+
+
+def test_versions(service: Service, kms: KmsClient) -> None:
+    """What an older version wrapped opens, until that one is disabled; what was rewrapped needs it no more."""
+    key_id = service.new_key()
+    first = kms.wrap_key(CANARY, key_id)
+    service.rotate(key_id)
+    second = kms.wrap_key(CANARY, key_id)
+    for wrapped in (first, second):
+        assert kms.unwrap_key(wrapped, key_id) == CANARY
+        with load_kms(service.properties) as fresh:
+            assert fresh.unwrap_key(wrapped, key_id) == CANARY
+    moved = kms.rewrap_key(first, key_id)
+    told = [kms.key_version(wrapped) for wrapped in (first, second, moved)]
+    if service.tells_version:
+        assert told[0] == service.first_version(key_id) != told[1] == told[2]
+    else:
+        assert told == [None] * 3
+
+    def named(action: Callable[[], Any]) -> None:
+        with pytest.raises(KeyAccessError) as caught:
+            action()
+        said = str(caught.value)
+        assert repr(key_id) in said and service.first_version(key_id) in said.replace(key_id, ""), said
+        assert "tag" not in said.lower().replace("kms", "")
+
+    if service.disables:
+        service.enable(key_id, False)
+        named(lambda: kms.unwrap_key(first, key_id))
+        named(lambda: kms.rewrap_key(first, key_id))
+        with load_kms(service.properties) as fresh:
+            named(lambda: fresh.unwrap_key(first, key_id))
+        assert kms.unwrap_key(second, key_id) == kms.unwrap_key(moved, key_id) == CANARY
+        service.enable(key_id, True)
+        assert kms.unwrap_key(first, key_id) == CANARY
+    if service.destroys:
+        service.destroy(key_id)
+        named(lambda: kms.unwrap_key(first, key_id))
+        assert kms.unwrap_key(second, key_id) == kms.unwrap_key(moved, key_id) == CANARY
+
+
+def test_changed_bytes(service: Service, kms: KmsClient, key_id: str) -> None:
+    wrapped = kms.wrap_key(CANARY, key_id)
+    size = len(wrapped)
+    bad = [flip(wrapped, 8 * at) for at in {size // 2, size - 20, size - 1}]
+    bad += [wrapped[:-1], b"", CANARY, bytes(len(wrapped)), b"\xff" * 300]
+    for changed in bad:
+        if changed == b"" and service.name == "aws":
+            continue  # boto3 sends none
+        with pytest.raises((IntegrityError, FormatError)) as caught:
+            kms.unwrap_key(changed, key_id)
+        assert "tag" not in str(caught.value)
+    assert kms.unwrap_key(wrapped, key_id) == CANARY
+
+
+def test_another_key(service: Service, kms: KmsClient, key_id: str) -> None:
+    wrapped = kms.wrap_key(CANARY, key_id)
+    other = service.new_key()
+    with pytest.raises(IntegrityError, match=other):
+        kms.unwrap_key(wrapped, other)
+
+
+def test_a_key_that_is_not_there(service: Service, kms: KmsClient, key_id: str) -> None:
+    wrapped = kms.wrap_key(CANARY, key_id)
+    for _ in range(2):  # nor is it afterwards
+        for action in (lambda: kms.wrap_key(CANARY, service.unknown), lambda: kms.unwrap_key(wrapped, service.unknown)):
+            with pytest.raises(KeyAccessError, match=f"{service.unknown}.*no (such )?key|no key.*{service.unknown}"):
+                action()
+
+
+@only("gcp", "azure", "vault")
+def test_ids_that_are_none_are_not_sent(service: Service, kms: KmsClient) -> None:
+    service.requests()
+    for key_id in service.impossible:
+        for action in (lambda: kms.wrap_key(CANARY, key_id), lambda: kms.unwrap_key(b"vault:v1:AAAA", key_id)):  # noqa: B023
+            with pytest.raises(KeyAccessError, match=f"is no key of the KMS {service.name}"):
+                action()
+    assert not service.requests()
+
+
+@only(*NETWORKED)
+def test_a_refusal_is_final(service: Service, kms: KmsClient, key_id: str) -> None:
+    wrapped = kms.wrap_key(CANARY, key_id)
+    actions: list[Callable[[], Any]] = [lambda: kms.wrap_key(CANARY, key_id), lambda: kms.unwrap_key(wrapped, key_id)]
+    for action in actions:
+        assert service.deny(True)
+        service.requests()
+        with pytest.raises(KeyAccessError, match="allow"):
+            action()
+        assert service.requests() in (1, None)
+        service.deny(False)
+        action()
+
+
+@only("aws", "gcp", "azure")  # Vault's own quotas are below
+def test_a_busy_service(service: Service, key_id: str) -> None:
+    kms = load_kms({**service.properties, "kms.max-attempts": "3"})
+    wrapped = kms.wrap_key(CANARY, key_id)
+    for action in (lambda: kms.wrap_key(CANARY, key_id), lambda: kms.unwrap_key(wrapped, key_id)):
+        service.requests()
+        service.fail(2)
+        assert sum(calls_of(action).values()) == 1  # whatever it took
+        assert service.requests() == 3
+        service.fail(1000)
+        with pytest.raises(KeyAccessError, match=f"KMS {service.name} .*stayed busy"):
+            action()
+        assert service.requests() == 3
+    limited = load_kms({**service.properties, "kms.max-attempts": "1000", "kms.call-budget-ms": "300"})
+    begun = time.monotonic()
+    with pytest.raises(KeyAccessError, match="stayed busy"):
+        limited.wrap_key(CANARY, key_id)
+    assert time.monotonic() - begun < 5 and service.requests() in (2, 3, 4)
+    kms.close()
+    limited.close()
+
+
+@only(*NETWORKED)
+def test_a_service_out_of_reach(service: Service) -> None:
+    name = service.name
+    endpoint = {"azure": "azure.keyvault.url", "vault": "vault.address"}.get(name, "kms.endpoint")
+    scheme = service.properties[endpoint].partition(":")[0]
+    for listens in (False, True):  # it takes connections, and answers nothing
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            if listens:
+                silent.listen()
+            url = f"{scheme}://127.0.0.1:{silent.getsockname()[1]}"
+            begun = time.monotonic()
+            quick = {"kms.read-timeout-ms": "300", "kms.connect-timeout-ms": "300"}
+            with (
+                load_kms({**service.properties, endpoint: url, **quick}) as kms,
+                pytest.raises(KeyAccessError, match=f"KMS {name} at {url}.* was not reached for the key .*check the"),
+            ):
+                kms.wrap_key(CANARY, "m" if name != "gcp" else service.unknown)
+            assert time.monotonic() - begun < 5
+
+
+def test_keys_never_show(service: Service, kms: KmsClient, key_id: str) -> None:
+    """Also in what the libraries log at DEBUG, requests and answers among it."""
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    root = logging.getLogger()
+    google = logging.getLogger("google")
+    before, propagated = root.level, google.propagate
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    google.propagate = True
+    shown = [repr(kms), repr(kms.__reduce__())]
+    try:
+        wrapped = kms.wrap_key(CANARY, key_id)
+        assert kms.unwrap_key(wrapped, key_id) == CANARY
+        kms.rewrap_key(wrapped, key_id)
+        bad: list[Callable[[], Any]] = [
+            lambda: kms.unwrap_key(flip(wrapped, 8 * len(wrapped) - 8), key_id),
+            lambda: kms.unwrap_key(CANARY, key_id),
+            lambda: kms.wrap_key(CANARY, service.unknown),
+            lambda: kms.wrap_key(CANARY * 200, key_id + "x"),
+        ]
+        for action in bad:
+            with pytest.raises(AgsError) as caught:
+                action()
+            shown += [*traceback.format_exception(caught.value), repr(vars(caught.value))]
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        google.propagate = propagated
+    everything = "\n".join([*shown, text.getvalue()])
+    assert not any(form in everything for form in forms_of(CANARY))
+    secrets = [getattr(service, "token", None), getattr(getattr(service, "hsm", None), "pin", None)]
+    assert not any(secret and secret in everything for secret in secrets)
+
+
+def test_threads_share_a_client(service: Service, kms: KmsClient, key_id: str) -> None:
+    kms.close()  # so that they open the connection, too
+    start = threading.Barrier(4)
+
+    def use(number: int) -> bool:
+        key = bytes([number]) * 16
+        start.wait()
+        return all(kms.unwrap_key(kms.wrap_key(key, key_id), key_id) == key for _ in range(5))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(use, range(4)))
+
+
+def test_a_fork(service: Service, key_id: str) -> None:
+    """A child makes connections of its own, whoever held the parent's; both go on."""
+    run_python(
+        """
+        import json, os, sys
+        from ags_fast.keys import load_kms
+        kms, key_id = load_kms(json.loads(sys.argv[1])), sys.argv[2]
+        wrapped = kms.wrap_key(b"key", key_id)
+        kms._lock.acquire()  # as another thread might hold it
+        if (pid := os.fork()) == 0:
+            assert kms.unwrap_key(wrapped, key_id) == b"key"
+            assert kms.unwrap_key(kms.wrap_key(b"child", key_id), key_id) == b"child"
+            kms.close()
+            os._exit(0)
+        kms._lock.release()
+        assert os.waitpid(pid, 0)[1] == 0
+        assert kms.unwrap_key(wrapped, key_id) == b"key"
+        kms.close()
+        """,
+        json.dumps(service.properties),
+        key_id,
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in PROVIDERS if name != "local"])
+def test_a_missing_package(name: str) -> None:
+    needed = {
+        "gcp": {"kms.endpoint": "https://cloudkms.googleapis.com"},
+        "azure": {"azure.keyvault.url": "https://v.vault.azure.net"},
+        "vault": {"vault.address": "https://vault"},
+        "pkcs11": {"kms.pkcs11.library": "x.so", "kms.pkcs11.token-label": "t", "kms.pkcs11.pin-env": "PIN"},
+    }
+    packages = find_class(PROVIDERS[name]).packages
+    assert packages
+    for package in packages:
+        real = importlib.util.find_spec
+        with (
+            mock.patch("importlib.util.find_spec", lambda asked: None if asked == package else real(asked)),  # noqa: B023
+            pytest.raises(ImportError, match=rf"{package}.*ags_fast\[{name}\]"),
+        ):
+            load_kms({"encryption.kms-type": name, **needed.get(name, {})})
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({"encryption.kms-type": "gcp", "kms.endpoint": "http://cloudkms.googleapis.com"}, "https"),
+        ({"encryption.kms-type": "gcp", "gcs.oauth2.token": "s3cret"}, r"gcs\.oauth2\.token is a secret"),
+        ({"encryption.kms-type": "azure"}, r"azure\.keyvault\.url"),
+        ({"encryption.kms-type": "azure", "azure.keyvault.url": "http://127.0.0.1:1"}, "https"),
+        (
+            {
+                "encryption.kms-type": "azure",
+                "azure.keyvault.url": "https://x",
+                "azure.keyvault.key-wrap-algorithm": "RSA1_5",
+            },
+            "RSA-OAEP-256",
+        ),
+        ({"encryption.kms-type": "vault"}, r"vault\.address"),
+        ({"encryption.kms-type": "vault", "vault.address": "http://vault:8200"}, "https"),
+        ({"encryption.kms-type": "vault", "vault.address": "https://root:s3cret@vault"}, "URL"),
+        ({"encryption.kms-type": "vault", "vault.address": "https://v", "vault.token": "s3cret"}, "is a secret"),
+        (
+            {
+                "encryption.kms-type": "vault",
+                "vault.address": "https://v",
+                "vault.token-file": "a",
+                "vault.token-env": "B",
+            },
+            "one of",
+        ),
+        ({"encryption.kms-type": "pkcs11", "kms.pkcs11.library": "a"}, "token-label"),
+        ({"encryption.kms-type": "pkcs11", "kms.pkcs11.library": "a", "kms.pkcs11.token-label": "b"}, "pin-file"),
+        (
+            {
+                "encryption.kms-type": "pkcs11",
+                "kms.pkcs11.library": "a",
+                "kms.pkcs11.token-label": "b",
+                "kms.pkcs11.pin-env": "C",
+                "kms.pkcs11.pin": "s3cret",
+            },
+            "is a secret",
+        ),
+        ({"encryption.kms-type": "aws", "kms.call-budget-ms": "-1"}, r"kms\.call-budget-ms"),
+    ],
+)
+def test_impossible_properties(properties: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        load_kms(properties)
+    assert "s3cret" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- Google Cloud
+
+
+def test_gcp_finds_what_changes_on_the_way(gcp: Any) -> None:
+    key_id = gcp.new_key()
+    with load_kms({**gcp.properties, "kms.max-attempts": "3"}) as kms:
+        wrapped = kms.wrap_key(CANARY, key_id)
+        gcp.fake.corruptions = 2
+        assert kms.unwrap_key(wrapped, key_id) == CANARY
+        gcp.fake.corruptions = 2
+        assert kms.unwrap_key(kms.wrap_key(CANARY, key_id), key_id) == CANARY
+        assert not gcp.fake.corruptions
+        gcp.fake.corruptions = 3
+        with pytest.raises(KeyAccessError, match="CRC32C"):
+            kms.unwrap_key(wrapped, key_id)
+
+
+def test_gcp_without_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("google.cloud.kms")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    with pytest.raises(KeyAccessError, match="GOOGLE_APPLICATION_CREDENTIALS"):
+        load_kms({"encryption.kms-type": "gcp"}).wrap_key(b"x", "projects/p/locations/l/keyRings/r/cryptoKeys/k")
+
+
+# ---------------------------------------------------------------- Azure
+
+
+def test_azure_tries_older_versions_last(azure: Any) -> None:
+    """Newest first, one request a version; and no more requests than that once it is known which is the newest."""
+    name = azure.new_key()
+    with load_kms(azure.properties) as kms:
+        blobs = []
+        for number in range(4):
+            if number:
+                azure.rotate(name)
+            blobs.append(kms.wrap_key(CANARY, name))
+        versions = [
+            v.version for v in sorted(azure.admin.list_properties_of_key_versions(name), key=lambda v: v.created_on)
+        ]
+        for blob in blobs:  # the clients of all versions are there
+            assert kms.unwrap_key(blob, name) == CANARY
+        azure.requests()
+        azure.fake.calls = []
+        assert kms.unwrap_key(blobs[1], name) == CANARY
+        used = [path.split("/")[3] for method, path in azure.fake.calls if method == "POST"]
+        assert used == [versions[3], versions[2], versions[1]] and len(azure.fake.calls) == 4
+        azure.fake.calls = []
+        assert kms.unwrap_key(blobs[3], name) == CANARY
+        assert len(azure.fake.calls) == 1
+
+
+def test_azure_wraps_with_enabled_versions_only(azure: Any) -> None:
+    """The package would: it wraps with the public key, and does not look whether that is allowed."""
+    name = azure.new_key()
+    with load_kms(azure.properties) as kms:
+        kms.wrap_key(CANARY, name)
+        azure.enable(name, False)
+        with pytest.raises(KeyAccessError, match=rf"{name}.*version {azure.first[name]}.*KeyDisabled.*enable"):
+            kms.wrap_key(CANARY, name)
+        azure.enable(name, True)
+        with pytest.raises(KeyAccessError, match="so many bytes"):
+            kms.wrap_key(bytes(191), name)
+        azure.admin.update_key_properties(name, key_operations=["unwrapKey"])
+    with load_kms(azure.properties) as kms, pytest.raises(KeyAccessError, match=r"KeyOperationForbidden.*operations"):
+        kms.wrap_key(CANARY, name)
+
+
+def test_azure_permissions(azure: Any) -> None:
+    name = azure.new_key()
+    with load_kms(azure.properties) as kms:
+        first = kms.wrap_key(CANARY, name)
+        azure.rotate(name)
+        kms.wrap_key(CANARY, name)
+        azure.fake.denied = {"list"}
+        try:
+            with pytest.raises(KeyAccessError, match="keys/list"):
+                kms.unwrap_key(first, name)
+        finally:
+            azure.fake.denied = set()
+    provider = "adls.token-credential-provider"
+    with (
+        load_kms({**azure.properties, f"{provider}.token": "unknown"}) as kms,
+        pytest.raises(KeyAccessError, match="does not accept the caller's token"),
+    ):
+        kms.wrap_key(CANARY, name)
+    with (
+        load_kms({**azure.properties, provider: "kms_clients:Nobody"}) as kms,
+        pytest.raises(KeyAccessError),
+    ):
+        kms.wrap_key(CANARY, name)
+
+
+# ---------------------------------------------------------------- Vault
+
+
+def test_vault_makes_no_keys(vault: Any) -> None:
+    """Its encrypt would, for a token that may create."""
+    with load_kms(vault.properties) as kms:
+        for action in (lambda: kms.wrap_key(CANARY, "mistyped"), lambda: kms.generate_key("mistyped", 24)):
+            with pytest.raises(KeyAccessError, match="no such key"):
+                action()
+    from hvac.exceptions import InvalidPath
+
+    with pytest.raises(InvalidPath):
+        vault.admin.read_key("mistyped")
+
+
+def test_vault_with_few_rights(vault: Any, tmp_path: Path) -> None:
+    """A token that may only encrypt and decrypt: what Vault does not tell is not guessed."""
+    name = vault.new_key()
+    rules = [f'path "transit/{action}/{name}" {{ capabilities = ["update"] }}' for action in ("encrypt", "decrypt")]
+    token = vault.limited("\n".join(rules))
+    with mock.patch.dict(os.environ, {"A_TOKEN": token}):
+        properties = {one: text for one, text in vault.properties.items() if one != "vault.token-file"}
+        with load_kms({**properties, "vault.token-env": "A_TOKEN"}) as kms:
+            wrapped = kms.wrap_key(CANARY, name)
+            assert kms.unwrap_key(wrapped, name) == CANARY
+            with pytest.raises(KeyAccessError, match=rf"version 1.*changed.*allow read on transit/keys/{name}"):
+                kms.unwrap_key(flip(wrapped, 8 * 20), name)
+            with pytest.raises(KeyAccessError, match=f"Forbidden.*transit/rewrap/{name}"):
+                kms.rewrap_key(wrapped, name)
+    with (
+        load_kms({**vault.properties, "vault.token-file": str(tmp_path / "none")}) as kms,
+        pytest.raises(KeyAccessError, match="cannot be read here"),
+    ):
+        kms.unwrap_key(wrapped, name)
+
+
+def test_vault_takes_a_renewed_token(vault: Any) -> None:
+    name = vault.new_key()
+    with load_kms(vault.properties) as kms:
+        wrapped = kms.wrap_key(CANARY, name)
+        vault.client.auth.token.revoke(old := vault.limited('path "transit/*" { capabilities = ["update"] }'))
+        try:
+            vault.file.write_text(old)
+            with pytest.raises(KeyAccessError, match="expired"):
+                kms.unwrap_key(wrapped, name)
+        finally:
+            vault.file.write_text(vault.token)
+        assert kms.unwrap_key(wrapped, name) == CANARY
+
+
+def test_vault_throttles(vault: Any) -> None:
+    """By a quota of its own."""
+    name = vault.new_key()
+    with load_kms(vault.properties) as kms, load_kms({**vault.properties, "kms.max-attempts": "1"}) as hasty:
+        wrapped = kms.wrap_key(CANARY, name)
+        hasty.unwrap_key(wrapped, name)
+        vault.client.write_data("sys/quotas/rate-limit/test", data={"rate": 5, "path": "transit/"})
+        try:
+            for _ in range(8):
+                assert kms.unwrap_key(wrapped, name) == CANARY
+            with pytest.raises(KeyAccessError, match=r"RateLimitExceeded.*stayed busy"):
+                for _ in range(20):
+                    hasty.unwrap_key(wrapped, name)
+        finally:
+            vault.client.delete("sys/quotas/rate-limit/test")
+
+
+# ---------------------------------------------------------------- PKCS#11
+
+
+def test_pkcs11_wrong_pins_are_not_repeated(pkcs11: Any, tmp_path: Path) -> None:
+    """In a process that has not logged in yet. A token locks itself after some."""
+    key_id = pkcs11.new_key()
+    (tmp_path / "pin").write_text("a wrong pin")
+    out = run_python(
+        """
+        import json, sys
+        from pathlib import Path
+        import pkcs11
+        from ags_fast.errors import KeyAccessError
+        from ags_fast.keys import load_kms
+        properties, key_id, right = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+        for _ in range(2):
+            with load_kms(properties) as kms:
+                try:
+                    kms.wrap_key(b"key", key_id)
+                except KeyAccessError as error:
+                    print(error)
+        Path(properties["kms.pkcs11.pin-file"]).write_text(right)
+        assert kms.unwrap_key(kms.wrap_key(b"key", key_id), key_id) == b"key"
+        """,
+        json.dumps({**pkcs11.properties, "kms.pkcs11.pin-file": str(tmp_path / "pin")}),
+        key_id,
+        pkcs11.hsm.pin,
+    )
+    first, second = out.splitlines()
+    assert "is wrong: it was refused." in first and "not tried again" in second
+    assert "a wrong pin" not in out
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a search in a session that is gone
+def test_pkcs11_logs_in_again(pkcs11: Any) -> None:
+    """When another user of the library has logged the process out, and when the session is gone."""
+    key_id = pkcs11.new_key()
+    out = run_python(
+        """
+        import json, sys
+        import pkcs11
+        from ags_fast.keys import load_kms
+        properties, key_id, pin = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+        token = pkcs11.lib(properties["kms.pkcs11.library"]).get_token(token_label=properties["kms.pkcs11.token-label"])
+        another = token.open(user_pin=pin)
+        kms = load_kms(properties)
+        wrapped = kms.wrap_key(b"key", key_id)
+        another.close()
+        assert kms.unwrap_key(wrapped, key_id) == b"key"
+        another = token.open()
+        print(len(list(another.get_objects({pkcs11.Attribute.LABEL: key_id}))))
+        """,
+        json.dumps(pkcs11.properties),
+        key_id,
+        pkcs11.hsm.pin,
+    )
+    assert out.split() == ["1"]  # all of the process are logged in again
+    with load_kms(pkcs11.properties) as kms:
+        wrapped = kms.wrap_key(CANARY, key_id)
+        kms._connected()._session.close()
+        assert kms.unwrap_key(wrapped, key_id) == CANARY
+
+
+def test_pkcs11_what_the_token_has(pkcs11: Any) -> None:
+    key_id = pkcs11.new_key()
+    for name, text, said in (
+        ("token-label", "another", "no token 'another'"),
+        ("library", "/none.so", "check kms.*lib"),
+    ):
+        with (
+            load_kms({**pkcs11.properties, f"kms.pkcs11.{name}": text}) as kms,
+            pytest.raises(KeyAccessError, match=said),
+        ):
+            kms.wrap_key(CANARY, key_id)
+    with load_kms(pkcs11.properties) as kms:
+        pkcs11.enable(key_id, False)
+        with pytest.raises(KeyAccessError, match=f"{key_id}.*disabled.*CKA_ENCRYPT"):
+            kms.wrap_key(CANARY, key_id)
+        pkcs11.enable(key_id, True)
+        pkcs11.add_version(key_id, b"\x01\x00")  # 256, not before 2
+        pkcs11.add_version(key_id, b"\x02")
+        assert kms.key_version(kms.wrap_key(CANARY, key_id)) == "0100"
+        pkcs11.add_version(key_id, b"\x02")
+        with pytest.raises(KeyAccessError, match="two versions"):
+            kms.wrap_key(CANARY, key_id)
