@@ -15,7 +15,7 @@ export AGS_FAST_WERROR := 1
 endif
 
 .NOTPARALLEL:
-.PHONY: help run test test-long bench lint sanitize fuzz wheel lock clean java softhsm
+.PHONY: help run test test-long bench lint sanitize fuzz wheel lock clean java softhsm servers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,10 +23,10 @@ help: ## this list
 run: $(VENV)/built java ## encrypt, read and decrypt real Avro and Parquet files with Spark; or yours: make run INPUT=dir OUTPUT=dir KILL=1
 	$(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)') $(if $(KILL),--kill)
 
-test: $(VENV)/built java softhsm ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
+test: $(VENV)/built java softhsm servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow" $(ARGS)
 
-test-long: $(VENV)/built java softhsm ## the loops that test leaves out
+test-long: $(VENV)/built java softhsm servers ## the loops that test leaves out
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --timeout 3600 -m slow $(ARGS)
 
 bench: $(VENV)/built java ## the table and plots of the README
@@ -62,6 +62,9 @@ java:
 
 softhsm:
 	@.ci/tools softhsm $(if $(CI),,|| echo "Its tests will be skipped.")
+
+servers: $(VENV)/built
+	@PYTHONPATH=tests $(PY) -m servers
 
 # setuptools first, and then no build isolation: pyspark comes as source, and an isolated build would not be locked.
 $(VENV)/deps: .ci/requirements-wheel.txt .ci/requirements.txt

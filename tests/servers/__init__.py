@@ -1,6 +1,6 @@
 """Servers for the tests: each listens on 127.0.0.1 only, on a port of its own, and is stopped by its process number.
 
-One that has to be built first is kept in the user's cache folder, by its version.
+`python -m servers` builds those that have to be built, so that no test waits for it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import pytest
 from support import python_env
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-VERSITYGW = "v1.8.0"
+VERSITYGW_PACKAGE, VERSITYGW = "github.com/versity/versitygw/cmd/versitygw", "v1.8.0"
 
 
 class S3Server(NamedTuple):
@@ -74,7 +74,7 @@ server.serve_forever()
 @contextlib.contextmanager
 def versitygw(folder: Path) -> Iterator[S3Server]:
     """A real S3 server, over a folder."""
-    program = go_program("github.com/versity/versitygw/cmd/versitygw", VERSITYGW)
+    program = built("versitygw")
     data = folder / "data"
     data.mkdir()
     server = S3Server("", "tester", "a secret of the tests")
@@ -106,8 +106,7 @@ def strict_moto() -> Iterator[str]:
 def vault(token: str) -> Iterator[str]:
     """The URL of a Vault with a transit engine."""
     pytest.importorskip("hvac")
-    program = go_folder(Path(__file__).parent / "vaultmini")
-    with announced([program, "-token", token]) as url:
+    with announced([built("vaultmini"), "-token", token]) as url:
         yield url
 
 
@@ -192,39 +191,70 @@ def listens(process: subprocess.Popen[Any], port: int) -> bool:
     return False
 
 
-def go_program(package: str, version: str, command: Sequence[str] = ("go", "install")) -> str:
-    """The path of a program written in Go, built if it is not in the cache yet. Skips where there is no Go."""
-    name = package.rpartition("/")[2]
-    return _built(name, version, [*command, f"{package}@{version}"])
+class NotHereError(Exception):
+    """A program cannot be had on this machine; the message says why."""
 
 
-def go_folder(folder: Path) -> str:
-    """The path of the program whose source is in a folder of ours; otherwise as `go_program`."""
+class GoProgram(NamedTuple):
+    """A program written in Go. It is built once, and kept in the user's cache folder by its version."""
+
+    name: str
+    version: str
+    command: Sequence[str]
+    source: Path | None = None  # the folder of it, where it is ours
+
+    @property
+    def path(self) -> Path:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return cache / "ags_fast" / f"{self.name}-{self.version}" / self.name
+
+    def build(self, begins: Callable[[], object] = lambda: None) -> Path:
+        """The path of the program, which is built unless it is there. NotHereError if it cannot be.
+
+        begins: called before a build.
+        """
+        program = self.path
+        if program.exists():
+            return program
+        if shutil.which("go") is None:
+            raise NotHereError(f"{self.name} {self.version} needs Go, to be built")
+        begins()
+        program.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            (program.parent / "lock").open("w") as lock,
+            tempfile.TemporaryDirectory(dir=program.parent) as folder,
+        ):
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one builds, the others wait
+            if not program.exists():
+                env = {**os.environ, "GOBIN": folder, "CGO_ENABLED": "0"}
+                built = subprocess.run(
+                    self.command, cwd=self.source, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+                )
+                if built.returncode != 0:
+                    raise NotHereError(f"{self.name} {self.version} cannot be built: {built.stderr.strip()[-1000:]}")
+                os.replace(Path(folder) / self.name, program)
+        return program
+
+
+def go_programs() -> dict[str, GoProgram]:
+    """What servers here are written in Go, by name."""
+    versitygw = GoProgram("versitygw", VERSITYGW, ["go", "install", f"{VERSITYGW_PACKAGE}@{VERSITYGW}"])
+    source = Path(__file__).parent / "vaultmini"
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(source)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     # CGO_ENABLED=0 and these flags: nothing of the machine gets in, and the program is a third smaller.
     options = ["-mod=readonly", "-trimpath", "-ldflags=-s -w"]
-    return _built(folder.name, digest.hexdigest()[:16], ["go", "install", *options, "."], cwd=folder)
+    vaultmini = GoProgram("vaultmini", digest.hexdigest()[:16], ["go", "install", *options, "."], source)
+    return {program.name: program for program in (versitygw, vaultmini)}
 
 
-def _built(name: str, version: str, command: Sequence[str], cwd: Path | None = None) -> str:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ags_fast" / f"{name}-{version}"
-    program = cache / name
-    if program.exists():
-        return str(program)
-    if shutil.which("go") is None:
-        cannot(f"needs Go, to build {name} {version}")
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as folder:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one builds, the others wait
-        if not program.exists():
-            env = {**os.environ, "GOBIN": folder, "CGO_ENABLED": "0"}
-            built = subprocess.run(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-            if built.returncode != 0:
-                cannot(f"{name} {version} cannot be built: {built.stderr[-1000:]}")
-            os.replace(Path(folder) / name, program)
-    return str(program)
+def built(name: str) -> str:
+    """The path of one of the programs written in Go. Skips where it cannot be had."""
+    try:
+        return str(go_programs()[name].build())
+    except NotHereError as error:
+        cannot(str(error))
 
 
 def cannot(why: str) -> NoReturn:

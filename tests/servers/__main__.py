@@ -1,0 +1,21 @@
+"""usage: python -m servers
+
+Builds the servers that are written in Go into the cache. Says what it does only where there is something to do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from servers import NotHereError, go_programs
+
+in_ci = bool(os.environ.get("CI"))
+failed = False
+for program in go_programs().values():
+    try:
+        program.build(lambda name=program.name: print(f"Building {name}, for tests; some minutes, once.", flush=True))
+    except NotHereError as error:
+        failed = True
+        print(error if in_ci else f"{error}. Its tests will be skipped.", file=sys.stderr)
+sys.exit(failed and in_ci)
