@@ -86,6 +86,9 @@ class JavaLike(Duck):
     def key_version(self, wrapped: bytes) -> int:
         return 7
 
+    def current_version(self, wrapping_key_id: str) -> int:
+        return 8
+
     def close(self) -> None:
         self.calls.append("close")
 
@@ -98,6 +101,9 @@ class Leaky(Duck):
 
     def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> Any:
         return wrapped.hex()
+
+    def current_version(self, wrapping_key_id: str) -> str:
+        raise RuntimeError("canary-key-16-by")
 
 
 class Shelf:

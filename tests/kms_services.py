@@ -27,7 +27,7 @@ class Service:
     generates = False
     rewraps = False
     tells_version = False
-    disables = True  # a single version
+    disables = True  # a single version; Vault, with all below
     destroys = True
     overhead = 0  # the bytes that a wrapped key is longer, where that is so
     longest = 4096
@@ -42,12 +42,12 @@ class Service:
     def rotate(self, key_id: str) -> None:
         raise NotImplementedError
 
-    def first_version(self, key_id: str) -> str:
+    def version(self, key_id: str, number: int = 1) -> str:
         """As errors name it."""
-        return "1"
+        return str(number)
 
-    def enable(self, key_id: str, enabled: bool) -> None:
-        """The first version."""
+    def enable(self, key_id: str, enabled: bool, number: int = 1) -> None:
+        """A version, by its number from 1."""
         raise NotImplementedError
 
     def destroy(self, key_id: str) -> None:
@@ -86,8 +86,8 @@ class Local(Service):
     def rotate(self, key_id: str) -> None:
         local.rotate_key(self.properties, key_id)
 
-    def enable(self, key_id: str, enabled: bool) -> None:
-        local.set_state(self.properties, key_id, "enabled" if enabled else "disabled", version=1)
+    def enable(self, key_id: str, enabled: bool, number: int = 1) -> None:
+        local.set_state(self.properties, key_id, "enabled" if enabled else "disabled", version=number)
 
     def destroy(self, key_id: str) -> None:
         local.set_state(self.properties, key_id, "destroyed", version=1)
@@ -172,8 +172,8 @@ class Gcp(Service):
         version = self.admin.create_crypto_key_version(parent=key_id, crypto_key_version={})
         self.admin.update_crypto_key_primary_version(name=key_id, crypto_key_version_id=version.name.rpartition("/")[2])
 
-    def enable(self, key_id: str, enabled: bool) -> None:
-        version = {"name": f"{key_id}/cryptoKeyVersions/1", "state": "ENABLED" if enabled else "DISABLED"}
+    def enable(self, key_id: str, enabled: bool, number: int = 1) -> None:
+        version = {"name": f"{key_id}/cryptoKeyVersions/{number}", "state": "ENABLED" if enabled else "DISABLED"}
         self.admin.update_crypto_key_version(crypto_key_version=version, update_mask={"paths": ["state"]})
 
     def destroy(self, key_id: str) -> None:
@@ -220,21 +220,21 @@ class Azure(Service):
         credential = VaultCredential()
         credential.initialize({"token": fake_azure.TOKEN})
         self.admin = KeyClient(fake.url, credential, verify_challenge_resource=False, retry_total=0)
-        self.first: dict[str, str] = {}
+        self.versions: dict[str, list[str]] = {}
 
     def new_key(self) -> str:
         name = f"key-{os.urandom(4).hex()}"
-        self.first[name] = self.admin.create_rsa_key(name, size=2048).properties.version
+        self.versions[name] = [self.admin.create_rsa_key(name, size=2048).properties.version]
         return name
 
     def rotate(self, key_id: str) -> None:
-        self.admin.rotate_key(key_id)
+        self.versions[key_id].append(self.admin.rotate_key(key_id).properties.version)
 
-    def first_version(self, key_id: str) -> str:
-        return self.first[key_id]
+    def version(self, key_id: str, number: int = 1) -> str:
+        return self.versions[key_id][number - 1]
 
-    def enable(self, key_id: str, enabled: bool) -> None:
-        self.admin.update_key_properties(key_id, version=self.first[key_id], enabled=enabled)
+    def enable(self, key_id: str, enabled: bool, number: int = 1) -> None:
+        self.admin.update_key_properties(key_id, version=self.version(key_id, number), enabled=enabled)
 
     def open(self, wrapped: bytes, key_id: str) -> bytes:
         from azure.keyvault.keys.crypto import KeyWrapAlgorithm
@@ -284,14 +284,18 @@ class Vault(Service):
     def rotate(self, key_id: str) -> None:
         self.admin.rotate_key(key_id)
 
-    def enable(self, key_id: str, enabled: bool) -> None:
-        self.admin.update_key_configuration(key_id, min_decryption_version=1 if enabled else 2)
+    def enable(self, key_id: str, enabled: bool, number: int = 1) -> None:
+        least = number if enabled else number + 1
+        self.configure(key_id, least, least)
 
     def destroy(self, key_id: str) -> None:
-        # hvac refuses the two to be equal; Vault wants both before it trims.
-        config = {"min_decryption_version": 2, "min_encryption_version": 2}
-        self.client.write_data(f"transit/keys/{key_id}/config", data=config)
+        self.configure(key_id, 2, 2)  # Vault wants both before it trims
         self.admin.trim_key(key_id, 2)
+
+    def configure(self, key_id: str, decrypt: int, encrypt: int) -> None:
+        """The least versions that may. hvac's own method refuses the two to be equal."""
+        config = {"min_decryption_version": decrypt, "min_encryption_version": encrypt}
+        self.client.write_data(f"transit/keys/{key_id}/config", data=config)
 
     def open(self, wrapped: bytes, key_id: str) -> bytes:
         return base64.b64decode(self.admin.decrypt_data(key_id, wrapped.decode())["data"]["plaintext"])
@@ -365,33 +369,33 @@ class Pkcs11(Service):
             newest = max(one[Attribute.ID][0] for one in session.get_objects({Attribute.LABEL: key_id}))
         self.add_version(key_id, bytes([newest + 1]))
 
-    def first_version(self, key_id: str) -> str:
-        return "01"
+    def version(self, key_id: str, number: int = 1) -> str:
+        return bytes([number]).hex()
 
     @contextlib.contextmanager
-    def version(self, key_id: str, number: bytes = b"\x01") -> Iterator[Any]:
+    def object(self, key_id: str, number: bytes) -> Iterator[Any]:
         from pkcs11 import Attribute
 
         with self.session() as session:
             (key,) = session.get_objects({Attribute.LABEL: key_id, Attribute.ID: number})
             yield key
 
-    def enable(self, key_id: str, enabled: bool) -> None:
+    def enable(self, key_id: str, enabled: bool, number: int = 1) -> None:
         from pkcs11 import Attribute
 
-        with self.version(key_id) as key:
+        with self.object(key_id, bytes([number])) as key:
             key[Attribute.ENCRYPT] = key[Attribute.DECRYPT] = enabled
 
     def destroy(self, key_id: str) -> None:
-        with self.version(key_id) as key:
+        with self.object(key_id, b"\x01") as key:
             key.destroy()
 
     def open(self, wrapped: bytes, key_id: str) -> bytes:
-        """Version 1 only."""
+        """CKA_ID of one byte only."""
         from pkcs11 import GCMParams, Mechanism
 
         head, nonce, sealed = wrapped[:3], wrapped[3:15], wrapped[15:]
-        with self.version(key_id, head[2:]) as key:
+        with self.object(key_id, head[2:]) as key:
             params = GCMParams(nonce, head + key_id.encode())
             return bytes(key.decrypt(sealed, mechanism=Mechanism.AES_GCM, mechanism_param=params))
 

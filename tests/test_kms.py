@@ -115,12 +115,17 @@ def test_what_classes_of_users_can() -> None:
     key, wrapped = java.generate_key("m", 24)
     assert java.unwrap_key(wrapped, "m") == key == bytes(24)
     assert java.key_version(wrapped) == "7"
+    before = kms_calls()
+    assert java.current_version("m") == "8" and kms_calls() - before == {("JavaLike", "describe"): 1}
     assert calls_of(lambda: java.rewrap_key(wrapped, "m")) == {("JavaLike", "rewrap"): 1}
     assert java.calls[-1] == "unwrap"  # what the adapter does not know, it asks the object for
     java.close()
     assert java.calls[-1] == "close"
     duck = load_kms({"encryption.kms-impl": "kms_clients:Duck"})
     assert not duck.supports_key_generation and not duck.supports_rewrap and duck.key_version(b"") is None
+    for client in (duck, as_kms(Overriding()), Proper()):
+        before = kms_calls()
+        assert client.current_version("m") is None and kms_calls() == before
     with pytest.raises(NotImplementedError, match="wrap it"):
         duck.generate_key("m", 16)
     wrapped = duck.wrap_key(b"key", "m")
@@ -154,6 +159,9 @@ def test_foreign_errors_are_translated_and_quote_nothing() -> None:
     assert not any(form in text for form in forms_of(CANARY)[1:])
     with pytest.raises(KeyAccessError, match="str where bytes"):
         kms.unwrap_key(b"x", "m")
+    with pytest.raises(KeyAccessError, match=r"Leaky failed to describe the key 'm': RuntimeError") as caught:
+        kms.current_version("m")
+    assert CANARY.decode() not in str(caught.value)
 
 
 def test_only_keys_that_are_allowed(tmp_path: Path) -> None:
@@ -165,6 +173,8 @@ def test_only_keys_that_are_allowed(tmp_path: Path) -> None:
     for key_id in ("team b/1", "Team a/1", "team a"):
         with pytest.raises(KeyAccessError, match=r"encryption\.allowed-key-ids does not have"):
             kms.unwrap_key(wrapped, key_id)
+        with pytest.raises(KeyAccessError, match=r"encryption\.allowed-key-ids does not have"):
+            kms.current_version(key_id)
     assert kms_calls() == before
     assert kms.unwrap_key(wrapped, "team a/1") == b"x"
     with pytest.raises(ValueError, match="allows no key"):
@@ -175,6 +185,8 @@ def test_only_keys_that_are_allowed(tmp_path: Path) -> None:
 def test_impossible_key_ids(key_id: str) -> None:
     with pytest.raises(ValueError, match="key id"):
         Proper().wrap_key(b"x", key_id)
+    with pytest.raises(ValueError, match="key id"):
+        Proper().current_version(key_id)
     with pytest.raises(TypeError):
         Proper().wrap_key(b"x", 5)  # type: ignore[arg-type]
 
@@ -212,19 +224,21 @@ def test_audit(tmp_path: Path) -> None:
         kms.unwrap_key(wrapped, "clé 1")
         with pytest.raises(KeyAccessError):
             kms.unwrap_key(wrapped, "clé 2")
+        kms.current_version("clé 1")
     finally:
         set_audit_hook(None)
     assert [(e["provider"], e["operation"], e["wrapping_key_id"], e["outcome"]) for e in seen] == [
         ("local", "wrap", "clé 1", "ok"),
         ("local", "unwrap", "clé 1", "ok"),
         ("local", "unwrap", "clé 2", "KeyAccessError"),
+        ("local", "describe", "clé 1", "ok"),
     ]
     now_ms = time.time() * 1000
     assert all(now_ms - 60_000 < e["time_ms"] <= now_ms and 0 <= e["seconds"] < 60 for e in seen)
     assert not any(isinstance(value, (bytes, bytearray)) for e in seen for value in e.values())
     assert not any(form in repr(seen) for form in forms_of(CANARY))
     kms.wrap_key(CANARY, "clé 1")
-    assert len(seen) == 3
+    assert len(seen) == 4
 
 
 def test_a_key_that_cannot_be_accounted_for_is_not_handed_out() -> None:

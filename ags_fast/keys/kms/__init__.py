@@ -52,7 +52,7 @@ _audit_hook: Callable[[dict[str, Any]], object] | None = None
 def kms_calls() -> Counter[tuple[str, str]]:
     """How often this process has called a KMS: a snapshot of ``{(provider, operation): calls}``.
 
-    Operations are wrap, unwrap, generate and rewrap. A call that fails counts; its retries do not.
+    Operations are wrap, unwrap, generate, rewrap and describe. A call that fails counts; its retries do not.
     """
     with _accounts:
         return Counter(_calls)
@@ -93,9 +93,9 @@ class KmsClient:
     """A client of one key management system, which keeps master keys and wraps other keys with them.
 
     Make one with `load_kms`. For a system of your own, derive a class, name it in ``encryption.kms-impl`` and write
-    `_wrap` and `_unwrap`, and where the system can, `_generate` and `_rewrap`, with the two attributes that say so.
-    (A class that has ``wrap_key`` and ``unwrap_key`` of its own will do.) The public methods check, count, and report
-    to the audit hook.
+    `_wrap` and `_unwrap`, and where the system can, `_generate` and `_rewrap`, with the two attributes that say so, and
+    `key_version` with `_current_version`. (A class that has ``wrap_key`` and ``unwrap_key`` of its own will do.) The
+    public methods check, count, and report to the audit hook.
 
     Threads share a client. It opens connections and files when it is first called, again after `close`, and again in
     the child of a fork. It pickles as its properties.
@@ -172,6 +172,17 @@ class KmsClient:
         """The version of the master key that wrapped it, if the bytes tell; no call is made."""
         return None
 
+    def current_version(self, wrapping_key_id: str) -> str | None:
+        """The version of the master key that wraps now, in the words of `key_version`.
+
+        None if the KMS does not tell, or not this caller, or if `key_version` never does. Where it can be told, this is
+        a call, counted as ``describe``; elsewhere nobody is asked.
+        """
+        if self._tells_current_version:
+            return self._account("describe", wrapping_key_id, lambda: self._current_version(wrapping_key_id))
+        self._check(wrapping_key_id)
+        return None
+
     def close(self) -> None:
         """Let go of connections and of what was read. The next call opens them again."""
 
@@ -189,11 +200,21 @@ class KmsClient:
     def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         raise NotImplementedError
 
-    def _account(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
+    def _current_version(self, wrapping_key_id: str) -> str | None:
+        raise NotImplementedError
+
+    @property
+    def _tells_current_version(self) -> bool:
+        return type(self)._current_version is not KmsClient._current_version
+
+    def _check(self, wrapping_key_id: str) -> None:
         check_key_id(wrapping_key_id)
         patterns = _patterns((self._properties or {}).get(ALLOWED, "*"))
         if not any(fnmatchcase(wrapping_key_id, pattern) for pattern in patterns):
             raise KeyAccessError(f"{ALLOWED} does not have the key {wrapping_key_id!r}, so the KMS was not asked")
+
+    def _account(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
+        self._check(wrapping_key_id)
         with _accounts:
             _calls[self.provider, operation] += 1
         time_ms, begun, outcome = time.time_ns() // 1_000_000, time.perf_counter(), "ok"
@@ -205,8 +226,9 @@ class KmsClient:
                 raise
             # What it says is left out and not even chained: nobody knows what a stranger writes into a message.
             reason = f"{outcome} ({error.strerror})" if isinstance(error, OSError) and error.errno else outcome
+            what = "the key" if operation == "describe" else "a key with"
             raise KeyAccessError(
-                f"the KMS {self.provider} failed to {operation} a key with {wrapping_key_id!r}: {reason}"
+                f"the KMS {self.provider} failed to {operation} {what} {wrapping_key_id!r}: {reason}"
             ) from None
         finally:
             if (hook := _audit_hook) is not None:
@@ -250,6 +272,8 @@ class _Adapter(KmsClient):
         self._generates = _told(client, "supports_key_generation") and hasattr(client, "generate_key")
         own_rewrap = getattr(type(client), "rewrap_key", None)
         self._rewraps = own_rewrap not in (None, KmsClient.rewrap_key)
+        own_version = getattr(type(client), "current_version", None)
+        self._tells_version = callable(own_version) and own_version is not KmsClient.current_version
 
     @property
     def identity(self) -> bytes:
@@ -282,9 +306,15 @@ class _Adapter(KmsClient):
     def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         return self._client.rewrap_key(wrapped, wrapping_key_id)  # type: ignore[no-any-return]
 
+    @property
+    def _tells_current_version(self) -> bool:
+        return self._tells_version
+
+    def _current_version(self, wrapping_key_id: str) -> str | None:
+        return _text(self._client.current_version(wrapping_key_id))
+
     def key_version(self, wrapped: bytes) -> str | None:
-        version = self._client.key_version(wrapped) if hasattr(self._client, "key_version") else None
-        return None if version is None else str(version)
+        return _text(self._client.key_version(wrapped)) if hasattr(self._client, "key_version") else None
 
     def close(self) -> None:
         if hasattr(self._client, "close"):
@@ -305,6 +335,11 @@ def _told(client: Any, name: str) -> bool:
 def _taken(data: Any) -> bytes:
     """Any bytes-like object as bytes; neither text nor a number is one."""
     return data if type(data) is bytes else bytes(bytes_view(data))
+
+
+def _text(version: Any) -> str | None:
+    """A version, whatever it is to its KMS."""
+    return None if version is None else str(version)
 
 
 def _bytes(answer: Any) -> bytes:

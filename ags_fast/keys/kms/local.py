@@ -99,9 +99,11 @@ class LocalKms(KmsClient):
     def key_version(self, wrapped: bytes) -> str | None:
         return str(_blob_version(wrapped))
 
+    def _current_version(self, wrapping_key_id: str) -> str:
+        return str(self._current().newest(wrapping_key_id)[0])
+
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
-        store = self._current()
-        version, master = store.newest(wrapping_key_id)
+        version, master = self._current().newest(wrapping_key_id)
         nonce = os.urandom(NONCE_NBYTES)
         head = bytes([BLOB_VERSION]) + version.to_bytes(4, "little")
         return head + nonce + master.seal(nonce, key, wrapping_key_id.encode())

@@ -76,6 +76,9 @@ class Pkcs11Kms(ServiceKms):
     def key_version(self, wrapped: bytes) -> str | None:
         return _split(wrapped)[0].hex()
 
+    def _current_version(self, wrapping_key_id: str) -> str:
+        return self._with(wrapping_key_id, lambda session: self._newest(session, wrapping_key_id)[0].hex())
+
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         return self._with(wrapping_key_id, lambda session: self._sealed(session, key, wrapping_key_id))
 
@@ -123,17 +126,23 @@ class Pkcs11Kms(ServiceKms):
         return self._with(wrapping_key_id, opened)
 
     def _sealed(self, session: Any, key: bytes, key_id: str) -> bytes:
-        from pkcs11 import Attribute, GCMParams, Mechanism
+        from pkcs11 import GCMParams, Mechanism
 
-        versions = self._versions(session, key_id)
-        number, master = next(((n, one) for n, one in versions if one[Attribute.ENCRYPT]), (b"", None))
-        if master is None:
-            raise self._refusal(
-                "to wrap", repr(key_id), "disabled", "no version may encrypt: make a new one, or set CKA_ENCRYPT of one"
-            )
+        number, master = self._newest(session, key_id)
         head, nonce = bytes([BLOB_VERSION, len(number)]) + number, os.urandom(NONCE_NBYTES)
         params = GCMParams(nonce, head + key_id.encode(), TAG_BITS)
         return head + nonce + bytes(master.encrypt(key, mechanism=Mechanism.AES_GCM, mechanism_param=params))
+
+    def _newest(self, session: Any, key_id: str) -> tuple[bytes, Any]:
+        """What wraps: the highest version that may encrypt."""
+        from pkcs11 import Attribute
+
+        for number, master in self._versions(session, key_id):
+            if master[Attribute.ENCRYPT]:
+                return number, master
+        raise self._refusal(
+            "to wrap", repr(key_id), "disabled", "no version may encrypt: make a new one, or set CKA_ENCRYPT of one"
+        )
 
     def _versions(self, session: Any, key_id: str) -> list[tuple[bytes, Any]]:
         """The AES keys of this label with their CKA_ID, highest first."""

@@ -57,6 +57,12 @@ class VaultKms(ServiceKms):
     def key_version(self, wrapped: bytes) -> str | None:
         return str(_version(wrapped))
 
+    def _current_version(self, wrapping_key_id: str) -> str | None:
+        """min_encryption_version does not matter: it only bounds versions that a request names, and ours name none."""
+        found = self._find(self._connected(), wrapping_key_id, self._deadline())
+        latest = (found or {}).get("latest_version")
+        return str(latest) if isinstance(latest, int) else None
+
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         deadline = self._deadline()
         server = self._connected()
