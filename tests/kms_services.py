@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -322,6 +323,11 @@ class Pkcs11(Service):
     overhead = 2 + 1 + 12 + 16
 
     def __init__(self, hsm: servers.Hsm, folder: Path) -> None:
+        import pkcs11
+
+        # In a thread that ends, as the client does it: what SoftHSM leaves there is taken for errors of TLS.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(pkcs11.lib, hsm.library).result()
         self.hsm = hsm
         self.file = folder / "pin"
         self.file.write_text(hsm.pin + "\n")

@@ -738,6 +738,29 @@ def test_pkcs11_logs_in_again(pkcs11: Any) -> None:
         assert kms.unwrap_key(wrapped, key_id) == CANARY
 
 
+def test_pkcs11_beside_tls(pkcs11: Any, azure: Any) -> None:
+    """A connection that is open when the library is loaded goes on: what that leaves in OpenSSL is not its error."""
+    run_python(
+        """
+        import http.client, json, ssl, sys
+        from ags_fast.keys import load_kms
+        properties, key_id, port, authority = json.loads(sys.argv[1]), *sys.argv[2:]
+        trusted = ssl.create_default_context(cafile=authority)
+        server = http.client.HTTPSConnection("127.0.0.1", int(port), timeout=30, context=trusted)
+        for _ in range(2):
+            server.request("GET", "/keys/none")
+            answer = server.getresponse()
+            assert answer.status == 401 and answer.read() and not answer.will_close
+            assert load_kms(properties).current_version(key_id) == "01"
+        server.close()
+        """,
+        json.dumps(pkcs11.properties),
+        pkcs11.new_key(),
+        azure.fake.url.rpartition(":")[2],
+        azure.fake.authority,
+    )
+
+
 def test_pkcs11_what_the_token_has(pkcs11: Any) -> None:
     key_id = pkcs11.new_key()
     for name, text, said in (

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES
@@ -320,6 +321,12 @@ class _Library:
         self._path, self._forked = path, forked
 
     def loaded(self) -> Any:
+        # In a thread that ends: some libraries, SoftHSM's among them, leave errors in OpenSSL's queue of the thread
+        # that loads them, and what that thread reads from a TLS connection next would seem to have failed.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self._load).result()
+
+    def _load(self) -> Any:
         import pkcs11
 
         library = pkcs11.lib(self._path)
