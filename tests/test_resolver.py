@@ -1,4 +1,7 @@
-"""Key stores: in memory, and in a dataset on a folder, an object store in memory, and a stand-in that misbehaves."""
+"""The key store of a dataset: on a folder, an object store in memory, and a stand-in that misbehaves.
+
+What it has in common with the others, and what it does with many keys, is in test_key_stores.py.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,6 @@ from ags_fast.keys import (
     DatasetKeyStore,
     Envelope,
     KeyEntry,
-    KeyResolver,
     MemoryKeyStore,
     clear_cache,
     kms_calls,
@@ -35,7 +37,7 @@ from ags_fast.keys import (
     seal_document,
 )
 from ags_fast.keys.kms import local
-from ags_fast.keys.resolver import newest_active
+from ags_fast.keys.resolver import COLUMNS, newest_active, seals_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,79 +61,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return Store(f"memory://{tmp_path.name}-keys")
 
 
-@pytest.fixture(params=["memory", "dataset"])
-def resolver(request: pytest.FixtureRequest, kms: dict[str, str]) -> Any:
-    return MemoryKeyStore() if request.param == "memory" else DatasetKeyStore(Shelf(), kms)
-
-
 def put(keys: Any, *entries: KeyEntry) -> int:
     return int(keys.compare_and_swap({entry.key_id: entry for entry in entries}, keys.version))
-
-
-# ---------------------------------------------------------------- what all stores do
-
-
-def test_the_protocol(resolver: Any, kms: dict[str, str]) -> None:
-    assert isinstance(resolver, KeyResolver)
-    assert (resolver.version, resolver.list(), resolver.history()) == (0, [], [])
-    with pytest.raises(KeyAccessError, match="no key 'absent'"):
-        resolver.get("absent")
-    first, second = new_kek(kms, "m"), new_kek(kms, "m", double_wrap=False)
-    assert resolver.compare_and_swap({first.key_id: first}, 0) == 1 == resolver.version
-    assert resolver.compare_and_swap({second.key_id: second}, 1) == 2
-    assert resolver.get(first.key_id) == first and resolver.list() == [first, second]
-    retired = first.replace(state="retired", uses=7)
-    assert put(resolver, retired) == 3
-    assert resolver.list("active") == [second] and resolver.list("retired") == [retired]
-    assert resolver.list() == [retired, second]  # a change moves nothing
-    assert resolver.compare_and_swap({first.key_id: None, "never there": None}, 3) == 4
-    with pytest.raises(KeyAccessError):
-        resolver.get(first.key_id)
-    history = resolver.history()
-    assert [change.version for change in history] == [1, 2, 3, 4]
-    assert [change.changes for change in history] == [
-        {"added": [first.key_id], "changed": [], "removed": []},
-        {"added": [second.key_id], "changed": [], "removed": []},
-        {"added": [], "changed": [first.key_id], "removed": []},
-        {"added": [], "changed": [], "removed": [first.key_id]},
-    ]
-    assert [change.time_ms for change in history] == sorted(change.time_ms for change in history)
-
-
-def test_conflicts(resolver: Any, kms: dict[str, str]) -> None:
-    first = new_kek(kms, "m")
-    put(resolver, first)
-    for expected in (0, 2, -1):
-        with pytest.raises(ConcurrentChangeError, match="at version 1"):
-            resolver.compare_and_swap({first.key_id: None}, expected)
-    assert resolver.list() == [first] and resolver.version == 1
-    with pytest.raises(ValueError, match="under 'x'"):
-        resolver.compare_and_swap({"x": first}, 1)
-
-
-def test_threads_lose_nothing(resolver: Any, kms: dict[str, str]) -> None:
-    lost: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            for _ in range(5):
-                entry = new_kek(kms, "m")
-                while True:
-                    try:
-                        put(resolver, entry)
-                        break
-                    except ConcurrentChangeError:
-                        continue
-        except BaseException as error:
-            lost.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not lost
-    assert resolver.version == 20 and len(resolver.list()) == 20
 
 
 def test_memory_stays_in_its_process() -> None:
@@ -149,6 +80,32 @@ def test_newest_active() -> None:
     ]
     assert newest_active(entries) == entries[1] and newest_active(entries, "m") == entries[2]
     assert newest_active(entries, "x") is None and newest_active([]) is None
+
+
+def test_which_key_seals_documents(kms: dict[str, str]) -> None:
+    """The newest KEK that is for everything. Where there is none, as in single wrap, the newest not for columns."""
+    kinds: dict[str, dict[str, Any]] = {
+        "document": {},
+        "single": {"double_wrap": False},
+        "columns": {"properties": COLUMNS},
+        "scope": {"properties": {"scope": "day=1"}},
+        "newer": {},
+    }
+    entries = {name: new_kek(kms, "m", now=i, **more) for i, (name, more) in enumerate(kinds.items())}
+    assert [name for name, entry in entries.items() if seals_documents(entry)] == ["document", "newer"]
+    assert not seals_documents(entries["newer"].replace(state="retired"))
+    for there, sealer in (
+        (["document", "single", "columns", "scope"], "document"),
+        (["newer", "document"], "newer"),
+        (["single", "columns"], "single"),
+        (["single", "scope", "columns"], "scope"),
+    ):
+        shelf = Shelf()
+        put(DatasetKeyStore(shelf, kms), *(entries[name] for name in there))
+        assert json.loads(shelf.objects[FIRST])["auth"]["key_id"] == entries[sealer].key_id
+        assert len(DatasetKeyStore(shelf, kms).list()) == len(there)
+    with pytest.raises(PolicyError, match="active key"):
+        put(DatasetKeyStore(Shelf(), kms), entries["columns"])
 
 
 # ---------------------------------------------------------------- in a dataset
@@ -301,9 +258,10 @@ def test_large_entries_and_many(kms: dict[str, str]) -> None:
     keys = DatasetKeyStore(shelf, kms)
     entry = new_kek(kms, "m", properties={"note": "n" * 50_000})
     huge = KeyEntry("huge", "m", bytes(range(256)) * 200, "retired")
-    many = [KeyEntry(f"key {i}", "m", bytes(65), "retired", i) for i in range(3000)]
+    many = [KeyEntry(f"key {i}", "m", bytes(65), "retired", i + 1) for i in range(450)]
     put(keys, entry, huge, *many)
-    assert DatasetKeyStore(shelf, kms).list() == [entry, huge, *many]
+    assert DatasetKeyStore(shelf, kms).list() == [huge, *many, entry]
+    assert list(shelf.objects) == [FIRST]
 
 
 def test_history_is_bounded(kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

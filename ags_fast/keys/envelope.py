@@ -300,19 +300,23 @@ def _cache_name(client: KmsClient, entry: KeyEntry) -> bytes:
 class Envelope:
     """Wraps and unwraps DEKs under the KEKs of `entries`, with `kms`: a client, or its properties.
 
-    It pickles as properties and entries, so it can be sent wherever the KMS can be reached. Threads may share it.
+    entries: a dict is copied. Any other mapping is kept, and asked for one entry at a time: that of a key store, which
+    need not be read whole for one key.
+
+    It pickles as properties and entries, so it can be sent wherever the KMS can be reached: a `subset` wherever it is
+    sent, one over a key store where that can be reached, too. Threads may share it.
     """
 
-    __slots__ = ("_client", "_names", "_properties", "entries")
+    __slots__ = ("_client", "_looks_up", "_names", "_properties", "entries")
 
     def __init__(self, kms: KmsClient | Mapping[str, str], entries: Mapping[str, KeyEntry]) -> None:
         self._properties: dict[str, str] | None = dict(kms) if isinstance(kms, Mapping) else None
         self._client: KmsClient | None = None if isinstance(kms, Mapping) else as_kms(kms)
-        self.entries: Mapping[str, KeyEntry] = MappingProxyType(dict(entries))
-        self._names: dict[str, bytes] = {}
-        for key_id, entry in self.entries.items():
-            if entry.key_id != key_id:
-                raise ValueError(f"the entry under {key_id!r} is that of {entry.key_id!r}")
+        self._looks_up = not isinstance(entries, (dict, MappingProxyType))
+        self.entries: Mapping[str, KeyEntry] = entries if self._looks_up else MappingProxyType(dict(entries))
+        self._names: dict[str, tuple[KeyEntry, bytes]] = {}
+        for key_id, entry in () if self._looks_up else self.entries.items():
+            _check_name(key_id, entry)
 
     @property
     def kms(self) -> KmsClient:
@@ -397,12 +401,15 @@ class Envelope:
                 f"no key store that was read has the key {key_id!r}: it was removed, or the keys are older than what "
                 "names it"
             )
+        if self._looks_up:
+            _check_name(key_id, entry)
         return entry
 
     def _key(self, entry: KeyEntry) -> Key:
-        name = self._names.get(entry.key_id)
-        if name is None:
-            name = self._names[entry.key_id] = _cache_name(self.kms, entry)
+        known, name = self._names.get(entry.key_id, (None, b""))
+        if known is not entry:  # a store may have another by now
+            name = _cache_name(self.kms, entry)
+            self._names[entry.key_id] = entry, name
         return _cache.get(name, lambda: self._load(entry))
 
     def _load(self, entry: KeyEntry) -> Key:
@@ -413,15 +420,20 @@ class Envelope:
         return Key(key)
 
     def __repr__(self) -> str:
-        return f"<Envelope of {len(self.entries)} keys>"
+        return f"<Envelope of {self.entries!r}>" if self._looks_up else f"<Envelope of {len(self.entries)} keys>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         properties = self.kms.properties if self._properties is None else self._properties
-        return _restore, (properties, dict(self.entries))
+        return _restore, (properties, self.entries if self._looks_up else dict(self.entries))
 
 
-def _restore(properties: dict[str, str], entries: dict[str, KeyEntry]) -> Envelope:
+def _restore(properties: dict[str, str], entries: Mapping[str, KeyEntry]) -> Envelope:
     return Envelope(properties, entries)
+
+
+def _check_name(key_id: str, entry: KeyEntry) -> None:
+    if entry.key_id != key_id:
+        raise ValueError(f"the entry under {key_id!r} is that of {entry.key_id!r}")
 
 
 # ---------------------------------------------------------------------------------------------------------- documents

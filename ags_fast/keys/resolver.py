@@ -1,32 +1,58 @@
-"""Where KEKs live: the mutable medium beside the data that never changes. Entries are wrapped: it keeps no secret."""
+"""Where KEKs live: the mutable medium beside the data that never changes. Entries are wrapped: it keeps no secret.
+
+What all stores can do is `KeyResolver`. Here are one in memory and the one in a folder, of the dataset or another;
+`ags_fast.keys.sql` has one in a database.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
 import threading
 import time
+import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.keys.envelope import Document, Envelope, KeyEntry, seal_document
+from ags_fast.keys.envelope import Document, Envelope, KeyEntry, dumps, loads, seal_document
 from ags_fast.keys.kms import as_kms, shared_client
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ags_fast.keys.kms import KmsClient
 
-__all__ = ["COLUMNS", "Change", "DatasetKeyStore", "KeyResolver", "MemoryKeyStore", "for_columns", "newest_active"]
+__all__ = [
+    "COLUMNS",
+    "Change",
+    "DatasetKeyStore",
+    "Entries",
+    "KeyResolver",
+    "MemoryKeyStore",
+    "UnknownKeyError",
+    "for_columns",
+    "newest_active",
+    "open_key_store",
+    "seals_documents",
+]
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 COLUMNS = {"use": "columns"}  # properties of a KEK that wraps nothing but the data keys of Parquet columns
+HISTORY = 1000  # changes that a store remembers
 
 
 class Listed(Protocol):
     @property
     def path(self) -> str: ...
+    @property
+    def modified(self) -> float: ...  # seconds since the epoch
 
 
 class Store(Protocol):
@@ -37,6 +63,10 @@ class Store(Protocol):
     def create(self, path: str, data: bytes) -> None: ...  # exclusively: FileExistsError
 
 
+class UnknownKeyError(KeyAccessError):
+    """A key store has no key of this id."""
+
+
 class Change(NamedTuple):
     """What made a version of a key store."""
 
@@ -44,29 +74,90 @@ class Change(NamedTuple):
     time_ms: int  # since the epoch
     changes: dict[str, list[str]]  # "added", "changed", "removed": key ids
 
+    def to_json(self) -> dict[str, Any]:
+        return {"version": self.version, "time_ms": self.time_ms, **self.changes}
+
+    @classmethod
+    def from_json(cls, value: Any, where: str) -> Change:
+        try:
+            changes = {name: list(value[name]) for name in ("added", "changed", "removed")}
+            return cls(value["version"], value["time_ms"], changes)
+        except (KeyError, TypeError) as error:
+            raise FormatError(f"{where} has an impossible history ({type(error).__name__})") from None
+
 
 @runtime_checkable
 class KeyResolver(Protocol):
-    """Finds KEKs by id, and changes them for whoever saw the newest version."""
+    """Finds the KEKs of one dataset by id, and changes them for whoever saw the newest version.
+
+    A store may answer from what it has read before. What it answers is never older than its `version` says; a
+    `compare_and_swap` from a `version` that was asked for first therefore undoes nothing that others did.
+    """
+
+    @property
+    def dataset_id(self) -> str:
+        """Whose keys they are: what they wrap is bound to it."""
 
     @property
     def version(self) -> int:
-        """Counts the changes; 0 is empty."""
+        """Counts the changes, as far as the store has read them; 0 is empty."""
+
+    def refresh(self) -> int:
+        """Forget what was read, and return the newest version."""
 
     def get(self, key_id: str) -> KeyEntry:
-        """The entry. KeyAccessError if there is none."""
+        """The entry. UnknownKeyError, which is a KeyAccessError, if there is none, not even in the newest version."""
 
     def list(self, state: str | None = None) -> builtins.list[KeyEntry]:
-        """All entries, or those in one state, oldest first."""
+        """All entries, or those in one state, by `created_ms`: the oldest first."""
 
-    def compare_and_swap(self, changes: Mapping[str, KeyEntry | None], expected_version: int) -> int:
+    def compare_and_swap(
+        self, changes: Mapping[str, KeyEntry | None], expected_version: int, *, operation: str = "change"
+    ) -> int:
         """Put in the entries of `changes`, take out those that are None, and return the new version.
 
-        Raises ConcurrentChangeError, and changes nothing, if `version` is not `expected_version` any more.
+        Raises ConcurrentChangeError, and changes nothing, if the newest version is not `expected_version` any more.
+        operation: why, for people who look into the store.
         """
 
     def history(self) -> builtins.list[Change]:
-        """What is known of how it came about, oldest first."""
+        """What is known of how it came about, oldest first: the last 1000 changes at most."""
+
+
+class Entries(Mapping[str, KeyEntry]):
+    """The entries of a store, each looked up when it is asked for: what an `Envelope` takes.
+
+    Only to count them, or to go through them all, reads them all. It pickles as its store.
+    """
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, keys: KeyResolver) -> None:
+        self._keys = keys
+
+    def __getitem__(self, key_id: str) -> KeyEntry:
+        try:
+            return self._keys.get(key_id)
+        except UnknownKeyError:
+            raise KeyError(key_id) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return (entry.key_id for entry in self._keys.list())
+
+    def __len__(self) -> int:
+        return len(self._keys.list())
+
+    def __repr__(self) -> str:
+        return f"<Entries of {self._keys!r}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Entries, (self._keys,)
+
+
+def check_changes(changes: Mapping[str, KeyEntry | None]) -> None:
+    for key_id, entry in changes.items():
+        if entry is not None and entry.key_id != key_id:
+            raise ValueError(f"the entry under {key_id!r} is that of {entry.key_id!r}")
 
 
 def changed(entries: Mapping[str, KeyEntry], changes: Mapping[str, KeyEntry | None]) -> dict[str, KeyEntry]:
@@ -75,24 +166,24 @@ def changed(entries: Mapping[str, KeyEntry], changes: Mapping[str, KeyEntry | No
     for key_id, entry in changes.items():
         if entry is None:
             result.pop(key_id, None)
-        elif entry.key_id != key_id:
-            raise ValueError(f"the entry under {key_id!r} is that of {entry.key_id!r}")
         else:
             result[key_id] = entry
     return result
 
 
-def summary(before: Mapping[str, KeyEntry], after: Mapping[str, KeyEntry]) -> dict[str, list[str]]:
-    """The ids of what is new, what is another, and what is gone."""
+def summary(
+    changes: Mapping[str, KeyEntry | None], before: Mapping[str, KeyEntry], after: Mapping[str, KeyEntry]
+) -> dict[str, list[str]]:
+    """The ids of what `changes` made new, another, and gone."""
     return {
-        "added": [key_id for key_id in after if key_id not in before],
-        "changed": [key_id for key_id in after if key_id in before and before[key_id] != after[key_id]],
-        "removed": [key_id for key_id in before if key_id not in after],
+        "added": [key_id for key_id in changes if key_id in after and key_id not in before],
+        "changed": [i for i in changes if i in before and i in after and before[i] != after[i]],
+        "removed": [key_id for key_id in changes if key_id in before and key_id not in after],
     }
 
 
-def unknown(key_id: str, where: str) -> KeyAccessError:
-    return KeyAccessError(f"{where} has no key {key_id!r}: it was removed, or never was there")
+def unknown(key_id: str, where: str) -> UnknownKeyError:
+    return UnknownKeyError(f"{where} has no key {key_id!r}: it was removed, or never was there")
 
 
 def conflict(where: str, expected: int, version: int) -> ConcurrentChangeError:
@@ -115,17 +206,69 @@ def for_columns(entry: KeyEntry) -> bool:
     return COLUMNS.items() <= entry.properties.items()
 
 
+def seals_documents(entry: KeyEntry) -> bool:
+    """Whether it is a KEK for a dataset's documents: active, in double wrap, and neither for one use nor one scope."""
+    return entry.state == "active" and entry.double_wrap and entry.properties.keys().isdisjoint(("use", "scope"))
+
+
+def open_key_store(
+    where: Any,
+    kms: KmsClient | Mapping[str, str],
+    *,
+    store: Store,
+    dataset_id: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> KeyResolver:
+    """The store of a dataset's keys.
+
+    where: None: in the dataset, whose folder is `store`; a URL of SQLAlchemy, as `SqlKeyStore` takes it; the path or
+    the URL of another folder, with its `storage_options`, which then holds the keys of this one dataset and nothing
+    else; or a `KeyResolver`, which is taken as it is. dataset_id: demanded of what is opened, and the id of what is
+    new. None takes what the place says; a database has many, so there the URL has to say it: ``?dataset=``.
+    """
+    if where is None:
+        return DatasetKeyStore(store, kms, dataset_id=dataset_id)
+    if hasattr(where, "compare_and_swap"):
+        resolver: KeyResolver = where
+        if dataset_id not in (None, resolver.dataset_id):
+            raise ValueError(f"{where!r} has the keys of the dataset {resolver.dataset_id!r}, not {dataset_id!r}")
+        return resolver
+    if isinstance(where, str) and SQL_URL.match(where):
+        from ags_fast.keys.sql import SqlKeyStore
+
+        return SqlKeyStore(where, dataset_id=dataset_id)
+    from ags_fast import fs
+
+    folder = where if isinstance(where, fs.Store) else fs.Store(where, storage_options)
+    return DatasetKeyStore(folder, kms, dataset_id=dataset_id)
+
+
+SQL_URL = re.compile(r"(sqlite|postgres(ql)?|cockroachdb|mysql|mariadb|oracle|mssql)(\+\w+)?://")
+
+
+# ---------------------------------------------------------------------------------------------------------- in memory
+
+
 class MemoryKeyStore:
     """A key store that ends with its process. Threads may share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, dataset_id: str | None = None) -> None:
+        self.dataset_id = dataset_id or os.urandom(16).hex()
         self._lock = threading.Lock()
         self._entries: dict[str, KeyEntry] = {}
         self._history: builtins.list[Change] = []
+        self._version = 0
 
     @property
     def version(self) -> int:
-        return len(self._history)
+        return self._version
+
+    def refresh(self) -> int:
+        return self._version
+
+    @property
+    def entries(self) -> Entries:
+        return Entries(self)
 
     def get(self, key_id: str) -> KeyEntry:
         entry = self._entries.get(key_id)
@@ -134,17 +277,21 @@ class MemoryKeyStore:
         return entry
 
     def list(self, state: str | None = None) -> builtins.list[KeyEntry]:
-        return [entry for entry in self._entries.values() if state in (None, entry.state)]
+        return _listed(self._entries.values(), state)
 
-    def compare_and_swap(self, changes: Mapping[str, KeyEntry | None], expected_version: int) -> int:
+    def compare_and_swap(
+        self, changes: Mapping[str, KeyEntry | None], expected_version: int, *, operation: str = "change"
+    ) -> int:
+        check_changes(changes)
         with self._lock:
-            if expected_version != self.version:
-                raise conflict("the key store", expected_version, self.version)
+            if expected_version != self._version:
+                raise conflict("the key store", expected_version, self._version)
             entries = changed(self._entries, changes)
-            made = Change(self.version + 1, time.time_ns() // 1_000_000, summary(self._entries, entries))
+            what = summary(changes, self._entries, entries)
             self._entries = entries
-            self._history.append(made)
-            return made.version
+            self._version += 1
+            self._history = [*self._history, Change(self._version, _now_ms(), what)][-HISTORY:]
+            return self._version
 
     def history(self) -> builtins.list[Change]:
         return list(self._history)
@@ -156,22 +303,43 @@ class MemoryKeyStore:
         raise TypeError("a key store in memory stays in its process: send the entries that are needed, in an Envelope")
 
 
+def _listed(entries: Iterable[KeyEntry], state: str | None) -> list[KeyEntry]:
+    return sorted((e for e in entries if state in (None, e.state)), key=lambda entry: entry.created_ms)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# ---------------------------------------------------------------------------------------------------------- in a folder
+
 FOLDER = "_ags/keys"
 FORMAT = "ags-keys"
-MAX_NBYTES = 256 << 20  # of a version: some 10^6 keys, and a bound for what a lie can allocate
-HISTORY = 1000  # changes that a version remembers
-NUMBERED = re.compile(r"(\d{8,})\.json")
+MAX_NBYTES = 256 << 20  # of a document: a bound for what a lie can allocate
+NUMBERED = re.compile(rf"{FOLDER}/(\d{{8,}})\.json")
+PART = re.compile(rf"{FOLDER}/(?:buckets|history)/[0-9a-f-]{{36}}\.json")
+INLINE = 500  # entries that a document holds itself, at most
+BUCKET = 400  # entries in a bucket on average, at most; and at least a quarter of that
+HISTORY_NBYTES = 8 << 10  # of the changes that a document with buckets holds itself
+HISTORY_PARTS = 64  # objects with earlier ones
+ORPHAN_SECONDS = 86_400.0  # what no version names may be in the making for so long
+PARALLEL = 8  # requests at a time
+ATTEMPTS = 10  # to read a version, while newer ones keep coming
 
 
 class DatasetKeyStore:
     """The keys of a dataset, in the dataset: ``_ags/keys/00000001.json`` and on, of which the highest is current.
 
-    store: the dataset's folder. kms: a client or its properties. dataset_id: None takes the one that the newest version
-    says, and makes one up where there is none; given, it is demanded. min_version: refuse to start from an older
-    version.
+    store: the dataset's folder, or another that has the same layout and nothing but these keys. kms: a client or its
+    properties. dataset_id: None takes the one that the newest version says, and makes one up where there is none;
+    given, it is demanded. min_version: refuse to start from an older version.
 
-    Each version holds all entries, and is authentic under the active key among them that was made last, keys that are
-    `for_columns` aside: nobody who cannot have the KMS unwrap that key can have written it. Versions are created,
+    Each version is one document. Up to 500 entries it holds them all; of more, it names buckets, which are objects of
+    some hundred entries each, chosen by the SHA-256 of their ids, and says what SHA-256 each has. A lookup reads the
+    document and one bucket, and a change writes the buckets that it touches, and the document.
+
+    A document is authentic under the newest of its keys that `seals_documents`, else under the newest active one that
+    is not `for_columns`: nobody who cannot have the KMS unwrap that key can have written it. Objects are created,
     exclusively, and never overwritten. What cannot be seen: that somebody removed the newest versions, or put an older
     whole dataset in place. `min_version` says from where on that is refused.
 
@@ -189,6 +357,7 @@ class DatasetKeyStore:
         self._min_version = min_version
         self._lock = threading.RLock()
         self._read: _Version | None = None
+        self._buckets: dict[_Part, dict[str, KeyEntry]] = {}  # those that were read; threads fill it without the lock
 
     @property
     def dataset_id(self) -> str:
@@ -205,59 +374,106 @@ class DatasetKeyStore:
             self._read = None
             return self._current().number
 
+    @property
+    def entries(self) -> Entries:
+        return Entries(self)
+
     def get(self, key_id: str) -> KeyEntry:
         with self._lock:
-            known = self._read
-            entry = self._current().entries.get(key_id)
-            if entry is None and known is not None:  # read a while ago
-                self.refresh()
-                entry = self._current().entries.get(key_id)
+            fresh = self._read is None
+        entry = self._using(lambda version: self._find(version, key_id))
+        if entry is None and not fresh:  # read a while ago
+            self.refresh()
+            entry = self._using(lambda version: self._find(version, key_id))
         if entry is None:
-            raise unknown(key_id, f"the dataset {self._store!r}")
+            raise unknown(key_id, f"the key store in {self._store!r}")
         return entry
 
     def list(self, state: str | None = None) -> builtins.list[KeyEntry]:
-        return [entry for entry in self._current().entries.values() if state in (None, entry.state)]
+        return _listed(self._using(self._all).values(), state)
 
     def envelope(self, key_ids: Iterable[str] | None = None) -> Envelope:
-        """An envelope with all entries, or with those of `key_ids` (KeyAccessError if one is unknown)."""
-        entries = self._current().entries if key_ids is None else {key_id: self.get(key_id) for key_id in key_ids}
+        """An envelope that looks keys up here, or one with those of `key_ids` (KeyAccessError if one is unknown)."""
+        entries = self.entries if key_ids is None else {key_id: self.get(key_id) for key_id in key_ids}
         return Envelope(self._kms, entries)
 
     def history(self) -> builtins.list[Change]:
-        return [Change(*item) for item in self._current().history]
+        return self._using(self._history)
 
     def compare_and_swap(
         self, changes: Mapping[str, KeyEntry | None], expected_version: int, *, operation: str = "change"
     ) -> int:
-        """As `KeyResolver` has it; `operation` says why, in the version. PolicyError if no active key would be left."""
+        """As `KeyResolver` has it. PolicyError if no active key would be left."""
+        check_changes(changes)
         with self._lock:
             before = self._current()
             # Looked up again, since a number below the newest may be free: old versions get removed.
             if expected_version != before.number or expected_version != self._newest():
-                self._read = None
-                raise conflict(f"the key store of {self._store!r}", expected_version, self._newest())
-            after = before.changed(changes, operation)
+                raise self._conflict(expected_version)
             try:
-                self._store.create(_path(after.number), after.sealed(self._kms))
+                after, parts = self._changed(before, changes, operation)
+            except IntegrityError:
+                if self._newest() != expected_version:  # whose buckets are removed by now
+                    raise self._conflict(expected_version) from None
+                raise
+            document = after.sealed(self._kms)  # so what the KMS refuses leaves nothing behind
+            _each(lambda path: self._store.create(path, parts[path]), parts)
+            try:
+                self._store.create(_path(after.number), document)
             except FileExistsError:
-                self._read = None
-                raise conflict(f"the key store of {self._store!r}", expected_version, self._newest()) from None
-            self._read = after
+                # The parts stay: this may be the echo of our own request, sent twice, and then a version has them.
+                raise self._conflict(expected_version) from None
+            self._keep(after)
             return after.number
 
+    def objects(self, version: int) -> set[str]:
+        """The paths of all that a version consists of. Of another version than the newest, as its document claims."""
+        current = self._current()
+        if version == current.number:
+            return {_path(version), *(part.path for part in current.parts())} if version else set()
+        path = _path(version)
+        claimed = Document(self._store.read(path, MAX_NBYTES), path).claimed
+        return {path, *(part.path for name in ("buckets", "earlier") for part in _parts(claimed, name, path) if part)}
+
+    def superseded(self) -> builtins.list[str]:
+        """The paths of all objects that the newest version does not need, those first that others name.
+
+        Older documents and what they consist of; and what no document names, once it is a day old: before that, it may
+        be in the making.
+        """
+        newest = self.refresh()
+        needed = self.objects(newest)
+        found = {entry.path: entry.modified for entry in self._store.list(f"{FOLDER}/")}
+        old = sorted(path for path in found if (match := NUMBERED.fullmatch(path)) and int(match[1]) < newest)
+        named: set[str] = set()
+        for path in old:
+            try:
+                named |= self.objects(_number(path))
+            except (FileNotFoundError, FormatError):
+                pass  # somebody removes it, too; or it is no document, and names nothing
+        before = time.time() - ORPHAN_SECONDS
+        parts = [path for path in found if PART.fullmatch(path) and path not in needed]
+        return sorted(path for path in parts if path in named or found[path] < before) + old
+
     def _newest(self) -> int:
-        found = (NUMBERED.fullmatch(entry.path.removeprefix(f"{FOLDER}/")) for entry in self._store.list(f"{FOLDER}/"))
-        return max((int(match[1]) for match in found if match), default=0)
+        numbers = (_number(entry.path) for entry in self._store.list(f"{FOLDER}/") if NUMBERED.fullmatch(entry.path))
+        return max(numbers, default=0)
+
+    def _conflict(self, expected: int) -> ConcurrentChangeError:
+        self._read = None
+        return conflict(f"the key store in {self._store!r}", expected, self._newest())
 
     def _current(self) -> _Version:
         with self._lock:
-            if self._read is None:
-                self._read = self._load()
-            return self._read
+            return self._read or self._keep(self._load())
+
+    def _keep(self, version: _Version) -> _Version:
+        self._read = version
+        self._buckets = {part: self._buckets[part] for part in version.buckets if part in self._buckets}
+        return version
 
     def _load(self) -> _Version:
-        for _ in range(10):
+        for _ in range(ATTEMPTS):
             number = self._newest()
             if number < self._min_version:
                 raise IntegrityError(
@@ -265,13 +481,125 @@ class DatasetKeyStore:
                     "were removed, or this is an old copy"
                 )
             if number == 0:
-                return _Version.empty(self._new_id)
+                return _Version(self._new_id, 0, {}, (), [], (), {})
             try:
                 data = self._store.read(_path(number), MAX_NBYTES)
             except FileNotFoundError:  # removed since it was listed, so there is a newer one
                 continue
             return _Version.opened(data, number, self._kms, self._given_id)
-        raise ConcurrentChangeError(f"the keys of {self._store!r} change faster than they can be read: try again")
+        raise self._too_fast()
+
+    def _using(self, use: Callable[[_Version], T]) -> T:
+        """What `use` makes of the version that was read; or of a newer one, since when there is one, objects of the
+        older ones may be removed."""
+        for _ in range(ATTEMPTS):
+            version = self._current()
+            try:
+                return use(version)
+            except IntegrityError:
+                if self._newest() <= version.number:
+                    raise
+                self.refresh()
+        raise self._too_fast()
+
+    def _too_fast(self) -> ConcurrentChangeError:
+        return ConcurrentChangeError(f"the keys of {self._store!r} change faster than they can be read: try again")
+
+    # ---- buckets
+
+    def _find(self, version: _Version, key_id: str) -> KeyEntry | None:
+        entry = version.entries.get(key_id)
+        if entry is not None or not version.buckets:
+            return entry
+        return self._bucket(version, _place(key_id, len(version.buckets))).get(key_id)
+
+    def _all(self, version: _Version) -> dict[str, KeyEntry]:
+        return self._of(version, range(len(version.buckets))) if version.buckets else version.entries
+
+    def _of(self, version: _Version, places: Iterable[int]) -> dict[str, KeyEntry]:
+        """The entries of these buckets, by their ids, so that their order is always the same."""
+        found = _each(lambda place: self._bucket(version, place), places)
+        return dict(sorted(pair for entries in found for pair in entries.items()))
+
+    def _bucket(self, version: _Version, place: int) -> dict[str, KeyEntry]:
+        part = version.buckets[place]
+        if part is None:
+            return {}
+        entries = self._buckets.get(part)
+        if entries is None:
+            entries = _entries(self._part(part), part.path)
+            if len(entries) != part.entries or any(_place(i, len(version.buckets)) != place for i in entries):
+                raise FormatError(f"{part.path} has other keys than belong there")
+            self._buckets[part] = entries
+        return entries
+
+    def _part(self, part: _Part) -> dict[str, Any]:
+        try:
+            data = self._store.read(part.path, part.length)
+        except FileNotFoundError:
+            raise IntegrityError(f"{part.path} is missing, but the newest keys of {self._store!r} name it") from None
+        except FormatError as error:
+            raise IntegrityError(str(error)) from None
+        if part != _Part.of(part.path, part.entries, data):
+            raise IntegrityError(f"{part.path} is not what the newest keys of {self._store!r} name: it was changed")
+        body: dict[str, Any] = loads(data)
+        return body
+
+    def _history(self, version: _Version) -> builtins.list[Change]:
+        earlier = _each(self._part, version.earlier)
+        changes = [Change.from_json(c, FOLDER) for body in earlier for c in body["history"]]
+        return [*changes, *version.history][-HISTORY:]
+
+    # ---- changes
+
+    def _changed(
+        self, before: _Version, changes: Mapping[str, KeyEntry | None], operation: str
+    ) -> tuple[_Version, dict[str, bytes]]:
+        """The next version, and the objects that it consists of beside what there is."""
+        count = len(before.buckets)
+        touched = {_place(key_id, count) for key_id in changes} if count else set()
+        old = self._of(before, touched) if count else before.entries
+        new = changed(old, changes)
+        what = summary(changes, old, new)
+        total = len(new) - len(old) + (sum(part.entries for part in before.buckets if part) if count else len(old))
+        wanted = _how_many(total, count)
+        sealer = _next_sealer(next(iter(before.entries.values())), changes) if count else None
+        # All entries are looked at only where they move, or if any of them may be the sealer.
+        everything = changed(self._all(before), changes) if wanted != count or sealer is None else {}
+        sealer = sealer or _sealer(everything.values())
+        if sealer is None:
+            raise PolicyError("a dataset needs an active key: add the new one in the change that retires the last")
+
+        parts: dict[str, bytes] = {}
+        entries, buckets = everything, list(before.buckets if wanted == count else (None,) * wanted)
+        if wanted:
+            entries = {sealer.key_id: sealer}
+            moved = {_place(i, wanted) for ids in what.values() for i in ids} if wanted == count else range(wanted)
+            contents: dict[int, builtins.list[Any]] = {place: [] for place in moved}
+            for entry in (new if wanted == count else everything).values():
+                if (content := contents.get(_place(entry.key_id, wanted))) is not None:
+                    content.append(entry.to_json())
+            for place, content in contents.items():
+                buckets[place] = _made("buckets", "keys", content, parts) if content else None
+
+        number, time_ms = before.number + 1, _now_ms()
+        history, earlier = _remembered(before, Change(number, time_ms, what), parts, bool(wanted))
+        body = {
+            **before.body,  # also what a newer ags_fast wrote there
+            "format": FORMAT,
+            "dataset_id": before.dataset_id,
+            "version": number,
+            "time_ms": time_ms,
+            "parent": before.number,
+            "operation": operation,
+            "keys": None if wanted else [entry.to_json() for entry in entries.values()],
+            "sealer": sealer.to_json() if wanted else None,
+            "buckets": [part and part._asdict() for part in buckets] if wanted else None,
+            "history": [change.to_json() for change in history],
+            "earlier": [part._asdict() for part in earlier] or None,
+        }
+        body = {name: value for name, value in body.items() if value is not None or name not in OPTIONAL}
+        return _Version(before.dataset_id, number, entries, tuple(buckets), history, earlier, body), parts
 
     def __repr__(self) -> str:
         return f"<DatasetKeyStore {self._store!r}>"
@@ -284,8 +612,108 @@ def _restore(store: Store, kms: KmsClient, dataset_id: str | None, min_version: 
     return DatasetKeyStore(store, kms, dataset_id=dataset_id, min_version=min_version)
 
 
+OPTIONAL = ("keys", "sealer", "buckets", "earlier")  # fields of a document that it has or has not
+
+
 def _path(number: int) -> str:
     return f"{FOLDER}/{number:08}.json"
+
+
+def _number(path: str) -> int:
+    return int(path.removeprefix(f"{FOLDER}/").removesuffix(".json"))
+
+
+def _place(key_id: str, count: int) -> int:
+    """Which of `count` buckets, a power of 2, has the key: the first bits of the SHA-256 of its id."""
+    digest = hashlib.sha256(key_id.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8]) * count >> 64
+
+
+def _how_many(total: int, now: int) -> int:
+    """Buckets for so many entries: as many as `now` while that will do; 0: they are all in the document."""
+    if total <= INLINE:
+        return 0
+    if BUCKET // 4 * now <= total <= BUCKET * now:
+        return now
+    return 1 << max(0, (total - 1) // BUCKET).bit_length()
+
+
+def _each(do: Callable[[U], T], items: Iterable[U]) -> list[T]:
+    """`do` for each, some at a time: object stores take their time for each request, and take many."""
+    items = list(items)
+    if len(items) < 3:
+        return [do(item) for item in items]
+    with ThreadPoolExecutor(min(PARALLEL, len(items))) as pool:
+        return list(pool.map(do, items))
+
+
+def _sealer(entries: Iterable[KeyEntry]) -> KeyEntry | None:
+    """The entry that a document is sealed with. The second kind is for datasets in single wrap."""
+    entries = list(entries)
+    return newest_active(e for e in entries if seals_documents(e)) or newest_active(
+        e for e in entries if not for_columns(e)
+    )
+
+
+def _next_sealer(before: KeyEntry, changes: Mapping[str, KeyEntry | None]) -> KeyEntry | None:
+    """The one after `changes`; None if it may be any, since the one before has lost its rank and no new one has it."""
+
+    def rank(entry: KeyEntry) -> tuple[bool, int]:
+        return seals_documents(entry), entry.created_ms
+
+    changed = {before.key_id: before, **changes}
+    best = _sealer(entry for entry in changed.values() if entry is not None)
+    return best if best is not None and rank(best) >= rank(before) else None
+
+
+def _remembered(
+    before: _Version, change: Change, parts: dict[str, bytes], move: bool
+) -> tuple[list[Change], tuple[_Part, ...]]:
+    """The history with one more change: what the document holds, and the objects with what was earlier.
+
+    move: if it becomes long, move it into another object, which `parts` gets.
+    """
+    history, earlier = [*before.history, change][-HISTORY:], before.earlier
+    told = [change.to_json() for change in history]
+    if move and len(dumps(told)) > HISTORY_NBYTES:
+        history, earlier = [], (*earlier, _made("history", "history", told, parts))
+    while earlier and (
+        len(earlier) > HISTORY_PARTS or sum(part.entries for part in earlier[1:]) + len(history) >= HISTORY
+    ):
+        earlier = earlier[1:]
+    return history, earlier
+
+
+class _Part(NamedTuple):
+    """An object of a version beside its document, which names it, so that its seal covers every bit of the object."""
+
+    path: str
+    entries: int
+    length: int  # bytes
+    sha256: str  # base64
+
+    @classmethod
+    def of(cls, path: str, entries: int, data: bytes) -> _Part:
+        return cls(path, entries, len(data), base64.b64encode(hashlib.sha256(data).digest()).decode())
+
+
+def _made(kind: str, field: str, items: Sequence[Any], parts: dict[str, bytes]) -> _Part:
+    """A new object, which `parts` gets."""
+    path = f"{FOLDER}/{kind}/{uuid.uuid4()}.json"
+    data = parts[path] = dumps({"format": f"{FORMAT}-{kind}", field: items}).encode() + b"\n"
+    return _Part.of(path, len(items), data)
+
+
+def _parts(body: Mapping[str, Any], name: str, path: str) -> tuple[_Part | None, ...]:
+    """The objects that a document names in a field."""
+    try:
+        parts = [value and _Part(**{field: value[field] for field in _Part._fields}) for value in body.get(name, ())]
+        for part in filter(None, parts):
+            if not (PART.fullmatch(part.path) and 0 < part.entries and 0 < part.length and part.sha256 > ""):
+                raise ValueError("no object of a key store")
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{path} has impossible {name} ({type(error).__name__})") from None
+    return tuple(part or None for part in parts)
 
 
 class _Version(NamedTuple):
@@ -293,13 +721,14 @@ class _Version(NamedTuple):
 
     dataset_id: str
     number: int
-    entries: dict[str, KeyEntry]
-    history: builtins.list[tuple[int, int, dict[str, builtins.list[str]]]]
+    entries: dict[str, KeyEntry]  # all; or the sealer, and all in buckets
+    buckets: tuple[_Part | None, ...]  # 2**k of them, or none; an empty one is no object
+    history: list[Change]  # the last changes
+    earlier: tuple[_Part, ...]  # objects with those before
     body: dict[str, Any]
 
-    @classmethod
-    def empty(cls, dataset_id: str) -> _Version:
-        return cls(dataset_id, 0, {}, [], {})
+    def parts(self) -> list[_Part]:
+        return [part for part in (*self.buckets, *self.earlier) if part]
 
     @classmethod
     def opened(cls, data: bytes, number: int, kms: KmsClient, dataset_id: str | None) -> _Version:
@@ -307,7 +736,13 @@ class _Version(NamedTuple):
         document = Document(data, path)
         # The entries are only claims here. They are enough to ask the KMS for the key, which only it can unwrap, and
         # that key then says whether all of them are authentic.
-        entries = _entries(document.claimed, path)
+        claimed = document.claimed
+        buckets = _parts(claimed, "buckets", path)
+        if ("buckets" in claimed) != ("sealer" in claimed) or ("buckets" in claimed) == ("keys" in claimed):
+            raise FormatError(f"{path} has no list of keys, or two")
+        if "buckets" in claimed and (len(buckets) < 1 or len(buckets) & len(buckets) - 1):
+            raise FormatError(f"{path} has {len(buckets)} buckets, which is no power of 2")
+        entries = _entries({"keys": [claimed["sealer"]]} if buckets else claimed, path)
         sealer = entries.get(document.key_id)
         if sealer is None:
             raise FormatError(f"{path} is sealed with {document.key_id!r}, which is not among its keys")
@@ -317,36 +752,16 @@ class _Version(NamedTuple):
             raise type(error)(f"{path}: {error}") from None
         if body.get("format") != FORMAT or body.get("version") != number:
             raise IntegrityError(f"{path} holds {body.get('format')!r} version {body.get('version')!r}")
-        try:
-            history = [
-                (c["version"], c["time_ms"], {name: list(c[name]) for name in ("added", "changed", "removed")})
-                for c in body["history"]
-            ]
-        except (KeyError, TypeError) as error:
-            raise FormatError(f"{path} has an impossible history ({type(error).__name__})") from None
-        return cls(body["dataset_id"], number, entries, history, body)
-
-    def changed(self, changes: Mapping[str, KeyEntry | None], operation: str) -> _Version:
-        entries = changed(self.entries, changes)
-        number, time_ms = self.number + 1, time.time_ns() // 1_000_000
-        history = [*self.history, (number, time_ms, summary(self.entries, entries))][-HISTORY:]
-        body = {
-            **self.body,  # also what a newer ags_fast wrote there
-            "format": FORMAT,
-            "dataset_id": self.dataset_id,
-            "version": number,
-            "time_ms": time_ms,
-            "parent": self.number,
-            "operation": operation,
-            "keys": [entry.to_json() for entry in entries.values()],
-            "history": [{"version": v, "time_ms": t, **what} for v, t, what in history],
-        }
-        return _Version(self.dataset_id, number, entries, history, body)
+        changes = body.get("history")
+        if not isinstance(changes, list):
+            raise FormatError(f"{path} has no history")
+        history = [Change.from_json(change, path) for change in changes]
+        earlier = tuple(filter(None, _parts(body, "earlier", path)))
+        return cls(body["dataset_id"], number, entries, buckets, history, earlier, body)
 
     def sealed(self, kms: KmsClient) -> bytes:
-        sealer = newest_active(entry for entry in self.entries.values() if not for_columns(entry))
-        if sealer is None:
-            raise PolicyError("a dataset needs an active key: add the new one in the change that retires the last")
+        sealer = _sealer(self.entries.values())
+        assert sealer is not None
         envelope = Envelope(kms, {sealer.key_id: sealer})
         return seal_document(envelope, sealer.key_id, self.dataset_id, _path(self.number), self.body)
 
