@@ -21,7 +21,8 @@ if TYPE_CHECKING:
         seal_document,
     )
     from ags_fast.keys.kms import KmsClient, kms_calls, load_kms, set_audit_hook
-    from ags_fast.keys.resolver import DatasetKeyStore, KeyResolver, MemoryKeyStore
+    from ags_fast.keys.resolver import DatasetKeyStore, KeyResolver, MemoryKeyStore, open_key_store
+    from ags_fast.keys.sql import SqlKeyStore
 
 __all__ = [
     "DatasetKeyStore",
@@ -30,6 +31,7 @@ __all__ = [
     "KeyResolver",
     "KmsClient",
     "MemoryKeyStore",
+    "SqlKeyStore",
     "StandardKeyMetadata",
     "binding",
     "clear_cache",
@@ -37,6 +39,7 @@ __all__ = [
     "load_kms",
     "new_kek",
     "open_document",
+    "open_key_store",
     "seal_document",
     "set_audit_hook",
 ]
@@ -44,7 +47,8 @@ __all__ = [
 _HOMES = {
     "kms": ("KmsClient", "kms_calls", "load_kms", "set_audit_hook"),
     "envelope": ("Envelope", "KeyEntry", "binding", "clear_cache", "new_kek", "open_document", "seal_document"),
-    "resolver": ("DatasetKeyStore", "KeyResolver", "MemoryKeyStore"),
+    "resolver": ("DatasetKeyStore", "KeyResolver", "MemoryKeyStore", "open_key_store"),
+    "sql": ("SqlKeyStore",),
 }
 
 

@@ -1,0 +1,354 @@
+"""KEKs in a database: the tables ``ags_keys`` and ``ags_key_versions`` of SQLite or PostgreSQL, for many datasets."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+try:
+    from sqlalchemy import (
+        BigInteger,
+        Column,
+        Engine,
+        MetaData,
+        String,
+        Table,
+        Text,
+        create_engine,
+        delete,
+        exc,
+        func,
+        insert,
+        make_url,
+        select,
+        update,
+    )
+except ImportError:
+    raise ImportError("keys in a database need SQLAlchemy: pip install 'ags_fast[sql]'") from None
+
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.keys.envelope import KeyEntry, binding
+from ags_fast.keys.resolver import HISTORY, Change, Entries, check_changes, conflict, summary, unknown
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sqlalchemy import Connection
+
+__all__ = ["SqlKeyStore"]
+
+DATASET = "dataset"  # the parameter of the URL that says which
+SECRETS = ("password", "passwd", "pwd", "sslpassword")  # parameters that drivers take, and no URL may have
+DATASET_CHARS = 255  # the longest id of a dataset
+KEY_CHARS = 512  # the longest id of a key: an index takes no more than some 2700 bytes
+ROWS = 500  # looked up or removed in one statement
+CONNECT_SECONDS = 10
+STATEMENT_SECONDS = 30
+
+# Times are milliseconds since the epoch.
+TABLES = MetaData()
+KEYS = Table(
+    "ags_keys",
+    TABLES,
+    Column("dataset_id", String(DATASET_CHARS), primary_key=True),
+    Column("key_id", String(KEY_CHARS), primary_key=True),
+    Column("entry", Text, nullable=False),  # JSON, as `KeyEntry.to_json` has it
+    Column("state", String(16), nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("changed_version", BigInteger, nullable=False),
+)
+VERSIONS = Table(
+    "ags_key_versions",
+    TABLES,
+    Column("dataset_id", String(DATASET_CHARS), primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("time_ms", BigInteger, nullable=False),
+    Column("operation", Text, nullable=False),
+    Column("changes", Text, nullable=False),  # JSON: {"added": [key id, …], "changed": …, "removed": …}
+)
+
+
+class SqlKeyStore:
+    """The keys of a dataset in a database, which may have those of others, too.
+
+    url: as SQLAlchemy takes it: ``sqlite:///keys.db`` or ``postgresql+psycopg://user@host/database``, with
+    ``?dataset=`` and the dataset's id, unless `dataset_id` says it; or an Engine, for settings of your own. A URL
+    travels to other processes, so one with a password is refused: PostgreSQL's library takes it from PGPASSWORD,
+    PGPASSFILE or ``~/.pgpass``, where it connects.
+
+    The tables are made when there are none. Every change is one transaction, which the primary key of
+    ``ags_key_versions`` decides. The database says who may change the keys: nothing else shows that an entry is not
+    what was put in.
+
+    Entries that were read are kept until `refresh`; what is not among them is one SELECT by the primary key. Threads
+    may share a store, and the child of a fork connects for itself. With a URL it pickles, as that. KeyAccessError if
+    the database cannot be reached, is busy for 30 seconds, or refuses.
+    """
+
+    def __init__(self, url: Any, *, dataset_id: str | None = None) -> None:
+        self._url: str | None = None
+        if isinstance(url, Engine):
+            self._engine = url
+        else:
+            self._url, self._engine, dataset_id = _engine(url, dataset_id)
+            weakref.finalize(self, self._engine.dispose)
+        if self._engine.dialect.name not in ("sqlite", "postgresql"):
+            raise ValueError(f"a key store is in SQLite or PostgreSQL, not in {self._engine.dialect.name}")
+        self._ready = False
+        self._lock = threading.RLock()
+        self._version: int | None = None
+        self._known: dict[str, KeyEntry] = {}
+        _stores.add(self)
+        if dataset_id is None:
+            raise PolicyError(
+                f"{_shown(self._engine)} may have many datasets: add ?{DATASET}= and an id. {self._choices()}"
+            )
+        binding(dataset_id, "", "")  # ValueError if it cannot be one
+        if not 0 < len(dataset_id) <= DATASET_CHARS:
+            raise ValueError(f"the id of a dataset has 1 to {DATASET_CHARS} characters here")
+        self.dataset_id = dataset_id
+
+    @property
+    def version(self) -> int:
+        with self._lock:
+            return self.refresh() if self._version is None else self._version
+
+    def refresh(self) -> int:
+        newest = select(func.max(VERSIONS.c.version)).where(VERSIONS.c.dataset_id == self.dataset_id)
+        with self._lock:
+            self._known, self._version = {}, None
+            with self._transaction() as connection:
+                self._version = version = connection.scalar(newest) or 0
+            return int(version)
+
+    @property
+    def entries(self) -> Entries:
+        return Entries(self)
+
+    def get(self, key_id: str) -> KeyEntry:
+        with self._lock:
+            entry = self._known.get(key_id)
+            if entry is None:
+                self._first_version()
+                with self._transaction() as connection:
+                    entry = self._select(connection, [key_id]).get(key_id)
+                if entry is None:
+                    raise unknown(key_id, f"{self!r}")
+                self._known[key_id] = entry
+            return entry
+
+    def list(self, state: str | None = None) -> builtins.list[KeyEntry]:
+        query = select(KEYS.c.key_id, KEYS.c.entry).where(KEYS.c.dataset_id == self.dataset_id)
+        if state is not None:
+            query = query.where(KEYS.c.state == state)
+        self._first_version()
+        with self._transaction() as connection:
+            return [_entry(*row) for row in connection.execute(query.order_by(KEYS.c.created_ms, KEYS.c.key_id))]
+
+    def compare_and_swap(
+        self, changes: Mapping[str, KeyEntry | None], expected_version: int, *, operation: str = "change"
+    ) -> int:
+        check_changes(changes)
+        for key_id in changes:
+            if len(key_id) > KEY_CHARS:
+                raise ValueError(f"the id of a key has up to {KEY_CHARS} characters here")
+        with self._lock:
+            try:
+                with self._transaction() as connection:
+                    self._change(connection, changes, expected_version, operation)
+            except (_LostError, exc.IntegrityError):  # of two that insert one version, the later one waits, and fails
+                raise conflict(f"{self!r}", expected_version, self.refresh()) from None
+            except KeyAccessError:
+                self._version = None  # for nobody knows whether it was made
+                raise
+            self._version = expected_version + 1
+            self._known = {key_id: entry for key_id, entry in changes.items() if entry is not None}
+            return self._version
+
+    def history(self) -> builtins.list[Change]:
+        query = select(VERSIONS.c.version, VERSIONS.c.time_ms, VERSIONS.c.changes).where(
+            VERSIONS.c.dataset_id == self.dataset_id
+        )
+        with self._transaction() as connection:
+            rows = connection.execute(query.order_by(VERSIONS.c.version.desc()).limit(HISTORY)).all()
+        return [
+            Change.from_json({"version": number, "time_ms": time_ms, **_json(changes)}, f"{self!r}")
+            for number, time_ms, changes in reversed(rows)
+        ]
+
+    def __repr__(self) -> str:
+        return f"<SqlKeyStore {_shown(self._engine)} {DATASET}={self.dataset_id!r}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._url is None:
+            raise TypeError("a key store on an Engine stays in its process: make it of a URL")
+        return _restore, (self._url, self.dataset_id)
+
+    def _first_version(self) -> None:
+        """Know a version before anything is read, so that none is newer than what was read."""
+        if self._version is None:
+            self.refresh()
+
+    def _choices(self) -> str:
+        try:
+            with self._transaction() as connection:
+                ids = list(connection.scalars(select(VERSIONS.c.dataset_id).distinct().limit(20)))
+        except KeyAccessError as error:
+            return str(error)
+        return f"It has {', '.join(map(repr, sorted(ids)))}" if ids else "It has none yet"
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """A connection, whose transaction is committed in the end. IntegrityError of SQLAlchemy passes."""
+        try:
+            if not self._ready:
+                self._create_tables()
+            with self._engine.begin() as connection:
+                yield connection
+        except exc.IntegrityError:
+            raise
+        except exc.SQLAlchemyError as error:
+            # The driver's words, not SQLAlchemy's, which show each statement with all that it was given.
+            said = str(getattr(error, "orig", None) or type(error).__name__).strip().split("\n")[0][:300]
+            raise KeyAccessError(f"the key store in {_shown(self._engine)} cannot be used now: {said}") from None
+
+    def _create_tables(self) -> None:
+        try:
+            TABLES.create_all(self._engine)
+        except exc.DBAPIError:
+            TABLES.create_all(self._engine)  # somebody else makes them too: now they are there
+        self._ready = True
+
+    # ---- inside of a transaction
+
+    def _select(self, connection: Connection, key_ids: Sequence[str]) -> dict[str, KeyEntry]:
+        found: dict[str, KeyEntry] = {}
+        for begin in range(0, len(key_ids), ROWS):
+            some = KEYS.c.key_id.in_(key_ids[begin : begin + ROWS])
+            query = select(KEYS.c.key_id, KEYS.c.entry).where(KEYS.c.dataset_id == self.dataset_id, some)
+            found |= {key_id: _entry(key_id, text) for key_id, text in connection.execute(query)}
+        return found
+
+    def _change(
+        self, connection: Connection, changes: Mapping[str, KeyEntry | None], expected: int, operation: str
+    ) -> None:
+        mine, number = {"dataset_id": self.dataset_id}, expected + 1
+        made = {"version": number, "time_ms": time.time_ns() // 1_000_000, "operation": operation, "changes": ""}
+        # First of all: SQLite locks the database for it, and PostgreSQL has others who insert this version wait.
+        connection.execute(insert(VERSIONS), mine | made)
+        last = select(VERSIONS.c.version).where(VERSIONS.c.dataset_id == self.dataset_id)
+        if list(connection.scalars(last.order_by(VERSIONS.c.version.desc()).limit(2))) != [number, expected][:number]:
+            raise _LostError
+        before = self._select(connection, list(changes))
+        after = {key_id: entry for key_id, entry in changes.items() if entry is not None}
+        what = summary(changes, before, after)
+        connection.execute(
+            update(VERSIONS).where(VERSIONS.c.dataset_id == self.dataset_id, VERSIONS.c.version == number),
+            {"changes": json.dumps(what)},
+        )
+        gone = [*what["changed"], *what["removed"]]
+        for begin in range(0, len(gone), ROWS):
+            some = KEYS.c.key_id.in_(gone[begin : begin + ROWS])
+            connection.execute(delete(KEYS).where(KEYS.c.dataset_id == self.dataset_id, some))
+        rows = [
+            {
+                **mine,
+                "key_id": key_id,
+                "entry": json.dumps(after[key_id].to_json(), separators=(",", ":")),
+                "state": after[key_id].state,
+                "created_ms": after[key_id].created_ms,
+                "changed_version": number,
+            }
+            for key_id in (*what["added"], *what["changed"])
+        ]
+        if rows:
+            connection.execute(insert(KEYS), rows)
+
+
+class _LostError(Exception):
+    """The newest version is another one."""
+
+
+_stores: weakref.WeakSet[SqlKeyStore] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_stores):
+        store._lock = threading.RLock()
+        store._engine.dispose(close=False)  # the connections are the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _restore(url: str, dataset_id: str) -> SqlKeyStore:
+    return SqlKeyStore(url, dataset_id=dataset_id)
+
+
+def _engine(url: str, dataset_id: str | None) -> tuple[str, Engine, str | None]:
+    """The URL without the dataset, an engine for it, and the dataset's id."""
+    try:
+        parsed = make_url(url)
+    except (exc.ArgumentError, ValueError):
+        # Which is not shown: it may hold a password.
+        raise ValueError("a key store in a database has a URL as SQLAlchemy takes it") from None
+    if parsed.password is not None or not parsed.query.keys().isdisjoint(SECRETS):
+        raise PolicyError(
+            f"the URL of {parsed.host or parsed.drivername} holds a password, and would take it to wherever the store "
+            "is sent: leave it out, and set PGPASSWORD, or PGPASSFILE and ~/.pgpass, wherever it is used"
+        )
+    named = parsed.query.get(DATASET, dataset_id)
+    if not isinstance(named, str | None) or dataset_id not in (None, named):
+        raise ValueError(f"the URL names the dataset {named!r}, not {dataset_id!r}")
+    parsed = parsed.difference_update_query([DATASET])
+    settings: dict[str, Any] = {}
+    if parsed.get_backend_name() == "sqlite":
+        if parsed.database in (None, "", ":memory:") or "mode=memory" in str(parsed):
+            raise ValueError("each connection to SQLite's memory sees another database: take a file, or MemoryKeyStore")
+        if not parsed.database.startswith("file:"):
+            parsed = parsed.set(database=os.path.abspath(parsed.database))
+        settings = {"timeout": STATEMENT_SECONDS}
+    elif parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2"):
+        settings = {
+            "connect_timeout": CONNECT_SECONDS,
+            "tcp_user_timeout": 1000 * STATEMENT_SECONDS,
+            "options": f"-c statement_timeout={1000 * STATEMENT_SECONDS}",
+        }
+    settings = {name: value for name, value in settings.items() if name not in parsed.query}
+    try:
+        # One connection is kept, and looked at before it is used again.
+        engine = create_engine(parsed, connect_args=settings, pool_pre_ping=True, pool_size=1, max_overflow=15)
+    except exc.NoSuchModuleError:
+        raise ValueError(f"SQLAlchemy knows no {parsed.drivername}://") from None
+    except ImportError as error:
+        raise ImportError(
+            f"{parsed.drivername}:// needs a driver ({error.name}): pip install 'psycopg[binary]'"
+        ) from None
+    return parsed.render_as_string(), engine, named
+
+
+def _shown(engine: Engine) -> str:
+    return engine.url.render_as_string(hide_password=True)
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise FormatError("a row of the key store holds no JSON object")
+    return value
+
+
+def _entry(key_id: str, text: str) -> KeyEntry:
+    entry = KeyEntry.from_json(_json(text))
+    if entry.key_id != key_id:
+        raise IntegrityError(f"the row of the key {key_id!r} holds the key {entry.key_id!r}")
+    return entry
