@@ -23,7 +23,7 @@ enum {
     LANES_KEPT = 16,         /* lanes that a key keeps when nobody uses them */
     SCRATCHES_KEPT = 16,     /* scratch buffers that the process keeps: a thousand open files need no more of them */
     FINGERPRINT_NBYTES = 16, /* of a key value's SHA-256: two values collide once in 2^64 keys */
-    AAD_JOINED_NBYTES = 128, /* up to here prefix and suffix are joined, to spare a call */
+    AAD_JOINED_NBYTES = 1024, /* up to here prefix and suffix are joined: a second call costs more than the copy */
     AAD_STEP_NBYTES = 1 << 30, /* EVP counts in int */
     STEP_MIN_NBYTES = 2048,
     CACHED_STEP_MIN_NBYTES = 16 * 1024,

@@ -96,7 +96,7 @@ static void check_vector(const struct vector *vector, enum side side) {
 
 /* An AAD in one part or in two, joined in a buffer or not, makes the same tag. */
 static void check_aad_parts(agsf_key *key) {
-    static const size_t prefixes[] = {0, 1, 12, 15, 16, 17, 123, 124, 125, 127, 128, 129, 5000};
+    static const size_t prefixes[] = {0, 1, 12, 15, 16, 17, 123, 124, 125, 127, 128, 129, 1019, 1020, 1021, 1024, 1025, 5000};
     const uint8_t nonce[AGSF_NONCE_NBYTES] = {9}, plain[33] = {7};
 
     for (size_t i = 0; i < COUNT(prefixes) * 2; i++) {
