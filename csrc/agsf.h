@@ -212,6 +212,50 @@ agsf_status agsf_seal_run(agsf_run *run) AGSF_MUST_CHECK;
  */
 agsf_status agsf_open_run(agsf_run *run) AGSF_MUST_CHECK;
 
+/* ---------------------------------------------------------------- wrapped keys */
+
+enum { AGSF_DEK_MAX_NBYTES = 64 };
+
+/*
+ * A column of wrapped data keys (DEKs): each is a nonce, the DEK of 1 to AGSF_DEK_MAX_NBYTES sealed under a key
+ * encryption key (KEK), and a tag. What it authenticates is `prefix` followed by the row's name. An agsf_rewrap takes
+ * nrows of them from one KEK to another; nothing but the KEK and the nonce changes, so that each keeps its size.
+ *
+ * Names and wrapped keys are binary arrays as Arrow has them: nrows + 1 offsets, each an int32_t in native byte order,
+ * of no alignment; row i is what lies between offsets i and i + 1 of the data. The first need not be 0.
+ *
+ * The caller fills in the first group, sets the second to zero, and calls agsf_rewrap_run() until the status is not
+ * AGSF_PAUSED. One that gives up in the middle must itself clear what is between begin and end of out.
+ */
+typedef struct agsf_rewrap {
+    agsf_key *from, *to;
+    const uint8_t *prefix;
+    size_t prefix_nbytes;
+    const uint8_t *name_offsets, *names;
+    size_t names_nbytes;
+    const uint8_t *offsets, *in; /* of in, and of out */
+    size_t in_nbytes;
+    uint8_t *out; /* as in: bytes before the first row and behind the last are left alone */
+    size_t out_nbytes;
+    size_t nrows;
+    unsigned threads; /* at most so many threads work, the caller among them; at least 1 */
+
+    size_t done;       /* rows finished so far */
+    size_t begin, end; /* of all rows, in `in` and in out */
+    size_t bad_row;    /* after AGSF_BAD_ARGUMENT and AGSF_BAD_TAG: the lowest */
+} agsf_rewrap;
+
+/*
+ * agsf_rewrap_run() opens each row under `from` and seals it under `to`, with a nonce drawn inside this call. Every
+ * row's offsets are checked before anything else, and then all rows count against the limit of `to`: after
+ * AGSF_BAD_ARGUMENT (a row that is not inside its buffers, or whose size no wrapped key has) and AGSF_LIMIT nothing was
+ * done. After any other failure, AGSF_BAD_TAG, AGSF_NO_MEMORY or AGSF_CRYPTO, all of out from begin to end is zero. A DEK
+ * is never anywhere but on the stack of the thread that has it, which is wiped.
+ *
+ * If another thread changes offsets meanwhile, AGSF_BAD_ARGUMENT may come later, and then all of out is zero, too.
+ */
+agsf_status agsf_rewrap_run(agsf_rewrap *run) AGSF_MUST_CHECK;
+
 /* ---------------------------------------------------------------- Thrift, compact protocol */
 
 /*

@@ -15,7 +15,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 FUZZERS=(fuzz_open fuzz_parquet)
-TESTS=(aead runs failures files pause pool memory locks fork thrift parquet)
+TESTS=(aead runs failures files pause pool memory locks fork rewrap thrift parquet)
 FUZZ_SECONDS=60
 JOBS=$(nproc)
 WORK=$(mktemp -d)

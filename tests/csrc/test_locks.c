@@ -58,6 +58,28 @@ int __wrap_pthread_rwlock_rdlock(pthread_rwlock_t *lock) {
 
 enum { BLOCK = 100000, PLAIN = 20 * BLOCK, SEALED = PLAIN + 20 * AGSF_OVERHEAD_NBYTES };
 
+/* A column of wrapped keys that is large enough for helpers, and then the same with a bad row. */
+static void rewrap_all(agsf_key *key) {
+    enum { ROWS = 5000, ROW = 16 + AGSF_OVERHEAD_NBYTES };
+    static const uint8_t no_names[(ROWS + 1) * sizeof(int32_t)];
+    static uint8_t in[ROWS * ROW], out[ROWS * ROW], offsets[sizeof(no_names)];
+    const uint8_t dek[16] = {3};
+    agsf_rewrap run = {.from = key, .to = key, .name_offsets = no_names, .offsets = offsets, .in = in, .in_nbytes = sizeof(in),
+                       .out = out, .out_nbytes = sizeof(out), .nrows = ROWS, .threads = 3};
+    agsf_status status;
+
+    for (int32_t i = 0; i <= ROWS; i++) memcpy(offsets + (size_t)i * sizeof(i), &(int32_t){i * ROW}, sizeof(i));
+    for (uint8_t *at = in; at < in + sizeof(in); at += ROW) {
+        CHECK_EQUAL(agsf_seal(key, at, NULL, 0, dek, sizeof(dek), at + AGSF_NONCE_NBYTES), AGSF_OK);
+    }
+    while ((status = agsf_rewrap_run(&run)) == AGSF_PAUSED) continue;
+    CHECK_EQUAL(status, AGSF_OK);
+    in[sizeof(in) / 2] ^= 1;
+    run.done = 0;
+    while ((status = agsf_rewrap_run(&run)) == AGSF_PAUSED) continue;
+    CHECK_EQUAL(status, AGSF_BAD_TAG);
+}
+
 /* Every call that there is, good and failing, in a thread that ends afterwards. */
 static void *use_all(void *unused) {
     const uint8_t bytes[32] = {1}, nonce[AGSF_NONCE_NBYTES] = {2};
@@ -88,6 +110,8 @@ static void *use_all(void *unused) {
     sealed[SEALED / 2] ^= 1;
     run.done = 0;
     CHECK_EQUAL(finish(agsf_open_run, &run, NULL), AGSF_BAD_TAG);
+    call = "agsf_rewrap_run()";
+    rewrap_all(key);
     call = "agsf_libcrypto_version() or _cpu()";
     CHECK(agsf_libcrypto_version() != NULL);
     (void)agsf_libcrypto_cpu();

@@ -128,6 +128,12 @@ static unsigned find_secrets(void) {
     return n;
 }
 
+static void helpers_may_reseed(bool may) {
+    pthread_mutex_lock(&mutex);
+    may_reseed = may;
+    pthread_mutex_unlock(&mutex);
+}
+
 static size_t count_in_use(void) {
     size_t n = 0;
 
@@ -174,19 +180,42 @@ static agsf_status pages_with(agsf_key *key, bool seal, bool ctr) {
         runs[i].nbytes = runs[i].in_nbytes;
         pointers[i] = &runs[i];
     }
-    pthread_mutex_lock(&mutex);
-    may_reseed = seal;
-    pthread_mutex_unlock(&mutex);
+    helpers_may_reseed(seal);
     while ((status = agsf_pages_run(pointers, CHUNKS, 3)) == AGSF_PAUSED) continue;
-    pthread_mutex_lock(&mutex);
-    may_reseed = false;
-    pthread_mutex_unlock(&mutex);
+    helpers_may_reseed(false);
     for (int i = 0; i < CHUNKS && status == AGSF_OK; i++) {
         if (runs[i].stop == AGSF_STOP_FAILED) status = runs[i].status;
         CHECK(status != AGSF_OK || runs[i].stop == AGSF_STOP_DONE);
         if (seal) sizes[i] = (size_t)runs[i].out_total;
     }
     memcpy(out, chunks_out, sizeof(out) < sizeof(chunks_out) ? sizeof(out) : sizeof(chunks_out));
+    return status;
+}
+
+/* A column of wrapped keys, enough of them for helpers, which draw nonces. The names are empty. */
+enum { ROWS = 5000, ROW = 16 + AGSF_OVERHEAD_NBYTES };
+
+static uint8_t wrapped[ROWS * ROW];
+
+static agsf_status do_wrap(agsf_key *key) {
+    agsf_status status = AGSF_OK;
+
+    for (uint8_t *at = wrapped; at < wrapped + sizeof(wrapped) && status == AGSF_OK; at += ROW) {
+        status = agsf_seal(key, at, NULL, 0, plain, 16, at + AGSF_NONCE_NBYTES);
+    }
+    return status;
+}
+
+static agsf_status do_rewrap(agsf_key *key) {
+    static uint8_t no_names[(ROWS + 1) * sizeof(int32_t)], offsets[sizeof(no_names)];
+    agsf_rewrap run = {.from = key, .to = key, .name_offsets = no_names, .offsets = offsets, .in = wrapped,
+                       .in_nbytes = sizeof(wrapped), .out = out, .out_nbytes = sizeof(out), .nrows = ROWS, .threads = 3};
+    agsf_status status;
+
+    for (int32_t i = 0; i <= ROWS; i++) memcpy(offsets + (size_t)i * sizeof(i), &(int32_t){i * ROW}, sizeof(i));
+    helpers_may_reseed(true);
+    while ((status = agsf_rewrap_run(&run)) == AGSF_PAUSED) continue;
+    helpers_may_reseed(false);
     return status;
 }
 
@@ -211,6 +240,8 @@ static const struct call {
     {"agsf_key_carry()", do_carry, 0},
     {"agsf_seal()", do_seal, 0},
     {"agsf_open()", do_open, 100},
+    {"agsf_seal() of many", do_wrap, 0},
+    {"agsf_rewrap_run()", do_rewrap, ROWS * ROW},
     {"agsf_seal_run() to memory", do_seal_run, 0},
     {"agsf_open_run() from memory", do_open_run, PLAIN},
     {"agsf_seal_run() to a file", do_seal_file, 0},
