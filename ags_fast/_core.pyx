@@ -12,7 +12,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.errno cimport EINTR
-from libc.stdint cimport INT64_MAX, int16_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
@@ -85,6 +85,25 @@ cdef extern from "agsf.h" nogil:
     uint64_t agsf_sealed_nbytes(uint64_t plain_nbytes, uint64_t block_nbytes)
     agsf_status agsf_seal_run(agsf_run *run)
     agsf_status agsf_open_run(agsf_run *run)
+    enum:
+        AGSF_DEK_MAX_NBYTES
+    ctypedef struct agsf_rewrap:
+        agsf_key *source "from"
+        agsf_key *to
+        const uint8_t *prefix
+        size_t prefix_nbytes
+        const uint8_t *name_offsets
+        const uint8_t *names
+        size_t names_nbytes
+        const uint8_t *offsets
+        const uint8_t *data "in"
+        size_t in_nbytes
+        uint8_t *out
+        size_t out_nbytes
+        size_t nrows
+        unsigned threads
+        size_t done, begin, end, bad_row
+    agsf_status agsf_rewrap_run(agsf_rewrap *run)
 
 cdef extern from "agsf.h" nogil:
     enum:
@@ -452,6 +471,76 @@ cdef bytes _new_bytes(Py_ssize_t nbytes):
     out = PyBytes_FromStringAndSize(NULL, nbytes)
     agsf_expect_fill(<uint8_t *> PyBytes_AS_STRING(out), <size_t> nbytes)
     return out
+
+
+cdef size_t _rows(memoryview offsets) except? 0:
+    """How many rows an Arrow array has by its int32 offsets. Of none, it need not have any."""
+    if _nbytes(offsets) % sizeof(int32_t):
+        raise ValueError(f"offsets are int32: these have {_nbytes(offsets)} bytes")
+    return _nbytes(offsets) // sizeof(int32_t) - 1 if _nbytes(offsets) else 0
+
+
+cdef tuple _row_span(const uint8_t *offsets, size_t row):
+    cdef int32_t span[2]
+    memcpy(span, offsets + row * sizeof(int32_t), sizeof(span))
+    return span[0], span[1]
+
+
+def rewrap(Key old not None, Key new not None, prefix, name_offsets, names, offsets, wrapped, out, *, int threads=1):
+    """Wraps a column of data keys under `new` that are wrapped under `old`: the same keys and names, with new nonces.
+
+    Row i of `wrapped` is a nonce, a key of 1 to 64 bytes sealed under `old`, and a tag; it authenticates `prefix`
+    followed by row i of `names`. It goes to the same place in `out`, where what is before the first row and behind the
+    last stays as it is. Both columns are buffers of Arrow binary arrays: n + 1 offsets (native int32), which say what n
+    is and may begin anywhere, and data. To give a slice is to give a part of the offsets.
+
+    ValueError names the first row that is impossible, KeyLimitError says that `new` may not seal n more messages: nothing
+    was done. IntegrityError: `block_index` is the lowest row whose tag is wrong, and all rows in `out` are zeros. `out` may
+    not overlap any input, not even be `wrapped` itself: a failure would leave neither the old nor the new (BufferError).
+    """
+    cdef memoryview prefix_view = _hold(prefix, False), out_view = _hold(out, True)
+    cdef memoryview name_offsets_view = _hold(name_offsets, False), names_view = _hold(names, False)
+    cdef memoryview offsets_view = _hold(offsets, False), wrapped_view = _hold(wrapped, False), view
+    cdef agsf_rewrap run
+    cdef agsf_status status = AGSF_PAUSED
+    if threads < 1:
+        raise ValueError(f"threads is at least 1, not {threads}")
+    for view in (prefix_view, name_offsets_view, names_view, offsets_view, wrapped_view):
+        _refuse_overlap(_data(view), _nbytes(view), _data(out_view), _nbytes(out_view))
+    memset(&run, 0, sizeof(run))
+    run.nrows = _rows(offsets_view)
+    if _rows(name_offsets_view) != run.nrows:
+        raise ValueError(f"there are {run.nrows} wrapped keys, and {_rows(name_offsets_view)} names")
+    run.source, run.to = old._key, new._key
+    run.prefix, run.prefix_nbytes = _data(prefix_view), _nbytes(prefix_view)
+    run.name_offsets, run.names, run.names_nbytes = _data(name_offsets_view), _data(names_view), _nbytes(names_view)
+    run.offsets, run.data, run.in_nbytes = _data(offsets_view), _data(wrapped_view), _nbytes(wrapped_view)
+    run.out, run.out_nbytes = _data(out_view), _nbytes(out_view)
+    run.threads = threads
+    while status == AGSF_PAUSED:
+        with nogil:
+            status = agsf_rewrap_run(&run)
+        if status == AGSF_PAUSED:
+            try:
+                PyErr_CheckSignals()
+            except BaseException:
+                memset(run.out + run.begin, 0, run.end - run.begin)
+                raise
+    if status == AGSF_BAD_TAG:
+        raise IntegrityError(
+            f"row {run.bad_row}: a wrapped key does not authenticate: it was changed, or wrapped for another name, or under "
+            "another key (AES-GCM does not tell which)",
+            block_index=run.bad_row,
+        )
+    if status == AGSF_BAD_ARGUMENT:
+        name, key = _row_span(run.name_offsets, run.bad_row), _row_span(run.offsets, run.bad_row)
+        raise ValueError(
+            f"row {run.bad_row} is impossible: its name goes from {name[0]} to {name[1]} of {run.names_nbytes} bytes, its "
+            f"wrapped key, of {AGSF_OVERHEAD_NBYTES + 1} to {AGSF_OVERHEAD_NBYTES + AGSF_DEK_MAX_NBYTES} bytes, from {key[0]} "
+            f"to {key[1]} of {run.in_nbytes} bytes, and {run.out_nbytes} of output"
+        )
+    if status != AGSF_OK:
+        _raise_for(status, None)
 
 
 def new_bytes(Py_ssize_t nbytes):
