@@ -20,17 +20,18 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, TAG_NBYTES, Key
+from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, TAG_NBYTES, Key, rewrap
 from ags_fast.ags1 import KEY_LIMIT
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
 from ags_fast.keys.kms import KmsClient, as_kms, check_key_id, shared_client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "Envelope",
@@ -48,6 +49,9 @@ CACHE_ENTRIES = 1024
 STATES = ("active", "retired")
 DIGEST_NBYTES = 32
 KEY_TIMESTAMP = "KEY_TIMESTAMP"  # Iceberg's property of a KEK
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 # ---------------------------------------------------------------------------------------------------------- entries
@@ -176,6 +180,42 @@ def new_kek(
     return entry
 
 
+def rewrap_kek(
+    kms: KmsClient, entry: KeyEntry, new_kms: KmsClient | None = None, wrapping_key_id: str | None = None
+) -> KeyEntry:
+    """The same KEK, wrapped by the current version of its master key; or by another master key, or another KMS.
+
+    Its id and properties stay, and so all that it has wrapped. One rewrap where the service can, under the same master
+    key; else an unwrap and a wrap. This process need not ask again for what it had asked for before.
+    """
+    assert entry.wrapped is not None
+    after = kms if new_kms is None else new_kms
+    master = wrapping_key_id or entry.wrapping_key_id
+    if after is kms and master == entry.wrapping_key_id and kms.supports_rewrap:
+        changed = entry.replace(wrapped=kms.rewrap_key(entry.wrapped, master))
+        if (held := _cache.peek(_cache_name(kms, entry))) is not None:
+            _cache.put(_cache_name(kms, changed), held)
+        return changed
+    key = kms.unwrap_key(entry.wrapped, entry.wrapping_key_id)
+    if len(key) not in KEY_NBYTES:
+        raise IntegrityError(f"what the KMS unwrapped for {entry.key_id!r} is no AES key: it has {len(key)} bytes")
+    changed = entry.replace(wrapping_key_id=master, wrapped=after.wrap_key(key, master))
+    _cache.put(_cache_name(after, changed), Key(key))
+    return changed
+
+
+def check_unwraps(kms: KmsClient, entry: KeyEntry) -> None:
+    """Have the KMS unwrap a KEK, whether or not this process has it at hand. IntegrityError if it is another one."""
+    assert entry.wrapped is not None
+    key = Key(kms.unwrap_key(entry.wrapped, entry.wrapping_key_id))
+    held = _cache.peek(_cache_name(kms, entry))
+    nonce = os.urandom(NONCE_NBYTES)
+    try:
+        (held or key).open(nonce, key.seal(nonce, b"", b""), b"")
+    except IntegrityError:
+        raise IntegrityError(f"what the KMS unwrapped for {entry.key_id!r} is another key than it was") from None
+
+
 def binding(dataset_id: str, purpose: str, path: str) -> bytes:
     """What a wrapped key is bound to: ``ags_fast`` 00 purpose 00 dataset_id 00 path, in UTF-8."""
     bound = f"ags_fast\0{purpose}\0{dataset_id}\0{path}"
@@ -257,6 +297,12 @@ class _Cache:
                 self._flights.pop(name, None)
             flight.done.set()
 
+    def peek(self, name: bytes) -> Key | None:
+        with self._lock:
+            self._drop_old()
+            held = self._keys.get(name)
+            return None if held is None else held[1]
+
     def put(self, name: bytes, key: Key) -> None:
         with self._lock:
             self._drop_old()
@@ -336,8 +382,7 @@ class Envelope:
     def wrap_many(self, key_id: str, items: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
         """`wrap` for each ``(dek, binding)``: a KMS call for each in single wrap, at most one in double wrap."""
         entry = self._entry(key_id)
-        if entry.state != "active":
-            raise PolicyError(f"the key {key_id!r} is retired: it opens what it wrapped, and wraps nothing new")
+        self._check_wraps(entry)
         items = list(items)
         if not entry.double_wrap:
             kms, master = self.kms, entry.wrapping_key_id
@@ -388,6 +433,72 @@ class Envelope:
         except (IntegrityError, ValueError):
             return [self.unwrap(key_id, wrapped, bound) for wrapped, bound in items]  # which says what is wrong
 
+    def rewrap_many(
+        self,
+        old: str,
+        new: str,
+        items: Sequence[tuple[bytes, bytes]],
+        ready: Mapping[bytes, bytes] | None = None,
+        concurrency: int = 1,
+    ) -> list[bytes]:
+        """DEKs that the key `old` wrapped, each ``(wrapped, binding)``, wrapped by the key `new` for the same use.
+
+        Double wrap to double wrap is done here. Where the KMS wraps DEKs, it is asked for each: once if it can rewrap
+        and both keys are under one master key, else as `unwrap` and `wrap` do, by so many threads at once. ready: those
+        that it need not be asked for, as they are to be wrapped, by what they are wrapped as.
+        """
+        before, after = self._entry(old), self._entry(new)
+        self._check_wraps(after)
+        if before.double_wrap:
+            deks = self.unwrap_many(old, items)
+            return self.wrap_many(new, [(dek, bound) for dek, (_, bound) in zip(deks, items, strict=True)])
+        kms, master, known = self.kms, after.wrapping_key_id, ready or {}
+        rewraps = not after.double_wrap and kms.supports_rewrap and before.wrapping_key_id == master
+
+        def ask(item: tuple[bytes, bytes]) -> bytes:
+            if (had := known.get(item[0])) is not None:
+                return had
+            return kms.rewrap_key(item[0], master) if rewraps else self.wrap(new, self.unwrap(old, *item), item[1])
+
+        return in_threads(ask, items, concurrency)
+
+    def rewrap_column(
+        self,
+        old: str,
+        new: str,
+        prefix: bytes,
+        names: Any,
+        wrapped: Any,
+        ready: Mapping[bytes, bytes] | None = None,
+        concurrency: int = 1,
+    ) -> Any:
+        """`rewrap_many` of an Arrow array of wrapped DEKs, whose bindings are `prefix` and a name in the array `names`.
+
+        Returns such an array. In double wrap no Python object is made of any of them.
+        """
+        import pyarrow as pa
+
+        before, after = self._entry(old), self._entry(new)
+        if not (before.double_wrap and after.double_wrap):
+            rows = zip(wrapped.to_pylist(), names.to_pylist(), strict=True)
+            items = [(w, prefix + name) for w, name in rows]
+            return pa.array(self.rewrap_many(old, new, items, ready, concurrency), pa.binary())
+        self._check_wraps(after)
+        out = bytearray(wrapped.buffers()[2] or b"")
+        try:
+            rewrap(self._key(before), self._key(after), prefix, *_arrow(names), *_arrow(wrapped), out)
+        except IntegrityError as error:
+            raise IntegrityError(
+                f"a wrapped key is not what {old!r} wrapped: it was changed, or wrapped for another file or dataset"
+            ) from error
+        return pa.BinaryArray.from_buffers(
+            wrapped.type, len(wrapped), [None, wrapped.buffers()[1], pa.py_buffer(out)], offset=wrapped.offset
+        )
+
+    def _check_wraps(self, entry: KeyEntry) -> None:
+        if entry.state != "active":
+            raise PolicyError(f"the key {entry.key_id!r} is retired: it opens what it wrapped, and wraps nothing new")
+
     def prepare(self, key_id: str) -> None:
         """Have the KMS unwrap a KEK now, so that a refusal comes before any work. Nothing to do in single wrap."""
         entry = self._entry(key_id)
@@ -429,6 +540,24 @@ class Envelope:
 
 def _restore(properties: dict[str, str], entries: Mapping[str, KeyEntry]) -> Envelope:
     return Envelope(properties, entries)
+
+
+def _arrow(array: Any) -> tuple[Any, Any]:
+    """The offsets of an Arrow array of bytes, and the bytes."""
+    _, offsets, data = array.buffers()
+    return memoryview(offsets)[4 * array.offset : 4 * (array.offset + len(array) + 1)], data or b""
+
+
+def in_threads(work: Callable[[Item], Result], items: Iterable[Item], concurrency: int) -> list[Result]:
+    """The result for each item, in order; so many are worked at once. What is raised first ends it."""
+    if concurrency == 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(concurrency) as pool:
+        try:
+            return list(pool.map(work, items))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _check_name(key_id: str, entry: KeyEntry) -> None:

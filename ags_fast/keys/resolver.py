@@ -61,6 +61,8 @@ class Store(Protocol):
     def list(self, prefix: str = "") -> Iterator[Listed]: ...
     def read(self, path: str, limit: int) -> bytes: ...
     def create(self, path: str, data: bytes) -> None: ...  # exclusively: FileExistsError
+    def delete(self, path: str) -> None: ...
+    def full_path(self, path: str) -> str: ...
 
 
 class UnknownKeyError(KeyAccessError):
@@ -425,6 +427,18 @@ class DatasetKeyStore:
                 raise self._conflict(expected_version) from None
             self._keep(after)
             return after.number
+
+    def use_kms(self, kms: KmsClient) -> None:
+        """From now on, this client opens and seals what is read and written."""
+        self._kms = kms
+
+    def prune(self) -> builtins.list[str]:
+        """Remove what is `superseded`, and return it: full paths."""
+        removed = []
+        for path in self.superseded():
+            self._store.delete(path)
+            removed.append(self._store.full_path(path))
+        return removed
 
     def objects(self, version: int) -> set[str]:
         """The paths of all that a version consists of. Of another version than the newest, as its document claims."""
