@@ -124,7 +124,7 @@ def run_jobs(folder: Path, rules: Rules, engine: Any) -> None:
         (src / str(i)).write_bytes(pattern(2 * BLOCK_SIZE, i))
     for name, double in (("ds2", True), ("ds1", False)):
         ds = folder / name
-        dataset_id = Dataset.open_or_create(_store(ds), load_kms(rules.kms), "master", double).id
+        dataset_id = Dataset.open_or_create(_store(ds), load_kms(rules.kms), "master").id
         rules.set(dataset_id=dataset_id)
         encryption = {**common, "wrapping_key_id": "master", "double_wrap": double, "block_size": BLOCK_SIZE}
         encrypt_files(src, ds, **encryption).raise_for_failures()

@@ -49,7 +49,7 @@ class Folders:
     def dataset_id(self, dataset: str = "ds") -> str:
         """The id of the dataset, which is made, to be of single wrap."""
         store = Store(self.root / dataset)
-        return Dataset.open_or_create(store, load_kms(self.kms), "master", False).id
+        return Dataset.open_or_create(store, load_kms(self.kms), "master").id
 
     def check(self, dataset: str = "ds") -> None:
         """Every file decrypts to its source; nothing is left over, and nothing is amiss."""

@@ -345,11 +345,12 @@ def test_members_that_a_version_lacks_or_has_twice(dataset: Path, kms: dict[str,
         body = {
             "format": "ags-version",
             "dataset_id": opened.id,
-            **version._asdict(),
+            **{name: getattr(version, name) for name in ("parent", "operation", "job_id", "time_ms")},
             "version": number,
+            "files": len(members),
+            "plain_length": version.plain_length,
             "manifests": [ref.to_json()],
         }
-        del body["number"]
         opened.seal_body(f"_ags/versions/{number:08d}.json", body, key_id, opened.envelope)
         return verify_files(dataset, kms=kms, engine=HERE)
 

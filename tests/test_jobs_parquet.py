@@ -532,7 +532,9 @@ def test_bindings(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path)
     assert ags_fast.jobs.parquet._check(context, one) == one.file_length
     for columns in ((number, text), (theirs, number), (one.wrapped_dek, number)):
         with pytest.raises(IntegrityError, match="wrapped"):
-            ags_fast.jobs.parquet._check(context, one.with_wrapped([one.wrapped_dek, *columns]))
+            key_ids = [key_id for key_id, _, _ in one.wraps(context.dataset_id)]
+            wraps = list(zip(key_ids, (one.wrapped_dek, *columns), strict=True))
+            ags_fast.jobs.parquet._check(context, one.with_wraps(wraps))
     with pytest.raises(IntegrityError, match="wrapped"):
         context.envelope.unwrap((one.column_keys or ())[0]["key_id"], text, one.wraps(context.dataset_id)[0][2])
     stranger = Context("verify", "", "another", context.dataset, context.envelope)

@@ -23,7 +23,7 @@ from support import python_env
 from ags_fast.fs import Entry, Store
 from ags_fast.jobs import (
     Dataset,
-    _end,
+    Policy,
     _new_entries,
     _reserve,
     _with_keys,
@@ -65,16 +65,15 @@ def entries(count: int, folder: Path) -> Figures:
     """A plan and a version of so many entries, without the files."""
     meter = Meter()
     kms = load_kms(make_kms(folder))
-    dataset = Dataset.open_or_create(Store(folder / "dataset"), kms, MASTER, True)
+    dataset = Dataset.open_or_create(Store(folder / "dataset"), kms, MASTER)
     job_id = new_job_id()
     with meter.measure("list"):
         listed = [Entry(f"year=2026/month={n % 12}/part-{n:08}.avro", 4096, "1" * 19, 1.0) for n in range(count)]
     with meter.measure("plan"):
         planned, _ = _new_entries(listed, {}, False, "ags1", 1 << 20, job_id, None)
         check_names(planned, [])
-        planned = _with_keys(dataset, _reserve(dataset, MASTER, True, planned, [{}] * count), 16)
-        key_id = planned[0].key_id
-        plan = Plan.create(dataset, job_id, planned, key_id, base=0)
+        planned = _with_keys(dataset, _reserve(dataset, Policy(), job_id, MASTER, True, planned, [{}] * count), 16)
+        plan = Plan.create(dataset, job_id, planned, base=0)
         planned = plan.claim(planned)
     with meter.measure("bins"):
         assert sum(map(len, bins(list(map(Task, planned)), target_bytes=64 << 20, open_cost=1 << 19, least=4))) == count
@@ -83,16 +82,16 @@ def entries(count: int, folder: Path) -> Figures:
         again = Plan.take(dataset, job_id)
         assert again is not None and len(again.entries()) == count
     with meter.measure("commit"):
-        version, refused = dataset.commit("encrypt", job_id, planned, base=None, key_id=key_id)
+        version, refused = dataset.commit("encrypt", job_id, planned, base=None)
         assert version is not None and not refused
     with meter.measure("end"):
-        _end(dataset, again)
+        again.end()
     with meter.measure("read the version"):
         assert sum(1 for _ in dataset.entries(dataset.current())) == count
     changed = [entry._replace(file=f"{entry.file}.2") for entry in planned[::1000]]
     with meter.measure("commit a thousandth again"):
         replaced = {entry.path: entry.path + ".ags" for entry in changed}
-        dataset.commit("rekey", job_id, changed, base=version, replaced=replaced, key_id=key_id)
+        dataset.commit("rekey", job_id, changed, base=version, replaced=replaced)
     with meter.measure("open one file"), pytest.raises(Exception, match="missing"):
         open_file(folder / "dataset", planned[-1].path, kms=kms)
     return meter.figures

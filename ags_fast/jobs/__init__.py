@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,20 +17,34 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
 from ags_fast.errors import AgsError, KeyAccessError
-from ags_fast.fs import NO_LOCK_SECONDS, Store
-from ags_fast.jobs.dataset import HIDDEN, MANIFESTS, PLANS, Dataset, FileEntry, Version, object_name
+from ags_fast.fs import Store
+from ags_fast.jobs.dataset import (
+    HIDDEN,
+    MANIFESTS,
+    PLANS,
+    SLACK_USES,
+    Dataset,
+    FileEntry,
+    Version,
+    Want,
+    object_name,
+    wrapped_by,
+)
 from ags_fast.jobs.local import LocalEngine
 from ags_fast.jobs.plan import (
-    SLACK_USES,
     Plan,
     Task,
     aad_prefixes,
     check_names,
+    is_dead,
     list_sources,
     new_job_id,
     open_plans,
+    orphan_manifests,
 )
+from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.results import JobError, JobResult, Row, shown
+from ags_fast.jobs.rotation import apply_retention, expire, rotate
 from ags_fast.jobs.task import (
     Context,
     SourceChangedError,
@@ -47,7 +60,7 @@ from ags_fast.keys.kms import KmsClient, check_key_id, load_kms
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from ags_fast.fs import Entry
     from ags_fast.keys.envelope import Envelope
@@ -57,12 +70,16 @@ __all__ = [
     "Dataset",
     "JobError",
     "JobResult",
+    "Policy",
     "Row",
     "copy_file",
     "decrypt_files",
     "encrypt_files",
+    "expire",
     "open_file",
     "rekey_files",
+    "rotate",
+    "set_policy",
     "sweep",
     "verify_files",
 ]
@@ -105,7 +122,9 @@ def encrypt_files(
     verify_after: bool = False,
     delete_sources: bool = False,
     dry_run: bool = False,
+    policy: Policy | None = None,
     progress: Any = None,
+    key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Encrypt every file under `src` into `dataset`, and make a version of it that has them.
@@ -119,7 +138,8 @@ def encrypt_files(
     what has its planned length as finished, "verify" checks its tags first. fsync: the version is committed when the
     files are on the disk. verify_after: read every file back before it counts. delete_sources: when, after the commit,
     every file has been read back from storage intact; also what an earlier run encrypted, if the bytes are the same.
-    dry_run: only plan; the rows say "planned". progress: None shows a bar on a terminal, False none, and a callable
+    dry_run: only plan; the rows say "planned". policy: how the dataset's KEKs are shared and what is kept of old
+    versions, from now on; None leaves what it has. progress: None shows a bar on a terminal, False none, and a callable
     gets rows as they come.
 
     format: "ags1" makes an AGS1 stream of every file, whatever it is. "parquet" encrypts Parquet files as such, under
@@ -154,15 +174,15 @@ def encrypt_files(
         plan, base, opened = None, None, None
         if dry_run:
             try:
-                opened = Dataset.open(target, client)
+                opened = Dataset.open(target, client, key_store=key_store)
             except FileNotFoundError:
                 pass  # it would be created
         else:
             target.check_writable()
-            opened = Dataset.open_or_create(target, client, wrapping_key_id, double_wrap)
-            plan = _plan_to_resume(opened, facts, held) if options.resume else None
-            if plan is not None and _committed(opened, plan) is not None:  # it died between its commit and its end
-                _end(opened, plan)
+            opened = Dataset.open_or_create(target, client, wrapping_key_id, key_store)
+            plan = Plan.resume(opened, facts, held) if options.resume else None
+            if plan is not None and plan.committed() is not None:  # it died between its commit and its end
+                plan.end()
                 plan = None
         if opened is not None:
             base = opened.current()
@@ -175,7 +195,7 @@ def encrypt_files(
         planned = plan.entries() if plan is not None else []
         entries, same = _new_entries(listed, present, overwrite, format, block_size, job_id, aad_prefix)
         if opened is not None and plan is not None and _numbering(planned, job_id) != _numbering(entries, job_id):
-            _end(opened, plan)  # a set with other members is another set
+            plan.end()  # a set with other members is another set
             plan = None
             job_id = new_job_id()
             entries, same = _new_entries(listed, present, overwrite, format, block_size, job_id, aad_prefix)
@@ -187,13 +207,14 @@ def encrypt_files(
             return JobResult(job_id, "encrypt", target.url, number, rows + skipped)
         if not entries:
             if plan is not None:
-                _end(opened, plan)
+                plan.end()
             result = JobResult(job_id, "encrypt", target.url, number, skipped)
             if delete_sources:
                 _delete_unchanged(opened, source, same, result)
             return result
 
-        entries = _reserve(opened, wrapping_key_id, double_wrap, entries, [masters] * len(entries))
+        laid_down = policy or (base.policy if base else Policy())
+        entries = _reserve(opened, laid_down, job_id, wrapping_key_id, double_wrap, entries, [masters] * len(entries))
         if plan is None:
             plan, entries = _begin(opened, held, job_id, entries, dek_length, base=number or 0, **facts)
         else:
@@ -212,7 +233,7 @@ def encrypt_files(
         rows = _run(context, [Task(entry) for entry in entries], options, plan)
         if any(row.status == "failed" for row in rows) and any(entry.set_id == job_id for entry in entries):
             return JobResult(job_id, "encrypt", target.url, number, _held_back(rows) + skipped)
-        result = _commit(opened, plan, context, entries, rows, base, replaced)
+        result = _commit(opened, plan, context, entries, rows, base, replaced, policy)
         if delete_sources:
             _delete_sources(opened, source, entries, result, options)
         result.rows += skipped
@@ -321,28 +342,38 @@ def _masters(dataset: Dataset, entry: FileEntry) -> dict[str, str]:
 
 def _reserve(
     dataset: Dataset,
+    policy: Policy,
+    job_id: str,
     wrapping_key_id: str | None,
     double_wrap: bool,
     entries: Sequence[FileEntry],
     masters: Sequence[Mapping[str, str]],
 ) -> list[FileEntry]:
     """The entries with the ids of the keys that will wrap theirs. masters: for each, {column: its master key}."""
-    # Under the master key of the rest, a column needs no key apart: one call of the KMS opens both.
-    uses = Counter(master for columns in masters for master in columns.values())
-    shared = sum(uses.values()) if wrapping_key_id is None else uses[wrapping_key_id]
-    key = dataset.reserve(wrapping_key_id, double_wrap, _uses(entries) + 2 * shared)
-    ids = {key.wrapping_key_id: key.key_id}
-    for master in sorted(uses.keys() - ids.keys()):
-        ids[master] = dataset.reserve(master, double_wrap, 2 * uses[master], columns=True).key_id
+    main = wrapping_key_id or dataset.main_key().wrapping_key_id
+    scopes = policy.scopes([entry.path for entry in entries], job_id) if double_wrap else [None] * len(entries)
+
+    def want(scope: str | None, master: str = main) -> Want:
+        # Under the master key of the rest, a column needs no key apart: one call of the KMS opens both.
+        return Want(master, double_wrap, master != main, scope)
+
+    uses: Counter[Want] = Counter()  # a file's key is wrapped again if its name is taken
+    for scope, columns in zip(scopes, masters, strict=True):
+        uses[want(scope)] += 2
+        for master in columns.values():
+            uses[want(scope, master)] += 2
+    uses[Want(main)] += SLACK_USES + len(entries) // 1000  # of documents and tables
+    keys = dataset.reserve(uses, policy)
     return [
         entry._replace(
-            key_id=key.key_id,
+            key_id=keys[want(scope)].key_id,
             column_keys=tuple(
-                {"column": column, "key_id": ids[master], "wrapped_dek": b""} for column, master in columns.items()
+                {"column": column, "key_id": keys[want(scope, master)].key_id, "wrapped_dek": b""}
+                for column, master in columns.items()
             )
             or None,
         )
-        for entry, columns in zip(entries, masters, strict=True)
+        for entry, scope, columns in zip(entries, scopes, masters, strict=True)
     ]
 
 
@@ -358,7 +389,7 @@ def _with_keys(dataset: Dataset, entries: Sequence[FileEntry], dek_length: int) 
     envelope = dataset.envelope
     done = {key_id: iter(envelope.wrap_many(key_id, items)) for key_id, items in todo.items()}
     return [
-        entry.with_wrapped([next(done[key_id]) for key_id, _, _ in those])
+        entry.with_wraps([(key_id, next(done[key_id])) for key_id, _, _ in those])
         for entry, those in zip(entries, wraps, strict=True)
     ]
 
@@ -402,11 +433,6 @@ def _held_back(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _uses(entries: Sequence[FileEntry]) -> int:
-    """How many keys a job may wrap: a file's again if its name is taken, and those of documents and tables."""
-    return 2 * len(entries) + len(entries) // 1000 + SLACK_USES
-
-
 def _begin(
     dataset: Dataset,
     held: ExitStack,
@@ -417,7 +443,7 @@ def _begin(
 ) -> tuple[Plan, list[FileEntry]]:
     """A new plan, ours until `held` is closed, and the entries as it has them."""
     entries = _with_keys(dataset, entries, dek_length)
-    plan = Plan.create(dataset, job_id, entries, entries[0].key_id, **facts)
+    plan = Plan.create(dataset, job_id, entries, **facts)
     held.callback(plan.release)
     return plan, plan.claim(entries)
 
@@ -473,6 +499,7 @@ def decrypt_files(
     fsync: bool = True,
     dry_run: bool = False,
     progress: Any = None,
+    key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Decrypt a version of `dataset` into the folder `dst`, the tree as it was.
@@ -490,7 +517,7 @@ def decrypt_files(
     if missing not in ("error", "drop"):
         raise ValueError(f"missing must be 'error' or 'drop', not {missing!r}")
     options = _Options(engine, resume, on_error, max_failures, progress)
-    opened, head, entries = _opened(dataset, kms, storage_options, version, min_version, paths)
+    opened, head, entries = _opened(dataset, kms, key_store, storage_options, version, min_version, paths)
     destination = Store(dst, storage_options)
     _check_apart(destination, opened.store)
     job_id = new_job_id()
@@ -530,6 +557,7 @@ def verify_files(
     on_error: str = "row",
     max_failures: int | None = None,
     progress: Any = None,
+    key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Check every tag of every file of a version, and of numbered sets that each member is there, once, in its place.
@@ -539,7 +567,7 @@ def verify_files(
     of `decrypt_files`.
     """
     options = _Options(engine, None, on_error, max_failures, progress)
-    opened, head, entries = _opened(dataset, kms, storage_options, version, min_version, paths)
+    opened, head, entries = _opened(dataset, kms, key_store, storage_options, version, min_version, paths)
     job_id = new_job_id()
     context = Context("verify", job_id, opened.id, opened.store, _envelope(opened, entries))
     rows = _run(context, [Task(entry) for entry in entries], options, None)
@@ -566,6 +594,7 @@ def rekey_files(
     verify_after: bool = False,
     dry_run: bool = False,
     progress: Any = None,
+    key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Write files of `dataset` anew, each under a new data key, and make a version that has these.
@@ -577,14 +606,14 @@ def rekey_files(
     if dek_length not in (16, 24, 32):
         raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
     options = _Options(engine, resume, on_error, max_failures, progress)
-    opened, base, chosen = _opened(dataset, kms, storage_options, None, None, paths)
+    opened, base, chosen = _opened(dataset, kms, key_store, storage_options, None, None, paths)
     target = opened.store
     facts = {"operation": "rekey", "source": shown(target.url)}
     with ExitStack() as held:
-        plan = _plan_to_resume(opened, facts, held) if options.resume and not dry_run else None
-        if plan is not None and (made := _committed(opened, plan)) is not None:
+        plan = Plan.resume(opened, facts, held) if options.resume and not dry_run else None
+        if plan is not None and (made := plan.committed()) is not None:
             rows = [planned_row(e.file, e.file, e, "ok") for e in opened.entries(made) if e.job_id == plan.job_id]
-            _end(opened, plan)
+            plan.end()
             return JobResult(plan.job_id, "rekey", target.url, made.number, rows)
         number = base.number if base else None
         job_id = plan.job_id if plan else new_job_id()
@@ -604,8 +633,10 @@ def rekey_files(
             return JobResult(job_id, "rekey", target.url, number, rows)
         target.check_writable()
         if double_wrap is None:
-            double_wrap = any(entry.wrapped is not None for entry in opened.keys.list("active"))
-        entries = _reserve(opened, wrapping_key_id, double_wrap, entries, [_masters(opened, entry) for entry in chosen])
+            double_wrap = all(opened.keys.get(key_id).double_wrap for key_id in wrapped_by(chosen))
+        laid_down = base.policy if base else Policy()
+        columns = [_masters(opened, entry) for entry in chosen]
+        entries = _reserve(opened, laid_down, job_id, wrapping_key_id, double_wrap, entries, columns)
         if plan is None:
             plan, entries = _begin(opened, held, job_id, entries, dek_length, base=number or 0, **facts)
         else:
@@ -637,6 +668,7 @@ def open_file(
     min_version: int | None = None,
     missing: str = "error",
     threads: int | None = None,
+    key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> AgsReader | io.RawIOBase:
     """One file of a dataset as a seekable binary file; `path` as it was in the tree that was encrypted.
@@ -646,7 +678,9 @@ def open_file(
     """
     if missing not in ("error", "hide"):
         raise ValueError(f"missing must be 'error' or 'hide', not {missing!r}")
-    context, entry = _one_file(dataset, path, kms, storage_options, version, min_version, threads, missing == "hide")
+    context, entry = _one_file(
+        dataset, path, kms, key_store, storage_options, version, min_version, threads, missing == "hide"
+    )
     if entry.format != "parquet":
         return context.reader(entry)
     from ags_fast.jobs import parquet
@@ -663,10 +697,11 @@ def copy_file(
     version: int | None = None,
     min_version: int | None = None,
     threads: int | None = None,
+    key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Decrypt one file of a dataset to a file open for writing, which need not seek. What is written passed its tag."""
-    context, entry = _one_file(dataset, path, kms, storage_options, version, min_version, threads, False)
+    context, entry = _one_file(dataset, path, kms, key_store, storage_options, version, min_version, threads, False)
     if entry.format == "parquet":
         from ags_fast.jobs import parquet
 
@@ -682,13 +717,14 @@ def _one_file(
     dataset: Any,
     path: str,
     kms: KmsClient | Mapping[str, str],
+    key_store: Any,
     storage_options: Mapping[str, Any] | None,
     version: int | None,
     min_version: int | None,
     threads: int | None,
     hide: bool,
 ) -> tuple[Context, FileEntry]:
-    opened = Dataset.open(dataset, _client(kms), storage_options)
+    opened = Dataset.open(dataset, _client(kms), storage_options, key_store)
     head = opened.current(version=version, min_version=min_version)
     entry = opened.find(head, path)
     if entry is None:
@@ -703,6 +739,7 @@ def sweep(
     *,
     kms: KmsClient | Mapping[str, str] | None = None,
     older_than: timedelta | None = None,
+    key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Remove what jobs that died have left behind; a row for each thing removed.
@@ -719,44 +756,43 @@ def sweep(
     rows = [Row(store.full_path(path), None, "ok", format="temporary") for path in store.sweep(older_than=age)]
     number = None
     if kms is not None:
-        opened = Dataset.open(store, _client(kms))
+        opened = Dataset.open(store, _client(kms), key_store=key_store)
         for job_id in open_plans(store, begun=True):
-            if not _is_dead(store, job_id, age):
+            if not is_dead(store, job_id, age):
                 continue
             plan = Plan.take(opened, job_id)
             if plan is not None:
-                for path in _end(opened, plan):
+                for path in plan.end():
                     kind = "manifest" if path.startswith(MANIFESTS) else "file"
                     rows.append(Row(store.full_path(path), None, "ok", format=kind))
             elif any(store.list(f"{PLANS}{job_id}/")):  # it lives
                 continue
             rows.append(Row(store.full_path(f"{PLANS}{job_id}"), None, "ok", format="plan"))
-        for path in _orphan_manifests(opened, age):
+        for path in orphan_manifests(opened, age):
             store.delete(path)
             rows.append(Row(store.full_path(path), None, "ok", format="manifest"))
         number = max(opened.version_numbers(), default=None)
     return JobResult(new_job_id(), "sweep", store.url, number, rows)
 
 
-def _is_dead(store: Store, job_id: str, age: float | None) -> bool:
-    folder = f"{PLANS}{job_id}/"
-    held = store.held(folder + "lock")
-    if held:
-        return False
-    newest = max((entry.modified for entry in store.list(folder)), default=0.0)
-    return time.time() - newest >= (age if age is not None else NO_LOCK_SECONDS if held is None else 0)
-
-
-def _orphan_manifests(dataset: Dataset, age: float | None) -> list[str]:
-    """Manifests of no version. A job that is about to commit has an open plan: then none is an orphan for sure.
-
-    Looked at in this order: what was listed and has no open plan any more is in a version by now, or in none for ever.
-    """
-    listed = [entry for entry in dataset.store.list(MANIFESTS) if time.time() - entry.modified >= (age or 0)]
-    if not listed or open_plans(dataset.store):
-        return []
-    named = {ref.path for number in dataset.version_numbers() for ref in dataset.version(number).manifests}
-    return [entry.path for entry in listed if entry.path not in named]
+def set_policy(
+    dataset: Any,
+    policy: Policy,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    key_store: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Policy:
+    """Lay down `policy` for later jobs on `dataset`, by a version that has the same files; returns what was before."""
+    opened = Dataset.open(dataset, _client(kms), storage_options, key_store)
+    opened.store.check_writable()
+    while True:
+        head = opened.current()
+        try:
+            opened.succeed(head, "policy", new_job_id(), head.manifests if head else (), policy=policy)
+        except FileExistsError:
+            continue
+        return head.policy if head else Policy()
 
 
 # ------------------------------------------------------------------------------------------------------ what jobs share
@@ -793,12 +829,13 @@ def _check_apart(one: Store, other: Store) -> None:
 def _opened(
     dataset: Any,
     kms: KmsClient | Mapping[str, str],
+    key_store: Any,
     storage_options: Mapping[str, Any] | None,
     version: int | None,
     min_version: int | None,
     paths: str | Sequence[str] | None,
 ) -> tuple[Dataset, Version | None, list[FileEntry]]:
-    opened = Dataset.open(dataset, _client(kms), storage_options)
+    opened = Dataset.open(dataset, _client(kms), storage_options, key_store)
     head = opened.current(version=version, min_version=min_version)
     entries = list(opened.entries(head))
     if paths is not None:
@@ -907,6 +944,7 @@ def _commit(
     rows: list[Row],
     base: Version | None,
     replaced: Mapping[str, str],
+    policy: Policy | None = None,
 ) -> JobResult:
     """Make the version with what succeeded, and end the job."""
     by_name = {context.dataset.full_path(entry.file): entry for entry in entries}
@@ -924,7 +962,7 @@ def _commit(
             good,
             base=base,
             replaced={entry.path: replaced[entry.path] for entry in good if entry.path in replaced},
-            key_id=plan.body["key_id"],
+            policy=policy,
         )
     if refused:
         names = {context.dataset.full_path(entry.file) for entry in refused}
@@ -933,64 +971,12 @@ def _commit(
             row._replace(status="failed", error_class="ConcurrentChangeError", error=why) if row.dst in names else row
             for row in rows
         ]
-    _end(dataset, plan, {entry.file for entry in good}.difference(entry.file for entry in refused))
-    return JobResult(
-        context.job_id, context.op, dataset.store.url, version.number if version is not None else None, rows
-    )
-
-
-def _end(dataset: Dataset, plan: Plan, committed: Collection[str] = ()) -> list[str]:
-    """Remove a job's plan, its temporary files, and those of its files that no version has; returns these.
-
-    Of a job that has died also the manifests of a commit that it may have begun. committed: files that are known to be
-    a version's.
-    """
-    removed = []
-    store = dataset.store
-    ours: set[str] = set()
-    if plan.running:
-        ours = plan.files()
-        store.sweep(plan.job_id, paths=ours)
-        ours.difference_update(committed)
-        for number in reversed(dataset.version_numbers()):
-            if number <= plan.body.get("base", 0) or not ours:
-                break
-            ours.difference_update(entry.file for entry in dataset.entries(dataset.version(number)))
-        for file in sorted(ours):
-            if store.stat(file) is not None:
-                store.delete(file)
-                removed.append(file)
-    plan.remove()
-    for path in _orphan_manifests(dataset, None) if plan.taken else ():
-        store.delete(path)
-        removed.append(path)
-    return removed
-
-
-def _plan_to_resume(dataset: Dataset, facts: Mapping[str, str], held: ExitStack) -> Plan | None:
-    """The newest plan of a dead job that did the same; ours until `held` is closed."""
-    for job_id in reversed(open_plans(dataset.store)):
-        if dataset.store.held(f"{PLANS}{job_id}/lock"):
-            continue
-        plan = Plan.load(dataset, job_id)
-        if plan is None or any(plan.body.get(name) != value for name, value in facts.items()):
-            continue
-        plan = Plan.take(dataset, job_id)  # read again: until now, somebody else could have it
-        if plan is not None:
-            held.callback(plan.release)
-            return plan
-    return None
-
-
-def _committed(dataset: Dataset, plan: Plan) -> Version | None:
-    """The version that a job has made, if it came so far."""
-    for number in reversed(dataset.version_numbers()):
-        if number <= plan.body.get("base", 0):
-            break
-        version = dataset.version(number)
-        if version.job_id == plan.job_id:
-            return version
-    return None
+    plan.end({entry.file for entry in good}.difference(entry.file for entry in refused))
+    number = version.number if version is not None else None
+    result = JobResult(context.job_id, context.op, dataset.store.url, number, rows)
+    if good:
+        apply_retention(dataset, result)
+    return result
 
 
 def _delete_sources(
@@ -1113,8 +1099,8 @@ def _extra_files(dataset: Dataset, head: Version | None, entries: Sequence[FileE
     for job_id in open_plans(dataset.store):
         known |= Plan.names(dataset, job_id)
     seen = {ref.path for ref in head.manifests} if head is not None else set()
-    for number in dataset.version_numbers():
-        for ref in dataset.version(number).manifests:
+    for version in dataset.versions():
+        for ref in version.manifests:
             if ref.path not in seen:
                 seen.add(ref.path)
                 known.update(entry.file for entry in dataset.open_table(ref, dataset.envelope))

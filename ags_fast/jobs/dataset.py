@@ -13,19 +13,23 @@ import os
 import re
 import time
 import uuid
+from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, AgsCodec
-from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
+from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import Store
-from ags_fast.keys.envelope import Envelope, KeyEntry, binding, new_kek, open_document, seal_document
-from ags_fast.keys.resolver import COLUMNS, DatasetKeyStore, for_columns
+from ags_fast.jobs.policy import Policy
+from ags_fast.keys.envelope import Document, Envelope, KeyEntry, binding, new_kek, seal_document
+from ags_fast.keys.resolver import COLUMNS, DatasetKeyStore, Entries, for_columns, open_key_store
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.resolver import KeyResolver
 
 __all__ = ["Dataset", "FileEntry", "TableRef", "Version"]
 
@@ -36,8 +40,17 @@ PLANS = "_ags/plans/"
 MANIFEST_ENTRIES = 10_000  # at most, in one manifest or one part of a plan
 MANIFEST_NBYTES = 8 << 20  # of encoded entries: key metadata may be large
 NAME_NBYTES = 255  # the longest name that file systems take
+TABLE_DEK_NBYTES = 16
+GRACE_MS = 7 * 86_400_000  # a writer that takes longer is a mistake
 NO_NAMES = frozenset(("", ".", ".."))
 DOCUMENT_NBYTES = 256 << 20  # the largest version that is believed: some 10**9 files
+SLACK_USES = 64  # of a key, for the documents and tables of a job
+NAMED_KEYS = 16  # that the reference to a table tells of; if it has more, whoever asks has to open it
+
+# Properties of KEKs.
+SCOPE = "scope"  # the files that it is for; without it, it may seal documents and tables, too
+SUCCESSOR = "successor"  # of a retired one: the key that took its place
+RETIRES_MS = "retires-ms"  # of a retired one: until then, a writer may come that knows no other
 
 
 class FileEntry(NamedTuple):
@@ -72,17 +85,25 @@ class FileEntry(NamedTuple):
             for key_id, wrapped, use in ((self.key_id, self.wrapped_dek, "dek"), *columns)
         ]
 
-    def with_wrapped(self, wrapped: Sequence[bytes]) -> FileEntry:
-        """The same with these wrapped DEKs, in the order of `wraps`."""
+    def with_wraps(self, wraps: Sequence[tuple[str, bytes]]) -> FileEntry:
+        """The same with these key ids and wrapped DEKs, in the order of `wraps`."""
         columns = self.column_keys
         if columns:
-            columns = tuple({**key, "wrapped_dek": w} for key, w in zip(columns, wrapped[1:], strict=True))
-        return self._replace(wrapped_dek=wrapped[0], column_keys=columns)
+            columns = tuple(
+                {**key, "key_id": key_id, "wrapped_dek": wrapped}
+                for key, (key_id, wrapped) in zip(columns, wraps[1:], strict=True)
+            )
+        return self._replace(key_id=wraps[0][0], wrapped_dek=wraps[0][1], column_keys=columns)
 
 
 def _column_use(column: str) -> str:
     """What a column's DEK is for, as its binding has it."""
     return f"column:{column}"
+
+
+def column_binding(dataset_id: str, column: str, file: bytes) -> bytes:
+    """Of a column's DEK, with the file's name as tables have it."""
+    return binding(dataset_id, _column_use(column), file.decode("utf-8", "surrogateescape"))
 
 
 NAMES = [FileEntry._fields.index(field) for field in ("path", "file", "source")]  # UTF-8, unless they are no text
@@ -96,9 +117,13 @@ class TableRef(NamedTuple):
     entries: int
     key_id: str
     wrapped_key: bytes
+    keys: tuple[tuple[str, int], ...] | None = None  # the keys that wrap the entries' DEKs, and how many; None: open it
 
     def to_json(self) -> dict[str, Any]:
-        return {**self._asdict(), "wrapped_key": base64.b64encode(self.wrapped_key).decode()}
+        value = {**self._asdict(), "wrapped_key": base64.b64encode(self.wrapped_key).decode()}
+        return {name: field for name, field in value.items() if field is not None} | (
+            {} if self.keys is None else {"keys": dict(self.keys)}
+        )
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TableRef:
@@ -109,8 +134,9 @@ class TableRef(NamedTuple):
                 int(value["entries"]),
                 str(value["key_id"]),
                 base64.b64decode(value["wrapped_key"], validate=True),
+                tuple((str(k), int(n)) for k, n in value["keys"].items()) if "keys" in value else None,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"a reference to a table lacks or garbles {error}") from None
 
 
@@ -125,6 +151,41 @@ class Version(NamedTuple):
     files: int
     plain_length: int  # bytes of all its files, decrypted
     manifests: tuple[TableRef, ...]
+    policy: Policy = Policy()
+    key_id: str = ""  # that its document is sealed with
+
+
+class Want(NamedTuple):
+    """A kind of key."""
+
+    wrapping_key_id: str  # the master key that it is under
+    double_wrap: bool = True
+    columns: bool = False  # it wraps data keys of Parquet columns, and nothing else
+    scope: str | None = None  # the files that it is for; None: the dataset's own, which may seal documents and tables
+
+    @classmethod
+    def of(cls, entry: KeyEntry) -> Want:
+        """The kind that a key is of."""
+        return cls(entry.wrapping_key_id, entry.double_wrap, for_columns(entry), entry.properties.get(SCOPE))
+
+    def new_kek(self, kms: KmsClient) -> KeyEntry:
+        """A key of this kind: one call of the KMS, in single wrap none."""
+        properties = (COLUMNS if self.columns else {}) | ({} if self.scope is None else {SCOPE: self.scope})
+        return new_kek(kms, self.wrapping_key_id, double_wrap=self.double_wrap, properties=properties)
+
+
+def wrapped_by(entries: Iterable[FileEntry]) -> Counter[str]:
+    """How many DEKs of these files each key wraps."""
+    counts: Counter[str] = Counter()
+    for entry in entries:
+        counts[entry.key_id] += 1
+        counts.update(key["key_id"] for key in entry.column_keys or ())
+    return counts
+
+
+def named_keys(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...] | None:
+    """What the reference to a table says of them."""
+    return tuple(sorted(counts.items())) if len(counts) <= NAMED_KEYS else None
 
 
 def numbered(number: int) -> str:
@@ -189,20 +250,17 @@ def entry_schema() -> Any:
 def encode_entries(entries: Sequence[FileEntry]) -> bytes:
     """A Parquet file of them."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     schema = entry_schema()
     columns = list(zip(*entries, strict=True)) or [()] * len(schema)
     for i in NAMES:
         columns[i] = tuple(name.encode("utf-8", "surrogateescape") for name in columns[i])
-    sink = io.BytesIO()
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    pq.write_table(pa.table(arrays, schema=schema), sink, compression="zstd")
-    return sink.getvalue()
+    return encode_table(pa.table(arrays, schema=schema))
 
 
-def decode_entries(data: bytes, where: str, count: int, only: str | None = None) -> list[FileEntry]:
-    """The entries of a table that has `count` of them; or the one of the path `only`, if it is there."""
+def decode_table(data: bytes, where: str, count: int) -> Any:
+    """The Parquet file as an Arrow table of `entry_schema`, which has `count` rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -214,6 +272,22 @@ def decode_entries(data: bytes, where: str, count: int, only: str | None = None)
         raise FormatError(f"{where} is no table of entries: {error}") from None
     if table.num_rows != count:
         raise IntegrityError(f"{where} has {table.num_rows} entries, not the {count} that there should be")
+    return table
+
+
+def encode_table(table: Any) -> bytes:
+    """The Parquet file of an Arrow table."""
+    import pyarrow.parquet as pq
+
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue()
+
+
+def decode_entries(table: Any, where: str, only: str | None = None) -> list[FileEntry]:
+    """The entries of a table; or the one of the path `only`, if it is there."""
+    import pyarrow as pa
+
     if only is not None:
         names = table.column("path").to_pylist()
         name = only.encode("utf-8", "surrogateescape")
@@ -251,33 +325,67 @@ def chunks(entries: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
         yield chunk
 
 
+def seal_table(data: bytes, dek: bytes, dataset_id: str, path: str) -> bytes:
+    """A table as it is stored: an AGS1 stream that is bound to its dataset and path."""
+    return AgsCodec(dek, aad_prefix=binding(dataset_id, "table", path), threads=1).encrypt(data)
+
+
+def open_table(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> Any:
+    """What a table holds, as an Arrow table. IntegrityError if it is missing, or not what was written."""
+    check_path(ref.path)
+    dek = envelope.unwrap(ref.key_id, ref.wrapped_key, binding(dataset_id, "dek", ref.path))
+    try:
+        data = store.read(ref.path, ref.length)
+    except FileNotFoundError:
+        raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
+    if len(data) != ref.length:
+        raise IntegrityError(f"{ref.path} has {len(data)} bytes, its version says {ref.length}")
+    prefix = binding(dataset_id, "table", ref.path)
+    try:
+        with AgsReader(
+            data, dek, length=ref.length, aad_prefix=prefix, block_size=DEFAULT_BLOCK_SIZE, threads=1
+        ) as reader:
+            plain = reader.read()
+    except (IntegrityError, FormatError) as error:
+        raise IntegrityError(f"{ref.path} is not what was written: {error}") from None
+    return decode_table(plain, ref.path, ref.entries)
+
+
+def retired(entry: KeyEntry, successor: str, grace_ms: int) -> KeyEntry:
+    """A key that opens, and no longer wraps. Until the grace is over, writers may come that know no other."""
+    retires_ms = str(time.time_ns() // 1_000_000 + grace_ms)
+    return entry.replace(state="retired", properties={**entry.properties, SUCCESSOR: successor, RETIRES_MS: retires_ms})
+
+
 # ------------------------------------------------------------------------------------------------------------- dataset
 
 
 class Dataset:
     """An encrypted dataset, opened with the caller's KMS. Holds no key: those stay in the process-wide cache."""
 
-    def __init__(self, store: Store, kms: KmsClient, keys: DatasetKeyStore) -> None:
+    def __init__(self, store: Store, kms: KmsClient, keys: KeyResolver) -> None:
         self.store = store
         self.kms = kms
         self.keys = keys
 
     @classmethod
-    def open(cls, url: Any, kms: KmsClient, storage_options: Mapping[str, Any] | None = None) -> Dataset:
-        """FileNotFoundError if there is no dataset at `url`."""
+    def open(
+        cls, url: Any, kms: KmsClient, storage_options: Mapping[str, Any] | None = None, key_store: Any = None
+    ) -> Dataset:
+        """FileNotFoundError if there is no dataset at `url`. key_store: where its keys are, if not in the dataset."""
         store = url if isinstance(url, Store) else Store(url, storage_options)
-        opened = cls(store, kms, DatasetKeyStore(store, kms))
+        opened = cls(store, kms, open_key_store(key_store, kms, store=store, storage_options=storage_options))
         if not opened._has_keys():
             raise FileNotFoundError(f"there is no encrypted dataset at {store.url}: it has no {HIDDEN}keys")
         return opened
 
     @classmethod
-    def open_or_create(cls, store: Store, kms: KmsClient, wrapping_key_id: str, double_wrap: bool) -> Dataset:
+    def open_or_create(cls, store: Store, kms: KmsClient, wrapping_key_id: str, key_store: Any = None) -> Dataset:
         while True:
-            opened = cls(store, kms, DatasetKeyStore(store, kms))
+            opened = cls(store, kms, open_key_store(key_store, kms, store=store))
             if opened._has_keys():
                 return opened
-            entry = new_kek(kms, wrapping_key_id, double_wrap=double_wrap)
+            entry = Want(wrapping_key_id).new_kek(kms)
             try:
                 opened.keys.compare_and_swap({entry.key_id: entry}, 0)
             except ConcurrentChangeError:
@@ -289,77 +397,135 @@ class Dataset:
             raise IntegrityError(f"{self.store.url} has versions, but no {HIDDEN}keys: somebody took them away")
         return self.keys.version > 0
 
+    def use_kms(self, kms: KmsClient) -> None:
+        """From now on, this client wraps and unwraps keys."""
+        self.kms = kms
+        if isinstance(self.keys, DatasetKeyStore):
+            self.keys.use_kms(kms)
+
     @property
     def id(self) -> str:
         return self.keys.dataset_id
 
     @property
     def envelope(self) -> Envelope:
-        return Envelope(self.kms, {entry.key_id: entry for entry in self.keys.list()})
+        return Envelope(self.kms, Entries(self.keys))
 
-    def reserve(self, wrapping_key_id: str | None, double_wrap: bool, uses: int, *, columns: bool = False) -> KeyEntry:
-        """The key to wrap `uses` more keys with: the newest active one of this kind, or a new one.
+    # ---- keys
 
-        wrapping_key_id: the master key it must be under; None takes the one that the newest key is under. columns: it
-        is to wrap keys of columns, and a new one nothing else.
+    def reserve(self, wants: Mapping[Want, int], policy: Policy | None = None) -> dict[Want, KeyEntry]:
+        """Of each kind a key that is to wrap so many more keys: the newest active one, or a new one.
+
+        One whose uses or lifetime are over, as `policy` has it, retires in favour of the new one. All of it is one
+        change of the key store; calls of the KMS come before it.
         """
-        properties = COLUMNS if columns else None
+        policy = policy or Policy()
+        made: dict[Want, KeyEntry] = {}
         while True:
             version = self.keys.version
-            active = sorted(self.keys.list("active"), key=lambda entry: (entry.created_ms, entry.key_id))
-            if not columns:
-                active = [entry for entry in active if not for_columns(entry)]
-            if wrapping_key_id is None:
-                if not active:
-                    raise PolicyError("the dataset has no active key: name a wrapping_key_id")
-                wrapping_key_id = active[-1].wrapping_key_id
-            fitting = [
-                entry
-                for entry in active
-                if entry.wrapping_key_id == wrapping_key_id and (entry.wrapped is not None) == double_wrap
-            ]
-            if fitting and not double_wrap:
-                return fitting[-1]  # the KMS counts its own
-            entry = fitting[-1] if fitting else None
-            if entry is None or entry.uses + uses >= 1 << 32:
-                entry = new_kek(self.kms, wrapping_key_id, double_wrap=double_wrap, properties=properties)
-            entry = entry.replace(uses=entry.uses + uses) if double_wrap else entry
+            newest: dict[Want, KeyEntry] = {}
+            for entry in sorted(self.keys.list("active"), key=lambda entry: (entry.created_ms, entry.key_id)):
+                newest[Want.of(entry)] = entry
+            chosen: dict[Want, KeyEntry] = {}
+            changes: dict[str, KeyEntry | None] = {}
+            for want, uses in wants.items():
+                held = newest.get(want)
+                if held is not None and not want.double_wrap:
+                    chosen[want] = held  # the KMS counts its own
+                    continue
+                if held is None or policy.outlived(held.created_ms) or held.uses + uses > policy.kek_uses:
+                    if uses > policy.kek_uses:
+                        raise PolicyError(
+                            f"one KEK would wrap {uses} keys, and the dataset's policy allows {policy.kek_uses}: "
+                            "share it among fewer files by the policy's kek_scope"
+                        )
+                    if want not in made:
+                        made[want] = want.new_kek(self.kms)
+                    if held is not None:
+                        changes[held.key_id] = retired(held, made[want].key_id, GRACE_MS)
+                    held = made[want]
+                chosen[want] = held.replace(uses=held.uses + uses) if want.double_wrap else held
+                changes[held.key_id] = chosen[want]
             try:
-                self.keys.compare_and_swap({entry.key_id: entry}, version)
+                if changes:
+                    self.keys.compare_and_swap(changes, version)
             except ConcurrentChangeError:
                 self.keys.refresh()
                 continue
-            return entry
+            return chosen
+
+    def main_key(self) -> KeyEntry:
+        """The newest key that may seal documents; where there is none, that wraps data keys. PolicyError without."""
+        active = [entry for entry in self.keys.list("active") if not for_columns(entry)]
+        ours = [entry for entry in active if SCOPE not in entry.properties]
+        documents = [entry for entry in ours if entry.double_wrap]
+        if not active:
+            raise PolicyError("the dataset has no active key: name a wrapping_key_id")
+        return max(documents or ours or active, key=lambda entry: (entry.created_ms, entry.key_id))
+
+    def document_key(self) -> str:
+        """The key that seals documents and tables now. Who wraps DEKs reserves SLACK_USES of it for them, too."""
+        entry = self.main_key()
+        if not entry.double_wrap:  # of a dataset in single wrap, made by an ags_fast that had none for documents
+            want = Want(entry.wrapping_key_id)
+            entry = self.reserve({want: SLACK_USES})[want]
+        return entry.key_id
+
+    def active(self, key_id: str) -> str:
+        """The key itself, or if it is retired the one that took its place."""
+        entry = self.keys.get(key_id)
+        want = Want.of(entry)
+        try:
+            while entry.state != "active" and SUCCESSOR in entry.properties:
+                entry = self.keys.get(entry.properties[SUCCESSOR])
+        except KeyAccessError:  # a successor that was retired, too, and is gone
+            pass
+        return entry.key_id if entry.state == "active" else self.reserve({want: 0})[want].key_id
+
+    def rewrap(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
+        """The same files, with DEKs that retired keys wrap wrapped by those that took their places."""
+        counts = wrapped_by(entries)
+        moves = {key_id: new for key_id in counts if (new := self.active(key_id)) != key_id}
+        if not moves:
+            return list(entries)
+        self.add_uses({new: counts[old] for old, new in moves.items()})
+        envelope = self.envelope
+        wraps = [entry.wraps(self.id) for entry in entries]
+        todo: dict[str, list[tuple[bytes, bytes]]] = {key_id: [] for key_id in moves}
+        for key_id, wrapped, bound in chain.from_iterable(wraps):
+            if key_id in moves:
+                todo[key_id].append((wrapped, bound))
+        done = {old: iter(envelope.rewrap_many(old, moves[old], items)) for old, items in todo.items()}
+        return [
+            entry.with_wraps([(moves[k], next(done[k])) if k in moves else (k, wrapped) for k, wrapped, _ in those])
+            for entry, those in zip(entries, wraps, strict=True)
+        ]
+
+    def add_uses(self, uses: Mapping[str, int]) -> None:
+        """Count that these keys wrap so many more."""
+        while True:
+            version = self.keys.version
+            entries = [self.keys.get(key_id) for key_id in uses]
+            changes = {e.key_id: e.replace(uses=e.uses + uses[e.key_id]) for e in entries if e.double_wrap}
+            try:
+                if changes:
+                    self.keys.compare_and_swap(changes, version)
+                return
+            except ConcurrentChangeError:
+                self.keys.refresh()
 
     # ---- sealed objects
 
     def seal_table(self, path: str, entries: Sequence[FileEntry], key_id: str, envelope: Envelope) -> TableRef:
-        dek = os.urandom(16)
-        codec = AgsCodec(dek, aad_prefix=binding(self.id, "table", path), threads=1)
-        data = codec.encrypt(encode_entries(entries))
+        dek = os.urandom(TABLE_DEK_NBYTES)
+        data = seal_table(encode_entries(entries), dek, self.id, path)
         wrapped = envelope.wrap(key_id, dek, binding(self.id, "dek", path))
         self.store.create(path, data)
-        return TableRef(path, len(data), len(entries), key_id, wrapped)
+        return TableRef(path, len(data), len(entries), key_id, wrapped, named_keys(wrapped_by(entries)))
 
     def open_table(self, ref: TableRef, envelope: Envelope, only: str | None = None) -> list[FileEntry]:
         """What it holds; only: of this path, if it is there."""
-        check_path(ref.path)
-        dek = envelope.unwrap(ref.key_id, ref.wrapped_key, binding(self.id, "dek", ref.path))
-        try:
-            data = self.store.read(ref.path, ref.length)
-        except FileNotFoundError:
-            raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
-        if len(data) != ref.length:
-            raise IntegrityError(f"{ref.path} has {len(data)} bytes, its version says {ref.length}")
-        prefix = binding(self.id, "table", ref.path)
-        try:
-            with AgsReader(
-                data, dek, length=ref.length, aad_prefix=prefix, block_size=DEFAULT_BLOCK_SIZE, threads=1
-            ) as reader:
-                plain = reader.read()
-        except (IntegrityError, FormatError) as error:
-            raise IntegrityError(f"{ref.path} is not what was written: {error}") from None
-        entries = decode_entries(plain, ref.path, ref.entries, only)
+        entries = decode_entries(open_table(self.store, self.id, ref, envelope), ref.path, only)
         for entry in entries:
             check_path(entry.path)
             check_path(entry.file)
@@ -369,11 +535,13 @@ class Dataset:
         """Create an authenticated document. FileExistsError if somebody was first."""
         self.store.create(path, seal_document(envelope, key_id, self.id, path, body))
 
-    def open_body(self, path: str, kind: str, envelope: Envelope) -> dict[str, Any]:
-        body = open_document(self.store.read(path, DOCUMENT_NBYTES), self.id, path, envelope)
+    def open_body(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str]:
+        """What a document says, if it is authentic and of this kind; and the key that it is sealed with."""
+        document = Document(self.store.read(path, DOCUMENT_NBYTES), path)
+        body = document.authentic(envelope, self.id)
         if body.get("format") != kind:
             raise FormatError(f"{path} is a {body.get('format')!r}, not a {kind!r}")
-        return body
+        return body, document.key_id
 
     # ---- versions
 
@@ -400,7 +568,7 @@ class Dataset:
     def version(self, number: int) -> Version:
         path = VERSIONS + numbered(number)
         try:
-            body = self.open_body(path, "ags-version", self.envelope)
+            body, key_id = self.open_body(path, "ags-version", self.envelope)
         except FileNotFoundError:
             raise IntegrityError(f"{path} is missing: it was removed after it was listed") from None
         try:
@@ -413,9 +581,24 @@ class Dataset:
                 int(body["files"]),
                 int(body["plain_length"]),
                 tuple(TableRef.from_json(ref) for ref in body["manifests"]),
+                Policy.from_json(body.get("policy", {})),
+                key_id,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{path} lacks or garbles {error}") from None
+
+    def versions(self, after: int = 0) -> Iterator[Version]:
+        """All versions, or those with higher numbers; the newest first. One that is expired meanwhile is left out."""
+        for number in reversed(self.version_numbers()):
+            if number <= after:
+                return
+            try:
+                version = self.version(number)
+            except IntegrityError:
+                if number in self.version_numbers():
+                    raise
+                continue
+            yield version
 
     def entries(self, version: Version | None) -> Iterator[FileEntry]:
         """Every file of a version, manifest by manifest."""
@@ -439,19 +622,22 @@ class Dataset:
         *,
         base: Version | None,
         replaced: Mapping[str, str] | None = None,
-        key_id: str,
+        policy: Policy | None = None,
     ) -> tuple[Version | None, list[FileEntry]]:
         """Make a version with the files of `add`; returns it, and those that could not be added.
+
+        DEKs whose key was retired since they were planned are wrapped anew. policy: None leaves what the dataset has.
 
         base: the version that `add` was planned on. replaced: path -> file of entries to take out, as they were there.
         A path that came, went or changed since then is another job's, and stays as that job has it: ours is returned.
         KMS calls and manifests come before the commit, so that whatever fails leaves the version before.
         """
         replaced = dict(replaced or {})
-        written: dict[tuple[str, ...], TableRef] = {}  # manifests made for an attempt that lost, for the next one
+        written: dict[tuple[Any, ...], TableRef] = {}  # manifests made for an attempt that lost, for the next one
         while True:
             head = self.current()
-            envelope = self.envelope
+            add = self.rewrap(add)
+            key_id, envelope = self.document_key(), self.envelope
             refused, there = self._conflicts(add, base, head, replaced, envelope)
             added = [entry for entry in add if entry.path not in refused and entry.path not in there]
             if not added:
@@ -474,32 +660,53 @@ class Dataset:
                 elif kept:
                     refs.append(self._manifest(kept, key_id, envelope, written))
             refs += [self._manifest(chunk, key_id, envelope, written) for chunk in chunks(added)]
-            number = head.number + 1 if head else 1
-            version = Version(
-                number,
-                head.number if head else None,
-                operation,
-                job_id,
-                time.time_ns() // 1_000_000,
-                files + (head.files if head else 0),
-                plain_length + (head.plain_length if head else 0),
-                tuple(refs),
-            )
-            body = {
-                "format": "ags-version",
-                "dataset_id": self.id,
-                "version": number,
-                **{name: getattr(version, name) for name in ("parent", "operation", "job_id", "time_ms")},
-                "files": version.files,
-                "plain_length": version.plain_length,
-                "manifests": [ref.to_json() for ref in refs],
-            }
             try:
-                self.seal_body(VERSIONS + numbered(number), body, key_id, envelope)
+                version = self.succeed(head, operation, job_id, refs, files, plain_length, policy)
             except FileExistsError:
                 continue
             self._remove(ref for ref in written.values() if ref not in refs)
             return version, [entry for entry in add if entry.path in refused]
+
+    def succeed(
+        self,
+        head: Version | None,
+        operation: str,
+        job_id: str,
+        refs: Sequence[TableRef],
+        files: int = 0,
+        plain_length: int = 0,
+        policy: Policy | None = None,
+    ) -> Version:
+        """Create the version after `head`, which this is the commit of. FileExistsError if somebody was first.
+
+        files, plain_length: what it has more than `head`.
+        """
+        head = head or Version(0, None, "", "", 0, 0, 0, ())
+        key_id = self.document_key()
+        version = Version(
+            head.number + 1,
+            head.number or None,
+            operation,
+            job_id,
+            time.time_ns() // 1_000_000,
+            head.files + files,
+            head.plain_length + plain_length,
+            tuple(refs),
+            head.policy if policy is None else policy,
+            key_id,
+        )
+        body = {
+            "format": "ags-version",
+            "dataset_id": self.id,
+            "version": version.number,
+            **{name: getattr(version, name) for name in ("parent", "operation", "job_id", "time_ms")},
+            "files": version.files,
+            "plain_length": version.plain_length,
+            "manifests": [ref.to_json() for ref in refs],
+            "policy": version.policy.to_json(),
+        }
+        self.seal_body(VERSIONS + numbered(version.number), body, key_id, self.envelope)
+        return version
 
     def _conflicts(
         self,
@@ -527,9 +734,9 @@ class Dataset:
         entries: Sequence[FileEntry],
         key_id: str,
         envelope: Envelope,
-        written: dict[tuple[str, ...], TableRef],
+        written: dict[tuple[Any, ...], TableRef],
     ) -> TableRef:
-        name = tuple(entry.file for entry in entries)
+        name = key_id, tuple((entry.file, entry.key_id) for entry in entries)
         if name not in written:
             written[name] = self.seal_table(f"{MANIFESTS}{uuid.uuid4()}.parquet.ags", entries, key_id, envelope)
         return written[name]

@@ -15,16 +15,39 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
-from ags_fast.jobs.dataset import MANIFEST_ENTRIES, PLANS, Dataset, FileEntry, TableRef, chunks, numbered, object_name
+from ags_fast.fs import NO_LOCK_SECONDS
+from ags_fast.jobs.dataset import (
+    MANIFEST_ENTRIES,
+    MANIFESTS,
+    PLANS,
+    Dataset,
+    FileEntry,
+    TableRef,
+    chunks,
+    numbered,
+    object_name,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from contextlib import ExitStack
 
     from ags_fast.fs import Entry, Store
+    from ags_fast.jobs.dataset import Version
 
-__all__ = ["Plan", "Task", "aad_prefixes", "bins", "check_names", "list_sources", "new_job_id", "open_plans"]
+__all__ = [
+    "Plan",
+    "Task",
+    "aad_prefixes",
+    "bins",
+    "check_names",
+    "is_dead",
+    "list_sources",
+    "new_job_id",
+    "open_plans",
+    "orphan_manifests",
+]
 
-SLACK_USES = 64  # of a key, for the documents and tables of a job
 JOB_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{12}")
 
 
@@ -152,12 +175,21 @@ class Plan:
     under the latter. The highest document counts; entries of a later table stand in for those of the same path before.
     """
 
-    def __init__(self, dataset: Dataset, job_id: str, body: dict[str, Any], number: int, refs: list[TableRef]) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        job_id: str,
+        body: dict[str, Any],
+        number: int,
+        refs: list[TableRef],
+        key_id: str = "",
+    ) -> None:
         self.dataset = dataset
         self.job_id = job_id
         self.body = body
         self.number = number
         self.refs = refs
+        self.key_id = key_id  # that the document is sealed with
         self.taken = False  # over from a job that died
         self._lock: Any = None
         self._files: set[str] | None = None  # what its tables name, if all of them were written here
@@ -171,12 +203,15 @@ class Plan:
         return bool(self.body["state"] == "running")
 
     @classmethod
-    def create(cls, dataset: Dataset, job_id: str, entries: Sequence[FileEntry], key_id: str, **facts: Any) -> Plan:
-        """Claim the names of `entries`. facts: what a resumed job must know of the first one, as JSON has it."""
-        plan = cls(dataset, job_id, {**facts, "key_id": key_id}, 0, [])
+    def create(
+        cls, dataset: Dataset, job_id: str, entries: Sequence[FileEntry], state: str = "claimed", **facts: Any
+    ) -> Plan:
+        """Claim the names of `entries`; "running": they can be no other job's. facts: what a resumed job must know of
+        the first one, as JSON has it."""
+        plan = cls(dataset, job_id, facts, 0, [])
         plan._files = set()
         plan.hold()
-        plan._write(entries, "claimed", [])
+        plan._write(entries, state, [])
         return plan
 
     def hold(self) -> bool:
@@ -193,13 +228,14 @@ class Plan:
             self._lock.close()
             self._lock = None
 
-    def extend(self, entries: Sequence[FileEntry]) -> None:
+    def extend(self, entries: Sequence[FileEntry], **facts: Any) -> None:
         """Make durable that the job does these too, under names that no other job can have."""
+        self.body = {**self.body, **facts}
         self._write(entries, "running", self.refs)
 
     def _write(self, entries: Sequence[FileEntry], state: str, refs: list[TableRef]) -> None:
+        key_id = self.dataset.document_key()
         envelope = self.dataset.envelope
-        key_id = self.body["key_id"]
         if self._files is not None:
             self._files = {*(self._files if refs else ()), *(entry.file for entry in entries)}
         refs = list(refs)
@@ -217,7 +253,7 @@ class Plan:
         }
         self.dataset.seal_body(self.folder + numbered(self.number + 1), self.body, key_id, envelope)
         self.number += 1
-        self.refs = refs
+        self.refs, self.key_id = refs, key_id
 
     @classmethod
     def load(cls, dataset: Dataset, job_id: str) -> Plan | None:
@@ -230,14 +266,14 @@ class Plan:
                 return None
             dataset.keys.refresh()  # now: a plan comes after the keys that it needs
             try:
-                body = dataset.open_body(folder + numbered(number), "ags-plan", dataset.envelope)
+                body, key_id = dataset.open_body(folder + numbered(number), "ags-plan", dataset.envelope)
                 break
             except FileNotFoundError:  # the job has just ended
                 continue
         if body.get("job_id") != job_id:
             raise FormatError(f"{folder} holds the plan of another job")
         try:
-            return cls(dataset, job_id, body, number, [TableRef.from_json(ref) for ref in body["tables"]])
+            return cls(dataset, job_id, body, number, [TableRef.from_json(ref) for ref in body["tables"]], key_id)
         except (KeyError, TypeError) as error:
             raise FormatError(f"{folder} lacks or garbles {error}") from None
 
@@ -260,11 +296,41 @@ class Plan:
         return found
 
     @classmethod
+    def resume(cls, dataset: Dataset, facts: Mapping[str, Any], held: ExitStack, *, sure: bool = True) -> Plan | None:
+        """The newest plan of a dead job that did the same; ours until `held` is closed.
+
+        sure: the caller knows that such a job is dead, where the storage cannot tell.
+        """
+        for job_id in reversed(open_plans(dataset.store)):
+            if dataset.store.held(f"{PLANS}{job_id}/lock") or not (sure or is_dead(dataset.store, job_id, None)):
+                continue
+            plan = cls.load(dataset, job_id)
+            if plan is None or any(plan.body.get(name) != value for name, value in facts.items()):
+                continue
+            plan = cls.take(dataset, job_id)  # read again: until now, somebody else could have it
+            if plan is not None:
+                held.callback(plan.release)
+                return plan
+        return None
+
+    @classmethod
     def names(cls, dataset: Dataset, job_id: str) -> set[str]:
         """The files that an open job may write; none if it has ended."""
         plan = cls.load(dataset, job_id)
         try:
             return {entry.file for entry in plan.entries(superseded=True)} if plan is not None else set()
+        except IntegrityError:  # a table of it is gone
+            if cls.load(dataset, job_id) is not None:
+                raise
+            return set()
+
+    @classmethod
+    def key_ids(cls, dataset: Dataset, job_id: str) -> set[str]:
+        """The keys that an open job may need; none if it has ended."""
+        plan = cls.load(dataset, job_id)
+        try:
+            used = set() if plan is None else {plan.key_id, *(ref.key_id for ref in plan.refs)}
+            return used.union(*(entry.key_ids() for entry in plan.entries(superseded=True))) if plan else used
         except IntegrityError:  # a table of it is gone
             if cls.load(dataset, job_id) is not None:
                 raise
@@ -306,12 +372,47 @@ class Plan:
     def renamed(self, entry: FileEntry) -> FileEntry:
         """The entry with a file name that no other job can have. Its DEKs are bound to it, and so wrapped anew."""
         file = object_name(entry.path, self.job_id, format=entry.format)
-        envelope, dataset_id = self.dataset.envelope, self.dataset.id
+        dataset_id = self.dataset.id
         renamed = entry._replace(file=file)
-        wraps = zip(entry.wraps(dataset_id), renamed.wraps(dataset_id), strict=True)
-        return renamed.with_wrapped(
-            [envelope.wrap(key_id, envelope.unwrap(*old), bound) for old, (key_id, _, bound) in wraps]
+        wraps = [
+            (self.dataset.active(key_id), wrap, bound)
+            for wrap, (key_id, _, bound) in zip(entry.wraps(dataset_id), renamed.wraps(dataset_id), strict=True)
+        ]
+        envelope = self.dataset.envelope
+        return renamed.with_wraps(
+            [(key_id, envelope.wrap(key_id, envelope.unwrap(*old), bound)) for key_id, old, bound in wraps]
         )
+
+    def committed(self) -> Version | None:
+        """The version that the job has made, if it came so far."""
+        versions = self.dataset.versions(after=self.body.get("base", 0))
+        return next((version for version in versions if version.job_id == self.job_id), None)
+
+    def end(self, committed: Collection[str] = ()) -> list[str]:
+        """Remove the plan, the job's temporary files, and those of its files that no version has; returns these.
+
+        Of a job that has died also the manifests of a commit that it may have begun. committed: files that are known to
+        be a version's.
+        """
+        removed = []
+        dataset, store = self.dataset, self.dataset.store
+        ours: set[str] = set()
+        if self.running:
+            ours = self.files()
+            store.sweep(self.job_id, paths=ours)
+            ours.difference_update(committed)
+            for version in dataset.versions(after=self.body.get("base", 0)) if ours else ():
+                ours.difference_update(ref.path for ref in version.manifests)
+                ours.difference_update(entry.file for entry in dataset.entries(version))
+            for file in sorted(ours):
+                if store.stat(file) is not None:
+                    store.delete(file)
+                    removed.append(file)
+        self.remove()
+        for path in orphan_manifests(dataset, None) if self.taken else ():
+            store.delete(path)
+            removed.append(path)
+        return removed
 
     def remove(self) -> None:
         """The job is over. The documents go first, the newest last: half a plan must still say what it claims."""
@@ -323,6 +424,17 @@ class Plan:
         self.dataset.store.remove_folder(self.folder)
 
 
+def is_dead(store: Store, job_id: str, age: float | None) -> bool:
+    """Whether nobody runs the job any more. age: seconds that nothing happened, if the storage cannot tell or if it is
+    given; None: a day."""
+    folder = f"{PLANS}{job_id}/"
+    held = store.held(folder + "lock")
+    if held:
+        return False
+    newest = max((entry.modified for entry in store.list(folder)), default=0.0)
+    return time.time() - newest >= (age if age is not None else NO_LOCK_SECONDS if held is None else 0)
+
+
 def open_plans(store: Store, *, begun: bool = False) -> list[str]:
     """The ids of jobs that have a plan: they run, or have died. begun: also where there is but a part of one."""
     ids = set()
@@ -331,3 +443,15 @@ def open_plans(store: Store, *, begun: bool = False) -> list[str]:
         if JOB_ID.fullmatch(job_id) and (begun or name.endswith(".json")):
             ids.add(job_id)
     return sorted(ids)
+
+
+def orphan_manifests(dataset: Dataset, age: float | None) -> list[str]:
+    """Manifests of no version. A job that is about to commit has an open plan: then none is an orphan for sure.
+
+    Looked at in this order: what was listed and has no open plan any more is in a version by now, or in none for ever.
+    """
+    listed = [entry for entry in dataset.store.list(MANIFESTS) if time.time() - entry.modified >= (age or 0)]
+    if not listed or open_plans(dataset.store):
+        return []
+    named = {ref.path for version in dataset.versions() for ref in version.manifests}
+    return [entry.path for entry in listed if entry.path not in named]

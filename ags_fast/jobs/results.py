@@ -42,8 +42,9 @@ class JobError(AgsError):
 class JobResult:
     """What a job did.
 
-    op: "encrypt", "decrypt", "verify" or "rekey". version: the dataset's version that the job made, or read. rows: a
-    Row for each file.
+    op: "encrypt", "decrypt", "verify", "rekey", "sweep", "rotate" or "expire". version: the dataset's version that the
+    job made, or read. rows: a Row for each file, and for what else the job deals with. expired: what was expired when
+    it was done, because of force_expire or of the dataset's policy.
     """
 
     def __init__(self, job_id: str, op: str, dataset: str, version: int | None, rows: Sequence[Row]) -> None:
@@ -52,6 +53,7 @@ class JobResult:
         self.dataset = dataset
         self.version = version
         self.rows = list(rows)
+        self.expired: JobResult | None = None
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.items())

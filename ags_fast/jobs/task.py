@@ -6,8 +6,8 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from ags_fast._core import OVERHEAD_NBYTES, Key
 from ags_fast.ags1 import HEADER_NBYTES, encode_header
@@ -61,6 +61,11 @@ class Context:
     verify_after: bool = False
     overwrite: bool = False
     resume: str | None = None
+    moves: Mapping[str, str] = field(default_factory=dict)  # rotate: the keys to leave, and those to go to
+    ready: Mapping[bytes, bytes] = field(
+        default_factory=dict
+    )  # rotate: DEKs as they are wrapped anew, by the old wraps
+    concurrency: int = 1  # rotate: calls of the KMS at once
     isolate: bool = False  # run each file in a process of its own: one of them kills its worker
     without: frozenset[str] = frozenset()  # keys that are not to be had; of Parquet, their columns are left out
 
@@ -102,6 +107,10 @@ def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
 
 def _run_other(context: Context, task: Task, attempt: int) -> tuple[str, str | None, str | None, int]:
     """Do a file that is no AGS1 stream: status, class and text of its row, and the bytes of the encrypted file."""
+    if context.op == "rotate":
+        from ags_fast.jobs.rotation import rewrite_manifest
+
+        return "ok", None, None, rewrite_manifest(context, task, attempt)
     if task.entry.format != "parquet":
         raise FormatError(f"a newer ags_fast made this file: its format is {task.entry.format!r}")
     from ags_fast.jobs import parquet
@@ -390,4 +399,5 @@ _OPERATIONS: dict[
     "decrypt": (_decrypt, _in_dataset, _destination_file),
     "verify": (_verify, _in_dataset, lambda context, task: None),
     "rekey": (_rekey, _old_file, _in_dataset),
+    "rotate": (_rekey, _old_file, _in_dataset),  # manifests, which are no AGS1 streams of data
 }

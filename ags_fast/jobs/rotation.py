@@ -1,0 +1,811 @@
+"""Rotation of the keys above the data keys, and the end of what only old ones open. No file of data is written.
+
+A KEK is replaced in the key store first: the new one is there, and the old one retired in its favour, before the first
+manifest is rewritten. So whoever commits from then on wraps by the new one, and a rotation has an end. What it writes
+are manifests with the same files, each DEK wrapped anew: the work of tasks, planned, retried and resumed as files are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
+from ags_fast.errors import AgsError, ConcurrentChangeError, PolicyError
+from ags_fast.jobs.dataset import (
+    MANIFESTS,
+    RETIRES_MS,
+    SLACK_USES,
+    SUCCESSOR,
+    VERSIONS,
+    Dataset,
+    FileEntry,
+    TableRef,
+    Version,
+    Want,
+    column_binding,
+    decode_entries,
+    encode_table,
+    named_keys,
+    numbered,
+    open_table,
+    retired,
+    seal_table,
+    wrapped_by,
+)
+from ags_fast.jobs.local import LocalEngine
+from ags_fast.jobs.plan import Plan, Task, new_job_id, open_plans
+from ags_fast.jobs.results import JobResult, Row, shown
+from ags_fast.jobs.task import Context
+from ags_fast.keys.envelope import Envelope, KeyEntry, binding, check_unwraps, in_threads, rewrap_kek
+from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
+from ags_fast.keys.resolver import DatasetKeyStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ags_fast.jobs import Engine
+
+__all__ = ["apply_retention", "expire", "key_counts", "rewrite_manifest", "rotate"]
+
+WHATS = ("kek", "mek", "double-wrap")
+GRACE = timedelta(days=7)
+CONCURRENCY = 8  # calls of a KMS at once
+BATCH = 1000  # KEKs whose new wraps a plan keeps at a time
+REWRAPPED_MS = "rewrapped-ms"  # a property of KEKs that R3 has wrapped, until `expire` has seen that they open
+MANIFEST = "manifest"  # the format of such a file
+LOCAL_WORK, KMS_WORK = 1 << 8, 1 << 18  # bytes that could be done in the time that a DEK takes
+
+
+def rotate(
+    dataset: Any,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    what: str = "kek",
+    wrapping_key_id: str | None = None,
+    new_kms: KmsClient | Mapping[str, str] | None = None,
+    from_key_id: str | None = None,
+    grace: timedelta = GRACE,
+    force_expire: bool = False,
+    engine: Engine | None = None,
+    concurrency: int = CONCURRENCY,
+    resume: bool | None = None,
+    dry_run: bool = False,
+    progress: Any = None,
+    key_store: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Replace the keys above the data keys of `dataset`. The files of data stay as they are, to the last byte.
+
+    what:
+
+    - ``"kek"``: what wraps the DEKs. In double wrap, new KEKs, and a version whose manifests have every DEK wrapped by
+      them: one KMS call for each new KEK, and one for each old one unless this process knows it. In single wrap, every
+      DEK is wrapped anew by the KMS: a rewrap for each where the service can, else an unwrap and a wrap; `concurrency`
+      calls at once.
+    - ``"mek"``: only what wraps the KEKs, after their master key was rotated in the KMS: each KEK is wrapped by its
+      current version, in the key store, and nothing else is touched. A rewrap for each, or an unwrap and a wrap; none
+      for those of which the KMS tells that they are.
+    - ``"double-wrap"``: DEKs that the KMS wraps get under a new KEK: an unwrap for each, and one wrap.
+
+    wrapping_key_id: the master key to use from now on, in place of `from_key_id`, by default the one of the dataset's
+    own key. from_key_id: only what is under this master key, such as that of some columns. new_kms: for ``"mek"``, the
+    KMS to move to; from then on the dataset is opened with that. grace: how long a retired KEK stays at least, also
+    when no version needs it: longer than the longest writing job. force_expire: then do `expire(keep=1, force=True)`;
+    its result is the result's `expired`. engine: what rewrites manifests; None: this process. concurrency: KMS calls at
+    once, in each worker. resume: take up a rotation with the same arguments that died: True, False, or None: if the
+    storage shows that it did, as local files do; in an object store, if nothing happened for a day. dry_run: say what
+    would be done.
+
+    A row for each key and for each manifest. If a manifest fails, nothing is committed, and the next call goes on from
+    there. KeyAccessError if the KMS refuses: then nothing was written.
+    """
+    if what not in WHATS:
+        raise ValueError(f"what must be {', '.join(map(repr, WHATS))}, not {what!r}")
+    if new_kms is not None and what != "mek":
+        raise ValueError(
+            "new_kms is for what='mek': a dataset moves as a whole, by its KEKs. In single wrap, rotate to "
+            "'double-wrap' first"
+        )
+    if concurrency < 1:
+        raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+    if grace < timedelta(0):
+        raise ValueError("grace must not be negative")
+    for key_id in (wrapping_key_id, from_key_id):
+        if key_id is not None:
+            check_key_id(key_id)
+    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
+    job = _Rotation(opened, what, wrapping_key_id, from_key_id, concurrency, resume, dry_run, progress)
+    if what == "mek":
+        result = job.rotate_mek(None if new_kms is None else as_kms(new_kms))
+    else:
+        result = job.rotate_kek(LocalEngine(0) if engine is None else engine, grace)
+    if dry_run or result.failed:
+        return result
+    if force_expire:
+        result.expired = _expire(opened, 1, None, True)
+    else:
+        apply_retention(opened, result)
+    return result
+
+
+class _Rotation:
+    """What the rotations of a dataset have in common."""
+
+    def __init__(
+        self,
+        opened: Dataset,
+        what: str,
+        master: str | None,
+        from_master: str | None,
+        concurrency: int,
+        resume: bool | None,
+        dry_run: bool,
+        progress: Any,
+    ) -> None:
+        self.opened = opened
+        self.what = what
+        self.head = opened.current()
+        self.master = master
+        # What is replaced by another master key: without from_key_id the dataset's own, and columns keep theirs.
+        self.replaced = from_master or opened.main_key().wrapping_key_id
+        self.from_master = from_master
+        self.concurrency = concurrency
+        self.resume = resume
+        self.dry_run = dry_run
+        self.progress = progress
+        self.rows: list[Row] = []
+        self.ready: dict[bytes, bytes] = {}  # DEKs that the KMS has wrapped anew already, by what they were
+        self.facts = {
+            "operation": "rotate",
+            "what": what,
+            "source": shown(opened.store.url),
+            "wrapping_key_id": master,
+            "from_key_id": from_master,
+        }
+
+    def _resumed(self, facts: Mapping[str, Any], held: ExitStack) -> Plan | None:
+        if self.dry_run or self.resume is False:
+            return None
+        return Plan.resume(self.opened, facts, held, sure=bool(self.resume))
+
+    def _result(self, job_id: str, version: int | None) -> JobResult:
+        return JobResult(job_id, "rotate", self.opened.store.url, version, self.rows)
+
+    def _number(self) -> int | None:
+        return self.head.number if self.head else None
+
+    def _in_question(self, entry: KeyEntry) -> bool:
+        return self.from_master in (None, entry.wrapping_key_id)
+
+    def _master_of(self, entry: KeyEntry) -> str:
+        """The master key that it, or its successor, gets under."""
+        return self.master if self.master and entry.wrapping_key_id == self.replaced else entry.wrapping_key_id
+
+    def _key_row(self, old: str, new: str, status: str = "ok", why: tuple[str, str] | None = None) -> None:
+        error_class, error = why or (None, None)
+        self.rows.append(Row(old, new, status, error_class, error, format="key", key_id=new))
+
+    # ---- R1, R2, and from single to double wrap
+
+    def rotate_kek(self, engine: Engine, grace: timedelta) -> JobResult:
+        opened = self.opened
+        with ExitStack() as held:
+            plan = self._resumed(self.facts, held)
+            if plan is not None and (made := plan.committed()) is not None:  # it died between its commit and its end
+                plan.end()
+                return self._result(plan.job_id, made.number)
+            job_id = plan.job_id if plan is not None else new_job_id()
+            if plan is None:
+                new = self._new_keys()
+                if self.dry_run or not (new or self._moves(self.head)):
+                    for old, entry in new.items():
+                        self._key_row(old, entry.key_id, "planned")
+                    self.rows += [_manifest_row(opened, ref, "planned") for ref in self._todo(self.head, set(new))]
+                    return self._result(job_id, self._number())
+                opened.store.check_writable()
+                keys = {old: entry.to_json() for old, entry in new.items()}
+                plan = Plan.create(opened, job_id, [], "running", base=self._number() or 0, keys=keys, **self.facts)
+                held.callback(plan.release)
+            else:
+                new = {old: KeyEntry.from_json(entry) for old, entry in plan.body["keys"].items()}
+            self._install(new, int(grace / timedelta(milliseconds=1)))
+            version = self._rewrite(plan, engine)
+            return self._result(job_id, version)
+
+    def _new_keys(self) -> dict[str, KeyEntry]:
+        """For each key to replace, its successor: made by the KMS, and not in the key store yet."""
+        opened = self.opened
+        active = opened.keys.list("active")
+        singles = [entry for entry in active if not entry.double_wrap]
+        doubles = [entry for entry in active if entry.double_wrap]
+        if self.what == "double-wrap":
+            old = singles
+            if singles:  # then the new KEK seals the documents, too
+                old = singles + [entry for entry in doubles if Want.of(entry) == Want(entry.wrapping_key_id)]
+        else:
+            used = set(key_counts(opened, self.head.manifests if self.head else ()))
+            # In single wrap, the KEK of the documents opens no file. It is let be: every file is the KMS's.
+            in_use = not singles or any(entry.key_id in used for entry in doubles)
+            old = singles + (doubles if in_use else [])
+        old = [entry for entry in old if self._in_question(entry)]
+        wants = {}
+        for entry in old:
+            want = Want.of(entry)._replace(wrapping_key_id=self._master_of(entry))
+            wants[entry.key_id] = want if self.what == "kek" else want._replace(double_wrap=True, scope=None)
+        if self.dry_run:
+            return {entry.key_id: entry for entry in old}
+        made = {want: want.new_kek(opened.kms) for want in sorted(set(wants.values()), key=repr)}
+        self._try({entry.key_id: made[wants[entry.key_id]] for entry in old})
+        counts = key_counts(opened, self.head.manifests if self.head else ())
+        uses = dict.fromkeys(made, SLACK_USES)
+        for key_id, want in wants.items():
+            uses[want] += counts[key_id]
+        return {key_id: made[want].replace(uses=uses[want]) for key_id, want in wants.items()}
+
+    def _try(self, new: Mapping[str, KeyEntry]) -> None:
+        """Ask the KMS for each old key, or for one DEK of it: a refusal is to come before anything is written."""
+        opened = self.opened
+        todo = set()
+        for old_id in new:
+            if opened.keys.get(old_id).double_wrap:
+                opened.envelope.prepare(old_id)
+            else:
+                todo.add(old_id)
+        refs = self._todo(self.head, todo) if todo else []
+        known = opened.envelope.subset({*todo, *(ref.key_id for ref in refs)}).entries
+        envelope = Envelope(opened.kms, {**known, **{key.key_id: key for key in new.values()}})
+        for ref in refs:
+            for entry in opened.open_table(ref, envelope) if todo else ():
+                for key_id, wrapped, bound in entry.wraps(opened.id):
+                    if key_id in todo:
+                        todo.remove(key_id)
+                        (self.ready[wrapped],) = envelope.rewrap_many(key_id, new[key_id].key_id, [(wrapped, bound)])
+
+    def _install(self, new: Mapping[str, KeyEntry], grace_ms: int) -> None:
+        """Have the key store name the new keys, and retire the old ones. What somebody else has retired is let be."""
+        keys = self.opened.keys
+        while True:
+            version = keys.refresh()
+            changes: dict[str, KeyEntry | None] = {}
+            for old_id, entry in new.items():
+                old = keys.get(old_id)
+                if old.state == "active":
+                    changes[old_id] = retired(old, entry.key_id, grace_ms)
+                    changes[entry.key_id] = entry
+            try:
+                if changes:
+                    keys.compare_and_swap(changes, version, operation=f"rotate-{self.what}")
+                break
+            except ConcurrentChangeError:
+                continue
+        for old_id in new:
+            self._key_row(old_id, self.opened.active(old_id))
+
+    def _moves(self, version: Version | None) -> dict[str, str]:
+        """The retired keys that wrap something in a version, and those that took their places."""
+        opened = self.opened
+        refs = version.manifests if version else ()
+        used = {ref.key_id for ref in refs}.union(*(dict(ref.keys) for ref in refs if ref.keys is not None))
+        entries = opened.keys.list("retired")
+        if all(ref.keys is not None for ref in refs):
+            entries = [entry for entry in entries if entry.key_id in used]
+        return {entry.key_id: opened.active(entry.key_id) for entry in entries if SUCCESSOR in entry.properties}
+
+    def _todo(self, version: Version | None, moved: set[str]) -> list[TableRef]:
+        """The manifests that one of these keys is needed for, or may be."""
+        return [
+            ref
+            for ref in (version.manifests if version else ())
+            if ref.key_id in moved or ref.keys is None or not moved.isdisjoint(dict(ref.keys))
+        ]
+
+    def _rewrite(self, plan: Plan, engine: Engine) -> int | None:
+        """Commit a version whose manifests need no retired key; its number, or the newest one's if there is no need.
+
+        None if manifests have failed: their rows say why, and the plan stays.
+        """
+        opened = self.opened
+        done: dict[str, TableRef] = {}  # by the path of the manifest that it takes the place of
+        counted = {ref.path for ref in self.head.manifests} if self.head else set()  # when the keys were made
+        while True:
+            head = opened.current()
+            moves = self._moves(head)
+            todo = [ref for ref in self._todo(head, set(moves)) if ref.path not in done]
+            if todo:
+                refs = self._do(plan, engine, todo, moves)
+                if refs is None:
+                    return None
+                done |= refs
+            assert head is not None or not done
+            if not head or not any(ref.path in done for ref in head.manifests):
+                plan.end()
+                return head.number if head else None
+            self._count_uses(head, done, moves, counted)
+            try:
+                refs_now = [done.get(ref.path, ref) for ref in head.manifests]
+                made = opened.succeed(head, f"rotate-{self.what}", plan.job_id, refs_now)
+            except FileExistsError:
+                continue
+            plan.end({ref.path for ref in refs_now})
+            return made.number
+
+    def _count_uses(
+        self, head: Version, done: Mapping[str, TableRef], moves: Mapping[str, str], counted: set[str]
+    ) -> None:
+        uses: dict[str, int] = {}
+        for ref in head.manifests:
+            if ref.path in done and ref.path not in counted:
+                counted.add(ref.path)
+                for old, count in key_counts(self.opened, [ref]).items():
+                    if old in moves:
+                        uses[moves[old]] = uses.get(moves[old], 0) + count
+        self.opened.add_uses(uses)
+
+    def _do(
+        self, plan: Plan, engine: Engine, todo: Sequence[TableRef], moves: Mapping[str, str]
+    ) -> dict[str, TableRef] | None:
+        """Rewrite these manifests, as planned before where a plan has them; None if some have failed."""
+        opened = self.opened
+        key_id = opened.document_key()
+        envelope = opened.envelope
+        planned = {entry.path: entry for entry in plan.entries()}
+        kms_bound = any(not envelope.entries[old].double_wrap for old in moves)
+        tasks, anew = [], []
+        for ref in todo:
+            old = _as_file(ref, plan.job_id, KMS_WORK if kms_bound else LOCAL_WORK)
+            new = planned.get(ref.path)
+            if new is None or new.key_id != key_id or plan.body.get("moves") != moves:
+                file = f"{MANIFESTS}{uuid.uuid4()}.parquet.ags"
+                wrapped = envelope.wrap(key_id, os.urandom(16), binding(opened.id, "dek", file))
+                new = old._replace(file=file, key_id=key_id, wrapped_dek=wrapped, file_length=0)
+                anew.append(new)
+            tasks.append(Task(new, old))
+        if anew:
+            plan.extend(anew, moves=moves)
+        needed = {key_id, *moves, *moves.values(), *(ref.key_id for ref in todo)}
+        context = Context(
+            "rotate",
+            plan.job_id,
+            opened.id,
+            opened.store,
+            envelope.subset(needed),
+            resume="verify" if plan.taken else None,
+            moves=dict(moves),
+            ready=self.ready,
+            concurrency=self.concurrency,
+        )
+        refs = {ref.path: ref for ref in todo}
+        by_name = {opened.store.full_path(task.entry.file): task.entry for task in tasks}
+        made: dict[str, TableRef] = {}
+        failed = False
+        with self._bar(sum(ref.entries for ref in todo), " keys") as bar:
+
+            def report(rows: list[Row]) -> None:
+                nonlocal failed
+                for row in rows:
+                    entry = by_name[row.dst or ""]
+                    ref = refs[entry.path]
+                    self.rows.append(row._replace(plain_length=None, block_size=None))
+                    bar.update(ref.entries)
+                    if row.status == "failed":
+                        failed = True
+                        continue
+                    counts: dict[str, int] = {}
+                    for key, count in ref.keys or ():
+                        counts[moves.get(key, key)] = counts.get(moves.get(key, key), 0) + count
+                    keys = None if ref.keys is None else named_keys(counts)
+                    made[ref.path] = TableRef(
+                        entry.file, row.file_length or 0, ref.entries, entry.key_id, entry.wrapped_dek, keys
+                    )
+
+            engine.run(context, tasks, 0, report)
+        return None if failed else made
+
+    def _bar(self, total: int, unit: str) -> Any:
+        from tqdm import tqdm
+
+        disable = None if self.progress is None else not self.progress
+        return tqdm(total=total, unit=unit, unit_scale=True, desc=f"rotate {self.what}", disable=disable)
+
+    # ---- R3
+
+    def rotate_mek(self, new_kms: KmsClient | None) -> JobResult:
+        opened, keys = self.opened, self.opened.keys
+        if new_kms is not None or self.master is not None:
+            self._refuse_single_wrap()
+        facts = {**self.facts, "moves": new_kms is not None}
+        with ExitStack() as held:
+            plan = self._resumed(facts, held)
+            job_id = plan.job_id if plan is not None else new_job_id()
+            # KEKs as wrapped anew, by what they were made of: who comes second in the key store needs them, too.
+            ready = {digest: KeyEntry.from_json(key) for digest, key in plan.body["ready"]} if plan is not None else {}
+            while True:
+                version = keys.refresh()
+                todo, rest = self._to_rewrap(new_kms)
+                if self.dry_run or not todo:
+                    break
+                opened.store.check_writable()
+                missing = [entry for entry in todo if _digest(entry) not in ready]
+                with self._bar(len(missing), " KEKs") as bar:
+                    for at in range(0, len(missing), BATCH):
+                        batch = missing[at : at + BATCH]
+                        made = in_threads(lambda entry: self._rewrapped(entry, new_kms), batch, self.concurrency)
+                        ready |= {_digest(entry): new for entry, new in zip(batch, made, strict=True)}
+                        bar.update(len(batch))
+                        if len(missing) > BATCH:  # so many calls of a KMS are worth to be kept
+                            noted = {"ready": [(digest, entry.to_json()) for digest, entry in ready.items()]}
+                            if plan is None:
+                                plan = Plan.create(opened, job_id, [], "running", **facts, **noted)
+                                held.callback(plan.release)
+                            else:
+                                plan.extend([], **noted)
+                now = str(time.time_ns() // 1_000_000)
+                changes: dict[str, KeyEntry | None] = {}
+                for entry in todo:
+                    new = ready[_digest(entry)]
+                    properties = {**entry.properties, REWRAPPED_MS: now}
+                    changes[entry.key_id] = entry.replace(
+                        wrapped=new.wrapped, wrapping_key_id=new.wrapping_key_id, properties=properties
+                    )
+                before = opened.kms
+                try:
+                    if new_kms is not None:
+                        opened.use_kms(new_kms)  # which seals the version of the key store that it can open
+                    keys.compare_and_swap(changes, version, operation="rotate-mek")
+                    break
+                except BaseException as error:
+                    opened.use_kms(before)
+                    if not isinstance(error, ConcurrentChangeError):
+                        raise
+            for entry in todo:
+                self._key_row(entry.key_id, entry.key_id, "planned" if self.dry_run else "ok")
+            for entry in rest:
+                why = ("Current", "the current version of its master key wraps it")
+                self._key_row(entry.key_id, entry.key_id, "skipped", why)
+            if plan is not None:
+                plan.end()
+            return self._result(job_id, self._number())
+
+    def _refuse_single_wrap(self) -> None:
+        opened = self.opened
+        singles = {entry.key_id for entry in opened.keys.list() if not entry.double_wrap}
+        used = key_counts(opened, self.head.manifests if self.head else ())
+        if count := sum(used[key_id] for key_id in singles & used.keys()):
+            raise PolicyError(
+                f"the KMS itself wraps {count} data keys of the dataset, so its master key cannot be left by wrapping "
+                "KEKs anew: rotate(what='double-wrap') first, or rotate(what='kek', wrapping_key_id=...)"
+            )
+
+    def _to_rewrap(self, new_kms: KmsClient | None) -> tuple[list[KeyEntry], list[KeyEntry]]:
+        """The KEKs to wrap anew, and those in question of which the KMS tells that they need not be."""
+        kms = self.opened.kms
+        current: dict[str, str | None] = {}
+        todo, rest = [], []
+        for entry in self.opened.keys.list():
+            master = self._master_of(entry)
+            if not entry.double_wrap or not self._in_question(entry):
+                continue
+            assert entry.wrapped is not None
+            if new_kms is None and master == entry.wrapping_key_id:
+                if master not in current:
+                    current[master] = kms.current_version(master)
+                if current[master] is not None and kms.key_version(entry.wrapped) == current[master]:
+                    rest.append(entry)
+                    continue
+            todo.append(entry)
+        return todo, rest
+
+    def _rewrapped(self, entry: KeyEntry, new_kms: KmsClient | None) -> KeyEntry:
+        return rewrap_kek(self.opened.kms, entry, new_kms, self._master_of(entry))
+
+
+def _digest(entry: KeyEntry) -> str:
+    return hashlib.sha256(entry.wrapped or b"").hexdigest()
+
+
+def _as_file(ref: TableRef, job_id: str, work: int) -> FileEntry:
+    """A manifest as a file that tasks and plans know how to deal with. work: bytes that it is like, for each entry."""
+    return FileEntry(
+        path=ref.path,
+        file=ref.path,
+        format=MANIFEST,
+        plain_length=ref.entries * work,
+        file_length=ref.length,
+        block_size=DEFAULT_BLOCK_SIZE,
+        key_id=ref.key_id,
+        wrapped_dek=ref.wrapped_key,
+        column_keys=None,
+        aad_prefix=b"",
+        job_id=job_id,
+        set_id=None,
+        part=ref.entries,
+        parts=None,
+        source=ref.path,
+        stamp="",
+    )
+
+
+def _as_ref(file: FileEntry) -> TableRef:
+    return TableRef(file.file, file.file_length, file.part or 0, file.key_id, file.wrapped_dek)
+
+
+def key_counts(opened: Dataset, refs: Iterable[TableRef]) -> Counter[str]:
+    """How many DEKs of the files in these manifests each key wraps."""
+    counts: Counter[str] = Counter()
+    envelope = opened.envelope
+    for ref in refs:
+        if ref.keys is None:
+            counts += wrapped_by(opened.open_table(ref, envelope))
+        else:
+            counts.update(dict(ref.keys))
+    return counts
+
+
+# ---------------------------------------------------------------------------------------------------------- in a worker
+
+
+def rewrite_manifest(context: Context, task: Task, attempt: int) -> int:
+    """Write the manifest `task.entry` with what `task.old` has, no DEK of it wrapped by a retired key; its length."""
+    assert task.old is not None
+    if (attempt or context.resume) and (length := _is_finished(context, task.entry)) is not None:
+        return length
+    file = task.entry.file
+    table = open_table(context.dataset, context.dataset_id, _as_ref(task.old), context.envelope)
+    table = _rewrapped_column(context, table)
+    table = _rewrapped_column_keys(context, table)
+    data = seal_table(encode_table(table), context.dek(task.entry), context.dataset_id, file)
+    try:
+        context.dataset.create(file, data)
+    except FileExistsError:
+        # Of another attempt, which may run beside this one. The first stays: the length of what they make can differ.
+        if (length := _is_finished(context, task.entry)) is None:
+            raise
+        return length
+    return len(data)
+
+
+def _is_finished(context: Context, entry: FileEntry) -> int | None:
+    """The length of a manifest that an earlier attempt has written, if it is whole and as it is to be now."""
+    there = context.dataset.stat(entry.file)
+    if there is None:
+        return None
+    try:
+        ref = _as_ref(entry._replace(file_length=there.size))
+        entries = decode_entries(open_table(context.dataset, context.dataset_id, ref, context.envelope), entry.file)
+    except AgsError:
+        return None
+    return there.size if context.moves.keys().isdisjoint(wrapped_by(entries)) else None
+
+
+def _rewrapped_column(context: Context, table: Any) -> Any:
+    """The table with the DEKs of its files wrapped anew."""
+    import pyarrow.compute as pc
+
+    key_ids = table.column("key_id").combine_chunks()
+    names = table.column("file").combine_chunks()
+    wrapped = table.column("wrapped_dek").combine_chunks()
+    prefix = binding(context.dataset_id, "dek", "")
+    for old in pc.unique(key_ids).to_pylist():
+        new = context.moves.get(old)
+        if new is None:
+            continue
+        mine = pc.equal(key_ids, old)
+        some = not pc.all(mine).as_py()
+        those = (names.filter(mine), wrapped.filter(mine)) if some else (names, wrapped)
+        fresh = context.envelope.rewrap_column(old, new, prefix, *those, context.ready, context.concurrency)
+        wrapped = pc.replace_with_mask(wrapped, mine, fresh) if some else fresh
+        key_ids = pc.if_else(mine, new, key_ids)
+    table = table.set_column(table.column_names.index("key_id"), table.schema.field("key_id"), key_ids)
+    return table.set_column(table.column_names.index("wrapped_dek"), table.schema.field("wrapped_dek"), wrapped)
+
+
+def _rewrapped_column_keys(context: Context, table: Any) -> Any:
+    """The table with the DEKs of columns wrapped anew."""
+    import pyarrow as pa
+
+    at = table.column_names.index("column_keys")
+    rows = table.column(at).to_pylist() if table.column(at).null_count < table.num_rows else []
+    names = table.column("file").to_pylist() if rows else []
+    todo: dict[str, list[tuple[dict[str, Any], bytes]]] = {}
+    for name, keys in zip(names, rows, strict=True):
+        for key in keys or ():
+            if key["key_id"] in context.moves:
+                bound = column_binding(context.dataset_id, key["column"], name)
+                todo.setdefault(key["key_id"], []).append((key, bound))
+    for old, keys in todo.items():
+        new = context.moves[old]
+        items = [(key["wrapped_dek"], bound) for key, bound in keys]
+        fresh = context.envelope.rewrap_many(old, new, items, context.ready, context.concurrency)
+        for (key, _), wrapped in zip(keys, fresh, strict=True):
+            key |= {"key_id": new, "wrapped_dek": wrapped}
+    if not todo:
+        return table
+    return table.set_column(at, table.schema.field(at), pa.array(rows, table.schema.field(at).type))
+
+
+# --------------------------------------------------------------------------------------------------------------- expire
+
+
+def expire(
+    dataset: Any,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    keep: int = 1,
+    older_than: timedelta | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    key_store: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Remove old versions of `dataset`, and then whatever no version needs: manifests, files, keys.
+
+    keep: how many of the newest versions stay, at least 1. older_than: and those that are younger. Then go manifests
+    and files of no other version; retired KEKs that nothing names and whose grace is over, or with `force` at once; and
+    what the key store has of its past, where KEKs are still wrapped by old versions of master keys. Before that, each
+    KEK that was wrapped anew since the last time is unwrapped once, to see that it opens.
+
+    What open jobs may need stays. A row for each thing that was removed, and one with the status "skipped" for each KEK
+    that is retired and stays. A run that died is finished by the next one. This is final: what was removed and not
+    copied elsewhere cannot be read again, and of what was copied, old KEKs that are removed here open nothing more.
+    """
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, not {keep}: the newest version stays")
+    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
+    return _expire(opened, keep, older_than, force, dry_run)
+
+
+def apply_retention(opened: Dataset, result: JobResult) -> None:
+    """After a job: expire what the dataset's policy does not keep."""
+    head = opened.current()
+    if head is not None and head.policy.keep is not None:
+        days = head.policy.keep_days
+        result.expired = _expire(opened, head.policy.keep, None if days is None else timedelta(days=days), False)
+
+
+def _expire(opened: Dataset, keep: int, older_than: timedelta | None, force: bool, dry_run: bool = False) -> JobResult:
+    rows: list[Row] = []
+    facts = {"operation": "expire", "source": shown(opened.store.url)}
+    with ExitStack() as held:
+        begun = None if dry_run else Plan.resume(opened, facts, held)
+        if begun is not None:
+            _remove_versions(opened, begun, rows)
+            begun.end()
+        head = opened.current()
+        versions = list(opened.versions())[::-1]
+        youngest = time.time_ns() // 1_000_000 - int((older_than or timedelta(0)) / timedelta(milliseconds=1))
+        gone = [version for version in versions[:-keep] if older_than is None or version.time_ms < youngest]
+        kept = {ref.path for version in versions if version not in gone for ref in version.manifests}
+        refs = {ref.path: ref for version in gone for ref in version.manifests if ref.path not in kept}
+        job_id = new_job_id()
+        if dry_run:
+            store = opened.store
+            rows += [
+                Row(store.full_path(VERSIONS + numbered(v.number)), None, "planned", format="version") for v in gone
+            ]
+            rows += [_manifest_row(opened, ref, "planned") for ref in refs.values()]
+        elif gone:
+            opened.store.check_writable()
+            plan = Plan.create(
+                opened,
+                job_id,
+                [],
+                "running",
+                base=head.number if head else 0,
+                versions=[version.number for version in gone],
+                manifests=[ref.to_json() for ref in refs.values()],
+                **facts,
+            )
+            held.callback(plan.release)
+            _remove_versions(opened, plan, rows)
+            plan.end()
+        _remove_keys(opened, rows, force, dry_run)
+    return JobResult(job_id, "expire", opened.store.url, head.number if head else None, rows)
+
+
+def _manifest_row(opened: Dataset, ref: TableRef, status: str = "ok") -> Row:
+    return Row(
+        opened.store.full_path(ref.path), None, status, file_length=ref.length, format=MANIFEST, key_id=ref.key_id
+    )
+
+
+def _remove_versions(opened: Dataset, plan: Plan, rows: list[Row]) -> None:
+    """What the plan of an expiry says. The versions go first, so that none is seen that lacks something; then of each
+    manifest the files and it itself: whoever takes up the plan finds what is left by the manifests that are there."""
+    store = opened.store
+    gone = [VERSIONS + numbered(number) for number in sorted(plan.body["versions"])]
+    for path in gone:
+        if store.stat(path) is not None:
+            store.delete(path)
+            rows.append(Row(store.full_path(path), None, "ok", format="version"))
+    refs = [TableRef.from_json(ref) for ref in plan.body["manifests"]]
+    left = [ref for ref in refs if store.stat(ref.path) is not None]
+    if not left:
+        return
+    needed: set[str] = set()
+    for job_id in open_plans(store):
+        if job_id != plan.job_id:
+            needed |= Plan.names(opened, job_id)
+    opened.keys.refresh()
+    envelope = opened.envelope
+    seen: set[str] = set()
+    for version in opened.versions():
+        for ref in version.manifests:
+            if ref.path not in seen:
+                seen.add(ref.path)
+                needed.update(entry.file for entry in opened.open_table(ref, envelope))
+    for ref in left:
+        if ref.path in seen:
+            continue
+        for entry in opened.open_table(ref, envelope):
+            if entry.file not in needed and store.stat(entry.file) is not None:
+                store.delete(entry.file)
+                name = store.full_path(entry.file)
+                rows.append(Row(name, None, "ok", file_length=entry.file_length, format="file", key_id=entry.key_id))
+        store.delete(ref.path)
+        rows.append(_manifest_row(opened, ref))
+
+
+def _remove_keys(opened: Dataset, rows: list[Row], force: bool, dry_run: bool) -> None:
+    """Take retired keys that nothing names out of the key store, and its past with them."""
+    keys = opened.keys
+    while True:
+        # In this order: who commits after the keys were read does not use one that is retired in them.
+        version = keys.refresh()
+        entries = keys.list()
+        used = _used_keys(opened)
+        changes: dict[str, KeyEntry | None] = {}
+        stay: list[Row] = []
+        now = time.time_ns() // 1_000_000
+        for entry in entries:
+            if entry.state == "retired":
+                why = used.get(entry.key_id)
+                if why is None and not force and now < int(entry.properties.get(RETIRES_MS, "0")):
+                    days = (int(entry.properties[RETIRES_MS]) - now) / 86_400_000
+                    why = f"its grace is over in {days:.1f} days"
+                if why is None:
+                    changes[entry.key_id] = None
+                else:
+                    stay.append(Row(entry.key_id, None, "skipped", "InUse", why, format="key", key_id=entry.key_id))
+            if REWRAPPED_MS in entry.properties and entry.key_id not in changes and not dry_run:
+                # What it was wrapped by goes now, so this is the last moment to find out that the new wrap is no good.
+                check_unwraps(opened.kms, entry)
+                properties = {name: text for name, text in entry.properties.items() if name != REWRAPPED_MS}
+                changes[entry.key_id] = entry.replace(properties=properties)
+        removed = [key_id for key_id, entry in changes.items() if entry is None]
+        if dry_run:
+            rows += [Row(key_id, None, "planned", format="key", key_id=key_id) for key_id in removed] + stay
+            return
+        try:
+            if changes:
+                keys.compare_and_swap(changes, version, operation="expire")
+            break
+        except ConcurrentChangeError:
+            continue
+    rows += [Row(key_id, None, "ok", format="key", key_id=key_id) for key_id in removed] + stay
+    pruned = keys.prune() if isinstance(keys, DatasetKeyStore) else ()
+    rows += [Row(path, None, "ok", format="keys") for path in pruned]
+
+
+def _used_keys(opened: Dataset) -> dict[str, str]:
+    """The keys that versions and open jobs need, and which of them."""
+    used: dict[str, str] = {}
+    for job_id in open_plans(opened.store):
+        for key_id in Plan.key_ids(opened, job_id):
+            used[key_id] = f"the open job {job_id} needs it: resume the job, or sweep it away"
+    opened_already: dict[str, Counter[str]] = {}
+    for version in opened.versions():
+        used.setdefault(version.key_id, f"version {version.number} needs it")
+        for ref in version.manifests:
+            if ref.path not in opened_already:
+                opened_already[ref.path] = key_counts(opened, [ref])
+                for key_id in (ref.key_id, *opened_already[ref.path]):
+                    used.setdefault(key_id, f"version {version.number} needs it")
+    return used
