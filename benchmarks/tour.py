@@ -29,7 +29,7 @@ from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
 import ags_fast
 from ags_fast import AgsCodec, AgsReader, AgsWriter
-from benchmarks import peers, tour_dataset, tour_parquet
+from benchmarks import peers, tour_dataset, tour_parquet, tour_rotation
 from benchmarks.measure import Contest, Row, Run, speed
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ ORDER = {
         {"name": "note", "type": ["null", "string"], "default": None},
     ],
 }
+ROTATED = 12  # files in each dataset whose keys are rotated
 PARQUET_ROWS = 2  # for each of the orders, in the Parquet file
 MADE = [f"2026/{month:02}/orders.avro" for month in range(1, 9)]
 OTHERS = {f"2026/{month:02}/scans/{n}.jpg": 4 << 20 for month in range(1, 4) for n in range(8)}  # bytes
@@ -526,6 +527,7 @@ def tour(
         tour_dataset.chapter(spark, steps, source, root, kill, equal)
         kms = tour_dataset.keystore(root)
         tour_parquet.chapter(spark, steps, kms, scratch / "parquet", PARQUET_ROWS * records, rounds, classes)
+        tour_rotation.chapter(spark, steps, kms, source, scratch / "rotation", ROTATED)
 
         name, length = min(lengths, key=lambda row: (row[1] <= EMPTY_NBYTES, row[1]))
         with steps.step("A bit is flipped, and blocks are cut off"):

@@ -14,9 +14,10 @@ import string
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.errors import FormatError, IntegrityError, PolicyError
+from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS
 from ags_fast.jobs.dataset import (
+    DOCUMENT_NBYTES,
     MANIFEST_ENTRIES,
     MANIFESTS,
     PLANS,
@@ -27,6 +28,7 @@ from ags_fast.jobs.dataset import (
     numbered,
     object_name,
 )
+from ags_fast.keys.envelope import Document, UnknownKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -254,6 +256,14 @@ class Plan:
         self.dataset.seal_body(self.folder + numbered(self.number + 1), self.body, key_id, envelope)
         self.number += 1
         self.refs, self.key_id = refs, key_id
+        # Now that it says which keys it needs, nobody removes them: were they there until now?
+        self.dataset.keys.refresh()
+        missing = [key for key in self._key_ids(entries) - {""} if key not in envelope.entries]
+        if missing and self.number == 1:
+            self.remove()
+            raise ConcurrentChangeError(
+                f"the dataset's key {missing[0]!r} was retired and removed while the job was planned: run it again"
+            )
 
     @classmethod
     def load(cls, dataset: Dataset, job_id: str) -> Plan | None:
@@ -270,6 +280,8 @@ class Plan:
                 break
             except FileNotFoundError:  # the job has just ended
                 continue
+            except UnknownKeyError:  # it came too late: who wrote it has seen that, or has died, and wrote no file
+                return None
         if body.get("job_id") != job_id:
             raise FormatError(f"{folder} holds the plan of another job")
         try:
@@ -324,17 +336,35 @@ class Plan:
                 raise
             return set()
 
+    def _key_ids(self, entries: Iterable[FileEntry]) -> set[str]:
+        """The keys that it needs itself, with these entries, and those of what a rotation or an expiry deals with."""
+        refs = [*self.refs, *map(TableRef.from_json, self.body.get("manifests", ()))]
+        used = {self.key_id, *(ref.key_id for ref in refs), *self.body.get("keys", ()), *self.body.get("moves", ())}
+        return used.union(*(dict(ref.keys or ()) for ref in refs), *(entry.key_ids() for entry in entries))
+
     @classmethod
     def key_ids(cls, dataset: Dataset, job_id: str) -> set[str]:
         """The keys that an open job may need; none if it has ended."""
+        claimed = cls._sealed_by(dataset, job_id)  # also if that key is gone, and nothing more can be known
         plan = cls.load(dataset, job_id)
         try:
-            used = set() if plan is None else {plan.key_id, *(ref.key_id for ref in plan.refs)}
-            return used.union(*(entry.key_ids() for entry in plan.entries(superseded=True))) if plan else used
+            return claimed if plan is None else claimed | plan._key_ids(plan.entries(superseded=True))
         except IntegrityError:  # a table of it is gone
             if cls.load(dataset, job_id) is not None:
                 raise
             return set()
+
+    @classmethod
+    def _sealed_by(cls, dataset: Dataset, job_id: str) -> set[str]:
+        """The keys of a job's documents, as these claim."""
+        found = set()
+        for entry in dataset.store.list(f"{PLANS}{job_id}/"):
+            if entry.path.endswith(".json"):
+                try:
+                    found.add(Document(dataset.store.read(entry.path, DOCUMENT_NBYTES), entry.path).key_id)
+                except (FileNotFoundError, FormatError):
+                    pass
+        return found
 
     def entries(self, *, superseded: bool = False) -> list[FileEntry]:
         """What the job does; superseded: and what it no longer does, since a source changed, but may have written."""

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
-from ags_fast.errors import AgsError, ConcurrentChangeError, PolicyError
+from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError, PolicyError
 from ags_fast.jobs.dataset import (
     MANIFESTS,
     RETIRES_MS,
@@ -43,7 +43,7 @@ from ags_fast.jobs.dataset import (
 from ags_fast.jobs.local import LocalEngine
 from ags_fast.jobs.plan import Plan, Task, new_job_id, open_plans
 from ags_fast.jobs.results import JobResult, Row, shown
-from ags_fast.jobs.task import Context
+from ags_fast.jobs.task import Context, describe
 from ags_fast.keys.envelope import Envelope, KeyEntry, binding, check_unwraps, in_threads, rewrap_kek
 from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
 from ags_fast.keys.resolver import DatasetKeyStore
@@ -162,6 +162,7 @@ class _Rotation:
         self.dry_run = dry_run
         self.progress = progress
         self.rows: list[Row] = []
+        self.current: dict[str, str | None] = {}  # versions of master keys, of the KMS that KEKs are to be wrapped by
         self.ready: dict[bytes, bytes] = {}  # DEKs that the KMS has wrapped anew already, by what they were
         self.facts = {
             "operation": "rotate",
@@ -234,7 +235,7 @@ class _Rotation:
             used = set(key_counts(opened, self.head.manifests if self.head else ()))
             # In single wrap, the KEK of the documents opens no file. It is let be: every file is the KMS's.
             in_use = not singles or any(entry.key_id in used for entry in doubles)
-            old = singles + (doubles if in_use else [])
+            old = singles + [e for e in doubles if in_use or self._master_of(e) != e.wrapping_key_id]
         old = [entry for entry in old if self._in_question(entry)]
         wants = {}
         for entry in old:
@@ -244,10 +245,11 @@ class _Rotation:
             return {entry.key_id: entry for entry in old}
         made = {want: want.new_kek(opened.kms) for want in sorted(set(wants.values()), key=repr)}
         self._try({entry.key_id: made[wants[entry.key_id]] for entry in old})
-        counts = key_counts(opened, self.head.manifests if self.head else ())
         uses = dict.fromkeys(made, SLACK_USES)
-        for key_id, want in wants.items():
-            uses[want] += counts[key_id]
+        for key_id, count in key_counts(opened, self.head.manifests if self.head else ()).items():
+            successor = opened.active(key_id)
+            if successor in wants:
+                uses[wants[successor]] += count
         return {key_id: made[want].replace(uses=uses[want]) for key_id, want in wants.items()}
 
     def _try(self, new: Mapping[str, KeyEntry]) -> None:
@@ -274,10 +276,11 @@ class _Rotation:
         keys = self.opened.keys
         while True:
             version = keys.refresh()
+            entries = self.opened.envelope.entries
             changes: dict[str, KeyEntry | None] = {}
             for old_id, entry in new.items():
-                old = keys.get(old_id)
-                if old.state == "active":
+                old = entries.get(old_id)
+                if old is not None and old.state == "active":
                     changes[old_id] = retired(old, entry.key_id, grace_ms)
                     changes[entry.key_id] = entry
             try:
@@ -287,7 +290,8 @@ class _Rotation:
             except ConcurrentChangeError:
                 continue
         for old_id in new:
-            self._key_row(old_id, self.opened.active(old_id))
+            if old_id in entries:  # it may have been expired since a rotation died that is resumed
+                self._key_row(old_id, self.opened.active(old_id))
 
     def _moves(self, version: Version | None) -> dict[str, str]:
         """The retired keys that wrap something in a version, and those that took their places."""
@@ -420,13 +424,14 @@ class _Rotation:
     def rotate_mek(self, new_kms: KmsClient | None) -> JobResult:
         opened, keys = self.opened, self.opened.keys
         if new_kms is not None or self.master is not None:
-            self._refuse_single_wrap()
-        facts = {**self.facts, "moves": new_kms is not None}
+            self._refuse_single_wrap(new_kms)
+        facts = {**self.facts, "to": None if new_kms is None else hashlib.sha256(new_kms.identity).hexdigest()}
         with ExitStack() as held:
             plan = self._resumed(facts, held)
             job_id = plan.job_id if plan is not None else new_job_id()
             # KEKs as wrapped anew, by what they were made of: who comes second in the key store needs them, too.
             ready = {digest: KeyEntry.from_json(key) for digest, key in plan.body["ready"]} if plan is not None else {}
+            ready = {digest: entry for digest, entry in ready.items() if self._is_current(entry, new_kms or opened.kms)}
             while True:
                 version = keys.refresh()
                 todo, rest = self._to_rewrap(new_kms)
@@ -474,34 +479,43 @@ class _Rotation:
                 plan.end()
             return self._result(job_id, self._number())
 
-    def _refuse_single_wrap(self) -> None:
+    def _refuse_single_wrap(self, new_kms: KmsClient | None) -> None:
+        """PolicyError if data keys that a KMS wraps itself would be left behind."""
         opened = self.opened
-        singles = {entry.key_id for entry in opened.keys.list() if not entry.double_wrap}
-        used = key_counts(opened, self.head.manifests if self.head else ())
-        if count := sum(used[key_id] for key_id in singles & used.keys()):
-            raise PolicyError(
-                f"the KMS itself wraps {count} data keys of the dataset, so its master key cannot be left by wrapping "
-                "KEKs anew: rotate(what='double-wrap') first, or rotate(what='kek', wrapping_key_id=...)"
-            )
+        singles = {
+            entry.key_id
+            for entry in opened.keys.list()
+            if not entry.double_wrap and (new_kms is not None or entry.wrapping_key_id == self.replaced)
+        }
+        for version in opened.versions() if singles else ():  # the newest first
+            used = key_counts(opened, version.manifests)
+            if count := sum(used[key_id] for key_id in singles & used.keys()):
+                raise PolicyError(
+                    f"the KMS itself wraps {count} data keys of version {version.number}, so its master key cannot be "
+                    "left by wrapping KEKs anew: rotate(what='double-wrap') or rotate(what='kek', wrapping_key_id=...) "
+                    "first, and expire the versions before that"
+                )
+            if new_kms is None:
+                return
 
     def _to_rewrap(self, new_kms: KmsClient | None) -> tuple[list[KeyEntry], list[KeyEntry]]:
         """The KEKs to wrap anew, and those in question of which the KMS tells that they need not be."""
-        kms = self.opened.kms
-        current: dict[str, str | None] = {}
-        todo, rest = [], []
+        todo: list[KeyEntry] = []
+        rest: list[KeyEntry] = []
         for entry in self.opened.keys.list():
             master = self._master_of(entry)
             if not entry.double_wrap or not self._in_question(entry):
                 continue
-            assert entry.wrapped is not None
-            if new_kms is None and master == entry.wrapping_key_id:
-                if master not in current:
-                    current[master] = kms.current_version(master)
-                if current[master] is not None and kms.key_version(entry.wrapped) == current[master]:
-                    rest.append(entry)
-                    continue
-            todo.append(entry)
+            is_there = new_kms is None and master == entry.wrapping_key_id and self._is_current(entry, self.opened.kms)
+            (rest if is_there else todo).append(entry)
         return todo, rest
+
+    def _is_current(self, entry: KeyEntry, kms: KmsClient) -> bool:
+        """Whether the KMS tells that the current version of its master key wraps it."""
+        master = entry.wrapping_key_id
+        if master not in self.current:
+            self.current[master] = kms.current_version(master)
+        return self.current[master] is not None and kms.key_version(entry.wrapped or b"") == self.current[master]
 
     def _rewrapped(self, entry: KeyEntry, new_kms: KmsClient | None) -> KeyEntry:
         return rewrap_kek(self.opened.kms, entry, new_kms, self._master_of(entry))
@@ -665,9 +679,14 @@ def expire(
 def apply_retention(opened: Dataset, result: JobResult) -> None:
     """After a job: expire what the dataset's policy does not keep."""
     head = opened.current()
-    if head is not None and head.policy.keep is not None:
-        days = head.policy.keep_days
+    if head is None or head.policy.keep is None:
+        return
+    days = head.policy.keep_days
+    try:
         result.expired = _expire(opened, head.policy.keep, None if days is None else timedelta(days=days), False)
+    except (AgsError, OSError) as error:  # the job itself has done what it had to do
+        row = Row(opened.store.url, None, "failed", type(error).__name__, describe(error))
+        result.expired = JobResult(new_job_id(), "expire", opened.store.url, head.number, [row])
 
 
 def _expire(opened: Dataset, keep: int, older_than: timedelta | None, force: bool, dry_run: bool = False) -> JobResult:
@@ -720,11 +739,8 @@ def _remove_versions(opened: Dataset, plan: Plan, rows: list[Row]) -> None:
     """What the plan of an expiry says. The versions go first, so that none is seen that lacks something; then of each
     manifest the files and it itself: whoever takes up the plan finds what is left by the manifests that are there."""
     store = opened.store
-    gone = [VERSIONS + numbered(number) for number in sorted(plan.body["versions"])]
-    for path in gone:
-        if store.stat(path) is not None:
-            store.delete(path)
-            rows.append(Row(store.full_path(path), None, "ok", format="version"))
+    removed = [number for number in sorted(plan.body["versions"]) if opened.remove_version(number)]
+    rows += [Row(store.full_path(VERSIONS + numbered(n)), None, "ok", format="version") for n in removed]
     refs = [TableRef.from_json(ref) for ref in plan.body["manifests"]]
     left = [ref for ref in refs if store.stat(ref.path) is not None]
     if not left:
@@ -774,32 +790,60 @@ def _remove_keys(opened: Dataset, rows: list[Row], force: bool, dry_run: bool) -
                     changes[entry.key_id] = None
                 else:
                     stay.append(Row(entry.key_id, None, "skipped", "InUse", why, format="key", key_id=entry.key_id))
-            if REWRAPPED_MS in entry.properties and entry.key_id not in changes and not dry_run:
+        gone = {entry.key_id: entry for entry in entries if changes.get(entry.key_id, entry) is None}
+        unsure = False
+        for entry in () if dry_run else entries:
+            properties = dict(entry.properties)
+            if entry.key_id in gone:
+                continue
+            if REWRAPPED_MS in properties:
                 # What it was wrapped by goes now, so this is the last moment to find out that the new wrap is no good.
-                check_unwraps(opened.kms, entry)
-                properties = {name: text for name, text in entry.properties.items() if name != REWRAPPED_MS}
+                try:
+                    check_unwraps(opened.kms, entry)
+                    del properties[REWRAPPED_MS]
+                except KeyAccessError as error:  # as it is for who may not use the master keys of all columns
+                    unsure = True
+                    row = Row(entry.key_id, None, "skipped", "KeyAccessError", str(error), format="key")
+                    stay.append(row._replace(key_id=entry.key_id))
+            while (successor := properties.get(SUCCESSOR)) in gone:  # so that the way to it goes on
+                properties[SUCCESSOR] = gone[successor].properties.get(SUCCESSOR, "")
+            if properties != entry.properties:
                 changes[entry.key_id] = entry.replace(properties=properties)
-        removed = [key_id for key_id, entry in changes.items() if entry is None]
         if dry_run:
-            rows += [Row(key_id, None, "planned", format="key", key_id=key_id) for key_id in removed] + stay
+            rows += [Row(key_id, None, "planned", format="key", key_id=key_id) for key_id in gone] + stay
             return
         try:
             if changes:
                 keys.compare_and_swap(changes, version, operation="expire")
-            break
         except ConcurrentChangeError:
             continue
-    rows += [Row(key_id, None, "ok", format="key", key_id=key_id) for key_id in removed] + stay
-    pruned = keys.prune() if isinstance(keys, DatasetKeyStore) else ()
+        break
+    # A job may have made its plan after we looked, and then seen that its keys were there: they come back.
+    while wanted := {key_id: gone.pop(key_id) for key_id in gone.keys() & _keys_of_jobs(opened).keys()}:
+        while True:
+            version = keys.refresh()
+            try:
+                keys.compare_and_swap(wanted, version, operation="restore")
+                break
+            except ConcurrentChangeError:
+                continue
+    rows += [Row(key_id, None, "ok", format="key", key_id=key_id) for key_id in gone] + stay
+    # Where it cannot be seen that a KEK opens as it is wrapped now, what has it as it was wrapped stays.
+    pruned = keys.prune() if isinstance(keys, DatasetKeyStore) and not unsure else ()
     rows += [Row(path, None, "ok", format="keys") for path in pruned]
+
+
+def _keys_of_jobs(opened: Dataset) -> dict[str, str]:
+    return {
+        key_id: f"the open job {job_id} needs it: resume the job, or sweep it away"
+        for job_id in open_plans(opened.store)
+        for key_id in Plan.key_ids(opened, job_id)
+    }
 
 
 def _used_keys(opened: Dataset) -> dict[str, str]:
     """The keys that versions and open jobs need, and which of them."""
-    used: dict[str, str] = {}
-    for job_id in open_plans(opened.store):
-        for key_id in Plan.key_ids(opened, job_id):
-            used[key_id] = f"the open job {job_id} needs it: resume the job, or sweep it away"
+    used = _keys_of_jobs(opened)
     opened_already: dict[str, Counter[str]] = {}
     for version in opened.versions():
         used.setdefault(version.key_id, f"version {version.number} needs it")

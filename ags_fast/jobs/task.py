@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -185,15 +186,15 @@ def _origin(error: BaseException) -> str:
 _host = functools.cache(socket.gethostname)
 
 
-_chunk: bytearray | None = None  # of this process, which does one file at a time
+_here = threading.local()  # a thread does one file at a time
 
 
 def _chunks(context: Context, block_size: int) -> memoryview:
-    global _chunk
     size = max(CHUNK_NBYTES // block_size, context.threads or 1) * block_size
-    if _chunk is None or len(_chunk) < size:
-        _chunk = bytearray(size)
-    return memoryview(_chunk)[:size]
+    chunk: bytearray = getattr(_here, "chunk", bytearray())
+    if len(chunk) < size:
+        chunk = _here.chunk = bytearray(size)
+    return memoryview(chunk)[:size]
 
 
 # ---------------------------------------------------------------------------------------------------------- operations

@@ -54,6 +54,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class UnknownKeyError(KeyAccessError):
+    """A key store has no key of this id."""
+
+
 # ---------------------------------------------------------------------------------------------------------- entries
 
 JSON_FIELDS = ("key-id", "encrypted-by-id", "encrypted-key-metadata", "state", "created-ms", "uses", "properties")
@@ -508,7 +512,7 @@ class Envelope:
     def _entry(self, key_id: str) -> KeyEntry:
         entry = self.entries.get(key_id)
         if entry is None:
-            raise KeyAccessError(
+            raise UnknownKeyError(
                 f"no key store that was read has the key {key_id!r}: it was removed, or the keys are older than what "
                 "names it"
             )
@@ -652,7 +656,7 @@ class Document:
             if not isinstance(dataset_id, str):
                 raise FormatError(f"the document {self.path} does not say which dataset it is of")
         if self.key_id not in envelope.entries:
-            raise KeyAccessError(
+            raise UnknownKeyError(
                 f"the document {self.path} is sealed with the key {self.key_id!r}, which is not among the dataset's in "
                 "_ags/keys: it was changed, or they are older than it"
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import os
 import re
 import threading
@@ -18,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.keys.envelope import Document, Envelope, KeyEntry, dumps, loads, seal_document
+from ags_fast.keys.envelope import Document, Envelope, KeyEntry, UnknownKeyError, dumps, loads, seal_document
 from ags_fast.keys.kms import as_kms, shared_client
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Listed(Protocol):
     @property
     def path(self) -> str: ...
     @property
+    def size(self) -> int: ...  # bytes
+    @property
     def modified(self) -> float: ...  # seconds since the epoch
 
 
@@ -61,12 +64,9 @@ class Store(Protocol):
     def list(self, prefix: str = "") -> Iterator[Listed]: ...
     def read(self, path: str, limit: int) -> bytes: ...
     def create(self, path: str, data: bytes) -> None: ...  # exclusively: FileExistsError
+    def put(self, path: str, data: bytes) -> None: ...  # in the place of what is there
     def delete(self, path: str) -> None: ...
     def full_path(self, path: str) -> str: ...
-
-
-class UnknownKeyError(KeyAccessError):
-    """A key store has no key of this id."""
 
 
 class Change(NamedTuple):
@@ -433,11 +433,19 @@ class DatasetKeyStore:
         self._kms = kms
 
     def prune(self) -> builtins.list[str]:
-        """Remove what is `superseded`, and return it: full paths."""
+        """Remove what is `superseded`, and return it: full paths.
+
+        Of a document an empty object stays for a day: who is late with a change must find its number taken.
+        """
         removed = []
+        empty = {entry.path: entry.modified for entry in self._store.list(f"{FOLDER}/") if not entry.size}
         for path in self.superseded():
-            self._store.delete(path)
-            removed.append(self._store.full_path(path))
+            if path not in empty:
+                removed.append(self._store.full_path(path))
+            if not NUMBERED.fullmatch(path) or empty.get(path, math.inf) < time.time() - ORPHAN_SECONDS:
+                self._store.delete(path)
+            elif path not in empty:
+                self._store.put(path, b"")
         return removed
 
     def objects(self, version: int) -> set[str]:
