@@ -49,7 +49,7 @@ from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
 from ags_fast.keys.resolver import DatasetKeyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ags_fast.jobs import Engine
 
@@ -705,11 +705,13 @@ def _expire(opened: Dataset, keep: int, older_than: timedelta | None, force: boo
         refs = {ref.path: ref for version in gone for ref in version.manifests if ref.path not in kept}
         job_id = new_job_id()
         if dry_run:
-            store = opened.store
-            rows += [
-                Row(store.full_path(VERSIONS + numbered(v.number)), None, "planned", format="version") for v in gone
-            ]
-            rows += [_manifest_row(opened, ref, "planned") for ref in refs.values()]
+            numbers = {version.number for version in gone}
+            paths = [opened.store.full_path(VERSIONS + numbered(number)) for number in sorted(numbers)]
+            rows += [Row(path, None, "planned", format="version") for path in paths]
+            for ref, entries in _unneeded(opened, list(refs.values()), numbers):
+                rows += [_file_row(opened, entry, "planned") for entry in entries]
+                rows.append(_manifest_row(opened, ref, "planned"))
+            _remove_keys(opened, rows, force, numbers)
         elif gone:
             opened.store.check_writable()
             plan = Plan.create(
@@ -725,7 +727,8 @@ def _expire(opened: Dataset, keep: int, older_than: timedelta | None, force: boo
             held.callback(plan.release)
             _remove_versions(opened, plan, rows)
             plan.end()
-        _remove_keys(opened, rows, force, dry_run)
+        if not dry_run:
+            _remove_keys(opened, rows, force)
     return JobResult(job_id, "expire", opened.store.url, head.number if head else None, rows)
 
 
@@ -733,6 +736,11 @@ def _manifest_row(opened: Dataset, ref: TableRef, status: str = "ok") -> Row:
     return Row(
         opened.store.full_path(ref.path), None, status, file_length=ref.length, format=MANIFEST, key_id=ref.key_id
     )
+
+
+def _file_row(opened: Dataset, entry: FileEntry, status: str = "ok") -> Row:
+    name = opened.store.full_path(entry.file)
+    return Row(name, None, status, file_length=entry.file_length, format="file", key_id=entry.key_id)
 
 
 def _remove_versions(opened: Dataset, plan: Plan, rows: list[Row]) -> None:
@@ -743,40 +751,50 @@ def _remove_versions(opened: Dataset, plan: Plan, rows: list[Row]) -> None:
     rows += [Row(store.full_path(VERSIONS + numbered(n)), None, "ok", format="version") for n in removed]
     refs = [TableRef.from_json(ref) for ref in plan.body["manifests"]]
     left = [ref for ref in refs if store.stat(ref.path) is not None]
-    if not left:
-        return
-    needed: set[str] = set()
-    for job_id in open_plans(store):
-        if job_id != plan.job_id:
-            needed |= Plan.names(opened, job_id)
-    opened.keys.refresh()
-    envelope = opened.envelope
-    seen: set[str] = set()
-    for version in opened.versions():
-        for ref in version.manifests:
-            if ref.path not in seen:
-                seen.add(ref.path)
-                needed.update(entry.file for entry in opened.open_table(ref, envelope))
-    for ref in left:
-        if ref.path in seen:
-            continue
-        for entry in opened.open_table(ref, envelope):
-            if entry.file not in needed and store.stat(entry.file) is not None:
+    for ref, entries in _unneeded(opened, left, set(), plan.job_id):
+        for entry in entries:
+            if store.stat(entry.file) is not None:
                 store.delete(entry.file)
-                name = store.full_path(entry.file)
-                rows.append(Row(name, None, "ok", file_length=entry.file_length, format="file", key_id=entry.key_id))
+                rows.append(_file_row(opened, entry))
         store.delete(ref.path)
         rows.append(_manifest_row(opened, ref))
 
 
-def _remove_keys(opened: Dataset, rows: list[Row], force: bool, dry_run: bool) -> None:
-    """Take retired keys that nothing names out of the key store, and its past with them."""
+def _unneeded(
+    opened: Dataset, refs: Sequence[TableRef], gone: set[int], job_id: str = ""
+) -> Iterator[tuple[TableRef, list[FileEntry]]]:
+    """Of these manifests those that no version but `gone` needs, each with the files that neither a version nor another
+    job needs."""
+    if not refs:
+        return
+    needed: set[str] = set()
+    for other in open_plans(opened.store):
+        if other != job_id:
+            needed |= Plan.names(opened, other)
+    opened.keys.refresh()
+    envelope = opened.envelope
+    seen: set[str] = set()
+    for version in opened.versions():
+        for ref in version.manifests if version.number not in gone else ():
+            if ref.path not in seen:
+                seen.add(ref.path)
+                needed.update(entry.file for entry in opened.open_table(ref, envelope))
+    for ref in refs:
+        if ref.path not in seen:
+            yield ref, [entry for entry in opened.open_table(ref, envelope) if entry.file not in needed]
+
+
+def _remove_keys(opened: Dataset, rows: list[Row], force: bool, planned: set[int] | None = None) -> None:
+    """Take retired keys that nothing names out of the key store, and its past with them.
+
+    planned: of a dry run, the versions that would be gone by then.
+    """
     keys = opened.keys
     while True:
         # In this order: who commits after the keys were read does not use one that is retired in them.
         version = keys.refresh()
         entries = keys.list()
-        used = _used_keys(opened)
+        used = _used_keys(opened, planned or set())
         changes: dict[str, KeyEntry | None] = {}
         stay: list[Row] = []
         now = time.time_ns() // 1_000_000
@@ -792,7 +810,7 @@ def _remove_keys(opened: Dataset, rows: list[Row], force: bool, dry_run: bool) -
                     stay.append(Row(entry.key_id, None, "skipped", "InUse", why, format="key", key_id=entry.key_id))
         gone = {entry.key_id: entry for entry in entries if changes.get(entry.key_id, entry) is None}
         unsure = False
-        for entry in () if dry_run else entries:
+        for entry in () if planned is not None else entries:
             properties = dict(entry.properties)
             if entry.key_id in gone:
                 continue
@@ -809,7 +827,7 @@ def _remove_keys(opened: Dataset, rows: list[Row], force: bool, dry_run: bool) -
                 properties[SUCCESSOR] = gone[successor].properties.get(SUCCESSOR, "")
             if properties != entry.properties:
                 changes[entry.key_id] = entry.replace(properties=properties)
-        if dry_run:
+        if planned is not None:
             rows += [Row(key_id, None, "planned", format="key", key_id=key_id) for key_id in gone] + stay
             return
         try:
@@ -841,11 +859,13 @@ def _keys_of_jobs(opened: Dataset) -> dict[str, str]:
     }
 
 
-def _used_keys(opened: Dataset) -> dict[str, str]:
-    """The keys that versions and open jobs need, and which of them."""
+def _used_keys(opened: Dataset, gone: set[int]) -> dict[str, str]:
+    """The keys that versions, but for `gone`, and open jobs need, and which of them."""
     used = _keys_of_jobs(opened)
     opened_already: dict[str, Counter[str]] = {}
     for version in opened.versions():
+        if version.number in gone:
+            continue
         used.setdefault(version.key_id, f"version {version.number} needs it")
         for ref in version.manifests:
             if ref.path not in opened_already:
