@@ -13,7 +13,6 @@ from ags_fast.spark import SparkEngine
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, AgsCodec
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS, Store
 from ags_fast.jobs.policy import Policy
-from ags_fast.keys.envelope import Document, Envelope, KeyEntry, binding, new_kek, seal_document
+from ags_fast.keys.envelope import REMOVED, Document, Envelope, KeyEntry, binding, new_kek, seal_document
 from ags_fast.keys.resolver import COLUMNS, DatasetKeyStore, Entries, for_columns, open_key_store
 from ags_fast.stream import AgsReader
 
@@ -546,20 +546,26 @@ class Dataset:
     # ---- versions
 
     def version_numbers(self) -> list[int]:
-        names = (entry.path.removeprefix(VERSIONS) for entry in self.store.list(VERSIONS) if entry.size)
-        return sorted(int(name[:-5]) for name in names if re.fullmatch(r"\d{8,}\.json", name))
+        sizes = {
+            int(match[1]): entry.size
+            for entry in self.store.list(VERSIONS)
+            if (match := re.fullmatch(r"(\d{8,})\.json", entry.path.removeprefix(VERSIONS)))
+        }
+        newest = max(sizes, default=0)  # which is never one that was removed
+        return sorted(number for number, size in sizes.items() if size != len(REMOVED) or number == newest)
 
     def remove_version(self, number: int) -> bool:
-        """Whether it was there. An empty object stays for a day: who is late with a commit must find the number taken,
-        or would commit to the past. Those that are older are removed, too."""
+        """Whether it was there. Something stays in its place for a day: who is late with a commit must find the number
+        taken, or would commit to the past. What is older goes, too."""
         path = VERSIONS + numbered(number)
         there = self.store.stat(path)
-        if there is not None and there.size:
-            self.store.put(path, b"")
+        removes = there is not None and there.size != len(REMOVED)
+        if removes:
+            self.store.put(path, REMOVED)
         for entry in list(self.store.list(VERSIONS)):
-            if not entry.size and time.time() - entry.modified > NO_LOCK_SECONDS:
+            if entry.size == len(REMOVED) and time.time() - entry.modified > NO_LOCK_SECONDS:
                 self.store.delete(entry.path)
-        return there is not None and there.size > 0
+        return removes
 
     def current(self, *, version: int | None = None, min_version: int | None = None) -> Version | None:
         """The highest version, or the one asked for. None if nothing was committed yet."""

@@ -280,8 +280,11 @@ class Plan:
                 break
             except FileNotFoundError:  # the job has just ended
                 continue
-            except UnknownKeyError:  # it came too late: who wrote it has seen that, or has died, and wrote no file
-                return None
+            except UnknownKeyError:
+                removed = {key_id for change in dataset.keys.history() for key_id in change.changes["removed"]}
+                if removed.isdisjoint(cls._sealed_by(dataset, job_id)):
+                    raise
+                return None  # it came too late: who wrote it has seen that, or has died; no file was written
         if body.get("job_id") != job_id:
             raise FormatError(f"{folder} holds the plan of another job")
         try:

@@ -392,8 +392,8 @@ class Envelope:
             kms, master = self.kms, entry.wrapping_key_id
             return [kms.wrap_key(dek + hashlib.sha256(bound).digest(), master) for dek, bound in items]
         key = self._key(entry)
-        if entry.uses > KEY_LIMIT or key.sealed + len(items) > KEY_LIMIT:  # its store counts for all processes, ahead
-            raise KeyLimitError(f"the key {key_id!r} would wrap more than {KEY_LIMIT} keys: make a new one")
+        if key.sealed + len(items) > KEY_LIMIT:
+            raise _used_up(entry)
         seal = key.seal
         nonces = os.urandom(NONCE_NBYTES * len(items))  # drawn and used up in this call: a fork duplicates none of them
         wrapped = []
@@ -488,13 +488,17 @@ class Envelope:
             items = [(w, prefix + name) for w, name in rows]
             return pa.array(self.rewrap_many(old, new, items, ready, concurrency), pa.binary())
         self._check_wraps(after)
-        out = bytearray(wrapped.buffers()[2] or b"")
+        out = bytearray(len(wrapped.buffers()[2] or b""))
         try:
             rewrap(self._key(before), self._key(after), prefix, *_arrow(names), *_arrow(wrapped), out)
-        except IntegrityError as error:
-            raise IntegrityError(
-                f"a wrapped key is not what {old!r} wrapped: it was changed, or wrapped for another file or dataset"
-            ) from error
+        except (IntegrityError, ValueError):
+            rows = zip(wrapped.to_pylist(), names.to_pylist(), strict=True)
+            for one, name in rows:  # which says what is wrong, and with which
+                try:
+                    self.unwrap(old, one or b"", prefix + name)
+                except (FormatError, IntegrityError) as error:
+                    raise type(error)(f"{os.fsdecode(name)}: {error}") from None
+            raise
         return pa.BinaryArray.from_buffers(
             wrapped.type, len(wrapped), [None, wrapped.buffers()[1], pa.py_buffer(out)], offset=wrapped.offset
         )
@@ -502,6 +506,8 @@ class Envelope:
     def _check_wraps(self, entry: KeyEntry) -> None:
         if entry.state != "active":
             raise PolicyError(f"the key {entry.key_id!r} is retired: it opens what it wrapped, and wraps nothing new")
+        if entry.uses > KEY_LIMIT:  # its store counts for all processes, ahead
+            raise _used_up(entry)
 
     def prepare(self, key_id: str) -> None:
         """Have the KMS unwrap a KEK now, so that a refusal comes before any work. Nothing to do in single wrap."""
@@ -546,6 +552,10 @@ def _restore(properties: dict[str, str], entries: Mapping[str, KeyEntry]) -> Env
     return Envelope(properties, entries)
 
 
+def _used_up(entry: KeyEntry) -> KeyLimitError:
+    return KeyLimitError(f"the key {entry.key_id!r} would wrap more than {KEY_LIMIT} keys: make a new one")
+
+
 def _arrow(array: Any) -> tuple[Any, Any]:
     """The offsets of an Arrow array of bytes, and the bytes."""
     _, offsets, data = array.buffers()
@@ -572,6 +582,7 @@ def _check_name(key_id: str, entry: KeyEntry) -> None:
 # ---------------------------------------------------------------------------------------------------------- documents
 
 DOCUMENT = 1
+REMOVED = b'{"ags":1,"removed":true}\n'  # in the place of a numbered document whose number must stay taken for a while
 AUTH_FIELDS = ("key_id", "wrapped_key", "nonce", "tag")
 
 

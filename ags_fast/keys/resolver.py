@@ -19,7 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.keys.envelope import Document, Envelope, KeyEntry, UnknownKeyError, dumps, loads, seal_document
+from ags_fast.keys.envelope import (
+    REMOVED,
+    Document,
+    Envelope,
+    KeyEntry,
+    UnknownKeyError,
+    dumps,
+    loads,
+    seal_document,
+)
 from ags_fast.keys.kms import as_kms, shared_client
 
 if TYPE_CHECKING:
@@ -435,17 +444,18 @@ class DatasetKeyStore:
     def prune(self) -> builtins.list[str]:
         """Remove what is `superseded`, and return it: full paths.
 
-        Of a document an empty object stays for a day: who is late with a change must find its number taken.
+        In the place of a document something stays for a day: who is late with a change must find its number taken.
         """
         removed = []
-        empty = {entry.path: entry.modified for entry in self._store.list(f"{FOLDER}/") if not entry.size}
+        listed = self._store.list(f"{FOLDER}/")
+        before = {entry.path: entry.modified for entry in listed if entry.size == len(REMOVED)}
         for path in self.superseded():
-            if path not in empty:
+            if path not in before:
                 removed.append(self._store.full_path(path))
-            if not NUMBERED.fullmatch(path) or empty.get(path, math.inf) < time.time() - ORPHAN_SECONDS:
+            if not NUMBERED.fullmatch(path) or before.get(path, math.inf) < time.time() - ORPHAN_SECONDS:
                 self._store.delete(path)
-            elif path not in empty:
-                self._store.put(path, b"")
+            elif path not in before:
+                self._store.put(path, REMOVED)
         return removed
 
     def objects(self, version: int) -> set[str]:
