@@ -423,7 +423,7 @@ class _Rotation:
 
     def rotate_mek(self, new_kms: KmsClient | None) -> JobResult:
         opened, keys = self.opened, self.opened.keys
-        if new_kms is not None or self.master is not None:
+        if new_kms is not None or self.master not in (None, self.replaced):
             self._refuse_single_wrap(new_kms)
         facts = {**self.facts, "to": None if new_kms is None else hashlib.sha256(new_kms.identity).hexdigest()}
         with ExitStack() as held:
