@@ -20,12 +20,22 @@ if TYPE_CHECKING:
         open_document,
         seal_document,
     )
+    from ags_fast.keys.iceberg import (
+        EncryptedKey,
+        add_manifest_list_key,
+        manifest_list_key,
+        read_encryption_keys,
+        rewrap_keks,
+        rotate_keks,
+        write_encryption_keys,
+    )
     from ags_fast.keys.kms import KmsClient, kms_calls, load_kms, set_audit_hook
     from ags_fast.keys.resolver import DatasetKeyStore, KeyResolver, MemoryKeyStore, open_key_store
     from ags_fast.keys.sql import SqlKeyStore
 
 __all__ = [
     "DatasetKeyStore",
+    "EncryptedKey",
     "Envelope",
     "KeyEntry",
     "KeyResolver",
@@ -33,15 +43,21 @@ __all__ = [
     "MemoryKeyStore",
     "SqlKeyStore",
     "StandardKeyMetadata",
+    "add_manifest_list_key",
     "binding",
     "clear_cache",
     "kms_calls",
     "load_kms",
+    "manifest_list_key",
     "new_kek",
     "open_document",
     "open_key_store",
+    "read_encryption_keys",
+    "rewrap_keks",
+    "rotate_keks",
     "seal_document",
     "set_audit_hook",
+    "write_encryption_keys",
 ]
 
 _HOMES = {
@@ -49,6 +65,15 @@ _HOMES = {
     "envelope": ("Envelope", "KeyEntry", "binding", "clear_cache", "new_kek", "open_document", "seal_document"),
     "resolver": ("DatasetKeyStore", "KeyResolver", "MemoryKeyStore", "open_key_store"),
     "sql": ("SqlKeyStore",),
+    "iceberg": (
+        "EncryptedKey",
+        "add_manifest_list_key",
+        "manifest_list_key",
+        "read_encryption_keys",
+        "rewrap_keks",
+        "rotate_keks",
+        "write_encryption_keys",
+    ),
 }
 
 
