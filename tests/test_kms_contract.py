@@ -738,6 +738,47 @@ def test_pkcs11_logs_in_again(pkcs11: Any) -> None:
         assert kms.unwrap_key(wrapped, key_id) == CANARY
 
 
+def test_pkcs11_forks_amid_threads(pkcs11: Any) -> None:
+    """Eight threads are in the library when the process forks; parent and children go on, with eight threads each."""
+    run_python(
+        """
+        import json, os, signal, sys, threading
+        from concurrent.futures import ThreadPoolExecutor
+        from ags_fast.keys import load_kms
+        kms, key_id = load_kms(json.loads(sys.argv[1])), sys.argv[2]
+        wrapped = kms.wrap_key(b"before", key_id)
+        enough = threading.Event()
+
+        def use(number, rounds):
+            key = os.urandom(16)
+            for _ in range(rounds):
+                assert kms.unwrap_key(wrapped, key_id) == b"before"
+                assert kms.unwrap_key(kms.wrap_key(key, key_id), key_id) == key
+                if enough.is_set():
+                    break
+            return 1
+
+        def used(rounds):
+            with ThreadPoolExecutor(8) as pool:
+                return sum(pool.map(use, range(8), [rounds] * 8))
+
+        with ThreadPoolExecutor(1) as pool:
+            working = pool.submit(used, 1 << 30)
+            try:
+                for _ in range(20):
+                    if (pid := os.fork()) == 0:
+                        signal.alarm(20)
+                        os._exit(used(2) != 8)
+                    assert os.waitpid(pid, 0)[1] == 0
+            finally:
+                enough.set()
+            assert working.result() == 8
+        """,
+        json.dumps(pkcs11.properties),
+        pkcs11.new_key(),
+    )
+
+
 def test_pkcs11_beside_tls(pkcs11: Any, azure: Any) -> None:
     """A connection that is open when the library is loaded goes on: what that leaves in OpenSSL is not its error."""
     run_python(

@@ -57,8 +57,8 @@ class Pkcs11Kms(ServiceKms):
     Properties: ``kms.pkcs11.library`` (the path of the vendor's), ``kms.pkcs11.token-label``, ``kms.pkcs11.pin-file``
     or ``kms.pkcs11.pin-env``, and ``kms.max-attempts``. Key ids are labels of keys.
 
-    A library does one thing at a time in a process, and how long it waits for its device is up to it. A PIN that was
-    refused is not tried again: after a few times the token would lock itself.
+    A library does one thing at a time in a process, and how long it waits for its device is up to it; a fork waits for
+    what it does. A PIN that was refused is not tried again: after a few times the token would lock itself.
     """
 
     provider = "pkcs11"
@@ -349,6 +349,19 @@ def _token(path: str, label: str) -> _Token:
         return library.tokens.setdefault(label, _Token(library, label))
 
 
+def _before_fork() -> None:
+    """Nobody is in a library: a child could not let go of the library's own locks, nor of OpenSSL's."""
+    _guard.acquire()
+    for library in _libraries.values():
+        library.lock.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    for library in _libraries.values():
+        library.lock.release()
+    _guard.release()
+
+
 def _after_fork_in_child() -> None:
     global _guard
     _guard = threading.Lock()
@@ -360,4 +373,4 @@ def _wrong_pin(label: str, why: str) -> KeyAccessError:
     return KeyAccessError(f"the PIN for the token {label!r} of the KMS pkcs11 is wrong: {why}. Correct it: {PINS}")
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
