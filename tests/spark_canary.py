@@ -20,7 +20,7 @@ from typing import Any
 from deadly_kms import Rules
 from support import pattern
 
-from ags_fast.jobs import JobError, decrypt_files, encrypt_files, rekey_files, verify_files
+from ags_fast.jobs import JobError, decrypt_files, encrypt_files, expire, rekey_files, rotate, verify_files
 from ags_fast.jobs.dataset import Dataset
 from ags_fast.keys import envelope
 from ags_fast.keys.kms import load_kms, local
@@ -131,6 +131,10 @@ def run_jobs(folder: Path, rules: Rules, engine: Any) -> None:
         verify_files(ds, **common).raise_for_failures()
         rekey_files(ds, **common, paths="[12]").raise_for_failures()
         decrypt_files(ds, folder / f"{name}-out", **common).raise_for_failures()
+        local.rotate_key(rules.kms, "master")
+        for what in ("kek", "mek", "double-wrap") if double else ("kek", "mek"):
+            rotate(ds, **common, what=what).raise_for_failures()
+        assert expire(ds, kms=rules.kms, keep=2, force=True).counts["ok"]
         data = (ds / "0.ags").read_bytes()
         (ds / "0.ags").write_bytes(data[:100] + bytes(8) + data[108:])
         rules.set(dataset_id=dataset_id, shout=("3.ags",) if not double else ("None",))

@@ -141,8 +141,15 @@ def test_local_cluster(folders: Folders) -> None:
         out = folders.root / "spark-out"
         kill_on_the_way(running, folders, lambda: running.start("decrypt_files", ds, out, **job(folders)))
         assert content(out) == content(folders.src)
+        folders.rules.set(wait=0.1, spared=(running.pid,))
+        running.start("rotate", ds, **job(folders, concurrency=1))  # a call for each file, all by one worker
+        os.kill(caller_after(folders, 3), signal.SIGKILL)
+        os.kill(executor_of(caller_after(folders, 10)), signal.SIGKILL)
+        rotated = running.result()
+        assert (rotated["counts"], rotated["version"]) == ({"ok": 2, "skipped": 0, "failed": 0}, 2)
         folders.rules.set()
         assert running.run("verify_files", ds, **job(folders))["counts"]["ok"] == COUNT
+        folders.check()
     assert any((folders.root / "work").rglob("stderr"))
 
 

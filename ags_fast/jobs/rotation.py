@@ -100,7 +100,8 @@ def rotate(
     KMS to move to; from then on the dataset is opened with that. grace: how long a retired KEK stays at least, also
     when no version needs it: longer than the longest writing job. force_expire: then do `expire(keep=1, force=True)`;
     its result is the result's `expired`. engine: what rewrites manifests; None: this process. concurrency: KMS calls at
-    once, in each worker. resume: take up a rotation with the same arguments that died: True, False, or None: if the
+    once, in each worker. progress: None shows a bar on a terminal, False none, and a callable gets rows as they come.
+    resume: take up a rotation with the same arguments that died: True, False, or None: if the
     storage shows that it did, as local files do; in an object store, if nothing happened for a day. dry_run: say what
     would be done.
 
@@ -192,7 +193,12 @@ class _Rotation:
 
     def _key_row(self, old: str, new: str, status: str = "ok", why: tuple[str, str] | None = None) -> None:
         error_class, error = why or (None, None)
-        self.rows.append(Row(old, new, status, error_class, error, format="key", key_id=new))
+        self._report(Row(old, new, status, error_class, error, format="key", key_id=new))
+
+    def _report(self, row: Row) -> None:
+        self.rows.append(row)
+        if callable(self.progress):
+            self.progress([row])
 
     # ---- R1, R2, and from single to double wrap
 
@@ -397,7 +403,7 @@ class _Rotation:
                 for row in rows:
                     entry = by_name[row.dst or ""]
                     ref = refs[entry.path]
-                    self.rows.append(row._replace(plain_length=None, block_size=None))
+                    self._report(row._replace(plain_length=None, block_size=None))
                     bar.update(ref.entries)
                     if row.status == "failed":
                         failed = True
@@ -416,7 +422,7 @@ class _Rotation:
     def _bar(self, total: int, unit: str) -> Any:
         from tqdm import tqdm
 
-        disable = None if self.progress is None else not self.progress
+        disable = None if self.progress is None else not self.progress or callable(self.progress)
         return tqdm(total=total, unit=unit, unit_scale=True, desc=f"rotate {self.what}", disable=disable)
 
     # ---- R3
