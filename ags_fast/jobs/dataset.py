@@ -537,7 +537,10 @@ class Dataset:
 
     def open_body(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str]:
         """What a document says, if it is authentic and of this kind; and the key that it is sealed with."""
-        document = Document(self.store.read(path, DOCUMENT_NBYTES), path)
+        data = self.store.read(path, DOCUMENT_NBYTES)
+        if data == REMOVED:
+            raise FileNotFoundError(path)
+        document = Document(data, path)
         body = document.authentic(envelope, self.id)
         if body.get("format") != kind:
             raise FormatError(f"{path} is a {body.get('format')!r}, not a {kind!r}")
@@ -569,19 +572,24 @@ class Dataset:
 
     def current(self, *, version: int | None = None, min_version: int | None = None) -> Version | None:
         """The highest version, or the one asked for. None if nothing was committed yet."""
-        numbers = self.version_numbers()
-        self.keys.refresh()  # now: a version comes after the keys that it needs
-        newest = numbers[-1] if numbers else 0
-        if min_version is not None and newest < min_version:
-            raise PolicyError(
-                f"the dataset's newest version is {newest}, older than min_version={min_version}: "
-                "somebody took newer ones away"
-            )
-        if version is not None:
-            if version not in numbers:
+        while True:
+            numbers = self.version_numbers()
+            self.keys.refresh()  # now: a version comes after the keys that it needs
+            newest = numbers[-1] if numbers else 0
+            if min_version is not None and newest < min_version:
+                raise PolicyError(
+                    f"the dataset's newest version is {newest}, older than min_version={min_version}: "
+                    "somebody took newer ones away"
+                )
+            if version is not None and version not in numbers:
                 raise FileNotFoundError(f"the dataset has no version {version}; it has {_ranges(numbers)}")
-            newest = version
-        return self.version(newest) if newest else None
+            if not newest:
+                return None
+            try:
+                return self.version(version or newest)
+            except IntegrityError:
+                if self.version_numbers() == numbers:
+                    raise  # otherwise it may be that it was expired
 
     def version(self, number: int) -> Version:
         path = VERSIONS + numbered(number)
@@ -654,36 +662,57 @@ class Dataset:
         written: dict[tuple[Any, ...], TableRef] = {}  # manifests made for an attempt that lost, for the next one
         while True:
             head = self.current()
-            add = self.rewrap(add)
-            key_id, envelope = self.document_key(), self.envelope
-            refused, there = self._conflicts(add, base, head, replaced, envelope)
-            added = [entry for entry in add if entry.path not in refused and entry.path not in there]
-            if not added:
-                self._remove(written.values())
-                return head, [entry for entry in add if entry.path in refused]
-            names = {entry.path for entry in added}
-            taken = {path: file for path, file in replaced.items() if path in names}
-            refs: list[TableRef] = []
-            files, plain_length = len(added), sum(entry.plain_length for entry in added)
-            for ref in head.manifests if head else ():
-                if not taken:
-                    refs.append(ref)
-                    continue
-                entries = self.open_table(ref, envelope)
-                kept = [entry for entry in entries if taken.get(entry.path) != entry.file]
-                files -= len(entries) - len(kept)
-                plain_length -= sum(entry.plain_length for entry in entries if taken.get(entry.path) == entry.file)
-                if len(kept) == len(entries):
-                    refs.append(ref)
-                elif kept:
-                    refs.append(self._manifest(kept, key_id, envelope, written))
-            refs += [self._manifest(chunk, key_id, envelope, written) for chunk in chunks(added)]
             try:
-                version = self.succeed(head, operation, job_id, refs, files, plain_length, policy)
+                version, refused = self._commit_on(head, operation, job_id, add, base, replaced, policy, written)
             except FileExistsError:
                 continue
-            self._remove(ref for ref in written.values() if ref not in refs)
+            except IntegrityError:
+                if self.is_newest(head):
+                    raise
+                continue  # what it has was expired meanwhile
+            self._remove(ref for ref in written.values() if version is None or ref not in version.manifests)
             return version, [entry for entry in add if entry.path in refused]
+
+    def is_newest(self, version: Version | None) -> bool:
+        """Whether nobody has made a version since."""
+        return self.version_numbers()[-1:] == ([version.number] if version else [])
+
+    def _commit_on(
+        self,
+        head: Version | None,
+        operation: str,
+        job_id: str,
+        add: Sequence[FileEntry],
+        base: Version | None,
+        replaced: Mapping[str, str],
+        policy: Policy | None,
+        written: dict[tuple[Any, ...], TableRef],
+    ) -> tuple[Version | None, set[str]]:
+        """`commit`, if `head` is still the newest version. FileExistsError, or IntegrityError, if it is not."""
+        add = self.rewrap(add)
+        key_id, envelope = self.document_key(), self.envelope
+        refused, there = self._conflicts(add, base, head, replaced, envelope)
+        added = [entry for entry in add if entry.path not in refused and entry.path not in there]
+        if not added:
+            return head, refused
+        names = {entry.path for entry in added}
+        taken = {path: file for path, file in replaced.items() if path in names}
+        refs: list[TableRef] = []
+        files, plain_length = len(added), sum(entry.plain_length for entry in added)
+        for ref in head.manifests if head else ():
+            if not taken:
+                refs.append(ref)
+                continue
+            entries = self.open_table(ref, envelope)
+            kept = [entry for entry in entries if taken.get(entry.path) != entry.file]
+            files -= len(entries) - len(kept)
+            plain_length -= sum(entry.plain_length for entry in entries if taken.get(entry.path) == entry.file)
+            if len(kept) == len(entries):
+                refs.append(ref)
+            elif kept:
+                refs.append(self._manifest(kept, key_id, envelope, written))
+        refs += [self._manifest(chunk, key_id, envelope, written) for chunk in chunks(added)]
+        return self.succeed(head, operation, job_id, refs, files, plain_length, policy), refused
 
     def succeed(
         self,

@@ -258,7 +258,8 @@ class Plan:
         self.refs, self.key_id = refs, key_id
         # Now that it says which keys it needs, nobody removes them: were they there until now?
         self.dataset.keys.refresh()
-        missing = [key for key in self._key_ids(entries) - {""} if key not in envelope.entries]
+        named = self._key_ids(entries) - self._new_key_ids() - {""}
+        missing = [key_id for key_id in named if key_id not in envelope.entries]
         if missing and self.number == 1:
             self.remove()
             raise ConcurrentChangeError(
@@ -339,10 +340,15 @@ class Plan:
                 raise
             return set()
 
+    def _new_key_ids(self) -> set[str]:
+        """The keys that a rotation has made, and adds to the key store when it is planned."""
+        return {str(key["key-id"]) for key in self.body.get("keys", {}).values()}
+
     def _key_ids(self, entries: Iterable[FileEntry]) -> set[str]:
         """The keys that it needs itself, with these entries, and those of what a rotation or an expiry deals with."""
         refs = [*self.refs, *map(TableRef.from_json, self.body.get("manifests", ()))]
         used = {self.key_id, *(ref.key_id for ref in refs), *self.body.get("keys", ()), *self.body.get("moves", ())}
+        used |= self._new_key_ids()
         return used.union(*(dict(ref.keys or ()) for ref in refs), *(entry.key_ids() for entry in entries))
 
     @classmethod

@@ -13,12 +13,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
-from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError, PolicyError
+from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.jobs.dataset import (
     MANIFESTS,
     RETIRES_MS,
@@ -164,7 +164,8 @@ class _Rotation:
         self.progress = progress
         self.rows: list[Row] = []
         self.current: dict[str, str | None] = {}  # versions of master keys, of the KMS that KEKs are to be wrapped by
-        self.ready: dict[bytes, bytes] = {}  # DEKs that the KMS has wrapped anew already, by what they were
+        # DEKs that the KMS has wrapped anew already, by the key that this is for, and what they were.
+        self.ready: dict[tuple[str, bytes], bytes] = {}
         self.facts = {
             "operation": "rotate",
             "what": what,
@@ -211,7 +212,14 @@ class _Rotation:
                 return self._result(plan.job_id, made.number)
             job_id = plan.job_id if plan is not None else new_job_id()
             if plan is None:
-                new = self._new_keys()
+                while True:
+                    try:
+                        new = self._new_keys()
+                        break
+                    except IntegrityError:
+                        if opened.is_newest(self.head):
+                            raise
+                        self.head = opened.current()  # what it had was expired meanwhile
                 if self.dry_run or not (new or self._moves(self.head)):
                     for old, entry in new.items():
                         self._key_row(old, entry.key_id, "planned")
@@ -275,7 +283,8 @@ class _Rotation:
                 for key_id, wrapped, bound in entry.wraps(opened.id):
                     if key_id in todo:
                         todo.remove(key_id)
-                        (self.ready[wrapped],) = envelope.rewrap_many(key_id, new[key_id].key_id, [(wrapped, bound)])
+                        key = new[key_id].key_id
+                        (self.ready[key, wrapped],) = envelope.rewrap_many(key_id, key, [(wrapped, bound)])
 
     def _install(self, new: Mapping[str, KeyEntry], grace_ms: int) -> None:
         """Have the key store name the new keys, and retire the old ones. What somebody else has retired is let be."""
@@ -330,9 +339,13 @@ class _Rotation:
             moves = self._moves(head)
             todo = [ref for ref in self._todo(head, set(moves)) if ref.path not in done]
             if todo:
+                rows = len(self.rows)
                 refs = self._do(plan, engine, todo, moves)
                 if refs is None:
-                    return None
+                    if opened.is_newest(head) and self._moves(opened.current()) == moves:
+                        return None
+                    del self.rows[rows:]  # others have expired what was to be read, or retired what was to wrap
+                    continue
                 done |= refs
             assert head is not None or not done
             if not head or not any(ref.path in done for ref in head.manifests):
@@ -781,13 +794,30 @@ def _unneeded(
     envelope = opened.envelope
     seen: set[str] = set()
     for version in opened.versions():
-        for ref in version.manifests if version.number not in gone else ():
-            if ref.path not in seen:
-                seen.add(ref.path)
-                needed.update(entry.file for entry in opened.open_table(ref, envelope))
+        with _unless_expired(opened, version):
+            for ref in version.manifests if version.number not in gone else ():
+                if ref.path not in seen:
+                    needed.update(entry.file for entry in opened.open_table(ref, envelope))
+                    seen.add(ref.path)
     for ref in refs:
+        try:
+            entries = opened.open_table(ref, envelope) if ref.path not in seen else []
+        except IntegrityError:
+            if opened.store.stat(ref.path) is None:
+                continue  # another expiry was first
+            raise
         if ref.path not in seen:
-            yield ref, [entry for entry in opened.open_table(ref, envelope) if entry.file not in needed]
+            yield ref, [entry for entry in entries if entry.file not in needed]
+
+
+@contextmanager
+def _unless_expired(opened: Dataset, version: Version) -> Iterator[None]:
+    """What is missing of a version is no fault if the version is gone, too."""
+    try:
+        yield
+    except IntegrityError:
+        if version.number in opened.version_numbers():
+            raise
 
 
 def _remove_keys(opened: Dataset, rows: list[Row], force: bool, planned: set[int] | None = None) -> None:
@@ -873,9 +903,10 @@ def _used_keys(opened: Dataset, gone: set[int]) -> dict[str, str]:
         if version.number in gone:
             continue
         used.setdefault(version.key_id, f"version {version.number} needs it")
-        for ref in version.manifests:
-            if ref.path not in opened_already:
-                opened_already[ref.path] = key_counts(opened, [ref])
-                for key_id in (ref.key_id, *opened_already[ref.path]):
-                    used.setdefault(key_id, f"version {version.number} needs it")
+        with _unless_expired(opened, version):
+            for ref in version.manifests:
+                if ref.path not in opened_already:
+                    opened_already[ref.path] = key_counts(opened, [ref])
+                    for key_id in (ref.key_id, *opened_already[ref.path]):
+                        used.setdefault(key_id, f"version {version.number} needs it")
     return used

@@ -63,9 +63,7 @@ class Context:
     overwrite: bool = False
     resume: str | None = None
     moves: Mapping[str, str] = field(default_factory=dict)  # rotate: the keys to leave, and those to go to
-    ready: Mapping[bytes, bytes] = field(
-        default_factory=dict
-    )  # rotate: DEKs as they are wrapped anew, by the old wraps
+    ready: Mapping[tuple[str, bytes], bytes] = field(default_factory=dict)  # rotate: what the KMS has wrapped anew
     concurrency: int = 1  # rotate: calls of the KMS at once
     isolate: bool = False  # run each file in a process of its own: one of them kills its worker
     without: frozenset[str] = frozenset()  # keys that are not to be had; of Parquet, their columns are left out

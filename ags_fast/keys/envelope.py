@@ -442,14 +442,14 @@ class Envelope:
         old: str,
         new: str,
         items: Sequence[tuple[bytes, bytes]],
-        ready: Mapping[bytes, bytes] | None = None,
+        ready: Mapping[tuple[str, bytes], bytes] | None = None,
         concurrency: int = 1,
     ) -> list[bytes]:
         """DEKs that the key `old` wrapped, each ``(wrapped, binding)``, wrapped by the key `new` for the same use.
 
         Double wrap to double wrap is done here. Where the KMS wraps DEKs, it is asked for each: once if it can rewrap
         and both keys are under one master key, else as `unwrap` and `wrap` do, by so many threads at once. ready: those
-        that it need not be asked for, as they are to be wrapped, by what they are wrapped as.
+        that it need not be asked for, by the key `new` and what they are wrapped as.
         """
         before, after = self._entry(old), self._entry(new)
         self._check_wraps(after)
@@ -460,7 +460,7 @@ class Envelope:
         rewraps = not after.double_wrap and kms.supports_rewrap and before.wrapping_key_id == master
 
         def ask(item: tuple[bytes, bytes]) -> bytes:
-            if (had := known.get(item[0])) is not None:
+            if (had := known.get((new, item[0]))) is not None:
                 return had
             return kms.rewrap_key(item[0], master) if rewraps else self.wrap(new, self.unwrap(old, *item), item[1])
 
@@ -473,7 +473,7 @@ class Envelope:
         prefix: bytes,
         names: Any,
         wrapped: Any,
-        ready: Mapping[bytes, bytes] | None = None,
+        ready: Mapping[tuple[str, bytes], bytes] | None = None,
         concurrency: int = 1,
     ) -> Any:
         """`rewrap_many` of an Arrow array of wrapped DEKs, whose bindings are `prefix` and a name in the array `names`.

@@ -518,6 +518,8 @@ class DatasetKeyStore:
                 data = self._store.read(_path(number), MAX_NBYTES)
             except FileNotFoundError:  # removed since it was listed, so there is a newer one
                 continue
+            if data == REMOVED:
+                continue
             return _Version.opened(data, number, self._kms, self._given_id)
         raise self._too_fast()
 
