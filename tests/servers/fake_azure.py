@@ -133,6 +133,7 @@ class FakeKeyVault:
 def _handler(vault: FakeKeyVault) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # head and body go out as one: sent apart, the second waits for the first one's acknowledgement
 
         def log_message(self, *_: Any) -> None:
             pass

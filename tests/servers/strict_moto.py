@@ -17,7 +17,7 @@ from moto.core.exceptions import JsonRESTError
 from moto.kms import utils
 from moto.kms.models import KmsBackend
 from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 
 class RefusedError(JsonRESTError):
@@ -111,6 +111,7 @@ class Server:
 
 def main() -> None:
     KmsBackend.encrypt, KmsBackend.decrypt, KmsBackend.rotate_key_on_demand = encrypt, decrypt, rotate
+    WSGIRequestHandler.disable_nagle_algorithm = True  # a body need not wait until its head is acknowledged
     server = make_server("127.0.0.1", int(sys.argv[1]), Server(), threaded=True)
     print(f"READY http://127.0.0.1:{server.port}", flush=True)
     server.serve_forever()
