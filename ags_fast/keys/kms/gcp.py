@@ -24,7 +24,7 @@ REFUSALS = {
     "UNAUTHENTICATED": "Google does not accept the caller's credentials: get new ones",
     "NOT_FOUND": "there is no such key: check the project, location, key ring and name",
     "INVALID_ARGUMENT": "it is not a request for this key: is its purpose ENCRYPT_DECRYPT, and the key to wrap small?",
-    "FAILED_PRECONDITION": "no version is there to do it: is the primary version enabled?",
+    "FAILED_PRECONDITION": "the version that it takes (to encrypt, the primary one) is off: enable or restore it",
 }
 STATES = {
     "DISABLED": "enable this version",

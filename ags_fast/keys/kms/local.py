@@ -285,7 +285,8 @@ class _Keystore:
             raise KeyAccessError(f"version {number} of the local key {key_id!r} is disabled: enable it to use it")
         if version["state"] == "destroyed":
             raise KeyAccessError(
-                f"version {number} of the local key {key_id!r} was destroyed: what only it had wrapped is lost"
+                f"version {number} of the local key {key_id!r} was destroyed: what only it had wrapped is lost, unless "
+                "a backup of the keystore still has it"
             )
         master = self._open.get((key_id, number))
         if master is None:

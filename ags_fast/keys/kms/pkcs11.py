@@ -104,7 +104,7 @@ class Pkcs11Kms(ServiceKms):
                     "to unwrap",
                     f"{wrapping_key_id!r}, version {number.hex()}",
                     "no such version",
-                    f"it was destroyed, or is another token's; what is there: {known}",
+                    f"it was destroyed, or is another token's: restore it, or name that. There are: {known}",
                 )
             if not master[Attribute.DECRYPT]:
                 raise self._refusal(

@@ -157,7 +157,7 @@ class VaultKms(ServiceKms):
                 f"on {self._mount}/keys/{key_id} to be told which",
             )
         if version < found.get("min_available_version", 0):
-            return self._refusal(action, key, "trimmed", "what only it had wrapped is lost")
+            return self._refusal(action, key, "trimmed", "what only it had wrapped is lost, unless a backup has it")
         if version < found.get("min_decryption_version", 0):
             return self._refusal(
                 action, key, "disabled", f"lower the key's min_decryption_version to {version} to use it"
