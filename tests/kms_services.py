@@ -18,7 +18,7 @@ from kms_clients import keystore
 from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Service:
@@ -266,6 +266,7 @@ class Vault(Service):
     def __init__(self, url: str, token: str, folder: Path) -> None:
         import hvac
 
+        self.url = url
         self.file = folder / "token"
         self.token = token
         self.file.write_text(token + "\n")
@@ -276,6 +277,8 @@ class Vault(Service):
         }
         self.client = hvac.Client(url=url, token=token)
         self.admin = self.client.secrets.transit
+        self.sent = 0
+        self.throttled = False
 
     def new_key(self) -> str:
         name = f"key-{os.urandom(4).hex()}"
@@ -300,6 +303,20 @@ class Vault(Service):
 
     def open(self, wrapped: bytes, key_id: str) -> bytes:
         return base64.b64decode(self.admin.decrypt_data(key_id, wrapped.decode())["data"]["plaintext"])
+
+    def requests(self) -> int:
+        sent, self.sent = self.sent, 0
+        return sent
+
+    def fail(self, times: int) -> bool:
+        """Once for many: by a quota that the first request uses up, for an hour."""
+        if times:
+            self.client.write_data("sys/quotas/rate-limit/busy", data={"rate": 1, "interval": "1h", "path": "transit/"})
+            self.admin.list_keys()
+        elif self.throttled:
+            self.client.delete("sys/quotas/rate-limit/busy")
+        self.throttled = times > 0
+        return True
 
     def limited(self, rules: str) -> str:
         """A token under a policy of its own."""
@@ -406,6 +423,19 @@ class Pkcs11(Service):
             return bytes(key.decrypt(sealed, mechanism=Mechanism.AES_GCM, mechanism_param=params))
 
 
+def counting(vault: Vault) -> Callable[..., Any]:
+    """How hvac sends a request, the administrator's too."""
+    from requests.adapters import HTTPAdapter
+
+    send = HTTPAdapter.send
+
+    def counted(adapter: Any, request: Any, **options: Any) -> Any:
+        vault.sent += request.url.startswith(vault.url)
+        return send(adapter, request, **options)
+
+    return counted
+
+
 @contextlib.contextmanager
 def started(name: str, folder: Path) -> Iterator[Service]:
     """A service of this name, with its server."""
@@ -440,8 +470,10 @@ def started(name: str, folder: Path) -> Iterator[Service]:
                 vault.stop()
     elif name == "vault":
         token = os.urandom(12).hex()
-        with servers.vault(token) as url:
-            yield Vault(url, token, folder)
+        with servers.vault(token) as url, pytest.MonkeyPatch.context() as patches:
+            vault = Vault(url, token, folder)
+            patches.setattr("requests.adapters.HTTPAdapter.send", counting(vault))
+            yield vault
     else:
         with servers.softhsm(folder) as hsm:
             yield Pkcs11(hsm, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import functools
 import hashlib
 import io
 import json
@@ -13,8 +14,10 @@ import pickle
 import signal
 import socket
 import stat
+import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +28,8 @@ from support import finish_python, flip, run_python, start_python
 
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys import KmsClient, kms_calls, load_kms, set_audit_hook
-from ags_fast.keys.kms import as_kms, local, shared_client, with_retries
+from ags_fast.keys import kms as kms_module
+from ags_fast.keys.kms import Pace, as_kms, local, shared_client, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,6 +74,13 @@ def calls_of(action: Callable[[], Any]) -> dict[tuple[str, str], int]:
         ({"encryption.kms-type": "aws", "kms.endpoint": "http://127.example.com"}, "https"),
         ({"encryption.kms-type": "aws", "kms.endpoint": "localhost:80"}, "URL"),
         ({"encryption.kms-type": "aws", "kms.max-attempts": "0"}, r"kms\.max-attempts"),
+        *(
+            (
+                {"encryption.kms-impl": "kms_clients:Duck", "kms.max-calls-per-second": text},
+                r"kms\.max-calls-per-second",
+            )
+            for text in ("", "0", "-1", "many", "nan", "inf")
+        ),
         ({"encryption.kms-type": "aws", "kms.read-timeout-ms": "soon"}, r"kms\.read-timeout-ms"),
     ],
 )
@@ -253,6 +264,65 @@ def test_a_key_that_cannot_be_accounted_for_is_not_handed_out() -> None:
         set_audit_hook(None)
 
 
+class Clock:
+    """A clock that goes on only where somebody sleeps; one that is `still`, not even then."""
+
+    time_ns = staticmethod(time.time_ns)  # so that it can stand for the module
+    perf_counter = staticmethod(time.perf_counter)
+
+    def __init__(self, *, still: bool = False) -> None:
+        self.now = 0.0
+        self.waits: list[float] = []
+        self._still = still
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += 0 if self._still else seconds
+
+
+def test_threads_share_the_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that come at once are told turns at even distances, whichever client of these properties they use."""
+    clock = Clock(still=True)
+    monkeypatch.setattr(kms_module, "Pace", functools.partial(Pace, clock=clock.monotonic, sleep=clock.sleep))
+    properties = {**keystore(tmp_path, "m"), "kms.max-calls-per-second": "4"}
+    start = threading.Barrier(8)
+
+    def use(number: int) -> None:
+        kms = load_kms(properties)
+        start.wait()
+        for _ in range(5):
+            kms.wrap_key(b"key", "m")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(8)))
+    assert sorted(clock.waits) == [turn / 4 for turn in range(1, 40)]
+    clock.waits.clear()
+    load_kms({**properties, "more": "1"}).wrap_key(b"key", "m")  # others have turns of their own
+    load_kms(keystore(tmp_path, "m", name="unlimited")).wrap_key(b"key", "m")
+    narrow = load_kms({**properties, "encryption.allowed-key-ids": "n"})
+    for _ in range(2):
+        with pytest.raises(KeyAccessError, match="does not have"):
+            narrow.wrap_key(b"key", "m")
+    assert not clock.waits
+    clock.now = 1000.0  # what was not used is not saved up
+    for _ in range(3):
+        load_kms(properties).wrap_key(b"key", "m")
+    assert clock.waits == [0.25, 0.5]
+
+
+def test_a_limit_of_calls_for_objects_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(kms_module, "Pace", functools.partial(Pace, clock=clock.monotonic, sleep=clock.sleep))
+    kms = load_kms({"encryption.kms-impl": "kms_clients:JavaLike", "kms.max-calls-per-second": "0.5"})
+    kms.unwrap_key(kms.wrap_key(b"key", "m"), "m")
+    kms.generate_key("m", 16)
+    kms.current_version("m")
+    assert clock.waits == [2.0] * 3
+
+
 def test_a_fork_counts_its_own_calls(tmp_path: Path) -> None:
     out = run_python(
         """
@@ -260,7 +330,7 @@ def test_a_fork_counts_its_own_calls(tmp_path: Path) -> None:
         from kms_clients import keystore
         from pathlib import Path
         from ags_fast.keys import kms_calls, load_kms
-        kms = load_kms(keystore(Path(sys.argv[1]), "m"))
+        kms = load_kms({**keystore(Path(sys.argv[1]), "m"), "kms.max-calls-per-second": "0.001"})  # and has own turns
         wrapped = kms.wrap_key(b"key", "m")
         kms._lock.acquire()  # as another thread might hold it
         if (pid := os.fork()) == 0:

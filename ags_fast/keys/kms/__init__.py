@@ -31,6 +31,7 @@ T = TypeVar("T")
 KMS_TYPE = "encryption.kms-type"
 KMS_IMPL = "encryption.kms-impl"
 ALLOWED = "encryption.allowed-key-ids"
+RATE = "kms.max-calls-per-second"
 PROVIDERS = {
     "local": "ags_fast.keys.kms.local:LocalKms",
     "aws": "ags_fast.keys.kms.aws:AwsKms",
@@ -69,10 +70,38 @@ def set_audit_hook(hook: Callable[[dict[str, Any]], object] | None) -> None:
     _audit_hook = hook
 
 
+class Pace:
+    """Turns at even distances: a bucket of one token, for which threads queue in the order in which they come."""
+
+    def __init__(
+        self,
+        per_second: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._distance = 1 / per_second
+        self._next = -math.inf
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        with self._lock:
+            now = self._clock()
+            turn = max(now, self._next)
+            self._next = turn + self._distance
+        if turn > now:
+            self._sleep(turn - now)
+
+
+_paces: dict[bytes, Pace] = {}  # by the identity of clients
+
+
 def _after_fork_in_child() -> None:
-    # The lock may have been held by a thread that the child does not have, and the calls were its parent's.
+    # Locks may have been held by threads that the child does not have; the calls and turns were its parent's.
     global _accounts
     _accounts = threading.Lock()
+    _paces.clear()
     _calls.clear()
     _shared.clear()
 
@@ -95,7 +124,7 @@ class KmsClient:
     Make one with `load_kms`. For a system of your own, derive a class, name it in ``encryption.kms-impl`` and write
     `_wrap` and `_unwrap`, and where the system can, `_generate` and `_rewrap`, with the two attributes that say so, and
     `key_version` with `_current_version`. (A class that has ``wrap_key`` and ``unwrap_key`` of its own will do.) The
-    public methods check, count, and report to the audit hook.
+    public methods check, wait for their turn, count, and report to the audit hook.
 
     Threads share a client. It opens connections and files when it is first called, again after `close`, and again in
     the child of a fork. It pickles as its properties.
@@ -213,8 +242,17 @@ class KmsClient:
         if not any(fnmatchcase(wrapping_key_id, pattern) for pattern in patterns):
             raise KeyAccessError(f"{ALLOWED} does not have the key {wrapping_key_id!r}, so the KMS was not asked")
 
+    def _wait_for_turn(self) -> None:
+        per_second = _rate(self._properties or {})
+        if per_second is not None:
+            identity = self.identity
+            with _accounts:
+                pace = _paces.setdefault(identity, Pace(per_second))
+            pace.wait()
+
     def _account(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
         self._check(wrapping_key_id)
+        self._wait_for_turn()
         with _accounts:
             _calls[self.provider, operation] += 1
         time_ms, begun, outcome = time.time_ns() // 1_000_000, time.perf_counter(), "ok"
@@ -362,6 +400,8 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
     ``encryption.allowed-key-ids``: the master keys that may be used, patterns such as ``arn:aws:kms:*:1234:key/*`` with
     commas between them. Without it any id goes to the KMS, also one that a dataset names and that may be somebody
     else's key, if the KMS lets the caller use it: then a whole dataset can be somebody else's, too.
+
+    ``kms.max-calls-per-second``: how many calls clients of these properties begin in this process, at even distances.
     """
     properties = dict(properties)
     if not all(isinstance(text, str) for pair in properties.items() for text in pair):
@@ -373,6 +413,7 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
         raise ValueError(f"{KMS_TYPE} is {', '.join(PROVIDERS)}, not {kms_type!r}")
     if ALLOWED in properties and not _patterns(properties[ALLOWED]):
         raise ValueError(f"{ALLOWED} allows no key: leave it out, or name some")
+    _rate(properties)
     client = _adapt(find_class(kms_impl or PROVIDERS[kms_type or ""])())
     client.initialize(properties)
     client._properties = properties
@@ -419,6 +460,18 @@ def find_class(impl: str, named_by: str = KMS_IMPL) -> Any:
     if not callable(found):
         raise ValueError(f"{named_by} names {name!r}, which {module!r} does not have")
     return found
+
+
+def _rate(properties: Mapping[str, str]) -> float | None:
+    if RATE not in properties:
+        return None
+    try:
+        per_second = float(properties[RATE])
+    except ValueError:
+        per_second = 0
+    if not 0 < per_second < math.inf:
+        raise ValueError(f"{RATE} is a number above 0, such as 50 or 0.5, not {properties[RATE]!r}")
+    return per_second
 
 
 def _patterns(text: str) -> list[str]:
