@@ -462,7 +462,7 @@ def test_the_old_version_is_destroyed(tmp_path: Path) -> None:
     assert made["local", "rewrap"] == 3 or (made["local", "unwrap"], made["local", "wrap"]) == (3, 3)
     before = kms_calls()
     assert rewrap_keks(rotated, kms) == rotated
-    assert set(kms_calls() - before) <= {("local", "describe")}
+    assert kms_calls() == before
     local.set_state(kms, "m", "destroyed", version=1)
     clear_cache()
     assert [manifest_list_key(rotated, key_id, kms) for key_id in ids] == [metadata_of(i) for i in range(3)]

@@ -127,7 +127,7 @@ def test_what_classes_of_users_can() -> None:
     assert java.unwrap_key(wrapped, "m") == key == bytes(24)
     assert java.key_version(wrapped) == "7"
     before = kms_calls()
-    assert java.current_version("m") == "8" and kms_calls() - before == {("JavaLike", "describe"): 1}
+    assert java.current_version("m") == "8" and kms_calls() == before
     assert calls_of(lambda: java.rewrap_key(wrapped, "m")) == {("JavaLike", "rewrap"): 1}
     assert java.calls[-1] == "unwrap"  # what the adapter does not know, it asks the object for
     java.close()

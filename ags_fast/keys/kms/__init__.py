@@ -40,6 +40,7 @@ PROVIDERS = {
     "vault": "ags_fast.keys.kms.vault:VaultKms",
     "pkcs11": "ags_fast.keys.kms.pkcs11:Pkcs11Kms",
 }
+DESCRIBE = "describe"  # the operation that is about no key
 MAX_KEY_NBYTES = 4096  # the most that the strictest service takes
 
 
@@ -53,7 +54,8 @@ _audit_hook: Callable[[dict[str, Any]], object] | None = None
 def kms_calls() -> Counter[tuple[str, str]]:
     """How often this process has called a KMS: a snapshot of ``{(provider, operation): calls}``.
 
-    Operations are wrap, unwrap, generate, rewrap and describe. A call that fails counts; its retries do not.
+    Operations are wrap, unwrap, generate and rewrap: `KmsClient.current_version` asks for no key, and does not count. A
+    call that fails counts; its retries do not.
     """
     with _accounts:
         return Counter(_calls)
@@ -205,10 +207,10 @@ class KmsClient:
         """The version of the master key that wraps now, in the words of `key_version`.
 
         None if the KMS does not tell, or not this caller, or if `key_version` never does. Where it can be told, this is
-        a call, counted as ``describe``; elsewhere nobody is asked.
+        a call, which the audit hook hears of as ``describe``; elsewhere nobody is asked.
         """
         if self._tells_current_version:
-            return self._account("describe", wrapping_key_id, lambda: self._current_version(wrapping_key_id))
+            return self._account(DESCRIBE, wrapping_key_id, lambda: self._current_version(wrapping_key_id))
         self._check(wrapping_key_id)
         return None
 
@@ -254,7 +256,8 @@ class KmsClient:
         self._check(wrapping_key_id)
         self._wait_for_turn()
         with _accounts:
-            _calls[self.provider, operation] += 1
+            if operation != DESCRIBE:
+                _calls[self.provider, operation] += 1
         time_ms, begun, outcome = time.time_ns() // 1_000_000, time.perf_counter(), "ok"
         try:
             return call()
@@ -264,7 +267,7 @@ class KmsClient:
                 raise
             # What it says is left out and not even chained: nobody knows what a stranger writes into a message.
             reason = f"{outcome} ({error.strerror})" if isinstance(error, OSError) and error.errno else outcome
-            what = "the key" if operation == "describe" else "a key with"
+            what = "the key" if operation == DESCRIBE else "a key with"
             raise KeyAccessError(
                 f"the KMS {self.provider} failed to {operation} {what} {wrapping_key_id!r}: {reason}"
             ) from None
