@@ -148,9 +148,10 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         operation.add_argument("--fsync", action="store_true", help="return when the output is on the disk")
     if argv[:1] not in (["stream"], ["parquet"]):  # which need not wait for all that datasets need
         from ags_fast.jobs.command import add_commands as add_job_commands
-        from ags_fast.keys.command import add_commands as add_key_commands
+        from ags_fast.jobs.key_command import add_commands as add_key_commands
+        from ags_fast.keys.command import add_commands as add_keystore_commands
 
-        add_key_commands(groups)
+        add_key_commands(add_keystore_commands(groups))
         add_job_commands(groups, size)
     if argv[:1] != ["stream"]:
         from ags_fast.parquet.command import add_commands as add_parquet_commands

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
 from ags_fast.errors import AgsError, KeyAccessError
 from ags_fast.fs import Store
+from ags_fast.jobs.audit import audit, key_status
 from ags_fast.jobs.dataset import (
     HIDDEN,
     MANIFESTS,
@@ -72,10 +73,12 @@ __all__ = [
     "JobResult",
     "Policy",
     "Row",
+    "audit",
     "copy_file",
     "decrypt_files",
     "encrypt_files",
     "expire",
+    "key_status",
     "open_file",
     "rekey_files",
     "rotate",

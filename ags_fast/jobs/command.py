@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ags_fast import jobs
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
@@ -14,24 +14,24 @@ from ags_fast.errors import FormatError
 from ags_fast.fs import Store
 from ags_fast.jobs.dataset import DOCUMENT_NBYTES, VERSIONS, Dataset
 from ags_fast.jobs.plan import open_plans
-from ags_fast.keys.command import ask_passphrase
+from ags_fast.jobs.policy import Policy
+from ags_fast.jobs.results import JobResult
+from ags_fast.keys.command import add_kms_options, kms_properties, pairs
 from ags_fast.keys.envelope import Document, KeyEntry
-from ags_fast.keys.kms import KMS_TYPE, load_kms, local
+from ags_fast.keys.kms import load_kms
 from ags_fast.keys.resolver import for_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ags_fast.jobs.results import JobResult
-
-__all__ = ["add_commands"]
+__all__ = ["Groups", "add_commands", "add_dataset_options", "add_engine_options", "engine", "kms", "opened", "result"]
 
 EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS = 1, 3, 4
-PASSPHRASE_ENV = "AGS_FAST_TYPED_PASSPHRASE"  # where worker processes find what was typed here
 SHOWN_FAILURES = 20
+Groups: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], size: Callable[[str], int]) -> None:
+def add_commands(groups: Groups, size: Callable[[str], int]) -> None:
     def add(name: str, run: Callable[[argparse.Namespace], dict[str, Any]], text: str) -> argparse.ArgumentParser:
         command = groups.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.set_defaults(run=run, operation=name, text=as_text, usage=command.error)
@@ -51,25 +51,10 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], si
     inspect = add("inspect", _inspect, "Show versions, keys and open jobs of DATASET; without a KMS, unauthenticated.")
 
     for command in (encrypt, decrypt, verify, rekey, sweep, ls, cat, inspect):
-        kms = command.add_argument_group("KMS")
-        kms.add_argument("--keystore", metavar="PATH", help="a local keystore, made by `ags-fast keys init`")
-        secret = kms.add_mutually_exclusive_group()
-        secret.add_argument("--key-file", metavar="PATH", help="the file with the key that opens the keystore")
-        secret.add_argument("--passphrase-file", metavar="PATH", help="the file with its passphrase")
-        secret.add_argument("--passphrase-env", metavar="NAME", help="the environment variable with its passphrase")
-        kms.add_argument(
-            "--kms",
-            metavar="NAME=VALUE",
-            action="append",
-            default=[],
-            help="a property of another KMS, such as encryption.kms-type=aws; may be repeated",
-        )
-        command.add_argument("--json", action="store_true", help="print the result, or the error, as one JSON object")
+        add_dataset_options(command)
     for command in (encrypt, decrypt, verify, rekey):
-        command.add_argument("--engine", choices=("local", "spark"), default="local", help="default: local processes")
-        command.add_argument("--spark-master", metavar="URL", help="default: what the Spark configuration says")
+        add_engine_options(command)
         command.add_argument("--max-failures", type=int, metavar="N", help="stop after more failed files than that")
-        command.add_argument("--quiet", action="store_true", help="show no progress")
     for command in (decrypt, verify, rekey):
         command.add_argument(
             "--path", metavar="PATTERN", action="append", dest="paths", help="only such files; may be repeated"
@@ -104,6 +89,9 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], si
         default="error",
         help="Parquet columns whose master key is refused: fail, or leave them out; default error",
     )
+    encrypt.add_argument(
+        "--kek-scope", metavar="SCOPE", help="from now on, what shares a KEK: see `ags-fast keys policy`"
+    )
     encrypt.add_argument("--single-wrap", action="store_true", help="have the KMS wrap every data key")
     encrypt.add_argument("--block-size", type=size, default=DEFAULT_BLOCK_SIZE, metavar="BYTES", help="default 1M")
     encrypt.add_argument("--aad-prefix", metavar="TEMPLATE", help="such as 'customers.part{n}'; default: random")
@@ -113,69 +101,63 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], si
     sweep.add_argument("--older-than", type=float, metavar="HOURS", help="only what is so old")
 
 
-def _pairs(args: argparse.Namespace, option: str, metavar: str, texts: list[str]) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            args.usage(f"{option} wants {metavar}, not {text!r}")
-        pairs[name] = value
-    return pairs
+def add_dataset_options(command: argparse.ArgumentParser) -> None:
+    add_kms_options(command)
+    command.add_argument(
+        "--key-store", metavar="URL", help="where the dataset's KEKs are: a folder, or a database; default: with it"
+    )
+    command.add_argument("--json", action="store_true", help="print the result, or the error, as one JSON object")
 
 
-def _properties(args: argparse.Namespace) -> dict[str, str]:
-    """Of the KMS; none if no option says which."""
-    properties = _pairs(args, "--kms", "NAME=VALUE", args.kms)
-    if args.keystore is None:
-        return properties
-    properties |= {KMS_TYPE: "local", local.PATH: os.path.abspath(args.keystore)}
-    if args.key_file:
-        properties[local.KEY_FILE] = os.path.abspath(args.key_file)
-    elif args.passphrase_file:
-        properties[local.PASSPHRASE_FILE] = os.path.abspath(args.passphrase_file)
-    elif args.passphrase_env:
-        properties[local.PASSPHRASE_ENV] = args.passphrase_env
-    else:
-        os.environ[PASSPHRASE_ENV] = ask_passphrase(args.keystore)
-        properties[local.PASSPHRASE_ENV] = PASSPHRASE_ENV
-    return properties
+def add_engine_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--engine", choices=("local", "spark"), default="local", help="default: local processes")
+    command.add_argument("--spark-master", metavar="URL", help="default: what the Spark configuration says")
+    command.add_argument("--quiet", action="store_true", help="show no progress")
 
 
-def _kms(args: argparse.Namespace) -> dict[str, str]:
-    properties = _properties(args)
+def kms(args: argparse.Namespace) -> dict[str, str]:
+    properties = kms_properties(args)
     if not properties:
         args.usage("say which KMS: --keystore PATH, or --kms NAME=VALUE for each of its properties")
     return properties
 
 
+def opened(args: argparse.Namespace) -> Dataset:
+    return Dataset.open(args.file, load_kms(kms(args)), key_store=args.key_store)
+
+
+def engine(args: argparse.Namespace) -> Any:
+    if args.engine == "local":
+        return None
+    from pyspark.sql import SparkSession
+
+    from ags_fast.spark import SparkEngine
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else whatever python3 is on the path
+    builder = SparkSession.builder.appName(f"ags-fast {args.operation}")
+    return SparkEngine((builder.master(args.spark_master) if args.spark_master else builder).getOrCreate())
+
+
 def _shared(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments of a job."""
-    engine = None
-    if args.engine == "spark":
-        from pyspark.sql import SparkSession
-
-        from ags_fast.spark import SparkEngine
-
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else whatever python3 is on the path
-        builder = SparkSession.builder.appName(f"ags-fast {args.operation}")
-        engine = SparkEngine((builder.master(args.spark_master) if args.spark_master else builder).getOrCreate())
     return {
-        "kms": _kms(args),
-        "engine": engine,
+        "kms": kms(args),
+        "engine": engine(args),
         "max_failures": args.max_failures,
         "progress": False if args.quiet or args.json else None,
+        "key_store": args.key_store,
     }
 
 
 def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
-    return _result(
+    return result(
         jobs.encrypt_files(
             args.file,
             args.dataset,
             **_shared(args),
             wrapping_key_id=args.wrapping_key_id,
             format=args.format,
-            column_keys=_pairs(args, "--column-key", "COLUMN=ID", args.column_key) or None,
+            column_keys=pairs(args, "--column-key", "COLUMN=ID", args.column_key) or None,
             double_wrap=not args.single_wrap,
             dek_length=args.dek_length,
             block_size=args.block_size,
@@ -186,12 +168,27 @@ def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
             verify_after=args.verify_after,
             delete_sources=args.delete_sources,
             dry_run=args.dry_run,
+            policy=_kek_scope(args),
         )
     )
 
 
+def _kek_scope(args: argparse.Namespace) -> Policy | None:
+    """The dataset's policy, with the scope that an option says."""
+    if args.kek_scope is None:
+        return None
+    policy = Policy()
+    try:
+        dataset = Dataset.open(args.dataset, load_kms(kms(args)), key_store=args.key_store)
+    except FileNotFoundError:
+        pass
+    else:
+        policy = head.policy if (head := dataset.current()) else policy
+    return policy.replace(kek_scope=args.kek_scope)
+
+
 def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
-    return _result(
+    return result(
         jobs.decrypt_files(
             args.file,
             args.dst,
@@ -209,7 +206,7 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
-    return _result(
+    return result(
         jobs.verify_files(
             args.file, **_shared(args), version=args.version, min_version=args.min_version, paths=args.paths
         )
@@ -217,7 +214,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _rekey(args: argparse.Namespace) -> dict[str, Any]:
-    return _result(
+    return result(
         jobs.rekey_files(
             args.file,
             **_shared(args),
@@ -234,30 +231,30 @@ def _rekey(args: argparse.Namespace) -> dict[str, Any]:
 
 def _sweep(args: argparse.Namespace) -> dict[str, Any]:
     age = None if args.older_than is None else timedelta(hours=args.older_than)
-    return _result(jobs.sweep(args.file, kms=_properties(args) or None, older_than=age))
+    return result(jobs.sweep(args.file, kms=kms_properties(args) or None, older_than=age, key_store=args.key_store))
 
 
-def _result(result: JobResult) -> dict[str, Any]:
-    classes = {row.error_class for row in result.failed}
+def result(done: JobResult) -> dict[str, Any]:
+    classes = {row.error_class for row in done.failed}
     code = EXIT_FAILED if classes else 0
     if classes & {"IntegrityError", "FormatError"}:
         code = EXIT_INTEGRITY
     elif classes == {"KeyAccessError"}:
         code = EXIT_KEY_ACCESS
     return {
-        "operation": result.op,
-        "dataset": result.dataset,
-        "job_id": result.job_id,
-        "version": result.version,
-        **result.counts,
-        "plain_bytes": sum(row.plain_length or 0 for row in result.rows if row.status in ("ok", "planned")),
-        "rows": [row._asdict() for row in result.rows],
+        "operation": done.op,
+        "dataset": done.dataset,
+        "job_id": done.job_id,
+        "version": done.version,
+        **done.counts,
+        "plain_bytes": sum(row.plain_length or 0 for row in done.rows if row.status in ("ok", "planned")),
+        "rows": [row._asdict() for row in done.rows],
         "exit_code": code,
     }
 
 
 def _ls(args: argparse.Namespace) -> dict[str, Any]:
-    dataset = Dataset.open(args.file, load_kms(_kms(args)))
+    dataset = opened(args)
     version = dataset.current(version=args.version, min_version=args.min_version)
     shown = ("path", "file", "format", "plain_length", "file_length", "key_id")
     files = [
@@ -275,16 +272,19 @@ def _ls(args: argparse.Namespace) -> dict[str, Any]:
 
 def _cat(args: argparse.Namespace) -> dict[str, Any]:
     out = sys.stdout.buffer
-    jobs.copy_file(args.file, args.path, out, kms=_kms(args), version=args.version, min_version=args.min_version)
+    which = {"version": args.version, "min_version": args.min_version}
+    jobs.copy_file(args.file, args.path, out, kms=kms(args), **which, key_store=args.key_store)
     out.flush()
     return {}
 
 
 def _inspect(args: argparse.Namespace) -> dict[str, Any]:
-    properties = _properties(args)
+    properties = kms_properties(args)
+    if args.key_store is not None and not properties:
+        args.usage("keys that are elsewhere are shown with a KMS only: --keystore PATH, or --kms NAME=VALUE")
     store = Store(args.file)
     if properties:
-        dataset = Dataset.open(store, load_kms(properties))
+        dataset = Dataset.open(store, load_kms(properties), key_store=args.key_store)
         versions = [dataset.version(number)._asdict() for number in dataset.version_numbers()]
         keys, dataset_id = dataset.keys.list(), dataset.id
     else:

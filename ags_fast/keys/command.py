@@ -1,4 +1,4 @@
-"""``ags-fast keys``: the keystore of the local KMS, from a shell."""
+"""``ags-fast keys``: the keystore of the local KMS, from a shell; and the options of commands that say which KMS."""
 
 from __future__ import annotations
 
@@ -11,17 +11,100 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import KeyAccessError
-from ags_fast.keys.kms import local
+from ags_fast.keys.kms import KMS_TYPE, local
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["add_commands", "as_text", "ask_passphrase"]
+__all__ = [
+    "add_commands",
+    "add_kms_options",
+    "as_text",
+    "ask_passphrase",
+    "keystore_status",
+    "kms_options",
+    "kms_properties",
+    "pairs",
+]
+
+TYPED_ENV = "AGS_FAST_TYPED_PASSPHRASE"  # where worker processes find what was typed here
+SECRETS = {"key_file": local.KEY_FILE, "passphrase_file": local.PASSPHRASE_FILE, "passphrase_env": local.PASSPHRASE_ENV}
 
 
-def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    keys = groups.add_parser("keys", help="master keys in a local keystore, one file", allow_abbrev=False)
+# --------------------------------------------------------------------------------------------------------- which KMS
+
+
+def add_kms_options(command: argparse.ArgumentParser, *, new: bool = False) -> None:
+    """The options that say which KMS; new: those of a second one, ``--new-keystore`` and so on, to move to."""
+    dash, a = ("--new-", "to move to another KMS: a") if new else ("--", "a")
+    group = command.add_argument_group("the KMS to move to" if new else "KMS")
+    group.add_argument(f"{dash}keystore", metavar="PATH", help=f"{a} local keystore, made by `ags-fast keys init`")
+    secret = group.add_mutually_exclusive_group()
+    secret.add_argument(f"{dash}key-file", metavar="PATH", help="the file with the key that opens the keystore")
+    secret.add_argument(f"{dash}passphrase-file", metavar="PATH", help="the file with its passphrase")
+    secret.add_argument(f"{dash}passphrase-env", metavar="NAME", help="the environment variable with its passphrase")
+    group.add_argument(
+        f"{dash}kms",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help=f"{a} property of another KMS, such as encryption.kms-type=aws; may be repeated",
+    )
+
+
+def kms_properties(args: argparse.Namespace, *, new: bool = False) -> dict[str, str]:
+    """What the options say; nothing if none was given. A passphrase that no option names is asked for."""
+    prefix, dash, variable = ("new_", "--new-", TYPED_ENV + "_NEW") if new else ("", "--", TYPED_ENV)
+    properties = pairs(args, f"{dash}kms", "NAME=VALUE", getattr(args, f"{prefix}kms"))
+    keystore = getattr(args, f"{prefix}keystore")
+    given = {name: value for name in SECRETS if (value := getattr(args, prefix + name)) is not None}
+    if keystore is None:
+        if given:
+            option = next(iter(given)).replace("_", "-")
+            args.usage(f"{dash}{option} opens a keystore: say which, with {dash}keystore PATH")
+        return properties
+    properties |= {KMS_TYPE: "local", local.PATH: os.path.abspath(keystore)}
+    for name, value in given.items():
+        properties[SECRETS[name]] = value if name == "passphrase_env" else os.path.abspath(value)
+    if not given:
+        os.environ[variable] = ask_passphrase(keystore)
+        properties[local.PASSPHRASE_ENV] = variable
+    return properties
+
+
+def kms_options(properties: Mapping[str, str]) -> list[str]:
+    """The options that `kms_properties` would make these of."""
+    left = dict(properties)
+    options = []
+    if left.get(KMS_TYPE) == "local" and local.PATH in left:
+        del left[KMS_TYPE]
+        options += ["--keystore", left.pop(local.PATH)]
+        for name, full in SECRETS.items():
+            value = left.pop(full, None)
+            if value is not None and not value.startswith(TYPED_ENV):
+                options += ["--" + name.replace("_", "-"), value]
+    return options + [word for name, value in left.items() for word in ("--kms", f"{name}={value}")]
+
+
+def pairs(args: argparse.Namespace, option: str, metavar: str, texts: list[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            args.usage(f"{option} wants {metavar}, not {text!r}")
+        found[name] = value
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- keystores
+
+
+def add_commands(
+    groups: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    """Those on keystores. Returns ``keys``, for others to add theirs: `status` is to be among them."""
+    keys = groups.add_parser("keys", help="keys of datasets, and master keys in a local keystore", allow_abbrev=False)
     operations = keys.add_subparsers(required=True, dest="operation", metavar="OPERATION")
 
     def add(name: str, run: Callable[[argparse.Namespace], dict[str, Any]], text: str) -> argparse.ArgumentParser:
@@ -45,12 +128,12 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="rotate the master key KEY_ID: what is wrapped from now on is wrapped by the new version",
     )
     add("list", _list, "Show the master keys in KEYSTORE.")
-    add("status", _status, "Show each version of the master keys in KEYSTORE: its state and its age.")
     for name, state in (("enable", "enabled"), ("disable", "disabled")):
         operation = add(name, _set_state, f"Make a master key, or one version of it, {state}.")
         operation.set_defaults(state=state)
         operation.add_argument("key_id", metavar="KEY_ID")
         operation.add_argument("--version", type=int, metavar="N", help="default: all of them")
+    return operations
 
 
 def _properties(args: argparse.Namespace) -> dict[str, str]:
@@ -116,7 +199,8 @@ def _list(args: argparse.Namespace) -> dict[str, Any]:
     return {"operation": args.operation, "input": args.file, "keys": shown}
 
 
-def _status(args: argparse.Namespace) -> dict[str, Any]:
+def keystore_status(args: argparse.Namespace) -> dict[str, Any]:
+    """Each version of the master keys in a keystore: its state and its age."""
     found = local.status(_properties(args), passphrase=_passphrase(args))
     now_ms = time.time_ns() // 1_000_000
     for key in found["keys"]:
