@@ -27,7 +27,7 @@ from ags_fast.jobs.rotation import REWRAPPED_MS
 from ags_fast.jobs.survey import Master, Survey
 from ags_fast.keys.command import kms_options
 from ags_fast.keys.envelope import KeyEntry
-from ags_fast.keys.kms import KmsClient, as_kms, local
+from ags_fast.keys.kms import KMS_TYPE, KmsClient, as_kms, local
 from ags_fast.keys.resolver import for_columns
 
 if TYPE_CHECKING:
@@ -436,10 +436,10 @@ class _Shell:
 
     def new_version(self, key_id: str) -> str:
         """What gives a master key a new version; where it is no command of ours, in words."""
-        path = self.properties.get(local.PATH)
-        if path is None:
+        if self.properties.get(KMS_TYPE) != "local":
             return f"# in the KMS: give {key_id} a new version"
-        secret = [word for word in self._options if word not in ("--keystore", path)]
+        ours = (KMS_TYPE, local.PATH, *local.SECRETS)
+        _, path, *secret = kms_options({name: self.properties[name] for name in ours if name in self.properties})
         return shlex.join(["ags-fast", "keys", "create", path, key_id, "--new-version", *secret])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter, defaultdict
 from contextlib import suppress
@@ -197,23 +198,22 @@ class Survey:
                 needed[key_id].append(version.number)
         return needed
 
-    def superseded(self) -> dict[Master, int]:
-        """How many KEKs the objects that the key store no longer needs hold, as they say: nobody has checked it."""
+    def superseded(self) -> Counter[Master]:
+        """How many KEKs the documents that the key store no longer needs hold. What is not authentic is left out."""
         counts: Counter[Master] = Counter()
         keys = self.opened.keys
-        if isinstance(keys, DatasetKeyStore):
-            for path in keys.superseded():
-                with suppress(
-                    FileNotFoundError, FormatError, ValueError
-                ):  # somebody removes it, or it is no such object
-                    counts.update(self._claimed(keys._store.read(path, DOCUMENT_NBYTES), path))
-        return dict(counts)
-
-    def _claimed(self, data: bytes, path: str) -> list[Master]:
-        try:
-            body: Any = Document(data, path).claimed
-        except FormatError:
-            body = loads(data)  # a part of a version
-        keys = [*body.get("keys", ()), body.get("sealer")] if isinstance(body, dict) else ()
-        entries = [KeyEntry.from_json(key) for key in keys if key is not None]
-        return [Master(entry.wrapping_key_id, self.version_of(entry)) for entry in entries if entry.double_wrap]
+        if not isinstance(keys, DatasetKeyStore):
+            return counts
+        for path in keys.superseded():
+            with suppress(FileNotFoundError, AgsError):  # somebody removes it; or it is a part, which documents name
+                body = Document(keys._store.read(path, DOCUMENT_NBYTES), path).authentic(
+                    self.opened.envelope, self.opened.id
+                )
+                found = list(body.get("keys", ()))
+                for part in filter(None, body.get("buckets", ())):
+                    data = keys._store.read(part["path"], part["length"])
+                    if hashlib.sha256(data).digest() == unbase64(part["sha256"]):
+                        found += loads(data)["keys"]
+                entries = map(KeyEntry.from_json, found)
+                counts.update(Master(e.wrapping_key_id, self.version_of(e)) for e in entries if e.double_wrap)
+        return counts

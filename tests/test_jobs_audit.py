@@ -1,0 +1,542 @@
+"""What status and audit say of a dataset's keys: that it is so, and that what they foretell comes true."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import HERE, decrypted, leftovers, make_kms, read_tree, write_tree
+
+from ags_fast import cli, jobs
+from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError
+from ags_fast.jobs import Dataset, Policy
+from ags_fast.jobs import dataset as datasets_module
+from ags_fast.jobs import rotation as rotation_module
+from ags_fast.jobs.survey import Survey
+from ags_fast.keys import clear_cache, kms_calls
+from ags_fast.keys.kms import KmsClient, load_kms, local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TREE = {f"part={p}/{n}.csv": f"{p},{n}\n".encode() * (n + 1) for p in (1, 2) for n in range(3)}
+MORE = {"part=3/x.csv": b"more\n"}
+
+
+class Rewrapping(local.LocalKms):
+    """Does by itself what Vault and AWS do by themselves."""
+
+    provider = "rewrapping"
+    supports_rewrap = True
+    supports_key_generation = True
+
+    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return self._wrap(self._unwrap(wrapped, wrapping_key_id), wrapping_key_id)
+
+    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        key = bytes(range(length))
+        return key, self._wrap(key, wrapping_key_id)
+
+
+class Silent(local.LocalKms):
+    """Tells no versions, as AWS."""
+
+    provider = "silent"
+    _current_version = KmsClient._current_version
+
+    def key_version(self, wrapped: bytes) -> str | None:
+        return None
+
+
+def made_kms(folder: Path, impl: type[local.LocalKms] | None = None) -> dict[str, str]:
+    properties = make_kms(folder, keys=("sales", "hr", "other"))
+    if impl is not None:
+        del properties["encryption.kms-type"]
+        properties["encryption.kms-impl"] = f"{__name__}:{impl.__name__}"
+    return properties
+
+
+def encrypt(folder: Path, kms: Any, tree: dict[str, bytes] = TREE, **options: Any) -> Path:
+    source = write_tree(folder / f"src{len(list(folder.glob('src*')))}", tree)
+    result = jobs.encrypt_files(source, folder / "ds", kms=kms, wrapping_key_id="sales", engine=HERE, **options)
+    result.raise_for_failures()
+    return folder / "ds"
+
+
+# ------------------------------------------------------------------------------------- datasets with some history
+
+
+def double(folder: Path, kms: Any) -> Path:
+    return encrypt(folder, kms)
+
+
+def single(folder: Path, kms: Any) -> Path:
+    return encrypt(folder, kms, double_wrap=False)
+
+
+def scoped(folder: Path, kms: Any) -> Path:
+    encrypt(folder, kms, policy=Policy(kek_scope="partition", keep=2))
+    return encrypt(folder, kms, MORE)
+
+
+def aged(folder: Path, kms: Any) -> Path:
+    """Rotated in each way, with old KEKs in their grace and old versions."""
+    encrypt(folder, kms)
+    jobs.rotate(folder / "ds", kms=kms)
+    encrypt(folder, kms, MORE)
+    local.rotate_key(kms, "sales")
+    jobs.rotate(folder / "ds", kms=kms, what="mek")
+    jobs.rekey_files(folder / "ds", kms=kms, engine=HERE, paths="part=1/*").raise_for_failures()
+    local.rotate_key(kms, "sales")
+    return folder / "ds"
+
+
+def mixed(folder: Path, kms: Any) -> Path:
+    """Some data keys under a KEK, some that the KMS wraps."""
+    encrypt(folder, kms, double_wrap=False)
+    return encrypt(folder, kms, MORE, policy=Policy(kek_lifetime_days=0))
+
+
+def columns(folder: Path, kms: Any, double_wrap: bool = True) -> Path:
+    for n in range(2):
+        (folder / "parquet").mkdir(exist_ok=True)
+        pq.write_table(pa.table({"id": [n], "ssn": ["1"], "city": ["x"]}), folder / "parquet" / f"{n}.parquet")
+    keys = {"ssn": "hr", "city": "sales"}
+    jobs.encrypt_files(
+        folder / "parquet",
+        folder / "ds",
+        kms=kms,
+        wrapping_key_id="sales",
+        engine=HERE,
+        format="parquet",
+        column_keys=keys,
+        double_wrap=double_wrap,
+    ).raise_for_failures()
+    return folder / "ds"
+
+
+def columns_single(folder: Path, kms: Any) -> Path:
+    return columns(folder, kms, double_wrap=False)
+
+
+def worn(folder: Path, kms: Any) -> Path:
+    """What time brings about has come."""
+    encrypt(folder, kms)
+    jobs.rotate(folder / "ds", kms=kms, grace=timedelta(0))
+    jobs.rotate(folder / "ds", kms=kms, what="mek")
+    local.rotate_key(kms, "sales")
+    jobs.set_policy(folder / "ds", Policy(kek_lifetime_days=0, keep=1), kms=kms)
+    return folder / "ds"
+
+
+STATES = (double, single, scoped, aged, mixed, columns, columns_single, worn)
+EVENTS = (None, "planned", "kek-leaked", "dek-leaked", "mek-leaked")
+
+
+def calls_of(work: Callable[[], Any]) -> dict[str, int]:
+    """The KMS calls that it makes in a process that knows no key."""
+    clear_cache()
+    before = kms_calls()
+    work()
+    calls: Counter[str] = Counter()
+    for (_, operation), count in kms_calls().items():
+        calls[operation] += count
+    for (_, operation), count in before.items():
+        calls[operation] -= count
+    return {operation: count for operation, count in sorted(calls.items()) if count}
+
+
+# ----------------------------------------------------------------------------------------------------------- forecasts
+
+
+ALL = [(state, impl, event) for state in STATES for impl in (None, Rewrapping) for event in EVENTS]
+QUICK = {
+    *((state, None, "mek-leaked") for state in (scoped, aged, columns, columns_single)),
+    *((state, Rewrapping, "planned") for state in (single, mixed)),
+    *((state, None, "planned") for state in (aged, columns_single)),
+    *((state, None, "kek-leaked") for state in (single, columns)),
+    (aged, Rewrapping, "dek-leaked"),
+    (worn, None, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "impl", "event"),
+    [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in ALL],
+)
+def test_what_an_event_calls_for_costs_what_was_said(
+    state: Callable[..., Path],
+    impl: Any,
+    event: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The commands are run as they are printed, and each makes the calls, and touches the files, that were foretold."""
+    kms = made_kms(tmp_path, impl)
+    dataset = state(tmp_path, kms)
+    monkeypatch.setattr(jobs, "LocalEngine", lambda: HERE)  # where the calls can be counted
+    before = read_tree(tmp_path)
+    found = jobs.audit(dataset, kms=kms, event=event)
+    assert read_tree(tmp_path) == before
+    assert json.loads(json.dumps(found)) == found
+    steps = [step for step in found["steps"] if step["command"]]
+    assert steps or (event is None and state is not worn)
+    for step in steps:
+        words = shlex.split(step["command"])
+        assert words[0] in ("ags-fast", "#")
+        if words[0] == "#":  # no command of ours: in the KMS
+            local.rotate_key(kms, next(word for word in words if word in ("sales", "hr")))
+            continue
+        files = read_tree(dataset)
+        calls = calls_of(lambda words=words: run(words[1:], capsys))
+        if "kms_calls" not in step:
+            continue
+        assert calls == step["kms_calls"], step
+        check_touched(files, read_tree(dataset), step)
+    jobs.verify_files(dataset, kms=kms, engine=HERE).raise_for_failures()
+    assert [name for name in leftovers(dataset, kms) if not name.startswith("_ags/keys/")] == []
+
+
+def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code = cli.main(words)
+    printed = capsys.readouterr()
+    assert code == 0, printed
+
+
+def check_touched(before: dict[str, bytes], after: dict[str, bytes], step: dict[str, Any]) -> None:
+    def amounts(one: dict[str, bytes], other: dict[str, bytes]) -> tuple[dict[str, int], int]:
+        names = one.keys() - other.keys()
+        manifests = [name for name in names if name.startswith("_ags/manifests/")]
+        files = [name for name in names if not name.startswith("_ags/")]
+        versions = [name for name in names if name.startswith("_ags/versions/")]
+        counts = {"versions": len(versions), "manifests": len(manifests), "files": len(files)}
+        return counts, sum(len(one[name]) for name in files)
+
+    told_written, told_removed = step["written"], step["removed"]
+    written, written_bytes = amounts(after, before)
+    removed, removed_bytes = amounts(before, after)
+    # What a step writes and removes again, in one go, is in neither.
+    gone = min(told_written["manifests"] - written["manifests"], told_removed["manifests"] - removed["manifests"])
+    assert gone >= 0
+    assert written["manifests"] + gone == told_written["manifests"]
+    assert removed["manifests"] + gone == told_removed["manifests"]
+    assert (written["files"], removed["files"]) == (told_written["files"], told_removed["files"])
+    assert removed["versions"] == told_removed["versions"]
+    assert removed_bytes == told_removed["file_bytes"]
+    if all(name.endswith(".ags") for name in after if not name.startswith("_ags/")):  # else it depends on the encoding
+        assert written_bytes == told_written["file_bytes"]
+
+
+def test_paths_of_leaked_data_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kms = made_kms(tmp_path)
+    dataset = double(tmp_path, kms)
+    first, second = jobs.audit(dataset, kms=kms, event="dek-leaked", paths="part=1/*")["steps"]
+    assert "--path 'part=1/*'" in first["command"]
+    assert (first["written"]["files"], second["removed"]["files"]) == (3, 3)
+    old = {name: data for name, data in read_tree(dataset).items() if name.startswith("part=1/")}
+    run(shlex.split(first["command"])[1:], capsys)
+    run(shlex.split(second["command"])[1:], capsys)
+    assert old.keys().isdisjoint(read_tree(dataset))
+    assert decrypted(dataset, kms) == TREE
+    for bad in ({"event": "planned", "paths": "x"}, {"event": "never"}):
+        with pytest.raises(ValueError):
+            jobs.audit(dataset, kms=kms, **bad)
+
+
+# ------------------------------------------------------------------------------------------------ what may be destroyed
+
+
+def verdicts(dataset: Path, kms: Any) -> dict[tuple[str, str | None], bool | None]:
+    masters = jobs.audit(dataset, kms=kms)["masters"]
+    return {(m["wrapping_key_id"], v["version"]): v["may_be_destroyed"] for m in masters for v in m["versions"]}
+
+
+def without(kms: dict[str, str], folder: Path, key_id: str, version: int | None) -> dict[str, str]:
+    """The same KMS, if this version of a master key, or all of them, had been destroyed."""
+    copy = {**kms, "kms.local.path": str(folder / f"without-{key_id}-{version}.json")}
+    shutil.copy(kms["kms.local.path"], copy["kms.local.path"])
+    local.set_state(copy, key_id, "destroyed", version=version)
+    return copy
+
+
+def everything(dataset: Path, kms: Any) -> None:
+    """Open all that is there: each file of each version, and each KEK."""
+    clear_cache()
+    opened = Dataset.open(dataset, load_kms(kms))
+    for number in opened.version_numbers():
+        jobs.verify_files(dataset, kms=kms, version=number, engine=HERE).raise_for_failures()
+    for entry in opened.keys.list():
+        opened.envelope.prepare(entry.key_id)
+
+
+def check_verdicts(dataset: Path, kms: dict[str, str], folder: Path) -> dict[tuple[str, str | None], bool | None]:
+    """Destroy each version of each master key, one at a time, and see."""
+    found = verdicts(dataset, kms)
+    everything(dataset, kms)
+    for (key_id, version), may in found.items():
+        assert version is not None
+        after = without(kms, folder, key_id, int(version))
+        if may:
+            everything(dataset, after)
+        else:
+            lost = False
+            try:
+                everything(dataset, after)
+            except (AgsError, jobs.JobError):
+                lost = True
+            assert lost or version == load_kms(kms).current_version(key_id)  # which wraps what is written next
+    return found
+
+
+@pytest.mark.parametrize("state", [double, single, aged, mixed, columns_single])
+def test_what_may_be_destroyed(state: Callable[..., Path], tmp_path: Path) -> None:
+    kms = made_kms(tmp_path)
+    dataset = state(tmp_path, kms)
+    check_verdicts(dataset, kms, tmp_path)
+    local.rotate_key(kms, "sales")
+    newest = max(int(version) for key_id, version in verdicts(dataset, kms) if key_id == "sales" and version)
+    before = check_verdicts(dataset, kms, tmp_path)
+    assert False in [may for (key_id, version), may in before.items() if key_id == "sales" and version != str(newest)]
+    if any(not entry.double_wrap for entry in Dataset.open(dataset, load_kms(kms)).keys.list()):
+        jobs.rotate(dataset, kms=kms)
+        jobs.rotate(dataset, kms=kms, what="mek")
+        assert check_verdicts(dataset, kms, tmp_path)["sales", "1"] is False  # for the data keys of older versions
+        jobs.expire(dataset, kms=kms)
+    else:
+        jobs.rotate(dataset, kms=kms, what="mek")
+    after = check_verdicts(dataset, kms, tmp_path)
+    assert {version: may for (key_id, version), may in after.items() if key_id == "sales"}[str(newest)] is False
+    assert all(may for (key_id, version), may in after.items() if key_id == "sales" and version != str(newest))
+
+
+def test_a_master_key_that_was_left(tmp_path: Path) -> None:
+    kms = made_kms(tmp_path)
+    dataset = double(tmp_path, kms)
+    master = {m["wrapping_key_id"]: m for m in jobs.audit(dataset, kms=kms)["masters"]}
+    assert master["sales"]["may_be_destroyed"] is False
+    jobs.rotate(dataset, kms=kms, what="mek", wrapping_key_id="other")
+    master = {m["wrapping_key_id"]: m for m in jobs.audit(dataset, kms=kms)["masters"]}
+    assert {name: m["may_be_destroyed"] for name, m in master.items()} == {"sales": True, "other": False}
+    assert master["sales"]["versions"][0]["superseded"] == 2  # in each of the documents before
+    everything(dataset, without(kms, tmp_path, "sales", None))
+    with pytest.raises(KeyAccessError):
+        everything(dataset, without(kms, tmp_path, "other", None))
+    kms2 = make_kms(tmp_path, name="kms2", keys=("sales",))
+    jobs.rotate(dataset, kms=kms, what="mek", new_kms=kms2, wrapping_key_id="sales")
+    master = {m["wrapping_key_id"]: m for m in jobs.audit(dataset, kms=kms2)["masters"]}
+    assert master["other"]["may_be_destroyed"] is True
+    everything(dataset, kms2)
+
+
+def test_a_single_wrap_key_without_files_still_names_its_master(tmp_path: Path) -> None:
+    kms = made_kms(tmp_path)
+    dataset = single(tmp_path, kms)
+    (master,) = jobs.audit(dataset, kms=kms)["masters"]
+    assert master["may_be_destroyed"] is False
+    assert master["versions"][0]["data_keys"] == [{"version": 1, "data_keys": len(TREE)}]
+
+
+def test_a_kms_that_tells_no_versions(tmp_path: Path) -> None:
+    kms = made_kms(tmp_path, Silent)
+    dataset = single(tmp_path, kms)
+    (master,) = jobs.audit(dataset, kms=kms, event="planned")["masters"]
+    assert master["current_version"] is None and master["may_be_destroyed"] is False and master["others"] is None
+    (row,) = master["versions"]
+    assert (row["version"], row["may_be_destroyed"]) == (None, None) and "does not tell" in row["why"]
+
+
+def test_old_key_documents_that_lie_are_not_believed(tmp_path: Path) -> None:
+    """Who can write to the storage could otherwise have somebody destroy a key of another dataset."""
+    kms = made_kms(tmp_path)
+    dataset = double(tmp_path, kms)
+    other = encrypt(tmp_path / "elsewhere", kms) if (tmp_path / "elsewhere").mkdir() is None else tmp_path
+    local.rotate_key(kms, "sales")
+    jobs.rotate(other, kms=kms, wrapping_key_id="other")
+    jobs.rotate(dataset, kms=kms, what="mek")
+    forged = dataset / "_ags" / "keys" / "00000001.json"
+    assert forged.exists()
+    newest = max((other / "_ags" / "keys").glob("0*.json"))
+    forged.write_bytes(newest.read_bytes())
+    assert {key_id for key_id, _ in verdicts(dataset, kms)} == {"sales"}
+
+
+def test_an_open_rotation_holds_what_it_has_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would put KEKs into the key store that a version of the master key wraps which has wrapped nothing else."""
+    kms = made_kms(tmp_path)
+    dataset = scoped(tmp_path, kms)
+    local.rotate_key(kms, "sales")
+    monkeypatch.setattr(rotation_module, "BATCH", 1)
+
+    def die(*args: Any, **options: Any) -> int:
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ags_fast.keys.resolver.DatasetKeyStore.compare_and_swap", die)
+        with pytest.raises(InterruptedError):
+            jobs.rotate(dataset, kms=kms, what="mek")
+    local.rotate_key(kms, "sales")
+    found = jobs.audit(dataset, kms=kms)
+    (job,) = found["open_jobs"]
+    assert (job["operation"], job["lives"]) == ("rotate", False)
+    assert "sweep" in found["steps"][0]["command"]
+    (master,) = found["masters"]
+    rows = {row["version"]: row for row in master["versions"]}
+    assert rows["2"]["may_be_destroyed"] is False and rows["2"]["open_jobs"] == [job["job_id"]]
+    assert any("sweep" in command for command in rows["2"]["first"])
+    shutil.copytree(dataset, tmp_path / "copy")
+    after = without(kms, tmp_path, "sales", 2)
+    everything(dataset, after)  # what it destroys is not seen before the rotation goes on
+    with pytest.raises((AgsError, jobs.JobError)):
+        jobs.rotate(dataset, kms=after, what="mek")
+        everything(dataset, after)
+    shutil.rmtree(dataset)
+    (tmp_path / "copy").rename(dataset)
+    jobs.sweep(dataset, kms=kms)
+    assert verdicts(dataset, kms).get(("sales", "2")) is None  # nothing knows it any more
+    everything(dataset, without(kms, tmp_path, "sales", 2))
+
+
+def test_an_open_encryption_holds_its_data_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kms = made_kms(tmp_path)
+    dataset = single(tmp_path, kms)
+    local.rotate_key(kms, "sales")
+    source = write_tree(tmp_path / "more", MORE)
+
+    def die(*args: Any, **options: Any) -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ags_fast.jobs.dataset.Dataset.commit", die)
+        with pytest.raises(InterruptedError):
+            jobs.encrypt_files(source, dataset, kms=kms, wrapping_key_id="sales", engine=HERE, double_wrap=False)
+    local.rotate_key(kms, "sales")
+    (master,) = jobs.audit(dataset, kms=kms)["masters"]
+    rows = {row["version"]: row for row in master["versions"]}
+    assert rows["2"]["may_be_destroyed"] is False and len(rows["2"]["open_jobs"]) == 1
+    resume = {"wrapping_key_id": "sales", "engine": HERE, "double_wrap": False, "resume": "length"}
+    shutil.copytree(dataset, tmp_path / "copy")
+    after = without(kms, tmp_path, "sales", 2)
+    with pytest.raises((AgsError, jobs.JobError)):
+        jobs.encrypt_files(source, dataset, kms=after, **resume).raise_for_failures()
+        everything(dataset, after)
+    shutil.rmtree(dataset)
+    (tmp_path / "copy").rename(dataset)
+    jobs.encrypt_files(source, dataset, kms=kms, **resume).raise_for_failures()
+    assert decrypted(dataset, kms) == {**TREE, **MORE}
+
+
+def test_what_cannot_be_read_leaves_doubts(tmp_path: Path) -> None:
+    kms = made_kms(tmp_path)
+    dataset = double(tmp_path, kms)
+    local.rotate_key(kms, "sales")
+    local.rotate_key(kms, "sales")
+    jobs.rotate(dataset, kms=kms)
+    clear_cache()
+    local.set_state(kms, "sales", "disabled", version=1)
+    found = jobs.audit(dataset, kms=kms)
+    assert any("version 1" in text and "disabled" in text for text in found["unread"])
+    assert [version["number"] for version in found["versions"]] == [2]
+    (master,) = found["masters"]
+    rows = {row["version"]: row["may_be_destroyed"] for row in master["versions"]}
+    assert rows == {"1": False, "3": False} and master["others"] is None
+    assert jobs.key_status(dataset, kms=kms)["unread"] == found["unread"]
+
+
+# -------------------------------------------------------------------------------------------------------------- status
+
+
+def test_status(tmp_path: Path) -> None:
+    kms = made_kms(tmp_path)
+    dataset = encrypt(tmp_path, kms, policy=Policy(keep=3, keep_days=2, kek_lifetime_days=10))
+    local.rotate_key(kms, "sales")
+    jobs.rotate(dataset, kms=kms)
+    for n in range(2):
+        encrypt(tmp_path, kms, {f"more{n}": b"x"})
+    before = read_tree(dataset)
+    found = jobs.key_status(dataset, kms=kms)
+    assert json.loads(json.dumps(found)) == found
+    assert read_tree(dataset) == before
+    assert (found["version"], found["manifests"], found["manifests_opened"]) == (4, 4, 0)
+    old, new = found["keys"]
+    assert (old["state"], old["master_version"], old["needed_by_versions"]) == ("retired", "1", [1])
+    assert (old["data_keys"], old["successor"], old["uses_left"]) == (0, new["key_id"], None)
+    assert 6.9 < (old["retires_ms"] - found["time_ms"]) / 86_400_000 <= 7
+    assert (new["state"], new["master_version"], new["needed_by_versions"]) == ("active", "2", [2, 3, 4])
+    assert new["data_keys"] == len(TREE) + 2 and new["uses"] + new["uses_left"] == Policy().kek_uses
+    assert new["lifetime_ends_ms"] - new["created_ms"] == 10 * 86_400_000
+    assert found["masters"] == [
+        {
+            "wrapping_key_id": "sales",
+            "current_version": "2",
+            "keks": [{"version": "1", "keks": 1}, {"version": "2", "keks": 1}],
+            "refused": None,
+        }
+    ]
+    times = {version["number"]: version["time_ms"] for version in found["versions"]}
+    ends = [version["expires_ms"] for version in found["versions"]]
+    assert ends == [times[1] + 2 * 86_400_000, None, None, None]
+    assert [version["files"] for version in found["versions"]] == [6, 6, 7, 8]
+    assert found["open_jobs"] == [] and found["unread"] == []
+    counted = jobs.audit(dataset, kms=kms)["opens"]
+    assert [(row["version"], row["data_keys"], row["manifests"], row["document"]) for row in counted] in (
+        [(1, 6, 1, True), (2, 6, 1, True), (3, 7, 2, True), (4, 8, 3, True)],
+        [(2, 6, 1, True), (3, 7, 2, True), (4, 8, 3, True), (1, 6, 1, True)],
+    )
+
+
+def test_manifests_are_opened_where_their_references_do_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kms = made_kms(tmp_path)
+    dataset = double(tmp_path, kms)
+    monkeypatch.setattr(datasets_module, "NAMED_KEYS", 0)
+    encrypt(tmp_path, kms, MORE)
+    found = jobs.key_status(dataset, kms=kms)
+    assert (found["manifests"], found["manifests_opened"]) == (2, 1)
+    assert found["keys"][0]["data_keys"] == len(TREE) + len(MORE)
+    assert jobs.audit(dataset, kms=kms, event="kek-leaked")["steps"][0]["kms_calls"] == calls_of(
+        lambda: jobs.rotate(dataset, kms=kms, force_expire=True)
+    )
+
+
+def test_key_stores_elsewhere(tmp_path: Path) -> None:
+    kms = made_kms(tmp_path)
+    place = str(tmp_path / "keys")
+    dataset = encrypt(tmp_path, kms, key_store=place)
+    local.rotate_key(kms, "sales")
+    jobs.rotate(dataset, kms=kms, what="mek", key_store=place)
+    found = jobs.audit(dataset, kms=kms, key_store=place, event="planned")
+    assert {row["version"]: row["may_be_destroyed"] for row in found["masters"][0]["versions"]} == {
+        "1": True,
+        "2": False,
+    }
+    assert all(f"--key-store {place}" in step["command"] for step in found["steps"] if "ds" in step["command"])
+
+
+def test_a_commit_while_it_looks_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kms = made_kms(tmp_path)
+    dataset = double(tmp_path, kms)
+    look, moments = Survey._look, iter([1, 2])
+
+    def looked(survey: Survey, deep: bool) -> None:
+        look(survey, deep)
+        if next(moments, None) is not None:
+            jobs.rotate(dataset, kms=kms)
+
+    monkeypatch.setattr(Survey, "_look", looked)
+    assert jobs.key_status(dataset, kms=kms)["version"] == 3
+    moments = iter(range(100))
+    with pytest.raises(ConcurrentChangeError, match="changes faster"):
+        jobs.key_status(dataset, kms=kms)
