@@ -181,6 +181,10 @@ NOTES = (
     "Nothing here destroys a version of a master key. That is yours to do, in the KMS: disable it first, read what you "
     "need to be able to read, and destroy it later.",
 )
+LEAK_NOTE = (
+    "Nothing calls back what was copied. An old copy of _ags, with the keys that leaked, opens the files in it, and "
+    "those here whose data keys are still the same: only rekey changes these."
+)
 
 
 def audit(
@@ -237,7 +241,7 @@ def audit(
         "opens": _opens(survey),
         "event": event,
         "steps": chosen,
-        "notes": list(NOTES),
+        "notes": [*NOTES, *([LEAK_NOTE] if event in EVENTS[1:] else [])],
         "manifests_opened": len(survey.opened_tables & survey.manifests().keys()),
     }
 

@@ -26,6 +26,7 @@ __all__ = ["add_commands"]
 
 SHOWN = 20  # rows of a kind, for people
 NOT_A_PROBLEM = ("InUse", "Current")
+NUMBERS = ("version", "data keys", "manifests", "files", "bytes")  # columns of tables
 
 
 def add_commands(keys: Groups) -> None:
@@ -382,7 +383,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     if not rows:
         return ["  none"]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    right = [all(cell.replace(",", "").isdecimal() for cell in column) for column in zip(*rows, strict=True)]
+    right = [head in NUMBERS for head in heads]
 
     def line(cells: Sequence[str]) -> str:
         padded = (

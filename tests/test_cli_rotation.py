@@ -1,0 +1,299 @@
+"""ags-fast keys, on datasets: status, rotate, expire, audit and policy, as a shell runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from datasets import HERE, decrypted, read_tree, write_tree
+
+from ags_fast import cli, jobs
+from ags_fast.keys import clear_cache, load_kms
+from ags_fast.keys.command import kms_options
+from ags_fast.keys.kms import local
+
+KMS = ["--keystore", "keystore", "--key-file", "key"]
+TREE = {"x/a": b"a" * 1000, "x/b": b"b", "y/c": b""}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The current directory: a keystore with the master keys m and hr, and a tree in src. Jobs run in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jobs, "LocalEngine", lambda: HERE)
+    write_tree(tmp_path / "src", TREE)
+    assert cli.main(["keys", "init", "keystore", "--key-file", "key"]) == 0
+    for name in ("m", "hr"):
+        assert cli.main(["keys", "create", "keystore", name, "--key-file", "key"]) == 0
+    capsys.readouterr()
+    clear_cache()
+    return tmp_path
+
+
+def properties(name: str = "keystore", key: str = "key") -> dict[str, str]:
+    return {
+        "encryption.kms-type": "local",
+        "kms.local.path": os.path.abspath(name),
+        "kms.local.key-file": os.path.abspath(key),
+    }
+
+
+def run(*arguments: str) -> int:
+    return cli.main([*arguments, *KMS])
+
+
+def encrypted(*more: str) -> None:
+    assert run("encrypt", "src", "ds", "--wrapping-key-id", "m", "--quiet", *more) == 0
+
+
+def new_version(name: str = "m") -> None:
+    assert cli.main(["keys", "create", "keystore", name, "--new-version", "--key-file", "key"]) == 0
+
+
+def text_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert run(*arguments) == code
+    return capsys.readouterr().out
+
+
+def json_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    return dict(json.loads(text_of(capsys, *arguments, "--json", code=code)))
+
+
+def test_a_life_of_rotations(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encrypted()
+    files = {name: data for name, data in read_tree(folder / "ds").items() if not name.startswith("_ags/")}
+    new_version()
+    told = text_of(capsys, "keys", "rotate", "ds", "--what", "mek", "--dry-run", "--quiet")
+    assert "1 KEK to do" in told and "Next" not in told
+    told = text_of(capsys, "keys", "rotate", "ds", "--what", "mek", "--quiet")
+    assert "1 KEK done" in told and "wrapped anew" in told and "keys audit" in told
+    told = text_of(capsys, "keys", "rotate", "ds", "--what", "mek", "--quiet")
+    assert "stays" in told and "current version" in told
+    done = json_of(capsys, "keys", "rotate", "ds", "--what", "kek", "--grace", "3")
+    assert (done["operation"], done["what"], done["version"], done["exit_code"]) == ("rotate", "kek", 2, 0)
+    assert sorted(row["format"] for row in done["rows"]) == ["key", "manifest"]
+    keys = json_of(capsys, "keys", "status", "ds")["keys"]
+    assert [key["state"] for key in keys] == ["retired", "active"]
+    assert 2.9 < (keys[0]["retires_ms"] - keys[1]["created_ms"]) / 86_400_000 < 3.1
+    told = text_of(capsys, "keys", "expire", "ds", "--older-than", "1")
+    assert "version 1 needs it" in told and "removed" not in told.replace("old key document", "").split("stays")[1]
+    told = text_of(capsys, "keys", "expire", "ds")
+    assert "1 version removed" in told and "1 manifest removed" in told and "its grace is over in 3.0 days" in told
+    told = text_of(capsys, "keys", "expire", "ds", "--force")
+    assert "1 KEK removed" in told
+    assert "nothing to do" in text_of(capsys, "keys", "expire", "ds")
+    done = json_of(capsys, "keys", "rotate", "ds", "--what", "kek", "--force-expire", "--wrapping-key-id", "hr")
+    assert {row["format"] for row in done["expired"]["rows"]} == {"version", "manifest", "key", "keys"}
+    assert "Next" not in text_of(capsys, "keys", "rotate", "ds", "--what", "kek", "--force-expire", "--quiet")
+    clear_cache()
+    assert decrypted("ds", properties()) == TREE
+    assert {name: data for name, data in read_tree(folder / "ds").items() if not name.startswith("_ags/")} == files
+    assert {key["wrapping_key_id"] for key in json_of(capsys, "keys", "status", "ds")["keys"]} == {"hr"}
+
+
+def test_to_another_kms(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    encrypted()
+    assert cli.main(["keys", "init", "second", "--key-file", "key2"]) == 0
+    assert cli.main(["keys", "create", "second", "n", "--key-file", "key2"]) == 0
+    move = ["--new-keystore", "second", "--new-key-file", "key2", "--wrapping-key-id", "n"]
+    assert run("keys", "rotate", "ds", "--what", "kek", *move) == 1
+    assert "new_kms" in capsys.readouterr().err
+    assert run("keys", "rotate", "ds", "--what", "mek", *move) == 0
+    clear_cache()
+    assert run("ls", "ds") == 4
+    assert decrypted("ds", properties("second", "key2")) == TREE
+    back = [word for name, value in properties().items() for word in ("--new-kms", f"{name}={value}")]
+    second = ["--keystore", "second", "--key-file", "key2"]
+    words = ["keys", "rotate", "ds", "--what", "mek", "--wrapping-key-id", "m", "--from-key-id", "n"]
+    assert cli.main([*words, *back, *second]) == 0
+    clear_cache()
+    assert decrypted("ds", properties()) == TREE
+    monkeypatch.setenv("SECRET", "correct horse")
+    monkeypatch.setattr(local, "SCRYPT", {"n": 1 << 14, "r": 8, "p": 1})
+    assert cli.main(["keys", "init", "third", "--passphrase-env", "SECRET"]) == 0
+    assert cli.main(["keys", "create", "third", "m", "--passphrase-env", "SECRET"]) == 0
+    assert run(*words[:4], "mek", "--new-keystore", "third", "--new-passphrase-env", "SECRET") == 0
+    third = {
+        "encryption.kms-type": "local",
+        "kms.local.path": str(folder / "third"),
+        "kms.local.passphrase-env": "SECRET",
+    }
+    assert cli.main(["ls", "ds", *kms_options(third)]) == 0
+    printed = capsys.readouterr()
+    assert "horse" not in printed.out + printed.err
+
+
+def test_single_wrap_and_what_is_said_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encrypted("--single-wrap")
+    told = text_of(capsys, "keys", "status", "ds")
+    assert "single wrap" in told and "double wrap" in told
+    new_version()
+    told = text_of(capsys, "keys", "audit", "ds", "--event", "planned")
+    assert "3 data keys of version 1" in told and "4 unwrap, 3 wrap" in told
+    assert run("keys", "rotate", "ds", "--what", "kek", "--concurrency", "2", "--quiet") == 0
+    assert "1 manifest done" in text_of(capsys, "keys", "rotate", "ds", "--what", "double-wrap", "--quiet")
+    clear_cache()
+    assert decrypted("ds", properties()) == TREE
+
+
+def test_status_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encrypted("--kek-scope", "partition")
+    assert run("keys", "rotate", "ds", "--what", "kek", "--quiet") == 0
+    lines = text_of(capsys, "keys", "status", "ds").splitlines()
+    assert any(line.split() == ["KEK", "scope", "partition"] for line in lines)
+    table = lines[lines.index("KEKs") + 1 :]
+    table = table[: table.index("")]
+    assert len(table) == 1 + 6
+    for head in ("kind", "wrapped by", "made", "state", "needed by", "ends"):
+        at = table[0].index(head)
+        assert all(line[at - 1] == " " and line[at] != " " for line in table), head
+    assert sum("may go from 20" in line for line in table) == sum("wraps until 20" in line for line in table) == 3
+    assert any("partition:x" in line for line in table)
+    assert not any(line.endswith(" ") for line in lines)
+    told = text_of(capsys, "keys", "status", "keystore")
+    assert "m: 1 version, wraps by 1" in told
+
+
+def test_audit_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encrypted()
+    told = text_of(capsys, "keys", "audit", "ds")
+    assert "Nothing is due" in told and "version 1: must stay" in told
+    new_version()
+    told = text_of(capsys, "keys", "audit", "ds")
+    (command,) = [line.strip() for line in told.splitlines() if line.strip().startswith("ags-fast keys rotate")]
+    assert cli.main(shlex.split(command)[1:]) == 0
+    told = text_of(capsys, "keys", "audit", "ds")
+    assert "version 1: may be destroyed" in told and "version 2: must stay" in told
+    found = json_of(capsys, "keys", "audit", "ds", "--event", "dek-leaked", "--path", "x/*")
+    assert found["steps"][0]["written"]["files"] == 2
+    for event in ("kek-leaked", "mek-leaked"):
+        told = text_of(capsys, "keys", "audit", "ds", "--event", event)
+        assert "KMS calls: " in told and "old copy" in told
+    assert "does not help" in told.replace("\n", " ")
+
+
+def test_policy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encrypted()
+    assert json_of(capsys, "keys", "policy", "ds")["policy"] == jobs.Policy().to_json()
+    told = text_of(
+        capsys,
+        "keys",
+        "policy",
+        "ds",
+        "--kek-scope",
+        "files:2",
+        "--kek-lifetime",
+        "30",
+        "--keep",
+        "1",
+        "--keep-days",
+        "9",
+    )
+    assert "files:2" in told and "the newest 1, and those younger than 9 days" in told
+    assert (
+        json_of(capsys, "keys", "policy", "ds")["policy"] == jobs.Policy("files:2", 30, keep=1, keep_days=9).to_json()
+    )
+    assert json_of(capsys, "inspect", "ds")["versions"][-1]["operation"] == "policy"
+    (folder / "src" / "z").write_bytes(b"z")
+    encrypted("--kek-scope", "day")  # and the rest of it stays
+    changed = json_of(capsys, "keys", "policy", "ds")["policy"]
+    assert changed == jobs.Policy("day", 30, keep=1, keep_days=9).to_json()
+    assert json_of(capsys, "keys", "policy", "ds", "--keep-days", "0")["policy"]["keep_days"] is None
+    assert json_of(capsys, "keys", "policy", "ds", "--keep", "all")["policy"]["keep"] is None
+    assert "all versions" in text_of(capsys, "keys", "policy", "ds")
+    number = json_of(capsys, "inspect", "ds")["versions"][-1]["number"]
+    assert run("keys", "policy", "ds", "--kek-scope", "moon") == 1
+    assert json_of(capsys, "inspect", "ds")["versions"][-1]["number"] == number
+
+
+def test_key_store_elsewhere(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--key-store", str(folder / "keys")]
+    encrypted(*place)
+    assert not (folder / "ds" / "_ags" / "keys").exists()
+    assert run("ls", "ds") == 3  # versions without keys
+    assert run("rekey", "ds", "--quiet", *place) == 0
+    assert run("keys", "rotate", "ds", "--what", "kek", "--force-expire", "--quiet", *place) == 0
+    for command in (
+        ["verify", "ds", "--quiet"],
+        ["ls", "ds"],
+        ["cat", "ds", "x/b"],
+        ["inspect", "ds"],
+        ["sweep", "ds"],
+    ):
+        assert run(*command, *place) == 0, command
+    assert run("decrypt", "ds", "out", "--quiet", *place) == 0
+    assert (folder / "out" / "x" / "b").read_bytes() == b"b"
+    capsys.readouterr()
+    assert run("keys", "audit", "ds", "--event", "planned", *place) == 0
+    assert shlex.join(place) in capsys.readouterr().out
+    for words in (["policy", "ds", "--keep", "2"], ["expire", "ds"], ["status", "ds"]):
+        assert run("keys", *words, *place) == 0
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["inspect", "ds", *place])
+    assert stopped.value.code == 2
+
+
+def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encrypted()
+    for words in (
+        ["rotate", "ds"],
+        ["rotate", "ds", "--what", "dek"],
+        ["expire", "ds", "--keep", "0"],
+        ["audit", "ds", "--event", "rain"],
+        ["policy", "ds", "--keep", "none"],
+        ["rotate", "ds", "--what", "mek", "--new-key-file", "key"],
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            run("keys", *words)
+        assert stopped.value.code == 2, words
+    for words in (["status", "ds"], ["status", "ds", "--key-file", "key"]):  # which KMS?
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["keys", *words])
+        assert stopped.value.code == 2, words
+    for code, words in (
+        (cli.EXIT_FAILED, ["status", "nowhere"]),
+        (cli.EXIT_FAILED, ["audit", "ds", "--path", "x"]),
+        (cli.EXIT_KEY_ACCESS, ["rotate", "ds", "--what", "kek", "--wrapping-key-id", "nobody"]),
+    ):
+        before = read_tree(folder / "ds")
+        assert run("keys", *words, "--json") == code, words
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["error_class"]
+        assert read_tree(folder / "ds") == before
+    clear_cache()
+    assert cli.main(["keys", "disable", "keystore", "m", "--key-file", "key"]) == 0
+    for words in (["status"], ["audit"], ["expire"], ["rotate", "--what", "mek"], ["policy"]):
+        assert run("keys", words[0], "ds", *words[1:]) == cli.EXIT_KEY_ACCESS, words
+    assert cli.main(["keys", "enable", "keystore", "m", "--key-file", "key"]) == 0
+    manifest = next((folder / "ds" / "_ags" / "manifests").iterdir())
+    data = bytearray(manifest.read_bytes())
+    data[100] ^= 1
+    manifest.write_bytes(data)
+    capsys.readouterr()
+    assert run("keys", "rotate", "ds", "--what", "kek", "--quiet") == cli.EXIT_INTEGRITY
+    told = capsys.readouterr().out
+    assert "failed" in told and "--resume" in told
+    data[100] ^= 1
+    manifest.write_bytes(data)
+    assert run("keys", "rotate", "ds", "--what", "kek", "--resume", "--quiet") == 0
+    assert decrypted("ds", properties()) == TREE
+
+
+def test_options_say_what_they_were_made_of() -> None:
+    aws = {"encryption.kms-type": "aws", "client.region": "eu"}
+    assert kms_options(aws) == ["--kms", "encryption.kms-type=aws", "--kms", "client.region=eu"]
+    more = {**properties(), "encryption.allowed-key-ids": "m*"}
+    path, key = more["kms.local.path"], more["kms.local.key-file"]
+    options = ["--keystore", path, "--key-file", key, "--kms", "encryption.allowed-key-ids=m*"]
+    assert kms_options(more) == options
+    assert load_kms(more).properties == more
+    typed = {"encryption.kms-type": "local", "kms.local.path": path}
+    typed["kms.local.passphrase-env"] = "AGS_FAST_TYPED_PASSPHRASE"  # which no other shell has
+    assert kms_options(typed) == ["--keystore", path]
