@@ -1,0 +1,457 @@
+"""Rotations, expiries and writers at once. Each runs in a thread that stops before every step in storage, and goes on
+when it is told: so an interleaving is chosen, by a test or by a seed, and happens again. None may undo what another has
+done, and all must succeed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import re
+import shutil
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from datasets import HERE, MASTER, decrypted, leftovers, make_kms, write_tree
+from support import pattern
+
+from ags_fast.fs import Store
+from ags_fast.jobs import (
+    Dataset,
+    JobResult,
+    Policy,
+    encrypt_files,
+    expire,
+    rekey_files,
+    rotate,
+    set_policy,
+    sweep,
+    verify_files,
+)
+from ags_fast.keys import load_kms
+from ags_fast.keys.kms import local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytest.importorskip("pyarrow")
+
+TREE = {f"{n % 2}/{n}": pattern(300 * n, n) for n in range(4)}
+STEPS = ("create", "put", "delete", "list", "read")  # of a Store
+QUIET = {"engine": HERE, "progress": False}
+PATIENCE = 60.0  # seconds for a step that takes some milliseconds
+
+
+# ---------------------------------------------------------------------------------------------- actors
+
+
+class _DeadError(BaseException):
+    pass
+
+
+class Actor:
+    """Work in a thread of its own, which waits before each step in storage, `next`, until it is told to go."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.next: tuple[str, str] | None = ("begin", "")  # what it is about to do; None: it has ended
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._dead = False
+        self._work = work
+        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._go.acquire()
+        _here.actor = self
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self.error = error
+        self.next = None
+        self._stopped.release()
+
+    def stop_before(self, operation: str, path: str) -> None:
+        self.next = operation, path
+        self._stopped.release()
+        self._go.acquire()
+        if self._dead:
+            raise _DeadError
+
+    def step(self) -> None:
+        """Let it do what it is about to do, and all until it is about to touch storage again."""
+        self._go.release()
+        assert self._stopped.acquire(timeout=PATIENCE), f"it hangs at {self.next}"
+
+    def until(self, operation: str, path: str) -> Actor:
+        """Run it until it is about to do this, to a path that the pattern matches."""
+        while self.next is not None and not (self.next[0] == operation and re.match(path, self.next[1])):
+            self.step()
+        assert self.next is not None, f"it never came to {operation} {path}, {self.error!r}"
+        return self
+
+    def die(self) -> None:
+        """It does no more, and holds nothing."""
+        self._dead = True
+        while self.next is not None:
+            self.step()
+        assert isinstance(self.error, _DeadError)
+
+    def finish(self) -> Any:
+        """Run it to its end; its result, or what it raises."""
+        while self.next is not None:
+            self.step()
+        if self.error is not None:
+            raise self.error
+        if isinstance(self.result, JobResult):
+            self.result.raise_for_failures()
+        return self.result
+
+
+_here = threading.local()
+
+
+class Journal:
+    """What was created under numbers, in this order."""
+
+    def __init__(self) -> None:
+        self.keys: list[tuple[int, dict[str, dict[str, Any]]]] = []  # number, and its entries by their ids
+        self.numbers: dict[str, list[int]] = {}  # of each kind
+
+    def note(self, path: str, content: bytes) -> None:
+        found = re.fullmatch(r"_ags/(keys|versions)/(\d+)\.json", path)
+        if found:
+            self.numbers.setdefault(found[1], []).append(int(found[2]))
+            if found[1] == "keys":
+                body = json.loads(json.loads(content)["body"])
+                self.keys.append((int(found[2]), {key["key-id"]: key for key in body["keys"]}))
+
+    def check(self, kms: Any) -> None:
+        """Numbers go up by one, no key comes back to life, and none falls back to an older master key."""
+        client = load_kms(kms)
+        for kind, numbers in self.numbers.items():
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), kind
+        gone: set[str] = set()
+        before: dict[str, dict[str, Any]] = {}
+        for _, now in self.keys:
+            gone |= before.keys() - now.keys()
+            assert gone.isdisjoint(now)
+            for key_id, entry in now.items():
+                old = before.get(key_id, entry)
+                assert (old["state"], entry["state"]) != ("retired", "active")
+                wraps = [base64.b64decode(e.get("encrypted-key-metadata", "")) for e in (old, entry)]
+                if all(wraps) and old["encrypted-by-id"] == entry["encrypted-by-id"]:
+                    was, is_now = (int(client.key_version(wrap) or 0) for wrap in wraps)
+                    assert was <= is_now
+            before = now
+
+
+@pytest.fixture
+def journal(monkeypatch: pytest.MonkeyPatch) -> Journal:
+    """Has the threads of actors stop at each step, and takes down what was created."""
+    made = Journal()
+
+    def stopping(operation: str) -> Any:
+        function = getattr(Store, operation)
+
+        def call(self: Store, path: str = "", *args: Any, **options: Any) -> Any:
+            actor = getattr(_here, "actor", None)
+            if actor is not None:
+                actor.stop_before(operation, path)
+            result = function(self, path, *args, **options)
+            if operation == "create":
+                made.note(path, args[0])
+            return result
+
+        return call
+
+    for operation in STEPS:
+        monkeypatch.setattr(Store, operation, stopping(operation))
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # nobody pulls the plug here
+    return made
+
+
+# ---------------------------------------------------------------------------------------------- what they do
+
+
+class World:
+    """A dataset, what is done to it, and what must be true of it whatever was done."""
+
+    def __init__(self, folder: Path, kms: dict[str, str], journal: Journal) -> None:
+        self.folder, self.kms, self.journal = folder, kms, journal
+        self.dataset = folder / "dataset"
+        self.appended: dict[str, bytes] = {}
+
+    def append(self, name: str, **options: Any) -> Actor:
+        tree = {f"{name}/{n}": f"{name} {n}".encode() for n in range(2)}
+        src = write_tree(self.folder / f"src {name}", tree)
+        self.appended |= tree
+        options = {**QUIET, "wrapping_key_id": MASTER, "block_size": 4096, **options}
+        return Actor(lambda: encrypt_files(src, self.dataset, kms=self.kms, **options))
+
+    def rotate(self, what: str, **options: Any) -> Actor:
+        def work() -> JobResult:
+            if what == "mek":
+                local.rotate_key(self.kms, MASTER)
+            return rotate(self.dataset, kms=self.kms, what=what, progress=False, **options)
+
+        return Actor(work)
+
+    def expire(self, **options: Any) -> Actor:
+        return Actor(lambda: expire(self.dataset, kms=self.kms, **options))
+
+    def rekey(self) -> Actor:
+        return Actor(lambda: rekey_files(self.dataset, kms=self.kms, paths="0/*", **QUIET))
+
+    def sweep(self) -> Actor:
+        return Actor(lambda: sweep(self.dataset, kms=self.kms))
+
+    def read(self) -> Actor:
+        """Somebody who reads the newest version."""
+
+        def work() -> None:
+            found = decrypted(self.dataset, self.kms)
+            assert TREE.items() <= found.items() and found.keys() <= (TREE | self.appended).keys()
+
+        return Actor(work)
+
+    def act(self, name: str) -> Actor:
+        """One by its name."""
+        kind, _, number = name.partition(" ")
+        return {
+            "append": lambda: self.append(f"append{number}"),
+            "kek": lambda: self.rotate("kek"),
+            "mek": lambda: self.rotate("mek"),
+            "move": lambda: self.rotate("kek", wrapping_key_id="other"),
+            "forced": lambda: self.rotate("kek", force_expire=True),
+            "double": lambda: self.rotate("double-wrap"),
+            "expire": lambda: self.expire(),
+            "force": lambda: self.expire(force=True),
+            "rekey": self.rekey,
+            "sweep": self.sweep,
+            "read": self.read,
+        }[kind]()
+
+    def opened(self) -> Dataset:
+        return Dataset.open(self.dataset, load_kms(self.kms))
+
+    def check(self) -> None:
+        """All files of all that was appended are there, and every version opens; what a rotation retired is not in
+        use; nothing is left over."""
+        self.journal.check(self.kms)
+        sweep(self.dataset, kms=self.kms)
+        opened = self.opened()
+        head = opened.current()
+        assert head is not None
+        for number in opened.version_numbers():
+            found = decrypted(self.dataset, self.kms, version=number)
+            assert found.items() <= (TREE | self.appended).items()
+        assert found == TREE | self.appended
+        active = {entry.key_id for entry in opened.keys.list("active")}
+        named = {ref.key_id for ref in head.manifests}.union(*(e.key_ids() for e in opened.entries(head)))
+        assert named <= active
+        assert leftovers(self.dataset, self.kms) == []
+        checked = verify_files(self.dataset, kms=self.kms, **QUIET)
+        assert checked.counts == {"ok": len(found), "skipped": 0, "failed": 0}
+        # And then whatever is retired can go.
+        expire(self.dataset, kms=self.kms, force=True)
+        assert self.opened().keys.list("retired") == []
+        assert decrypted(self.dataset, self.kms) == found and leftovers(self.dataset, self.kms) == []
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[bool, Path]]:
+    """A KMS, and a dataset of two versions in double and in single wrap, to be copied."""
+    folder = tmp_path_factory.mktemp("template")
+    kms = make_kms(folder, keys=(MASTER, "other"))
+    src, datasets = write_tree(folder / "src", {p: d for p, d in TREE.items() if p < "1/2"}), {}
+    for double_wrap in (True, False):
+        datasets[double_wrap] = folder / f"dataset {double_wrap}"
+        for _ in range(2):
+            encrypt_files(
+                src, datasets[double_wrap], kms=kms, wrapping_key_id=MASTER, double_wrap=double_wrap, **QUIET
+            ).raise_for_failures()
+            write_tree(src, TREE)
+        shutil.rmtree(src)
+        write_tree(src, {p: d for p, d in TREE.items() if p < "1/2"})
+    return kms, datasets
+
+
+@pytest.fixture
+def world(tmp_path: Path, templates: Any, journal: Journal) -> World:
+    return made_world(tmp_path, templates, journal)
+
+
+def made_world(folder: Path, templates: Any, journal: Journal, double_wrap: bool = True) -> World:
+    kms, datasets = templates
+    shutil.copytree(datasets[double_wrap], folder / "dataset")
+    return World(folder, kms, journal)
+
+
+VERSION, KEYS, MANIFEST, PLAN = (rf"_ags/{name}/" for name in ("versions", "keys", "manifests", "plans"))
+
+
+# ---------------------------------------------------------------------------------------------- one in another's gap
+
+
+def test_an_append_between_load_and_commit_of_a_rotation(world: World) -> None:
+    """The rotation sees that it is late, and takes the new files along."""
+    rotation = world.rotate("kek").until("create", VERSION)
+    world.append("new").finish()
+    (old,) = (entry.key_id for entry in world.opened().keys.list("retired"))
+    assert rotation.finish().version == 4
+    assert all(old not in entry.key_ids() for entry in world.opened().entries(world.opened().current()))
+    world.check()
+
+
+def test_an_append_before_the_keys_are_replaced(world: World) -> None:
+    """It commits what it wrapped by the old key, between two steps of the rotation: that is wrapped anew."""
+    append = world.append("new").until("create", VERSION)
+    rotation = world.rotate("kek").until("create", VERSION)
+    append.finish()
+    assert rotation.finish().version == 4
+    world.check()
+
+
+def test_a_rotation_between_load_and_commit_of_an_append(world: World) -> None:
+    """Who has planned under the old key wraps anew what he has, before he commits."""
+    append = world.append("new").until("create", VERSION)
+    world.rotate("kek").finish()
+    (new,) = (entry.key_id for entry in world.opened().keys.list("active"))
+    assert append.finish().version == 4
+    assert {entry.key_id for entry in world.opened().entries(world.opened().current())} == {new}
+    world.check()
+
+
+def test_a_move_of_master_keys_while_an_append_is_under_way(world: World) -> None:
+    append = world.append("new").until("create", VERSION)
+    world.rotate("mek", wrapping_key_id="other").finish()
+    append.finish()
+    assert {entry.wrapping_key_id for entry in world.opened().keys.list()} == {"other"}
+    world.check()
+
+
+def test_two_rotations_with_the_same_plan(world: World) -> None:
+    """Both make a KEK; one of them retires with nothing under it."""
+    one = world.rotate("kek").until("create", KEYS)
+    two = world.rotate("kek").until("create", VERSION)
+    one.finish()
+    two.finish()
+    world.check()
+
+
+def test_a_rotation_that_lost_twice(world: World) -> None:
+    rotation = world.rotate("kek").until("create", VERSION)
+    for n in range(3):
+        world.append(f"new{n}").finish()
+        rotation.step()
+        rotation.until("create", VERSION)
+    assert rotation.finish().version == 6
+    world.check()
+
+
+def test_master_keys_while_keks_are_replaced(world: World) -> None:
+    """Both change the entry of the same KEK: neither change is lost."""
+    mek = world.rotate("mek").until("create", KEYS)
+    world.rotate("kek").finish()
+    mek.finish()
+    client = load_kms(world.kms)
+    entries = world.opened().keys.list()
+    assert {entry.state for entry in entries} == {"active", "retired"}
+    assert len({client.key_version(entry.wrapped) for entry in entries if entry.wrapped}) == 1
+    world.check()
+
+
+def test_an_expiry_while_an_append_is_under_way(world: World) -> None:
+    append = world.append("new").until("create", VERSION)
+    world.expire(force=True).finish()
+    append.finish()
+    world.check()
+
+
+def test_an_expiry_before_the_rotation_commits(world: World) -> None:
+    """The old key is retired and needed: it stays."""
+    rotation = world.rotate("kek").until("create", VERSION)
+    expired = world.expire(force=True).finish()
+    assert [row.error_class for row in expired.rows if row.format == "key"] == ["InUse"]
+    rotation.finish()
+    world.check()
+
+
+def test_a_reader_while_keys_are_replaced(world: World) -> None:
+    """The version that it has begun to read stays."""
+    readers = [world.read().until("read", path) for path in (VERSION, KEYS)]
+    world.rotate("kek").finish()
+    world.rotate("mek").finish()
+    for reader in readers:
+        reader.finish()
+    world.check()
+
+
+@pytest.mark.xfail(strict=True, reason="the number of an expired version is free again")
+def test_a_commit_under_the_number_of_a_version_that_has_expired(world: World) -> None:
+    append = world.append("new").until("create", VERSION)
+    world.append("other").finish()
+    world.rotate("kek").finish()
+    world.expire().finish()
+    append.finish()
+    world.check()
+
+
+@pytest.mark.xfail(strict=True, reason="the number of superseded keys is free again")
+def test_keys_under_a_number_that_was_superseded(world: World) -> None:
+    append = world.append("new", wrapping_key_id="other").until("create", KEYS)
+    for _ in range(2):
+        world.rotate("kek").finish()
+    world.expire().finish()
+    append.finish()
+    world.check()
+
+
+@pytest.mark.xfail(strict=True, reason="no plan names the key yet, so it is removed, and the plan that does bars the way")
+def test_a_forced_expiry_before_an_append_has_its_plan(world: World) -> None:
+    """It may have to begin again; what it has begun is in nobody's way."""
+    append = world.append("new").until("create", PLAN)
+    world.rotate("kek", force_expire=True).finish()
+    append.finish()
+    world.check()
+
+
+@pytest.mark.xfail(strict=True, reason="keys of manifests that another expiry is about to read are removed")
+def test_two_expiries(world: World) -> None:
+    world.rotate("kek").finish()
+    one = world.expire(force=True).until("delete", VERSION + "00000002")
+    world.expire(force=True).finish()
+    one.finish()
+    world.check()
+
+
+@pytest.mark.xfail(strict=True, reason="where the chain of successors is broken, a key of the first kind is made")
+def test_an_append_that_began_two_rotations_ago(world: World) -> None:
+    """What was moved to another master key is not moved back."""
+    append = world.append("new").until("create", VERSION)
+    world.rotate("kek", wrapping_key_id="other").finish()
+    world.rotate("kek").finish()
+    world.expire(force=True).finish()
+    append.finish()
+    assert {entry.wrapping_key_id for entry in world.opened().keys.list("active")} == {"other"}
+    world.check()
+
+
+@pytest.mark.xfail(strict=True, reason="the keys that a dead plan retired are looked for, though they are gone")
+def test_a_rotation_that_died_long_ago(world: World) -> None:
+    """The version that it made has expired, and so have the keys: the next rotation does not look for them."""
+    set_policy(world.dataset, Policy(kek_scope="partition"), kms=world.kms)
+    world.rekey().finish()
+    dead = world.rotate("kek", grace=timedelta(0)).until("create", VERSION)
+    dead.step()  # which is the commit
+    dead.die()
+    world.append("new").finish()
+    world.expire(force=True).finish()
+    world.rotate("kek").finish()
+    world.check()
