@@ -463,6 +463,69 @@ def test_a_rotation_that_died_long_ago(world: World) -> None:
     world.check()
 
 
+def single(world: World, templates: Any) -> None:
+    """The dataset in single wrap in the place of the other."""
+    shutil.rmtree(world.dataset)
+    shutil.copytree(templates[1][False], world.dataset)
+
+
+def test_two_rotations_of_data_keys_that_the_kms_wraps(world: World, templates: Any) -> None:
+    """What one has had wrapped for its own new key is of no use under the other's."""
+    single(world, templates)
+    move = world.rotate("kek", wrapping_key_id="other").until("create", PLAN)
+    double = world.rotate("double-wrap").until("create", VERSION)
+    move.finish()
+    double.finish()
+    world.check()
+
+
+def test_a_version_that_expires_while_it_is_opened(world: World) -> None:
+    """Who has listed it and comes to read it takes the next."""
+    readers = [world.read().until("read", path) for path in (VERSION + "00000002", KEYS + "00000003")]
+    late = [world.expire().until("read", VERSION + "00000001"), world.rotate("kek").until("read", VERSION)]
+    world.append("new").finish()
+    world.rotate("kek", force_expire=True).finish()
+    for actor in (*readers, *late):
+        actor.finish()
+    world.check()
+
+
+def test_a_rotation_of_a_version_that_expires(world: World) -> None:
+    """Its manifests are gone: those of the newer version are done instead."""
+    rotation = world.rotate("kek").until("create", MANIFEST)
+    world.rotate("kek", force_expire=True).finish()
+    rotation.finish()
+    world.check()
+
+
+def test_a_rotation_whose_new_key_is_retired_before_it_is_used(world: World) -> None:
+    rotation = world.rotate("kek").until("create", PLAN + ".*/00000002")
+    world.rotate("kek", force_expire=True).finish()
+    rotation.finish()
+    world.check()
+
+
+def test_a_rotation_whose_new_key_is_retired_in_the_midst(world: World) -> None:
+    rotation = world.rotate("kek").until("create", MANIFEST)
+    rotation.step()
+    rotation.until("create", MANIFEST)
+    other = world.rotate("kek").until("create", VERSION)
+    rotation.finish()
+    other.finish()
+    world.check()
+
+
+def test_two_expiries_that_read_the_same_manifests(world: World) -> None:
+    world.rekey().finish()
+    world.rotate("kek").finish()
+    two = world.expire(force=True).until("create", PLAN)
+    one = world.expire(force=True).until("delete", "[01]/")
+    two.until("read", MANIFEST)
+    one.finish()
+    two.finish()
+    world.check()
+
+
 # ---------------------------------------------------------------------------------------------- any order
 
 

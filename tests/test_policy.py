@@ -1,0 +1,386 @@
+"""What a dataset lays down: which files share a KEK, for how long and how often it serves, and who carries that on."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, write_tree
+from support import pattern
+
+from ags_fast import FormatError, KeyAccessError, PolicyError
+from ags_fast.jobs import Dataset, Policy, encrypt_files, expire, rekey_files, rotate, set_policy, verify_files
+from ags_fast.keys import clear_cache, kms_calls, load_kms
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ags_fast.jobs import JobResult
+    from ags_fast.jobs.dataset import FileEntry, Version
+    from ags_fast.keys.envelope import KeyEntry
+
+pytest.importorskip("pyarrow")
+
+TREE = {"top": b"top", **{f"day={n % 3}/{n}": pattern(200 * n, n) for n in range(7)}}
+QUIET = {"engine": HERE, "progress": False}
+SLACK = 64  # uses of the dataset's own KEK that a job counts for its documents
+
+
+@pytest.fixture
+def kms(tmp_path: Path) -> dict[str, str]:
+    return make_kms(tmp_path, keys=(MASTER, "other", "hr"))
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return tmp_path / "dataset"
+
+
+def encrypt(dataset: Path, kms: Any, tree: dict[str, bytes] = TREE, **options: Any) -> JobResult:
+    src = write_tree(dataset.parent / f"src {min(tree).replace('/', ' ')}", tree)
+    options = {**QUIET, "fsync": False, "block_size": 4096, "wrapping_key_id": MASTER, **options}
+    result = encrypt_files(src, dataset, kms=kms, **options)
+    result.raise_for_failures()
+    return result
+
+
+def opened(dataset: Path, kms: Any) -> Dataset:
+    return Dataset.open(dataset, load_kms(kms))
+
+
+def keys(dataset: Path, kms: Any, state: str | None = None) -> dict[str, KeyEntry]:
+    return {entry.key_id: entry for entry in opened(dataset, kms).keys.list(state)}
+
+
+def head(dataset: Path, kms: Any) -> Version:
+    found = opened(dataset, kms).current()
+    assert found is not None
+    return found
+
+
+def entries(dataset: Path, kms: Any) -> dict[str, FileEntry]:
+    found = opened(dataset, kms)
+    return {entry.path: entry for entry in found.entries(found.current())}
+
+
+def scopes(dataset: Path, kms: Any) -> dict[str, set[str]]:
+    """The files that share a KEK, by its scope."""
+    known = keys(dataset, kms)
+    found: dict[str, set[str]] = {}
+    for path, entry in entries(dataset, kms).items():
+        found.setdefault(known[entry.key_id].properties.get("scope", ""), set()).add(path)
+    return found
+
+
+def sealers(dataset: Path) -> set[str]:
+    """The keys that documents are sealed with, as they say."""
+    documents = [data for path, data in read_tree(dataset).items() if path.endswith(".json") and data]
+    return {json.loads(data)["auth"]["key_id"] for data in documents}
+
+
+def calls(work: Any) -> Counter[str]:
+    before = kms_calls()
+    work()
+    return Counter({operation: count for (_, operation), count in (kms_calls() - before).items()})
+
+
+# ---------------------------------------------------------------------------------------------- scopes
+
+
+def test_scope_of_the_dataset(kms: dict[str, str], dataset: Path) -> None:
+    encrypt(dataset, kms)
+    encrypt(dataset, kms, {"more": b""})
+    assert scopes(dataset, kms) == {"": {*TREE, "more"}}
+    assert len(keys(dataset, kms)) == 1
+
+
+def test_scope_of_a_partition(kms: dict[str, str], dataset: Path) -> None:
+    policy = Policy(kek_scope="partition")
+    assert calls(lambda: encrypt(dataset, kms, policy=policy)) == Counter(wrap=5)
+    by_folder: dict[str, set[str]] = {}
+    for path in TREE:
+        by_folder.setdefault(f"partition:{path.rpartition('/')[0]}", set()).add(path)
+    assert scopes(dataset, kms) == by_folder
+    # Jobs to come use what is there; a new folder has a new one.
+    more = {"day=1/new": b"", "day=9/new": b""}
+    assert calls(lambda: encrypt(dataset, kms, more)) == Counter(wrap=1)
+    by_folder["partition:day=1"].add("day=1/new")
+    assert scopes(dataset, kms) == by_folder | {"partition:day=9": {"day=9/new"}}
+
+
+def test_scope_of_a_day(kms: dict[str, str], dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock(datetime):
+        day = 1
+
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            assert tz is UTC
+            return datetime(2026, 11, cls.day, 23, 59, tzinfo=UTC)
+
+    monkeypatch.setattr("ags_fast.jobs.policy.datetime", Clock)
+    encrypt(dataset, kms, policy=Policy(kek_scope="day"))
+    encrypt(dataset, kms, {"same": b""})
+    Clock.day = 2
+    encrypt(dataset, kms, {"next": b""})
+    assert scopes(dataset, kms) == {"day:2026-11-01": {*TREE, "same"}, "day:2026-11-02": {"next"}}
+
+
+def test_scope_of_a_writer(kms: dict[str, str], dataset: Path) -> None:
+    one = encrypt(dataset, kms, policy=Policy(kek_scope="writer"))
+    two = encrypt(dataset, kms, {"more": b""})
+    assert scopes(dataset, kms) == {f"writer:{one.job_id}": {*TREE}, f"writer:{two.job_id}": {"more"}}
+
+
+def test_scope_of_so_many_files(kms: dict[str, str], dataset: Path) -> None:
+    result = encrypt(dataset, kms, policy=Policy(kek_scope="files:3"))
+    found = scopes(dataset, kms)
+    assert {scope: len(paths) for scope, paths in found.items()} == {
+        f"files:{result.job_id}/0": 3,
+        f"files:{result.job_id}/1": 3,
+        f"files:{result.job_id}/2": 2,
+    }
+
+
+@pytest.mark.parametrize("scope", ["partition", "day", "writer", "files:2"])
+def test_documents_have_the_datasets_own(kms: dict[str, str], dataset: Path, scope: str) -> None:
+    """One key opens what says which files there are; those of scopes open nothing but files."""
+    encrypt(dataset, kms, policy=Policy(kek_scope=scope))
+    (own,) = (key_id for key_id, entry in keys(dataset, kms).items() if "scope" not in entry.properties)
+    assert sealers(dataset) == {own}
+    assert {ref.key_id for ref in head(dataset, kms).manifests} == {own}
+    assert own not in {entry.key_id for entry in entries(dataset, kms).values()}
+    encrypt(dataset, kms, {"more": b""})
+    rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
+    assert sealers(dataset) == {own}
+    assert all(entry.uses < SLACK for key, entry in keys(dataset, kms).items() if key != own)
+    clear_cache()
+    assert calls(lambda: opened(dataset, kms).current()) == Counter(unwrap=1)
+    assert decrypted(dataset, kms) == TREE | {"more": b""}
+
+
+def test_in_single_wrap_there_are_none_to_share(kms: dict[str, str], dataset: Path) -> None:
+    encrypt(dataset, kms, policy=Policy(kek_scope="partition"), double_wrap=False)
+    assert scopes(dataset, kms) == {"": {*TREE}}
+    assert sorted((e.double_wrap, dict(e.properties).get("scope")) for e in keys(dataset, kms).values()) == [
+        (False, None),
+        (True, None),
+    ]
+    (own,) = (key_id for key_id, entry in keys(dataset, kms).items() if entry.double_wrap)
+    assert sealers(dataset) == {own}
+    assert keys(dataset, kms)[own].uses == SLACK
+
+
+def test_columns_in_scopes(kms: dict[str, str], dataset: Path, tmp_path: Path) -> None:
+    """Each column's master key has a KEK for each scope, which opens nothing else."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    src = tmp_path / "tables"
+    for n in range(4):
+        (src / f"p={n % 2}").mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"id": [n], "pay": [n * 10.0]}), src / f"p={n % 2}/{n}.parquet")
+    encrypt_files(
+        src,
+        dataset,
+        kms=kms,
+        wrapping_key_id=MASTER,
+        format="parquet",
+        column_keys={"pay": "hr"},
+        policy=Policy(kek_scope="partition"),
+        **QUIET,
+    ).raise_for_failures()
+    assert sorted((e.wrapping_key_id, e.properties.get("scope", "")) for e in keys(dataset, kms).values()) == [
+        ("hr", "partition:p=0"),
+        ("hr", "partition:p=1"),
+        (MASTER, ""),
+        (MASTER, "partition:p=0"),
+        (MASTER, "partition:p=1"),
+    ]
+    known = keys(dataset, kms)
+    for path, entry in entries(dataset, kms).items():
+        assert {known[key_id].properties["scope"] for key_id in entry.key_ids()} == {f"partition:{path[:3]}"}
+    assert calls(lambda: rotate(dataset, kms=kms)) == Counter(wrap=5)
+    expire(dataset, kms=kms, force=True)
+    assert sorted(e.properties.get("scope", "") for e in keys(dataset, kms).values()) == [
+        "",
+        "partition:p=0",
+        "partition:p=0",
+        "partition:p=1",
+        "partition:p=1",
+    ]
+    verify_files(dataset, kms=kms, **QUIET).raise_for_failures()
+
+
+# ---------------------------------------------------------------------------------------------- lifetime and uses
+
+
+def test_lifetime(kms: dict[str, str], dataset: Path) -> None:
+    """A KEK that is too old wraps nothing more; what it has wrapped is read as ever."""
+    encrypt(dataset, kms, policy=Policy(kek_scope="partition", kek_lifetime_days=730))
+    first = keys(dataset, kms)
+    encrypt(dataset, kms, {"day=1/a": b"a"})
+    assert keys(dataset, kms).keys() == first.keys()
+    set_policy(dataset, Policy(kek_scope="partition", kek_lifetime_days=0), kms=kms)
+    encrypt(dataset, kms, {"day=1/b": b"b"})
+    active, retired = keys(dataset, kms, "active"), keys(dataset, kms, "retired")
+    assert {entry.properties.get("scope") for entry in retired.values()} == {None, "partition:day=1"}
+    assert retired.keys() < first.keys() and len(active) == len(first)
+    for entry in retired.values():
+        successor = active[entry.properties["successor"]]
+        assert successor.properties.get("scope") == entry.properties.get("scope")
+        assert int(entry.properties["retires-ms"]) > successor.created_ms
+    assert entries(dataset, kms)["day=1/b"].key_id in active
+    assert entries(dataset, kms)["day=1/a"].key_id in retired
+    clear_cache()
+    assert decrypted(dataset, kms) == TREE | {"day=1/a": b"a", "day=1/b": b"b"}
+    # A rotation leaves no file to them.
+    rotate(dataset, kms=kms).raise_for_failures()
+    expire(dataset, kms=kms, force=True)
+    assert {entry.state for entry in keys(dataset, kms).values()} == {"active"}
+    assert len(decrypted(dataset, kms)) == len(TREE) + 2 and leftovers(dataset, kms) == []
+
+
+def test_uses(kms: dict[str, str], dataset: Path) -> None:
+    """Counted ahead, for all processes: before more than allowed, a new KEK is made."""
+    policy = Policy(kek_uses=SLACK + 2 * len(TREE))
+    encrypt(dataset, kms, policy=policy)
+    (first,) = keys(dataset, kms)
+    encrypt(dataset, kms, {"more": b""})
+    assert keys(dataset, kms, "retired").keys() == {first}
+    (second,) = keys(dataset, kms, "active")
+    assert {entry.key_id for entry in entries(dataset, kms).values()} == {first, second}
+    assert all(entry.uses <= policy.kek_uses for entry in keys(dataset, kms).values())
+    before = read_tree(dataset)
+    with pytest.raises(PolicyError, match=r"would wrap \d+ keys.*kek_scope"):
+        encrypt(dataset, kms, {f"many/{n}": b"" for n in range(len(TREE) + 1)})
+    assert {path for path in read_tree(dataset) if path not in before} == set()
+    assert decrypted(dataset, kms) == TREE | {"more": b""}
+
+
+def test_uses_of_a_scope(kms: dict[str, str], dataset: Path) -> None:
+    """Each has its own count."""
+    tree = {f"p={n % 4}/{n}": b"%d" % n for n in range(80)}
+    encrypt(dataset, kms, tree, policy=Policy(kek_scope="partition", kek_uses=70))
+    known = keys(dataset, kms)
+    assert len(known) == 5 and all(entry.uses <= 70 for entry in known.values())
+    more = {f"p={n % 4}/more {n}": b"%d" % n for n in range(80)}
+    encrypt(dataset, kms, more)
+    assert all(entry.uses <= 70 for entry in keys(dataset, kms).values())
+    assert len(keys(dataset, kms, "retired")) == 5
+    assert decrypted(dataset, kms) == tree | more
+
+
+# ---------------------------------------------------------------------------------------------- carried on
+
+
+def test_it_is_carried_on(kms: dict[str, str], dataset: Path) -> None:
+    """By whatever makes a version."""
+    policy = Policy(kek_scope="files:100", kek_lifetime_days=30, kek_uses=1 << 20, keep=100, keep_days=0.5)
+    encrypt(dataset, kms, policy=policy)
+    assert head(dataset, kms).policy == policy
+    encrypt(dataset, kms, {"more": b""})
+    assert head(dataset, kms).policy == policy
+    write_tree(dataset.parent / "src more", {"more": b"other"})
+    encrypt_files(
+        dataset.parent / "src more", dataset, kms=kms, wrapping_key_id=MASTER, overwrite=True, **QUIET
+    ).raise_for_failures()
+    rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
+    for what in ("kek", "mek", "double-wrap"):
+        rotate(dataset, kms=kms, what=what).raise_for_failures()
+    expire(dataset, kms=kms, force=True)
+    assert head(dataset, kms).policy == policy and head(dataset, kms).number == 5
+    new = Policy(keep=3)
+    assert set_policy(dataset, new, kms=kms) == policy
+    assert head(dataset, kms).policy == new and head(dataset, kms).operation == "policy"
+    rotate(dataset, kms=kms).raise_for_failures()
+    assert head(dataset, kms).policy == new
+    encrypt(dataset, kms, {"then": b""}, policy=policy)
+    assert head(dataset, kms).policy == policy
+    assert decrypted(dataset, kms) == TREE | {"more": b"other", "then": b""}
+
+
+def test_before_there_are_files(kms: dict[str, str], dataset: Path) -> None:
+    from ags_fast.fs import Store
+
+    Dataset.open_or_create(Store(dataset), load_kms(kms), MASTER)
+    assert set_policy(dataset, Policy(kek_scope="writer"), kms=kms) == Policy()
+    result = encrypt(dataset, kms)
+    assert scopes(dataset, kms).keys() == {f"writer:{result.job_id}"}
+
+
+def test_who_may_not_ask_the_kms_lays_down_nothing(kms: dict[str, str], dataset: Path) -> None:
+    encrypt(dataset, kms)
+    clear_cache()
+    before = read_tree(dataset)
+    with pytest.raises(KeyAccessError):
+        set_policy(dataset, Policy(keep=1), kms={**kms, "encryption.allowed-key-ids": "other"})
+    assert read_tree(dataset) == before
+
+
+# ---------------------------------------------------------------------------------------------- rotated
+
+
+@pytest.mark.parametrize("scope", ["partition", "day", "writer", "files:2"])
+def test_rotation_keeps_scopes(kms: dict[str, str], dataset: Path, scope: str) -> None:
+    """For each KEK another of the same scope, by one wrap; files that did not share one still do not."""
+    encrypt(dataset, kms, policy=Policy(kek_scope=scope))
+    before, count = scopes(dataset, kms), len(keys(dataset, kms))
+    old = keys(dataset, kms).keys()
+    assert calls(lambda: rotate(dataset, kms=kms).raise_for_failures()) == Counter(wrap=count)
+    assert scopes(dataset, kms) == before
+    assert old.isdisjoint(entry.key_id for entry in entries(dataset, kms).values())
+    active = keys(dataset, kms, "active")
+    assert len(active) == count and sealers(dataset) - old < active.keys()
+    assert {ref.key_id for ref in head(dataset, kms).manifests} <= active.keys()
+    expire(dataset, kms=kms, force=True)
+    assert keys(dataset, kms).keys() == active.keys()
+    clear_cache()
+    assert decrypted(dataset, kms) == TREE and leftovers(dataset, kms) == []
+
+
+# ---------------------------------------------------------------------------------------------- the class
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kek_scope": "table"},
+        {"kek_scope": "files:0"},
+        {"kek_scope": "files:"},
+        {"kek_scope": "files:1e3"},
+        {"kek_uses": 0},
+        {"kek_uses": 1 << 32},
+        {"kek_uses": 1.5},
+        {"kek_uses": True},
+        {"kek_lifetime_days": -1},
+        {"kek_lifetime_days": float("nan")},
+        {"kek_lifetime_days": float("inf")},
+        {"kek_lifetime_days": "1"},
+        {"keep": 0},
+        {"keep": 1.0},
+        {"keep": True},
+        {"keep_days": 1},
+        {"keep": 1, "keep_days": -1},
+    ],
+)
+def test_what_no_policy_is(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options)) if len(options) == 1 else "keep_days"):
+        Policy(**options)
+    with pytest.raises(FormatError):
+        Policy.from_json(options)
+
+
+@pytest.mark.parametrize("value", [None, [], "dataset", {"kek_scope": None}, {"kek_scope": ["x"]}, {"kek_uses": []}])
+def test_what_no_document_has(value: Any) -> None:
+    with pytest.raises(FormatError):
+        Policy.from_json(value)
+
+
+def test_a_newer_one_is_read() -> None:
+    policy = Policy(kek_scope="files:7", keep=2)
+    assert Policy.from_json({**policy.to_json(), "of tomorrow": {}}) == policy
+    assert Policy.from_json({}) == Policy() == Policy.from_json(json.loads(json.dumps(Policy().to_json())))
+    assert pickle.loads(pickle.dumps(policy)) == policy == Policy("files:7").replace(keep=2)
+    assert Policy().kek_lifetime_days == 730 and Policy().kek_uses < 1 << 32
