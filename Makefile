@@ -15,7 +15,7 @@ export AGS_FAST_WERROR := 1
 endif
 
 .NOTPARALLEL:
-.PHONY: help run test test-long bench lint sanitize fuzz wheel lock clean java softhsm servers
+.PHONY: help run test test-long bench lint sanitize fuzz wheel lock clean java services servers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,10 +23,10 @@ help: ## this list
 run: $(VENV)/built java ## encrypt, read and decrypt real Avro and Parquet files with Spark; or yours: make run INPUT=dir OUTPUT=dir KILL=1
 	$(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)') $(if $(KILL),--kill)
 
-test: $(VENV)/built java softhsm servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
+test: $(VENV)/built java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow" $(ARGS)
 
-test-long: $(VENV)/built java softhsm servers ## the loops that test leaves out
+test-long: $(VENV)/built java services servers ## the loops that test leaves out
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --timeout 3600 -m slow $(ARGS)
 
 bench: $(VENV)/built java ## the table and plots of the README
@@ -60,8 +60,8 @@ clean: ## remove what make made here (the cached OpenSSL in ~/.cache/ags_fast st
 java:
 	@.ci/tools java
 
-softhsm:
-	@.ci/tools softhsm $(if $(CI),,|| echo "Its tests will be skipped.")
+services:
+	@.ci/tools softhsm postgresql $(if $(CI),,|| echo "The tests that need it will be skipped.")
 
 servers: $(VENV)/built
 	@PYTHONPATH=tests $(PY) -m servers

@@ -37,7 +37,7 @@ from ags_fast.keys import load_kms
 from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 pytest.importorskip("pyarrow")
 

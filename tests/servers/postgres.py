@@ -34,7 +34,7 @@ def postgres() -> Iterator[Postgres]:
     folders = [os.environ.get("PATH", ""), *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))]
     initdb, server = (shutil.which(name, path=os.pathsep.join(folders)) for name in ("initdb", "postgres"))
     if initdb is None or server is None:
-        cannot("needs PostgreSQL: apt-get install postgresql")
+        cannot("needs PostgreSQL: .ci/tools postgresql, or apt-get install postgresql")
     runs: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": {**os.environ, "LC_ALL": "C"}}
     if os.geteuid() == 0:  # it refuses to be root's
         runs |= {"user": _somebody().pw_uid, "group": _somebody().pw_gid, "extra_groups": []}
