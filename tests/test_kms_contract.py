@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 import traceback
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -861,3 +862,39 @@ def test_pkcs11_what_the_token_has(pkcs11: Any) -> None:
         pkcs11.add_version(key_id, b"\x02")
         with pytest.raises(KeyAccessError, match="two versions"):
             kms.wrap_key(CANARY, key_id)
+
+
+# ---------------------------------------------------------------- datasets, whose master key is rotated
+
+
+@pytest.mark.parametrize("double_wrap", [True, False], ids=["double", "single"])
+def test_a_dataset_outlives_the_version_that_it_was_written_under(
+    service: Service, double_wrap: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow")
+    from datasets import HERE, decrypted, write_tree
+
+    from ags_fast import jobs
+    from ags_fast.keys import clear_cache
+
+    key_id, kms, tree = service.new_key(), service.properties, {f"{n % 2}/{n}": b"%d" % n for n in range(5)}
+    src, dataset = write_tree(tmp_path / "src", tree), tmp_path / "dataset"
+    jobs.encrypt_files(
+        src, dataset, kms=kms, wrapping_key_id=key_id, double_wrap=double_wrap, engine=HERE
+    ).raise_for_failures()
+    service.rotate(key_id)
+    clear_cache()
+    opens = Counter({(service.name, "unwrap"): 1})  # once for each process: the KEK of the documents
+    anew = Counter((service.name, operation) for operation in (["rewrap"] if service.rewraps else ["unwrap", "wrap"]))
+    before = kms_calls()
+    if not double_wrap:
+        jobs.rotate(dataset, kms=kms, what="kek").raise_for_failures()
+        assert kms_calls() - before == opens + Counter({call: len(tree) for call in anew})
+        before = kms_calls() - opens
+    jobs.rotate(dataset, kms=kms, what="mek").raise_for_failures()
+    assert kms_calls() - before == opens + anew
+    jobs.expire(dataset, kms=kms, force=True).raise_for_failures()
+    if service.destroys:
+        service.destroy(key_id)
+    clear_cache()
+    assert decrypted(dataset, kms) == tree
