@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
-from ags_fast.errors import AgsError, KeyAccessError
+from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError
 from ags_fast.fs import Store
 from ags_fast.jobs.audit import audit, key_status
 from ags_fast.jobs.dataset import (
@@ -57,6 +57,7 @@ from ags_fast.jobs.task import (
     make_row,
     planned_row,
 )
+from ags_fast.keys.envelope import UnknownKeyError
 from ags_fast.keys.kms import KmsClient, check_key_id, load_kms
 
 if TYPE_CHECKING:
@@ -645,12 +646,19 @@ def rekey_files(
         else:
             entries = _continue(opened, plan, plan.entries(), entries, dek_length)
         replaced = {entry.path: entry.file for entry in chosen}
+        try:
+            envelope = _envelope(opened, entries, *chosen)
+        except UnknownKeyError:
+            plan.end()
+            raise ConcurrentChangeError(
+                "what was to get new keys was replaced and expired while the job was planned: run it again"
+            ) from None
         context = Context(
             "rekey",
             job_id,
             opened.id,
             target,
-            _envelope(opened, entries, *chosen),
+            envelope,
             fsync=fsync,
             verify_after=verify_after,
             resume=options.resume,
