@@ -188,10 +188,11 @@ def encrypt_files(
             if plan is not None and plan.committed() is not None:  # it died between its commit and its end
                 plan.end()
                 plan = None
+        entries: list[FileEntry] = []
         if opened is not None:
-            base = opened.current()
+            base, entries = opened.load()
         number = base.number if base else None
-        present = {entry.path: entry for entry in opened.entries(base)} if opened is not None else {}
+        present = {entry.path: entry for entry in entries}
         job_id = plan.job_id if plan else new_job_id()
         if aad_prefix is not None:
             listed, encrypted = _without_encrypted(source, listed, present, format)
@@ -736,8 +737,14 @@ def _one_file(
     hide: bool,
 ) -> tuple[Context, FileEntry]:
     opened = Dataset.open(dataset, _client(kms), storage_options, key_store)
-    head = opened.current(version=version, min_version=min_version)
-    entry = opened.find(head, path)
+    while True:
+        head = opened.current(version=version, min_version=min_version)
+        try:
+            entry = opened.find(head, path)
+            break
+        except ConcurrentChangeError:
+            if version is not None:
+                raise
     if entry is None:
         raise FileNotFoundError(f"the dataset's version {head.number if head else 0} has no {path!r}")
     envelope = _envelope(opened, [entry])
@@ -847,8 +854,7 @@ def _opened(
     paths: str | Sequence[str] | None,
 ) -> tuple[Dataset, Version | None, list[FileEntry]]:
     opened = Dataset.open(dataset, _client(kms), storage_options, key_store)
-    head = opened.current(version=version, min_version=min_version)
-    entries = list(opened.entries(head))
+    head, entries = opened.load(version, min_version)
     if paths is not None:
         patterns = [paths] if isinstance(paths, str) else list(paths)
         entries = [e for e in entries if any(fnmatch.fnmatchcase(e.path, pattern) for pattern in patterns)]

@@ -21,7 +21,16 @@ from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, AgsCodec
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS, Store
 from ags_fast.jobs.policy import Policy
-from ags_fast.keys.envelope import REMOVED, Document, Envelope, KeyEntry, binding, new_kek, seal_document
+from ags_fast.keys.envelope import (
+    REMOVED,
+    Document,
+    Envelope,
+    KeyEntry,
+    UnknownKeyError,
+    binding,
+    new_kek,
+    seal_document,
+)
 from ags_fast.keys.resolver import COLUMNS, DatasetKeyStore, Entries, for_columns, open_key_store
 from ags_fast.stream import AgsReader
 
@@ -627,18 +636,40 @@ class Dataset:
             yield version
 
     def entries(self, version: Version | None) -> Iterator[FileEntry]:
-        """Every file of a version, manifest by manifest."""
+        """Every file of a version, manifest by manifest. ConcurrentChangeError if it is expired meanwhile."""
         envelope = self.envelope
         for ref in version.manifests if version else ():
-            yield from self.open_table(ref, envelope)
+            yield from self._of_version(version, ref, envelope)
 
     def find(self, version: Version | None, path: str) -> FileEntry | None:
-        """The file that a version has at `path`."""
+        """The file that a version has at `path`. ConcurrentChangeError if it is expired meanwhile."""
         envelope = self.envelope
         for ref in version.manifests if version else ():
-            for entry in self.open_table(ref, envelope, only=path):
+            for entry in self._of_version(version, ref, envelope, path):
                 return entry
         return None
+
+    def _of_version(
+        self, version: Version | None, ref: TableRef, envelope: Envelope, only: str | None = None
+    ) -> list[FileEntry]:
+        try:
+            return self.open_table(ref, envelope, only)
+        except (IntegrityError, UnknownKeyError):
+            if version is None or version.number in self.version_numbers():
+                raise
+            raise ConcurrentChangeError(f"version {version.number} was expired while it was read") from None
+
+    def load(
+        self, version: int | None = None, min_version: int | None = None
+    ) -> tuple[Version | None, list[FileEntry]]:
+        """A version, as `current` has it, and all of its files."""
+        while True:
+            head = self.current(version=version, min_version=min_version)
+            try:
+                return head, list(self.entries(head))
+            except ConcurrentChangeError:
+                if version is not None:
+                    raise
 
     def commit(
         self,

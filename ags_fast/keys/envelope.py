@@ -671,6 +671,7 @@ class Document:
                 f"the document {self.path} is sealed with the key {self.key_id!r}, which is not among the dataset's in "
                 "_ags/keys: it was changed, or they are older than it"
             )
+        envelope.prepare(self.key_id)  # what the KMS says is about its key, and not about the document
         try:
             key = envelope.unwrap(self.key_id, self._wrapped, _bound(dataset_id, self.path))
             if len(key) not in KEY_NBYTES:
