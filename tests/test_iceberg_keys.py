@@ -237,6 +237,8 @@ def test_entries_of_key_stores(table: list[dict[str, Any]]) -> None:
         "ags.state": "retired",
         "ags.uses": "7",
     }
+    retired = EncryptedKey.of(entry.replace(state="retired"))
+    assert list(retired.properties) == ["ags.state", "KEY_TIMESTAMP"]  # as Java would write it
     again = EncryptedKey.from_json(as_json).entry()
     assert again == more.replace(properties={"scope": "day=1", "KEY_TIMESTAMP": str(NOW)})
     assert EncryptedKey.of(again.replace(state="active", uses=0)).properties.keys() == {"KEY_TIMESTAMP", "scope"}

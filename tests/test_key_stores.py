@@ -458,7 +458,7 @@ def test_the_sealer_of_many(kms: dict[str, str]) -> None:
     assert sealed_by() == old.key_id
     put(keys, new)
     assert sealed_by() == new.key_id
-    put(keys, new.replace(state="retired"))
+    put(keys, new.replace(state="retired"), new_kek(kms, "m", double_wrap=False))
     assert sealed_by() == old.key_id  # which nobody named in this change
     keys.compare_and_swap({old.key_id: None}, keys.version)
     assert sealed_by() != old.key_id
@@ -592,6 +592,29 @@ def test_buckets_go_while_they_are_read(kms: dict[str, str]) -> None:
     with pytest.raises(ConcurrentChangeError, match="at version 2"):
         readers[3].compare_and_swap(dict.fromkeys(entries), 1)
     assert readers[3].version == 2
+
+
+def test_buckets_go_while_they_are_changed(kms: dict[str, str]) -> None:
+    shelf = Meter()
+    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
+    entries = many(900)
+    put(keys, new_kek(kms, "m"), *entries.values())
+    late = DatasetKeyStore(shelf, kms)
+    assert late.version == 1
+    read = shelf.read
+
+    def overtaken(path: str, limit: int) -> bytes:
+        if shelf.read is overtaken:
+            shelf.read = read  # type: ignore[method-assign]
+            put(keys, *(e.replace(uses=1) for e in entries.values()))
+            for name in keys.superseded():
+                del shelf.objects[name]
+        return read(path, limit)
+
+    shelf.read = overtaken  # type: ignore[method-assign]
+    with pytest.raises(ConcurrentChangeError, match="at version 2"):
+        late.compare_and_swap(dict.fromkeys(entries), 1)
+    assert late.version == 2 and {e.uses for e in late.list("retired")} == {1}
 
 
 def test_what_is_superseded(kms: dict[str, str]) -> None:

@@ -219,10 +219,11 @@ class SqlKeyStore:
             raise KeyAccessError(f"the key store in {_shown(self._engine)} cannot be used now: {said}") from None
 
     def _create_tables(self) -> None:
-        try:
-            TABLES.create_all(self._engine)
-        except exc.DBAPIError:
-            TABLES.create_all(self._engine)  # somebody else makes them too: now they are there
+        for table in TABLES.sorted_tables:
+            try:
+                table.create(self._engine, checkfirst=True)
+            except exc.DBAPIError:  # somebody else makes it too; so it is there now
+                table.create(self._engine, checkfirst=True)
         self._ready = True
 
     # ---- inside of a transaction
