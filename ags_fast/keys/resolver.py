@@ -14,6 +14,7 @@ import re
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -257,6 +258,22 @@ def open_key_store(
 SQL_URL = re.compile(r"(sqlite|postgres(ql)?|cockroachdb|mysql|mariadb|oracle|mssql)(\+\w+)?://")
 
 
+_stores: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def mend_after_fork(store: Any) -> None:
+    """Have `store._after_fork()` called in the child of a fork, where the threads are gone that held its locks."""
+    _stores.add(store)
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_stores):
+        store._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 # ---------------------------------------------------------------------------------------------------------- in memory
 
 
@@ -265,10 +282,14 @@ class MemoryKeyStore:
 
     def __init__(self, dataset_id: str | None = None) -> None:
         self.dataset_id = dataset_id or os.urandom(16).hex()
-        self._lock = threading.Lock()
         self._entries: dict[str, KeyEntry] = {}
         self._history: builtins.list[Change] = []
         self._version = 0
+        self._after_fork()
+        mend_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     @property
     def version(self) -> int:
@@ -366,9 +387,13 @@ class DatasetKeyStore:
         self._given_id = dataset_id
         self._new_id = dataset_id or os.urandom(16).hex()
         self._min_version = min_version
-        self._lock = threading.RLock()
         self._read: _Version | None = None
         self._buckets: dict[_Part, dict[str, KeyEntry]] = {}  # those that were read; threads fill it without the lock
+        self._after_fork()
+        mend_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()
 
     @property
     def dataset_id(self) -> str:

@@ -33,7 +33,7 @@ except ImportError:
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.envelope import KeyEntry, binding
-from ags_fast.keys.resolver import HISTORY, Change, Entries, check_changes, conflict, summary, unknown
+from ags_fast.keys.resolver import HISTORY, Change, Entries, check_changes, conflict, mend_after_fork, summary, unknown
 
 if TYPE_CHECKING:
     import builtins
@@ -104,7 +104,7 @@ class SqlKeyStore:
         self._lock = threading.RLock()
         self._version: int | None = None
         self._known: dict[str, KeyEntry] = {}
-        _stores.add(self)
+        mend_after_fork(self)
         if dataset_id is None:
             raise PolicyError(
                 f"{_shown(self._engine)} may have many datasets: add ?{DATASET}= and an id. {self._choices()}"
@@ -190,6 +190,10 @@ class SqlKeyStore:
             raise TypeError("a key store on an Engine stays in its process: make it of a URL")
         return _restore, (self._url, self.dataset_id)
 
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()
+        self._engine.dispose(close=False)  # the connections are the parent's
+
     def _first_version(self) -> None:
         """Know a version before anything is read, so that none is newer than what was read."""
         if self._version is None:
@@ -274,18 +278,6 @@ class SqlKeyStore:
 
 class _LostError(Exception):
     """The newest version is another one."""
-
-
-_stores: weakref.WeakSet[SqlKeyStore] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for store in list(_stores):
-        store._lock = threading.RLock()
-        store._engine.dispose(close=False)  # the connections are the parent's
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _restore(url: str, dataset_id: str) -> SqlKeyStore:
