@@ -20,11 +20,12 @@ from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
 import ags_fast
 from ags_fast import _core
-from benchmarks import cases, datasets, jobs, parquet
+from benchmarks import cases, datasets, jobs, parquet, rotation
 from benchmarks.limit import LimitError
 from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed
 from benchmarks.targets import TARGETS
 
+GROUPS = cases.GROUPS | jobs.GROUPS | datasets.GROUPS | parquet.GROUPS | rotation.GROUPS
 TITLES = {"limit": "limit", "naive": "naive", "best": "best Py", "pycryptodome": "pycrypt.", "ours": "ours"}
 
 
@@ -36,10 +37,7 @@ def main() -> int:
     with scratch_folder() as scratch:
         bench = cases.Bench(output, scratch, threads, options.quick)
         chosen = choose(
-            {
-                name: make(bench)
-                for name, make in (cases.GROUPS | jobs.GROUPS | datasets.GROUPS | parquet.GROUPS).items()
-            },
+            {name: make(bench) for name, make in GROUPS.items()},
             options.only,
         )
         if not chosen:

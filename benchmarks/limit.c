@@ -1,6 +1,6 @@
 /*
  * limit.c - the bare loop over EVP that ags_fast is measured against: what C can do with this libcrypto on this
- * machine, for the same blocks, or the same modules of a Parquet file, under the same AADs. Compiled and called by
+ * machine, for the same blocks, modules of a Parquet file or wrapped keys, under the same AADs. Compiled and called by
  * limit.py.
  *
  * It is meant to be hard to beat. Key schedules, nonces, buffers and threads are ready before its clock starts, and
@@ -334,6 +334,8 @@ static void lane_free(struct lane *lane) {
 
 double limit_run(const struct loop *loop);
 double limit_small(const struct loop *loop, const char *path, unsigned times);
+double limit_rewrap(const struct loop *from, const struct loop *to, const uint8_t *names, size_t name_nbytes, uint8_t *in,
+                    uint8_t *out, size_t nrows);
 double limit_copy(uint8_t *out, const uint8_t *in, size_t nbytes);
 
 /* limit_run() goes through the loop once, and returns the seconds that took, or -1. */
@@ -390,6 +392,41 @@ double limit_small(const struct loop *loop, const char *path, unsigned times) {
     lane_free(lane);
     EVP_CIPHER_free(cipher);
     return ok ? now() - start : -1;
+}
+
+/* A wrapped key: a nonce, loop->plain_nbytes sealed under the AAD that both lanes have now, and a tag. */
+static bool one_wrap(struct lane *from, struct lane *to, size_t name_nbytes, uint8_t *in, const uint8_t *nonce, uint8_t *out) {
+    const size_t nbytes = from->loop->plain_nbytes;
+    uint8_t *const dek = from->scratch;
+
+    memcpy(out, nonce, NONCE);
+    return begin_message(from, name_nbytes, in) && update(from, dek, in + NONCE, nbytes) &&
+           finish(from, in + NONCE + nbytes) && begin_message(to, name_nbytes, nonce) &&
+           update(to, out + NONCE, dek, nbytes) && finish(to, out + NONCE + nbytes);
+}
+
+/*
+ * limit_rewrap() opens nrows wrapped keys under one key and seals each under another, with the nonces of `to`; returns
+ * the seconds, or -1. All have the same size, and so have their names, which their AADs end in.
+ */
+double limit_rewrap(const struct loop *from, const struct loop *to, const uint8_t *names, size_t name_nbytes, uint8_t *in,
+                    uint8_t *out, size_t nrows) {
+    struct race races[2] = {{.loop = from}, {.loop = to}};
+    struct lane *old = lane_new(&races[0], 0), *new = lane_new(&races[1], 0);
+    const size_t step = from->plain_nbytes + OVERHEAD, prefix_nbytes = from->prefix_nbytes;
+    const double start = now();
+    double seconds;
+    bool ok = old != NULL && new != NULL && !races[0].failed && !races[1].failed && prefix_nbytes + name_nbytes <= AAD_MAX;
+
+    for (size_t i = 0; ok && i < nrows; i++) {
+        memcpy(old->aad + prefix_nbytes, names + i * name_nbytes, name_nbytes);
+        memcpy(new->aad + prefix_nbytes, names + i * name_nbytes, name_nbytes);
+        ok = one_wrap(old, new, name_nbytes, in + i * step, to->nonces + i * NONCE, out + i * step);
+    }
+    seconds = now() - start;
+    lane_free(old);
+    lane_free(new);
+    return ok ? seconds : -1;
 }
 
 /* limit_copy() is memcpy(): the seconds that it takes. */

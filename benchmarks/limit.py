@@ -9,7 +9,7 @@ import os
 import shlex
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,6 +92,10 @@ class Limit:
         for name, arguments in {
             "limit_run": [ctypes.POINTER(_Loop)],
             "limit_small": [ctypes.POINTER(_Loop), ctypes.c_char_p, ctypes.c_uint],
+            "limit_rewrap": [
+                *[ctypes.POINTER(_Loop)] * 2,
+                *[ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t],
+            ],
             "limit_copy": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t],
         }.items():
             function = getattr(self._functions, name)
@@ -183,6 +187,45 @@ class Limit:
         if buffers is not None:
             fields.plain, fields.sealed = map(_address, buffers)
         return Loop(self._functions, fields, (packed, nonces, buffers))
+
+    def rewrap(
+        self, old: bytes, new: bytes, prefix: bytes, names: bytes, wrapped: bytes, out: bytearray, count: int
+    ) -> Callable[[], float]:
+        """A loop over `count` wrapped keys of one size, whose AADs are `prefix` and a name, all of one size, too.
+
+        Each is opened under `old` and sealed under `new`, to the same place in `out`. Calling it returns the seconds.
+        """
+        if not (len(names) % count == len(wrapped) % count == 0 and len(out) == len(wrapped)):
+            raise ValueError("the names, or the wrapped keys, are not of one size")
+        dek_nbytes = len(wrapped) // count - 28
+
+        def fields(key: bytes, nonces: bytes | None) -> _Loop:
+            return _Loop(
+                piece_nbytes=PIECES[0],
+                update_nbytes=dek_nbytes,
+                key=key,
+                key_nbytes=len(key),
+                prefix=prefix,
+                prefix_nbytes=len(prefix),
+                block_nbytes=dek_nbytes,
+                plain_nbytes=dek_nbytes,
+                window_nbytes=dek_nbytes,
+                nonces=nonces,
+                seal=nonces is not None,
+                threads=1,
+            )
+
+        before, after = fields(old, None), fields(new, os.urandom(12 * count))
+
+        def run() -> float:
+            seconds: float = self._functions.limit_rewrap(
+                before, after, names, len(names) // count, wrapped, _address(out), count
+            )
+            if seconds < 0:
+                raise LimitError("the bare loop failed")
+            return seconds
+
+        return run
 
 
 class Loop:

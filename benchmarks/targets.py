@@ -30,6 +30,15 @@ def cost_of(column: str) -> Value:
     return lambda row, rows: speed(row.samples[column], row.samples["ours"]) if column in row.samples else None
 
 
+def cost_of_row(name: str) -> Value:
+    """Time as a multiple of another row's."""
+
+    def value(row: Row, rows: dict[str, Row]) -> tuple[float, float] | None:
+        return speed(rows[name].samples["ours"], row.samples["ours"]) if name in rows else None
+
+    return value
+
+
 def milliseconds_over(column: str) -> Value:
     def value(row: Row, rows: dict[str, Row]) -> tuple[float, float]:
         ours, other = row.samples["ours"], row.samples[column]
@@ -122,5 +131,17 @@ TARGETS = [
     Target("Parquet: opened for 1 column / it + 64 KiB", r"parquet/projection", 1.0, cost_of("limit"), True),
     Target("Parquet: open 5,000 columns / read_metadata", r"parquet/footer", 0.33, cost_of("limit"), True, " time"),
     Target("Parquet: write_table / pyarrow's, plain", r"parquet/write_table/.*", 1.1, cost_of("limit"), True, " time"),
+    Target("R2: DEKs wrapped anew / bare open and seal", r"rotation/kek/crypto", 2, cost_of("limit"), True, " time"),
+    Target(
+        "R2: a DEK of 1,000,000 / of 100,000, whole job",
+        r"rotation/kek/job/all",
+        1.3,
+        cost_of_row("rotation/kek/job/tenth"),
+        True,
+        " time",
+    ),
+    Target("R1, KMS of 5 ms: 4 calls at once / 1", r"rotation/kek/single/kms-5ms/4t", 3.5, faster_than_thread(1)),
+    Target("R1, KMS of 5 ms: 16 calls at once / 1", r"rotation/kek/single/kms-5ms/16t", 12, faster_than_thread(1)),
+    Target("one of 100,000 KEKs looked up / 300 kB read", r"rotation/mek/lookup", 1.0, cost_of("limit"), True),
     Target("import ags_fast over bare Python", r"import/.*", 15, milliseconds_over("limit"), True, " ms"),
 ]

@@ -20,9 +20,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from support import KEY, KEYS, open_stream, pattern, seal_stream
 
 from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
+from ags_fast.keys import kms_calls, load_kms
 
 pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only, and run from there")
-from benchmarks import datasets, measure, peers, targets
+from benchmarks import datasets, measure, peers, rotation, targets
+from benchmarks.cases import Bench
 from benchmarks.limit import BUILT_WITH, ROOT, Limit, LimitError, Module
 from benchmarks.measure import Contest, Row
 
@@ -209,6 +211,114 @@ def test_bare_loop_seals_and_opens_modules(
             opening(fd)
 
 
+# ---------------------------------------------------------------- rotations
+
+KEKS = KEYS[32], KEYS[16]
+NAMES = [b"file-%04d" % i for i in range(50)]
+DEKS = [pattern(24, i) for i in range(50)]
+
+
+@pytest.fixture
+def wrapped() -> list[bytes]:
+    """DEKS under the first of KEKS, for NAMES."""
+    aes, nonces = AESGCM(KEKS[0]), [os.urandom(12) for _ in NAMES]
+    return [n + aes.encrypt(n, dek, PREFIX + name) for n, dek, name in zip(nonces, DEKS, NAMES, strict=True)]
+
+
+def deks_of(wrapped: list[bytes]) -> list[bytes]:
+    """Under the second of KEKS. All nonces must differ."""
+    aes = AESGCM(KEKS[1])
+    assert len({one[:12] for one in wrapped}) == len(wrapped)
+    return [aes.decrypt(one[:12], one[12:], PREFIX + name) for one, name in zip(wrapped, NAMES, strict=True)]
+
+
+def test_best_python_wraps_keys_anew(wrapped: list[bytes]) -> None:
+    assert deks_of(rotation.python_rewrap(*KEKS, PREFIX, NAMES, wrapped)) == DEKS
+
+
+@needs_compiler
+def test_bare_loop_wraps_keys_anew(limit: Limit, wrapped: list[bytes]) -> None:
+    names, data = b"".join(NAMES), b"".join(wrapped)
+    out = bytearray(len(data))
+    assert limit.rewrap(*KEKS, PREFIX, names, data, out, len(NAMES))() > 0
+    assert deks_of(rotation.split(bytes(out), len(wrapped[0]))) == DEKS
+    with pytest.raises(LimitError):
+        limit.rewrap(*KEKS, PREFIX, names[::-1], data, out, len(NAMES))()
+    with pytest.raises(LimitError, match="failed"):
+        limit.rewrap(*KEKS, PREFIX, names, data[:-1] + bytes([data[-1] ^ 1]), out, len(NAMES))()
+    with pytest.raises(ValueError, match="one size"):
+        limit.rewrap(*KEKS, PREFIX, names + b"x", data, out, len(NAMES))
+
+
+@pytest.fixture
+def bench(tmp_path_factory: pytest.TempPathFactory, limit: Limit, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Small, and in which a KMS is as fast as it can."""
+    monkeypatch.setattr(rotation, "CALL_SECONDS", 0.0)
+    monkeypatch.setattr(rotation, "PARTS", 2)
+    made = Bench(Path(), tmp_path_factory.mktemp("bench"), [1], True)
+    vars(made)["limit"] = limit
+    return made
+
+
+@needs_compiler
+def test_contenders_rotate_kek(bench: Bench) -> None:
+    with rotation.column(bench, 20) as contest:
+        (row,) = contest.measure(1)
+    assert row.samples.keys() == {"limit", "best", "ours"}
+    with rotation.whole_job(bench, 4) as contest:
+        for row in contest.measure(1):
+            assert row.samples.keys() == {"limit", "best", "ours"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("contest", [rotation.single_wrap, rotation.master_key_of_slow_kms, rotation.master_key])
+def test_kms_does_its_part_of_a_rotation(
+    contest: Callable[..., Any], bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them make an unwrap and a wrap for each key in a run, and two of them ask the slow one."""
+    slept: list[float] = []
+    with contest(bench, 5) as made:
+        assert [row for row in made.measure(1) if "ours" in row.samples] == made.rows
+        ours = [run for (_, column), run in made.runs.items() if column == "ours"]
+        before = kms_calls()
+        monkeypatch.setattr(rotation.time, "sleep", slept.append)
+        for run in ours:
+            run()
+        calls = {
+            operation: count for (_, operation), count in (kms_calls() - before).items() if operation != "describe"
+        }
+    assert calls == {"wrap": 5 * len(ours), "unwrap": 5 * len(ours)}
+    assert bool(slept) == (contest is not rotation.master_key)
+
+
+def test_slow_kms_takes_its_time_for_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(rotation.time, "sleep", slept.append)
+    client = load_kms(rotation.slow(rotation.keystore(tmp_path)))
+    assert client.unwrap_key(client.wrap_key(KEY, rotation.MASTER_KEY), rotation.MASTER_KEY) == KEY
+    assert client.current_version(rotation.MASTER_KEY) == "1"
+    assert slept == [0.005] * 3
+
+
+def test_rotations_that_do_nothing_are_no_results(tmp_path: Path) -> None:
+    kms = rotation.keystore(tmp_path)
+    rotation.with_keks(tmp_path / "dataset", kms, 3)
+    with pytest.raises(AssertionError, match="3 skipped"):
+        rotation.rotated(tmp_path / "dataset", kms, "mek", 3)
+
+
+@needs_compiler
+def test_lookup_counts_what_it_reads(bench: Bench) -> None:
+    with rotation.lookup(bench, 600) as contest:  # more than one document has
+        (row,) = contest.measure(1)
+        (folder,) = bench.scratch.glob("*/dataset")
+        store = rotation.CountingStore(folder)
+        sizes = {entry.path: entry.size for entry in store.list("_ags/keys/")}
+    buckets = [size for path, size in sizes.items() if "/buckets/" in path]
+    assert len(buckets) > 1
+    assert row.samples["ours"][0] - sizes["_ags/keys/00000002.json"] in buckets
+
+
 # ---------------------------------------------------------------- turns, ratios, verdicts
 
 
@@ -282,15 +392,16 @@ def test_what_targets_compare() -> None:
     assert targets.faster_than("naive")(one, rows) is None
     assert targets.faster_than_thread(1)(two, rows) == (4.0, 3.0)
     assert targets.cost_of("limit")(one, rows) == (2.0, 2.0)
+    assert targets.cost_of_row("a/1t")(two, rows) == (0.25, pytest.approx(0.375))
+    assert targets.cost_of_row("b")(two, rows) is None
     assert targets.milliseconds_over("limit")(one, rows) == (2000, 2000)
 
 
 def test_every_target_has_rows() -> None:
     """A target whose rows nobody measures would be reported as not measured for ever."""
     cases = run_benchmarks("--list").stdout.split()
-    names = [
-        case + end for case in cases for end in ("", "/1t", "/2t", "/writer", "/ags_fast", "-8x128MiB", "-16x256MiB")
-    ]
+    ends = ("", "/1t", "/2t", "/4t", "/16t", "/all", "/writer", "/ags_fast", "-8x128MiB", "-16x256MiB")
+    names = [case + end for case in cases for end in ends]
     for target in targets.TARGETS:
         assert any(re.fullmatch(target.rows, name) for name in names), target.what
 
