@@ -25,6 +25,7 @@ from ags_fast.jobs import dataset as datasets_module
 from ags_fast.jobs import rotation as rotation_module
 from ags_fast.jobs.survey import Survey
 from ags_fast.keys import clear_cache, kms_calls
+from ags_fast.keys.envelope import REMOVED
 from ags_fast.keys.kms import KmsClient, load_kms, local
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 def check_touched(before: dict[str, bytes], after: dict[str, bytes], step: dict[str, Any]) -> None:
     def amounts(one: dict[str, bytes], other: dict[str, bytes]) -> tuple[dict[str, int], int]:
-        names = one.keys() - other.keys()
+        names = {name for name in one if one[name] != REMOVED and other.get(name, REMOVED) == REMOVED}
         manifests = [name for name in names if name.startswith("_ags/manifests/")]
         files = [name for name in names if not name.startswith("_ags/")]
         versions = [name for name in names if name.startswith("_ags/versions/")]
@@ -377,7 +378,6 @@ def test_an_open_rotation_holds_what_it_has_wrapped(tmp_path: Path, monkeypatch:
     kms = made_kms(tmp_path)
     dataset = scoped(tmp_path, kms)
     local.rotate_key(kms, "sales")
-    monkeypatch.setattr(rotation_module, "BATCH", 1)
 
     def die(*args: Any, **options: Any) -> int:
         raise InterruptedError
@@ -385,7 +385,7 @@ def test_an_open_rotation_holds_what_it_has_wrapped(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr("ags_fast.keys.resolver.DatasetKeyStore.compare_and_swap", die)
         with pytest.raises(InterruptedError):
-            jobs.rotate(dataset, kms=kms, what="mek")
+            jobs.rotate(dataset, kms=kms)
     local.rotate_key(kms, "sales")
     found = jobs.audit(dataset, kms=kms)
     (job,) = found["open_jobs"]
@@ -399,13 +399,39 @@ def test_an_open_rotation_holds_what_it_has_wrapped(tmp_path: Path, monkeypatch:
     after = without(kms, tmp_path, "sales", 2)
     everything(dataset, after)  # what it destroys is not seen before the rotation goes on
     with pytest.raises((AgsError, jobs.JobError)):
-        jobs.rotate(dataset, kms=after, what="mek")
+        jobs.rotate(dataset, kms=after)
         everything(dataset, after)
     shutil.rmtree(dataset)
     (tmp_path / "copy").rename(dataset)
     jobs.sweep(dataset, kms=kms)
     assert verdicts(dataset, kms).get(("sales", "2")) is None  # nothing knows it any more
     everything(dataset, without(kms, tmp_path, "sales", 2))
+
+
+def test_an_open_rotation_lets_go_of_what_a_later_version_wraps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KEKs that it has had wrapped anew are not taken when the version that did it is no longer the current one."""
+    kms = made_kms(tmp_path)
+    dataset = scoped(tmp_path, kms)
+    local.rotate_key(kms, "sales")
+    monkeypatch.setattr(rotation_module, "BATCH", 1)
+
+    def die(*args: Any, **options: Any) -> int:
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ags_fast.keys.resolver.DatasetKeyStore.compare_and_swap", die)
+        with pytest.raises(InterruptedError):
+            jobs.rotate(dataset, kms=kms, what="mek")
+    assert len(jobs.key_status(dataset, kms=kms)["open_jobs"]) == 1
+    local.rotate_key(kms, "sales")
+    assert verdicts(dataset, kms) == {("sales", "1"): False, ("sales", "3"): False}
+    (master,) = jobs.audit(dataset, kms=kms)["masters"]
+    assert master["others"] is True
+    after = without(kms, tmp_path, "sales", 2)
+    jobs.rotate(dataset, kms=after, what="mek")
+    everything(dataset, after)
 
 
 def test_an_open_encryption_holds_its_data_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

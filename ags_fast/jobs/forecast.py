@@ -184,6 +184,10 @@ class Forecast:
         head = self._head()
         refs = head.manifests if head else ()
         counts = self._counts(refs)
+
+        def target(entry: KeyEntry) -> str:
+            return master if master and entry.wrapping_key_id == replaced else entry.wrapping_key_id
+
         active = [entry for entry in self._keys.values() if entry.state == "active"]
         singles = [entry for entry in active if not entry.double_wrap]
         doubles = [entry for entry in active if entry.double_wrap]
@@ -192,13 +196,12 @@ class Forecast:
             if singles:
                 old = singles + [entry for entry in doubles if Want.of(entry) == Want(entry.wrapping_key_id)]
         else:
-            old = singles + (doubles if not singles or any(entry.key_id in counts for entry in doubles) else [])
+            in_use = not singles or any(entry.key_id in counts for entry in doubles)
+            old = singles + [entry for entry in doubles if in_use or target(entry) != entry.wrapping_key_id]
         old = [entry for entry in old if from_master in (None, entry.wrapping_key_id)]
         made: dict[Want, KeyEntry] = {}
         for entry in old:
-            want = Want.of(entry)
-            if master and entry.wrapping_key_id == replaced:
-                want = want._replace(wrapping_key_id=master)
+            want = Want.of(entry)._replace(wrapping_key_id=target(entry))
             if what == "double-wrap":
                 want = want._replace(double_wrap=True, scope=None)
             if entry.double_wrap:

@@ -39,7 +39,7 @@ class Job(NamedTuple):
     lives: bool | None  # None: the storage does not tell
     opened_by: frozenset[str]  # the keys that seal its plan
     keys: frozenset[str]  # and those that it needs for anything
-    keks: tuple[KeyEntry, ...]  # that it has made, and that are not in the key store yet, or as they are not there yet
+    keks: tuple[KeyEntry, ...]  # that it has made, and that may not be in the key store yet
     plan: Plan
 
     def files(self) -> set[str]:
@@ -113,10 +113,9 @@ class Survey:
         plan: Plan | None = self._try(f"the plan of the job {job_id}", partial(Plan.load, opened, job_id))
         if plan is None:
             return None
-        made = [*plan.body.get("keys", {}).values(), *(key for _, key in plan.body.get("ready", ()))]
-        keks = tuple(map(KeyEntry.from_json, made))
+        keks = tuple(map(KeyEntry.from_json, plan.body.get("keys", {}).values()))
         sealers = frozenset((plan.key_id, *(ref.key_id for ref in plan.refs)))
-        keys = sealers.union(plan.body.get("keys", ()), (key.key_id for key in keks))
+        keys = sealers | plan._key_ids(())
         for ref in plan.refs:
             keys |= set(self._try(ref.path, partial(self.wraps, ref)) or ())
         lives = opened.store.held(f"{PLANS}{job_id}/lock")
