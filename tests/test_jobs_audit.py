@@ -20,13 +20,17 @@ from datasets import HERE, decrypted, leftovers, make_kms, read_tree, write_tree
 
 from ags_fast import cli, jobs
 from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError
+from ags_fast.fs import Store
 from ags_fast.jobs import Dataset, Policy
 from ags_fast.jobs import dataset as datasets_module
 from ags_fast.jobs import rotation as rotation_module
+from ags_fast.jobs.dataset import Want
+from ags_fast.jobs.plan import Plan
 from ags_fast.jobs.survey import Survey
 from ags_fast.keys import clear_cache, kms_calls
 from ags_fast.keys.envelope import REMOVED
 from ags_fast.keys.kms import KmsClient, load_kms, local
+from ags_fast.keys.resolver import DatasetKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +145,28 @@ def worn(folder: Path, kms: Any) -> Path:
     return folder / "ds"
 
 
-STATES = (double, single, scoped, aged, mixed, columns, columns_single, worn)
+def stalled(folder: Path, kms: Any) -> Path:
+    """An encryption has died before its commit."""
+    encrypt(folder, kms)
+    interrupted(folder, kms)
+    return folder / "ds"
+
+
+def interrupted(folder: Path, kms: Any, **options: Any) -> Path:
+    """The source of an encryption that has died."""
+    source = write_tree(folder / "interrupted", MORE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ags_fast.jobs.dataset.Dataset.commit", die)
+        with pytest.raises(InterruptedError):
+            jobs.encrypt_files(source, folder / "ds", kms=kms, wrapping_key_id="sales", engine=HERE, **options)
+    return source
+
+
+def die(*args: Any, **options: Any) -> Any:
+    raise InterruptedError
+
+
+STATES = (stalled, double, single, scoped, aged, mixed, columns, columns_single, worn)
 EVENTS = (None, "planned", "kek-leaked", "dek-leaked", "mek-leaked")
 
 
@@ -169,6 +194,7 @@ QUICK = {
     *((state, None, "kek-leaked") for state in (single, columns)),
     (aged, Rewrapping, "dek-leaked"),
     (worn, None, None),
+    (stalled, None, "kek-leaked"),
 }
 
 
@@ -254,6 +280,27 @@ def test_paths_of_leaked_data_keys(tmp_path: Path, capsys: pytest.CaptureFixture
     for bad in ({"event": "planned", "paths": "x"}, {"event": "never"}):
         with pytest.raises(ValueError):
             jobs.audit(dataset, kms=kms, **bad)
+
+
+def test_a_job_that_runs_is_let_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kms = made_kms(tmp_path)
+    encrypt(tmp_path, kms)
+    running = []
+    monkeypatch.setattr(Plan, "release", lambda plan: running.append(plan))  # its lock stays
+    interrupted(tmp_path, kms)
+    monkeypatch.undo()
+    dataset = tmp_path / "ds"
+    found = jobs.audit(dataset, kms=kms, event="kek-leaked")
+    assert [job["lives"] for job in found["open_jobs"]] == [True]
+    assert not any("sweep" in (step["command"] or "") for step in found["steps"])
+    assert [key["needed_by_jobs"] for key in found["keys"]] == [[found["open_jobs"][0]["job_id"]]]
+    step = found["steps"][0]
+    before = read_tree(dataset)
+    assert step["kms_calls"] == calls_of(lambda: jobs.rotate(dataset, kms=kms, force_expire=True))
+    check_touched(before, read_tree(dataset), step)
+    assert [key["state"] for key in jobs.key_status(dataset, kms=kms)["keys"]] == ["retired", "active"]
+    assert step["key_store"]["keks"] == 2  # none was removed
+    del running[:]
 
 
 # ------------------------------------------------------------------------------------------------ what may be destroyed
@@ -379,9 +426,6 @@ def test_an_open_rotation_holds_what_it_has_wrapped(tmp_path: Path, monkeypatch:
     dataset = scoped(tmp_path, kms)
     local.rotate_key(kms, "sales")
 
-    def die(*args: Any, **options: Any) -> int:
-        raise InterruptedError
-
     with monkeypatch.context() as patch:
         patch.setattr("ags_fast.keys.resolver.DatasetKeyStore.compare_and_swap", die)
         with pytest.raises(InterruptedError):
@@ -417,9 +461,6 @@ def test_an_open_rotation_lets_go_of_what_a_later_version_wraps(
     local.rotate_key(kms, "sales")
     monkeypatch.setattr(rotation_module, "BATCH", 1)
 
-    def die(*args: Any, **options: Any) -> int:
-        raise InterruptedError
-
     with monkeypatch.context() as patch:
         patch.setattr("ags_fast.keys.resolver.DatasetKeyStore.compare_and_swap", die)
         with pytest.raises(InterruptedError):
@@ -434,19 +475,11 @@ def test_an_open_rotation_lets_go_of_what_a_later_version_wraps(
     everything(dataset, after)
 
 
-def test_an_open_encryption_holds_its_data_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_encryption_holds_its_data_keys(tmp_path: Path) -> None:
     kms = made_kms(tmp_path)
     dataset = single(tmp_path, kms)
     local.rotate_key(kms, "sales")
-    source = write_tree(tmp_path / "more", MORE)
-
-    def die(*args: Any, **options: Any) -> None:
-        raise InterruptedError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("ags_fast.jobs.dataset.Dataset.commit", die)
-        with pytest.raises(InterruptedError):
-            jobs.encrypt_files(source, dataset, kms=kms, wrapping_key_id="sales", engine=HERE, double_wrap=False)
+    source = interrupted(tmp_path, kms, double_wrap=False)
     local.rotate_key(kms, "sales")
     (master,) = jobs.audit(dataset, kms=kms)["masters"]
     rows = {row["version"]: row for row in master["versions"]}
@@ -478,6 +511,44 @@ def test_what_cannot_be_read_leaves_doubts(tmp_path: Path) -> None:
     rows = {row["version"]: row["may_be_destroyed"] for row in master["versions"]}
     assert rows == {"1": False, "3": False} and master["others"] is None
     assert jobs.key_status(dataset, kms=kms)["unread"] == found["unread"]
+
+
+def test_doubts_about_what_nothing_is_known_to_need(tmp_path: Path) -> None:
+    kms = made_kms(tmp_path)
+    dataset = double(tmp_path, kms)
+    jobs.rotate(dataset, kms=kms, wrapping_key_id="other")
+    local.rotate_key(kms, "other")
+    jobs.rotate(dataset, kms=kms, what="mek", from_key_id="other")
+    assert verdicts(dataset, kms)["other", "1"] is True
+    clear_cache()
+    local.set_state(kms, "sales", "disabled")
+    assert verdicts(dataset, kms)["other", "1"] is None
+
+
+def test_what_the_kms_wraps_without_a_kek_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an older ags_fast wrote documents and manifests of datasets in single wrap, and sealed their key stores."""
+    kms = made_kms(tmp_path)
+    client, entry = load_kms(kms), Want("sales", double_wrap=False).new_kek(load_kms(kms))
+    keys = DatasetKeyStore(Store(tmp_path / "ds"), client)
+    keys.compare_and_swap({entry.key_id: entry}, 0)
+    dataset = tmp_path / "ds"
+    (master,) = jobs.audit(dataset, kms=kms)["masters"]
+    assert master["may_be_destroyed"] is False and "the key store itself" in master["versions"][0]["why"]
+    with pytest.raises(AgsError):
+        everything(dataset, without(kms, tmp_path, "sales", 1))
+    local.rotate_key(kms, "sales")
+    monkeypatch.setattr(Dataset, "document_key", lambda opened: entry.key_id)
+    encrypt(tmp_path, kms)  # with data keys under a KEK
+    monkeypatch.undo()
+    assert check_verdicts(dataset, kms, tmp_path) == {("sales", "2"): False}
+    (master,) = jobs.audit(dataset, kms=kms)["masters"]
+    assert master["versions"][0]["documents"] == [1] and master["versions"][0]["data_keys"]
+    jobs.rotate(dataset, kms=kms, what="double-wrap")
+    jobs.expire(dataset, kms=kms, force=True)
+    local.rotate_key(kms, "sales")
+    jobs.rotate(dataset, kms=kms, what="mek")
+    assert check_verdicts(dataset, kms, tmp_path)["sales", "2"] is True
+    assert decrypted(dataset, kms) == TREE
 
 
 # -------------------------------------------------------------------------------------------------------------- status

@@ -274,10 +274,11 @@ class _Held:
         self.data_keys: dict[int, int] = {}  # by version of the dataset; of which the KMS wraps the keys
         self.documents: list[int] = []  # the same
         self.jobs: set[str] = set()
+        self.key_store = False  # its document
         self.superseded = 0  # KEKs in objects that the key store no longer needs, as these say
 
     def __bool__(self) -> bool:
-        return bool(self.keks or self.data_keys or self.documents or self.jobs)
+        return bool(self.keks or self.data_keys or self.documents or self.jobs or self.key_store)
 
 
 def _holders(survey: Survey) -> dict[Master, _Held]:
@@ -301,6 +302,8 @@ def _holders(survey: Survey) -> dict[Master, _Held]:
             masters += survey.kms_wraps(ref) if ref.path not in survey.closed else ()
         for master in masters:
             held[master].jobs.add(job.job_id)
+    for master in survey.key_store_wrap():
+        held[master].key_store = True
     for master, count in survey.superseded().items():
         held[master].superseded = count
     return held
@@ -349,13 +352,8 @@ def _verdicts(survey: Survey, shell: _Shell, key_id: str, holders: Mapping[Maste
             }
         )
     needed = [reason for held in mine.values() for reason in _what(held)]
-    singles = [
-        entry.key_id for entry in survey.keys.values() if entry.wrapping_key_id == key_id and not entry.double_wrap
-    ]
     if needed:
         whole, why = False, "something of this dataset needs one of its versions"
-    elif singles:
-        whole, why = False, f"what is written next is under it: the key {singles[0]} names it"
     elif survey.unread:
         whole, why = None, doubts[0]
     else:
@@ -380,6 +378,8 @@ def _what(held: _Held) -> list[str]:
         reasons.append(f"{_count(most, 'data key')} of {_versions_named(list(held.data_keys))}")
     if held.documents:
         reasons.append(f"the documents of {_versions_named(held.documents)}")
+    if held.key_store:
+        reasons.append("the key store itself")
     if held.jobs:
         reasons.append(f"keys of the open job{'s' * (len(held.jobs) > 1)} {', '.join(sorted(held.jobs))}")
     return reasons

@@ -63,13 +63,15 @@ class Forecast:
     """Jobs that would run one after the other, each in a process of its own that knows no key yet, and does all of the
     work itself. Others that help it unwrap the keys that they need, each of them once more.
 
-    rotated: the master keys of which the KMS is taken to have a new version by then.
+    rotated: the master keys of which the KMS is taken to have a new version by then. Of open jobs, those that have died
+    are taken to be swept away, and others to go on.
     """
 
     def __init__(self, survey: Survey, rotated: Iterable[str] = ()) -> None:
         self._survey = survey
         self._kms = survey.opened.kms
         self._rotated = frozenset(rotated)
+        self._jobs = [job for job in survey.jobs if job.lives is not False]
         self._keys: dict[str, KeyEntry] = dict(survey.keys)
         self._versions: list[Version] = list(survey.versions)  # the oldest first
         # Manifests that are only in the picture: what they hold, or what they are made of, and the keys they left.
@@ -119,6 +121,7 @@ class Forecast:
         wraps = wrapped_by(chosen)
         made = self._reserve(chosen, head.policy, all(self._keys[key_id].double_wrap for key_id in wraps))
         self._unwrap(self._document_key())  # of the plan
+        self._look_at_jobs()
         for key_id, count in wraps.items():  # to read
             self._unwrap(key_id, count)
         for key_id, count in wrapped_by(made).items():  # to plan, and to write
@@ -146,7 +149,10 @@ class Forecast:
         self._unwrap(self._main_key().key_id)
         if (head := self._head()) is not None:
             self._unwrap(head.key_id)
-        for job in self._survey.jobs:
+
+    def _look_at_jobs(self) -> None:
+        """At the plans of those that run."""
+        for job in self._jobs:
             for key_id in job.opened_by:
                 self._unwrap(key_id)
 
@@ -251,18 +257,13 @@ class Forecast:
             self._cost.calls["wrap"] += count
 
     def _rewrap_keks(self, master: str | None, from_master: str | None, replaced: str) -> None:
-        asked: set[str] = set()
         for entry in list(self._keys.values()):
             if entry.wrapped is None or from_master not in (None, entry.wrapping_key_id):
                 continue
             target = master if master and entry.wrapping_key_id == replaced else entry.wrapping_key_id
             same = target == entry.wrapping_key_id
-            if same:
-                if target not in asked and self._survey.current.get(target) is not None:
-                    self._cost.calls["describe"] += 1
-                asked.add(target)
-                if self._is_current(entry):
-                    continue
+            if same and self._is_current(entry):
+                continue
             wrapped = self._as_wrapped()
             if same and self._kms.supports_rewrap:
                 self._cost.calls["rewrap"] += 1
@@ -329,6 +330,7 @@ class Forecast:
 
     def _expire(self, keep: int, days: float | None, force: bool) -> None:
         cost, now = self._cost, time.time_ns() // 1_000_000
+        self._look_at_jobs()
         for version in self._versions:
             self._unwrap(version.key_id)
         gone = [v for v in self._versions[:-keep] if days is None or v.time_ms < now - days * DAY_MS]
@@ -339,7 +341,7 @@ class Forecast:
             self._unwrap(self._document_key())  # of the plan
         if old:
             needed = {entry.file for ref in kept.values() for entry in self._open_table(ref)}
-            for job in self._survey.jobs:
+            for job in self._jobs:
                 needed |= job.files()
             files = {entry.file: entry.file_length for ref in old.values() for entry in self._open_table(ref)}
             lengths = [length for file, length in files.items() if file not in needed]
@@ -349,7 +351,7 @@ class Forecast:
         )
         used = {version.key_id for version in self._versions}
         used |= {ref.key_id for ref in kept.values()} | set(self._counts(kept.values()))
-        for job in self._survey.jobs:
+        for job in self._jobs:
             used |= job.keys
         for entry in list(self._keys.values()):
             over = force or now >= int(entry.properties.get(RETIRES_MS, "0"))

@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError
-from ags_fast.jobs.dataset import DOCUMENT_NBYTES, PLANS, Dataset, FileEntry, TableRef, Version, wrapped_by
+from ags_fast.jobs.dataset import DOCUMENT_NBYTES, PLANS, Dataset, FileEntry, TableRef, Version, numbered, wrapped_by
 from ags_fast.jobs.plan import Plan, open_plans
 from ags_fast.jobs.policy import Policy
 from ags_fast.keys.envelope import Document, KeyEntry, loads, unbase64
-from ags_fast.keys.resolver import DatasetKeyStore
+from ags_fast.keys.resolver import FOLDER, DatasetKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -153,8 +153,16 @@ class Survey:
         """What wraps the key of a document that `key_id` seals, if that is the KMS: as ags_fast once wrote them."""
         if self._kek(key_id).double_wrap:
             return Counter()
-        data = self.opened.store.read(path, DOCUMENT_NBYTES)
-        return Counter([self._master(key_id, unbase64(json.loads(data)["auth"]["wrapped_key"]))])
+        return Counter([self._master(key_id, _wrapped_key(self.opened.store.read(path, DOCUMENT_NBYTES)))])
+
+    def key_store_wrap(self) -> Counter[Master]:
+        """The same of the newest document of the key store."""
+        keys = self.opened.keys
+        if isinstance(keys, DatasetKeyStore) and not any(entry.double_wrap for entry in self.keys.values()):
+            path = f"{FOLDER}/{numbered(keys.version)}"
+            data = keys._store.read(path, DOCUMENT_NBYTES)
+            return Counter([self._master(Document(data, path).key_id, _wrapped_key(data))])
+        return Counter()
 
     def _kek(self, key_id: str) -> KeyEntry:
         return self.opened.keys.get(key_id)
@@ -216,3 +224,7 @@ class Survey:
                 entries = map(KeyEntry.from_json, found)
                 counts.update(Master(e.wrapping_key_id, self.version_of(e)) for e in entries if e.double_wrap)
         return counts
+
+
+def _wrapped_key(document: bytes) -> bytes:
+    return unbase64(json.loads(document)["auth"]["wrapped_key"])
