@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ags_fast.keys import clear_cache, load_kms
 from ags_fast.keys.command import kms_options
 from ags_fast.keys.kms import local
 
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "rotation.md"
 KMS = ["--keystore", "keystore", "--key-file", "key"]
 TREE = {"x/a": b"a" * 1000, "x/b": b"b", "y/c": b""}
 
@@ -284,6 +286,36 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest.write_bytes(data)
     assert run("keys", "rotate", "ds", "--what", "kek", "--resume", "--quiet") == 0
     assert decrypted("ds", properties()) == TREE
+
+
+def test_the_commands_of_the_documentation(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order in which docs/rotation.md has them, and what it says of a copy."""
+    if not DOCS.exists():
+        pytest.skip("there are no docs beside an installed package")
+    commands = [line[4:] for line in DOCS.read_text().splitlines() if line.startswith("    ags-fast ")]
+    assert len(commands) > 20 and {shlex.split(line)[2] for line in commands} >= {"rotate", "expire", "audit", "status"}
+    write_tree(folder / "orders", {"2026/a": b"a", "2025/b": b"b"})
+    assert cli.main(["keys", "init", "keystore.json", "--key-file", "keystore.key"]) == 0
+    assert cli.main(["keys", "create", "keystore.json", "sales", "--key-file", "keystore.key"]) == 0
+    options = "--keystore keystore.json --key-file keystore.key"
+    leaked = DOCS.read_text().index("--force-expire $KMS")
+    for line in commands:
+        if DOCS.read_text().index(line) == DOCS.read_text().rindex("    ags-fast", 0, leaked) + 4:
+            shutil.copytree("orders.enc", "copy")
+        clear_cache()
+        assert cli.main(shlex.split(line.replace("$KMS", options))[1:]) == 0, line
+    capsys.readouterr()
+    kms = properties("keystore.json", "keystore.key")
+    clear_cache()
+    assert decrypted("orders.enc", kms) == decrypted("copy", kms) == {"2026/a": b"a", "2025/b": b"b"}
+    assert not {entry.file for entry in entries_of("copy", kms)} & {
+        entry.file for entry in entries_of("orders.enc", kms)
+    }
+
+
+def entries_of(dataset: str, kms: dict[str, str]) -> list[Any]:
+    opened = jobs.Dataset.open(dataset, load_kms(kms))
+    return list(opened.entries(opened.current()))
 
 
 def test_options_say_what_they_were_made_of() -> None:

@@ -27,6 +27,7 @@ from ags_fast.jobs import rotation as rotation_module
 from ags_fast.jobs.dataset import Want
 from ags_fast.jobs.plan import Plan
 from ags_fast.jobs.survey import Survey
+from ags_fast.jobs.task import Context
 from ags_fast.keys import clear_cache, kms_calls
 from ags_fast.keys.envelope import REMOVED
 from ags_fast.keys.kms import KmsClient, load_kms, local
@@ -300,7 +301,70 @@ def test_a_job_that_runs_is_let_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     check_touched(before, read_tree(dataset), step)
     assert [key["state"] for key in jobs.key_status(dataset, kms=kms)["keys"]] == ["retired", "active"]
     assert step["key_store"]["keks"] == 2  # none was removed
+    step = jobs.audit(dataset, kms=kms, event="kek-leaked")["steps"][0]  # only the job is under the first KEK by now
+    assert step["kms_calls"] == calls_of(lambda: jobs.rotate(dataset, kms=kms, force_expire=True))
     del running[:]
+
+
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "rotation.md"
+
+
+@pytest.mark.parametrize("impl", [None, Rewrapping])
+def test_the_documentations_costs(impl: Any, tmp_path: Path) -> None:
+    """Every row of the table, on datasets with three KEKs, or with seven data keys that the KMS wraps."""
+    if not DOCS.exists():
+        pytest.skip("there are no docs beside an installed package")
+    kms = made_kms(tmp_path, impl)
+    folders = [tmp_path / "double", tmp_path / "single"]
+    for folder in folders:
+        folder.mkdir()
+    in_double, in_single = folders
+    scopes = {"policy": Policy(kek_scope="partition")}
+
+    def do(name: str, folder: Path, **options: Any) -> Callable[[], Any]:
+        return lambda: getattr(jobs, name)(folder / "ds", kms=kms, **options)
+
+    def rotated_mek() -> None:
+        local.rotate_key(kms, "sales")
+        jobs.rotate(in_double / "ds", kms=kms, what="mek")
+
+    measured = {
+        "make a dataset, double wrap": calls_of(lambda: encrypt(in_double, kms, **scopes)),
+        "read, verify, decrypt, double wrap": calls_of(do("verify_files", in_double, engine=HERE)),
+        "`rotate --what mek`": calls_of(rotated_mek),
+        "`expire` after `--what mek`": calls_of(do("expire", in_double)),
+        "`rekey`, double wrap": calls_of(do("rekey_files", in_double, engine=HERE)),
+        "`rotate --what kek`, double wrap": calls_of(do("rotate", in_double)),
+        "`expire` after `--what kek`, double wrap": calls_of(do("expire", in_double)),
+    }
+    jobs.rotate(in_double / "ds", kms=kms, force_expire=True)
+    more = {f"part={n}/more": b"" for n in (1, 2)}
+    measured["add files, double wrap"] = calls_of(lambda: encrypt(in_double, kms, more))
+    encrypt(in_single, kms, {"x": b""}, double_wrap=False)
+    tree = {f"{n}": b"" for n in range(6)}
+    added = calls_of(lambda: encrypt(in_single, kms, tree, double_wrap=False))
+    measured |= {
+        "read, single wrap": calls_of(do("verify_files", in_single, engine=HERE)),
+        "`rotate --what kek`, single wrap": calls_of(do("rotate", in_single)),
+        "`rekey`, single wrap": calls_of(do("rekey_files", in_single, engine=HERE)),
+        "`rotate --what double-wrap`": calls_of(do("rotate", in_single, what="double-wrap")),
+    }
+    table = [line.strip("| ").split(" | ") for line in DOCS.read_text().splitlines() if line.startswith("| ")]
+    told = {row[0]: row[1:] for row in table if len(row) == 4 and any(word in row[1] for word in ("wrap", "generate"))}
+    assert added == terms(told.pop("add N files, single wrap")[0], 0, 6)
+    assert told.keys() == measured.keys()
+    for name, cells in told.items():
+        cell = cells[0] if impl or cells[2] == "the same" else cells[2]
+        assert measured[name] == terms(cell, 3, 7), name
+
+
+def terms(text: str, k: int, n: int) -> dict[str, int]:
+    """What "K unwrap + 1 wrap" comes to."""
+    counts: Counter[str] = Counter()
+    for term in text.split(" + "):
+        count, operation = term.split()
+        counts[operation] += {"K": k, "N": n, "1": 1, "2": 2}[count]
+    return dict(sorted(counts.items()))
 
 
 # ------------------------------------------------------------------------------------------------ what may be destroyed
@@ -637,3 +701,42 @@ def test_a_commit_while_it_looks_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
     moments = iter(range(100))
     with pytest.raises(ConcurrentChangeError, match="changes faster"):
         jobs.key_status(dataset, kms=kms)
+
+
+# -------------------------------------------------------------------------------------------------------------- copies
+
+
+def test_what_a_copy_opens(tmp_path: Path) -> None:
+    """As docs/rotation.md has it: of a bare copy that was made before, and what it opens of the files that are here."""
+    kms = made_kms(tmp_path)
+    dataset, copy = double(tmp_path, kms), tmp_path / "copy"
+    shutil.copytree(dataset, copy)
+
+    def opens_here() -> dict[str, bytes]:
+        """What the keys of the copy open of the files of the dataset."""
+        clear_cache()
+        old = Dataset.open(copy, load_kms(kms))
+        context = Context("verify", "", old.id, Store(dataset), old.envelope)
+        found = {}
+        for entry in old.entries(old.current()):
+            if (dataset / entry.file).exists():
+                with context.reader(entry) as reader:
+                    found[entry.path] = reader.read()
+        return found
+
+    jobs.rotate(dataset, kms=kms, force_expire=True)
+    assert opens_here() == decrypted(copy, kms) == TREE  # the KEK is another, the data keys are the same
+    local.rotate_key(kms, "sales")
+    jobs.rotate(dataset, kms=kms, what="mek")
+    assert opens_here() == TREE
+    gone = without(kms, tmp_path, "sales", 1)
+    everything(dataset, gone)
+    clear_cache()
+    with pytest.raises(KeyAccessError, match="destroyed"):
+        decrypted(copy, gone)
+    jobs.rekey_files(dataset, kms=kms, engine=HERE, paths="part=1/*").raise_for_failures()
+    jobs.expire(dataset, kms=kms)
+    assert opens_here() == {path: data for path, data in TREE.items() if path.startswith("part=2/")}
+    jobs.rekey_files(dataset, kms=kms, engine=HERE).raise_for_failures()
+    jobs.expire(dataset, kms=kms)
+    assert opens_here() == {} and decrypted(copy, kms) == decrypted(dataset, kms) == TREE
