@@ -34,6 +34,7 @@ from ags_fast.jobs import (
     verify_files,
 )
 from ags_fast.keys import load_kms
+from ags_fast.keys.envelope import UnknownKeyError
 from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ pytest.importorskip("pyarrow")
 
 TREE = {f"{n % 2}/{n}": pattern(300 * n, n) for n in range(4)}
 STEPS = ("create", "put", "delete", "list", "read")  # of a Store
+CHANGING = "1/1"  # the file of them that gets other contents
 QUIET = {"engine": HERE, "progress": False}
 PATIENCE = 60.0  # seconds for a step that takes some milliseconds
 
@@ -192,6 +194,7 @@ class World:
         self.folder, self.kms, self.journal = folder, kms, journal
         self.dataset = folder / "dataset"
         self.appended: dict[str, bytes] = {}
+        self.changed = {TREE[CHANGING]}  # what may be in that file
 
     def append(self, name: str, **options: Any) -> Actor:
         tree = {f"{name}/{n}": f"{name} {n}".encode() for n in range(2)}
@@ -202,6 +205,18 @@ class World:
             result = encrypt_files(src, self.dataset, kms=self.kms, **options)
             if not result.failed:
                 self.appended |= tree
+            return result
+
+        return Actor(work)
+
+    def overwrite(self, name: str) -> Actor:
+        src = write_tree(self.folder / f"src {name}", {CHANGING: name.encode()})
+        options = {**QUIET, "wrapping_key_id": MASTER, "block_size": 4096, "overwrite": True}
+
+        def work() -> JobResult:
+            result = encrypt_files(src, self.dataset, kms=self.kms, **options)
+            if not result.failed:
+                self.changed = {*self.changed, name.encode()} - {TREE[CHANGING]}
             return result
 
         return Actor(work)
@@ -228,7 +243,7 @@ class World:
 
         def work() -> None:
             found = decrypted(self.dataset, self.kms)
-            assert TREE.items() <= found.items()
+            assert TREE.keys() <= found.keys()
 
         return Actor(work)
 
@@ -237,6 +252,8 @@ class World:
         kind, _, number = name.partition(" ")
         return {
             "append": lambda: self.append(f"append{number}"),
+            "overwrite": lambda: self.overwrite(f"other {number}"),
+            "policy": lambda: Actor(lambda: set_policy(self.dataset, Policy("partition", keep=2), kms=self.kms)),
             "kek": lambda: self.rotate("kek"),
             "mek": lambda: self.rotate("mek"),
             "move": lambda: self.rotate("kek", wrapping_key_id="other"),
@@ -262,8 +279,9 @@ class World:
         assert head is not None
         for number in opened.version_numbers():
             found = decrypted(self.dataset, self.kms, version=number)
-            assert found.items() <= (TREE | self.appended).items()
-        assert found == TREE | self.appended
+            last = found.get(CHANGING, b"")
+            assert found.items() <= (TREE | self.appended | {CHANGING: last}).items()
+        assert found == TREE | self.appended | {CHANGING: last} and last in self.changed
         active = {entry.key_id for entry in opened.keys.list("active")}
         named = {ref.key_id for ref in head.manifests}.union(*(e.key_ids() for e in opened.entries(head)))
         assert named <= active
@@ -277,16 +295,17 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[bool, Path]]:
-    """A KMS, and a dataset of two versions in double and in single wrap, to be copied."""
+def templates(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[str, Path]]:
+    """A KMS, and datasets of two versions, to be copied."""
     folder = tmp_path_factory.mktemp("template")
     kms = make_kms(folder, keys=(MASTER, "other"))
     one = write_tree(folder / "one", {path: data for path, data in TREE.items() if path != "1/3"})
     two = write_tree(folder / "two", {"1/3": TREE["1/3"]})
-    datasets = {True: folder / "double", False: folder / "single"}
-    for double_wrap, dataset in datasets.items():
+    datasets = {name: folder / name for name in ("double", "single", "scopes")}
+    for name, dataset in datasets.items():
+        policy = Policy("partition", keep=4) if name == "scopes" else None
         for src in (one, two):
-            options = {**QUIET, "wrapping_key_id": MASTER, "double_wrap": double_wrap}
+            options = {**QUIET, "wrapping_key_id": MASTER, "double_wrap": name != "single", "policy": policy}
             encrypt_files(src, dataset, kms=kms, **options).raise_for_failures()
     return kms, datasets
 
@@ -296,9 +315,9 @@ def world(tmp_path: Path, templates: Any, journal: Journal) -> World:
     return made_world(tmp_path, templates, journal)
 
 
-def made_world(folder: Path, templates: Any, journal: Journal, double_wrap: bool = True) -> World:
+def made_world(folder: Path, templates: Any, journal: Journal, name: str = "double") -> World:
     kms, datasets = templates
-    shutil.copytree(datasets[double_wrap], folder / "dataset")
+    shutil.copytree(datasets[name], folder / "dataset")
     return World(folder, kms, journal)
 
 
@@ -466,7 +485,7 @@ def test_a_rotation_that_died_long_ago(world: World) -> None:
 def single(world: World, templates: Any) -> None:
     """The dataset in single wrap in the place of the other."""
     shutil.rmtree(world.dataset)
-    shutil.copytree(templates[1][False], world.dataset)
+    shutil.copytree(templates[1]["single"], world.dataset)
 
 
 def test_two_rotations_of_data_keys_that_the_kms_wraps(world: World, templates: Any) -> None:
@@ -542,11 +561,12 @@ def interleaved(world: World, names: list[str], rng: random.Random) -> None:
         actors[name].step()
     told = "\n".join(trail)
     for name, actor in actors.items():
-        allowed = isinstance(actor.error, ConcurrentChangeError)  # it wrote nothing, and says so
-        assert actor.error is None or allowed, f"{name}: {actor.error!r}\n{told}"
+        rewrites = name.split()[0] in ("rekey", "overwrite")
+        late = (ConcurrentChangeError, *[UnknownKeyError] * rewrites)  # it has done nothing, and says so
+        assert actor.error is None or isinstance(actor.error, late), f"{name}: {actor.error!r}\n{told}"
         if isinstance(actor.result, JobResult):
             errors = {row.error_class for row in actor.result.failed}
-            assert errors <= ({"ConcurrentChangeError"} if "rekey" in name else set()), f"{name}: {errors}\n{told}"
+            assert errors <= ({"ConcurrentChangeError"} if rewrites else set()), f"{name}: {errors}\n{told}"
     try:
         world.check()
     except BaseException as error:
@@ -554,6 +574,7 @@ def interleaved(world: World, names: list[str], rng: random.Random) -> None:
         raise
 
 
+ACTS = ["append", "overwrite", "rekey", "kek", "mek", "move", "double", "forced", "force", "expire", "policy", "sweep"]
 PAIRS = ["kek kek", "kek mek", "mek mek", "kek expire", "append expire", "rekey kek", "append forced", "forced kek"]
 
 
@@ -579,10 +600,12 @@ def test_fifty_of_three(tmp_path: Path, templates: Any, journal: Journal) -> Non
 
 def three(folder: Path, templates: Any, journal: Journal, seed: int) -> None:
     rng = random.Random(seed)
-    names = rng.choices(["append", "kek", "mek", "move", "forced", "double", "expire", "force", "rekey"], k=3)
+    names = rng.choices(ACTS, k=3)
+    if {"forced", "expire", "force", "policy"}.isdisjoint(names) and rng.random() < 0.5:
+        names.append("read")
     journal.keys.clear()
     journal.numbers.clear()
-    world = made_world(folder, templates, journal, double_wrap=rng.random() < 0.6)
+    world = made_world(folder, templates, journal, rng.choice(["double", "single", "scopes"]))
     try:
         interleaved(world, names, rng)
     except BaseException as error:
