@@ -3,6 +3,7 @@ same call finishes what was begun, and nothing is left of it."""
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -137,7 +138,8 @@ for done, step in enumerate(itertools.count(first_step, stride)):
     if op in ("expire", "force", "forced"):
         assert numbers == [head.number] and head.number >= newest, (step, numbers)
         assert kept == {entry.file: files[entry.file] for entry in opened.entries(head)}, step
-        documents = [path for path, data in read_tree(dataset).items() if path.startswith("_ags/keys/") and b'"auth"' in data]
+        found = read_tree(dataset).items()
+        documents = [path for path, data in found if path.startswith("_ags/keys/") and b'"auth"' in data]
         assert len(documents) == 1, (step, documents)
         assert op == "expire" or not opened.keys.list("retired"), step
     else:
@@ -184,3 +186,124 @@ def test_some_steps(tmp_path: Path, op: str) -> None:
 def test_every_step(tmp_path: Path, op: str) -> None:
     killed, steps = stepped(tmp_path, op, 0, 1)
     assert killed == steps > 20
+
+
+# Children do one job after another, and are killed at some moment, while this process reads all the time.
+MOMENTS = (
+    COMMON
+    + """
+wanted, seed = int(sys.argv[4]), int(sys.argv[5])
+rng = random.Random(seed)
+tree = {f"{n % 3}/{n}": os.urandom(rng.randrange(3000)) for n in range(8)}
+write_tree(folder / "src", tree)
+encrypt(folder / "src", dataset, policy=Policy(kek_scope="partition", keep=4))
+masters = ["master", "other"]
+pair = [kms, there]  # where the KEKs are, and where they can go
+for properties in pair:
+    for master in masters:
+        local.rotate_key(properties, master)
+seconds = {}
+
+def read(*allowed):
+    # What is there now. A version that goes while it is read makes way for a newer one, and a KMS for the other.
+    while True:
+        number = None
+        try:
+            number = Dataset.open(dataset, load_kms(pair[0])).version_numbers()[-1]
+            found = decrypted(dataset, pair[0])
+        except (AgsError, FileNotFoundError):
+            if opens(pair[1]):
+                return
+            if number is None or Dataset.open(dataset, load_kms(pair[0])).version_numbers()[-1] == number:
+                raise
+            continue
+        assert found in allowed, sorted(found)
+        return
+
+def job(op, n):
+    here, other = pair
+    common = {"kms": here, "progress": False}
+    if op == "append":
+        encrypt(folder / f"src {n}", dataset, kms=here, double_wrap=n % 3 > 0, resume="verify")
+    elif op == "rekey":
+        rekey_files(dataset, kms=here, engine=HERE, progress=False, paths="0/*", resume="length").raise_for_failures()
+    elif op == "kek":
+        rotate(dataset, **common, wrapping_key_id=masters[n % 2]).raise_for_failures()
+    elif op == "mek":
+        rotate(dataset, **common, what="mek").raise_for_failures()
+    elif op == "double-wrap":
+        rotate(dataset, **common, what="double-wrap").raise_for_failures()
+    elif op == "expire":
+        expire(dataset, kms=here, keep=1 + n % 2).raise_for_failures()
+    elif op == "force":
+        rotate(dataset, **common, force_expire=True).raise_for_failures()
+    elif op == "move":
+        if opens(here):
+            rotate(dataset, **common, what="double-wrap", force_expire=True).raise_for_failures()
+            expire(dataset, kms=here, force=True)
+            rotate(dataset, **common, what="mek", new_kms=other).raise_for_failures()
+
+killed = done = 0
+while killed < wanted:
+    op = rng.choice(["append", "rekey", "kek", "mek", "double-wrap", "expire", "force", "move"])
+    n = done = done + 1
+    after = dict(tree)
+    if op == "append":
+        new = {f"{m % 3}/{n} {m}": b"%d %d" % (n, m) for m in range(2)}
+        write_tree(folder / f"src {n}", new)
+        after |= new
+    if op == "mek":
+        for master in masters:
+            local.rotate_key(pair[0], master)
+    for attempt in range(rng.choice([1, 1, 1, 3])):  # and what takes it up is killed, too
+        begun = time.monotonic()
+        pid = child(lambda: job(op, n))
+        moment = begun + rng.uniform(0, seconds.get(op, 0.2))
+        while time.monotonic() < moment:
+            read(tree, after)
+        os.kill(pid, signal.SIGKILL)
+        code = ended(pid)
+        assert code in (0, -signal.SIGKILL), (seed, n, op, code)
+        killed += code != 0
+        seconds[op] = seconds.get(op, 0.2) * (1.1 if code else 0.8)  # half of them are killed, however busy it is here
+        if op == "move" and opens(pair[1]):
+            pair.reverse()
+            break
+        read(tree, after)
+        if code == 0:
+            break
+    assert ended(child(lambda: job(op, n))) == 0 or op == "move", (seed, n, op)
+    if op == "move" and opens(pair[1]):
+        pair.reverse()
+    tree = after
+    read(tree)
+    if len(tree) > 30:  # it would get slower and slower
+        shutil.rmtree(dataset)
+        tree = {path: data for path, data in tree.items() if rng.random() < 0.3}
+        shutil.rmtree(folder / "src")
+        encrypt(write_tree(folder / "src", tree), dataset, kms=pair[0], policy=Policy(kek_scope="partition", keep=4))
+    if n % 5 == 0:
+        swept = sweep(dataset, kms=pair[0]).rows
+        opened = Dataset.open(dataset, load_kms(pair[0]))
+        for number in opened.version_numbers():
+            decrypted(dataset, pair[0], version=number)
+        assert leftovers(dataset, pair[0]) == [], (seed, n, op)
+checked = verify_files(dataset, kms=pair[0], **quiet)
+assert checked.counts == {"ok": len(tree), "skipped": 0, "failed": 0}, (seed, checked.rows)
+expire(dataset, kms=pair[0], force=True)
+sweep(dataset, kms=pair[0])
+opened = Dataset.open(dataset, load_kms(pair[0]))
+assert opened.keys.list("retired") == [] and leftovers(dataset, pair[0]) == [], seed
+read(tree)
+print(killed)
+"""
+)
+
+
+@pytest.mark.parametrize("kills", [pytest.param(5, id="quick"), pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.timeout(900)
+def test_random_moments(tmp_path: Path, kills: int) -> None:
+    kms, there = (make_kms(tmp_path, name=name, keys=(MASTER, "other")) for name in ("kms", "there"))
+    seed = random.SystemRandom().randrange(1 << 30)
+    out = run_python(MOMENTS, tmp_path, repr(kms), repr(there), kills, seed, timeout=880)
+    assert int(out) >= kills
