@@ -34,7 +34,7 @@ from ags_fast.keys import (
     open_key_store,
     seal_document,
 )
-from ags_fast.keys.resolver import BUCKET, INLINE, Entries, UnknownKeyError
+from ags_fast.keys.resolver import BUCKET, INLINE, Entries, UnknownKeyError, claimed_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -428,6 +428,24 @@ def test_growing_and_shrinking(kms: dict[str, str]) -> None:
     changes = [change.changes for change in DatasetKeyStore(shelf, kms).history()]
     assert sum(len(change["added"]) for change in changes) - sum(len(change["removed"]) for change in changes) == 3
     assert len(changes) == keys.version == 11
+
+
+def test_what_is_claimed(kms: dict[str, str]) -> None:
+    """Without a KMS."""
+    shelf = Meter()
+    with pytest.raises(FileNotFoundError):
+        claimed_keys(shelf)
+    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
+    entry = new_kek(kms, "m")
+    before = kms_calls()
+    put(keys, entry)
+    assert claimed_keys(shelf) == ("d", [entry])
+    put(keys, *many(900).values())
+    clear_cache()
+    assert claimed_keys(shelf) == ("d", keys.list()) and kms_calls() == before
+    del shelf.objects[shelf.body()["buckets"][1]["path"]]
+    with pytest.raises(IntegrityError, match="is missing"):
+        claimed_keys(shelf)
 
 
 def test_only_what_changes_is_written(kms: dict[str, str]) -> None:

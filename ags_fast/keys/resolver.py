@@ -46,6 +46,7 @@ __all__ = [
     "KeyResolver",
     "MemoryKeyStore",
     "UnknownKeyError",
+    "claimed_keys",
     "for_columns",
     "newest_active",
     "open_key_store",
@@ -513,8 +514,7 @@ class DatasetKeyStore:
         return sorted(path for path in parts if path in named or found[path] < before) + old
 
     def _newest(self) -> int:
-        numbers = (_number(entry.path) for entry in self._store.list(f"{FOLDER}/") if NUMBERED.fullmatch(entry.path))
-        return max(numbers, default=0)
+        return _newest(self._store)
 
     def _conflict(self, expected: int) -> ConcurrentChangeError:
         self._read = None
@@ -586,26 +586,11 @@ class DatasetKeyStore:
             return {}
         entries = self._buckets.get(part)
         if entries is None:
-            entries = _entries(self._part(part), part.path)
-            if len(entries) != part.entries or any(_place(i, len(version.buckets)) != place for i in entries):
-                raise FormatError(f"{part.path} has other keys than belong there")
-            self._buckets[part] = entries
+            entries = self._buckets[part] = _bucket(self._store, part, place, len(version.buckets))
         return entries
 
-    def _part(self, part: _Part) -> dict[str, Any]:
-        try:
-            data = self._store.read(part.path, part.length)
-        except FileNotFoundError:
-            raise IntegrityError(f"{part.path} is missing, but the newest keys of {self._store!r} name it") from None
-        except FormatError as error:
-            raise IntegrityError(str(error)) from None
-        if part != _Part.of(part.path, part.entries, data):
-            raise IntegrityError(f"{part.path} is not what the newest keys of {self._store!r} name: it was changed")
-        body: dict[str, Any] = loads(data)
-        return body
-
     def _history(self, version: _Version) -> builtins.list[Change]:
-        earlier = _each(self._part, version.earlier)
+        earlier = _each(lambda part: _content(self._store, part), version.earlier)
         changes = [Change.from_json(c, FOLDER) for body in earlier for c in body["history"]]
         return [*changes, *version.history][-HISTORY:]
 
@@ -672,6 +657,26 @@ def _restore(store: Store, kms: KmsClient, dataset_id: str | None, min_version: 
 
 
 OPTIONAL = ("keys", "sealer", "buckets", "earlier")  # fields of a document that it has or has not
+
+
+def claimed_keys(store: Store) -> tuple[str, list[KeyEntry]]:
+    """The id of the dataset and the keys that its newest document claims: for people who have no KMS to ask.
+
+    FileNotFoundError if there are none. Nothing shows that they are authentic.
+    """
+    path = _path(_newest(store))
+    claimed = Document(store.read(path, MAX_NBYTES), path).claimed
+    buckets = _parts(claimed, "buckets", path)
+    if not buckets:
+        return str(claimed.get("dataset_id")), _listed(_entries(claimed, path).values(), None)
+    found = _each(lambda i: _bucket(store, buckets[i], i, len(buckets)), range(len(buckets)))
+    entries = sorted((entry for bucket in found for entry in bucket.values()), key=lambda entry: entry.key_id)
+    return str(claimed.get("dataset_id")), _listed(entries, None)
+
+
+def _newest(store: Store) -> int:
+    numbers = (_number(entry.path) for entry in store.list(f"{FOLDER}/") if NUMBERED.fullmatch(entry.path))
+    return max(numbers, default=0)
 
 
 def _path(number: int) -> str:
@@ -823,6 +828,30 @@ class _Version(NamedTuple):
         assert sealer is not None
         envelope = Envelope(kms, {sealer.key_id: sealer})
         return seal_document(envelope, sealer.key_id, self.dataset_id, _path(self.number), self.body)
+
+
+def _content(store: Store, part: _Part) -> dict[str, Any]:
+    """What the object holds, if it is the one that the document names."""
+    try:
+        data = store.read(part.path, part.length)
+    except FileNotFoundError:
+        raise IntegrityError(f"{part.path} is missing, but the newest keys of {store!r} name it") from None
+    except FormatError as error:
+        raise IntegrityError(str(error)) from None
+    if part != _Part.of(part.path, part.entries, data):
+        raise IntegrityError(f"{part.path} is not what the newest keys of {store!r} name: it was changed")
+    body: dict[str, Any] = loads(data)
+    return body
+
+
+def _bucket(store: Store, part: _Part | None, place: int, count: int) -> dict[str, KeyEntry]:
+    """The entries of the bucket that is number `place` of `count`."""
+    if part is None:
+        return {}
+    entries = _entries(_content(store, part), part.path)
+    if len(entries) != part.entries or any(_place(key_id, count) != place for key_id in entries):
+        raise FormatError(f"{part.path} has other keys than belong there")
+    return entries
 
 
 def _entries(body: Mapping[str, Any], path: str) -> dict[str, KeyEntry]:
