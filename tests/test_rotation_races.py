@@ -510,10 +510,7 @@ def test_a_version_that_expires_while_it_is_opened(world: World) -> None:
     world.check()
 
 
-DAMAGE = pytest.mark.xfail(strict=True, reason="it is taken for damage that a version goes while it is read")
-
-
-@pytest.mark.parametrize("who", ["kek", *(pytest.param(who, marks=DAMAGE) for who in ("append", "overwrite", "rekey"))])
+@pytest.mark.parametrize("who", ["kek", "append", "overwrite", "rekey"])
 def test_a_job_whose_version_expires_while_it_is_read(world: World, who: str) -> None:
     """It does the newer one instead, or says that somebody was faster; never that something is damaged."""
     actor = world.act(who).until("read", MANIFEST)

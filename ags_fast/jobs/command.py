@@ -12,14 +12,14 @@ from ags_fast import jobs
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.errors import FormatError
 from ags_fast.fs import Store
-from ags_fast.jobs.dataset import DOCUMENT_NBYTES, VERSIONS, Dataset
+from ags_fast.jobs.dataset import DOCUMENT_NBYTES, VERSIONS, Dataset, numbered, version_numbers
 from ags_fast.jobs.plan import open_plans
 from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.results import JobResult
 from ags_fast.keys.command import add_kms_options, kms_properties, pairs
-from ags_fast.keys.envelope import Document, KeyEntry
+from ags_fast.keys.envelope import Document
 from ags_fast.keys.kms import load_kms
-from ags_fast.keys.resolver import for_columns
+from ags_fast.keys.resolver import claimed_keys, for_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -288,14 +288,12 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
         versions = [dataset.version(number)._asdict() for number in dataset.version_numbers()]
         keys, dataset_id = dataset.keys.list(), dataset.id
     else:
-        names = sorted(entry.path for entry in store.list(VERSIONS))
+        names = [VERSIONS + numbered(number) for number in version_numbers(store)]
         claims = [Document(store.read(name, DOCUMENT_NBYTES), name).claimed for name in names]
         versions = [{**claim, "number": claim.get("version")} for claim in claims]
-        found = sorted(entry.path for entry in store.list("_ags/keys/"))
-        if not found:
+        if not any(store.list("_ags/keys/")):
             raise FileNotFoundError(f"there is no encrypted dataset at {store.url}: it has no _ags/keys")
-        claim = Document(store.read(found[-1], DOCUMENT_NBYTES), found[-1]).claimed
-        keys, dataset_id = [KeyEntry.from_json(key) for key in claim.get("keys", ())], str(claim.get("dataset_id"))
+        dataset_id, keys = claimed_keys(store)
     shown = ("number", "parent", "operation", "job_id", "time_ms", "files", "plain_length")
     try:
         listed = [{name: version[name] for name in shown} for version in versions]

@@ -393,6 +393,11 @@ class Dataset:
         while True:
             opened = cls(store, kms, open_key_store(key_store, kms, store=store))
             if opened._has_keys():
+                if key_store is not None and opened._is_new() and any(key.uses for key in opened.keys.list()):
+                    raise PolicyError(
+                        f"{opened.keys!r} has keys of the dataset {opened.id} already, and {store.url} has none: two "
+                        "datasets must not share keys. Name another key store, or the folder of that dataset"
+                    )
                 return opened
             entry = Want(wrapping_key_id).new_kek(kms)
             try:
@@ -400,6 +405,10 @@ class Dataset:
             except ConcurrentChangeError:
                 continue  # somebody else has just created it
             return opened
+
+    def _is_new(self) -> bool:
+        """Whether neither a version nor a plan is there."""
+        return not self.version_numbers() and not any(self.store.list(PLANS))
 
     def _has_keys(self) -> bool:
         if self.keys.version == 0 and self.version_numbers() and self.keys.refresh() == 0:
@@ -558,13 +567,7 @@ class Dataset:
     # ---- versions
 
     def version_numbers(self) -> list[int]:
-        sizes = {
-            int(match[1]): entry.size
-            for entry in self.store.list(VERSIONS)
-            if (match := re.fullmatch(r"(\d{8,})\.json", entry.path.removeprefix(VERSIONS)))
-        }
-        newest = max(sizes, default=0)  # which is never one that was removed
-        return sorted(number for number, size in sizes.items() if size != len(REMOVED) or number == newest)
+        return version_numbers(self.store)
 
     def remove_version(self, number: int) -> bool:
         """Whether it was there. Something stays in its place for a day: who is late with a commit must find the number
@@ -822,6 +825,17 @@ class Dataset:
     def _remove(self, refs: Iterable[TableRef]) -> None:
         for ref in refs:
             self.store.delete(ref.path)
+
+
+def version_numbers(store: Store) -> list[int]:
+    """Of the versions that are there, the lowest first."""
+    sizes = {
+        int(match[1]): entry.size
+        for entry in store.list(VERSIONS)
+        if (match := re.fullmatch(r"(\d{8,})\.json", entry.path.removeprefix(VERSIONS)))
+    }
+    newest = max(sizes, default=0)  # which is never one that was removed
+    return sorted(number for number, size in sizes.items() if size != len(REMOVED) or number == newest)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -44,8 +44,8 @@ def add_commands(keys: Groups) -> None:
     rotate.add_argument(
         "--what",
         choices=WHATS,
-        required=True,
-        help="kek: what wraps data keys; mek: wrap the KEKs by the current version of their master key; double-wrap: "
+        default="kek",
+        help="kek, the default: what wraps data keys; mek: wrap the KEKs by the current version of their master key; double-wrap: "
         "put data keys that the KMS wraps under a KEK",
     )
     rotate.add_argument("--wrapping-key-id", metavar="ID", help="the master key to use from now on")

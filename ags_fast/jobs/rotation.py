@@ -58,7 +58,8 @@ __all__ = ["apply_retention", "expire", "key_counts", "rewrite_manifest", "rotat
 WHATS = ("kek", "mek", "double-wrap")
 GRACE = timedelta(days=7)
 CONCURRENCY = 8  # calls of a KMS at once
-BATCH = 1000  # KEKs whose new wraps a plan keeps at a time
+BATCH = 1000  # KEKs, at least, whose new wraps a plan keeps at a time
+NOTES = 10  # times at most: each writes down all that there are by then
 REWRAPPED_MS = "rewrapped-ms"  # a property of KEKs that R3 has wrapped, until `expire` has seen that they open
 MANIFEST = "manifest"  # the format of such a file
 LOCAL_WORK, KMS_WORK = 1 << 8, 1 << 18  # bytes that could be done in the time that a DEK takes
@@ -458,9 +459,10 @@ class _Rotation:
                     break
                 opened.store.check_writable()
                 missing = [entry for entry in todo if _digest(entry) not in ready]
+                size = max(BATCH, -(-len(missing) // NOTES))
                 with self._bar(len(missing), " KEKs") as bar:
-                    for at in range(0, len(missing), BATCH):
-                        batch = missing[at : at + BATCH]
+                    for at in range(0, len(missing), size):
+                        batch = missing[at : at + size]
                         made = in_threads(lambda entry: self._rewrapped(entry, new_kms), batch, self.concurrency)
                         ready |= {_digest(entry): new for entry, new in zip(batch, made, strict=True)}
                         bar.update(len(batch))

@@ -671,7 +671,10 @@ class Document:
                 f"the document {self.path} is sealed with the key {self.key_id!r}, which is not among the dataset's in "
                 "_ags/keys: it was changed, or they are older than it"
             )
-        envelope.prepare(self.key_id)  # what the KMS says is about its key, and not about the document
+        try:
+            envelope.prepare(self.key_id)
+        except IntegrityError as error:  # what the KMS says is about its key
+            raise IntegrityError(f"the key of the document {self.path} does not open: {error}") from None
         try:
             key = envelope.unwrap(self.key_id, self._wrapped, _bound(dataset_id, self.path))
             if len(key) not in KEY_NBYTES:
