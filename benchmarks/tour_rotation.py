@@ -58,19 +58,19 @@ def chapter(spark: SparkSession, steps: Steps, kms: dict[str, str], source: Path
     if all(key["key_id"] != MASTER_KEY for key in local.status(kms)["keys"]):
         local.create_key(kms, MASTER_KEY)
     before_version = load_kms(kms).current_version(MASTER_KEY) or ""
-    with steps.step("One dataset is written under two KEKs, one for each folder; another in single wrap"):
+    with steps.step("A dataset is written under two KEKs, another in single wrap"):
         by_folder = jobs.Policy(kek_scope="partition")
         jobs.encrypt_files(tree, double, wrapping_key_id=MASTER_KEY, policy=by_folder, **shared).raise_for_failures()
         jobs.encrypt_files(tree, single, wrapping_key_id=MASTER_KEY, double_wrap=False, **shared).raise_for_failures()
     steps.say("What depends on which key before:")
     _print_keys(kms, double, single)
     calls = kms_calls()
-    with steps.step("The master key is rotated in its keystore, then on Spark all that it wraps"):
+    with steps.step("The master key is rotated, then on Spark what it wraps"):
         results = rotate_everything(spark, kms, double, single)
     for what, result in zip(WHATS, results, strict=True):
         steps.check(f"{what}: version {result.version}", _first_failure(result))
     steps.say(f"KMS calls of the driver: {_calls(kms_calls() - calls)}; of every worker: its own unwraps")
-    with steps.step(f"Version {before_version} of the master key is destroyed, and both datasets are read"):
+    with steps.step(f"Its version {before_version} is destroyed, and both datasets are read"):
         local.set_state(kms, MASTER_KEY, "destroyed", version=int(before_version))
         problems = [_read_back(dataset, tree, scratch / f"{dataset.name}-read", shared) for dataset in (double, single)]
     steps.check(f"{2 * len(_files(tree))} files, bit for bit the originals", "".join(problems))

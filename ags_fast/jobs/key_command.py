@@ -45,7 +45,8 @@ def add_commands(keys: Groups) -> None:
         "--what",
         choices=WHATS,
         default="kek",
-        help="kek, the default: what wraps data keys; mek: wrap the KEKs by the current version of their master key; double-wrap: "
+        help="kek, the default: what wraps data keys; mek: wrap the KEKs by the current version of their master key; "
+        "double-wrap: "
         "put data keys that the KMS wraps under a KEK",
     )
     rotate.add_argument("--wrapping-key-id", metavar="ID", help="the master key to use from now on")
