@@ -433,6 +433,29 @@ def test_what_may_be_destroyed(state: Callable[..., Path], tmp_path: Path) -> No
     assert all(may for (key_id, version), may in after.items() if key_id == "sales" and version != str(newest))
 
 
+@pytest.mark.parametrize("state", [double, aged, mixed, columns_single, stalled])
+def test_what_is_to_be_run_first(
+    state: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the commands that a version is said to wait for have been run, nothing needs it."""
+    kms = made_kms(tmp_path)
+    dataset = state(tmp_path, kms)
+    monkeypatch.setattr(jobs, "LocalEngine", lambda: HERE)
+    local.rotate_key(kms, "sales")
+    waiting = [
+        (master["wrapping_key_id"], row["version"], row["first"])
+        for master in jobs.audit(dataset, kms=kms)["masters"]
+        for row in master["versions"]
+        if row["may_be_destroyed"] is False and row["first"]
+    ]
+    assert waiting
+    for key_id, version, commands in waiting:
+        for command in commands:
+            run(shlex.split(command)[1:], capsys)
+        assert verdicts(dataset, kms).get((key_id, version), True) is True, commands
+        everything(dataset, without(kms, tmp_path, key_id, int(version)))
+
+
 def test_a_master_key_that_was_left(tmp_path: Path) -> None:
     kms = made_kms(tmp_path)
     dataset = double(tmp_path, kms)

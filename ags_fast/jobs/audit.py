@@ -387,8 +387,8 @@ def _what(held: _Held) -> list[str]:
 
 def _versions_named(numbers: Sequence[int]) -> str:
     if len(numbers) > NAMED:
-        return f"{len(numbers)} versions from {min(numbers)} to {max(numbers)}"
-    return f"version{'s' * (len(numbers) > 1)} {_list([str(number) for number in numbers])}"
+        return f"the dataset's {len(numbers)} versions from {min(numbers)} to {max(numbers)}"
+    return f"the dataset's version{'s' * (len(numbers) > 1)} {_list([str(number) for number in numbers])}"
 
 
 def _count(number: int, thing: str) -> str:
@@ -406,7 +406,7 @@ def _first(survey: Survey, shell: _Shell, key_id: str, is_current: bool, held: _
         commands.append(shell.line("sweep"))
     if is_current:
         commands.append(shell.new_version(key_id))
-    elif held.keks:
+    if held.keks:
         commands.append(shell.line("keys", "rotate", "--what", "mek", "--from-key-id", key_id))
     newest = survey.head.number if survey.head else 0
     if newest in held.data_keys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands"]
 
-SHOWN = 20  # rows of a kind, for people
+SHOWN = 50  # rows of a kind, for people
 NOT_A_PROBLEM = ("InUse", "Current")
 NUMBERS = ("version", "data keys", "manifests", "files", "bytes")  # columns of tables
 
@@ -226,7 +227,7 @@ def _status_lines(found: dict[str, Any]) -> list[str]:
     if audited:
         lines += ["", "What each KEK opens", *_opens_lines(found["opens"])]
         lines += ["", *_step_lines(found["event"], found["steps"]), ""]
-        lines += [f"* {note}" for note in found["notes"]]
+        lines += [line for note in found["notes"] for line in _wrapped(f"* {note}", 2)]
     return lines
 
 
@@ -306,9 +307,9 @@ def _step_lines(event: str | None, steps: Sequence[dict[str, Any]]) -> list[str]
         return ["Nothing is due. (--event says what to do if something has happened.)"]
     lines = ["What is due" if event is None else f"What to do ({event})"]
     for n, step in enumerate(steps, 1):
-        lines.append(f"  {n}. {step['text']}")
+        lines += _wrapped(f"  {n}. {step['text']}", 5)
         if step["only_if"]:
-            lines.append(f"     Only if {step['only_if']}.")
+            lines += _wrapped(f"     Only if {step['only_if']}.", 5)
         if step["command"]:
             lines.append(f"       {step['command']}")
         if "kms_calls" in step:
@@ -379,11 +380,15 @@ def _when(time_ms: int) -> str:
     return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
+def _wrapped(text: str, indent: int) -> list[str]:
+    return textwrap.wrap(text, 110, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Aligned columns: numbers to the right."""
     if not rows:
         return ["  none"]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(heads, *rows[-SHOWN:], strict=True)]
     right = [head in NUMBERS for head in heads]
 
     def line(cells: Sequence[str]) -> str:
@@ -393,4 +398,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         )
         return "  " + "  ".join(padded).rstrip()
 
-    return [line(heads), *map(line, rows)]
+    hidden = len(rows) - SHOWN
+    earlier = [f"  … {hidden:,} before these: --json shows all"] if hidden > 0 else []
+    return [line(heads), *earlier, *map(line, rows[-SHOWN:])]
