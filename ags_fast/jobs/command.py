@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
@@ -24,14 +24,13 @@ from ags_fast.keys.resolver import claimed_keys, for_columns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Groups", "add_commands", "add_dataset_options", "add_engine_options", "engine", "kms", "opened", "result"]
+__all__ = ["add_commands", "add_dataset_options", "add_engine_options", "engine", "kms", "opened", "result"]
 
 EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS = 1, 3, 4
 SHOWN_FAILURES = 20
-Groups: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_commands(groups: Groups, size: Callable[[str], int]) -> None:
+def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], size: Callable[[str], int]) -> None:
     def add(name: str, run: Callable[[argparse.Namespace], dict[str, Any]], text: str) -> argparse.ArgumentParser:
         command = groups.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.set_defaults(run=run, operation=name, text=as_text, usage=command.error)

@@ -21,8 +21,6 @@ from ags_fast.keys.command import add_kms_options, kms_properties
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ags_fast.jobs.command import Groups
-
 __all__ = ["add_commands"]
 
 SHOWN = 50  # rows of a kind, for people
@@ -30,7 +28,7 @@ NOT_A_PROBLEM = ("InUse", "Current")
 NUMBERS = ("version", "data keys", "manifests", "files", "bytes")  # columns of tables
 
 
-def add_commands(keys: Groups) -> None:
+def add_commands(keys: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """keys: the commands of ``ags-fast keys``, which get these."""
 
     def add(name: str, run: Callable[[argparse.Namespace], dict[str, Any]], text: str) -> argparse.ArgumentParser:
