@@ -295,12 +295,17 @@ def test_a_job_that_runs_is_let_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [job["lives"] for job in found["open_jobs"]] == [True]
     assert not any("sweep" in (step["command"] or "") for step in found["steps"])
     assert [key["needed_by_jobs"] for key in found["keys"]] == [[found["open_jobs"][0]["job_id"]]]
+    local.rotate_key(kms, "sales")
+    jobs.rotate(dataset, kms=kms, what="mek")
+    found = jobs.audit(dataset, kms=kms, event="kek-leaked")
+    row = found["masters"][0]["versions"][0]
+    assert row["may_be_destroyed"] is True and f"Let {found['open_jobs'][0]['job_id']} end first" in row["why"]
     step = found["steps"][0]
     before = read_tree(dataset)
     assert step["kms_calls"] == calls_of(lambda: jobs.rotate(dataset, kms=kms, force_expire=True))
     check_touched(before, read_tree(dataset), step)
     assert [key["state"] for key in jobs.key_status(dataset, kms=kms)["keys"]] == ["retired", "active"]
-    assert step["key_store"]["keks"] == 2  # none was removed
+    assert step["key_store"]["keks"] == 3  # one retired, one new, and of one the mark of R3 taken off; none removed
     step = jobs.audit(dataset, kms=kms, event="kek-leaked")["steps"][0]  # only the job is under the first KEK by now
     assert step["kms_calls"] == calls_of(lambda: jobs.rotate(dataset, kms=kms, force_expire=True))
     del running[:]
@@ -707,6 +712,26 @@ def test_key_stores_elsewhere(tmp_path: Path) -> None:
         "2": False,
     }
     assert all(f"--key-store {place}" in step["command"] for step in found["steps"] if "ds" in step["command"])
+
+
+def test_key_stores_in_databases(tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    kms = made_kms(tmp_path)
+    place = f"sqlite:///{tmp_path}/keys.db?dataset=orders"
+    dataset = encrypt(tmp_path, kms, key_store=place)
+    with pytest.MonkeyPatch.context() as patch:  # so that the newest KEK has sealed nothing yet
+        patch.setattr("ags_fast.jobs.rotation._Rotation._rewrite", die)
+        with pytest.raises(InterruptedError):
+            jobs.rotate(dataset, kms=kms, key_store=place)
+    jobs.sweep(dataset, kms=kms, key_store=place)
+    local.rotate_key(kms, "sales")
+    for what, event in (("mek", "planned"), ("kek", "kek-leaked")):
+        steps = jobs.audit(dataset, kms=kms, key_store=place, event=event)["steps"]
+        (step,) = [step for step in steps if f"--what {what}" in (step["command"] or "")]
+        force = what == "kek"
+        calls = calls_of(lambda w=what, f=force: jobs.rotate(dataset, kms=kms, what=w, force_expire=f, key_store=place))
+        assert calls == step["kms_calls"], event
+    assert {row["may_be_destroyed"] for row in jobs.audit(dataset, kms=kms, key_store=place)["masters"]} == {False}
 
 
 def test_a_commit_while_it_looks_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,6 +316,7 @@ def _verdicts(survey: Survey, shell: _Shell, key_id: str, holders: Mapping[Maste
     if current is not None:
         mine.setdefault(Master(key_id, current), _Held())
     unknown = mine.get(Master(key_id, None))
+    running = [job.job_id for job in survey.jobs if job.lives is not False]
     doubts = []  # because of which nothing can be said of what nothing is known to depend on
     if survey.unread:
         doubts.append(f"something could not be read: {survey.unread[0]}")
@@ -337,6 +338,8 @@ def _verdicts(survey: Survey, shell: _Shell, key_id: str, holders: Mapping[Maste
             verdict, why = True, "nothing of this dataset needs it"
             if held.superseded:
                 why += f": {_count(held.superseded, 'KEK')} in what the key store no longer needs, and expire removes"
+            if running:
+                why += f". Let {', '.join(running)} end first: its workers may know KEKs as they were wrapped before"
         rows.append(
             {
                 "version": master.version,

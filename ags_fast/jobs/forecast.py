@@ -29,7 +29,7 @@ from ags_fast.jobs.dataset import (
 from ags_fast.jobs.policy import DAY_MS, Policy
 from ags_fast.jobs.rotation import REWRAPPED_MS
 from ags_fast.keys.envelope import KeyEntry
-from ags_fast.keys.resolver import for_columns
+from ags_fast.keys.resolver import DatasetKeyStore, for_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -146,7 +146,8 @@ class Forecast:
     def _begin(self) -> None:
         """A process opens the dataset: its key store, and its newest version."""
         self._cost, self._known = Cost(), set()
-        self._unwrap(self._main_key().key_id)
+        if isinstance(self._survey.opened.keys, DatasetKeyStore):  # whose document a key seals
+            self._unwrap(self._main_key().key_id)
         if (head := self._head()) is not None:
             self._unwrap(head.key_id)
 
