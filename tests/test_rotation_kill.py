@@ -139,6 +139,7 @@ for done, step in enumerate(itertools.count(first_step, stride)):
         assert numbers == [head.number] and head.number >= newest, (step, numbers)
         assert kept == {entry.file: files[entry.file] for entry in opened.entries(head)}, step
         found = read_tree(dataset).items()
+        found = read_tree(dataset).items()
         documents = [path for path, data in found if path.startswith("_ags/keys/") and b'"auth"' in data]
         assert len(documents) == 1, (step, documents)
         assert op == "expire" or not opened.keys.list("retired"), step

@@ -17,10 +17,11 @@ import pytest
 from spark_jobs import BLOCK_SIZE, Folders, check_canary, content, forms, leftovers, spark_env, where
 from support import run_python
 
-from ags_fast.jobs import JobError, decrypt_files, rekey_files, verify_files
+from ags_fast.jobs import Dataset, JobError, Policy, decrypt_files, rekey_files, rotate, verify_files
 from ags_fast.jobs.local import LocalEngine
 from ags_fast.jobs.plan import JOB_ID
 from ags_fast.jobs.task import run_file
+from ags_fast.keys import clear_cache, load_kms
 from ags_fast.keys.kms import local
 
 pytest.importorskip("pyspark")
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ags_fast.jobs import JobResult, Row
+    from ags_fast.jobs.dataset import FileEntry
     from ags_fast.jobs.plan import Task
     from ags_fast.jobs.task import Context
 
@@ -192,6 +194,48 @@ def test_parquet_jobs_equal_the_local_engines(engine: SparkEngine, folders: Fold
     ]
     assert {row.error_class for row in results["spark"][3].rows} == {"KeyAccessError"}
     assert leftovers(folders.root) == []
+
+
+@pytest.mark.parametrize("double_wrap", [True, False])
+def test_rotations_equal_the_local_engines(engine: SparkEngine, folders: Folders, double_wrap: bool) -> None:
+    """The same keys in the same places. A process asks for a KEK once, and of DEKs that the KMS wraps each is asked for
+    once."""
+    for n in range(3):  # a manifest each
+        folders.make({f"d{m % 2}/{n} {m}": 10 * m for m in range(3)})
+        folders.encrypt(LocalEngine(0), double_wrap=double_wrap, policy=Policy(kek_scope="partition"))
+    shutil.copytree(folders.root / "ds", folders.root / "other")
+    was = {entry.file: entry for entry in entries(folders, "ds")}
+    results = {}
+    for name, used in (("ds", engine), ("other", LocalEngine(0))):
+        folders.rules.set(dataset_id=folders.dataset_id(), files=tuple(was))
+        clear_cache()
+        results[name] = rotate(folders.root / name, kms=folders.kms, engine=used, progress=False)
+        calls = folders.rules.calls()  # of other processes than this one
+        of_files = [file for _, file in calls if file != "None"]
+        assert len(of_files) == len(set(of_files))
+        if used is not engine:
+            assert calls == []
+            continue
+        assert len(of_files) == (0 if double_wrap else len(was) - 1)  # one was tried before anything was written
+        keks = Counter(pid for pid, file in calls if file == "None")
+        assert keks and max(keks.values()) <= (2 * 3 if double_wrap else 1)  # the old ones and the new ones
+    assert results["ds"].counts == results["other"].counts and results["ds"].version == results["other"].version == 4
+    kinds = [sorted((row.format, row.status) for row in result.rows) for result in results.values()]
+    assert kinds[0] == kinds[1]
+    for name in results:
+        opened = Dataset.open(folders.root / name, load_kms(folders.kms))
+        active = {entry.key_id: entry for entry in opened.keys.list("active")}
+        assert {entry.file for entry in entries(folders, name)} == was.keys()
+        for entry in entries(folders, name):
+            assert entry._replace(key_id="", wrapped_dek=b"") == was[entry.file]._replace(key_id="", wrapped_dek=b"")
+            scope = f"partition:{entry.path[:2]}" if double_wrap else None
+            assert active[entry.key_id].properties.get("scope") == scope
+        folders.check(name)
+
+
+def entries(folders: Folders, name: str) -> list[FileEntry]:
+    opened = Dataset.open(folders.root / name, load_kms(folders.kms))
+    return list(opened.entries(opened.current()))
 
 
 def test_bad_files_are_rows(engine: SparkEngine, folders: Folders) -> None:
