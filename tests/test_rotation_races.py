@@ -451,6 +451,19 @@ def test_a_forced_expiry_before_an_append_has_its_plan(world: World) -> None:
     world.check()
 
 
+def test_a_key_that_comes_back(world: World) -> None:
+    """An expiry has seen no plan that needs it and removes it, and meanwhile a plan was made that does."""
+    append = world.append("new").until("create", PLAN)
+    (old,) = (entry.key_id for entry in world.opened().keys.list())
+    world.rotate("kek").finish()
+    expiry = world.expire(force=True).until("create", KEYS)
+    append.until("create", VERSION)  # its plan has looked for its keys by now
+    removed = {row.key_id for row in expiry.finish().rows if row.format == "key" and row.status == "ok"}
+    assert old not in removed and world.journal.keys[-1][0] == "restore"
+    append.finish()
+    world.check()
+
+
 def test_two_expiries(world: World) -> None:
     world.rotate("kek").finish()
     one = world.expire(force=True).until("put", VERSION + "00000002")
