@@ -45,8 +45,7 @@ def add_commands(keys: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         choices=WHATS,
         default="kek",
         help="kek, the default: what wraps data keys; mek: wrap the KEKs by the current version of their master key; "
-        "double-wrap: "
-        "put data keys that the KMS wraps under a KEK",
+        "double-wrap: put data keys that the KMS wraps under a KEK",
     )
     rotate.add_argument("--wrapping-key-id", metavar="ID", help="the master key to use from now on")
     rotate.add_argument("--from-key-id", metavar="ID", help="only what is under this master key")
