@@ -457,7 +457,7 @@ def test_a_key_that_comes_back(world: World) -> None:
     (old,) = (entry.key_id for entry in world.opened().keys.list())
     world.rotate("kek").finish()
     expiry = world.expire(force=True).until("create", KEYS)
-    append.until("create", VERSION)  # its plan has looked for its keys by now
+    append.until("put", "new/")  # its plan has looked for its keys by now
     removed = {row.key_id for row in expiry.finish().rows if row.format == "key" and row.status == "ok"}
     assert old not in removed and world.journal.keys[-1][0] == "restore"
     append.finish()
