@@ -282,8 +282,7 @@ class Plan:
             except FileNotFoundError:  # the job has just ended
                 continue
             except UnknownKeyError:
-                removed = {key_id for change in dataset.keys.history() for key_id in change.changes["removed"]}
-                if removed.isdisjoint(cls._sealed_by(dataset, job_id)):
+                if not _were_removed(dataset, cls._sealed_by(dataset, job_id)):
                     raise
                 return None  # it came too late: who wrote it has seen that, or has died; no file was written
         if body.get("job_id") != job_id:
@@ -334,7 +333,7 @@ class Plan:
         """The files that an open job may write; none if it has ended."""
         plan = cls.load(dataset, job_id)
         try:
-            return {entry.file for entry in plan.entries(superseded=True)} if plan is not None else set()
+            return plan._named() if plan is not None else set()
         except IntegrityError:  # a table of it is gone
             if cls.load(dataset, job_id) is not None:
                 raise
@@ -357,7 +356,7 @@ class Plan:
         claimed = cls._sealed_by(dataset, job_id)  # also if that key is gone, and nothing more can be known
         plan = cls.load(dataset, job_id)
         try:
-            return claimed if plan is None else claimed | plan._key_ids(plan.entries(superseded=True))
+            return claimed if plan is None else claimed | plan._key_ids(plan._known())
         except IntegrityError:  # a table of it is gone
             if cls.load(dataset, job_id) is not None:
                 raise
@@ -383,7 +382,19 @@ class Plan:
 
     def files(self) -> set[str]:
         """What the job may have written."""
-        return {entry.file for entry in self.entries(superseded=True)} if self._files is None else set(self._files)
+        return self._named() if self._files is None else set(self._files)
+
+    def _named(self) -> set[str]:
+        return {entry.file for entry in self._known()}
+
+    def _known(self) -> list[FileEntry]:
+        """All its entries; none if they cannot be read any more, since a key was removed that it needs."""
+        try:
+            return self.entries(superseded=True)
+        except UnknownKeyError:
+            if _were_removed(self.dataset, {ref.key_id for ref in self.refs}):
+                return []
+            raise
 
     def claim(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
         """Make the names of `entries`, which the plan has claimed, the job's own; returns them with names that are.
@@ -461,6 +472,12 @@ class Plan:
             self.dataset.store.delete(name)
         self.release()
         self.dataset.store.remove_folder(self.folder)
+
+
+def _were_removed(dataset: Dataset, key_ids: set[str]) -> bool:
+    """Whether one of these keys was in the key store once."""
+    removed = {key_id for change in dataset.keys.history() for key_id in change.changes["removed"]}
+    return not removed.isdisjoint(key_ids)
 
 
 def is_dead(store: Store, job_id: str, age: float | None) -> bool:
