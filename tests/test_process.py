@@ -18,7 +18,7 @@ from ags_fast import AgsCodec, AgsReader, AgsWriter
 from ags_fast.keys import StandardKeyMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -491,6 +491,66 @@ def test_imports_run_one_way() -> None:
 
 
 # ---------------------------------------------------------------- keys never show
+
+KEY_NAMES = {"dek", "deks", "kek", "key", "master", "opened", "passphrase", "password", "pin", "plaintext"}
+KEY_NAMES |= {"encryption_key", "footer_key", "secret", "store_key", "token", "unwrapped"}
+FORMATTERS = {"ascii", "critical", "debug", "error", "exception", "format", "format_map", "hex", "info", "log", "print"}
+FORMATTERS |= {"repr", "str", "warn", "warning"}
+TELLS_NOTHING = {"bool", "isinstance", "len", "sum", "type"}
+
+
+def keys_in(node: ast.AST) -> Iterator[str]:
+    """What may hold a key, by its name, in what an expression makes text of. A field of a JSON object holds none."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        return
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TELLS_NOTHING:
+        return
+    if isinstance(node, ast.Attribute):
+        if node.attr in KEY_NAMES:
+            yield node.attr
+        return  # such as key_id
+    if isinstance(node, ast.Name) and node.id in KEY_NAMES:
+        yield node.id
+    for child in ast.iter_child_nodes(node):
+        yield from keys_in(child)
+
+
+def made_text(node: ast.AST) -> list[ast.AST]:
+    """The expressions that a node makes text of, or an exception of."""
+    if isinstance(node, ast.FormattedValue):
+        return [node.value]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant):
+        return [node.right] if isinstance(node.left.value, str) else []
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        return [*node.exc.args, *(keyword.value for keyword in node.exc.keywords)]
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        if name in FORMATTERS:
+            of = [node.func.value] if name == "hex" and isinstance(node.func, ast.Attribute) else []
+            return [*of, *node.args, *(keyword.value for keyword in node.keywords)]
+    return []
+
+
+def formatted_keys(source: str) -> list[tuple[int, str]]:
+    nodes = ast.walk(ast.parse(source))
+    return [(node.lineno, name) for node in nodes for value in made_text(node) for name in keys_in(value)]  # type: ignore[attr-defined]
+
+
+def test_nothing_named_like_a_key_is_made_text() -> None:
+    bad = (
+        "f'{dek!r}'",
+        "'%s' % key",
+        "raise E(unwrapped)",
+        "print(x, passphrase)",
+        "log.debug('', self.secret)",
+        "kek.hex()",
+    )
+    assert all(formatted_keys(source) for source in bad)
+    assert not any(map(formatted_keys, ("f'{key.key_id} {len(dek)}'", "raise E(f'{key[\"key_id\"]}')", "hash(key)")))
+    package = Path(ags_fast.__file__).parent
+    modules = {path: formatted_keys(path.read_text()) for path in package.rglob("*.py")}
+    assert len(modules) > 40 and not {path.name: found for path, found in modules.items() if found}
+
 
 CANARY = b"canary-key-16-by"
 

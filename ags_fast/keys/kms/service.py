@@ -128,12 +128,12 @@ class ServiceKms(KmsClient):
     def _number(self, name: str) -> int:
         return int(self.properties.get(name, DEFAULTS[name]))
 
-    def _refusal(self, action: str, key: str, code: str, advice: str) -> KeyAccessError:
-        return KeyAccessError(f"the KMS {self.provider} refused {action} with the key {key} ({code}): {advice}")
+    def _refusal(self, action: str, named: str, code: str, advice: str) -> KeyAccessError:
+        return KeyAccessError(f"the KMS {self.provider} refused {action} with the key {named} ({code}): {advice}")
 
-    def _not_reached(self, where: object, key: str, error: Exception, check: str) -> KeyAccessError:
+    def _not_reached(self, where: object, named: str, error: Exception, check: str) -> KeyAccessError:
         return KeyAccessError(
-            f"the KMS {self.provider} at {where} was not reached for the key {key} ({type(error).__name__}): "
+            f"the KMS {self.provider} at {where} was not reached for the key {named} ({type(error).__name__}): "
             f"check the network, {check}"
         )
 
