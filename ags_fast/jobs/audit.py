@@ -589,14 +589,13 @@ class _Steps:
 
     def kek_leaked(self) -> list[dict[str, Any]]:
         """Somebody may have a KEK, unwrapped."""
-        what = "kek" if self.doubles_wrap or not self.single else "double-wrap"
+        words = ["--documents"] if self.single and not self.doubles_wrap else []
         forecast = Forecast(self.survey)
         self._jobs()
         self._add(
-            "Replace the KEKs, and remove the old ones with everything that they open."
-            + (" (In single wrap only --what double-wrap replaces the KEK of the documents.)" if what != "kek" else ""),
-            self.shell.line("keys", "rotate", "--what", what, "--force-expire"),
-            forecast.rotate(what, force_expire=True),
+            "Replace the KEKs, and remove the old ones with everything that they open.",
+            self.shell.line("keys", "rotate", "--what", "kek", *words, "--force-expire"),
+            forecast.rotate("kek", documents=bool(words), force_expire=True),
         )
         whoever = "who has the KEK could read the manifests, here or in a copy: then the data keys are known, too"
         self._add("Give each file a new data key.", self.shell.line("rekey"), forecast.rekey(), only_if=whoever)

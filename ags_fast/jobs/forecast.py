@@ -27,7 +27,7 @@ from ags_fast.jobs.dataset import (
     wrapped_by,
 )
 from ags_fast.jobs.policy import DAY_MS, Policy
-from ags_fast.jobs.rotation import REWRAPPED_MS
+from ags_fast.jobs.rotation import REWRAPPED_MS, to_replace
 from ags_fast.keys.envelope import KeyEntry
 from ags_fast.keys.resolver import DatasetKeyStore, for_columns
 
@@ -85,7 +85,13 @@ class Forecast:
     # ---- jobs
 
     def rotate(
-        self, what: str, *, master: str | None = None, from_master: str | None = None, force_expire: bool = False
+        self,
+        what: str,
+        *,
+        master: str | None = None,
+        from_master: str | None = None,
+        documents: bool = False,
+        force_expire: bool = False,
     ) -> Cost:
         """As `jobs.rotate`."""
         self._begin()
@@ -93,7 +99,7 @@ class Forecast:
         if what == "mek":
             self._rewrap_keks(master, from_master, replaced)
         else:
-            self._rewrap_deks(what, master, from_master, replaced)
+            self._rewrap_deks(what, master, from_master, replaced, documents)
         if force_expire:
             self._expire(1, None, True)
         else:
@@ -187,7 +193,9 @@ class Forecast:
 
     # ---- rotations
 
-    def _rewrap_deks(self, what: str, master: str | None, from_master: str | None, replaced: str) -> None:
+    def _rewrap_deks(
+        self, what: str, master: str | None, from_master: str | None, replaced: str, documents: bool
+    ) -> None:
         head = self._head()
         refs = head.manifests if head else ()
         counts = self._counts(refs)
@@ -196,15 +204,7 @@ class Forecast:
             return master if master and entry.wrapping_key_id == replaced else entry.wrapping_key_id
 
         active = [entry for entry in self._keys.values() if entry.state == "active"]
-        singles = [entry for entry in active if not entry.double_wrap]
-        doubles = [entry for entry in active if entry.double_wrap]
-        if what == "double-wrap":
-            old = singles
-            if singles:
-                old = singles + [entry for entry in doubles if Want.of(entry) == Want(entry.wrapping_key_id)]
-        else:
-            in_use = not singles or any(entry.key_id in counts for entry in doubles)
-            old = singles + [entry for entry in doubles if in_use or target(entry) != entry.wrapping_key_id]
+        old = to_replace(active, what, counts, target, documents)
         old = [entry for entry in old if from_master in (None, entry.wrapping_key_id)]
         made: dict[Want, KeyEntry] = {}
         for entry in old:

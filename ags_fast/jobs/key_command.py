@@ -49,6 +49,7 @@ def add_commands(keys: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     rotate.add_argument("--wrapping-key-id", metavar="ID", help="the master key to use from now on")
     rotate.add_argument("--from-key-id", metavar="ID", help="only what is under this master key")
+    rotate.add_argument("--documents", action="store_true", help="in single wrap, replace the documents' KEK, too")
     rotate.add_argument("--grace", type=float, default=7, metavar="DAYS", help="that retired KEKs stay; default 7")
     rotate.add_argument("--force-expire", action="store_true", help="then remove the past: `expire --keep 1 --force`")
     rotate.add_argument("--concurrency", type=positive, default=8, metavar="N", help="KMS calls at once; default 8")
@@ -102,6 +103,7 @@ def _rotate(args: argparse.Namespace) -> dict[str, Any]:
         wrapping_key_id=args.wrapping_key_id,
         new_kms=kms_properties(args, new=True) or None,
         from_key_id=args.from_key_id,
+        documents=args.documents,
         grace=timedelta(days=args.grace),
         force_expire=args.force_expire,
         engine=engine(args),

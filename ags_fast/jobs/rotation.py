@@ -49,11 +49,11 @@ from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
 from ags_fast.keys.resolver import DatasetKeyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
     from ags_fast.jobs import Engine
 
-__all__ = ["apply_retention", "expire", "key_counts", "rewrite_manifest", "rotate"]
+__all__ = ["apply_retention", "expire", "key_counts", "rewrite_manifest", "rotate", "to_replace"]
 
 WHATS = ("kek", "mek", "double-wrap")
 GRACE = timedelta(days=7)
@@ -73,6 +73,7 @@ def rotate(
     wrapping_key_id: str | None = None,
     new_kms: KmsClient | Mapping[str, str] | None = None,
     from_key_id: str | None = None,
+    documents: bool = False,
     grace: timedelta = GRACE,
     force_expire: bool = False,
     engine: Engine | None = None,
@@ -97,7 +98,8 @@ def rotate(
     - ``"double-wrap"``: DEKs that the KMS wraps get under a new KEK: an unwrap for each, and one wrap.
 
     wrapping_key_id: the master key to use from now on, in place of `from_key_id`, by default the one of the dataset's
-    own key. from_key_id: only what is under this master key, such as that of some columns. new_kms: for ``"mek"``, the
+    own key. from_key_id: only what is under this master key, such as that of some columns. documents: in single wrap,
+    replace the KEK of manifests and documents, too, which else stays, for it opens no file. new_kms: for ``"mek"``, the
     KMS to move to; from then on the dataset is opened with that. grace: how long a retired KEK stays at least, also
     when no version needs it: longer than the longest writing job. force_expire: then do `expire(keep=1, force=True)`;
     its result is the result's `expired`. engine: what rewrites manifests; None: this process. concurrency: KMS calls at
@@ -124,7 +126,7 @@ def rotate(
         if key_id is not None:
             check_key_id(key_id)
     opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
-    job = _Rotation(opened, what, wrapping_key_id, from_key_id, concurrency, resume, dry_run, progress)
+    job = _Rotation(opened, what, wrapping_key_id, from_key_id, documents, concurrency, resume, dry_run, progress)
     if what == "mek":
         result = job.rotate_mek(None if new_kms is None else as_kms(new_kms))
     else:
@@ -138,6 +140,23 @@ def rotate(
     return result
 
 
+def to_replace(
+    active: Sequence[KeyEntry],
+    what: str,
+    used: Container[str],
+    master_of: Callable[[KeyEntry], str],
+    documents: bool = False,
+) -> list[KeyEntry]:
+    """Of the active keys those that a rotation replaces. used: those that wrap data keys of the newest version."""
+    singles = [entry for entry in active if not entry.double_wrap]
+    doubles = [entry for entry in active if entry.double_wrap]
+    if what == "double-wrap":  # the new KEK seals the documents, too
+        return singles and singles + [e for e in doubles if Want.of(e) == Want(e.wrapping_key_id)]
+    # In single wrap, the KEK of the documents opens no file, and is let be: there, every call is to be a file's.
+    in_use = documents or not singles or any(entry.key_id in used for entry in doubles)
+    return singles + [entry for entry in doubles if in_use or master_of(entry) != entry.wrapping_key_id]
+
+
 class _Rotation:
     """What the rotations of a dataset have in common."""
 
@@ -147,6 +166,7 @@ class _Rotation:
         what: str,
         master: str | None,
         from_master: str | None,
+        documents: bool,
         concurrency: int,
         resume: bool | None,
         dry_run: bool,
@@ -159,6 +179,7 @@ class _Rotation:
         # What is replaced by another master key: without from_key_id the dataset's own, and columns keep theirs.
         self.replaced = from_master or opened.main_key().wrapping_key_id
         self.from_master = from_master
+        self.documents = documents
         self.concurrency = concurrency
         self.resume = resume
         self.dry_run = dry_run
@@ -173,6 +194,7 @@ class _Rotation:
             "source": shown(opened.store.url),
             "wrapping_key_id": master,
             "from_key_id": from_master,
+            "documents": documents,
         }
 
     def _resumed(self, facts: Mapping[str, Any], held: ExitStack) -> Plan | None:
@@ -239,19 +261,9 @@ class _Rotation:
     def _new_keys(self) -> dict[str, KeyEntry]:
         """For each key to replace, its successor: made by the KMS, and not in the key store yet."""
         opened = self.opened
+        used = key_counts(opened, self.head.manifests if self.head else ())
         active = opened.keys.list("active")
-        singles = [entry for entry in active if not entry.double_wrap]
-        doubles = [entry for entry in active if entry.double_wrap]
-        if self.what == "double-wrap":
-            old = singles
-            if singles:  # then the new KEK seals the documents, too
-                old = singles + [entry for entry in doubles if Want.of(entry) == Want(entry.wrapping_key_id)]
-        else:
-            used = set(key_counts(opened, self.head.manifests if self.head else ()))
-            # In single wrap, the KEK of the documents opens no file. It is let be: every file is the KMS's.
-            in_use = not singles or any(entry.key_id in used for entry in doubles)
-            old = singles + [e for e in doubles if in_use or self._master_of(e) != e.wrapping_key_id]
-        old = [entry for entry in old if self._in_question(entry)]
+        old = [e for e in to_replace(active, self.what, used, self._master_of, self.documents) if self._in_question(e)]
         wants = {}
         for entry in old:
             want = Want.of(entry)._replace(wrapping_key_id=self._master_of(entry))
@@ -261,7 +273,7 @@ class _Rotation:
         made = {want: want.new_kek(opened.kms) for want in sorted(set(wants.values()), key=repr)}
         self._try({entry.key_id: made[wants[entry.key_id]] for entry in old})
         uses = dict.fromkeys(made, SLACK_USES)
-        for key_id, count in key_counts(opened, self.head.manifests if self.head else ()).items():
+        for key_id, count in used.items():
             successor = opened.active(key_id)
             if successor in wants:
                 uses[wants[successor]] += count
