@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
 from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError
 from ags_fast.fs import Store
-from ags_fast.jobs.audit import audit, key_status
 from ags_fast.jobs.dataset import (
     HIDDEN,
     MANIFESTS,
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ags_fast.fs import Entry
+    from ags_fast.jobs.key_audit import audit, key_status
     from ags_fast.keys.envelope import Envelope
     from ags_fast.stream import AgsReader
 
@@ -87,6 +87,15 @@ __all__ = [
     "sweep",
     "verify_files",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("audit", "key_status"):  # imported when asked for: no worker needs them
+        from ags_fast.jobs import key_audit
+
+        return getattr(key_audit, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 FORMATS = ("ags1", "parquet")
 COPY_NBYTES = 1 << 20  # at a time

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
 from ags_fast._arguments import positive
-from ags_fast.jobs.audit import EVENTS, audit, key_status
 from ags_fast.jobs.command import add_dataset_options, add_engine_options, engine, kms, opened, result
+from ags_fast.jobs.key_audit import EVENTS, audit, key_status
 from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.rotation import WHATS
 from ags_fast.keys import command as keystores
