@@ -20,6 +20,7 @@ import pytest
 from datasets import HERE, MASTER, decrypted, leftovers, make_kms, write_tree
 from support import pattern
 
+from ags_fast import KeyAccessError
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.fs import Store
 from ags_fast.jobs import (
@@ -451,6 +452,7 @@ def test_a_forced_expiry_before_an_append_has_its_plan(world: World) -> None:
     world.check()
 
 
+@pytest.mark.xfail(strict=True, reason="a plan whose table was sealed by the key that is gone cannot be asked for it")
 def test_a_key_that_comes_back(world: World) -> None:
     """An expiry has seen no plan that needs it and removes it, and meanwhile a plan was made that does."""
     append = world.append("new").until("create", PLAN)
@@ -461,6 +463,22 @@ def test_a_key_that_comes_back(world: World) -> None:
     removed = {row.key_id for row in expiry.finish().rows if row.format == "key" and row.status == "ok"}
     assert old not in removed and world.journal.keys[-1][0] == "restore"
     append.finish()
+    world.check()
+
+
+@pytest.mark.xfail(strict=True, reason="a dead plan whose table no key opens bars the way to all writers")
+def test_an_expiry_that_dies_before_it_gives_back_a_key(world: World) -> None:
+    """The append cannot go on, and says so; what is left of it is in nobody's way."""
+    append = world.append("lost").until("create", PLAN)
+    world.rotate("kek").finish()
+    expiry = world.expire(force=True).until("create", KEYS)
+    append.until("put", "lost/")
+    expiry.step()
+    expiry.die()
+    with pytest.raises(KeyAccessError):
+        append.finish()
+    world.append("new").finish()
+    world.rotate("kek").finish()
     world.check()
 
 
