@@ -76,6 +76,8 @@ class Actor:
         _here.actor = self
         try:
             self.result = self._work()
+        except _DeadError:
+            self.error = _DeadError()  # without the frames, and the locks that they hold
         except BaseException as error:
             self.error = error
         self.next = None
@@ -197,6 +199,7 @@ class World:
         self.dataset = folder / "dataset"
         self.appended: dict[str, bytes] = {}
         self.changed = {TREE[CHANGING]}  # what may be in that file
+        self.perhaps: dict[str, bytes] = {}  # what somebody was adding who died
 
     def append(self, name: str, **options: Any) -> Actor:
         tree = {f"{name}/{n}": f"{name} {n}".encode() for n in range(2)}
@@ -204,7 +207,11 @@ class World:
         options = {**QUIET, "wrapping_key_id": MASTER, "block_size": 4096, **options}
 
         def work() -> JobResult:
-            result = encrypt_files(src, self.dataset, kms=self.kms, **options)
+            try:
+                result = encrypt_files(src, self.dataset, kms=self.kms, **options)
+            except _DeadError:
+                self.perhaps |= tree
+                raise
             if not result.failed:
                 self.appended |= tree
             return result
@@ -216,7 +223,11 @@ class World:
         options = {**QUIET, "wrapping_key_id": MASTER, "block_size": 4096, "overwrite": True}
 
         def work() -> JobResult:
-            result = encrypt_files(src, self.dataset, kms=self.kms, **options)
+            try:
+                result = encrypt_files(src, self.dataset, kms=self.kms, **options)
+            except _DeadError:
+                self.changed |= {name.encode()}
+                raise
             if not result.failed:
                 self.changed = {*self.changed, name.encode()} - {TREE[CHANGING]}
             return result
@@ -271,19 +282,21 @@ class World:
     def opened(self) -> Dataset:
         return Dataset.open(self.dataset, load_kms(self.kms))
 
-    def check(self) -> None:
+    def check(self, died: bool = False) -> None:
         """All files of all that was appended are there, and every version opens; what a rotation retired is not in
         use; nothing is left over."""
         self.journal.check(self.kms)
         sweep(self.dataset, kms=self.kms)
+        if died:  # maybe a rotation, which somebody has to do for it
+            rotate(self.dataset, kms=self.kms, progress=False).raise_for_failures()
         opened = self.opened()
         head = opened.current()
         assert head is not None
         for number in opened.version_numbers():
             found = decrypted(self.dataset, self.kms, version=number)
             last = found.get(CHANGING, b"")
-            assert found.items() <= (TREE | self.appended | {CHANGING: last}).items()
-        assert found == TREE | self.appended | {CHANGING: last} and last in self.changed
+            assert found.items() <= (TREE | self.appended | self.perhaps | {CHANGING: last}).items()
+        assert found.items() >= (TREE | self.appended | {CHANGING: last}).items() and last in self.changed
         active = {entry.key_id for entry in opened.keys.list("active")}
         named = {ref.key_id for ref in head.manifests}.union(*(e.key_ids() for e in opened.entries(head)))
         assert named <= active
@@ -590,8 +603,8 @@ def test_two_expiries_that_read_the_same_manifests(world: World) -> None:
 # ---------------------------------------------------------------------------------------------- any order
 
 
-def interleaved(world: World, names: list[str], rng: random.Random) -> None:
-    """Run them to their ends, a step of this one and a step of that one."""
+def interleaved(world: World, names: list[str], rng: random.Random, dies: str = "", after: int = 0) -> None:
+    """Run them to their ends, a step of this one and a step of that one. dies: this one does, after so many steps."""
     actors = {f"{name} {n}": world.act(f"{name} {n}") for n, name in enumerate(names)}
     stay = rng.choice([0.0, 0.5, 0.9, 0.97])  # how likely whoever is at it goes on
     trail: list[str] = []
@@ -600,17 +613,21 @@ def interleaved(world: World, names: list[str], rng: random.Random) -> None:
         if name not in alive or rng.random() >= stay:
             name = rng.choice(alive)
         trail.append(f"{name}: {' '.join(actors[name].next or ())}")
-        actors[name].step()
+        if name == dies and len(trail) >= after:
+            trail[-1] += ", and dies"
+            actors[name].die()
+        else:
+            actors[name].step()
     told = "\n".join(trail)
     for name, actor in actors.items():
         rewrites = name.split()[0] in ("rekey", "overwrite")
-        late = (ConcurrentChangeError, *[UnknownKeyError] * rewrites)  # it has done nothing, and says so
+        late = (_DeadError, ConcurrentChangeError, *[UnknownKeyError] * rewrites)  # it has done nothing, and says so
         assert actor.error is None or isinstance(actor.error, late), f"{name}: {actor.error!r}\n{told}"
         if isinstance(actor.result, JobResult):
             errors = {row.error_class for row in actor.result.failed}
             assert errors <= ({"ConcurrentChangeError"} if rewrites else set()), f"{name}: {errors}\n{told}"
     try:
-        world.check()
+        world.check(died=bool(dies))
     except BaseException as error:
         error.add_note(told)
         raise
@@ -649,7 +666,10 @@ def three(folder: Path, templates: Any, journal: Journal, seed: int) -> None:
     journal.numbers.clear()
     world = made_world(folder, templates, journal, rng.choice(["double", "single", "scopes"]))
     try:
-        interleaved(world, names, rng)
+        if seed % 2:  # one of them dies
+            interleaved(world, names, rng, f"{names[0]} 0", rng.randrange(100))
+        else:
+            interleaved(world, names, rng)
     except BaseException as error:
         error.add_note(f"seed {seed}: {', '.join(names)}")
         raise
