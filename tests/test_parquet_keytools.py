@@ -892,7 +892,7 @@ def test_the_address_in_a_file_is_never_used(
     path, kms = folder / "file.parquet", load_kms(properties)
     evil = {"kms_instance_id": "evil", "kms_instance_url": "http://169.254.169.254/latest"}
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("somebody was called"))
-    monkeypatch.setattr("ags_fast.keys.kms._find", lambda impl: pytest.fail("another client was made"))
+    monkeypatch.setattr("ags_fast.keys.kms.find_class", lambda impl: pytest.fail("another client was made"))
     for internal in (True, False):
         factory = keytools.CryptoFactory(kms, internal=internal, **evil)  # type: ignore[arg-type]
         keys = made(factory.encryption_keys("kf", path=path))

@@ -384,3 +384,57 @@ def test_a_newer_one_is_read() -> None:
     assert Policy.from_json({}) == Policy() == Policy.from_json(json.loads(json.dumps(Policy().to_json())))
     assert pickle.loads(pickle.dumps(policy)) == policy == Policy("files:7").replace(keep=2)
     assert Policy().kek_lifetime_days == 730 and Policy().kek_uses < 1 << 32
+
+
+# ---------------------------------------------------------------- what was left stays left
+
+
+def test_a_master_key_that_was_left(dataset: Path, kms: dict[str, str]) -> None:
+    """Who does not know of it is told, and does not go back to it."""
+    encrypt(dataset, kms)
+    rotate(dataset, kms=kms, what="mek", wrapping_key_id="other")
+    with pytest.raises(PolicyError, match=r"rotated from the master key 'master' to 'other'.*wrapping_key_id='other'"):
+        encrypt(dataset, kms, {"new": b"new"})
+    encrypt(dataset, kms, {"new": b"new"}, wrapping_key_id="other")
+    rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
+    rotate(dataset, kms=kms, wrapping_key_id="hr")
+    with pytest.raises(PolicyError, match="from the master key 'other' to 'hr'"):
+        encrypt(dataset, kms, {"newer": b"newer"}, wrapping_key_id="other")
+    rotate(dataset, kms=kms, wrapping_key_id=MASTER)
+    encrypt(dataset, kms, {"newer": b"newer"})
+    assert {key.wrapping_key_id for key in keys(dataset, kms, "active").values()} == {MASTER}
+    assert decrypted(dataset, kms) == {**TREE, "new": b"new", "newer": b"newer"}
+
+
+def test_keks_of_what_is_over(dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rotation needs no successor of a KEK that wraps nothing, and an expiry lets it go in time."""
+    encrypt(dataset, kms, policy=Policy(kek_scope="writer"))
+    rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
+    expire(dataset, kms=kms)
+    idle, used = sorted(
+        (key for key in keys(dataset, kms, "active").values() if "scope" in key.properties),
+        key=lambda key: key.created_ms,
+    )
+    assert {entry.key_id for entry in entries(dataset, kms).values()} == {used.key_id}
+    clear_cache()
+    assert calls(lambda: rotate(dataset, kms=kms)) == Counter(unwrap=2, wrap=2)  # the dataset's own, and that in use
+    assert keys(dataset, kms)[idle.key_id].state == "retired"
+    assert "successor" not in keys(dataset, kms)[idle.key_id].properties
+    expire(dataset, kms=kms, force=True)
+    assert idle.key_id not in keys(dataset, kms) and len(keys(dataset, kms)) == 2
+    rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
+    expire(dataset, kms=kms, force=True)
+    assert len(keys(dataset, kms, "active")) == 3  # the one that is idle now is young
+    monkeypatch.setattr("ags_fast.jobs.rotation.GRACE_MS", -1)
+    expire(dataset, kms=kms)
+    expire(dataset, kms=kms)
+    assert len(keys(dataset, kms)) == 2 and decrypted(dataset, kms) == TREE
+
+
+def test_all_keks_go_to_another_kms(tmp_path: Path, dataset: Path, kms: dict[str, str]) -> None:
+    """Also if only those under one master key get under another."""
+    encrypt(dataset, kms, policy=Policy(kek_scope="partition"))
+    there = make_kms(tmp_path, name="there", keys=("second", MASTER))
+    rotate(dataset, kms=kms, what="mek", new_kms=there, from_key_id="hr", wrapping_key_id="second")
+    clear_cache()
+    assert decrypted(dataset, there) == TREE

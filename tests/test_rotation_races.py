@@ -498,7 +498,6 @@ def test_an_expiry_that_dies_before_it_gives_back_a_key(world: World) -> None:
     world.check()
 
 
-@pytest.mark.xfail(strict=True, reason="what it was to remove is known to nobody then")
 def test_a_sweep_after_an_expiry_that_died(world: World) -> None:
     """It finishes what was begun: the versions are gone, and so are their files."""
     world.rekey().finish()

@@ -44,7 +44,7 @@ from ags_fast.jobs.plan import (
 )
 from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.results import JobError, JobResult, Row, shown
-from ags_fast.jobs.rotation import apply_retention, expire, rotate
+from ags_fast.jobs.rotation import apply_retention, expire, finish_expiry, rotate
 from ags_fast.jobs.task import (
     Context,
     SourceChangedError,
@@ -773,7 +773,7 @@ def sweep(
 
     Without a KMS that is what can be told from names alone: temporary files that no living process holds, and uploads
     that were begun and not completed. With one it is also the plans of dead jobs, so that they can no longer be
-    resumed, with the files that only they name, and manifests of no version.
+    resumed, with the files that only they name, and manifests of no version; what a dead expiry had begun is finished.
 
     On local files a lock tells whether a job lives. Object stores have none: there, what is younger than `older_than`,
     by default a day, may be a living job's and stays. Given, it counts on local files too.
@@ -789,6 +789,7 @@ def sweep(
                 continue
             plan = Plan.take(opened, job_id)
             if plan is not None:
+                finish_expiry(opened, plan, rows)
                 for path in plan.end():
                     kind = "manifest" if path.startswith(MANIFESTS) else "file"
                     rows.append(Row(store.full_path(path), None, "ok", format=kind))

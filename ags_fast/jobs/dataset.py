@@ -59,6 +59,7 @@ NAMED_KEYS = 16  # that the reference to a table tells of; if it has more, whoev
 # Properties of KEKs.
 SCOPE = "scope"  # the files that it is for; without it, it may seal documents and tables, too
 SUCCESSOR = "successor"  # of a retired one: the key that took its place
+MOVED_FROM = "moved-from"  # the master key that it, or what it took the place of, was under before
 RETIRES_MS = "retires-ms"  # of a retired one: until then, a writer may come that knows no other
 
 
@@ -360,10 +361,12 @@ def open_table(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope)
     return decode_table(plain, ref.path, ref.entries)
 
 
-def retired(entry: KeyEntry, successor: str, grace_ms: int) -> KeyEntry:
+def retired(entry: KeyEntry, successor: str | None, grace_ms: int) -> KeyEntry:
     """A key that opens, and no longer wraps. Until the grace is over, writers may come that know no other."""
-    retires_ms = str(time.time_ns() // 1_000_000 + grace_ms)
-    return entry.replace(state="retired", properties={**entry.properties, SUCCESSOR: successor, RETIRES_MS: retires_ms})
+    properties = {**entry.properties, RETIRES_MS: str(time.time_ns() // 1_000_000 + grace_ms)}
+    if successor is not None:
+        properties[SUCCESSOR] = successor
+    return entry.replace(state="retired", properties=properties)
 
 
 # ------------------------------------------------------------------------------------------------------------- dataset
@@ -458,6 +461,7 @@ class Dataset:
                             "share it among fewer files by the policy's kek_scope"
                         )
                     if want not in made:
+                        self._check_not_left(want.wrapping_key_id, newest.values())
                         made[want] = want.new_kek(self.kms)
                     if held is not None:
                         changes[held.key_id] = retired(held, made[want].key_id, GRACE_MS)
@@ -471,6 +475,15 @@ class Dataset:
                 self.keys.refresh()
                 continue
             return chosen
+
+    def _check_not_left(self, wrapping_key_id: str, active: Iterable[KeyEntry]) -> None:
+        """PolicyError if the dataset has left this master key: there may be a reason, of which not every job knows."""
+        now = [e.wrapping_key_id for e in active if e.properties.get(MOVED_FROM) == wrapping_key_id]
+        if now and all(entry.wrapping_key_id != wrapping_key_id for entry in active):
+            raise PolicyError(
+                f"the keys of {self.store.url} were rotated from the master key {wrapping_key_id!r} to {now[0]!r}: "
+                f"pass wrapping_key_id={now[0]!r}, or rotate them back"
+            )
 
     def main_key(self) -> KeyEntry:
         """The newest key that may seal documents; where there is none, that wraps data keys. PolicyError without."""

@@ -27,7 +27,7 @@ from ags_fast.jobs.dataset import (
     wrapped_by,
 )
 from ags_fast.jobs.policy import DAY_MS, Policy
-from ags_fast.jobs.rotation import REWRAPPED_MS, to_replace
+from ags_fast.jobs.rotation import REWRAPPED_MS, is_idle, to_replace
 from ags_fast.keys.envelope import KeyEntry
 from ags_fast.keys.resolver import DatasetKeyStore, for_columns
 
@@ -208,6 +208,9 @@ class Forecast:
         old = [entry for entry in old if from_master in (None, entry.wrapping_key_id)]
         made: dict[Want, KeyEntry] = {}
         for entry in old:
+            if is_idle(entry, counts):
+                self._keys[entry.key_id] = retired(entry, None, GRACE_MS)
+                continue
             want = Want.of(entry)._replace(wrapping_key_id=target(entry))
             if what == "double-wrap":
                 want = want._replace(double_wrap=True, scope=None)

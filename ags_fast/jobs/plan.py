@@ -341,7 +341,7 @@ class Plan:
 
     def _new_key_ids(self) -> set[str]:
         """The keys that a rotation has made, and adds to the key store when it is planned."""
-        return {str(key["key-id"]) for key in self.body.get("keys", {}).values()}
+        return {str(key["key-id"]) for key in self.body.get("keys", {}).values() if key is not None}
 
     def _key_ids(self, entries: Iterable[FileEntry]) -> set[str]:
         """The keys that it needs itself, with these entries, and those of what a rotation or an expiry deals with."""

@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.jobs.dataset import (
+    GRACE_MS,
     MANIFESTS,
+    MOVED_FROM,
     RETIRES_MS,
+    SCOPE,
     SLACK_USES,
     SUCCESSOR,
     VERSIONS,
@@ -53,7 +56,16 @@ if TYPE_CHECKING:
 
     from ags_fast.jobs import Engine
 
-__all__ = ["apply_retention", "expire", "key_counts", "rewrite_manifest", "rotate", "to_replace"]
+__all__ = [
+    "apply_retention",
+    "expire",
+    "finish_expiry",
+    "is_idle",
+    "key_counts",
+    "rewrite_manifest",
+    "rotate",
+    "to_replace",
+]
 
 WHATS = ("kek", "mek", "double-wrap")
 GRACE = timedelta(days=7)
@@ -98,7 +110,8 @@ def rotate(
     - ``"double-wrap"``: DEKs that the KMS wraps get under a new KEK: an unwrap for each, and one wrap.
 
     wrapping_key_id: the master key to use from now on, in place of `from_key_id`, by default the one of the dataset's
-    own key. from_key_id: only what is under this master key, such as that of some columns. documents: in single wrap,
+    own key. from_key_id: only what is under this master key, such as that of some columns; with new_kms all KEKs move,
+    and this says which get under `wrapping_key_id`. documents: in single wrap,
     replace the KEK of manifests and documents, too, which else stays, for it opens no file. new_kms: for ``"mek"``, the
     KMS to move to; from then on the dataset is opened with that. grace: how long a retired KEK stays at least, also
     when no version needs it: longer than the longest writing job. force_expire: then do `expire(keep=1, force=True)`;
@@ -155,6 +168,11 @@ def to_replace(
     # In single wrap, the KEK of the documents opens no file, and is let be: there, every call is to be a file's.
     in_use = documents or not singles or any(entry.key_id in used for entry in doubles)
     return singles + [entry for entry in doubles if in_use or master_of(entry) != entry.wrapping_key_id]
+
+
+def is_idle(entry: KeyEntry, used: Container[str]) -> bool:
+    """Whether a KEK is for some files only, and none of them is there: of a folder, day or job that is over."""
+    return SCOPE in entry.properties and entry.key_id not in used
 
 
 class _Rotation:
@@ -215,7 +233,7 @@ class _Rotation:
         """The master key that it, or its successor, gets under."""
         return self.master if self.master and entry.wrapping_key_id == self.replaced else entry.wrapping_key_id
 
-    def _key_row(self, old: str, new: str, status: str = "ok", why: tuple[str, str] | None = None) -> None:
+    def _key_row(self, old: str, new: str | None, status: str = "ok", why: tuple[str, str] | None = None) -> None:
         error_class, error = why or (None, None)
         self._report(Row(old, new, status, error_class, error, format="key", key_id=new))
 
@@ -244,40 +262,44 @@ class _Rotation:
                             raise
                         self.head = opened.current()  # what it had was expired meanwhile
                 if self.dry_run or not (new or self._moves(self.head)):
-                    for old, entry in new.items():
-                        self._key_row(old, entry.key_id, "planned")
+                    for old in new:
+                        self._key_row(old, None, "planned")
                     self.rows += [_manifest_row(opened, ref, "planned") for ref in self._todo(self.head, set(new))]
                     return self._result(job_id, self._number())
                 opened.store.check_writable()
-                keys = {old: entry.to_json() for old, entry in new.items()}
+                keys = {old: entry and entry.to_json() for old, entry in new.items()}
                 plan = Plan.create(opened, job_id, [], "running", base=self._number() or 0, keys=keys, **self.facts)
                 held.callback(plan.release)
             else:
-                new = {old: KeyEntry.from_json(entry) for old, entry in plan.body["keys"].items()}
+                new = {old: entry and KeyEntry.from_json(entry) for old, entry in plan.body["keys"].items()}
             self._install(new, int(grace / timedelta(milliseconds=1)))
             version = self._rewrite(plan, engine)
             return self._result(job_id, version)
 
-    def _new_keys(self) -> dict[str, KeyEntry]:
-        """For each key to replace, its successor: made by the KMS, and not in the key store yet."""
+    def _new_keys(self) -> dict[str, KeyEntry | None]:
+        """For each key to replace, its successor: made by the KMS, not in the key store yet. None: it needs none."""
         opened = self.opened
         used = key_counts(opened, self.head.manifests if self.head else ())
         active = opened.keys.list("active")
         old = [e for e in to_replace(active, self.what, used, self._master_of, self.documents) if self._in_question(e)]
         wants = {}
         for entry in old:
+            if is_idle(entry, used):
+                continue  # a writer that still wants it gets one of the kind
             want = Want.of(entry)._replace(wrapping_key_id=self._master_of(entry))
             wants[entry.key_id] = want if self.what == "kek" else want._replace(double_wrap=True, scope=None)
         if self.dry_run:
-            return {entry.key_id: entry for entry in old}
-        made = {want: want.new_kek(opened.kms) for want in sorted(set(wants.values()), key=repr)}
-        self._try({entry.key_id: made[wants[entry.key_id]] for entry in old})
+            return {entry.key_id: entry if entry.key_id in wants else None for entry in old}
+        left = {wants[entry.key_id]: entry.wrapping_key_id for entry in old if entry.key_id in wants}
+        made = {want: _moved(want.new_kek(opened.kms), left[want]) for want in sorted(set(wants.values()), key=repr)}
+        self._try({key_id: made[want] for key_id, want in wants.items()})
         uses = dict.fromkeys(made, SLACK_USES)
         for key_id, count in used.items():
             successor = opened.active(key_id)
             if successor in wants:
                 uses[wants[successor]] += count
-        return {key_id: made[want].replace(uses=uses[want]) for key_id, want in wants.items()}
+        unused = {entry.key_id: None for entry in old if entry.key_id not in wants}
+        return {**{key_id: made[want].replace(uses=uses[want]) for key_id, want in wants.items()}, **unused}
 
     def _try(self, new: Mapping[str, KeyEntry]) -> None:
         """Ask the KMS for each old key, or for one DEK of it: a refusal is to come before anything is written."""
@@ -299,7 +321,7 @@ class _Rotation:
                         key = new[key_id].key_id
                         (self.ready[key, wrapped],) = envelope.rewrap_many(key_id, key, [(wrapped, bound)])
 
-    def _install(self, new: Mapping[str, KeyEntry], grace_ms: int) -> None:
+    def _install(self, new: Mapping[str, KeyEntry | None], grace_ms: int) -> None:
         """Have the key store name the new keys, and retire the old ones. What somebody else has retired is let be."""
         keys = self.opened.keys
         while True:
@@ -309,17 +331,18 @@ class _Rotation:
             for old_id, entry in new.items():
                 old = entries.get(old_id)
                 if old is not None and old.state == "active":
-                    changes[old_id] = retired(old, entry.key_id, grace_ms)
-                    changes[entry.key_id] = entry
+                    changes[old_id] = retired(old, None if entry is None else entry.key_id, grace_ms)
+                    if entry is not None:
+                        changes[entry.key_id] = entry
             try:
                 if changes:
                     keys.compare_and_swap(changes, version, operation=f"rotate-{self.what}")
                 break
             except ConcurrentChangeError:
                 continue
-        for old_id in new:
+        for old_id, entry in new.items():
             if old_id in entries:  # it may have been expired since a rotation died that is resumed
-                self._key_row(old_id, self.opened.active(old_id))
+                self._key_row(old_id, None if entry is None else self.opened.active(old_id))
 
     def _moves(self, version: Version | None) -> dict[str, str]:
         """The retired keys that wrap something in a version, and those that took their places."""
@@ -490,9 +513,8 @@ class _Rotation:
                 for entry in todo:
                     new = ready[_digest(entry)]
                     properties = {**entry.properties, REWRAPPED_MS: now}
-                    changes[entry.key_id] = entry.replace(
-                        wrapped=new.wrapped, wrapping_key_id=new.wrapping_key_id, properties=properties
-                    )
+                    new = new.replace(properties=properties, state=entry.state, uses=entry.uses)
+                    changes[entry.key_id] = _moved(new, entry.wrapping_key_id)
                 before = opened.kms
                 try:
                     if new_kms is not None:
@@ -537,7 +559,7 @@ class _Rotation:
         rest: list[KeyEntry] = []
         for entry in self.opened.keys.list():
             master = self._master_of(entry)
-            if not entry.double_wrap or not self._in_question(entry):
+            if not entry.double_wrap or not (new_kms is not None or self._in_question(entry)):
                 continue
             is_there = new_kms is None and master == entry.wrapping_key_id and self._is_current(entry, self.opened.kms)
             (rest if is_there else todo).append(entry)
@@ -552,6 +574,13 @@ class _Rotation:
 
     def _rewrapped(self, entry: KeyEntry, new_kms: KmsClient | None) -> KeyEntry:
         return rewrap_kek(self.opened.kms, entry, new_kms, self._master_of(entry))
+
+
+def _moved(entry: KeyEntry, left: str) -> KeyEntry:
+    """The entry, which says so if it is under another master key than the one that was left."""
+    if entry.wrapping_key_id == left:
+        return entry
+    return entry.replace(properties={**entry.properties, MOVED_FROM: left})
 
 
 def _digest(entry: KeyEntry) -> str:
@@ -728,7 +757,7 @@ def _expire(opened: Dataset, keep: int, older_than: timedelta | None, force: boo
     with ExitStack() as held:
         begun = None if dry_run else Plan.resume(opened, facts, held)
         if begun is not None:
-            _remove_versions(opened, begun, rows)
+            finish_expiry(opened, begun, rows)
             begun.end()
         head = opened.current()
         versions = list(opened.versions())[::-1]
@@ -758,7 +787,7 @@ def _expire(opened: Dataset, keep: int, older_than: timedelta | None, force: boo
                 **facts,
             )
             held.callback(plan.release)
-            _remove_versions(opened, plan, rows)
+            finish_expiry(opened, plan, rows)
             plan.end()
         if not dry_run:
             _remove_keys(opened, rows, force)
@@ -776,9 +805,14 @@ def _file_row(opened: Dataset, entry: FileEntry, status: str = "ok") -> Row:
     return Row(name, None, status, file_length=entry.file_length, format="file", key_id=entry.key_id)
 
 
-def _remove_versions(opened: Dataset, plan: Plan, rows: list[Row]) -> None:
-    """What the plan of an expiry says. The versions go first, so that none is seen that lacks something; then of each
-    manifest the files and it itself: whoever takes up the plan finds what is left by the manifests that are there."""
+def finish_expiry(opened: Dataset, plan: Plan, rows: list[Row]) -> None:
+    """Do what the plan of an expiry says, as far as it has not been done; of another job's, nothing.
+
+    The versions go first, so that none is seen that lacks something; then of each manifest the files and it itself:
+    whoever takes up the plan finds what is left by the manifests that are there.
+    """
+    if plan.body.get("operation") != "expire":
+        return
     store = opened.store
     removed = [number for number in sorted(plan.body["versions"]) if opened.remove_version(number)]
     rows += [Row(store.full_path(VERSIONS + numbered(n)), None, "ok", format="version") for n in removed]
@@ -844,11 +878,14 @@ def _remove_keys(opened: Dataset, rows: list[Row], force: bool, planned: set[int
         # In this order: who commits after the keys were read does not use one that is retired in them.
         version = keys.refresh()
         entries = keys.list()
+        known = {entry.key_id: entry for entry in entries}
         used = _used_keys(opened, planned or set())
         changes: dict[str, KeyEntry | None] = {}
         stay: list[Row] = []
         now = time.time_ns() // 1_000_000
         for entry in entries:
+            if entry.state == "active" and is_idle(entry, used) and now - entry.created_ms > GRACE_MS:
+                changes[entry.key_id] = retired(entry, None, GRACE_MS)  # to go with a later expiry
             if entry.state == "retired":
                 why = used.get(entry.key_id)
                 if why is None and not force and now < int(entry.properties.get(RETIRES_MS, "0")):
@@ -860,7 +897,8 @@ def _remove_keys(opened: Dataset, rows: list[Row], force: bool, planned: set[int
                     stay.append(Row(entry.key_id, None, "skipped", "InUse", why, format="key", key_id=entry.key_id))
         gone = {entry.key_id: entry for entry in entries if changes.get(entry.key_id, entry) is None}
         unsure = False
-        for entry in () if planned is not None else entries:
+        for key_id in () if planned is not None else [entry.key_id for entry in entries]:
+            entry = changes.get(key_id) or known[key_id]
             properties = dict(entry.properties)
             if entry.key_id in gone:
                 continue
