@@ -15,7 +15,7 @@ export AGS_FAST_WERROR := 1
 endif
 
 .NOTPARALLEL:
-.PHONY: help run test test-cluster test-long bench lint sanitize fuzz wheel lock clean java services servers
+.PHONY: help run test test-more test-long bench lint sanitize fuzz wheel lock clean java services servers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,10 +24,10 @@ run: $(VENV)/built java ## encrypt, read and decrypt real Avro and Parquet files
 	$(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)') $(if $(KILL),--kill)
 
 test: $(VENV)/built java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not cluster" $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
 
-test-cluster: $(VENV)/built java ## those on Spark clusters whose workers, executors and drivers are killed
-	$(PY) -m pytest -m "cluster and not slow" $(ARGS)
+test-more: $(VENV)/built java services servers ## those that take long: Spark clusters, deaths at every step; CI runs them
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile -m "more and not slow" $(ARGS)
 
 test-long: $(VENV)/built java services servers ## the loops that test leaves out
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --timeout 3600 -m slow $(ARGS)

@@ -39,6 +39,7 @@ FIXED_PART_NBYTES = 64 << 20  # where all parts must have one size
 PARTS = 10_000
 PAGE = 1000  # objects of a listing
 PARTS_IN_FLIGHT = 4
+SETTLE_SECONDS = 10.0  # that an upload that is given up waits for parts on their way
 ATTEMPTS = 5
 PAUSE_SECONDS = 0.1  # after the first of them, doubled each time
 WRITER = "ags-writer"  # metadata of an object: a random name of who has written it
@@ -576,9 +577,10 @@ class _Upload(NewObject):
         self._take()
         if not self._upload:
             return
+        # A part that is still on its way when the upload is aborted may make the server keep it.
+        wait(self._parts, timeout=SETTLE_SECONDS)
         for part in self._parts:
             part.cancel()
-        wait(self._parts)
         try:
             self._bucket.call("abort_multipart_upload", **self._key, **self._upload)
         except OSError:  # what is left is for `sweep`

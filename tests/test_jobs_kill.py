@@ -115,6 +115,7 @@ print(step)
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("op", ["create", "encrypt", "rekey"])
 @pytest.mark.timeout(300)
 def test_every_step(tmp_path: Path, op: str) -> None:

@@ -423,7 +423,7 @@ def test_keks_of_what_is_over(dataset: Path, kms: dict[str, str], monkeypatch: p
     expire(dataset, kms=kms, force=True)
     assert idle.key_id not in keys(dataset, kms) and len(keys(dataset, kms)) == 2
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms)
     assert len(keys(dataset, kms, "active")) == 3  # the one that is idle now is young
     monkeypatch.setattr("ags_fast.jobs.rotation.GRACE_MS", -1)
     expire(dataset, kms=kms)
@@ -434,7 +434,11 @@ def test_keks_of_what_is_over(dataset: Path, kms: dict[str, str], monkeypatch: p
 def test_all_keks_go_to_another_kms(tmp_path: Path, dataset: Path, kms: dict[str, str]) -> None:
     """Also if only those under one master key get under another."""
     encrypt(dataset, kms, policy=Policy(kek_scope="partition"))
+    encrypt(dataset, kms, {"hr/one": b"one"}, wrapping_key_id="hr")
     there = make_kms(tmp_path, name="there", keys=("second", MASTER))
+    with pytest.raises(PolicyError, match=r"no key of .* is under 'typo', but under 'hr', 'master'"):
+        rotate(dataset, kms=kms, what="mek", new_kms=there, from_key_id="typo", wrapping_key_id="second")
     rotate(dataset, kms=kms, what="mek", new_kms=there, from_key_id="hr", wrapping_key_id="second")
     clear_cache()
-    assert decrypted(dataset, there) == TREE
+    assert decrypted(dataset, there) == {**TREE, "hr/one": b"one"}
+    assert {key.wrapping_key_id for key in keys(dataset, there).values()} == {"second", MASTER}

@@ -503,6 +503,7 @@ def test_max_failures_cancels(spark: SparkSession, folders: Folders) -> None:
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
+@pytest.mark.more
 def test_session_of_spark_connect() -> None:
     pytest.importorskip("grpc")
     pytest.importorskip("grpc_status")
@@ -582,6 +583,7 @@ def test_recommended_conf(session: Callable[[str], SparkSession]) -> None:
 # ----------------------------------------------------------------------------------------------------- keys stay home
 
 
+@pytest.mark.more
 def test_keys_are_in_nothing_that_spark_keeps(tmp_path: Path) -> None:
     check_canary(tmp_path, "local[2,4]")
 

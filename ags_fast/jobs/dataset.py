@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import os
 import re
 import time
@@ -59,7 +60,7 @@ NAMED_KEYS = 16  # that the reference to a table tells of; if it has more, whoev
 # Properties of KEKs.
 SCOPE = "scope"  # the files that it is for; without it, it may seal documents and tables, too
 SUCCESSOR = "successor"  # of a retired one: the key that took its place
-MOVED_FROM = "moved-from"  # the master key that it, or what it took the place of, was under before
+MOVED_FROM = "moved-from"  # JSON: the master keys that it, and what it took the place of, were under before
 RETIRES_MS = "retires-ms"  # of a retired one: until then, a writer may come that knows no other
 
 
@@ -361,6 +362,29 @@ def open_table(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope)
     return decode_table(plain, ref.path, ref.entries)
 
 
+def left_masters(entry: KeyEntry) -> list[str]:
+    """The master keys that it, and those that it took the place of, were under."""
+    try:
+        return [str(key_id) for key_id in json.loads(entry.properties.get(MOVED_FROM, "[]"))]
+    except (TypeError, ValueError):
+        raise FormatError(f"the key {entry.key_id!r} has an impossible {MOVED_FROM}") from None
+
+
+def moved(entry: KeyEntry, old: KeyEntry) -> KeyEntry:
+    """A key that takes the place of `old`, and says which master keys were left on the way."""
+    left = {*left_masters(entry), *left_masters(old), old.wrapping_key_id} - {entry.wrapping_key_id}
+    properties = {name: text for name, text in entry.properties.items() if name != MOVED_FROM}
+    return entry.replace(properties=properties | ({MOVED_FROM: json.dumps(sorted(left))} if left else {}))
+
+
+def retires_ms(entry: KeyEntry) -> int:
+    """Until when a retired key stays, in milliseconds since the epoch."""
+    text = entry.properties.get(RETIRES_MS, "0")
+    if not (text.isascii() and text.isdecimal()):
+        raise FormatError(f"the key {entry.key_id!r} has an impossible {RETIRES_MS}")
+    return int(text)
+
+
 def retired(entry: KeyEntry, successor: str | None, grace_ms: int) -> KeyEntry:
     """A key that opens, and no longer wraps. Until the grace is over, writers may come that know no other."""
     properties = {**entry.properties, RETIRES_MS: str(time.time_ns() // 1_000_000 + grace_ms)}
@@ -415,7 +439,10 @@ class Dataset:
 
     def _has_keys(self) -> bool:
         if self.keys.version == 0 and self.version_numbers() and self.keys.refresh() == 0:
-            raise IntegrityError(f"{self.store.url} has versions, but no {HIDDEN}keys: somebody took them away")
+            raise IntegrityError(
+                f"{self.store.url} has versions, but no keys are in {self.keys!r}: name the key_store that "
+                "it was written with, if they are elsewhere; otherwise somebody took them away"
+            )
         return self.keys.version > 0
 
     def use_kms(self, kms: KmsClient) -> None:
@@ -463,6 +490,8 @@ class Dataset:
                     if want not in made:
                         self._check_not_left(want.wrapping_key_id, newest.values())
                         made[want] = want.new_kek(self.kms)
+                        if held is not None:
+                            made[want] = moved(made[want], held)
                     if held is not None:
                         changes[held.key_id] = retired(held, made[want].key_id, GRACE_MS)
                     held = made[want]
@@ -478,7 +507,7 @@ class Dataset:
 
     def _check_not_left(self, wrapping_key_id: str, active: Iterable[KeyEntry]) -> None:
         """PolicyError if the dataset has left this master key: there may be a reason, of which not every job knows."""
-        now = [e.wrapping_key_id for e in active if e.properties.get(MOVED_FROM) == wrapping_key_id]
+        now = [entry.wrapping_key_id for entry in active if wrapping_key_id in left_masters(entry)]
         if now and all(entry.wrapping_key_id != wrapping_key_id for entry in active):
             raise PolicyError(
                 f"the keys of {self.store.url} were rotated from the master key {wrapping_key_id!r} to {now[0]!r}: "
@@ -589,7 +618,7 @@ class Dataset:
         there = self.store.stat(path)
         removes = there is not None and there.size != len(REMOVED)
         if removes:
-            self.store.put(path, REMOVED)
+            self.store.put(path, REMOVED, fsync=True)
         for entry in list(self.store.list(VERSIONS)):
             if entry.size == len(REMOVED) and time.time() - entry.modified > NO_LOCK_SECONDS:
                 self.store.delete(entry.path)

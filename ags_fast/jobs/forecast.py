@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.jobs.dataset import (
     GRACE_MS,
-    RETIRES_MS,
     SCOPE,
     SLACK_USES,
     SUCCESSOR,
@@ -24,6 +23,7 @@ from ags_fast.jobs.dataset import (
     chunks,
     named_keys,
     retired,
+    retires_ms,
     wrapped_by,
 )
 from ags_fast.jobs.policy import DAY_MS, Policy
@@ -358,7 +358,7 @@ class Forecast:
         for job in self._jobs:
             used |= job.keys
         for entry in list(self._keys.values()):
-            over = force or now >= int(entry.properties.get(RETIRES_MS, "0"))
+            over = force or now >= retires_ms(entry)
             if entry.state == "retired" and entry.key_id not in used and over:
                 del self._keys[entry.key_id]
                 cost.keks += 1

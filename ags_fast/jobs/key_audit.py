@@ -18,7 +18,9 @@ from ags_fast.jobs.dataset import (
     SUCCESSOR,
     VERSIONS,
     Dataset,
+    Want,
     numbered,
+    retires_ms,
 )
 from ags_fast.jobs.forecast import Forecast
 from ags_fast.jobs.policy import DAY_MS
@@ -472,6 +474,11 @@ class _Steps:
         # Whether the KMS wraps data keys, of the newest version or of any.
         self.single = any(not entry.double_wrap and entry.state == "active" for entry in entries)
         self.single_before = any(held.data_keys for held in holders.values())
+        # KEKs that --what double-wrap does not replace.
+        self.others = any(
+            entry.state == "active" and entry.double_wrap and Want.of(entry) != Want(entry.wrapping_key_id)
+            for entry in entries
+        )
         self.doubles_wrap = any(survey.keys[key_id].double_wrap for key_id in counts if key_id in survey.keys)
 
     def _add(
@@ -519,9 +526,7 @@ class _Steps:
             )
         needed = survey.needed_by().keys() | {key_id for job in survey.jobs for key_id in job.keys}
         over = any(
-            entry.state == "retired"
-            and entry.key_id not in needed
-            and int(entry.properties.get(RETIRES_MS, "0")) <= now
+            entry.state == "retired" and entry.key_id not in needed and retires_ms(entry) <= now
             for entry in survey.keys.values()
         )
         if over or any(row["expires_ms"] is not None and row["expires_ms"] <= now for row in _versions(survey)):
@@ -589,9 +594,13 @@ class _Steps:
 
     def kek_leaked(self) -> list[dict[str, Any]]:
         """Somebody may have a KEK, unwrapped."""
+        shell = self.shell
         words = ["--documents"] if self.single and not self.doubles_wrap else []
         forecast = Forecast(self.survey)
         self._jobs()
+        writes = "who has it may also write to the storage: then it seals a key store of theirs, while a KMS opens it"
+        for key_id in self.masters:
+            self._add(f"Give {key_id} a new version.", shell.new_version(key_id), only_if=writes)
         self._add(
             "Replace the KEKs, and remove the old ones with everything that they open.",
             self.shell.line("keys", "rotate", "--what", "kek", *words, "--force-expire"),
@@ -604,6 +613,11 @@ class _Steps:
             self.shell.line("keys", "expire"),
             forecast.expire(),
             only_if=whoever,
+        )
+        self._add(
+            "Destroy the older versions of the master keys in the KMS, when no KEK needs them: ask again which.",
+            shell.line("keys", "audit"),
+            only_if=writes,
         )
         return self.steps
 
@@ -635,12 +649,14 @@ class _Steps:
                 f"Give {key_id} a new version, or make a new master key and add --wrapping-key-id to the next two.",
                 shell.new_version(key_id),
             )
-        what = "double-wrap" if self.single else "kek"
-        self._add(
-            "Replace the KEKs." + (" The data keys, which the KMS wraps, get under one." if self.single else ""),
-            shell.line("keys", "rotate", "--what", what),
-            forecast.rotate(what),
-        )
+        if self.single:
+            self._add(
+                "Put the data keys, which the KMS wraps, under a new KEK.",
+                shell.line("keys", "rotate", "--what", "double-wrap"),
+                forecast.rotate("double-wrap"),
+            )
+        if not self.single or self.others:
+            self._add("Replace the KEKs.", shell.line("keys", "rotate", "--what", "kek"), forecast.rotate("kek"))
         self._add("Give each file a new data key.", shell.line("rekey"), forecast.rekey())
         self._add(
             "Remove everything that the old keys open.",

@@ -18,12 +18,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
-from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.jobs.dataset import (
     GRACE_MS,
     MANIFESTS,
-    MOVED_FROM,
-    RETIRES_MS,
     SCOPE,
     SLACK_USES,
     SUCCESSOR,
@@ -36,10 +34,12 @@ from ags_fast.jobs.dataset import (
     column_binding,
     decode_entries,
     encode_table,
+    moved,
     named_keys,
     numbered,
     open_table,
     retired,
+    retires_ms,
     seal_table,
     wrapped_by,
 )
@@ -139,6 +139,10 @@ def rotate(
         if key_id is not None:
             check_key_id(key_id)
     opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
+    masters = {entry.wrapping_key_id for entry in opened.keys.list()}
+    if from_key_id is not None and from_key_id not in masters:
+        under = ", ".join(map(repr, sorted(masters)))
+        raise PolicyError(f"no key of {opened.store.url} is under {from_key_id!r}, but under {under}")
     job = _Rotation(opened, what, wrapping_key_id, from_key_id, documents, concurrency, resume, dry_run, progress)
     if what == "mek":
         result = job.rotate_mek(None if new_kms is None else as_kms(new_kms))
@@ -251,6 +255,9 @@ class _Rotation:
             if plan is not None and (made := plan.committed()) is not None:  # it died between its commit and its end
                 plan.end()
                 return self._result(plan.job_id, made.number)
+            if plan is not None and not self._opens(plan):
+                plan.end()
+                plan = None
             job_id = plan.job_id if plan is not None else new_job_id()
             if plan is None:
                 while True:
@@ -276,6 +283,18 @@ class _Rotation:
             version = self._rewrite(plan, engine)
             return self._result(job_id, version)
 
+    def _opens(self, plan: Plan) -> bool:
+        """Whether the KMS opens the keys that a plan would put in: what wrapped them may have been left since."""
+        known = self.opened.envelope.entries
+        new = [KeyEntry.from_json(entry) for entry in plan.body["keys"].values() if entry is not None]
+        envelope = Envelope(self.opened.kms, {key.key_id: key for key in new if key.key_id not in known})
+        try:
+            for key_id in envelope.entries:
+                envelope.prepare(key_id)
+        except (FormatError, IntegrityError, KeyAccessError):
+            return False
+        return True
+
     def _new_keys(self) -> dict[str, KeyEntry | None]:
         """For each key to replace, its successor: made by the KMS, not in the key store yet. None: it needs none."""
         opened = self.opened
@@ -290,8 +309,11 @@ class _Rotation:
             wants[entry.key_id] = want if self.what == "kek" else want._replace(double_wrap=True, scope=None)
         if self.dry_run:
             return {entry.key_id: entry if entry.key_id in wants else None for entry in old}
-        left = {wants[entry.key_id]: entry.wrapping_key_id for entry in old if entry.key_id in wants}
-        made = {want: _moved(want.new_kek(opened.kms), left[want]) for want in sorted(set(wants.values()), key=repr)}
+        made: dict[Want, KeyEntry] = {}
+        for entry in sorted(old, key=lambda entry: repr(wants.get(entry.key_id))):
+            kind = wants.get(entry.key_id)
+            if kind is not None:
+                made[kind] = moved(made.get(kind) or kind.new_kek(opened.kms), entry)
         self._try({key_id: made[want] for key_id, want in wants.items()})
         uses = dict.fromkeys(made, SLACK_USES)
         for key_id, count in used.items():
@@ -486,6 +508,7 @@ class _Rotation:
             job_id = plan.job_id if plan is not None else new_job_id()
             # KEKs as wrapped anew, by what they were made of: who comes second in the key store needs them, too.
             ready = {digest: KeyEntry.from_json(key) for digest, key in plan.body["ready"]} if plan is not None else {}
+            # Not those of a version that is no longer current; and none where that cannot be told.
             ready = {digest: entry for digest, entry in ready.items() if self._is_current(entry, new_kms or opened.kms)}
             while True:
                 version = keys.refresh()
@@ -501,7 +524,8 @@ class _Rotation:
                         made = in_threads(lambda entry: self._rewrapped(entry, new_kms), batch, self.concurrency)
                         ready |= {_digest(entry): new for entry, new in zip(batch, made, strict=True)}
                         bar.update(len(batch))
-                        if len(missing) > BATCH:  # so many calls of a KMS are worth to be kept
+                        told = self._is_current(made[0], new_kms or opened.kms)
+                        if len(missing) > BATCH and told:  # so many calls of a KMS are worth to be kept
                             noted = {"ready": [(digest, entry.to_json()) for digest, entry in ready.items()]}
                             if plan is None:
                                 plan = Plan.create(opened, job_id, [], "running", **facts, **noted)
@@ -514,7 +538,7 @@ class _Rotation:
                     new = ready[_digest(entry)]
                     properties = {**entry.properties, REWRAPPED_MS: now}
                     new = new.replace(properties=properties, state=entry.state, uses=entry.uses)
-                    changes[entry.key_id] = _moved(new, entry.wrapping_key_id)
+                    changes[entry.key_id] = moved(new, entry)
                 before = opened.kms
                 try:
                     if new_kms is not None:
@@ -574,13 +598,6 @@ class _Rotation:
 
     def _rewrapped(self, entry: KeyEntry, new_kms: KmsClient | None) -> KeyEntry:
         return rewrap_kek(self.opened.kms, entry, new_kms, self._master_of(entry))
-
-
-def _moved(entry: KeyEntry, left: str) -> KeyEntry:
-    """The entry, which says so if it is under another master key than the one that was left."""
-    if entry.wrapping_key_id == left:
-        return entry
-    return entry.replace(properties={**entry.properties, MOVED_FROM: left})
 
 
 def _digest(entry: KeyEntry) -> str:
@@ -882,14 +899,19 @@ def _remove_keys(opened: Dataset, rows: list[Row], force: bool, planned: set[int
         used = _used_keys(opened, planned or set())
         changes: dict[str, KeyEntry | None] = {}
         stay: list[Row] = []
+        rewrapped = {entry.key_id for entry in entries if REWRAPPED_MS in entry.properties}
+        witnesses = _witnesses(opened, rewrapped) if planned is None else {}
         now = time.time_ns() // 1_000_000
         for entry in entries:
-            if entry.state == "active" and is_idle(entry, used) and now - entry.created_ms > GRACE_MS:
-                changes[entry.key_id] = retired(entry, None, GRACE_MS)  # to go with a later expiry
+            if entry.state == "active" and is_idle(entry, used):
+                if force:
+                    changes[entry.key_id] = None
+                elif now - entry.created_ms > GRACE_MS:
+                    changes[entry.key_id] = retired(entry, None, GRACE_MS)  # to go with a later expiry
             if entry.state == "retired":
                 why = used.get(entry.key_id)
-                if why is None and not force and now < int(entry.properties.get(RETIRES_MS, "0")):
-                    days = (int(entry.properties[RETIRES_MS]) - now) / 86_400_000
+                if why is None and not force and now < retires_ms(entry):
+                    days = (retires_ms(entry) - now) / 86_400_000
                     why = f"its grace is over in {days:.1f} days"
                 if why is None:
                     changes[entry.key_id] = None
@@ -898,14 +920,14 @@ def _remove_keys(opened: Dataset, rows: list[Row], force: bool, planned: set[int
         gone = {entry.key_id: entry for entry in entries if changes.get(entry.key_id, entry) is None}
         unsure = False
         for key_id in () if planned is not None else [entry.key_id for entry in entries]:
+            if key_id in gone:
+                continue
             entry = changes.get(key_id) or known[key_id]
             properties = dict(entry.properties)
-            if entry.key_id in gone:
-                continue
             if REWRAPPED_MS in properties:
                 # What it was wrapped by goes now, so this is the last moment to find out that the new wrap is no good.
                 try:
-                    check_unwraps(opened.kms, entry)
+                    check_unwraps(opened.kms, entry, witnesses.get(key_id))
                     del properties[REWRAPPED_MS]
                 except KeyAccessError as error:  # as it is for who may not use the master keys of all columns
                     unsure = True
@@ -937,6 +959,26 @@ def _remove_keys(opened: Dataset, rows: list[Row], force: bool, planned: set[int
     # Where it cannot be seen that a KEK opens as it is wrapped now, what has it as it was wrapped stays.
     pruned = keys.prune() if isinstance(keys, DatasetKeyStore) and not unsure else ()
     rows += [Row(path, None, "ok", format="keys") for path in pruned]
+
+
+def _witnesses(opened: Dataset, key_ids: set[str]) -> dict[str, tuple[bytes, bytes]]:
+    """For each of these KEKs a key that it has wrapped, and its binding, if there is one."""
+    found: dict[str, tuple[bytes, bytes]] = {}
+    seen: set[str] = set()
+    envelope = opened.envelope
+    for version in opened.versions() if key_ids else ():
+        with _unless_expired(opened, version):
+            for ref in version.manifests:
+                if ref.path in seen or key_ids <= found.keys():
+                    continue
+                seen.add(ref.path)
+                found.setdefault(ref.key_id, (ref.wrapped_key, binding(opened.id, "dek", ref.path)))
+                missing = key_ids - found.keys()
+                if ref.keys is None or not missing.isdisjoint(dict(ref.keys)):
+                    for entry in opened.open_table(ref, envelope):
+                        for key_id, wrapped, bound in entry.wraps(opened.id):
+                            found.setdefault(key_id, (wrapped, bound))
+    return found
 
 
 def _keys_of_jobs(opened: Dataset) -> dict[str, str]:

@@ -208,16 +208,24 @@ def rewrap_kek(
     return changed
 
 
-def check_unwraps(kms: KmsClient, entry: KeyEntry) -> None:
-    """Have the KMS unwrap a KEK, whether or not this process has it at hand. IntegrityError if it is another one."""
+def check_unwraps(kms: KmsClient, entry: KeyEntry, witness: tuple[bytes, bytes] | None) -> None:
+    """Have the KMS unwrap a KEK, whether or not this process has it at hand. IntegrityError if it is another one.
+
+    witness: a key that the KEK has wrapped, and its binding; without one, nothing needs the KEK.
+    """
     assert entry.wrapped is not None
-    key = Key(kms.unwrap_key(entry.wrapped, entry.wrapping_key_id))
-    held = _cache.peek(_cache_name(kms, entry))
-    nonce = os.urandom(NONCE_NBYTES)
+    key = kms.unwrap_key(entry.wrapped, entry.wrapping_key_id)
+    wrapped, bound = witness or (b"", b"")
     try:
-        (held or key).open(nonce, key.seal(nonce, b"", b""), b"")
+        if len(key) not in KEY_NBYTES:
+            raise IntegrityError("no AES key")
+        if witness is not None:
+            Key(key).open(wrapped[:NONCE_NBYTES], wrapped[NONCE_NBYTES:], bound)
     except IntegrityError:
-        raise IntegrityError(f"what the KMS unwrapped for {entry.key_id!r} is another key than it was") from None
+        raise IntegrityError(
+            f"what the KMS unwrapped for {entry.key_id!r} does not open what this KEK has wrapped: its older wraps, in "
+            "_ags/keys, are kept"
+        ) from None
 
 
 def binding(dataset_id: str, purpose: str, path: str) -> bytes:

@@ -75,7 +75,7 @@ class Store(Protocol):
     def list(self, prefix: str = "") -> Iterator[Listed]: ...
     def read(self, path: str, limit: int) -> bytes: ...
     def create(self, path: str, data: bytes) -> None: ...  # exclusively: FileExistsError
-    def put(self, path: str, data: bytes) -> None: ...  # in the place of what is there
+    def put(self, path: str, data: bytes, *, fsync: bool = False) -> None: ...  # in the place of what is there
     def delete(self, path: str) -> None: ...
     def full_path(self, path: str) -> str: ...
 
@@ -481,7 +481,7 @@ class DatasetKeyStore:
             if not NUMBERED.fullmatch(path) or before.get(path, math.inf) < time.time() - ORPHAN_SECONDS:
                 self._store.delete(path)
             elif path not in before:
-                self._store.put(path, REMOVED)
+                self._store.put(path, REMOVED, fsync=True)
         return removed
 
     def objects(self, version: int) -> set[str]:
@@ -544,6 +544,8 @@ class DatasetKeyStore:
             except FileNotFoundError:  # removed since it was listed, so there is a newer one
                 continue
             if data == REMOVED:
+                if self._newest() == number:
+                    raise IntegrityError(f"{_path(number)} is marked as removed, and nothing newer is there")
                 continue
             return _Version.opened(data, number, self._kms, self._given_id)
         raise self._too_fast()

@@ -44,7 +44,15 @@ if TYPE_CHECKING:
 __all__ = ["SqlKeyStore"]
 
 DATASET = "dataset"  # the parameter of the URL that says which
-SECRETS = ("password", "passwd", "pwd", "sslpassword")  # parameters that drivers take, and no URL may have
+SECRETS = (
+    "password",
+    "passwd",
+    "pwd",
+    "sslpassword",
+    "scram_client_key",
+    "scram_server_key",
+    "oauth_client_secret",
+)  # parameters that drivers take, and no URL may have
 DATASET_CHARS = 255  # the longest id of a dataset
 KEY_CHARS = 512  # the longest id of a key: an index takes no more than some 2700 bytes
 ROWS = 500  # looked up or removed in one statement
