@@ -440,8 +440,8 @@ class Dataset:
     def _has_keys(self) -> bool:
         if self.keys.version == 0 and self.version_numbers() and self.keys.refresh() == 0:
             raise IntegrityError(
-                f"{self.store.url} has versions, but no keys are in {self.keys!r}: name the key_store that "
-                "it was written with, if they are elsewhere; otherwise somebody took them away"
+                f"{self.store.url} has versions, but {self.keys!r} has no {HIDDEN}keys: name the key_store that it was "
+                "written with, if they are elsewhere; otherwise somebody took them away"
             )
         return self.keys.version > 0
 
