@@ -49,6 +49,7 @@ MANIFESTS = "_ags/manifests/"
 PLANS = "_ags/plans/"
 MANIFEST_ENTRIES = 10_000  # at most, in one manifest or one part of a plan
 MANIFEST_NBYTES = 8 << 20  # of encoded entries: key metadata may be large
+ENTRY_NBYTES = 200  # of an entry, without its names and wrapped keys
 NAME_NBYTES = 255  # the longest name that file systems take
 TABLE_DEK_NBYTES = 16
 GRACE_MS = 7 * 86_400_000  # a writer that takes longer is a mistake
@@ -324,7 +325,7 @@ def chunks(entries: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
     chunk: list[FileEntry] = []
     nbytes = 0
     for entry in entries:
-        size = 200 + len(entry.path) + len(entry.file) + len(entry.source) + len(entry.wrapped_dek)
+        size = ENTRY_NBYTES + len(entry.path) + len(entry.file) + len(entry.source) + len(entry.wrapped_dek)
         if entry.column_keys:
             size += sum(len(key["wrapped_dek"]) for key in entry.column_keys)
         if chunk and (len(chunk) == MANIFEST_ENTRIES or nbytes + size > MANIFEST_NBYTES):

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.jobs.dataset import (
+    ENTRY_NBYTES,
     GRACE_MS,
+    MANIFEST_NBYTES,
     MANIFESTS,
     SCOPE,
     SLACK_USES,
@@ -390,7 +392,7 @@ class _Rotation:
         None if manifests have failed: their rows say why, and the plan stays.
         """
         opened = self.opened
-        done: dict[str, TableRef] = {}  # by the path of the manifest that it takes the place of
+        done: dict[str, list[TableRef]] = {}  # by the path of the manifest that they take the place of
         counted = {ref.path for ref in self.head.manifests} if self.head else set()  # when the keys were made
         while True:
             head = opened.current()
@@ -411,7 +413,7 @@ class _Rotation:
                 return head.number if head else None
             self._count_uses(head, done, moves, counted)
             try:
-                refs_now = [done.get(ref.path, ref) for ref in head.manifests]
+                refs_now = [new for ref in head.manifests for new in done.get(ref.path, [ref])]
                 made = opened.succeed(head, f"rotate-{self.what}", plan.job_id, refs_now)
             except FileExistsError:
                 continue
@@ -419,7 +421,7 @@ class _Rotation:
             return made.number
 
     def _count_uses(
-        self, head: Version, done: Mapping[str, TableRef], moves: Mapping[str, str], counted: set[str]
+        self, head: Version, done: Mapping[str, object], moves: Mapping[str, str], counted: set[str]
     ) -> None:
         uses: dict[str, int] = {}
         for ref in head.manifests:
@@ -432,25 +434,30 @@ class _Rotation:
 
     def _do(
         self, plan: Plan, engine: Engine, todo: Sequence[TableRef], moves: Mapping[str, str]
-    ) -> dict[str, TableRef] | None:
-        """Rewrite these manifests, as planned before where a plan has them; None if some have failed."""
+    ) -> dict[str, list[TableRef]] | None:
+        """Rewrite these manifests, as planned before where a plan has them: by the path of each what takes its place.
+
+        That is one, or several if the KMS wraps to so many more bytes. None if some have failed.
+        """
         opened = self.opened
         key_id = opened.document_key()
         envelope = opened.envelope
         planned = {entry.path: entry for entry in plan.entries()}
         kms_bound = any(not envelope.entries[old].double_wrap for old in moves)
+        wrap_nbytes = max([plan.body.get("wrap_nbytes", 0), *map(len, self.ready.values())])
         tasks, anew = [], []
         for ref in todo:
             old = _as_file(ref, plan.job_id, KMS_WORK if kms_bound else LOCAL_WORK)
-            new = planned.get(ref.path)
-            if new is None or new.key_id != key_id or plan.body.get("moves") != moves:
-                file = f"{MANIFESTS}{uuid.uuid4()}.parquet.ags"
-                wrapped = envelope.wrap(key_id, os.urandom(16), binding(opened.id, "dek", file))
-                new = old._replace(file=file, key_id=key_id, wrapped_dek=wrapped, file_length=0)
-                anew.append(new)
-            tasks.append(Task(new, old))
+            for part in _parts(old, wrap_nbytes):
+                new = planned.get(part.path)
+                if new is None or new.key_id != key_id or new.part != part.part or plan.body.get("moves") != moves:
+                    file = f"{MANIFESTS}{uuid.uuid4()}.parquet.ags"
+                    wrapped = envelope.wrap(key_id, os.urandom(16), binding(opened.id, "dek", file))
+                    new = part._replace(file=file, key_id=key_id, wrapped_dek=wrapped, file_length=0)
+                    anew.append(new)
+                tasks.append(Task(new, old))
         if anew:
-            plan.extend(anew, moves=moves)
+            plan.extend(anew, moves=moves, wrap_nbytes=wrap_nbytes)
         needed = {key_id, *moves, *moves.values(), *(ref.key_id for ref in todo)}
         context = Context(
             "rotate",
@@ -473,22 +480,28 @@ class _Rotation:
                 nonlocal failed
                 for row in rows:
                     entry = by_name[row.dst or ""]
-                    ref = refs[entry.path]
+                    ref, count_of = refs[entry.source], entry.part or 0
                     self._report(row._replace(plain_length=None, block_size=None))
-                    bar.update(ref.entries)
+                    bar.update(count_of)
                     if row.status == "failed":
                         failed = True
                         continue
                     counts: dict[str, int] = {}
                     for key, count in ref.keys or ():
                         counts[moves.get(key, key)] = counts.get(moves.get(key, key), 0) + count
-                    keys = None if ref.keys is None else named_keys(counts)
-                    made[ref.path] = TableRef(
-                        entry.file, row.file_length or 0, ref.entries, entry.key_id, entry.wrapped_dek, keys
+                    # Of a part it is not known here which of the keys wrap something in it.
+                    keys = None if ref.keys is None or entry.parts is not None else named_keys(counts)
+                    made[entry.path] = TableRef(
+                        entry.file, row.file_length or 0, count_of, entry.key_id, entry.wrapped_dek, keys
                     )
 
             engine.run(context, tasks, 0, report)
-        return None if failed else made
+        if failed:
+            return None
+        places: dict[str, list[TableRef]] = {}
+        for task in tasks:
+            places.setdefault(task.entry.source, []).append(made[task.entry.path])
+        return places
 
     def _bar(self, total: int, unit: str) -> Any:
         from tqdm import tqdm
@@ -626,6 +639,22 @@ def _as_file(ref: TableRef, job_id: str, work: int) -> FileEntry:
     )
 
 
+def _parts(manifest: FileEntry, wrap_nbytes: int) -> Iterator[FileEntry]:
+    """The manifest, or as many parts of it as it takes if each DEK is wrapped to so many bytes.
+
+    Of a part, `part` is the number of its entries, and `parts` how many come before it.
+    """
+    count, size = manifest.part or 0, ENTRY_NBYTES + wrap_nbytes
+    if count * size <= MANIFEST_NBYTES:
+        yield manifest
+        return
+    each = max(1, MANIFEST_NBYTES // size)
+    for first in range(0, count, each):
+        rows = min(each, count - first)
+        length = manifest.plain_length // count * rows
+        yield manifest._replace(path=f"{manifest.path}#{first}", part=rows, parts=first, plain_length=length)
+
+
 def _as_ref(file: FileEntry) -> TableRef:
     return TableRef(file.file, file.file_length, file.part or 0, file.key_id, file.wrapped_dek)
 
@@ -652,6 +681,8 @@ def rewrite_manifest(context: Context, task: Task, attempt: int) -> int:
         return length
     file = task.entry.file
     table = open_table(context.dataset, context.dataset_id, _as_ref(task.old), context.envelope)
+    if task.entry.parts is not None:
+        table = table.slice(task.entry.parts, task.entry.part)
     table = _rewrapped_column(context, table)
     table = _rewrapped_column_keys(context, table)
     data = seal_table(encode_table(table), context.dek(task.entry), context.dataset_id, file)
