@@ -20,7 +20,7 @@ COMMON = """
 import itertools, os, random, shutil, signal, sys, time
 from pathlib import Path
 from datasets import HERE, MASTER, decrypted, leftovers, read_tree, write_tree
-from ags_fast import AgsError, IntegrityError
+from ags_fast import AgsError, IntegrityError, PolicyError
 from ags_fast.fs import NewFile, Store
 from ags_fast.jobs import Dataset, Policy, encrypt_files, expire, rekey_files, rotate, rotation, sweep, verify_files
 from ags_fast.keys.kms import load_kms, local
@@ -31,7 +31,10 @@ rotation.BATCH = 1  # plans of KEKs are kept, as if there were thousands
 quiet = {"engine": HERE, "progress": False}
 
 def encrypt(src, dataset, kms=kms, **options):
-    encrypt_files(src, dataset, kms=kms, wrapping_key_id=MASTER, **{**quiet, **options}).raise_for_failures()
+    try:
+        encrypt_files(src, dataset, kms=kms, wrapping_key_id=MASTER, **{**quiet, **options}).raise_for_failures()
+    except PolicyError:  # a rotation has left that key
+        encrypt_files(src, dataset, kms=kms, wrapping_key_id="other", **{**quiet, **options}).raise_for_failures()
 
 def child(work):
     pid = os.fork()

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
-from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError
+from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.jobs.dataset import (
     HIDDEN,
@@ -364,7 +364,24 @@ def _reserve(
     masters: Sequence[Mapping[str, str]],
 ) -> list[FileEntry]:
     """The entries with the ids of the keys that will wrap theirs. masters: for each, {column: its master key}."""
-    main = wrapping_key_id or dataset.main_key().wrapping_key_id
+    while True:
+        main = wrapping_key_id or dataset.main_key().wrapping_key_id
+        try:
+            return _reserve_under(main, dataset, policy, job_id, double_wrap, entries, masters)
+        except PolicyError:
+            if wrapping_key_id is not None or dataset.main_key().wrapping_key_id == main:
+                raise  # otherwise a rotation has left it just now
+
+
+def _reserve_under(
+    main: str,
+    dataset: Dataset,
+    policy: Policy,
+    job_id: str,
+    double_wrap: bool,
+    entries: Sequence[FileEntry],
+    masters: Sequence[Mapping[str, str]],
+) -> list[FileEntry]:
     scopes = policy.scopes([entry.path for entry in entries], job_id) if double_wrap else [None] * len(entries)
 
     def want(scope: str | None, master: str = main) -> Want:
@@ -552,7 +569,7 @@ def decrypt_files(
         rows = [make_row(context, task)._replace(status="planned") for task in tasks]
     else:
         destination.check_writable()
-        rows = _run(context, tasks, options, None)
+        rows = _without_alarm(opened, head, _run(context, tasks, options, None))
         if fsync:
             made = {row.src for row in rows if row.status == "ok"}
             destination.sync_folders(e.path for e in entries if opened.store.full_path(e.file) in made)
@@ -584,7 +601,7 @@ def verify_files(
     opened, head, entries = _opened(dataset, kms, key_store, storage_options, version, min_version, paths)
     job_id = new_job_id()
     context = Context("verify", job_id, opened.id, opened.store, _envelope(opened, entries))
-    rows = _run(context, [Task(entry) for entry in entries], options, None)
+    rows = _without_alarm(opened, head, _run(context, [Task(entry) for entry in entries], options, None))
     rows = _name_swaps(context, entries, rows)
     if paths is None:
         rows += _missing_members(opened, entries)
@@ -674,6 +691,7 @@ def rekey_files(
             resume=options.resume,
         )
         rows = _run(context, [Task(entry, old[entry.path]) for entry in entries], options, plan)
+        rows = _without_alarm(opened, base, rows)
         return _commit(opened, plan, context, entries, rows, base, replaced)
 
 
@@ -942,6 +960,17 @@ def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan 
                 result,
             ) from None
     return rows
+
+
+def _without_alarm(dataset: Dataset, version: Version | None, rows: list[Row]) -> list[Row]:
+    """What is missing of a version that was expired while its files were read was not taken by a stranger."""
+    if version is None or version.number in dataset.version_numbers():
+        return rows
+    why = f"version {version.number} was expired while its files were read: run the job again"
+    return [
+        row._replace(error_class="ConcurrentChangeError", error=why) if row.error_class == "IntegrityError" else row
+        for row in rows
+    ]
 
 
 class _TooManyError(Exception):

@@ -378,6 +378,15 @@ def moved(entry: KeyEntry, old: KeyEntry) -> KeyEntry:
     return entry.replace(properties=properties | ({MOVED_FROM: json.dumps(sorted(left))} if left else {}))
 
 
+def _master_now(wrapping_key_id: str, active: Iterable[KeyEntry]) -> str:
+    """The master key itself, or if no active key is under it any more, the one to which a dataset has left it."""
+    active = list(active)
+    if any(entry.wrapping_key_id == wrapping_key_id for entry in active):
+        return wrapping_key_id
+    moved_to = (entry.wrapping_key_id for entry in active if wrapping_key_id in left_masters(entry))
+    return next(moved_to, wrapping_key_id)
+
+
 def retires_ms(entry: KeyEntry) -> int:
     """Until when a retired key stays, in milliseconds since the epoch."""
     text = entry.properties.get(RETIRES_MS, "0")
@@ -508,11 +517,11 @@ class Dataset:
 
     def _check_not_left(self, wrapping_key_id: str, active: Iterable[KeyEntry]) -> None:
         """PolicyError if the dataset has left this master key: there may be a reason, of which not every job knows."""
-        now = [entry.wrapping_key_id for entry in active if wrapping_key_id in left_masters(entry)]
-        if now and all(entry.wrapping_key_id != wrapping_key_id for entry in active):
+        now = _master_now(wrapping_key_id, active)
+        if now != wrapping_key_id:
             raise PolicyError(
-                f"the keys of {self.store.url} were rotated from the master key {wrapping_key_id!r} to {now[0]!r}: "
-                f"pass wrapping_key_id={now[0]!r}, or rotate them back"
+                f"the keys of {self.store.url} were rotated from the master key {wrapping_key_id!r} to {now!r}: "
+                f"pass wrapping_key_id={now!r}, or rotate them back"
             )
 
     def main_key(self) -> KeyEntry:
@@ -541,7 +550,10 @@ class Dataset:
                 entry = self.keys.get(entry.properties[SUCCESSOR])
         except KeyAccessError:  # a successor that was retired, too, and is gone
             pass
-        return entry.key_id if entry.state == "active" else self.reserve({want: 0})[want].key_id
+        if entry.state == "active":
+            return entry.key_id
+        want = want._replace(wrapping_key_id=_master_now(want.wrapping_key_id, self.keys.list("active")))
+        return self.reserve({want: 0})[want].key_id
 
     def rewrap(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
         """The same files, with DEKs that retired keys wrap wrapped by those that took their places."""

@@ -208,7 +208,7 @@ class Forecast:
         old = [entry for entry in old if from_master in (None, entry.wrapping_key_id)]
         made: dict[Want, KeyEntry] = {}
         for entry in old:
-            if is_idle(entry, counts):
+            if is_idle(entry, counts) and head is not None and entry.created_ms < head.time_ms:
                 self._keys[entry.key_id] = retired(entry, None, GRACE_MS)
                 continue
             want = Want.of(entry)._replace(wrapping_key_id=target(entry))

@@ -305,7 +305,8 @@ class _Rotation:
         old = [e for e in to_replace(active, self.what, used, self._master_of, self.documents) if self._in_question(e)]
         wants = {}
         for entry in old:
-            if is_idle(entry, used):
+            # One that is younger than the version may be for what somebody is about to commit.
+            if is_idle(entry, used) and self.head is not None and entry.created_ms < self.head.time_ms:
                 continue  # a writer that still wants it gets one of the kind
             want = Want.of(entry)._replace(wrapping_key_id=self._master_of(entry))
             wants[entry.key_id] = want if self.what == "kek" else want._replace(double_wrap=True, scope=None)
@@ -373,10 +374,12 @@ class _Rotation:
         opened = self.opened
         refs = version.manifests if version else ()
         used = {ref.key_id for ref in refs}.union(*(dict(ref.keys) for ref in refs if ref.keys is not None))
-        entries = opened.keys.list("retired")
-        if all(ref.keys is not None for ref in refs):
-            entries = [entry for entry in entries if entry.key_id in used]
-        return {entry.key_id: opened.active(entry.key_id) for entry in entries if SUCCESSOR in entry.properties}
+        known = all(ref.keys is not None for ref in refs)
+        return {
+            entry.key_id: opened.active(entry.key_id)
+            for entry in opened.keys.list("retired")
+            if entry.key_id in used or (not known and SUCCESSOR in entry.properties)
+        }
 
     def _todo(self, version: Version | None, moved: set[str]) -> list[TableRef]:
         """The manifests that one of these keys is needed for, or may be."""
