@@ -36,7 +36,7 @@ from ags_fast.keys.resolver import COLUMNS, DatasetKeyStore, Entries, for_column
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ags_fast.keys.kms import KmsClient
     from ags_fast.keys.resolver import KeyResolver
@@ -576,16 +576,23 @@ class Dataset:
 
     def add_uses(self, uses: Mapping[str, int]) -> None:
         """Count that these keys wrap so many more."""
-        while True:
-            version = self.keys.version
+
+        def changes() -> dict[str, KeyEntry | None]:
             entries = [self.keys.get(key_id) for key_id in uses]
-            changes = {e.key_id: e.replace(uses=e.uses + uses[e.key_id]) for e in entries if e.double_wrap}
+            return {e.key_id: e.replace(uses=e.uses + uses[e.key_id]) for e in entries if e.double_wrap}
+
+        self.change_keys(changes, "change")
+
+    def change_keys(self, changes: Callable[[], Mapping[str, KeyEntry | None]], operation: str) -> None:
+        """Change the key store as `changes` says; it is asked again if somebody else was first."""
+        while True:
+            version = self.keys.refresh()
             try:
-                if changes:
-                    self.keys.compare_and_swap(changes, version)
+                if made := changes():
+                    self.keys.compare_and_swap(made, version, operation=operation)
                 return
             except ConcurrentChangeError:
-                self.keys.refresh()
+                continue
 
     # ---- sealed objects
 

@@ -113,15 +113,14 @@ def rotate(
 
     wrapping_key_id: the master key to use from now on, in place of `from_key_id`, by default the one of the dataset's
     own key. from_key_id: only what is under this master key, such as that of some columns; with new_kms all KEKs move,
-    and this says which get under `wrapping_key_id`. documents: in single wrap,
-    replace the KEK of manifests and documents, too, which else stays, for it opens no file. new_kms: for ``"mek"``, the
-    KMS to move to; from then on the dataset is opened with that. grace: how long a retired KEK stays at least, also
-    when no version needs it: longer than the longest writing job. force_expire: then do `expire(keep=1, force=True)`;
-    its result is the result's `expired`. engine: what rewrites manifests; None: this process. concurrency: KMS calls at
-    once, in each worker. progress: None shows a bar on a terminal, False none, and a callable gets rows as they come.
-    resume: take up a rotation with the same arguments that died: True, False, or None: if the
-    storage shows that it did, as local files do; in an object store, if nothing happened for a day. dry_run: say what
-    would be done.
+    and this says which get under `wrapping_key_id`. documents: in single wrap, replace the KEK of manifests and
+    documents, too, which else stays, for it opens no file. new_kms: for ``"mek"``, the KMS to move to; from then on the
+    dataset is opened with that. grace: how long a retired KEK stays at least, also when no version needs it: longer
+    than the longest writing job. force_expire: then do `expire(keep=1, force=True)`; its result is the result's
+    `expired`. engine: what rewrites manifests; None: this process. concurrency: KMS calls at once, in each worker.
+    resume: take up a rotation with the same arguments that died: True, False, or None: if the storage shows that it
+    did, as local files do; in an object store, if nothing happened for a day. progress: None shows a bar on a terminal,
+    False none, and a callable gets rows as they come. dry_run: say what would be done.
 
     A row for each key and for each manifest. If a manifest fails, nothing is committed, and the next call goes on from
     there. KeyAccessError if the KMS refuses: then nothing was written.
@@ -141,10 +140,11 @@ def rotate(
         if key_id is not None:
             check_key_id(key_id)
     opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
-    masters = {entry.wrapping_key_id for entry in opened.keys.list()}
-    if from_key_id is not None and from_key_id not in masters:
-        under = ", ".join(map(repr, sorted(masters)))
-        raise PolicyError(f"no key of {opened.store.url} is under {from_key_id!r}, but under {under}")
+    if from_key_id is not None:
+        masters = {entry.wrapping_key_id for entry in opened.keys.list()}
+        if from_key_id not in masters:
+            under = ", ".join(map(repr, sorted(masters)))
+            raise PolicyError(f"no key of {opened.store.url} is under {from_key_id!r}, but under {under}")
     job = _Rotation(opened, what, wrapping_key_id, from_key_id, documents, concurrency, resume, dry_run, progress)
     if what == "mek":
         result = job.rotate_mek(None if new_kms is None else as_kms(new_kms))
@@ -348,23 +348,19 @@ class _Rotation:
 
     def _install(self, new: Mapping[str, KeyEntry | None], grace_ms: int) -> None:
         """Have the key store name the new keys, and retire the old ones. What somebody else has retired is let be."""
-        keys = self.opened.keys
-        while True:
-            version = keys.refresh()
-            entries = self.opened.envelope.entries
-            changes: dict[str, KeyEntry | None] = {}
+        entries = self.opened.envelope.entries
+
+        def changes() -> dict[str, KeyEntry | None]:
+            made: dict[str, KeyEntry | None] = {}
             for old_id, entry in new.items():
                 old = entries.get(old_id)
                 if old is not None and old.state == "active":
-                    changes[old_id] = retired(old, None if entry is None else entry.key_id, grace_ms)
+                    made[old_id] = retired(old, None if entry is None else entry.key_id, grace_ms)
                     if entry is not None:
-                        changes[entry.key_id] = entry
-            try:
-                if changes:
-                    keys.compare_and_swap(changes, version, operation=f"rotate-{self.what}")
-                break
-            except ConcurrentChangeError:
-                continue
+                        made[entry.key_id] = entry
+            return made
+
+        self.opened.change_keys(changes, f"rotate-{self.what}")
         for old_id, entry in new.items():
             if old_id in entries:  # it may have been expired since a rotation died that is resumed
                 self._key_row(old_id, None if entry is None else self.opened.active(old_id))
@@ -433,7 +429,8 @@ class _Rotation:
                 for old, count in key_counts(self.opened, [ref]).items():
                     if old in moves:
                         uses[moves[old]] = uses.get(moves[old], 0) + count
-        self.opened.add_uses(uses)
+        if uses:
+            self.opened.add_uses(uses)
 
     def _do(
         self, plan: Plan, engine: Engine, todo: Sequence[TableRef], moves: Mapping[str, str]
@@ -982,13 +979,7 @@ def _remove_keys(opened: Dataset, rows: list[Row], force: bool, planned: set[int
         break
     # A job may have made its plan after we looked, and then seen that its keys were there: they come back.
     while wanted := {key_id: gone.pop(key_id) for key_id in gone.keys() & _keys_of_jobs(opened).keys()}:
-        while True:
-            version = keys.refresh()
-            try:
-                keys.compare_and_swap(wanted, version, operation="restore")
-                break
-            except ConcurrentChangeError:
-                continue
+        opened.change_keys(wanted.copy, "restore")
     rows += [Row(key_id, None, "ok", format="key", key_id=key_id) for key_id in gone] + stay
     # Where it cannot be seen that a KEK opens as it is wrapped now, what has it as it was wrapped stays.
     pruned = keys.prune() if isinstance(keys, DatasetKeyStore) and not unsure else ()
