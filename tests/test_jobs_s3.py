@@ -145,3 +145,19 @@ def test_a_killed_driver(server: S3Server, bucket: str, kms: dict[str, str], tmp
     assert not client.list_multipart_uploads(Bucket=name).get("Uploads")
     assert unknown_objects(url, kms, options) == []
     assert not [entry.path for entry in opened.store.list("_ags/plans/")]
+
+
+def test_keys_are_rotated_and_expired(server: S3Server, bucket: str, kms: dict[str, str], tmp_path: Path) -> None:
+    """With the old master version gone, and a key store in another bucket folder."""
+    options, url = server.options(), f"{bucket}/dataset"
+    plain = tree(tmp_path / "src", {f"{n}": 100 * n for n in range(4)})
+    common = {"kms": kms, "storage_options": options, "key_store": Store(f"{bucket}/keys", options)}
+    jobs.encrypt_files(tmp_path / "src", url, **common, wrapping_key_id="master", engine=jobs.LocalEngine(0))
+    local.rotate_key(kms, "master")
+    for what in ("mek", "kek"):
+        jobs.rotate(url, **common, what=what, progress=False).raise_for_failures()
+    removed = jobs.expire(url, **common, force=True)
+    assert {row.format for row in removed.rows} == {"version", "manifest", "key", "keys"}
+    local.set_state(kms, "master", "destroyed", version=1)
+    jobs.decrypt_files(url, tmp_path / "out", **common, engine=jobs.LocalEngine(0)).raise_for_failures()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == plain
