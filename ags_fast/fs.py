@@ -41,15 +41,36 @@ class Entry:
 
     path: relative to the store, with "/" between its parts. size: in bytes. stamp: changes when the file is replaced:
     an object's etag, or else the time of the last change, in ns. modified: that time, in seconds since the epoch.
+    mode: the permission bits, of 0o777, of a local file; else None.
     """
 
-    __slots__ = ("modified", "path", "size", "stamp")
+    __slots__ = ("mode", "modified", "path", "size", "stamp")
 
-    def __init__(self, path: str, size: int, stamp: str, modified: float) -> None:
+    def __init__(self, path: str, size: int, stamp: str, modified: float, mode: int | None = None) -> None:
         self.path = path
         self.size = size
         self.stamp = stamp
         self.modified = modified
+        self.mode = mode
+
+    @classmethod
+    def of(cls, path: str, info: os.stat_result) -> Entry:
+        """Of a local file."""
+        return cls(path, info.st_size, str(info.st_mtime_ns), info.st_mtime, info.st_mode & 0o777)
+
+    @property
+    def mtime_ns(self) -> int | None:
+        """`modified` in nanoseconds, as exactly as the storage has the time; None if 64 bits cannot hold that number.
+
+        Nobody knows the time of a file whose `modified` is 0, and whose stamp does not tell: None, too.
+        """
+        if self.mode is not None:
+            time_ns = int(self.stamp)
+        elif self.modified:
+            time_ns = round(self.modified * 1000) * 1_000_000
+        else:
+            return None
+        return time_ns if -(1 << 63) <= time_ns < 1 << 63 else None
 
     def __repr__(self) -> str:
         return f"Entry(path={self.path!r}, size={self.size}, stamp={self.stamp!r}, modified={self.modified!r})"
@@ -60,8 +81,8 @@ class Entry:
     def __hash__(self) -> int:
         return hash(self._all())
 
-    def _all(self) -> tuple[str, int, str, float]:
-        return self.path, self.size, self.stamp, self.modified
+    def _all(self) -> tuple[str, int, str, float, int | None]:
+        return self.path, self.size, self.stamp, self.modified, self.mode
 
 
 class Store:
@@ -363,7 +384,7 @@ class _Folder:
                         todo.append((found.path, f"{shown}{name}/", below))
                         continue
                     if stat.S_ISREG(info.st_mode) and (name[0] != "." or temporary_tag(name) is None):
-                        yield Entry(shown + name, info.st_size, str(info.st_mtime_ns), info.st_mtime)
+                        yield Entry.of(shown + name, info)
             stem = ""
 
     def stat(self, path: str) -> Entry | None:
@@ -373,7 +394,7 @@ class _Folder:
             return None
         if not stat.S_ISREG(info.st_mode):
             return None
-        return Entry(path, info.st_size, str(info.st_mtime_ns), info.st_mtime)
+        return Entry.of(path, info)
 
     def read(self, path: str, limit: int) -> bytes:
         with open(os.path.join(self.root, path), "rb", buffering=0) as file:

@@ -66,11 +66,14 @@ class SecondReader:
         assert len(rows) == ref["entries"]
         return rows
 
-    def files(self) -> dict[str, bytes]:
+    def rows(self) -> list[dict[str, Any]]:
         version = self.document(self.newest("_ags/versions"))
         rows = [row for ref in version["manifests"] for row in self.table(ref)]
         assert (version["files"], version["plain_length"]) == (len(rows), sum(row["plain_length"] for row in rows))
-        return {row["path"].decode(): self.file(row) for row in rows}
+        return rows
+
+    def files(self) -> dict[str, bytes]:
+        return {row["path"].decode(): self.file(row) for row in self.rows()}
 
     def file(self, row: dict[str, Any]) -> bytes:
         stream = Path(os.fsdecode(os.path.join(bytes(self.folder), row["file"]))).read_bytes()
@@ -93,6 +96,8 @@ def test_second_reader(tmp_path: Path, double_wrap: bool) -> None:
     for name, data in plain.items():
         (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "src" / name).write_bytes(data)
+    (tmp_path / "src/e").chmod(0o4640)
+    os.utime(tmp_path / "src/e", ns=(0, -1_500_000_007))
     result = jobs.encrypt_files(
         tmp_path / "src",
         tmp_path / "dataset",
@@ -103,6 +108,12 @@ def test_second_reader(tmp_path: Path, double_wrap: bool) -> None:
         aad_prefix="files.part{n}" if double_wrap else None,
     )
     result.raise_for_failures()
-    assert SecondReader(tmp_path / "dataset", load_kms(properties)).files() == plain
-    jobs.rekey_files(tmp_path / "dataset", kms=properties, double_wrap=double_wrap).raise_for_failures()
-    assert SecondReader(tmp_path / "dataset", load_kms(properties)).files() == plain
+    for rekey in (False, True):
+        if rekey:
+            jobs.rekey_files(tmp_path / "dataset", kms=properties, double_wrap=double_wrap).raise_for_failures()
+        reader = SecondReader(tmp_path / "dataset", load_kms(properties))
+        assert reader.files() == plain
+        for row in reader.rows():
+            info = (tmp_path / "src" / row["path"].decode()).stat()
+            assert (row["mode"], row["mtime_ns"]) == (info.st_mode & 0o777, info.st_mtime_ns)
+            assert row["path"] != b"e" or (row["mode"], row["mtime_ns"]) == (0o640, -1_500_000_007)

@@ -309,6 +309,8 @@ def _new_entries(
                 parts=None if template is None else len(new),
                 source=found.path,
                 stamp=found.stamp,
+                mode=found.mode,
+                mtime_ns=found.mtime_ns,
             )
         )
     for found, old in changed:  # a member of a set stays that member
@@ -319,6 +321,8 @@ def _new_entries(
                 job_id=job_id,
                 source=found.path,
                 stamp=found.stamp,
+                mode=found.mode,
+                mtime_ns=found.mtime_ns,
             )
         )
     return made, same

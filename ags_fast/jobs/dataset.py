@@ -84,6 +84,8 @@ class FileEntry(NamedTuple):
     parts: int | None  # how many that job numbered
     source: str  # the path it was made from, in the source or (rekey) in the dataset
     stamp: str  # which content of the source that was: modification time or etag
+    mode: int | None = None  # permission bits of the source, of 0o777; None where it had none, as in an object store
+    mtime_ns: int | None = None  # when the source was last changed, ns since the epoch; None if nobody knows
 
     def key_ids(self) -> set[str]:
         """The keys that wrap its DEKs."""
@@ -255,6 +257,8 @@ def entry_schema() -> Any:
             pa.field("parts", pa.int64()),
             pa.field("source", pa.binary(), nullable=False),
             pa.field("stamp", pa.string(), nullable=False),
+            pa.field("mode", pa.int64()),
+            pa.field("mtime_ns", pa.int64()),
         ]
     )
 
