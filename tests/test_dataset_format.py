@@ -25,10 +25,13 @@ class SecondReader:
     def __init__(self, folder: Path, kms: KmsClient) -> None:
         self.folder, self.kms = folder, kms
         path = self.newest("_ags/keys")
-        claimed = json.loads(json.loads((folder / path).read_bytes())["body"])
-        self.id = claimed["dataset_id"]
-        self.keys = {key["key-id"]: key for key in claimed["keys"]}
-        assert self.document(path)["format"] == "ags-keys"
+        header = json.loads((folder / path).read_bytes().split(b"\n")[0])
+        self.id = header["dataset_id"]
+        self.keys = {header["sealer"]["key-id"]: header["sealer"]}
+        body = self.document(path)
+        assert body["format"] == "ags-keys"
+        self.keys = {key["key-id"]: key for key in body["keys"]}
+        assert self.keys[header["auth"]["key_id"]] == header["sealer"]
 
     def newest(self, kind: str) -> str:
         return max(f"{kind}/{path.name}" for path in (self.folder / kind).iterdir() if re.match(r"\d{8}", path.name))
@@ -46,12 +49,13 @@ class SecondReader:
         return AESGCM(kek).decrypt(wrapped[:12], wrapped[12:], binding)
 
     def document(self, path: str) -> dict[str, Any]:
-        outer = json.loads((self.folder / path).read_bytes())
+        line, rest = (self.folder / path).read_bytes().split(b"\n", 1)
+        outer = json.loads(line)
         auth = {name: value if name == "key_id" else base64.b64decode(value) for name, value in outer["auth"].items()}
         key = self.unwrap(auth["key_id"], auth["wrapped_key"], self.binding(b"document", path.encode()))
-        assert AESGCM(key).decrypt(auth["nonce"], auth["tag"], outer["body"].encode()) == b""
-        body: dict[str, Any] = json.loads(outer["body"])
-        assert body["dataset_id"] == self.id
+        assert AESGCM(key).decrypt(auth["nonce"], auth["tag"], rest) == b""
+        body: dict[str, Any] = json.loads(rest)
+        assert body["dataset_id"] == outer["dataset_id"] == self.id
         return body
 
     def table(self, ref: dict[str, Any]) -> list[dict[str, Any]]:

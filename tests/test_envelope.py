@@ -24,7 +24,7 @@ from support import flip, run_python
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
 from ags_fast.keys import Envelope, KeyEntry, binding, clear_cache, kms_calls, load_kms, new_kek, seal_document
 from ags_fast.keys import open_document as open_document_
-from ags_fast.keys.envelope import _Cache, _cache
+from ags_fast.keys.envelope import DOCUMENT_NBYTES, HEADER_NBYTES, MARKS, _Cache, _cache, dumps
 from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
@@ -535,15 +535,16 @@ def test_documents_of_another_reader(properties: dict[str, str]) -> None:
     """What docs say of the format is enough to check one."""
     kek = new_kek(properties, "m")
     data = seal_document(envelope_of(properties, kek), kek.key_id, "dataset", "_ags/x.json", BODY)
-    outer = json.loads(data)
-    assert (outer["ags"], outer["auth"]["key_id"]) == (1, kek.key_id)
+    line, rest = data.split(b"\n", 1)
+    outer = json.loads(line)
+    assert (outer["ags"], outer["dataset_id"], outer["auth"]["key_id"]) == (1, "dataset", kek.key_id)
     auth = {name: base64.b64decode(outer["auth"][name]) for name in ("wrapped_key", "nonce", "tag")}
     assert kek.wrapped is not None
     key = AESGCM(load_kms(properties).unwrap_key(kek.wrapped, "m"))
     wrapped = auth["wrapped_key"]
     fresh = key.decrypt(wrapped[:12], wrapped[12:], b"ags_fast\0document\0dataset\0_ags/x.json")
-    assert AESGCM(fresh).decrypt(auth["nonce"], auth["tag"], outer["body"].encode()) == b""
-    assert json.loads(outer["body"]) == BODY
+    assert AESGCM(fresh).decrypt(auth["nonce"], auth["tag"], rest) == b""
+    assert json.loads(rest) == BODY
 
 
 def test_every_bit_of_a_document(properties: dict[str, str]) -> None:
@@ -561,53 +562,130 @@ def test_odd_documents(properties: dict[str, str]) -> None:
     kek = new_kek(properties, "m")
     envelope = envelope_of(properties, kek)
     data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
-    outer = json.loads(data)
+    line, rest = data.split(b"\n", 1)
+    outer = json.loads(line)
 
     def written(value: Any) -> bytes:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n" + rest
+
+    def sealed(text: str) -> bytes:
+        """What has the KEK could put in: a body that is no JSON of ours, under a tag that is right."""
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("ags_fast.keys.envelope.dumps", lambda value: text if value is BODY else dumps(value))
+            return seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
 
     assert written(outer) == data
+    assert opened(sealed('{"dataset_id":"dataset"}'), envelope) == {"dataset_id": "dataset"}
     odd = [
         b"",
         b"null",
         b"5",
+        b"\n",
         b"[" * 100_000,
+        b"[" * 200_000 + b"\n" + rest,
         b"\xff\xfe" + data.decode().encode("utf-16-le"),
-        data + b"\n",
         b" " + data,
-        data[:-1],
-        json.dumps(outer).encode(),
+        b"\n" + data,
+        line,
+        json.dumps(outer).encode() + b"\n" + rest,
         data.replace(b'"ags":1', b'"ags":1,"ags":1'),
+        data.replace(b"\n", b"\r\n", 1),
         written({**outer, "ags": 2}),
         written({**outer, "ags": True}),
         written({**outer, "ags": 1.0}),
         written({**outer, "more": 1}),
-        written({**outer, "body": BODY}),
+        written({**outer, "dataset_id": 5}),
+        written({**outer, "dataset_id": "a\0b"}),
         written({**outer, "auth": {}}),
+        written({**outer, "auth": []}),
         written({**outer, "auth": {**outer["auth"], "more": 1}}),
         written({**outer, "auth": {**outer["auth"], "key_id": ""}}),
         written({**outer, "auth": {**outer["auth"], "nonce": "AAAA"}}),
         written({**outer, "auth": {**outer["auth"], "tag": outer["auth"]["tag"][:-4]}}),
         written({**outer, "auth": dict(reversed(outer["auth"].items()))}),
-        written({**outer, "body": "[" * 100_000}),
-        written({**outer, "body": "[]"}),
-        written({**outer, "body": '{"dataset_id":NaN}'}),
-        written({**outer, "body": '{"dataset_id":"a\\u0000b"}'}),
-        written({**outer, "body": "{}"}),
-        written({**outer, "body": '{"dataset_id":5}'}),
-        written({**outer, "body": '{"n":' + "9" * 10_000 + "}"}),
+        written({**outer, "sealer": None}),
+        written({**outer, "dataset_id": "d" * HEADER_NBYTES}),
+        sealed("[" * 100_000),
+        sealed("[]"),
+        sealed("5"),
+        sealed('{"dataset_id":NaN}'),
+        sealed('{"dataset_id":"dataset","n":1e999}'),
+        sealed('{"dataset_id":"dataset","n":' + "9" * 10_000 + "}"),
     ]
     for i, changed in enumerate(odd):
         with pytest.raises(FormatError):
             opened(changed, envelope, None)
             pytest.fail(f"number {i}")
-    other = json.loads(seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", {**BODY, "list": []}))
-    for mixed in ({**outer, "body": other["body"]}, {**outer, "auth": other["auth"]}):
+    lies = [
+        data + b"\n",
+        data[:-1],
+        written({**outer, "dataset_id": "another"}),
+        written({**outer, "sealer": kek.to_json()}),
+        sealed("{}"),
+        sealed('{"dataset_id":"another"}'),
+        sealed('{"dataset_id":5}'),
+    ]
+    for i, changed in enumerate(lies):
         with pytest.raises(IntegrityError):
-            opened(written(mixed), envelope)
+            opened(changed, envelope, None)
+            pytest.fail(f"number {i}")
+    other_line, other_rest = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", {**BODY, "list": []}).split(
+        b"\n", 1
+    )
+    other = json.loads(other_line)
+    for mixed in (line + b"\n" + other_rest, other_line + b"\n" + rest):
+        with pytest.raises(IntegrityError):
+            opened(mixed, envelope)
     for name in ("wrapped_key", "nonce", "tag"):
         with pytest.raises(IntegrityError):
             opened(written({**outer, "auth": {**outer["auth"], name: other["auth"][name]}}), envelope)
+
+
+def test_nothing_is_parsed_before_its_tag(properties: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kek = new_kek(properties, "m")
+    envelope = envelope_of(properties, kek)
+    data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
+    monkeypatch.setattr("ags_fast.keys.envelope.parse_object", lambda *_: pytest.fail("it was parsed"))
+    for changed in (data[:-1], flip(data, 8 * len(data) - 40)):
+        with pytest.raises(IntegrityError):
+            opened(changed, envelope)
+
+
+def test_documents_that_would_take_much_memory(properties: dict[str, str]) -> None:
+    """Whoever has a KEK could seal them. They are not even written."""
+    kek = new_kek(properties, "m")
+    envelope = envelope_of(properties, kek)
+    for more in ([[]] * (MARKS // 2), "n" * DOCUMENT_NBYTES):
+        with pytest.raises(PolicyError, match="divide the dataset"):
+            seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", {**BODY, "list": more})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("ags_fast.keys.envelope.MARKS", 2 * MARKS)
+        data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", {**BODY, "list": [[]] * (MARKS // 2)})
+    with pytest.raises(FormatError, match=f"{MARKS} are the most"):
+        opened(data, envelope)
+    entry = kek.replace(properties={"note": "n" * HEADER_NBYTES})
+    body = {"format": "ags-keys", "dataset_id": "dataset", "keys": [entry.to_json()]}
+    with pytest.raises(PolicyError, match="properties are too long"):
+        seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", body)
+
+
+def test_the_sealer_that_a_document_claims(properties: dict[str, str]) -> None:
+    """The first line's entry is the one that the body has, to the letter."""
+    kek = new_kek(properties, "m")
+    envelope = envelope_of(properties, kek)
+    body = {"format": "ags-keys", "dataset_id": "dataset", "keys": [kek.to_json()]}
+    data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", body)
+    assert opened(data, envelope) == body
+    line, rest = data.split(b"\n", 1)
+    for change in ({"uses": 1}, {"uses": 0.0}, {"state": "retired"}, {"more": None}, {"encrypted-by-id": "n"}):
+        lie = json.loads(line)
+        lie["sealer"] |= change
+        with pytest.raises(IntegrityError, match="first line"):
+            opened(dumps(lie).encode() + b"\n" + rest, envelope)
+    lie = json.loads(line)
+    del lie["sealer"]
+    with pytest.raises(IntegrityError, match="first line"):
+        opened(dumps(lie).encode() + b"\n" + rest, envelope)
 
 
 def test_large_documents(properties: dict[str, str]) -> None:

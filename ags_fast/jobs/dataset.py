@@ -23,6 +23,7 @@ from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, 
 from ags_fast.fs import NO_LOCK_SECONDS, Store
 from ags_fast.jobs.policy import Policy
 from ags_fast.keys.envelope import (
+    DOCUMENT_NBYTES,
     REMOVED,
     Document,
     Envelope,
@@ -54,7 +55,6 @@ NAME_NBYTES = 255  # the longest name that file systems take
 TABLE_DEK_NBYTES = 16
 GRACE_MS = 7 * 86_400_000  # a writer that takes longer is a mistake
 NO_NAMES = frozenset(("", ".", ".."))
-DOCUMENT_NBYTES = 256 << 20  # the largest version that is believed: some 10**9 files
 SLACK_USES = 64  # of a key, for the documents and tables of a job
 NAMED_KEYS = 16  # that the reference to a table tells of; if it has more, whoever asks has to open it
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS
 from ags_fast.jobs.dataset import (
-    DOCUMENT_NBYTES,
     MANIFEST_ENTRIES,
     MANIFESTS,
     PLANS,
@@ -28,7 +27,7 @@ from ags_fast.jobs.dataset import (
     numbered,
     object_name,
 )
-from ags_fast.keys.envelope import Document, UnknownKeyError
+from ags_fast.keys.envelope import DOCUMENT_NBYTES, Document, UnknownKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter, defaultdict
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError
-from ags_fast.jobs.dataset import DOCUMENT_NBYTES, PLANS, Dataset, FileEntry, TableRef, Version, numbered, wrapped_by
+from ags_fast.jobs.dataset import PLANS, Dataset, FileEntry, TableRef, Version, numbered, wrapped_by
 from ags_fast.jobs.plan import Plan, open_plans
 from ags_fast.jobs.policy import Policy
-from ags_fast.keys.envelope import Document, KeyEntry, loads, unbase64
+from ags_fast.keys.envelope import DOCUMENT_NBYTES, Document, KeyEntry, parse_object, unbase64
 from ags_fast.keys.resolver import FOLDER, DatasetKeyStore
 
 if TYPE_CHECKING:
@@ -153,15 +152,16 @@ class Survey:
         """What wraps the key of a document that `key_id` seals, if that is the KMS: as ags_fast once wrote them."""
         if self._kek(key_id).double_wrap:
             return Counter()
-        return Counter([self._master(key_id, _wrapped_key(self.opened.store.read(path, DOCUMENT_NBYTES)))])
+        document = Document(self.opened.store.read(path, DOCUMENT_NBYTES), path)
+        return Counter([self._master(key_id, document.wrapped_key)])
 
     def key_store_wrap(self) -> Counter[Master]:
         """The same of the newest document of the key store."""
         keys = self.opened.keys
         if isinstance(keys, DatasetKeyStore) and not any(entry.double_wrap for entry in self.keys.values()):
             path = f"{FOLDER}/{numbered(keys.version)}"
-            data = keys._store.read(path, DOCUMENT_NBYTES)
-            return Counter([self._master(Document(data, path).key_id, _wrapped_key(data))])
+            document = Document(keys._store.read(path, DOCUMENT_NBYTES), path)
+            return Counter([self._master(document.key_id, document.wrapped_key)])
         return Counter()
 
     def _kek(self, key_id: str) -> KeyEntry:
@@ -218,13 +218,9 @@ class Survey:
                 )
                 found = list(body.get("keys", ()))
                 for part in filter(None, body.get("buckets", ())):
-                    data = keys._store.read(part["path"], part["length"])
+                    data = keys._store.read(part["path"], DOCUMENT_NBYTES)
                     if hashlib.sha256(data).digest() == unbase64(part["sha256"]):
-                        found += loads(data)["keys"]
+                        found += parse_object(data, part["path"])["keys"]
                 entries = map(KeyEntry.from_json, found)
                 counts.update(Master(e.wrapping_key_id, self.version_of(e)) for e in entries if e.double_wrap)
         return counts
-
-
-def _wrapped_key(document: bytes) -> bytes:
-    return unbase64(json.loads(document)["auth"]["wrapped_key"])

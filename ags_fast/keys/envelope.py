@@ -592,29 +592,56 @@ def _check_name(key_id: str, entry: KeyEntry) -> None:
 DOCUMENT = 1
 REMOVED = b'{"ags":1,"removed":true}\n'  # in the place of a numbered document whose number must stay taken for a while
 AUTH_FIELDS = ("key_id", "wrapped_key", "nonce", "tag")
+HEADER_NBYTES = 256 << 10  # of a document's first line, which is parsed before anything is known to be authentic
+DOCUMENT_NBYTES = 32 << 20  # of a document: a version of some 10**9 files
+MARKS = 2_500_000  # commas, colons and brackets of a JSON text: what it takes when it is parsed is bounded by these
+KEYS_FORMAT = "ags-keys"  # of documents that list the key that seals them
 
 
 def seal_document(
     envelope: Envelope, key_id: str, dataset_id: str, path: str, body: Mapping[str, Any], *, length: int = 32
 ) -> bytes:
-    """`body` as an authentic JSON document for `path` of a dataset. It is not secret: everybody can read it.
+    """`body` as an authentic document for `path` of a dataset. It is not secret: everybody can read it.
 
-    ``{"ags":1,"body":"<the body's JSON>","auth":{"key_id","wrapped_key","nonce","tag"}}`` and a newline, bytes in
-    base64: a fresh key is wrapped under `key_id`, bound to the dataset, ``document`` and the path; the tag is
-    AES-GCM's over no plaintext, with the UTF-8 bytes of the body's text as AAD. `body` says its ``dataset_id``.
+    A line ``{"ags":1,"dataset_id":…,"auth":{"key_id","wrapped_key","nonce","tag"}}``, bytes in base64, and then the
+    body's JSON and a newline. A fresh key is wrapped under `key_id`, bound to the dataset, ``document`` and the path;
+    the tag is AES-GCM's over no plaintext, with all bytes after the first line as AAD. `body` says its ``dataset_id``.
+    The body of the format ``ags-keys`` lists the key `key_id` itself, and the first line repeats that entry, as
+    ``sealer``. PolicyError if the document would be larger than what readers take.
     """
     if body.get("dataset_id") != dataset_id:
         raise ValueError("a document's body says the dataset_id that it is for")
-    text = dumps(body)
+    text = dumps(body).encode() + b"\n"
     key = secrets.token_bytes(length)
     nonce = os.urandom(NONCE_NBYTES)
     auth = {
         "key_id": key_id,
         "wrapped_key": _base64(envelope.wrap(key_id, key, binding(dataset_id, "document", path))),
         "nonce": _base64(nonce),
-        "tag": _base64(Key(key).seal(nonce, b"", text.encode())),
+        "tag": _base64(Key(key).seal(nonce, b"", text)),
     }
-    return _document_bytes(text, auth)
+    sealer = _sealer_in(body, key_id)
+    header = _line({"ags": DOCUMENT, "dataset_id": dataset_id, "auth": auth} | ({"sealer": sealer} if sealer else {}))
+    if len(header) > HEADER_NBYTES:
+        raise PolicyError(
+            f"the document {path} would begin with {len(header)} bytes about the key {key_id!r}, and readers take "
+            f"{HEADER_NBYTES}: its properties are too long"
+        )
+    if len(header) + len(text) > DOCUMENT_NBYTES or _marks(text) > MARKS:
+        raise PolicyError(
+            f"the document {path} would have {len(header) + len(text)} bytes and {_marks(text)} values, and readers "
+            f"take {DOCUMENT_NBYTES} and {MARKS}: divide the dataset"
+        )
+    return header + text
+
+
+def _sealer_in(body: Mapping[str, Any], key_id: str) -> Any:
+    """What a document that lists the key that seals it says of that key; None if it is another document."""
+    if body.get("format") != KEYS_FORMAT:
+        return None
+    keys = body.get("keys", [body.get("sealer")])
+    found = (key for key in keys if isinstance(key, dict) and key.get("key-id") == key_id)
+    return next(found, None)
 
 
 def open_document(
@@ -626,8 +653,8 @@ def open_document(
 ) -> dict[str, Any]:
     """The body of a document that `seal_document` made for this dataset and path.
 
-    dataset_id: None takes the one that the body says. resolve: an envelope that has the key, or a function that finds a
-    key's entry, with the `kms` to use.
+    dataset_id: None takes the one that the document says. resolve: an envelope that has the key, or a function that
+    finds a key's entry, with the `kms` to use.
 
     Raises FormatError if it is no such document, IntegrityError if it is another one or was changed, KeyAccessError as
     `Envelope.unwrap` does.
@@ -641,39 +668,50 @@ def open_document(
 
 
 class Document:
-    """A document as it was read. What it says is a claim until `authentic` has returned."""
+    """A document as it was read. Its body is not parsed before `authentic` has checked its tag.
+
+    key_id: the key that seals it, dataset_id: whose it is, sealer: the JSON of that key's entry, in a document of keys.
+    These come from the first line, and are claims until `authentic` has returned.
+    """
 
     def __init__(self, data: bytes, path: str) -> None:
         self.path = path
+        self._data = data
+        self._begin = data.find(b"\n", 0, HEADER_NBYTES) + 1  # of the body
         try:
-            outer = json.loads(data)
-            if outer.keys() != {"ags", "body", "auth"} or tuple(outer["auth"]) != AUTH_FIELDS:
+            header = json.loads(data[: self._begin])
+            fields = {"ags", "dataset_id", "auth"}
+            if not fields <= header.keys() <= fields | {"sealer"} or tuple(header["auth"]) != AUTH_FIELDS:
                 raise ValueError("other fields")
-            if outer["ags"] != DOCUMENT or type(outer["ags"]) is not int:
-                raise FormatError(f"the document {path} has version {outer['ags']!r}, known is {DOCUMENT}")
-            auth = outer["auth"]
-            self.text: str = outer["body"]
+            if header["ags"] != DOCUMENT or type(header["ags"]) is not int:
+                raise FormatError(f"the document {path} has version {header['ags']!r}, known is {DOCUMENT}")
+            auth = header["auth"]
             self.key_id: str = check_key_id(auth["key_id"])
+            self.dataset_id: str = header["dataset_id"]
+            self.sealer: Any = header.get("sealer")
             self._wrapped, self._nonce, self._tag = (unbase64(auth[name]) for name in AUTH_FIELDS[1:])
             if (len(self._nonce), len(self._tag)) != (NONCE_NBYTES, TAG_NBYTES):
                 raise ValueError("a nonce or a tag of another size")
+            if not isinstance(self.dataset_id, str) or ("sealer" in header and not isinstance(self.sealer, dict)):
+                raise ValueError("no text, or no object")
             # One way to write it: nothing that the tag does not cover can differ.
-            if _document_bytes(self.text, auth) != data:
+            if _line(header) != data[: self._begin]:
                 raise ValueError("other bytes than a document has")
-            self.claimed: dict[str, Any] = loads(self.text)
-            if not isinstance(self.claimed, dict):
-                raise ValueError("the body is no object")
         except FormatError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise FormatError(f"{path} is no document of ags_fast, or was damaged ({type(error).__name__})") from None
 
+    @property
+    def wrapped_key(self) -> bytes:
+        return self._wrapped
+
+    def claimed(self) -> dict[str, Any]:
+        """What the body says, whoever wrote it."""
+        return parse_object(self._data, self.path, self._begin)
+
     def authentic(self, envelope: Envelope, dataset_id: str | None) -> dict[str, Any]:
-        """The body, if every bit of it is what was sealed for this path of this dataset."""
-        if dataset_id is None:
-            dataset_id = self.claimed.get("dataset_id")
-            if not isinstance(dataset_id, str):
-                raise FormatError(f"the document {self.path} does not say which dataset it is of")
+        """The body, if every bit of the document is what was sealed for this path of this dataset."""
         if self.key_id not in envelope.entries:
             raise UnknownKeyError(
                 f"the document {self.path} is sealed with the key {self.key_id!r}, which is not among the dataset's in "
@@ -684,16 +722,21 @@ class Document:
         except IntegrityError as error:  # what the KMS says is about its key
             raise IntegrityError(f"the key of the document {self.path} does not open: {error}") from None
         try:
-            key = envelope.unwrap(self.key_id, self._wrapped, _bound(dataset_id, self.path))
+            if dataset_id not in (None, self.dataset_id):
+                raise IntegrityError("another dataset's")
+            key = envelope.unwrap(self.key_id, self._wrapped, _bound(self.dataset_id, self.path))
             if len(key) not in KEY_NBYTES:
                 raise IntegrityError("no AES key")
-            Key(key).open(self._nonce, self._tag, self.text.encode())
+            Key(key).open(self._nonce, self._tag, memoryview(self._data)[self._begin :])
         except IntegrityError:
             raise IntegrityError(
                 f"the document {self.path} is not what was written for it: it was changed, moved here, or is another "
                 "dataset's"
             ) from None
-        return self.claimed
+        body = self.claimed()
+        if body.get("dataset_id") != self.dataset_id or dumps(_sealer_in(body, self.key_id)) != dumps(self.sealer):
+            raise IntegrityError(f"the document {self.path} says something else in its first line than in its body")
+        return body
 
 
 def _bound(dataset_id: str, path: str) -> bytes:
@@ -703,20 +746,43 @@ def _bound(dataset_id: str, path: str) -> bytes:
         raise FormatError(f"the document {path} names a dataset that cannot be") from None
 
 
-def _document_bytes(text: str, auth: Mapping[str, Any]) -> bytes:
-    return dumps({"ags": DOCUMENT, "body": text, "auth": auth}).encode() + b"\n"
+def _line(header: Mapping[str, Any]) -> bytes:
+    return dumps(header).encode() + b"\n"
 
 
 def dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def loads(text: str | bytes) -> Any:
-    return json.loads(text, parse_constant=_refuse_constant)
+def parse_object(data: bytes, path: str, begin: int = 0) -> dict[str, Any]:
+    """The JSON object that `data` holds from `begin` on. FormatError if it is none, or would take too much memory."""
+    if (marks := _marks(data)) > MARKS or len(data) > DOCUMENT_NBYTES:
+        raise FormatError(
+            f"{path} has {len(data)} bytes of JSON and {marks} values: {DOCUMENT_NBYTES} and {MARKS} are the most"
+        )
+    try:
+        text = str(memoryview(data)[begin:], "utf-8")
+        body = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path} holds no JSON, or was damaged ({type(error).__name__})") from None
+    if not isinstance(body, dict):
+        raise FormatError(f"{path} holds no JSON object")
+    return body
+
+
+def _marks(data: bytes) -> int:
+    """No fewer than the values in a JSON text: each takes some 100 bytes at most, beside its own text."""
+    return sum(map(data.count, (b",", b":", b"[", b"{")))
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError("a number that is too large")
+    return number
 
 
 def _base64(data: bytes) -> str:

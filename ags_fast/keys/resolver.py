@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_ch
 
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.envelope import (
+    DOCUMENT_NBYTES,
+    KEYS_FORMAT,
     REMOVED,
     Document,
     Envelope,
     KeyEntry,
     UnknownKeyError,
     dumps,
-    loads,
+    parse_object,
     seal_document,
 )
 from ags_fast.keys.kms import as_kms, shared_client
@@ -347,13 +349,14 @@ def _now_ms() -> int:
 # ---------------------------------------------------------------------------------------------------------- in a folder
 
 FOLDER = "_ags/keys"
-FORMAT = "ags-keys"
-MAX_NBYTES = 256 << 20  # of a document: a bound for what a lie can allocate
+FORMAT = KEYS_FORMAT
+MAX_NBYTES = 8 << 20  # of a document: what INLINE entries need, of 16 KiB each
 NUMBERED = re.compile(rf"{FOLDER}/(\d{{8,}})\.json")
 PART = re.compile(rf"{FOLDER}/(?:buckets|history)/[0-9a-f-]{{36}}\.json")
 INLINE = 500  # entries that a document holds itself, at most
 BUCKET = 400  # entries in a bucket on average, at most; and at least a quarter of that
 HISTORY_NBYTES = 8 << 10  # of the changes that a document with buckets holds itself
+INLINE_HISTORY_NBYTES = 1 << 20  # of those that one without buckets holds
 HISTORY_PARTS = 64  # objects with earlier ones
 ORPHAN_SECONDS = 86_400.0  # what no version names may be in the making for so long
 PARALLEL = 8  # requests at a time
@@ -490,7 +493,7 @@ class DatasetKeyStore:
         if version == current.number:
             return {_path(version), *(part.path for part in current.parts())} if version else set()
         path = _path(version)
-        claimed = Document(self._store.read(path, MAX_NBYTES), path).claimed
+        claimed = Document(self._store.read(path, MAX_NBYTES), path).claimed()
         return {path, *(part.path for name in ("buckets", "earlier") for part in _parts(claimed, name, path) if part)}
 
     def superseded(self) -> builtins.list[str]:
@@ -667,7 +670,7 @@ def claimed_keys(store: Store) -> tuple[str, list[KeyEntry]]:
     FileNotFoundError if there are none. Nothing shows that they are authentic.
     """
     path = _path(_newest(store))
-    claimed = Document(store.read(path, MAX_NBYTES), path).claimed
+    claimed = Document(store.read(path, MAX_NBYTES), path).claimed()
     buckets = _parts(claimed, "buckets", path)
     if not buckets:
         return str(claimed.get("dataset_id")), _listed(_entries(claimed, path).values(), None)
@@ -737,11 +740,11 @@ def _remembered(
 ) -> tuple[list[Change], tuple[_Part, ...]]:
     """The history with one more change: what the document holds, and the objects with what was earlier.
 
-    move: if it becomes long, move it into another object, which `parts` gets.
+    What becomes too long is moved into another object, which `parts` gets. move: the document is to be short.
     """
     history, earlier = [*before.history, change][-HISTORY:], before.earlier
     told = [change.to_json() for change in history]
-    if move and len(dumps(told)) > HISTORY_NBYTES:
+    if len(dumps(told)) > (HISTORY_NBYTES if move else INLINE_HISTORY_NBYTES):
         history, earlier = [], (*earlier, _made("history", "history", told, parts))
     while earlier and (
         len(earlier) > HISTORY_PARTS or sum(part.entries for part in earlier[1:]) + len(history) >= HISTORY
@@ -767,6 +770,11 @@ def _made(kind: str, field: str, items: Sequence[Any], parts: dict[str, bytes]) 
     """A new object, which `parts` gets."""
     path = f"{FOLDER}/{kind}/{uuid.uuid4()}.json"
     data = parts[path] = dumps({"format": f"{FORMAT}-{kind}", field: items}).encode() + b"\n"
+    if len(data) > DOCUMENT_NBYTES:
+        raise PolicyError(
+            f"a part of a key store may have {DOCUMENT_NBYTES} bytes, and this one would have {len(data)}: make the "
+            "change in several steps"
+        )
     return _Part.of(path, len(items), data)
 
 
@@ -775,7 +783,9 @@ def _parts(body: Mapping[str, Any], name: str, path: str) -> tuple[_Part | None,
     try:
         parts = [value and _Part(**{field: value[field] for field in _Part._fields}) for value in body.get(name, ())]
         for part in filter(None, parts):
-            if not (PART.fullmatch(part.path) and 0 < part.entries and 0 < part.length and part.sha256 > ""):
+            if not (PART.fullmatch(part.path) and 0 < part.length <= DOCUMENT_NBYTES and part.sha256 > ""):
+                raise ValueError("no object of a key store")
+            if type(part.entries) is not int or type(part.length) is not int or not 0 < part.entries <= part.length:
                 raise ValueError("no object of a key store")
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{path} has impossible {name} ({type(error).__name__})") from None
@@ -800,22 +810,21 @@ class _Version(NamedTuple):
     def opened(cls, data: bytes, number: int, kms: KmsClient, dataset_id: str | None) -> _Version:
         path = _path(number)
         document = Document(data, path)
-        # The entries are only claims here. They are enough to ask the KMS for the key, which only it can unwrap, and
-        # that key then says whether all of them are authentic.
-        claimed = document.claimed
-        buckets = _parts(claimed, "buckets", path)
-        if ("buckets" in claimed) != ("sealer" in claimed) or ("buckets" in claimed) == ("keys" in claimed):
-            raise FormatError(f"{path} has no list of keys, or two")
-        if "buckets" in claimed and (len(buckets) < 1 or len(buckets) & len(buckets) - 1):
-            raise FormatError(f"{path} has {len(buckets)} buckets, which is no power of 2")
-        entries = _entries({"keys": [claimed["sealer"]]} if buckets else claimed, path)
-        sealer = entries.get(document.key_id)
+        # The sealer's entry is only a claim here, and enough to ask the KMS for the key, which only it can unwrap:
+        # that key says whether all of the document is authentic.
+        sealer = document.sealer and _entries({"keys": [document.sealer]}, path).get(document.key_id)
         if sealer is None:
             raise FormatError(f"{path} is sealed with {document.key_id!r}, which is not among its keys")
         try:
             body = document.authentic(Envelope(kms, {sealer.key_id: sealer}), dataset_id)
         except (FormatError, KeyAccessError) as error:  # the KMS's, which does not know where its key comes from
             raise type(error)(f"{path}: {error}") from None
+        buckets = _parts(body, "buckets", path)
+        if ("buckets" in body) != ("sealer" in body) or ("buckets" in body) == ("keys" in body):
+            raise FormatError(f"{path} has no list of keys, or two")
+        if "buckets" in body and (len(buckets) < 1 or len(buckets) & len(buckets) - 1):
+            raise FormatError(f"{path} has {len(buckets)} buckets, which is no power of 2")
+        entries = {sealer.key_id: sealer} if buckets else _entries(body, path)
         if body.get("format") != FORMAT or body.get("version") != number:
             raise IntegrityError(f"{path} holds {body.get('format')!r} version {body.get('version')!r}")
         changes = body.get("history")
@@ -829,7 +838,13 @@ class _Version(NamedTuple):
         sealer = _sealer(self.entries.values())
         assert sealer is not None
         envelope = Envelope(kms, {sealer.key_id: sealer})
-        return seal_document(envelope, sealer.key_id, self.dataset_id, _path(self.number), self.body)
+        document = seal_document(envelope, sealer.key_id, self.dataset_id, _path(self.number), self.body)
+        if len(document) > MAX_NBYTES:
+            raise PolicyError(
+                f"a document of keys may have {MAX_NBYTES} bytes, and this one would have {len(document)}: the wrapped "
+                "keys or the properties of its keys are too long"
+            )
+        return document
 
 
 def _content(store: Store, part: _Part) -> dict[str, Any]:
@@ -842,8 +857,7 @@ def _content(store: Store, part: _Part) -> dict[str, Any]:
         raise IntegrityError(str(error)) from None
     if part != _Part.of(part.path, part.entries, data):
         raise IntegrityError(f"{part.path} is not what the newest keys of {store!r} name: it was changed")
-    body: dict[str, Any] = loads(data)
-    return body
+    return parse_object(data, part.path)
 
 
 def _bucket(store: Store, part: _Part | None, place: int, count: int) -> dict[str, KeyEntry]:
