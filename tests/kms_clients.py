@@ -71,6 +71,12 @@ class Proper(KmsClient):
         return key, self._wrap(key, wrapping_key_id)
 
 
+class Listing(Proper):
+    """Reads properties whose names begin as those of ags_fast do."""
+
+    property_names = ("kms.endpoint", "kms.listing.headers.")
+
+
 class JavaLike(Duck):
     """Says what it can by methods, as Java's interface does."""
 

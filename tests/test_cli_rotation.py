@@ -328,3 +328,22 @@ def test_options_say_what_they_were_made_of() -> None:
     typed = {"encryption.kms-type": "local", "kms.local.path": path}
     typed["kms.local.passphrase-env"] = "AGS_FAST_TYPED_PASSPHRASE"  # which no other shell has
     assert kms_options(typed) == ["--keystore", path]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--kms", "encryption.allowed-key-ids=m", "--kms", "encryption.allowed-key-ids=*"], "ids twice"),
+        (["--kms", "encryption.kms-type=aws"], "encryption.kms-type=... does not go with --keystore"),
+        (["--kms", "encryption.kms-impl=a:B"], "encryption.kms-impl=... does not go with --keystore"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    encrypted()
+    with pytest.raises(SystemExit) as ended:
+        run("verify", "ds", *options)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+    assert run("verify", "ds", "--kms", "encryption.allowed-key-id=m") != 0
+    assert "encryption.allowed-key-ids" in capsys.readouterr().err

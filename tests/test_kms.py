@@ -6,6 +6,7 @@ import base64
 import errno
 import functools
 import hashlib
+import inspect
 import io
 import json
 import logging
@@ -29,7 +30,9 @@ from support import finish_python, flip, run_python, start_python
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys import KmsClient, kms_calls, load_kms, set_audit_hook
 from ags_fast.keys import kms as kms_module
-from ags_fast.keys.kms import Pace, as_kms, local, shared_client, with_retries
+from ags_fast.keys.kms import PROVIDERS, Pace, as_kms, find_class, local, shared_client, with_retries
+from ags_fast.keys.kms.names import BY_PROVIDER, COMMON, ELSEWHERE, SERVICE
+from ags_fast.keys.kms.service import ENDPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,6 +90,79 @@ def calls_of(action: Callable[[], Any]) -> dict[tuple[str, str], int]:
 def test_impossible_properties(properties: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         load_kms(properties)
+
+
+AWS = {"encryption.kms-type": "aws"}
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({**AWS, "encryption.allowed-key-id": "a"}, "'encryption.allowed-key-id'.*'encryption.allowed-key-ids'"),
+        ({**AWS, "Encryption.Allowed_Key_Ids": "a"}, "'encryption.allowed-key-ids'"),
+        ({**AWS, " encryption.allowed-key-ids": "a"}, "'encryption.allowed-key-ids'"),
+        ({**AWS, "encrytion.allowed-key-ids": "a"}, "'encryption.allowed-key-ids'"),
+        ({**AWS, "kms.read-timeout": "1"}, "'kms.read-timeout-ms'"),
+        ({**AWS, "client.regoin": "eu"}, "'client.region'"),
+        ({**AWS, "kms.moon-phase": "full"}, "'kms.moon-phase' is not a property of the KMS aws"),
+        ({**AWS, "kms.local.path": "/x"}, "'kms.local.path' is a property of the KMS local, not of aws"),
+        ({**AWS, "vault.address": "https://x"}, "of the KMS vault, not of aws"),
+        (
+            {"encryption.kms-type": "gcp", "adls.token-credential-providers": "a:B", "kms.endpont": "x"},
+            "'kms.endpoint'",
+        ),
+        ({"encryption.kms-type": "azure", "azure.keyvault.ulr": "https://x"}, "'azure.keyvault.url'"),
+        ({"encryption.kms-type": "vault", "vault.adress": "https://x"}, "'vault.address'"),
+        ({"encryption.kms-type": "local", "kms.local.keyfile": "x"}, "'kms.local.key-file'"),
+        ({"encryption.kms-type": "pkcs11", "kms.pkcs11.pinfile": "x"}, "'kms.pkcs11.pin-file'"),
+        ({"encryption.kms-impl": "kms_clients:Duck", "encryption.allowed-key-id": "a"}, "'encryption.allowed-key-ids'"),
+        ({"encryption.kms-impl": "kms_clients:Duck", "kms.endpoint": "x"}, "Duck may list.*property_names"),
+        ({"encryption.kms-impl": "kms_clients:Listing", "kms.listing.colour": "x"}, "Listing"),
+    ],
+)
+def test_a_mistyped_name_is_refused(properties: dict[str, str], said: str) -> None:
+    for load in (load_kms, as_kms, shared_client):
+        with pytest.raises(ValueError, match=said):
+            load(properties)
+
+
+def test_names_of_others_pass(tmp_path: Path) -> None:
+    """Those of an Iceberg catalog, of a class of the user's own, and what that class lists or inherits."""
+    catalog = {
+        "type": "rest",
+        "uri": "https://catalog.example.com",
+        "warehouse": "s3://bucket/warehouse",
+        "py-io-impl": "ags_fast.iceberg:FileIO",
+        "header.X-Iceberg-Access-Delegation": "vended-credentials",
+        "client.region": "eu-central-1",
+        "client.factory": "com.example.Factory",
+        "client.role-arn": "arn:aws:iam::1:role/r",
+        "client.role-session-name": "s",
+        "s3.endpoint": "http://127.0.0.1:1",
+        "s3.region": "eu-central-1",
+        "glue.endpoint": "http://127.0.0.1:1",
+        "gcs.project-id": "p",
+        "adls.token-credential-provider": "a:B",
+        "encryption.key-id": "k",
+        "encryption.data-key-length": "16",
+    }
+    local_one = keystore(tmp_path, "m")
+    for properties in (AWS, local_one, {"encryption.kms-impl": "kms_clients:Duck"}):
+        assert load_kms({**catalog, **properties}).properties == {**catalog, **properties}
+    listing = {"encryption.kms-impl": "kms_clients:Listing", "kms.endpoint": "x", "kms.listing.headers.a": "b"}
+    assert load_kms({**listing, "my.own": "c"}).properties["kms.endpoint"] == "x"
+    inheriting = {"encryption.kms-impl": "deadly_kms:DeadlyKms", "deadly.folder": "x"}
+    del local_one["encryption.kms-type"]
+    assert load_kms({**local_one, **inheriting}).provider == "deadly"
+
+
+def test_every_property_is_documented() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "keys.md").read_text()
+    known = COMMON | SERVICE | ELSEWHERE | frozenset().union(*BY_PROVIDER.values())
+    assert [name for name in sorted(known - {"client.role-session-name"}) if f"`{name}" not in text] == []
+    for provider, names in BY_PROVIDER.items():
+        source = Path(inspect.getfile(find_class(PROVIDERS[provider]))).read_text()
+        assert [name for name in sorted(names - SERVICE - {ENDPOINT}) if name.rstrip(".") not in source] == []
 
 
 def test_properties_are_text(tmp_path: Path) -> None:

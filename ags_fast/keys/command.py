@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import KeyAccessError
-from ags_fast.keys.kms import KMS_TYPE, local
+from ags_fast.keys.kms import KMS_IMPL, KMS_TYPE, local
 
 if TYPE_CHECKING:
     import argparse
@@ -64,9 +64,13 @@ def kms_properties(args: argparse.Namespace, *, new: bool = False) -> dict[str, 
             option = next(iter(given)).replace("_", "-")
             args.usage(f"{dash}{option} opens a keystore: say which, with {dash}keystore PATH")
         return properties
-    properties |= {KMS_TYPE: "local", local.PATH: os.path.abspath(keystore)}
+    ours = {KMS_TYPE: "local", local.PATH: os.path.abspath(keystore)}
     for name, value in given.items():
-        properties[SECRETS[name]] = value if name == "passphrase_env" else os.path.abspath(value)
+        ours[SECRETS[name]] = value if name == "passphrase_env" else os.path.abspath(value)
+    for name in (KMS_IMPL, *ours):
+        if properties.get(name, ours.get(name)) != ours.get(name):
+            args.usage(f"{dash}kms {name}=... does not go with {dash}keystore")
+    properties |= ours
     if not given:
         os.environ[variable] = ask_passphrase(keystore)
         properties[local.PASSPHRASE_ENV] = variable
@@ -88,12 +92,13 @@ def kms_options(properties: Mapping[str, str]) -> list[str]:
 
 
 def pairs(args: argparse.Namespace, option: str, metavar: str, texts: list[str]) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             args.usage(f"{option} wants {metavar}, not {text!r}")
-        found[name] = value
+        if found.setdefault(name, value) != value:
+            args.usage(f"{option} gives {name} twice")
     return found
 
 

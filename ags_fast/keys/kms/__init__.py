@@ -16,13 +16,14 @@ import threading
 import time
 from collections import Counter
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ags_fast.ags1 import bytes_view
 from ags_fast.errors import AgsError, KeyAccessError
+from ags_fast.keys.kms.names import check_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 __all__ = ["KmsClient", "as_kms", "check_key_id", "kms_calls", "load_kms", "set_audit_hook"]
 
@@ -136,6 +137,7 @@ class KmsClient:
     """
 
     provider = "kms"  # how errors, counters and the audit name the system
+    property_names: ClassVar[Collection[str]] = ()  # see load_kms
     supports_key_generation = False
     supports_rewrap = False
     _properties: dict[str, str] | None = None
@@ -397,8 +399,14 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
 
     ``encryption.kms-type`` is the name of a provider: ``local``, ``aws``, ``gcp``, ``azure``, ``vault`` or ``pkcs11``.
     ``encryption.kms-impl`` is a class of yours instead: ``module:Class``. The other properties are the provider's; they
-    are text. Raises ValueError for both or neither, an unknown type, or what the provider misses; ImportError if its
-    optional dependency is missing.
+    are text. Raises ValueError for both or neither, an unknown type, what the provider misses, or a name that it does
+    not know; ImportError if its optional dependency is missing.
+
+    Names that begin with ``encryption.``, ``kms.``, ``vault.`` or ``azure.keyvault.`` must be known, and be the chosen
+    provider's. Elsewhere only a near miss of such a name is refused, so the properties of a catalog can be passed as
+    they are. A class of yours reads what it likes under names of its own, such as ``my-company.url``; names in these
+    namespaces it lists in its attribute ``property_names``. There a name that ends with a dot stands for all that begin
+    with it.
 
     ``encryption.allowed-key-ids``: the master keys that may be used, patterns such as ``arn:aws:kms:*:1234:key/*`` with
     commas between them. Without it any id goes to the KMS, also one that a dataset names and that may be somebody
@@ -417,7 +425,9 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
     if ALLOWED in properties and not _patterns(properties[ALLOWED]):
         raise ValueError(f"{ALLOWED} allows no key: leave it out, or name some")
     _rate(properties)
-    client = _adapt(find_class(kms_impl or PROVIDERS[kms_type or ""])())
+    found = find_class(kms_impl or PROVIDERS[kms_type or ""])()
+    client = _adapt(found)
+    check_names(properties, type(found))
     client.initialize(properties)
     client._properties = properties
     return client

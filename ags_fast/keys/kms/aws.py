@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import IntegrityError, KeyAccessError
+from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, ENDPOINT, READ_MS, UNREACHED, ServiceKms
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class AwsKms(ServiceKms):
     """
 
     provider = "aws"
+    property_names = BY_PROVIDER[provider]
     packages = ("boto3",)
     loggers = (
         "botocore",

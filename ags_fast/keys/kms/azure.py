@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import IntegrityError, KeyAccessError
 from ags_fast.keys.kms import find_class
+from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, READ_MS, UNREACHED, ServiceKms, on_this_machine
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class AzureKms(ServiceKms):
     """
 
     provider = "azure"
+    property_names = BY_PROVIDER[provider]
     packages = ("azure.keyvault.keys",)
     endpoint_property = URL
     loggers = ("azure.core.pipeline.policies.http_logging_policy", "azure.core.pipeline.policies._universal")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ags_fast.errors import IntegrityError, KeyAccessError
+from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, ENDPOINT, READ_MS, UNREACHED, ServiceKms, on_this_machine
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class GcpKms(ServiceKms):
     """
 
     provider = "gcp"
+    property_names = BY_PROVIDER[provider]
     packages = ("google.cloud.kms", "google_crc32c")
     secret_properties = {  # noqa: RUF012, of the base class
         "gcs.oauth2.token": "name a file with credentials in GOOGLE_APPLICATION_CREDENTIALS"

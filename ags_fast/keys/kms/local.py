@@ -39,6 +39,7 @@ from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
 from ags_fast.fs import NewFile, pwrite_all
 from ags_fast.keys.kms import KmsClient, check_key_id
+from ags_fast.keys.kms.names import BY_PROVIDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -80,6 +81,7 @@ class LocalKms(KmsClient):
     """
 
     provider = "local"
+    property_names = BY_PROVIDER[provider]
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

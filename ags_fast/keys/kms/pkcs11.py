@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, ServiceKms
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Pkcs11Kms(ServiceKms):
     """
 
     provider = "pkcs11"
+    property_names = BY_PROVIDER[provider]
     packages = ("pkcs11",)
     secret_properties = {"kms.pkcs11.pin": PINS}  # noqa: RUF012, of the base class
     supports_key_generation = True

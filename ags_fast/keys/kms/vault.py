@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, READ_MS, UNREACHED, ServiceKms
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class VaultKms(ServiceKms):
     """
 
     provider = "vault"
+    property_names = BY_PROVIDER[provider]
     packages = ("hvac",)
     endpoint_property = ADDRESS
     secret_properties = {"vault.token": TOKENS, "vault.secret-id": TOKENS}  # noqa: RUF012, of the base class

@@ -1,0 +1,95 @@
+"""The names of all properties, and the check that each of them is one that somebody reads.
+
+A name that is mistyped must not pass: ``encryption.allowed-key-id`` would leave the guard off that
+``encryption.allowed-key-ids`` puts up.
+"""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["BY_PROVIDER", "COMMON", "ELSEWHERE", "SERVICE", "check_names"]
+
+# The one table. A name that ends with a dot stands for all that begin with it.
+
+COMMON = frozenset(  # of every client
+    {
+        "encryption.allowed-key-ids",
+        "encryption.kms-impl",
+        "encryption.kms-type",
+        "kms.max-calls-per-second",
+    }
+)
+SERVICE = frozenset(  # of every client of a service
+    {"kms.call-budget-ms", "kms.connect-timeout-ms", "kms.max-attempts", "kms.read-timeout-ms"}
+)
+BY_PROVIDER: dict[str, frozenset[str]] = {
+    "local": frozenset(
+        {"kms.local.key-file", "kms.local.passphrase-env", "kms.local.passphrase-file", "kms.local.path"}
+    ),
+    "aws": SERVICE | {"client.region", "kms.encryption-algorithm-spec", "kms.endpoint"},
+    "gcp": SERVICE | {"kms.endpoint"},
+    "azure": SERVICE
+    | {
+        "adls.token-credential-provider",
+        "adls.token-credential-provider.",
+        "azure.keyvault.key-wrap-algorithm",
+        "azure.keyvault.url",
+    },
+    "vault": SERVICE
+    | {"vault.address", "vault.namespace", "vault.token-env", "vault.token-file", "vault.transit-mount"},
+    "pkcs11": SERVICE | {"kms.pkcs11.library", "kms.pkcs11.pin-env", "kms.pkcs11.pin-file", "kms.pkcs11.token-label"},
+}
+# What Iceberg's catalogs and tables have in the same namespaces, or near names of ours: taken, and not read here.
+ELSEWHERE = frozenset(
+    {"client.role-session-name", "encryption.data-key-length", "encryption.key-id", "kms.data-key-spec"}
+)
+
+# Every name in these namespaces must be known. Others, such as ``client.`` and ``s3.``, are other people's, too: there
+# only what looks like a name of ours, mistyped, is refused.
+OURS = ("encryption.", "kms.", "azure.keyvault.", "vault.")
+SHARED = ("client.", "adls.")
+ALIKE, ALIKE_IN_SHARED, ALIKE_TO_SHOW = 0.9, 0.8, 0.6  # as difflib has it: less is another name
+
+
+def check_names(properties: Mapping[str, str], kind: type[Any]) -> None:
+    """ValueError for a name that no client of this class reads, and that is mistyped or another client's.
+
+    What a class and its bases list in ``property_names`` it reads, and the names of secrets it refuses by itself.
+    """
+    lists = ("property_names", "secret_properties")
+    taken = COMMON | ELSEWHERE | {n for base in kind.__mro__ for given in lists for n in vars(base).get(given, ())}
+    chosen = properties.get("encryption.kms-type") or kind.__name__
+    hint = "" if chosen in BY_PROVIDER else f" ({chosen} may list names that it reads in its property_names)"
+    for name in properties:
+        if _stands_in(name, taken):
+            continue
+        plain = name.strip().lower().replace("_", "-")
+        ours = plain.startswith(OURS)
+        readers = [provider for provider, names in BY_PROVIDER.items() if _stands_in(name, names)]
+        if readers and ours:
+            raise ValueError(f"{name!r} is a property of the KMS {', '.join(readers)}, not of {chosen}: omit it{hint}")
+        nearest, likeness = ("", 0.0) if readers else _nearest(plain, taken)
+        if ours or likeness >= (ALIKE_IN_SHARED if plain.startswith(SHARED) else ALIKE):
+            meant = f"did you mean {nearest!r}?" if likeness >= ALIKE_TO_SHOW else f"omit it, nothing reads it{hint}"
+            raise ValueError(f"{name!r} is not a property of the KMS {chosen}: {meant}")
+
+
+def _stands_in(name: str, names: Iterable[str]) -> bool:
+    return name in names or any(one.endswith(".") and len(name) > len(one) and name.startswith(one) for one in names)
+
+
+@lru_cache(256)  # each task of a job asks for the same
+def _nearest(name: str, names: frozenset[str]) -> tuple[str, float]:
+    matcher = SequenceMatcher(b=name, autojunk=False)
+    best, likeness = "", 0.0
+    for one in sorted(names):
+        matcher.set_seq1(one)
+        if matcher.real_quick_ratio() > likeness and (ratio := matcher.ratio()) > likeness:
+            best, likeness = one, ratio
+    return best, likeness
