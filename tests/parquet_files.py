@@ -50,6 +50,11 @@ class Mode:
         return "-".join(("ctr" if self.algorithm == CTR else "gcm", footer, self.columns, str(self.prefix).lower()))
 
     @property
+    def ctr(self) -> bool:
+        """What a reader has to allow."""
+        return self.algorithm == CTR
+
+    @property
     def footer(self) -> bytes:
         return key(f"footer {self.generation}", self.footer_size)
 
@@ -137,7 +142,8 @@ def seal(plain: Any, mode: Mode, leaves: Sequence[tuple[str, ...]] | None = None
 
 def unseal(sealed: Any, mode: Mode, leaves: Sequence[tuple[str, ...]], **options: Any) -> bytes:
     out = bytearray()
-    parquet.decrypt_file(sealed, out, mode.keys(leaves), **{"threads": 1, "aad_prefix": mode.supplied, **options})
+    known = {"threads": 1, "aad_prefix": mode.supplied, "allow_ctr": mode.ctr, **options}
+    parquet.decrypt_file(sealed, out, mode.keys(leaves), **known)
     return bytes(out)
 
 

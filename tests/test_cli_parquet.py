@@ -133,6 +133,11 @@ def test_options_reach_the_file(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert kinds["id"] == ("footer", None) and kinds["flag"] == ("plain", None)
     assert kinds["text"] == ("column", "the text's key = k1")
     common = ["flat.enc.parquet", *FOOTER, "--column-key", "text=k1"]
+    for operation in (["verify"], ["decrypt", "-o", "no"], ["reencrypt", "--new-footer-key-file", "new", "-o", "no"]):
+        assert run(*operation, *common, "--aad-prefix", "table/1") == cli.EXIT_FAILED
+        said = capsys.readouterr().err
+        assert "claims AES_GCM_CTR_V1" in said and "--allow-ctr" in said
+    common.append("--allow-ctr")
     assert run("verify", *common) == cli.EXIT_FAILED  # the prefix is not in the file
     checked = answer(capsys, "verify", *common, "--aad-prefix", "table/1")
     rows_by_path = {column["path"]: column for column in checked["columns"]}

@@ -8,8 +8,10 @@ import io
 import json
 import os
 import threading
+import zlib
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import parquet_files as files
 import parquet_peers as peers
 import pme_reference as ref
@@ -88,7 +90,9 @@ def test_parquet_testing_comes_back(shared_data: Path, mode: Mode) -> None:
             assert contents(back) == contents(plain), name
             found = reference(sealed, mode, leaves)
             assert list(found.modules()) and found.complaints() == [], name
-            verified = parquet.verify(sealed, mode.keys(leaves), aad_prefix=mode.supplied, threads=1)
+            verified = parquet.verify(
+                sealed, mode.keys(leaves), aad_prefix=mode.supplied, threads=1, allow_ctr=mode.ctr
+            )
             assert all(one.authenticated == (mode.algorithm == GCM) for one in verified.columns if one.key != "plain")
         again = unseal(seal(back, mode, leaves), mode, leaves, check_crc=False)
         assert again == back, name  # once is enough
@@ -180,6 +184,7 @@ def test_what_this_version_does_not_know_survives(mode: Mode) -> None:
         new_aad_prefix=PREFIX,
         other_columns=turned.options["other_columns"],
         threads=1,
+        allow_ctr=mode.ctr,
     )
     expected = files.footer_without_places(plain)
     if turned.plaintext_footer:
@@ -276,7 +281,7 @@ def test_indexes_before_data_and_gaps(corpus: dict[str, bytes]) -> None:
             back = unseal(sealed, mode, RICH_LEAVES, threads=threads)
             assert ref.ParquetFile(back).contents() == ref.ParquetFile(plain).contents()
             assert list(ref.ParquetFile(back).modules())
-            parquet.verify(sealed, mode.keys(RICH_LEAVES))
+            parquet.verify(sealed, mode.keys(RICH_LEAVES), allow_ctr=mode.ctr)
 
 
 # ---------------------------------------------------------------- nothing shows
@@ -355,27 +360,97 @@ def refused(error: type[Exception], match: str, call: Callable[..., Any], *args:
     assert out == b""
 
 
-def test_the_algorithm_of_an_encrypted_footer_can_be_pinned() -> None:
-    """No tag covers its name there: whoever can write to the storage can take the tags away from all pages."""
-    keys = UNIFORM.keys([])
-    sealed = seal(rich(), UNIFORM)
-    at = sealed.index(b"\x1c\x1c", ref.ParquetFile(sealed, keys.footer_key()).tail)  # FileCryptoMetaData, its union
-    changed = sealed[: at + 1] + b"\x2c" + sealed[at + 2 :]
-    assert parquet.inspect(changed)["algorithm"] == "AES_GCM_CTR_V1"
+READERS: dict[str, Callable[..., Any]] = {
+    "decrypt_file": lambda src, keys, **options: parquet.decrypt_file(src, bytearray(), keys, **options),
+    "reencrypt_file": lambda src, keys, **options: parquet.reencrypt_file(src, bytearray(), keys, keys, **options),
+    "the same, same_size": lambda src, keys, **options: parquet.reencrypt_file(
+        src, bytearray(), keys, keys, same_size=True, **options
+    ),
+    "verify": parquet.verify,
+    "open_plain": lambda src, keys, **options: parquet.open_plain(src, keys, **options).read(),
+    "filesystem": lambda src, keys, **options: read_by_filesystem(src, keys, **options),
+}
 
-    def rekey(src: Any, out: Any, keys: Any, **options: Any) -> object:
-        return parquet.reencrypt_file(src, out, keys, keys, **options)
 
-    def view(src: Any, out: Any, keys: Any, **options: Any) -> object:
-        return parquet.open_plain(src, keys, **options)
+def read_by_filesystem(src: bytes, keys: Keys, **options: Any) -> bytes:
+    memory = fsspec.filesystem("memory", skip_instance_cache=True)
+    memory.pipe_file("/file.parquet", src)
+    with parquet.filesystem(keys, fs=memory, **options).open("/file.parquet") as file:
+        return bytes(file.read())
 
-    def check(src: Any, out: Any, keys: Any, **options: Any) -> object:
-        return parquet.verify(src, keys, **options)
 
-    for call in (parquet.decrypt_file, rekey, view, check):
-        refused(PolicyError, "AES_GCM_CTR_V1", call, changed, keys, allow_ctr=False)
-        call(sealed, bytearray(), keys, allow_ctr=False)
-    assert not any(column.authenticated for column in parquet.verify(changed, keys).columns)
+def without_tags(sealed: bytes, footer: bytes) -> bytes:
+    """The file, whose footer is encrypted, as one that claims CTR: one byte is another."""
+    at = sealed.index(b"\x1c\x1c", ref.ParquetFile(sealed, footer).tail)  # FileCryptoMetaData, its union
+    return sealed[: at + 1] + b"\x2c" + sealed[at + 2 :]
+
+
+def with_crc(data: bytes, crc: int) -> bytes:
+    """The bytes with others in place of the last four, so that their CRC-32 is as given: it is linear."""
+    base = zlib.crc32(data[:-4] + bytes(4))
+    rows = [(zlib.crc32(data[:-4] + (1 << bit).to_bytes(4, "little")) ^ base, 1 << bit) for bit in range(32)]
+    wanted, chosen = crc ^ base, 0
+    for bit in range(32):
+        pivot = next(i for i, (image, _) in enumerate(rows) if image >> bit & 1)
+        image, vector = rows.pop(pivot)
+        rows = [(i ^ image, v ^ vector) if i >> bit & 1 else (i, v) for i, v in rows]
+        if wanted >> bit & 1:
+            wanted, chosen = wanted ^ image, chosen ^ vector
+    return data[:-4] + chosen.to_bytes(4, "little")
+
+
+def forged_salaries() -> tuple[bytes, Keys, Any]:
+    """A file under AES_GCM_V1 whose pages somebody without a key has changed, who knows what was in them; and what it
+    reads as. Its CRCs fit.
+    """
+    salaries = pa.array(range(5000, 5200), pa.int64())
+    table = pa.table([salaries], pa.schema([pa.field("salary", pa.int64(), nullable=False)]))
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="none", use_dictionary=False, write_page_checksum=True)
+    keys = Keys(KF)
+    sealed = bytearray()
+    parquet.encrypt_file(sink.getvalue(), sealed, keys, threads=1)
+    data = bytearray(without_tags(bytes(sealed), KF))
+    # From here on without a key.
+    [body] = [module for module in ref.ParquetFile(bytes(sealed), KF).modules() if module.kind == ref.DATA_PAGE]
+    begin, end = body.offset + 16, body.offset + body.length  # behind length and nonce
+    known = b"".join(value.to_bytes(8, "little") for value in range(5000, 5200))
+    wanted = b"".join(value.to_bytes(8, "little") for value in range(905000, 905200))
+    stream = bytes(a ^ b for a, b in zip(sealed[begin:end], known, strict=False))  # of GCM's counter, from 2 on
+    # CTR begins with the counter 1: the first 16 bytes cannot be chosen, and 16 at the end are free.
+    data[begin + 16 : begin + len(wanted)] = bytes(a ^ b for a, b in zip(stream, wanted[16:], strict=False))
+    data[body.offset : end] = with_crc(bytes(data[body.offset : end]), zlib.crc32(sealed[body.offset : end]))
+    return bytes(data), keys, pa.array(range(905002, 905200), pa.int64())
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_the_tags_of_pages_cannot_be_taken_away(reader: str) -> None:
+    """Beside an encrypted footer no tag covers the algorithm's name: one byte takes the tags from all pages."""
+    forged, keys, wanted = forged_salaries()
+    assert parquet.inspect(forged)["algorithm"] == CTR
+    with pytest.raises(PolicyError, match=r"claims AES_GCM_CTR_V1.*no tag.*allow_ctr=True") as caught:
+        READERS[reader](forged, keys)
+    assert "--allow-ctr" in str(caught.value)
+    # Nothing else is in the way: who allows it gets what the forger wants.
+    READERS[reader](forged, keys, allow_ctr=True)
+    if reader == "reencrypt_file":
+        sealed = bytearray()
+        parquet.reencrypt_file(forged, sealed, keys, keys, allow_ctr=True, algorithm=GCM)
+        assert parquet.verify(sealed, keys).columns[0].authenticated
+        table = pq.read_table(parquet.open_plain(sealed, keys), page_checksum_verification=True)
+        assert table["salary"].combine_chunks()[2:].equals(wanted)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("footer", [False, True])
+def test_ctr_is_read_where_it_is_allowed(reader: str, footer: bool) -> None:
+    """Whatever the footer."""
+    mode = Mode(CTR, footer, "columns")
+    sealed, keys = seal(rich(), mode), mode.keys(RICH_LEAVES)
+    with pytest.raises(PolicyError, match="allow_ctr=True"):
+        READERS[reader](sealed, keys)
+    READERS[reader](sealed, keys, allow_ctr=True)
+    READERS[reader](seal(rich(), Mode(GCM, footer, "columns")), keys)
 
 
 def test_downgrades_are_refused() -> None:
@@ -440,7 +515,9 @@ def test_prefixes(footer: bool) -> None:
     for mode in (none, stored, supplied):
         sealed = seal(plain, mode)
         unseal(sealed, mode, [], aad_prefix_verifier=called.append)
-        parquet.verify(sealed, mode.keys([]), aad_prefix=mode.supplied, aad_prefix_verifier=called.append)
+        parquet.verify(
+            sealed, mode.keys([]), aad_prefix=mode.supplied, aad_prefix_verifier=called.append, allow_ctr=mode.ctr
+        )
     assert called == [b"", b"", *[PREFIX] * 4]
 
     def wrong(prefix: bytes) -> None:
@@ -516,14 +593,16 @@ def test_missing_keys() -> None:
         ):
             if mode.columns == "partial" and column != "id":
                 continue
-            refused(KeyAccessError, f"'{column}'", parquet.decrypt_file, sealed, keys, aad_prefix=mode.supplied)
-            refused(KeyAccessError, f"'{column}'", parquet.reencrypt_file, sealed, keys, keys)
+            allow: dict[str, Any] = {"allow_ctr": mode.ctr}
+            known = {**allow, "aad_prefix": mode.supplied}
+            refused(KeyAccessError, f"'{column}'", parquet.decrypt_file, sealed, keys, **known)
+            refused(KeyAccessError, f"'{column}'", parquet.reencrypt_file, sealed, keys, keys, **allow)
             with pytest.raises(KeyAccessError, match=f"'{column}'"):
-                parquet.verify(sealed, keys)
-            skipped = parquet.verify(sealed, keys, missing="skip")
+                parquet.verify(sealed, keys, **allow)
+            skipped = parquet.verify(sealed, keys, missing="skip", **allow)
             assert "missing" in {one.key for one in skipped.columns}
             dropped = bytearray()
-            report = parquet.decrypt_file(sealed, dropped, keys, missing="drop")
+            report = parquet.decrypt_file(sealed, dropped, keys, missing="drop", **allow)
             assert any(f"left out for want of keys: {column}" in one for one in report.warnings)
             table, full = pq.read_table(pa.BufferReader(dropped)), pq.read_table(pa.BufferReader(plain))
             names = [name for name in full.column_names if name in table.column_names]
@@ -924,10 +1003,10 @@ def test_choices_of_other_writers(unique: bytes) -> None:
     found = parquet.inspect(other)
     assert found["footer_key_metadata"] is None and found["aad_file_unique"] == unique.hex()
     assert data_of(unseal(other, mode, RICH_LEAVES)) == data_of(plain)
-    parquet.verify(other, mode.keys(RICH_LEAVES))
+    parquet.verify(other, mode.keys(RICH_LEAVES), allow_ctr=mode.ctr)
     same, turned = bytearray(), Mode(columns="columns", prefix="stored", generation="second")
     new = turned.keys(RICH_LEAVES)
-    parquet.reencrypt_file(other, same, mode.keys(RICH_LEAVES), new, same_size=True)
+    parquet.reencrypt_file(other, same, mode.keys(RICH_LEAVES), new, same_size=True, allow_ctr=mode.ctr)
     assert reference(bytes(same), turned, RICH_LEAVES).aad == aad
     with pytest.raises(KeyAccessError, match="no key_metadata"):
         parquet.decrypt_file(other, bytearray(), {}.__getitem__)
@@ -975,7 +1054,7 @@ def test_both_layouts_of_v2_pages(nulls: str, algorithm: str) -> None:
         levels = [one.levels for one in file.modules() if one.kind == ref.DATA_PAGE]
         assert len(levels) == 3 and all(bool(one) == (layout != "arrow" and nulls != "required") for one in levels)
         assert data_of(unseal(made[layout], mode, leaves)) == data_of(plain)
-        parquet.verify(made[layout], keys)
+        parquet.verify(made[layout], keys, allow_ctr=mode.ctr)
     # One turns into the other, and both keep what they are unless told.
     for layout, wanted in (
         ("arrow", "parquet-java"),
@@ -984,12 +1063,12 @@ def test_both_layouts_of_v2_pages(nulls: str, algorithm: str) -> None:
         ("parquet-java", None),
     ):
         out = bytearray()
-        parquet.reencrypt_file(made[layout], out, keys, keys, v2_layout=wanted, threads=1)
+        parquet.reencrypt_file(made[layout], out, keys, keys, v2_layout=wanted, threads=1, allow_ctr=mode.ctr)
         levels = [one.levels for one in reference(bytes(out), mode, leaves).modules() if one.kind == ref.DATA_PAGE]
         assert all(bool(one) == ((wanted or layout) != "arrow" and nulls != "required") for one in levels)
         assert data_of(unseal(out, mode, leaves)) == data_of(plain)
         same = bytearray()
-        parquet.reencrypt_file(out, same, keys, keys, same_size=True, threads=1)
+        parquet.reencrypt_file(out, same, keys, keys, same_size=True, threads=1, allow_ctr=mode.ctr)
         back = unseal(same, mode, leaves)  # whose CRCs may have found no room
         assert len(same) == len(out) and ref.ParquetFile(back).contents() == ref.ParquetFile(plain).contents()
 
@@ -1009,7 +1088,9 @@ def test_reencrypt(corpus: dict[str, bytes], mode: Mode) -> None:
         sealed = seal(plain, mode, leaves)
         out = bytearray()
         old, new = mode.keys(leaves), turned.keys(leaves)
-        report = parquet.reencrypt_file(sealed, out, old, new, aad_prefix=mode.supplied, threads=1, **options)
+        report = parquet.reencrypt_file(
+            sealed, out, old, new, aad_prefix=mode.supplied, threads=1, **options, allow_ctr=mode.ctr
+        )
         assert report.algorithm == turned.algorithm
         file = reference(bytes(out), turned, leaves)
         assert file.algorithm == turned.algorithm and (file.magic == b"PAR1") == turned.plaintext_footer
@@ -1025,7 +1106,7 @@ def test_reencrypt_keeps_what_it_is_not_told_to_change() -> None:
         turned = Mode(mode.algorithm, mode.plaintext_footer, mode.columns, mode.prefix, 24, "second")
         out = bytearray()
         old, new = mode.keys(RICH_LEAVES), turned.keys(RICH_LEAVES)
-        parquet.reencrypt_file(seal(plain, mode), out, old, new, aad_prefix=mode.supplied)
+        parquet.reencrypt_file(seal(plain, mode), out, old, new, aad_prefix=mode.supplied, allow_ctr=mode.ctr)
         file = reference(bytes(out), turned, RICH_LEAVES)
         assert file.aad_prefix == mode.aad_prefix and file.algorithm == mode.algorithm
         assert (file.magic == b"PAR1") == mode.plaintext_footer
@@ -1040,7 +1121,9 @@ def test_same_size(mode: Mode) -> None:
     sealed = seal(plain, mode)
     out = bytearray()
     old, new = mode.keys(RICH_LEAVES), turned.keys(RICH_LEAVES)
-    report = parquet.reencrypt_file(sealed, out, old, new, aad_prefix=mode.supplied, same_size=True, threads=1)
+    report = parquet.reencrypt_file(
+        sealed, out, old, new, aad_prefix=mode.supplied, same_size=True, threads=1, allow_ctr=mode.ctr
+    )
     assert len(out) == len(sealed) == report.file_length
     before = reference(sealed, mode, RICH_LEAVES)
     after = reference(bytes(out), turned, RICH_LEAVES)
@@ -1071,7 +1154,7 @@ def test_same_size_turns_only_what_is_held() -> None:
         new = Keys(new_footer, {"id": new_id}, footer_metadata=b"of the footer", column_metadata={"id": b"of id"})
         out = bytearray()
         old = Keys(mode.footer, held)
-        report = parquet.reencrypt_file(sealed, out, old, new, same_size=True, threads=1)
+        report = parquet.reencrypt_file(sealed, out, old, new, same_size=True, threads=1, allow_ctr=mode.ctr)
         assert len(out) == len(sealed)
         assert [one.path for one in report.columns if one.key == "missing"] == ["list.list.element"]
         after = ref.ParquetFile(bytes(out), new_footer, {**columns, ("id",): new_id})
@@ -1084,7 +1167,7 @@ def test_same_size_turns_only_what_is_held() -> None:
             with pytest.raises(InvalidTag):
                 list(ref.ParquetFile(bytes(out), new_footer, wrong).modules())
         with pytest.raises(KeyAccessError, match=r"list\.list\.element"):
-            parquet.reencrypt_file(sealed, bytearray(), old, new)
+            parquet.reencrypt_file(sealed, bytearray(), old, new, allow_ctr=mode.ctr)
 
 
 def test_same_size_and_checksums() -> None:
@@ -1241,7 +1324,9 @@ def test_a_source_is_replaced_when_the_new_one_is_complete(tmp_path: Path) -> No
         path = files.write(tmp_path / f"file{same_size}", seal(plain, mode))
         path.chmod(0o640)
         with path.open("rb") as before:
-            parquet.reencrypt_file(path, path, mode.keys(RICH_LEAVES), turned.keys(RICH_LEAVES), same_size=same_size)
+            parquet.reencrypt_file(
+                path, path, mode.keys(RICH_LEAVES), turned.keys(RICH_LEAVES), same_size=same_size, allow_ctr=mode.ctr
+            )
             assert os.fstat(before.fileno()).st_ino != path.stat().st_ino
             assert data_of(unseal(before.read(), mode, RICH_LEAVES)) == data_of(plain)  # a reader keeps the old one
         back = unseal(path, turned, RICH_LEAVES)
@@ -1249,7 +1334,7 @@ def test_a_source_is_replaced_when_the_new_one_is_complete(tmp_path: Path) -> No
         assert path.stat().st_mode & 0o777 == 0o640
     path = files.write(tmp_path / "file", plain)
     parquet.encrypt_file(path, path, mode.keys(RICH_LEAVES))
-    parquet.decrypt_file(path, path, mode.keys(RICH_LEAVES))
+    parquet.decrypt_file(path, path, mode.keys(RICH_LEAVES), allow_ctr=mode.ctr)
     assert data_of(path.read_bytes()) == data_of(plain)
     assert sorted(os.listdir(tmp_path)) == ["file", "fileFalse", "fileTrue"]
 
@@ -1412,7 +1497,12 @@ def test_rows_of_verify(mode: Mode, threads: int) -> None:
     sealed = seal(rich(), mode)
     done: list[int] = []
     report = parquet.verify(
-        sealed, mode.keys(RICH_LEAVES), aad_prefix=mode.supplied, threads=threads, progress=done.append
+        sealed,
+        mode.keys(RICH_LEAVES),
+        aad_prefix=mode.supplied,
+        threads=threads,
+        progress=done.append,
+        allow_ctr=mode.ctr,
     )
     assert sum(done) <= len(sealed) and json.dumps(report.to_dict())
     file = reference(sealed, mode, RICH_LEAVES)
@@ -1444,7 +1534,7 @@ def test_reports_say_what_was_done(tmp_path: Path) -> None:
             report.source_length == plain.stat().st_size and report.file_length == (tmp_path / "sealed").stat().st_size
         )
         assert sum(done) == len(data_of(plain.read_bytes()))
-        verified = parquet.verify(tmp_path / "sealed", mode.keys(RICH_LEAVES))
+        verified = parquet.verify(tmp_path / "sealed", mode.keys(RICH_LEAVES), allow_ctr=mode.ctr)
         kinds = [(row.path, row.key, row.data_pages, row.dictionary_pages, row.authenticated) for row in report.columns]
         again = [
             (row.path, row.key, row.data_pages, row.dictionary_pages, row.authenticated) for row in verified.columns

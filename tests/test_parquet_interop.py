@@ -17,7 +17,7 @@ from parquet_corpus import CORPUS, UNREADABLE, flat, nested
 from parquet_files import Mode, key, seal
 from parquet_peers import CTR, GCM, ParquetJava, PeerError, PmeKeys, rows_of
 
-from ags_fast import AgsError, FormatError, IntegrityError, parquet
+from ags_fast import AgsError, FormatError, IntegrityError, PolicyError, parquet
 from ags_fast.parquet import FOOTER_KEY, Keys
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def decrypted(source: Any, keys: Any, *, tiled: bool = True, **options: Any) -> 
     """The table of a file that a peer wrote; it is inspected and verified too."""
     out = bytearray()
     asked = ours(keys) if isinstance(keys, PmeKeys) else keys
-    known = {"aad_prefix": keys.aad_prefix} if isinstance(keys, PmeKeys) else {}
-    known |= options
     found = parquet.inspect(source)
+    known = {"aad_prefix": keys.aad_prefix} if isinstance(keys, PmeKeys) else {}
+    known |= {"allow_ctr": found["algorithm"] == CTR, **options}
     assert json.dumps(found) and found["footer"] in ("encrypted", "signed")
     report = parquet.verify(source, asked, **known)
     assert report.columns and any("belong to no module" in warning for warning in report.warnings) != tiled
@@ -174,7 +174,9 @@ def test_ctr_that_calls_itself_gcm(tmp_path: Path, version: str) -> None:
         with pytest.raises((IntegrityError, FormatError), match=r"id|text"):
             call()
     quirk = {"arrow-ctr-mislabel"}
-    assert rows_of(decrypted(theirs, material.key, quirks=quirk)) == rows_of(table)
+    with pytest.raises(PolicyError, match="allow_ctr=True"):
+        parquet.verify(theirs, material.key, quirks=quirk)
+    assert rows_of(decrypted(theirs, material.key, quirks=quirk, allow_ctr=True)) == rows_of(table)
     new = Keys(
         KF,
         {"id": K1, "text": K2},
@@ -183,7 +185,7 @@ def test_ctr_that_calls_itself_gcm(tmp_path: Path, version: str) -> None:
     )
     for algorithm in (GCM, CTR):
         turned = tmp_path / algorithm
-        options = {"quirks": quirk, "algorithm": algorithm, "other_columns": "plain"}
+        options = {"quirks": quirk, "algorithm": algorithm, "other_columns": "plain", "allow_ctr": True}
         parquet.reencrypt_file(theirs, turned, material.key, new, **options)
         assert rows_of(peers.pyarrow_factory_read(turned, MASTER_KEYS)) == rows_of(table)
         assert ref.ParquetFile(turned, material.footer, material).algorithm == algorithm
@@ -285,7 +287,15 @@ def test_what_parquet_java_writes(tmp_path: Path, parquet_java: ParquetJava, mod
     for same_size in (False, True):
         target = tmp_path / f"turned{same_size}"
         more = {"same_size": True} if same_size else {"other_columns": "footer" if keys.complete or not keys.columns else "plain"}  # fmt: skip  # noqa: E501
-        parquet.reencrypt_file(sealed, target, ours(keys), ours(turned), aad_prefix=keys.aad_prefix, **more)
+        parquet.reencrypt_file(
+            sealed,
+            target,
+            ours(keys),
+            ours(turned),
+            aad_prefix=keys.aad_prefix,
+            allow_ctr=keys.algorithm == CTR,
+            **more,
+        )
         assert (target.stat().st_size == len(sealed)) or not same_size
         assert rows_of(parquet_java.read(target, turned)) == rows_of(flat())
         assert rows_of(decrypted(target, turned)) == rows_of(flat())
@@ -305,7 +315,8 @@ def test_columns_that_pass_are_read_with_their_old_keys(tmp_path: Path, parquet_
             parquet_java.write(tmp_path / "plain", tmp_path / "sealed", keys, page_rows=100, row_group_rows=200)
         new = PmeKeys(key("new"), keys.columns)
         size = (tmp_path / "sealed").stat().st_size
-        parquet.reencrypt_file(tmp_path / "sealed", tmp_path / "sealed", Keys(KF), Keys(new.footer), same_size=True)
+        options = {"same_size": True, "allow_ctr": algorithm == CTR}
+        parquet.reencrypt_file(tmp_path / "sealed", tmp_path / "sealed", Keys(KF), Keys(new.footer), **options)
         assert (tmp_path / "sealed").stat().st_size == size
         assert rows_of(parquet_java.read(tmp_path / "sealed", new)) == rows_of(flat())
         if algorithm == GCM:
@@ -382,7 +393,7 @@ def test_v2_pages(tmp_path: Path, parquet_java: ParquetJava, nulls: str, algorit
     # what parquet-java writes is turned to what the others read
     parquet_java.write(plain, java, keys, writer="v2", page_rows=10)
     assert rows_of(decrypted(java, keys)) == rows
-    parquet.reencrypt_file(java, arrow, ours(keys), ours(keys), v2_layout="arrow")
+    parquet.reencrypt_file(java, arrow, ours(keys), ours(keys), v2_layout="arrow", allow_ctr=algorithm == CTR)
     assert rows_of(peers.pyarrow_read(arrow, keys)) == rows
 
 
@@ -513,7 +524,8 @@ def test_encrypted_files_of_parquet_testing(shared_data: Path) -> None:
             keys = ref.Pkmt1(MASTER_KEYS, path).key
         prefix = b"tester" if "disable_aad" in name else None
         table = decrypted(path, keys, aad_prefix=prefix)
-        report = parquet.verify(path, keys, aad_prefix=prefix)
+        known: dict[str, Any] = {"aad_prefix": prefix, "allow_ctr": algorithm == CTR}
+        report = parquet.verify(path, keys, **known)
         assert report.algorithm == algorithm and report.footer == ("encrypted" if magic == b"PARE" else "signed")
         assert sum(row.key == "column" for row in report.columns) == keyed
         shapes.append((table.num_rows, table.num_columns))
@@ -522,7 +534,7 @@ def test_encrypted_files_of_parquet_testing(shared_data: Path) -> None:
             assert [row["float_field"] for row in rows_of(table)][:2] == [0.0, pytest.approx(1.1)]
         again = bytearray()
         new = Keys(key("new"), {row.path: key(row.path) for row in report.columns if row.key == "column"})
-        parquet.reencrypt_file(path, again, keys, new, aad_prefix=prefix, same_size=True)
+        parquet.reencrypt_file(path, again, keys, new, same_size=True, **known)
         assert len(again) <= path.stat().st_size  # key metadata that are left out, in the footer
         assert rows_of(decrypted(again, new, aad_prefix=prefix)) == rows_of(table)
     assert len(shapes) == 13

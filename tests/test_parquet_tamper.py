@@ -33,15 +33,15 @@ def fails(file: bytes, mode: Mode, threads: int = 1, **options: Any) -> AgsError
     keys = mode.keys(RICH_LEAVES)
     out = bytearray(b"before")
     with pytest.raises(BROKEN) as caught:
-        parquet.decrypt_file(file, out, keys, aad_prefix=mode.supplied, threads=threads, **options)
+        parquet.decrypt_file(file, out, keys, aad_prefix=mode.supplied, threads=threads, **options, allow_ctr=mode.ctr)
     assert out in (b"", b"before")  # a footer is looked at before anything is written
     with pytest.raises(BROKEN) as again:
-        parquet.verify(file, keys, aad_prefix=mode.supplied, threads=threads)
+        parquet.verify(file, keys, aad_prefix=mode.supplied, threads=threads, allow_ctr=mode.ctr)
     assert type(again.value) is type(caught.value)
     if isinstance(caught.value, IntegrityError):
         assert place(again.value) == place(caught.value), (str(caught.value), str(again.value))
     with pytest.raises(BROKEN):
-        parquet.reencrypt_file(file, out, keys, keys, aad_prefix=mode.supplied, threads=threads)
+        parquet.reencrypt_file(file, out, keys, keys, aad_prefix=mode.supplied, threads=threads, allow_ctr=mode.ctr)
     assert out in (b"", b"before")
     return caught.value
 
@@ -143,7 +143,9 @@ def test_footers_of_other_files(mode: Mode) -> None:
     fails(one[: first.tail] + two[second.tail :], mode)
     turned = Mode(mode.algorithm, mode.plaintext_footer, mode.columns, mode.prefix, 16, "second")
     out = bytearray()
-    parquet.reencrypt_file(one, out, mode.keys(RICH_LEAVES), turned.keys(RICH_LEAVES), same_size=True)
+    parquet.reencrypt_file(
+        one, out, mode.keys(RICH_LEAVES), turned.keys(RICH_LEAVES), same_size=True, allow_ctr=mode.ctr
+    )
     fails(bytes(out[: first.tail]) + one[first.tail :], mode)
     fails(one[: first.tail] + bytes(out[first.tail :]), turned)
 
@@ -187,11 +189,11 @@ def test_other_keys_and_prefixes() -> None:
         sealed = seal(rich(), mode)
         columns = mode.leaf_keys(RICH_LEAVES)
         with pytest.raises(IntegrityError) as caught:
-            parquet.decrypt_file(sealed, bytearray(), Keys(key("wrong"), columns))
+            parquet.decrypt_file(sealed, bytearray(), Keys(key("wrong"), columns), allow_ctr=mode.ctr)
         assert caught.value.module == "footer"
         wrong = {**columns, RICH_LEAVES[2]: key("wrong", 24)}
         with pytest.raises(IntegrityError) as caught:
-            parquet.decrypt_file(sealed, bytearray(), Keys(mode.footer, wrong))
+            parquet.decrypt_file(sealed, bytearray(), Keys(mode.footer, wrong), allow_ctr=mode.ctr)
         assert place(caught.value) == ("column metadata", 0, "list.list.element", None)
 
 
@@ -217,7 +219,7 @@ def test_pages_under_ctr(footer: bool) -> None:
     for module in bare_modules:
         if module.ctr:
             changed = bare.flip(module)
-            report = parquet.verify(changed, mode.keys(RICH_LEAVES))
+            report = parquet.verify(changed, mode.keys(RICH_LEAVES), allow_ctr=mode.ctr)
             assert not any(row.authenticated for row in report.columns)
             assert any("pages carry no tag" in warning for warning in report.warnings)
             back = unseal(changed, mode, RICH_LEAVES)
@@ -386,11 +388,11 @@ def test_hostile_column_metadata_behind_a_tag(what: str) -> None:
             plain = HOSTILE[what]
         hostile = resealed(file, module, plain[: module.length - 32])
         with pytest.raises(BROKEN) as caught:
-            parquet.verify(hostile, mode.keys(RICH_LEAVES), threads=1)
+            parquet.verify(hostile, mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
         assert "id" in str(caught.value) or what in HOSTILE, caught.value
         out = bytearray()
         try:
-            parquet.decrypt_file(hostile, out, mode.keys(RICH_LEAVES), threads=1)
+            parquet.decrypt_file(hostile, out, mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
         except BROKEN:
             assert out == b""
         else:
@@ -450,11 +452,11 @@ def test_hostile_footers_behind_a_tag(mode: Mode) -> None:
     for number, one in enumerate(edits()):
         hostile = file.with_footer(one)
         with pytest.raises(BROKEN):
-            parquet.verify(hostile, mode.keys(RICH_LEAVES), threads=1)
+            parquet.verify(hostile, mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
             raise AssertionError(number)
     for plain in HOSTILE.values():
         with pytest.raises(BROKEN):
-            parquet.decrypt_file(file.with_footer(plain), bytearray(), mode.keys(RICH_LEAVES))
+            parquet.decrypt_file(file.with_footer(plain), bytearray(), mode.keys(RICH_LEAVES), allow_ctr=mode.ctr)
 
 
 def test_hostile_file_crypto_metadata() -> None:
@@ -475,7 +477,7 @@ def test_hostile_file_crypto_metadata() -> None:
         changed = ref.Struct([[1, ref.STRUCT, union]])
         with pytest.raises(FormatError, match="algorithm"):
             parquet.inspect(file.with_footer(crypto=changed))
-    # CTR that is said to be GCM does not pass. The other way round no tag tells, but every report does.
+    # CTR that is said to be GCM does not pass. The other way round no tag tells: what is allowed, every report names.
     for mode, number in ((FOUR[2], 1), (FOUR[0], 2)):
         file, _ = modules_of(mode)
         changed = ref.Struct([[1, ref.STRUCT, ref.Struct([[number, ref.STRUCT, file.crypto[1].fields[0][2]]])]])
@@ -483,9 +485,9 @@ def test_hostile_file_crypto_metadata() -> None:
         if number == 1:
             assert isinstance(fails(hostile, mode), IntegrityError | FormatError)
         else:
-            report = parquet.decrypt_file(hostile, bytearray(), mode.keys(RICH_LEAVES))
+            report = parquet.decrypt_file(hostile, bytearray(), mode.keys(RICH_LEAVES), allow_ctr=True)
             assert report.algorithm == CTR and not any(row.authenticated for row in report.columns)
-            report = parquet.verify(hostile, mode.keys(RICH_LEAVES))
+            report = parquet.verify(hostile, mode.keys(RICH_LEAVES), allow_ctr=True)
             assert report.algorithm == CTR and not any(row.authenticated for row in report.columns)
 
 
@@ -514,13 +516,13 @@ def test_verify_compares_indexes_with_pages() -> None:
         ):
             hostile = resealed(file, index, edited(index, edit))
             with pytest.raises(IntegrityError) as caught:
-                parquet.verify(hostile, mode.keys(RICH_LEAVES), threads=1)
+                parquet.verify(hostile, mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
                 raise AssertionError(name)
             assert place(caught.value) == place_of(index), name
         for plain in HOSTILE.values():
             hostile = resealed(file, index, plain[: index.length - 32])
             with pytest.raises(BROKEN):
-                parquet.verify(hostile, mode.keys(RICH_LEAVES), threads=1)
+                parquet.verify(hostile, mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
 
 
 def test_verify_reads_column_indexes_and_bloom_filters() -> None:
@@ -536,7 +538,12 @@ def test_verify_reads_column_indexes_and_bloom_filters() -> None:
             if plain == b"\x00" and module is index:
                 continue
             with pytest.raises(BROKEN):
-                parquet.verify(resealed(file, module, plain[: module.length - 32]), mode.keys(RICH_LEAVES), threads=1)
+                parquet.verify(
+                    resealed(file, module, plain[: module.length - 32]),
+                    mode.keys(RICH_LEAVES),
+                    threads=1,
+                    allow_ctr=mode.ctr,
+                )
 
 
 @pytest.mark.parametrize("mode", FOUR, ids=str)
@@ -550,13 +557,13 @@ def test_verify_compares_the_footer_with_the_columns(mode: Mode) -> None:
         footer, _ = ref.parse(ref.serialise(file.footer))
         edit(footer)
         with pytest.raises(IntegrityError) as caught:
-            parquet.verify(file.with_footer(footer), mode.keys(RICH_LEAVES), threads=1)
+            parquet.verify(file.with_footer(footer), mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
             raise AssertionError(name)
         assert caught.value.module in ("footer", "column metadata") and caught.value.row_group in (0, 1)
     for edit in (lambda footer: footer.set(3, ref.I64, 25), lambda footer: footer[4].items.pop()):
         footer, _ = ref.parse(ref.serialise(file.footer))
         edit(footer)
-        report = parquet.verify(file.with_footer(footer), mode.keys(RICH_LEAVES), threads=1)
+        report = parquet.verify(file.with_footer(footer), mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
         assert any("rows, its row groups have" in warning for warning in report.warnings)
 
 

@@ -85,7 +85,9 @@ def encrypt(plain: Any, mode: str = "uniform", **options: Any) -> tuple[bytes, K
 
 def view_of(plain: Any, mode: str = "uniform", **options: Any) -> _view.PlainView:
     sealed, keys = encrypt(plain, mode)
-    return open_plain(sealed, keys, aad_prefix=MODES[mode].get("aad_prefix"), **options)
+    return open_plain(
+        sealed, keys, aad_prefix=MODES[mode].get("aad_prefix"), **options, allow_ctr="algorithm" in MODES[mode]
+    )
 
 
 SEALED, HELD = encrypt(PAGED, "columns")
@@ -132,7 +134,7 @@ def test_every_file_of_the_corpus(corpus: dict[str, Path], mode: str) -> None:
     for i, (name, path) in enumerate(corpus.items()):
         plain = path.read_bytes()
         sealed, keys = encrypt(plain, mode)
-        view = open_plain(sealed, keys, aad_prefix=MODES[mode].get("aad_prefix"))
+        view = open_plain(sealed, keys, aad_prefix=MODES[mode].get("aad_prefix"), allow_ctr="algorithm" in MODES[mode])
         shown = view.read()
         assert (len(shown), shown[:4], shown[-4:], view.size) == (view.size, b"PAR1", b"PAR1", len(shown)), name
         if i % len(MODES) in (list(MODES).index(mode), list(MODES).index(mode) - 1):  # it is slow
@@ -160,8 +162,9 @@ def test_parquet_testing(shared_data: Path, name: str) -> None:
         reference = ParquetFile(path, footer, columns, aad_prefix=prefix)
         keys = Keys(footer, columns)
     plain = bytearray()
-    decrypt_file(path, plain, keys, aad_prefix=prefix)
-    with open_plain(path, keys, aad_prefix=prefix) as view:
+    known: dict[str, Any] = {"aad_prefix": prefix, "allow_ctr": "ctr" in name}
+    decrypt_file(path, plain, keys, **known)
+    with open_plain(path, keys, **known) as view:
         shown = view.read()
         assert contents(shown) == contents(bytes(plain))
         assert places(ParquetFile(shown)) == places(reference)
@@ -243,7 +246,7 @@ def test_opening_reads_the_footer_only(corpus: dict[str, Path]) -> None:
     for mode in MODES:
         sealed, keys = encrypt(corpus["large page"].read_bytes(), mode)
         source = Source(sealed)
-        view = open_plain(source, keys, aad_prefix=MODES[mode].get("aad_prefix"))
+        view = open_plain(source, keys, aad_prefix=MODES[mode].get("aad_prefix"), allow_ctr="algorithm" in MODES[mode])
         assert sum(size for _, size in source.requests) <= SPECULATIVE + 4, mode
         assert all(at >= len(sealed) - SPECULATIVE or (at, size) == (0, 4) for at, size in source.requests), mode
         before = len(source.requests)
@@ -600,8 +603,8 @@ def test_ctr_pages_are_checked_by_their_crc() -> None:
     [page, *_] = [m for m in ParquetFile(sealed, KF).modules() if m.kind == ref.DATA_PAGE and m.path == ("bytes",)]
     damaged = ParquetFile(sealed, KF).flip(page)
     with pytest.raises(IntegrityError, match="CRC"):
-        open_plain(damaged, keys).read()
-    view = open_plain(damaged, keys, check_crc=False)
+        open_plain(damaged, keys, allow_ctr=True).read()
+    view = open_plain(damaged, keys, check_crc=False, allow_ctr=True)
     view.read()
     with pytest.raises(OSError, match=r"(?i)crc|checksum"):  # it is still wrong for those who look
         pq.ParquetFile(view, page_checksum_verification=True).read()
@@ -610,15 +613,15 @@ def test_ctr_pages_are_checked_by_their_crc() -> None:
 def test_wrong_keys_and_prefixes() -> None:
     sealed, keys = encrypt(PAGED, "columns, ctr, prefix")
     with pytest.raises(PolicyError, match="prefix"):
-        open_plain(sealed, keys)
+        open_plain(sealed, keys, allow_ctr=True)
     for wrong in (b"another", PREFIX + b"x"):
         with pytest.raises(IntegrityError):
-            open_plain(sealed, keys, aad_prefix=wrong)
+            open_plain(sealed, keys, aad_prefix=wrong, allow_ctr=True)
     with pytest.raises(IntegrityError) as caught:
-        open_plain(sealed, Keys(K1[:16]), aad_prefix=PREFIX)
+        open_plain(sealed, Keys(K1[:16]), aad_prefix=PREFIX, allow_ctr=True)
     assert caught.value.module == "footer"
     seen = []
-    open_plain(sealed, keys, aad_prefix=PREFIX, aad_prefix_verifier=seen.append)
+    open_plain(sealed, keys, aad_prefix=PREFIX, aad_prefix_verifier=seen.append, allow_ctr=True)
     assert seen == [PREFIX]
     with pytest.raises(PolicyError, match="not encrypted"):
         open_plain(PAGED, keys)
@@ -698,8 +701,10 @@ def test_ctr_pages_that_are_not_called_so() -> None:
     mislabelled = file.with_footer()
     with pytest.raises(IntegrityError):
         open_plain(mislabelled, keys).read()
-    view = open_plain(mislabelled, keys, quirks={"arrow-ctr-mislabel"})
-    assert view.read() == open_plain(sealed, keys).read()
+    with pytest.raises(PolicyError, match=r"column 'id'.*not under AES_GCM_V1.*allow_ctr=True"):
+        open_plain(mislabelled, keys, quirks={"arrow-ctr-mislabel"})
+    view = open_plain(mislabelled, keys, quirks={"arrow-ctr-mislabel"}, allow_ctr=True)
+    assert view.read() == open_plain(sealed, keys, allow_ctr=True).read()
 
 
 def test_files_of_other_writers(tmp_path: Path) -> None:

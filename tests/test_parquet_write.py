@@ -153,14 +153,13 @@ def test_modes(mode: str) -> None:
     target = bytearray()
     report = apq.write_table(table, target, keys, row_group_size=250, **MODES[mode], **PAGED)
     prefix = MODES[mode].get("aad_prefix")
+    known = {"aad_prefix": prefix, "allow_ctr": "CTR" in mode}
     columns = {} if mode == "uniform" else {path: K1 if path[0] == "list" else K2 for path in LEAVES}
     modules = list(ref.ParquetFile(bytes(target), KF, columns, aad_prefix=prefix).modules())
     assert {module.row_group for module in modules} == {None, 0, 1, 2}
-    assert pages(opened(bytes(target), keys, aad_prefix=prefix)) == pages(
-        by_pyarrow(table, row_group_size=250, **PAGED)
-    )
+    assert pages(opened(bytes(target), keys, **known)) == pages(by_pyarrow(table, row_group_size=250, **PAGED))
 
-    checked = apq.verify(bytes(target), keys, aad_prefix=prefix)
+    checked = apq.verify(bytes(target), keys, **known)
     assert (report.op, report.row_groups, report.file_length) == ("write", 3, len(target))
     assert report.footer == checked.footer == ("signed" if "signed" in mode else "encrypted")
     assert report.algorithm == checked.algorithm == (CTR if "CTR" in mode else GCM)

@@ -214,12 +214,10 @@ def _finished(context: Context, entry: FileEntry, attempt: int) -> int | None:
         return None
     try:
         with _sealed(context, entry) as source:
-            with Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix, allow_ctr=False) as opened:
+            with Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix) as opened:
                 length = opened.source.size
             if context.resume == "verify":
-                verify(
-                    source, _keys(context, entry), aad_prefix=entry.aad_prefix, allow_ctr=False, threads=context.threads
-                )
+                verify(source, _keys(context, entry), aad_prefix=entry.aad_prefix, threads=context.threads)
     except (IntegrityError, FormatError):
         return None
     return length
@@ -228,7 +226,7 @@ def _finished(context: Context, entry: FileEntry, attempt: int) -> int | None:
 def _check(context: Context, entry: FileEntry) -> int:
     with _sealed(context, entry) as source:
         keys = _keys(context, entry)
-        return verify(source, keys, aad_prefix=entry.aad_prefix, allow_ctr=False, threads=context.threads).file_length
+        return verify(source, keys, aad_prefix=entry.aad_prefix, threads=context.threads).file_length
 
 
 def _verify(context: Context, task: Task, attempt: int) -> Outcome:
@@ -264,7 +262,6 @@ def _decrypt_to(context: Context, entry: FileEntry, source: Any, target: Any) ->
         target,
         _keys(context, entry),
         aad_prefix=entry.aad_prefix,
-        allow_ctr=False,
         missing="drop" if context.without else "error",
         threads=context.threads,
     )
@@ -285,7 +282,6 @@ def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
             _keys(context, old),
             _keys(context, entry),
             aad_prefix=old.aad_prefix,
-            allow_ctr=False,
             new_aad_prefix=entry.aad_prefix,
             store_aad_prefix=False,
             threads=context.threads,
@@ -315,7 +311,6 @@ def view(context: Context, entry: FileEntry) -> io.RawIOBase:
             _source(context, entry),
             _keys(context, entry),
             aad_prefix=entry.aad_prefix,
-            allow_ctr=False,
             missing="hide" if context.without else "error",
             threads=context.threads,
         )
@@ -332,7 +327,7 @@ def holds(context: Context, entry: FileEntry, file: str) -> bool:
     there = entry._replace(file_length=0)
     with (
         _sealed(context, there, file) as source,
-        Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix, allow_ctr=False),
+        Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix),
     ):
         return True
 

@@ -106,7 +106,7 @@ def verify(
     aad_prefix_verifier: Callable[[bytes], object] | None = None,
     missing: str = "error",
     quirks: Iterable[str] = (),
-    allow_ctr: bool = True,
+    allow_ctr: bool = False,
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Report:
@@ -207,7 +207,7 @@ def _check_footer(opened: Opened, chunks: list[Chunk]) -> int:
 def _warnings(opened: Opened, waiting: list[Piece], report: Report, absent: bool) -> list[str]:
     warnings = []
     if report.algorithm == "AES_GCM_CTR_V1":
-        warnings.append("AES_GCM_CTR_V1: pages carry no tag; a change in them goes unseen, unless they have a CRC")
+        warnings.append("AES_GCM_CTR_V1: pages carry no tag; a change in them goes unseen, and a CRC is no protection")
     missing = [row.path for row in report.columns if row.key == "missing"]
     if missing:
         warnings.append(f"not checked, for want of keys: {', '.join(missing)}")

@@ -316,7 +316,8 @@ class Opened:
 
     keys: Keys, or a function from key_metadata to a key; None opens nothing. aad_prefix: as the caller
     knows it; compared with what the file says. aad_prefix_verifier: called with the prefix, raises if it is wrong.
-    quirks: of `QUIRKS`. allow_ctr: whether pages may be without tags. plain: whether a file may be without encryption.
+    quirks: of `QUIRKS`. allow_ctr: whether page bytes may be without tags. plain: whether a file may be without
+    encryption.
 
     Raises FormatError, IntegrityError, KeyAccessError, and PolicyError where it is less protected than it must be.
     """
@@ -329,7 +330,7 @@ class Opened:
         aad_prefix: bytes | None = None,
         aad_prefix_verifier: Callable[[bytes], object] | None = None,
         quirks: Iterable[str] = (),
-        allow_ctr: bool = True,
+        allow_ctr: bool = False,
         plain: bool = False,
     ) -> None:
         self.quirks = frozenset(quirks)
@@ -439,7 +440,7 @@ class Opened:
             )
         if crypto.algorithm == "AES_GCM_CTR_V1" and not self._allow_ctr:
             # Beside an encrypted footer this stands in plain text, and no tag covers it.
-            raise PolicyError("the file says that it is under AES_GCM_CTR_V1, whose pages have no tag: it was changed?")
+            raise self._without_tags("the file claims AES_GCM_CTR_V1")
         given = bytes(aad_prefix) if aad_prefix else None
         if given is None and crypto.stored is None and crypto.supply:
             raise PolicyError("the file was written with an AAD prefix that it does not hold: pass aad_prefix")
@@ -459,6 +460,13 @@ class Opened:
             self.footer_key = self._retrieve(keys, crypto.key_metadata, "the footer")
             if self.footer_key is None:
                 raise KeyAccessError("the footer key was not found: the file stores no key_metadata, so pass Keys")
+
+    def _without_tags(self, what: str) -> PolicyError:
+        return PolicyError(
+            f"{what}, where page bytes carry no tag: either the file was written so, or somebody with write access has "
+            "taken the tags of its pages away to change them. Pass allow_ctr=True to read a file that you know to be "
+            "written under AES_GCM_CTR_V1 (ags-fast parquet: --allow-ctr)"
+        )
 
     @property
     def _dialect(self) -> bool:
@@ -587,6 +595,10 @@ class Opened:
                 f"column {chunk.name!r}, row group {chunk.row_group} has no metadata: the file is damaged"
             )
         if "arrow-ctr-mislabel" in self.quirks and not ctr and not self.encrypted_footer and self._is_ctr(chunk):
+            if not self._allow_ctr:
+                raise self._without_tags(
+                    f"the pages of column {chunk.name!r} are not under AES_GCM_V1, as the footer says"
+                )
             chunk.modules = self._modules(chunk, key, True)
 
     def _modules(self, chunk: Chunk, key: Key, ctr: bool) -> Modules:

@@ -912,13 +912,13 @@ def encrypt_file(
     src: a path, a bytes-like object or a seekable binary file. dst: a path, which appears only when it is complete, a
     bytearray, or a file open for writing, which need not seek. keys: the footer key and, by column, others.
 
-    algorithm: "AES_GCM_V1", or "AES_GCM_CTR_V1", under which pages have no tag. plaintext_footer: legacy readers can
-    read the plain columns; the footer is signed, and shows no statistics of encrypted columns. other_columns: what
-    `keys` does not name is sealed with the footer key ("footer") or stays "plain". aad_prefix: binds the file to a
-    name; store_aad_prefix=False leaves it out, and readers must know it. v2_layout: V2 pages sealed as a whole
-    ("arrow": Arrow, polars) or with their levels in plain text ("parquet-java"); neither reads the other's.
-    drop_bloom_filters: for readers that cannot open them. threads: as for AgsCodec. progress: called with bytes of the
-    source that are done.
+    algorithm: "AES_GCM_V1", or "AES_GCM_CTR_V1", under which page bytes have no tag; reading then needs allow_ctr=True.
+    plaintext_footer: legacy readers can read the plain columns; the footer is signed, and shows no statistics of
+    encrypted columns. other_columns: what `keys` does not name is sealed with the footer key ("footer") or stays
+    "plain". aad_prefix: binds the file to a name; store_aad_prefix=False leaves it out, and readers must know it.
+    v2_layout: V2 pages sealed as a whole ("arrow": Arrow, polars) or with their levels in plain text ("parquet-java");
+    neither reads the other's. drop_bloom_filters: for readers that cannot open them. threads: as for AgsCodec.
+    progress: called with bytes of the source that are done.
 
     What is not encryption's stays as it is, byte by byte: encodings, compression, statistics, fields that this version
     does not know. Raises FormatError for what is no Parquet file or cannot be numbered, PolicyError if it is encrypted.
@@ -992,7 +992,7 @@ def decrypt_file(
     aad_prefix_verifier: Callable[[bytes], object] | None = None,
     missing: str = "error",
     quirks: Iterable[str] = (),
-    allow_ctr: bool = True,
+    allow_ctr: bool = False,
     check_crc: bool = True,
     threads: int | None = None,
     fsync: bool = False,
@@ -1003,10 +1003,13 @@ def decrypt_file(
     src, dst, threads, progress: as for encrypt_file. keys: Keys, or a function from the file's key_metadata to a key.
     aad_prefix: required if the file does not hold it, else compared with it (PolicyError). aad_prefix_verifier: called
     with the prefix, raises if this is the wrong file. missing: "error", or "drop" the columns (whole top-level fields)
-    whose keys are not held. quirks: "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong. allow_ctr:
-    whether to take a file under AES_GCM_CTR_V1, whose pages have no tag (else PolicyError). Say False if you wrote it
-    under AES_GCM_V1: beside an encrypted footer no tag covers the algorithm's name, so who can write to the storage can
-    change it, and pages with it. check_crc: where pages without a tag have a CRC, a wrong one is an IntegrityError.
+    whose keys are not held. quirks: "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong.
+
+    allow_ctr: whether to take a file under AES_GCM_CTR_V1, whose page bytes have no tag (else PolicyError). Pass True
+    only for a file that you know to be written so. Beside an encrypted footer no tag covers the algorithm's name:
+    anyone with write access to the storage can rename AES_GCM_V1 to AES_GCM_CTR_V1, and then change the pages of a file
+    that had tags. check_crc: a CRC that does not fit a page without a tag is an IntegrityError. That finds damage, but
+    no forgery: 16 bytes of such a page can be chosen so that the CRC fits.
 
     Raises IntegrityError, FormatError, PolicyError, and KeyAccessError, which names a column whose key is missing.
     """
@@ -1059,7 +1062,7 @@ def reencrypt_file(
     other_columns: str = "footer",
     v2_layout: str | None = None,
     quirks: Iterable[str] = (),
-    allow_ctr: bool = True,
+    allow_ctr: bool = False,
     check_crc: bool = True,
     threads: int | None = None,
     fsync: bool = False,

@@ -97,6 +97,11 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             dest="quirks",
             help="read what this writer gets wrong; may be repeated",
         )
+        operation.add_argument(
+            "--allow-ctr",
+            action="store_true",
+            help="take a FILE under AES_GCM_CTR_V1, whose page bytes have no tag: who can write to it can change them",
+        )
     for operation, default in (
         (encrypt, f"NAME{MARK}.parquet for NAME.parquet"),
         (decrypt, f"NAME.parquet for NAME{MARK}.parquet"),
@@ -245,6 +250,7 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
             aad_prefix=aad_prefix(args),
             missing=args.missing,
             quirks=args.quirks,
+            allow_ctr=args.allow_ctr,
             threads=args.threads,
             progress=progress.update,
         )
@@ -270,6 +276,7 @@ def _reencrypt(args: argparse.Namespace) -> dict[str, Any]:
             other_columns=args.other_columns,
             v2_layout=args.v2_layout,
             quirks=args.quirks,
+            allow_ctr=args.allow_ctr,
             threads=args.threads,
             progress=progress.update,
         )
@@ -285,6 +292,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
             aad_prefix=aad_prefix(args),
             missing=args.missing,
             quirks=args.quirks,
+            allow_ctr=args.allow_ctr,
             threads=args.threads,
             progress=progress.update,
         )
