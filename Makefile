@@ -36,10 +36,10 @@ bench: $(VENV)/built java ## the table and plots of the README
 	$(PY) -m benchmarks $(ARGS)
 
 lint: $(VENV)/built ## ruff, mypy, stubs against the built module, C warnings as errors
-	$(PY) -m ruff check
-	$(PY) -m ruff format --check
-	$(PY) -m mypy
-	$(PY) -m mypy.stubtest --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allowlist ags_fast
+	$(PY) -P -m ruff check
+	$(PY) -P -m ruff format --check
+	$(PY) -P -m mypy
+	$(PY) -P -m mypy.stubtest --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allowlist ags_fast
 	.ci/lint-c
 
 sanitize: $(VENV)/built ## the C test programs under AddressSanitizer, UBSan and ThreadSanitizer
@@ -73,14 +73,14 @@ servers: $(VENV)/built
 $(VENV)/deps: .ci/requirements-wheel.txt .ci/requirements.txt
 	@.ci/tools python cc
 	@echo "Installing the locked dependencies into $(VENV); this takes a minute or two, once."
-	$(PYTHON) -m venv --clear $(VENV)
-	$(PY) -m pip install --quiet --require-hashes -r .ci/requirements-wheel.txt
-	$(PY) -m pip install --quiet --require-hashes --no-build-isolation -r .ci/requirements.txt
+	$(PYTHON) -P -m venv --clear $(VENV)
+	$(PY) -P -m pip install --quiet --require-hashes -r .ci/requirements-wheel.txt
+	$(PY) -P -m pip install --quiet --require-hashes --no-build-isolation -r .ci/requirements.txt
 	@touch $@
 
 # pip shows nothing of a build that succeeds, such as a warning about a slow libcrypto: `ags-fast --version` repeats it.
 $(VENV)/built: $(VENV)/deps $(SOURCES)
 	@echo "Building ags_fast; the first build on a machine compiles OpenSSL too, in a minute or two."
-	$(PY) -m pip install -qq --no-build-isolation --no-deps --editable .
+	$(PY) -P -m pip install -qq --no-build-isolation --no-deps --editable .
 	@touch $@
 	@$(VENV)/bin/ags-fast --version

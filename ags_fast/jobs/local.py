@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections import deque
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast._threads import thread_count
 from ags_fast.jobs.plan import bins
+from ags_fast.jobs.start import import_path, start_python
 from ags_fast.jobs.task import Context, failed_row, run_file
 
 if TYPE_CHECKING:
@@ -41,14 +41,8 @@ class Worker:
 
     ready = False
 
-    def __init__(self, context: Context) -> None:
-        path = os.pathsep.join(p for p in sys.path if p)  # a KMS client of the caller's own must be found
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ags_fast.jobs.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+    def __init__(self, context: Context, path: list[str]) -> None:
+        self._process = start_python("from ags_fast.jobs.worker import main; main()", path)
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._process.stdin as stdin, self._process.stdout as stdout:
             self._tasks = Connection(os.dup(stdin.fileno()), readable=False)
@@ -92,10 +86,10 @@ class Worker:
         self.rows.close()
 
 
-def _started(context: Context) -> Worker:
-    """A worker that is ready. RuntimeError if none comes to be."""
+def _started(context: Context, path: list[str]) -> Worker:
+    """A worker that is ready. ChildProcessError if none comes to be."""
     for _ in range(STARTS):
-        worker = Worker(context)
+        worker = Worker(context, path)
         if worker.wait_ready():
             return worker
         worker.close()
@@ -104,12 +98,14 @@ def _started(context: Context) -> Worker:
 
 def run_isolated(context: Context, tasks: Iterable[Task], attempt: int) -> Iterator[Row]:
     """Like `run_file` for each, but in another process: one that crashes twice has a failed row like any other."""
+    # Spark has said what may be imported here, also by names that are relative to its own folder: archives it brought.
+    path = list(map(os.path.abspath, sys.path))
     worker = None
     try:
         for task in tasks:
             rows: list[Row] = []
             for again in (attempt, attempt + 1):
-                worker = worker or _started(context)
+                worker = worker or _started(context, path)
                 worker.start([task], again)
                 while more := worker.receive():
                     rows += more
@@ -174,10 +170,11 @@ class LocalEngine:
         busy: dict[Worker, tuple[_Message, int]] = {}  # what it does, and how many rows of it have come
         idle: list[Worker] = []
         failed_starts = 0
+        path = import_path()
         try:
             while todo or busy:
                 while todo and len(busy) < count:
-                    worker = idle.pop() if idle else Worker(context)
+                    worker = idle.pop() if idle else Worker(context, path)
                     message = todo.popleft()
                     busy[worker] = message, 0
                     worker.start(*message)

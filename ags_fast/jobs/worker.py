@@ -1,6 +1,5 @@
-"""A worker process: ``python -m ags_fast.jobs.worker``. Its caller writes a context and then messages to its standard
-input; it answers on its standard output: None when it is ready, then with lists of rows, an empty one after each
-message."""
+"""What a worker process does. Its caller writes a context and then messages to its standard input; it answers on its
+standard output: None when it is ready, then with lists of rows, an empty one after each message."""
 
 from __future__ import annotations
 
@@ -18,7 +17,16 @@ REPORT_SECONDS = 0.1
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the caller decides
+    # Ctrl-C goes to all processes of a terminal; the caller decides. Until here SIGINT was blocked.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        _work()
+    except (EOFError, BrokenPipeError):
+        sys.exit(1)  # the caller is gone
+
+
+def _work() -> None:
     incoming = Connection(os.dup(0), writable=False)
     outgoing = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # what a library prints must not get between the answers
@@ -52,10 +60,3 @@ def _end_with_caller(fd: int) -> None:
     hangup.register(fd, select.POLLHUP)
     hangup.poll()
     os._exit(1)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except BrokenPipeError:
-        sys.exit(1)  # the caller is gone

@@ -464,6 +464,7 @@ def find_class(impl: str, named_by: str = KMS_IMPL) -> Any:
         raise ValueError(f"{named_by} is module:Class, such as my_company.kms:Client, not {impl!r}")
     try:
         found: Any = importlib.import_module(module)
+        _named.add(module.partition(".")[0])
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
             raise  # the module is there, and misses something itself
@@ -473,6 +474,14 @@ def find_class(impl: str, named_by: str = KMS_IMPL) -> Any:
     if not callable(found):
         raise ValueError(f"{named_by} names {name!r}, which {module!r} does not have")
     return found
+
+
+_named: set[str] = set()
+
+
+def named_modules() -> frozenset[str]:
+    """The top-level modules in which this process has found what properties name. Its workers need them, too."""
+    return frozenset(_named)
 
 
 def _rate(properties: Mapping[str, str]) -> float | None:

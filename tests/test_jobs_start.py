@@ -1,0 +1,263 @@
+"""Processes that get keys: they execute nothing from the folder of data in which somebody happens to be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from datasets import MASTER, make_kms, read_tree
+from support import run_python
+
+pytest.importorskip("pyarrow")
+
+from ags_fast.fs import Store
+from ags_fast.jobs import start
+from ags_fast.jobs.local import Worker
+from ags_fast.jobs.task import Context
+from ags_fast.keys import Envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# What jobs import, what Python imports by itself when it starts, and the package's own name.
+MINES = ("uuid", "fnmatch", "ssl", "json", "pickle", "struct", "tqdm", "pyarrow", "ags_fast", "sitecustomize")
+MINES += ("usercustomize", "pyspark", "numbers", "multiprocessing")
+MINE = "with open({told!r}, 'a') as file: file.write(__name__ + '\\n')\n"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder of data that somebody else may write to, with modules in it that tell when they are executed."""
+    (tmp_path / "data").mkdir()
+    for name in MINES:
+        (tmp_path / "data" / f"{name}.py").write_text(MINE.format(told=str(tmp_path / "told")))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def kms(tmp_path: Path) -> dict[str, str]:
+    return make_kms(tmp_path)
+
+
+def options(kms: Mapping[str, str]) -> list[str]:
+    return [word for name, value in kms.items() for word in ("--kms", f"{name}={value}")]
+
+
+def told(data: Path) -> str:
+    path = data.parent / "told"
+    return path.read_text() if path.exists() else ""
+
+
+def console_script() -> list[str]:
+    path = Path(sys.executable).with_name("ags-fast")
+    return [str(path)] if path.exists() else [sys.executable, "-P", "-c", "from ags_fast.cli import main; main()"]
+
+
+def run(command: list[str], data: Path, **env: str) -> str:
+    """What it prints, run in `data`; nothing there may have been executed."""
+    done = subprocess.run(command, cwd=data, env={**os.environ, **env}, capture_output=True, text=True, timeout=100)
+    assert told(data) == "" and done.returncode == 0, f"{told(data)}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_mines_go_off(data: Path) -> None:
+    """Else the tests below would show nothing."""
+    program = "import sys; sys.path.insert(0, ''); import uuid, sitecustomize"
+    subprocess.run([sys.executable, "-P", "-c", program], cwd=data, check=True)
+    assert told(data).split() == ["uuid", "sitecustomize"]
+
+
+@pytest.mark.parametrize("command", [console_script(), [sys.executable, "-P", "-m", "ags_fast"]])
+def test_commands_in_a_folder_of_data(data: Path, kms: dict[str, str], command: list[str]) -> None:
+    run([*command, "encrypt", ".", "../out", "--wrapping-key-id", MASTER, *options(kms)], data)
+    run([*command, "decrypt", "../out", "../back", *options(kms)], data)
+    assert read_tree(data.parent / "back") == read_tree(data)
+
+
+SCRIPT = """
+import os, sys
+from ags_fast.jobs import LocalEngine, encrypt_files
+kms = eval(sys.argv[1])
+os.environ["PYTHONPATH"] = os.pathsep.join(["", ".", "lib", os.environ.get("PYTHONPATH", "")])
+for path in eval(sys.argv[2]):
+    sys.path.insert(0, path)
+    sys.path_importer_cache.clear()
+if __name__ == "__main__":
+    done = encrypt_files(".", "../out", kms=kms, wrapping_key_id="master", engine=LocalEngine(1), fsync=False)
+    done.raise_for_failures()
+    print(done.counts["ok"])
+"""
+
+
+def test_jobs_in_a_folder_of_data(data: Path, kms: dict[str, str]) -> None:
+    """Started by a script from elsewhere whose path has the current directory, by whatever name."""
+    (data / "lib").mkdir()
+    for name in MINES:
+        shutil.copy(data / f"{name}.py", data / "lib")
+    (data.parent / "link").symlink_to(data)
+    paths = ["", ".", "lib", str(data), str(data.parent / "link")]
+    script = data.parent / "scripts" / "job.py"
+    script.parent.mkdir()
+    # What its own process imports when the path has the folder is its own affair: everything, before that.
+    script.write_text("import ags_fast.jobs.rotation, ags_fast.keys.kms.local, pyarrow.parquet, tqdm\n" + SCRIPT)
+    count = len(list(data.rglob("*.py")))
+    assert run([sys.executable, str(script), repr(kms), repr(paths)], data) == f"{count}\n"
+
+
+KMS_IMPL = """
+import helper_of_mine
+from ags_fast.keys.kms.local import LocalKms
+class Mine(LocalKms):
+    pass
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "module", "-c", "elsewhere"])
+def test_clients_of_the_callers_own_are_found(tmp_path: Path, kms: dict[str, str], how: str) -> None:
+    """Beside the script, in the current directory if the caller imported it from there, and elsewhere on the path."""
+    del kms["encryption.kms-type"]
+    kms["encryption.kms-impl"] = "kms_of_mine:Mine"
+    home = tmp_path / "src"
+    home.mkdir()
+    (home / "kms_of_mine.py").write_text(KMS_IMPL)
+    (home / "helper_of_mine.py").touch()
+    (home / "job_of_mine.py").write_text(SCRIPT)
+    command = {"script": ["job_of_mine.py"], "module": ["-m", "job_of_mine"], "-c": ["-c", SCRIPT]}
+    arguments = command.get(how, ["-P", "-c", f"import sys; sys.path.append({str(home)!r})\n{SCRIPT}"])
+    cwd = tmp_path / "lib" if how == "elsewhere" else home
+    cwd.mkdir(exist_ok=True)
+    (cwd / "data").touch()
+    command_line = [sys.executable, *arguments, repr(kms), "[]"]
+    done = subprocess.run(command_line, cwd=cwd, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 1
+
+
+# ------------------------------------------------------------------------------------------------------- interpreters
+
+FLAGS = """
+import sys
+from ags_fast.jobs.start import import_path, start_python
+code = "import sys; sys.dont_write_bytecode or 1; print(sys.flags, sys._xoptions, sys.warnoptions, sys.path)"
+print(sys.flags, sys._xoptions, sys.warnoptions, sys.path)
+print(start_python(code, import_path()).communicate()[0].decode())
+"""
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["-P"], ["-P", "-E", "-s", "-B", "-OO"], ["-I", "-X", "utf8=1", "-X", "dev"], ["-P", "-W", "error::UserWarning"]],
+)
+def test_flags_are_those_of_the_caller(tmp_path: Path, flags: list[str]) -> None:
+    """Its file system encoding among them: names are text."""
+    done = subprocess.run([sys.executable, *flags, "-c", FLAGS], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    mine, its = done.stdout.splitlines()[:2]
+    assert mine == its
+
+
+@pytest.mark.parametrize("executable", ["''", "None", "'/usr/sbin/uwsgi'", "'/nowhere/python3'"])
+def test_embedded_interpreters(executable: str, tmp_path: Path) -> None:
+    """Of a program that has Python inside, `sys.executable` is the program, or nothing."""
+    run_python(
+        f"""
+        import sys
+        real, sys.executable = sys.executable, {executable}
+        from ags_fast.jobs.start import import_path, start_python
+        code = "import ags_fast; print(ags_fast.__file__)"
+        out = start_python(code, import_path()).communicate()[0].decode().strip()
+        import ags_fast
+        assert out == ags_fast.__file__, out
+
+        import multiprocessing
+        multiprocessing.set_executable("/bin/echo")  # as such programs do
+        assert "-P" in start_python("", []).communicate()[0].decode()
+        """
+    )
+
+
+def test_no_interpreter(monkeypatch: pytest.MonkeyPatch, kms: dict[str, str], tmp_path: Path) -> None:
+    for name in ("prefix", "base_exec_prefix"):
+        monkeypatch.setattr(sys, name, str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/opt/app/frozen")
+    monkeypatch.setattr("multiprocessing.spawn._python_exe", b"/opt/app/frozen")
+    with pytest.raises(ChildProcessError, match=r"set_executable.*LocalEngine\(0\)"):
+        start.python_command()
+
+
+# ------------------------------------------------------------------------------------------------------------- Ctrl-C
+
+
+@pytest.mark.parametrize("after", [0.0, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2])
+def test_ctrl_c_while_a_worker_starts(after: float, kms: dict[str, str], tmp_path: Path, capfd: Any) -> None:
+    """A terminal sends it to all its processes. The caller decides; a worker neither ends of it nor speaks."""
+    store = Store(tmp_path)
+    worker = Worker(Context("verify", "", "", store, Envelope(kms, {})), start.import_path())
+    try:
+        time.sleep(after)
+        os.kill(worker._process.pid, signal.SIGINT)
+        assert worker.wait_ready()
+        os.kill(worker._process.pid, signal.SIGINT)
+        worker.start([], 0)
+        assert worker.receive() == []
+    finally:
+        worker.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_worker_without_a_caller_is_silent(capfd: Any) -> None:
+    """One whose caller has gone before it was told anything."""
+    process = start.start_python("from ags_fast.jobs.worker import main; main()", start.import_path())
+    process.communicate()
+    assert process.returncode == 1 and capfd.readouterr() == ("", "")
+
+
+# -------------------------------------------------------------------------------------------------------------- Spark
+
+SPARK = """
+import sys
+import pyarrow, tqdm  # before the folder of data is on the path of this process
+from pyspark.sql import SparkSession
+from ags_fast.jobs import encrypt_files
+from ags_fast.jobs.local import run_isolated
+from ags_fast.spark import SparkEngine
+import ags_fast.spark as engine
+
+conf = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", **SparkEngine.recommended_conf()}
+spark = SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()
+kms = eval(sys.argv[1])
+more = dict(kms=kms, wrapping_key_id="master", fsync=False, progress=False)
+encrypt_files(".", "../out", engine=SparkEngine(spark), **more).raise_for_failures()
+
+class Isolated(SparkEngine):  # as when a file kills its worker
+    def run(self, context, tasks, open_cost, report):
+        super().run(engine.replace(context, isolate=True), tasks, open_cost, report)
+
+encrypt_files(".", "../out2", engine=Isolated(spark), **more).raise_for_failures()
+"""
+
+
+@pytest.mark.more
+@pytest.mark.spark
+def test_spark_in_a_folder_of_data(data: Path, kms: dict[str, str]) -> None:
+    """A local session's Python workers are in the driver's current directory; so are processes of a file's own.
+
+    Spark does not warn of a setting that we recommend, either.
+    """
+    pytest.importorskip("pyspark")
+    (data.parent / "scripts").mkdir()
+    script = data.parent / "scripts" / "job.py"
+    script.write_text(SPARK)
+    env = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    command = [sys.executable, str(script), repr(kms)]
+    done = subprocess.run(command, cwd=data, env={**os.environ, **env}, capture_output=True, text=True, timeout=200)
+    assert told(data) == "" and done.returncode == 0, f"{told(data)}\n{done.stdout}{done.stderr}"
+    assert "RPC encryption" not in done.stderr
+    assert len(list((data.parent / "out2").glob("*.ags"))) == len(MINES)
