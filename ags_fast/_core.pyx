@@ -11,12 +11,13 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
-from libc.errno cimport EINTR
+from libc.errno cimport EINTR, errno
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 import os as _os
+from _thread import RLock as _RLock
 
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyLimitError
 
@@ -27,6 +28,9 @@ cdef extern from "Python.h":
     object PyMemoryView_FromMemory(char *mem, Py_ssize_t nbytes, int flags)
     Py_ssize_t PyNumber_AsSsize_t(object number, void *overflow_is_clipped) except? -1
     bint PyBuffer_IsContiguous(Py_buffer *buffer, char order)
+
+cdef extern from "unistd.h" nogil:
+    int _close "close"(int fd)
 
 cdef extern from "agsf.h" nogil:
     enum:
@@ -275,8 +279,80 @@ cdef int _refuse_overlap(const uint8_t *a, size_t a_nbytes, const uint8_t *b, si
     return 0
 
 
-cdef int _go(agsf_run *run, bint seal) except -1:
-    """Runs until the end. Comes back in between, so that an interrupt is answered."""
+@cython.final
+@cython.auto_pickle(False)
+cdef class Descriptor:
+    """An open file's number, which stays this file's for as long as a call uses it.
+
+    The system gives a closed number to the next file that is opened. So a thread that closes while others read or write
+    only says that it is over: no call begins after that (ValueError), and the last one in flight closes the file. `close`
+    waits for nobody. A `with` block is a call in flight: it gives the number, which must not be kept.
+    """
+
+    # Read and written with the GIL held, and never across a call that could let go of it.
+    cdef int _fd, _calls
+    cdef bint _closed
+
+    def __cinit__(self, int fd):
+        self._fd = fd
+
+    def __dealloc__(self):
+        if self._fd >= 0:  # collected without `close`; or calls in flight stayed behind in the process this was forked from
+            _close(self._fd)
+
+    def __repr__(self):
+        return f"<ags_fast descriptor{', closed' if self._closed else ''}>"
+
+    cdef int _take(self) except -1:
+        if self._closed:
+            raise ValueError("I/O operation on closed file")
+        self._calls += 1
+        return self._fd
+
+    cdef int _give_back(self) except -1:
+        self._calls -= 1
+        return self._close_if_idle()
+
+    cdef int _close_if_idle(self) except -1:
+        cdef int fd = self._fd, os_error
+        if not self._closed or self._calls > 0 or fd < 0:
+            return 0
+        self._fd = -1
+        with nogil:
+            os_error = errno if _close(fd) != 0 else 0
+        if os_error != 0 and os_error != EINTR:
+            raise OSError(os_error, _os.strerror(os_error))
+        return 0
+
+    def __enter__(self):
+        return self._take()
+
+    def __exit__(self, *error):
+        self._give_back()
+
+    @property
+    def closed(self):
+        return self._closed
+
+    def close(self):
+        """Let no further call begin, and close the file when none is in flight. Returns whether it is closed now."""
+        self._closed = True
+        self._close_if_idle()
+        return self._fd < 0
+
+
+cdef int _go(agsf_run *run, bint seal, Descriptor file) except -1:
+    """Runs until the end, on a file if there is one. Comes back in between, so that an interrupt is answered."""
+    if file is None:
+        return _go_on(run, seal, None)
+    run.fd = file._take()
+    try:
+        return _go_on(run, seal, file)
+    finally:
+        file._give_back()
+
+
+cdef int _go_on(agsf_run *run, bint seal, Descriptor file) except -1:
     cdef agsf_status status
     while True:
         if run.sealed != NULL and run.plain_nbytes < KEEP_GIL_NBYTES:
@@ -290,6 +366,8 @@ cdef int _go(agsf_run *run, bint seal) except -1:
             _raise_for(status, run.first_block + run.bad_block, run.os_error)
         try:
             PyErr_CheckSignals()
+            if file is not None and file._closed:  # what this call reads or writes is for nobody any more
+                raise ValueError("I/O operation on closed file")
         except BaseException:
             if not seal:  # what is open by now has passed its tags, but a failed call hands out nothing
                 memset(run.plain, 0, run.plain_nbytes)
@@ -297,14 +375,16 @@ cdef int _go(agsf_run *run, bint seal) except -1:
 
 
 cdef object _source(agsf_run *run, object source, uint64_t offset):
-    """Let the run read what is sealed in `source` from `offset`. Keep `source`, and what this returns, for as long."""
+    """Let the run read what is sealed in `source` from `offset`. Keep `source`, and what this returns, for as long.
+
+    That is a view, None, or the Descriptor, which `_go` is to take.
+    """
     cdef memoryview view
     cdef const uint8_t *data
     cdef uint64_t sealed, nbytes
-    if isinstance(source, int):
-        run.fd = source
+    if type(source) is Descriptor:
         run.fd_offset = offset
-        return None
+        return source
     if type(source) is bytes:  # which cannot change: a small block does without the cost of a view
         view = None
         data = <const uint8_t *> PyBytes_AS_STRING(source)
@@ -400,7 +480,7 @@ cdef class Key:
 
     def seal_run(self, bytes aad_prefix not None, size_t block_size, uint64_t first_block, plain, target,
                  uint64_t offset, unsigned threads):
-        """Seals `plain` to `target` from `offset`: a writable buffer, or the number of a file descriptor.
+        """Seals `plain` to `target` from `offset`: a writable buffer, or a Descriptor.
 
         Returns the sealed bytes written. Raises KeyLimitError, or the file's OSError.
         """
@@ -409,8 +489,9 @@ cdef class Key:
         cdef uint64_t sealed = agsf_sealed_nbytes(_nbytes(view), block_size)
         run.plain = _data(view)
         run.plain_nbytes = _nbytes(view)
-        if isinstance(target, int):
-            run.fd = target
+        cdef Descriptor file = None
+        if type(target) is Descriptor:
+            file = target
             run.fd_offset = offset
         else:
             out = _hold(target, True)
@@ -418,12 +499,12 @@ cdef class Key:
                 raise ValueError(f"the output needs {offset + sealed} bytes, it has {_nbytes(out)}")
             run.sealed = _data(out) + offset
             _refuse_overlap(run.plain, run.plain_nbytes, _data(out), offset + sealed)
-        _go(&run, True)
+        _go(&run, True, file)
         return sealed
 
     def open_run(self, bytes aad_prefix not None, size_t block_size, uint64_t first_block, source, uint64_t offset,
                  size_t nbytes, out, unsigned threads):
-        """Opens `nbytes` of plaintext from `source`, sealed there from `offset`: a buffer, or a descriptor's number.
+        """Opens `nbytes` of plaintext from `source`, sealed there from `offset`: a buffer, or a Descriptor.
 
         They go to the start of the writable buffer `out`. Raises IntegrityError, or the file's OSError; then all
         `nbytes` of `out` are zero.
@@ -435,7 +516,7 @@ cdef class Key:
         run.plain = _data(out_view)
         run.plain_nbytes = nbytes
         view = _source(&run, source, offset)
-        _go(&run, False)
+        _go(&run, False, view if type(view) is Descriptor else None)
 
     def open_bytes(self, bytes aad_prefix not None, size_t block_size, uint64_t first_block, source, uint64_t offset,
                    Py_ssize_t nbytes, unsigned threads):
@@ -445,7 +526,7 @@ cdef class Key:
         run.plain = <uint8_t *> PyBytes_AS_STRING(out)
         run.plain_nbytes = <size_t> nbytes
         view = _source(&run, source, offset)
-        _go(&run, False)
+        _go(&run, False, view if type(view) is Descriptor else None)
         return out
 
 
@@ -461,7 +542,7 @@ cdef class Key:
         run.plain = <uint8_t *> PyBytes_AS_STRING(plain)
         run.plain_nbytes = <size_t> PyBytes_GET_SIZE(plain)
         run.sealed = <uint8_t *> PyBytes_AS_STRING(out) + begin
-        _go(&run, True)
+        _go(&run, True, None)
         return out
 
 
@@ -559,16 +640,58 @@ def grow(bytearray buffer not None, Py_ssize_t nbytes):
         PyByteArray_Resize(buffer, nbytes)
 
 
-def append(bytearray buffer not None, Py_ssize_t filled, data):
-    """Copy all of `data` behind the first `filled` bytes of `buffer`, if that does not fill it up.
+@cython.final
+@cython.auto_pickle(False)
+cdef class Pending:
+    """Plaintext that a writer has taken and is yet to seal, and the turn to work on it, which one thread has at a time.
 
-    Returns how many bytes that is, or -1 if nothing was done.
+    A `with` block waits for the turn and has it; within its own block a thread cannot have it again (RuntimeError: only
+    a signal's handler would ask). Small pieces need no turn: `add` is over before another thread can look.
     """
-    cdef memoryview view = _hold(data, False)
-    if filled < 0 or <Py_ssize_t> _nbytes(view) >= PyByteArray_GET_SIZE(buffer) - filled:
-        return -1
-    memcpy(PyByteArray_AS_STRING(buffer) + filled, _data(view), _nbytes(view))
-    return _nbytes(view)
+
+    cdef public bytearray buffer  # its first `filled` bytes are pending
+    cdef public Py_ssize_t filled
+    cdef readonly bint busy  # somebody has the turn
+    cdef bint _over
+    cdef object _turn
+
+    def __cinit__(self):
+        self.buffer = bytearray()
+        self._turn = _RLock()  # not a Lock, for which a handler would wait for ever
+
+    def add(self, data):
+        """Copy all of `data` behind what is pending, if that does not fill the buffer up and nobody has the turn.
+
+        Returns how many bytes that is, or -1 if nothing was done.
+        """
+        cdef memoryview view = _hold(data, False)
+        if self.busy or self._over or <Py_ssize_t> _nbytes(view) >= PyByteArray_GET_SIZE(self.buffer) - self.filled:
+            return -1
+        memcpy(PyByteArray_AS_STRING(self.buffer) + self.filled, _data(view), _nbytes(view))
+        self.filled += _nbytes(view)
+        return _nbytes(view)
+
+    def end(self):
+        """Let `add` take nothing more."""
+        self._over = True
+
+    def try_turn(self):
+        """Whether the turn was free: then the caller has it, and must give it back with `__exit__`."""
+        if self.busy or not self._turn.acquire(False):
+            return False
+        self.busy = True
+        return True
+
+    def __enter__(self):
+        self._turn.acquire()
+        if self.busy:
+            self._turn.release()
+            raise RuntimeError("reentrant call: a signal handler cannot write or close what it has interrupted")
+        self.busy = True
+
+    def __exit__(self, *error):
+        self.busy = False
+        self._turn.release()
 
 
 cdef bytes _path(object path):
@@ -581,10 +704,10 @@ cdef bytes _path(object path):
 
 
 def open_file(path, length, uint64_t small):
-    """Open a file to read: its descriptor, its size, and b"". The size of what is no regular file is -1.
+    """Open a file to read: its Descriptor, its size, and b"". The size of what is no regular file is -1.
 
     If the first `length` bytes of a regular file, or all that it has where that is None, are no more than `small`, they
-    are read, the file is closed, and instead of its descriptor there are -1 and these bytes.
+    are read, the file is closed, and instead of its Descriptor there are None and these bytes.
     """
     # One call in place of os.open, fstat, pread and close: around a small file these cost as much as what they do.
     cdef bytes raw = _path(path)
@@ -607,18 +730,18 @@ def open_file(path, length, uint64_t small):
     if status != AGSF_OK:
         _raise_for(status, None)
     if fd < 0:
-        return -1, nbytes, out
+        return None, nbytes, out
     if nbytes > <uint64_t> INT64_MAX:
-        return fd, -1, b""
+        return Descriptor(fd), -1, b""
     if nbytes > small or length is not None:
-        return fd, nbytes, b""
+        return Descriptor(fd), nbytes, b""
     out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> nbytes)
     data = <uint8_t *> PyBytes_AS_STRING(out)
     with nogil:
         status = agsf_read_and_close(fd, data, <size_t> nbytes, &os_error)
     if status != AGSF_OK:
         _raise_for(status, None, os_error)
-    return -1, nbytes, out
+    return None, nbytes, out
 
 
 def read_whole(path, uint64_t nbytes, mtime_ns):

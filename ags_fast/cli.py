@@ -228,7 +228,7 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
             chunk = memoryview(bytearray(max(CHUNK_NBYTES // reader.block_size, 1) * reader.block_size))
             offset = 0
             while got := reader.readinto(chunk):
-                pwrite_all(new.fd, chunk[:got], offset)
+                pwrite_all(new.descriptor, chunk[:got], offset)
                 offset += got
                 progress.update(got)
             new.publish()

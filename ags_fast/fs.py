@@ -13,7 +13,7 @@ import os
 import stat
 import time
 
-from ags_fast._core import read_whole, write_whole
+from ags_fast._core import Descriptor, read_whole, write_whole
 from ags_fast.errors import FormatError, PolicyError
 
 TYPE_CHECKING = False  # to import typing takes longer than all of this package
@@ -599,10 +599,11 @@ class _Sequential:
     """A local file that is read once."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # of a pipe, it would wait for a writer
-        info = os.fstat(self._fd)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # of a pipe, it would wait for a writer
+        self._descriptor = Descriptor(fd)
+        info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            os.close(self._fd)
+            self._descriptor.close()
             raise OSError(errno.EINVAL, "not a regular file", path)
         self.size, self.stamp = info.st_size, str(info.st_mtime_ns)
 
@@ -610,16 +611,18 @@ class _Sequential:
         return self
 
     def __exit__(self, *error: object) -> None:
-        os.close(self._fd)
+        self._descriptor.close()
 
     def readinto(self, buffer: Buffer, /) -> int:
         view, filled = memoryview(buffer), 0
-        while filled < len(view) and (got := os.readv(self._fd, [view[filled:]])):
-            filled += got
+        with self._descriptor as fd:
+            while filled < len(view) and (got := os.readv(fd, [view[filled:]])):
+                filled += got
         return filled
 
     def changed(self) -> bool:
-        info = os.fstat(self._fd)
+        with self._descriptor as fd:
+            info = os.fstat(fd)
         return (info.st_size, str(info.st_mtime_ns)) != (self.size, self.stamp)
 
 
@@ -675,9 +678,12 @@ class NewFile:
     its writer lives: so `sweep` knows. A path that is there and is no regular file, such as ``/dev/null`` or a pipe,
     cannot be replaced; it is written directly. A process forked meanwhile can neither publish nor discard: the file is
     its parent's.
+
+    Another thread may discard the file while one writes, which then raises ValueError or goes on into what has no name.
+    To publish what another thread is writing discards it, too (ValueError).
     """
 
-    fd = -1
+    _descriptor: Descriptor | None = None
 
     def __init__(
         self,
@@ -712,7 +718,7 @@ class NewFile:
         if existing is not None and exclusive:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
         if existing is not None and not stat.S_ISREG(existing.st_mode):
-            self.fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # a folder: IsADirectoryError
+            self._descriptor = Descriptor(os.open(self.path, os.O_WRONLY | os.O_CLOEXEC))  # a folder: IsADirectoryError
             return
         mode = self._folder.mode if self._folder is not None else None
         if existing is not None:
@@ -730,12 +736,11 @@ class NewFile:
         folder, slash, name = self._name.rpartition("/")
         while True:
             temporary = folder + slash + temporary_name(name, tag)
-            self.fd = os.open(
-                temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self._folder_fd
-            )
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self._folder_fd)
+            self._descriptor = Descriptor(fd)
             self._temporary = temporary
-            locked = _lock(self.fd)
-            info = os.fstat(self.fd)
+            locked = _lock(fd)
+            info = os.fstat(fd)
             if locked is not False and info.st_nlink:
                 return stat.S_IMODE(info.st_mode)
             self.discard()  # a sweep was there before the lock
@@ -747,8 +752,14 @@ class NewFile:
         self.discard()
 
     def __del__(self) -> None:
-        if self.fd >= 0:
+        if self._descriptor is not None:
             self.discard()
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """Its file, to be written by position. Closed when it is published or discarded."""
+        assert self._descriptor is not None
+        return self._descriptor
 
     @property
     def positional(self) -> bool:
@@ -759,25 +770,27 @@ class NewFile:
         """Write all of a bytes-like object where the last one ended. Returns its size in bytes."""
         view = memoryview(data).cast("B")
         nbytes = len(view)
-        while view:
-            view = view[os.write(self.fd, view) :]
+        with self.descriptor as fd:
+            while view:
+                view = view[os.write(fd, view) :]
         return nbytes
 
     def publish(self) -> None:
         """Give the file its name and close it. If that fails, it is discarded."""
-        if self._owner != os.getpid() or self.fd < 0:
+        if self._owner != os.getpid() or self.descriptor.closed:
             return
         locked = -1
         try:
             if self._temporary is not None:
                 folder = self._folder_fd
-                if self._mode != self._made:
-                    os.fchmod(self.fd, self._mode)
-                if self._fsync:
-                    os.fsync(self.fd)
-                locked = os.dup(self.fd)
-            fd, self.fd = self.fd, -1
-            os.close(fd)  # before the name: some file systems report a failed write only here
+                with self.descriptor as fd:
+                    if self._mode != self._made:
+                        os.fchmod(fd, self._mode)
+                    if self._fsync:
+                        os.fsync(fd)
+                    locked = os.dup(fd)
+            if not self.descriptor.close():  # before the name: some file systems report a failed write only here
+                raise ValueError("this file is being written by another thread: it is discarded")
             if self._temporary is not None:
                 if self._exclusive:
                     self._link(self._temporary)
@@ -805,9 +818,8 @@ class NewFile:
 
     def discard(self) -> None:
         """Close the file and remove it, unless it has been published. Does nothing the second time."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        if self._descriptor is not None:
+            self._descriptor.close()
         if self._temporary is not None and self._owner == os.getpid():
             temporary, self._temporary = self._temporary, None
             try:
@@ -883,12 +895,13 @@ def _stat(path: str, folder: int | None = None) -> os.stat_result | None:
         return None
 
 
-def pwrite_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+def pwrite_all(file: Descriptor, data: bytes | memoryview, offset: int) -> None:
     """Write all of `data` at `offset`, or raise."""
-    while data:
-        written = os.pwrite(fd, data, offset)
-        data = data[written:]
-        offset += written
+    with file as fd:
+        while data:
+            written = os.pwrite(fd, data, offset)
+            data = data[written:]
+            offset += written
 
 
 def _fsync_folder(path: str) -> None:

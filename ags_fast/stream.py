@@ -6,6 +6,7 @@ of an `io.RawIOBase`, and read-ahead for those who move it steadily, are a layer
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import operator
@@ -14,7 +15,17 @@ import stat
 import warnings
 from _thread import allocate_lock
 
-from ags_fast._core import OVERHEAD_NBYTES, Key, Span, append, grow, new_bytes, open_file, read_at
+from ags_fast._core import (
+    OVERHEAD_NBYTES,
+    Descriptor,
+    Key,
+    Pending,
+    Span,
+    grow,
+    new_bytes,
+    open_file,
+    read_at,
+)
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import (
     DEFAULT_BLOCK_SIZE,
@@ -63,48 +74,48 @@ class _Memory:
     __slots__ = ("data", "size")
 
     def __init__(self, data: bytes | memoryview, size: int) -> None:
-        self.data = data
+        self.data: bytes | memoryview | None = data
         self.size = size  # of the whole source, of which nobody reads more than the stream
 
     def fetch(self, begin: int, end: int) -> tuple[Any, int]:
         """What `Key.open_run` can read the bytes from `begin` to `end` from, and where in the stream it begins."""
-        return self.data, 0
+        data = self.data
+        if data is None:  # closed by another thread since this call began
+            raise ValueError("I/O operation on closed file")
+        return data, 0
 
     def close(self) -> None:
-        self.data = b""
+        self.data = None
 
 
 class _Descriptor:
-    """A stream in a regular file, read by position."""
+    """A stream in a file of the system, read by position."""
 
-    __slots__ = ("fd", "file", "size")
+    __slots__ = ("descriptor", "file", "size")
 
-    def __init__(self, fd: int, size: int, file: Any) -> None:
-        self.fd = fd
+    def __init__(self, descriptor: Descriptor, size: int, file: Any) -> None:
+        self.descriptor = descriptor
         self.size = size
-        self.file = file  # as it was passed in; None if the descriptor is our own
+        self.file = file  # as it was passed in, which is left open; None for a path
 
     def fetch(self, begin: int, end: int) -> tuple[Any, int]:
-        if self.file is not None and self.file.closed:  # its number may be another file's by now
+        if self.file is not None and self.file.closed:
             raise ValueError("the source was closed")
-        return self.fd, 0
+        return self.descriptor, 0
 
     def close(self) -> None:
-        if self.file is None and self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self.descriptor.close()
 
 
 class _SeekableFile:
     """A stream in a seekable binary file-like object. Its cursor is moved, under a lock."""
 
-    __slots__ = ("file", "lock", "locker", "owned", "size")
+    __slots__ = ("file", "lock", "locker", "size")
 
-    def __init__(self, file: Any, owned: bool) -> None:
+    def __init__(self, file: Any) -> None:
         if not file.seekable():
-            raise io.UnsupportedOperation("the source cannot seek: read it into memory, or into a file, first")
+            raise _cannot_seek()
         self.file = file
-        self.owned = owned
         self.lock = allocate_lock()
         self.locker = os.getpid()
         self.size = file.seek(0, io.SEEK_END)
@@ -133,8 +144,11 @@ class _SeekableFile:
         return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), begin
 
     def close(self) -> None:
-        if self.owned:
-            self.file.close()
+        """Nothing: the file is the caller's."""
+
+
+def _cannot_seek() -> io.UnsupportedOperation:
+    return io.UnsupportedOperation("the source cannot seek: read it into memory, or into a file, first")
 
 
 def _cut(at: int) -> IntegrityError:
@@ -149,20 +163,13 @@ def _is_content(file: Any) -> bool:
 
 def _source(source: Any, length: int | None) -> _Memory | _Descriptor | _SeekableFile:
     if isinstance(source, (str, os.PathLike)):
-        fd, size, data = open_file(source, length, SMALL_FILE_NBYTES)
-        if fd < 0:
+        descriptor, size, data = open_file(source, length, SMALL_FILE_NBYTES)
+        if descriptor is None:
             return _Memory(data, size)
-        if size >= 0:
-            return _Descriptor(fd, size, None)
         try:
-            file = io.FileIO(fd)
-        except BaseException:  # a folder
-            os.close(fd)
-            raise
-        try:
-            return _SeekableFile(file, owned=True)
+            return _Descriptor(descriptor, size if size >= 0 else _device_size(descriptor, source), None)
         except BaseException:
-            file.close()
+            descriptor.close()
             raise
     try:
         view = bytes_view(source)
@@ -171,10 +178,30 @@ def _source(source: Any, length: int | None) -> _Memory | _Descriptor | _Seekabl
         if not hasattr(source, "read"):
             raise
     if not _is_content(source):
-        return _SeekableFile(source, owned=False)
+        return _SeekableFile(source)
     if source.writable():
         source.flush()
-    return _Descriptor(source.fileno(), os.fstat(source.fileno()).st_size, source)
+    descriptor = _duplicate(source)
+    with descriptor as fd:
+        return _Descriptor(descriptor, os.fstat(fd).st_size, source)
+
+
+def _duplicate(file: Any) -> Descriptor:
+    """A descriptor of our own for what was passed in: its owner may close the other at any time."""
+    return Descriptor(os.dup(file.fileno()))
+
+
+def _device_size(descriptor: Descriptor, path: Any) -> int:
+    """The bytes of what is no regular file: a disk has some, a pipe cannot seek, a folder is refused."""
+    with descriptor as fd:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        try:
+            return os.lseek(fd, 0, os.SEEK_END)
+        except OSError as error:
+            if error.errno != errno.ESPIPE:
+                raise
+            raise _cannot_seek() from error
 
 
 # ---------------------------------------------------------------------------------------------------------- reader
@@ -209,6 +236,9 @@ class AgsReader(io.RawIOBase):
     the others stay readable; inside the length no read returns short or raises EOFError.
 
     `read_at`, `readinto_at`, `read_ranges` and `verify` are safe from many threads; what moves the cursor is not.
+    `close` may be called while other threads read, and waits for none: their calls end as if it came later, or raise
+    ValueError. A file passed in is read through a duplicate of its descriptor, so its owner, too, may close it at any
+    time. (Closing a duplicate releases the process's fcntl locks on the file, as closing any of its descriptors does.)
     """
 
     __slots__ = (
@@ -223,6 +253,7 @@ class AgsReader(io.RawIOBase):
         "_hot",
         "_key",
         "_length",
+        "_over",
         "_position",
         "_threads",
         "_unchecked",
@@ -242,6 +273,7 @@ class AgsReader(io.RawIOBase):
     ) -> None:
         self._hot = NOTHING  # opened bytes that the next read is likely to want
         self._position = 0
+        self._over = False  # closed; quicker to ask than `closed`
         self._key = Key(key)
         self._aad_prefix = prefix_bytes(aad_prefix)
         self._cache: dict[int, Span] = {}  # opened blocks, least recently used first
@@ -271,7 +303,10 @@ class AgsReader(io.RawIOBase):
             self._file.close()
             self._file = _Memory(data, self._file.size)
         source, _ = self._file.fetch(0, HEADER_NBYTES)
-        claimed = decode_header(os.pread(source, HEADER_NBYTES, 0) if isinstance(source, int) else source)
+        if isinstance(source, Descriptor):
+            with source as fd:
+                source = os.pread(fd, HEADER_NBYTES, 0)
+        claimed = decode_header(source)
         if block_size is not None and claimed != check_block_size(block_size):
             raise FormatError(f"the header claims blocks of {claimed} bytes, asked for were {block_size}")
         if claimed > max_block_size:
@@ -378,6 +413,8 @@ class AgsReader(io.RawIOBase):
             span = self._hot
             if span is NOTHING:
                 span = self._hot = self._open_span(0, 1, None)
+                if self._over:
+                    self._let_go()
             return span.data if size == self._length else span.data[offset : offset + size]
         block, begin = divmod(offset, self._block_size)
         # The short way for a part of one block.
@@ -388,6 +425,8 @@ class AgsReader(io.RawIOBase):
                 part = self._open_span(block, 1, None)
                 self._keep(block, part)
             self._hot = part
+            if self._over:
+                self._let_go()
             begin = offset - part.offset
             return part.data[begin : begin + size]
         out, view = new_bytes(size)
@@ -454,6 +493,8 @@ class AgsReader(io.RawIOBase):
                 span = self._open_span(block, ahead - block if block == last else 1, fetched)
                 self._keep(block, span)
             self._hot = span
+            if self._over:
+                self._let_go()
             begin = at - span.offset
             part = memoryview(span.data)[begin : begin + min(end - at, (block + 1) * size - at)]
             out[at - offset : at - offset + len(part)] = part
@@ -517,6 +558,11 @@ class AgsReader(io.RawIOBase):
             self._cache[block] = span  # the most recently used is last
         return span
 
+    def _let_go(self) -> None:
+        """Also after a block was put by, if another thread has closed the reader: it did not find that one."""
+        self._hot = NOTHING
+        self._cache.clear()
+
     def _keep(self, block: int, span: Span) -> None:
         if len(span.data) > self._block_size:  # opened ahead: a cursor does not come back
             return
@@ -573,12 +619,12 @@ class AgsReader(io.RawIOBase):
 
     def close(self) -> None:
         """Let go of opened blocks, and close the source if the reader opened it. May be called again."""
+        super().close()
         file = getattr(self, "_file", None)  # none if the constructor failed
         if file is not None:
-            self._hot = NOTHING
-            self._cache.clear()
+            self._over = True  # before it lets go: see _let_go
+            self._let_go()
             file.close()
-        super().close()
 
 
 # ---------------------------------------------------------------------------------------------------------- writer
@@ -595,6 +641,11 @@ class AgsWriter(io.RawIOBase):
     Left by an exception, a ``with`` block aborts: no last block, no file at the path. So does a writer that is
     collected without `close`, with a ResourceWarning, and one whose target raises; the error is the target's. A process
     forked meanwhile cannot complete the stream: it is its parent's.
+
+    Threads may share a writer: each `write` is taken as a whole, and `close` waits for the one in flight. `abort` does
+    not wait: a call in flight ends as if it came later, or raises ValueError. A signal handler may abort, too; if it
+    writes or closes while a call is in flight in its thread, that is a RuntimeError. A file passed in is written
+    through a duplicate of its descriptor: when its owner closes it, nothing goes to another file.
 
     A stream without its trusted length can be cut unseen: keep `file_length` where the key is kept.
     """
@@ -620,9 +671,9 @@ class AgsWriter(io.RawIOBase):
         self._aad_prefix = prefix_bytes(aad_prefix)
         self._block_size = check_block_size(block_size)
         self._threads = thread_count(threads)
-        self._pending = bytearray()  # its first _filled bytes are yet to be sealed
-        self._filled = 0
+        self._pending = Pending()
         self._blocks = 0  # sealed so far
+        self._fate = allocate_lock()  # taken once and for all by who completes the stream or gives it up
         self._target = _target(target, exclusive, fsync)
         # The threads would wait for each other at a regular file, where the system lets one write at a time, and what
         # is collected for them leaves the core's cache meanwhile.
@@ -678,7 +729,7 @@ class AgsWriter(io.RawIOBase):
     def tell(self) -> int:
         """Bytes of plaintext written so far."""
         self._check_open()
-        return self._blocks * self._block_size + self._filled
+        return self._blocks * self._block_size + self._pending.filled
 
     def flush(self) -> None:
         """Nothing: a block is written when it is full, and a part of one cannot be."""
@@ -686,29 +737,33 @@ class AgsWriter(io.RawIOBase):
 
     def write(self, data: Buffer, /) -> int:
         """Take all of a bytes-like object; returns its size in bytes. If the target raises, the writer has aborted."""
-        self._check_open()
         if self._owner != os.getpid():
             raise ValueError("this writer belongs to the process that opened it")
-        taken = append(self._pending, self._filled, data)
+        taken = self._pending.add(data)
         if taken >= 0:  # a small piece of a block, as most are
-            self._filled += taken
             return taken
         view = bytes_view(data)
         try:
-            self._take(view)
-        except BaseException:
-            self.abort()
-            raise
+            with self._pending:
+                try:
+                    self._check_open()
+                    self._take(view)
+                    self._check_open()  # or another thread has aborted meanwhile
+                except BaseException:
+                    self.abort()
+                    raise
+        finally:
+            self._discard_if_aborted()
         return view.nbytes
 
     def _take(self, view: memoryview) -> None:
-        size = self._block_size
-        if self._filled:
-            gap = -self._filled % size  # if whole blocks follow it, they need not be copied
-            taken = gap if len(view) - gap >= size else min(len(view), self._capacity - self._filled)
+        size, pending = self._block_size, self._pending
+        if pending.filled:
+            gap = -pending.filled % size  # if whole blocks follow it, they need not be copied
+            taken = gap if len(view) - gap >= size else min(len(view), self._capacity - pending.filled)
             self._keep(view[:taken])
             view = view[taken:]
-            if view or self._filled == self._capacity:
+            if view or pending.filled == self._capacity:
                 self._seal_pending()
         whole = len(view) // size * size
         if whole:
@@ -717,15 +772,16 @@ class AgsWriter(io.RawIOBase):
             self._keep(view[whole:])
 
     def _keep(self, view: memoryview) -> None:
-        filled = self._filled + len(view)
-        if filled > len(self._pending):
-            grow(self._pending, min(self._capacity, max(filled, 2 * len(self._pending))))
-        memoryview(self._pending)[self._filled : filled] = view
-        self._filled = filled
+        pending = self._pending
+        filled = pending.filled + len(view)
+        if filled > len(pending.buffer):
+            grow(pending.buffer, min(self._capacity, max(filled, 2 * len(pending.buffer))))
+        memoryview(pending.buffer)[pending.filled : filled] = view
+        pending.filled = filled
 
     def _seal_pending(self) -> None:
-        self._seal(memoryview(self._pending)[: self._filled])
-        self._filled = 0
+        self._seal(memoryview(self._pending.buffer)[: self._pending.filled])
+        self._pending.filled = 0
 
     def _seal(self, view: memoryview) -> None:
         """Write the next blocks; no bytes are one empty block."""
@@ -747,25 +803,54 @@ class AgsWriter(io.RawIOBase):
             self.abort()
             return
         try:
+            with self._pending:
+                if not self.closed:  # by another thread, for which this one has waited
+                    self._complete(self._target)
+        finally:
+            self._discard_if_aborted()
+
+    def _complete(self, target: _Positional | _Sink) -> None:
+        try:
             plain_length = self.tell()
-            if self._filled or self._blocks == 0:
+            if self._pending.filled or self._blocks == 0:
                 self._seal_pending()
             file_length = encrypted_length(plain_length, self._block_size)
-            self._target.finish(encode_header(self._block_size), file_length)
+            header = encode_header(self._block_size)
+        except BaseException:
+            self.abort()
+            raise
+        if not self._fate.acquire(False):
+            raise ValueError("the stream was aborted while it was closed")
+        try:
+            target.finish(header, file_length)
             self._file_length = file_length
         finally:
-            self.abort()  # of a complete stream nothing is undone
+            self._end()
 
     def abort(self) -> None:
         """Give the stream up: no last block, and no file at the path. Does nothing after `close`."""
-        if self.closed:
+        if self.closed or not self._fate.acquire(False):
             return
         try:
-            if self._target is not None and self._file_length is None:
-                self._target.abort()
+            if self._target is not None:
+                self._target.stop()
         finally:
-            self._pending = bytearray()
-            super().close()
+            self._end()
+            self._discard_if_aborted()
+
+    def _end(self) -> None:
+        self._pending.end()
+        super().close()
+
+    def _discard_if_aborted(self) -> None:
+        """Undo what was written, unless a call in flight still writes: that one does it then, when it ends."""
+        if self._file_length is None and self.closed and self._pending.try_turn():
+            try:
+                self._pending.buffer = bytearray()
+                if self._target is not None:
+                    self._target.abort()
+            finally:
+                self._pending.__exit__()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -775,8 +860,8 @@ class AgsWriter(io.RawIOBase):
 class _Positional:
     """A regular file, written by position. Its header comes last: without it, nothing looks like a stream."""
 
-    def __init__(self, fd: int, new: NewFile | None, file: Any = None) -> None:
-        self.fd = fd
+    def __init__(self, descriptor: Descriptor, new: NewFile | None, file: Any = None) -> None:
+        self.descriptor = descriptor
         self.new = new
         self.file = file  # as it was passed in
         self.offset = 0  # where the stream begins
@@ -785,28 +870,35 @@ class _Positional:
         if self.file is not None:
             self.file.flush()
             self.offset = self.file.tell()
-            pwrite_all(self.fd, bytes(len(header)), self.offset)  # there may be an old one
+            pwrite_all(self.descriptor, bytes(len(header)), self.offset)  # there may be an old one
 
     def seal(self, key: Key, aad_prefix: bytes, block_size: int, first: int, view: memoryview, threads: int) -> None:
         self._check_open()
         offset = self.offset + block_offset(first, block_size)
-        key.seal_run(aad_prefix, block_size, first, view, self.fd, offset, threads)
+        key.seal_run(aad_prefix, block_size, first, view, self.descriptor, offset, threads)
 
     def _check_open(self) -> None:
-        if self.file is not None and self.file.closed:  # its number may be another file's by now
+        if self.file is not None and self.file.closed:
             raise ValueError("the target was closed")
 
     def finish(self, header: bytes, file_length: int) -> None:
         self._check_open()
-        pwrite_all(self.fd, header, self.offset)
+        pwrite_all(self.descriptor, header, self.offset)
         if self.file is not None:
             self.file.seek(self.offset + file_length)
         if self.new is not None:
             self.new.publish()
+        else:
+            self.descriptor.close()
 
-    def abort(self) -> None:
+    def stop(self) -> None:
+        """Give it up, also while another thread is in `seal`, which then raises or ends: all is undone at once."""
+        self.descriptor.close()
         if self.new is not None:
             self.new.discard()
+
+    def abort(self) -> None:
+        self.stop()
 
 
 class _Sink:
@@ -816,6 +908,7 @@ class _Sink:
         self.file = file
         self.new = new
         self.sealed = bytearray()
+        self.stopped = False
 
     def begin(self, header: bytes) -> None:
         self.write(memoryview(header))
@@ -828,6 +921,8 @@ class _Sink:
             if len(self.sealed) < needed:
                 self.sealed = bytearray(needed)
             key.seal_run(aad_prefix, block_size, first + begin // block_size, piece, self.sealed, 0, threads)
+            if self.stopped:
+                raise ValueError("I/O operation on closed file")
             self.write(memoryview(self.sealed)[:needed])
 
     def write(self, view: memoryview) -> None:
@@ -847,15 +942,18 @@ class _Sink:
         if self.new is not None:
             self.new.publish()
 
+    def stop(self) -> None:
+        """Give it up: `seal` in another thread writes nothing more, after the piece that it is at."""
+        self.stopped = True
+
     def abort(self) -> None:
+        """Undo what was written. Not while another thread is in `seal`: a request of it might come later."""
         if self.new is not None:
             self.new.discard()
 
 
 def _new_file(new: NewFile) -> _Positional | _Sink:
-    if new.positional:
-        return _Positional(new.fd, new)
-    return _Sink(io.FileIO(new.fd, "wb", closefd=False), new)
+    return _Positional(new.descriptor, new) if new.positional else _Sink(new, new)
 
 
 def _target(target: Any, exclusive: bool, fsync: bool) -> _Positional | _Sink:
@@ -870,7 +968,7 @@ def _target(target: Any, exclusive: bool, fsync: bool) -> _Positional | _Sink:
     if not hasattr(target, "write"):
         raise TypeError(f"a path or a binary file open for writing is required, not {type(target).__name__!r}")
     if _is_content(target) and not fcntl.fcntl(target.fileno(), fcntl.F_GETFL) & os.O_APPEND:
-        return _Positional(target.fileno(), None, target)
+        return _Positional(_duplicate(target), None, target)
     return _Sink(target, None)
 
 

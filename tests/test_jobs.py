@@ -799,7 +799,8 @@ def test_plaintext_is_private_until_it_is_checked(
 
     def watch(self: Any) -> None:
         if self.path.startswith(str(back)):
-            seen.append(stat.S_IMODE(os.fstat(self.fd).st_mode))
+            with self.descriptor as fd:
+                seen.append(stat.S_IMODE(os.fstat(fd).st_mode))
             assert not os.path.exists(self.path)
         publish(self)
 

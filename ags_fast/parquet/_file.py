@@ -14,6 +14,7 @@ from ags_fast._core import (
     DONE,
     ColumnChunk,
     ColumnMetadata,
+    Descriptor,
     Footer,
     Key,
     Modules,
@@ -24,7 +25,7 @@ from ags_fast._core import (
 )
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.parquet._thrift import BINARY, FALSE, I32, LIST, STRUCT, TRUE, Struct, binary, integer, list_of, struct
-from ags_fast.stream import _Descriptor, _Memory, _source
+from ags_fast.stream import _Descriptor, _source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -156,9 +157,9 @@ class Source:
         self.size = self._file.size
 
     @property
-    def fd(self) -> int:
-        """The descriptor of a regular file, or -1."""
-        return self._file.fd if isinstance(self._file, _Descriptor) else -1
+    def is_file(self) -> bool:
+        """Whether it is a file of the system, which is read into the buffers of who reads."""
+        return isinstance(self._file, _Descriptor)
 
     def read(self, begin: int, end: int) -> memoryview:
         """The bytes from `begin` to `end`, all of them; of memory, without a copy."""
@@ -166,18 +167,17 @@ class Source:
 
     def read_to(self, buffer: memoryview | None, begin: int, end: int) -> memoryview:
         """Like `read`; a descriptor's bytes go to `buffer`, if there is one."""
-        if isinstance(self._file, _Memory):
-            return memoryview(self._file.data)[begin:end]
         data, base = self._file.fetch(begin, end)
-        if not isinstance(data, int):
+        if not isinstance(data, Descriptor):
             return memoryview(data)[begin - base : end - base]
         view = memoryview(bytearray(end - begin)) if buffer is None else buffer[: end - begin]
         at = 0
-        while at < len(view):
-            got = os.preadv(data, [view[at:]], begin + at)
-            if not got:
-                raise IntegrityError(f"the file ends after {begin + at} bytes: it was cut while it was read")
-            at += got
+        with data as fd:
+            while at < len(view):
+                got = os.preadv(fd, [view[at:]], begin + at)
+                if not got:
+                    raise IntegrityError(f"the file ends after {begin + at} bytes: it was cut while it was read")
+                at += got
         return view
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class Window:
 
     def read(self, begin: int, end: int, nbytes: int) -> memoryview:
         """The bytes from `begin` to `end`, until the next call. nbytes: how much is likely to be asked for at once."""
-        if self.source.fd < 0:
+        if not self.source.is_file:
             return self.source.read(begin, end)
         kept = min(end, self._end) - begin if self._begin <= begin < self._end else 0
         left = self._buffer[begin - self._begin : begin - self._begin + kept]

@@ -97,6 +97,7 @@ class _Cache:
 
     def __init__(self) -> None:
         self.opened = 0  # bytes of sealed modules so far
+        self._over = False
         self._clear()
 
     def _clear(self) -> None:
@@ -125,13 +126,17 @@ class _Cache:
             self._data[key] = data
             while self._nbytes > CACHE_NBYTES and len(self._data) > 1:
                 self._nbytes -= len(self._data.pop(next(iter(self._data))))
+            if self._over:  # closed by another thread, which may not have found this
+                self._data.clear()
 
     def count(self, nbytes: int) -> None:
         self._check_fork()
         with self._lock:
             self.opened += nbytes
 
-    def clear(self) -> None:
+    def close(self) -> None:
+        """Let go of everything, and keep nothing any more."""
+        self._over = True
         self._clear()
 
 
@@ -379,7 +384,7 @@ class PlainView(io.RawIOBase):
         end = begin + len(out)
         if part.chunk is None or part.chunk.modules is None:
             data = self._opened.source.read_to(out, begin, end)
-            if self._opened.source.fd < 0:
+            if not self._opened.source.is_file:
                 out[:] = data
             return
         if part.module != PAGES:
@@ -447,7 +452,7 @@ class PlainView(io.RawIOBase):
                 run_pages([run], 1)
                 at += run.consumed
                 # A request has its price, but where the source is a descriptor.
-                large = run.consumed > len(window) and self._opened.source.fd >= 0
+                large = run.consumed > len(window) and self._opened.source.is_file
                 step = max(LIST_LARGE_NBYTES if large else LIST_NBYTES, run.wanted)
             bounds = [part.begin + row[0] for row in run.table()]
             part.dictionary = run.counts["dictionary_pages"] > 0  # which the table does not list
@@ -490,7 +495,7 @@ class PlainView(io.RawIOBase):
 
     def _take_scratch(self, nbytes: int) -> memoryview | None:
         """A buffer that nobody else has, for what is read from a descriptor; other sources bring their own."""
-        if self._opened.source.fd < 0:
+        if not self._opened.source.is_file:
             return None
         try:
             scratch = self._scratch.pop()
@@ -571,10 +576,13 @@ class PlainView(io.RawIOBase):
         return self._position
 
     def close(self) -> None:
-        """Let go of keys and opened pages, and close the source if the view opened it. May be called again."""
+        """Let go of keys and opened pages, and close the source if the view opened it. May be called again.
+
+        It waits for no other thread: reads in flight end as if it came later, or raise ValueError.
+        """
         opened = getattr(self, "_opened", None)  # none if the constructor failed
         if opened is not None:
-            self._cache.clear()
+            self._cache.close()
             self._scratch.clear()
             opened.close()
         super().close()

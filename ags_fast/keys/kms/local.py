@@ -521,7 +521,7 @@ def _change(properties: Mapping[str, str], passphrase: str | None, change: Calla
         _sweep(path)
         new = NewFile(path, tag=TAG, private=True, fsync=True)  # gets the mode of the file that it replaces
         try:
-            pwrite_all(new.fd, data, 0)
+            pwrite_all(new.descriptor, data, 0)
             new.publish()
         finally:
             new.discard()
@@ -578,7 +578,7 @@ def _write_new(path: str, data: bytes) -> None:
     new = NewFile(path, exclusive=True, private=True, fsync=True)
     try:
         new._mode = 0o600  # not what the umask says
-        pwrite_all(new.fd, data, 0)
+        pwrite_all(new.descriptor, data, 0)
         new.publish()
     finally:
         new.discard()
