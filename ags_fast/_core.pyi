@@ -228,11 +228,13 @@ class PageRun:
         v2_layout: int = 0,
         short_sizes: bool = False,
         keep_checksum: bool = True,
+        refuse_levels: bool = False,
         table: bool = False,
         page: int = 0,
         began: bool = False,
         dictionary: bool = False,
         label: object = None,
+        row_group: int | None = None,
     ) -> Self: ...
     @property
     def source(self) -> Modules | None: ...
@@ -258,6 +260,8 @@ class PageRun:
     def pages(self) -> int: ...
     @property
     def first_data_page(self) -> int | None: ...
+    @property
+    def outside_levels(self) -> int: ...
     @property
     def counts(self) -> dict[str, int]: ...
     @property

@@ -52,6 +52,7 @@ cdef extern from "agsf.h" nogil:
         AGSF_BAD_FORMAT
         AGSF_ORDINAL
         AGSF_CHECKSUM
+        AGSF_LEVELS
     ctypedef struct agsf_key:
         pass
     ctypedef struct agsf_run:
@@ -194,7 +195,7 @@ cdef extern from "agsf.h" nogil:
         agsf_pages_mode mode
         uint64_t nbytes, values_left
         int v2_layout
-        bint short_sizes, keep_checksum, dictionary
+        bint short_sizes, keep_checksum, refuse_levels, dictionary
         const uint8_t *data "in"
         size_t in_nbytes
         bint in_is_all
@@ -213,7 +214,7 @@ cdef extern from "agsf.h" nogil:
         bint began
         size_t table_count
         uint64_t in_total, out_total, uncompressed, values
-        uint32_t dictionary_pages, v2_pages, v2_levels, wrong_checksums, dropped_checksums, checksums
+        uint32_t dictionary_pages, v2_pages, v2_levels, outside_levels, wrong_checksums, dropped_checksums, checksums
         uint32_t encodings[4][16]
     agsf_status agsf_pages_run(agsf_pages **runs, size_t nruns, unsigned threads)
     agsf_status agsf_offset_index(const uint8_t *data, size_t nbytes, const agsf_page *table, size_t npages,
@@ -1177,6 +1178,11 @@ def _module_error(agsf_status status, unsigned module, row_group, column, page):
         )
     if status == AGSF_CHECKSUM:
         return IntegrityError(f"{where} has a CRC that is not its bytes': they were changed", **place)
+    if status == AGSF_LEVELS:
+        return IntegrityError(
+            f"{where} has its levels outside of its module, where no tag covers them (parquet-java's V2 layout), and "
+            "allow_unauthenticated_levels is False: where values are null could have been changed", **place,
+        )
     if status == AGSF_BAD_FORMAT:
         return FormatError(f"{where} is not what Parquet has there: the file is damaged, or not what it says")
     if status == AGSF_ORDINAL:
@@ -1200,7 +1206,8 @@ cdef class PageRun:
     `mode` is COPY, SAME_SIZE, VIEW, CHECK or LIST (csrc/agsf.h says what they do); `nbytes` and `values` the chunk's
     total_compressed_size and num_values on the side it comes from. Give it bytes with `feed`, run it with `run_pages`,
     look at `stop`: DONE, or MORE_INPUT or MORE_OUTPUT, of which at least `wanted` bytes are needed, counted from what
-    is `consumed` and `produced`. `dictionary` says that the first page should be one, for the error if it is unreadable.
+    is `consumed` and `produced`. `dictionary` says that the first page should be one, for the error if it is unreadable;
+    `label` and `row_group` name a plain chunk in errors.
     """
 
     cdef readonly Modules source, target
@@ -1208,11 +1215,11 @@ cdef class PageRun:
     cdef memoryview _in, _out
     cdef readonly size_t consumed, produced  # of what was fed
     cdef bint _running
-    cdef object _label
+    cdef object _label, _row_group
 
     def __cinit__(self, Modules source, Modules target, int mode, uint64_t nbytes, uint64_t values, *, int v2_layout=0,
-                  bint short_sizes=False, bint keep_checksum=True, bint table=False, uint32_t page=0, bint began=False,
-                  bint dictionary=False, label=None):
+                  bint short_sizes=False, bint keep_checksum=True, bint refuse_levels=False, bint table=False,
+                  uint32_t page=0, bint began=False, bint dictionary=False, label=None, row_group=None):
         if mode == AGSF_PAGES_COPY and source is None and target is None:
             raise ValueError("pages are copied from or to a sealed side")
         if mode == AGSF_PAGES_SAME_SIZE and (source is None or target is None or source._raw.ctr != target._raw.ctr
@@ -1231,10 +1238,11 @@ cdef class PageRun:
         self._raw.v2_layout = v2_layout
         self._raw.short_sizes = short_sizes
         self._raw.keep_checksum = keep_checksum
+        self._raw.refuse_levels = refuse_levels
         self._raw.page = page
         self._raw.began = began
         self._raw.dictionary = dictionary
-        self._label = label
+        self._label, self._row_group = label, row_group
         if table:
             self._grow_table()
 
@@ -1308,8 +1316,8 @@ cdef class PageRun:
         cdef Modules modules = self.source if self.source is not None else self.target
         page = self._raw.page if self._raw.bad_module in (AGSF_DATA_PAGE, AGSF_DATA_PAGE_HEADER) else None
         label = self._label if modules is None else modules.label
-        return _module_error(self._raw.status, self._raw.bad_module, None if modules is None else modules.row_group,
-                             label, page)
+        row_group = self._row_group if modules is None else modules.row_group
+        return _module_error(self._raw.status, self._raw.bad_module, row_group, label, page)
 
     @property
     def stop(self):
@@ -1347,11 +1355,17 @@ cdef class PageRun:
         return self._raw.table[0].out_offset if self._raw.table_count else None
 
     @property
+    def outside_levels(self):
+        """V2 pages so far whose levels were outside of their modules, where no tag covers them."""
+        return self._raw.outside_levels
+
+    @property
     def counts(self):
         return {
             "dictionary_pages": self._raw.dictionary_pages,
             "v2_pages": self._raw.v2_pages,
             "v2_levels": self._raw.v2_levels,
+            "outside_levels": self._raw.outside_levels,
             "checksums": self._raw.checksums,
             "wrong_checksums": self._raw.wrong_checksums,
             "dropped_checksums": self._raw.dropped_checksums,

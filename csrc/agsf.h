@@ -56,6 +56,7 @@ typedef enum agsf_status {
     AGSF_BAD_FORMAT,   /* the bytes cannot be what they should */
     AGSF_ORDINAL,      /* a row group, column or page has a number above 32767 */
     AGSF_CHECKSUM,     /* a page's CRC is not that of its bytes */
+    AGSF_LEVELS,       /* a page's levels are outside of its module, where no tag covers them */
 } agsf_status;
 
 /* ---------------------------------------------------------------- library */
@@ -458,6 +459,7 @@ typedef struct agsf_pages {
     int v2_layout;        /* of V2 pages to be sealed: 0 as they were, 1 all of the body, 2 only the values */
     bool short_sizes;     /* compressed_page_size leaves out the frame: what DuckDB writes */
     bool keep_checksum;   /* a wrong CRC stays wrong; otherwise it is AGSF_CHECKSUM */
+    bool refuse_levels;   /* levels outside of a sealed page's module are AGSF_LEVELS */
     bool dictionary;      /* the first page should be one: says what failed if it cannot be read */
 
     const uint8_t *in; /* of this call */
@@ -484,6 +486,7 @@ typedef struct agsf_pages {
     uint64_t values;
     uint32_t dictionary_pages, v2_pages;
     uint32_t v2_levels;        /* V2 pages with levels, which the two layouts keep differently */
+    uint32_t outside_levels;   /* V2 pages that were opened, and whose levels were outside of the module, in plain text */
     uint32_t wrong_checksums;  /* that were kept wrong */
     uint32_t dropped_checksums; /* which did not fit into a header of the same size */
     uint32_t checksums;

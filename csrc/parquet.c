@@ -463,6 +463,10 @@ static bool open_body(struct worker *worker, struct page *page, uint8_t *out) {
         page->lead_nbytes = (size_t)page->header.levels; /* both lengths fitted by chance */
         return open_body(worker, page, out);
     }
+    if (status == AGSF_OK && page->lead_nbytes > 0) {
+        if (run->refuse_levels) status = AGSF_LEVELS;
+        run->outside_levels++;
+    }
     return status == AGSF_OK ? true : fail(run, status, body_module(page));
 }
 

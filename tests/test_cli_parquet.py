@@ -181,6 +181,14 @@ def test_v2_layouts_quirks_and_bloom_filters(here: Path, capsys: pytest.CaptureF
         assert ("but parquet-java will not read" in result["warnings"][0]) == (layout == "parquet-java")
         answer(capsys, "decrypt", "v2.enc.parquet", *FOOTER, "-o", "back", "--force", "--quirk", "duckdb")
         assert rows("back") == rows("v2.parquet")
+        java = layout == "parquet-java"
+        strict = ["v2.enc.parquet", *FOOTER, "--no-unauthenticated-levels"]
+        for operation in (["verify"], ["decrypt", "-o", "no", "--force"]):
+            assert run(*operation, *strict) == (cli.EXIT_INTEGRITY if java else 0)
+        capsys.readouterr()
+        assert run("verify", "v2.enc.parquet", *FOOTER) == 0
+        said = capsys.readouterr().out
+        assert ("not of levels" in said) == ("have no tag" in said) == java
     modules = []
     for more in ([], ["--drop-bloom-filters"]):
         result = answer(capsys, "encrypt", "v2.parquet", *FOOTER, "--force", *more)

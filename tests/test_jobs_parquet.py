@@ -663,6 +663,27 @@ def test_pages_keep_their_tags(src: Path, dataset: Path, tmp_path: Path, kms: di
         assert row.error_class == "IntegrityError" and "AES_GCM_CTR_V1" in (row.error or "")
 
 
+def test_levels_keep_their_tags(tmp_path: Path, dataset: Path, kms: dict[str, str]) -> None:
+    """Jobs never write V2 pages whose levels have no tag: a file that has some is not what was written."""
+    src = tmp_path / "v2"
+    src.mkdir()
+    pq.write_table(pa.table({"a": [1, None, 3, None]}), src / "a.parquet", data_page_version="2.0")
+    encrypt(src, dataset, kms).raise_for_failures()
+    (entry,) = entries_of(dataset, kms).values()
+    keys, path = ags_fast.jobs.parquet._keys(context_of(dataset, kms), entry), dataset / entry.file
+    parquet.reencrypt_file(path, path, keys, keys, aad_prefix=entry.aad_prefix, v2_layout="parquet-java")
+    assert path.stat().st_size == entry.file_length
+    for result in (
+        verify_files(dataset, kms=kms, engine=HERE),
+        decrypt_files(dataset, tmp_path / "out", kms=kms, engine=HERE),
+        rekey_files(dataset, kms=kms, engine=HERE),
+    ):
+        (row,) = result.failed
+        assert row.error_class == "IntegrityError" and "levels outside" in (row.error or "")
+    with open_file(dataset, "a.parquet", kms=kms) as view, pytest.raises(IntegrityError, match="levels outside"):
+        pq.read_table(view)
+
+
 @pytest.mark.parametrize("op", ["encrypt", "rekey"])
 def test_verify_after(src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     """What storage makes of a file does not count, if it is another one."""

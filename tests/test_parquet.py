@@ -1073,6 +1073,104 @@ def test_both_layouts_of_v2_pages(nulls: str, algorithm: str) -> None:
         assert len(same) == len(out) and ref.ParquetFile(back).contents() == ref.ParquetFile(plain).contents()
 
 
+def shifted_nulls(layout: str) -> tuple[bytes, bytes, Keys]:
+    """A file with V2 pages, and the same after somebody without a key has moved its nulls, where that can be done."""
+    table = pa.table({"a": pa.array([i if i % 2 == 0 else None for i in range(48)], pa.int64()), "b": [1] * 48})
+    sink = io.BytesIO()
+    pq.write_table(table, sink, data_page_version="2.0", compression="none", use_dictionary=False, row_group_size=24)
+    keys = Keys(KF)
+    sealed = bytearray()
+    parquet.encrypt_file(sink.getvalue(), sealed, keys, v2_layout=layout, threads=1)
+    changed = bytearray(sealed)
+    for module in ref.ParquetFile(bytes(sealed), KF).modules():
+        if module.kind == ref.DATA_PAGE and module.path == ("a",) and module.levels:
+            at = module.offset
+            assert at and sealed[at : at + module.levels] == b"\x07\x55\x55\x55"  # bits, one for each value
+            changed[at + 1 : at + 4] = b"\xaa\xaa\xaa"
+    return bytes(sealed), bytes(changed), keys
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_levels_without_a_tag(reader: str) -> None:
+    """parquet-java keeps the levels of V2 pages outside of their modules: nulls can be moved, and no tag tells."""
+    sealed, changed, keys = shifted_nulls("parquet-java")
+    moved = pq.read_table(parquet.open_plain(changed, keys))["a"].to_pylist()
+    assert moved[:4] == [None, 0, None, 2] and pq.read_table(parquet.open_plain(sealed, keys))["a"][:2].to_pylist() == [
+        0,
+        None,
+    ]
+    for file in (sealed, changed):
+        READERS[reader](file, keys)
+        with pytest.raises(IntegrityError, match=r"levels.*no tag.*allow_unauthenticated_levels") as caught:
+            READERS[reader](file, keys, allow_unauthenticated_levels=False)
+        place = caught.value.module, caught.value.row_group, caught.value.column, caught.value.page
+        assert place == ("data page", 0, "a", 0)
+    whole, same, keys = shifted_nulls("arrow")
+    assert whole == same
+    READERS[reader](whole, keys, allow_unauthenticated_levels=False)
+
+
+def test_reports_say_which_parts_have_tags() -> None:
+    sealed, changed, keys = shifted_nulls("parquet-java")
+    plain = bytearray()
+    parquet.decrypt_file(sealed, plain, keys)
+    new = Keys(key("new"))
+    again, out = bytearray(), bytearray()
+    reports = {
+        "write": parquet.write_table(
+            pq.read_table(pa.BufferReader(plain)),
+            out,
+            keys,
+            v2_layout="parquet-java",
+            data_page_version="2.0",
+            row_group_size=24,
+        ),
+        "encrypt": parquet.encrypt_file(bytes(plain), out, keys, v2_layout="parquet-java"),
+        "verify": parquet.verify(changed, keys),
+        "decrypt": parquet.decrypt_file(changed, bytearray(), keys),
+        "same size": parquet.reencrypt_file(changed, out, keys, new, same_size=True),
+        "reencrypt": parquet.reencrypt_file(changed, out, keys, new),
+        "to arrow": parquet.reencrypt_file(changed, again, keys, new, v2_layout="arrow"),
+    }
+    for name, report in reports.items():
+        a, b = report.columns
+        tagged = name == "to arrow"
+        assert a.tags == {"headers": True, "levels": tagged, "values": True}, name
+        assert (a.authenticated, b.authenticated) == (tagged, tagged), name  # b has no nulls, but levels
+        places = [(column, row_group) for row_group in (0, 1) for column in "ab"]
+        assert (
+            report.unauthenticated_levels
+            == places
+            == [tuple(one) for one in report.to_dict()["unauthenticated_levels"]]
+        )
+        assert any("the levels of a, b have no tag" in warning for warning in report.warnings), name
+    # What had no tag has one now, whatever it is.
+    verified = parquet.verify(again, new)
+    assert all(row.authenticated for row in verified.columns) and not verified.unauthenticated_levels
+    assert verified.warnings == []
+
+    with parquet.open_plain(changed, keys) as view:
+        assert view.unauthenticated_levels == []
+        view.read()
+        assert view.unauthenticated_levels == reports["verify"].unauthenticated_levels
+    for mode, tags in ((FOUR[0], (True, True, True)), (FOUR[2], (True, False, False))):
+        report = parquet.verify(seal(rich(), mode), mode.keys(RICH_LEAVES), allow_ctr=True)
+        assert all(tuple(row.tags.values()) == tags for row in report.columns) and not report.unauthenticated_levels
+    report = parquet.reencrypt_file(
+        seal(rich(), FOUR[2]), out, FOUR[2].keys(RICH_LEAVES), new, allow_ctr=True, algorithm=GCM
+    )
+    assert any("source's pages had no tag" in warning for warning in report.warnings)
+    partial = Mode(columns="partial")
+    for report in (
+        parquet.verify(seal(rich(), partial), partial.keys(RICH_LEAVES)),
+        parquet.encrypt_file(rich(), out, partial.keys(RICH_LEAVES), other_columns="plain"),
+    ):
+        plain_one = next(row for row in report.columns if row.key == "plain")
+        assert not any(plain_one.tags.values()) and not plain_one.authenticated
+    missing = parquet.verify(seal(rich(), COLUMNS), Keys(COLUMNS.footer), missing="skip")
+    assert next(row.tags for row in missing.columns if row.key == "missing") == {}
+
+
 # ---------------------------------------------------------------- other keys
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["encrypted_already", "holds", "run", "same_as_source", "view"]
 
+# What `_encrypt` writes has a tag for everything that is encrypted: a file with less is not what was written.
+STRICT: dict[str, Any] = {"allow_ctr": False, "allow_unauthenticated_levels": False}
 KEY_MATERIAL = "AGS-DATASET"  # of key_metadata; keys are found by the dataset's manifests and by nothing in the file
 
 Outcome = tuple[str, str | None, str | None, int]  # status, class and text of a row, and bytes of the encrypted file
@@ -217,7 +219,7 @@ def _finished(context: Context, entry: FileEntry, attempt: int) -> int | None:
             with Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix) as opened:
                 length = opened.source.size
             if context.resume == "verify":
-                verify(source, _keys(context, entry), aad_prefix=entry.aad_prefix, threads=context.threads)
+                _verify_source(context, entry, source)
     except (IntegrityError, FormatError):
         return None
     return length
@@ -225,8 +227,13 @@ def _finished(context: Context, entry: FileEntry, attempt: int) -> int | None:
 
 def _check(context: Context, entry: FileEntry) -> int:
     with _sealed(context, entry) as source:
-        keys = _keys(context, entry)
-        return verify(source, keys, aad_prefix=entry.aad_prefix, threads=context.threads).file_length
+        return _verify_source(context, entry, source)
+
+
+def _verify_source(context: Context, entry: FileEntry, source: Any) -> int:
+    return verify(
+        source, _keys(context, entry), aad_prefix=entry.aad_prefix, threads=context.threads, **STRICT
+    ).file_length
 
 
 def _verify(context: Context, task: Task, attempt: int) -> Outcome:
@@ -264,6 +271,7 @@ def _decrypt_to(context: Context, entry: FileEntry, source: Any, target: Any) ->
         aad_prefix=entry.aad_prefix,
         missing="drop" if context.without else "error",
         threads=context.threads,
+        **STRICT,
     )
 
 
@@ -285,6 +293,7 @@ def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
             new_aad_prefix=entry.aad_prefix,
             store_aad_prefix=False,
             threads=context.threads,
+            **STRICT,
         )
     if context.verify_after:
         _check(context, entry)
@@ -313,6 +322,7 @@ def view(context: Context, entry: FileEntry) -> io.RawIOBase:
             aad_prefix=entry.aad_prefix,
             missing="hide" if context.without else "error",
             threads=context.threads,
+            **STRICT,
         )
 
 

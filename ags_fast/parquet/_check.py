@@ -21,7 +21,7 @@ from ags_fast.parquet._file import (
     Window,
     with_room,
 )
-from ags_fast.parquet._transcode import PAGES, ColumnReport, Report, pieces
+from ags_fast.parquet._transcode import PAGES, ColumnReport, Report, level_warnings, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -107,6 +107,7 @@ def verify(
     missing: str = "error",
     quirks: Iterable[str] = (),
     allow_ctr: bool = False,
+    allow_unauthenticated_levels: bool = True,
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Report:
@@ -116,7 +117,9 @@ def verify(
     bloom filters by their tags, which bind their ordinals; CRCs of pages that have one; that the parts lie inside the
     file and do not overlap; that indexes and metadata name the pages that are there, and their values and sizes.
 
-    A row's `authenticated` is False where pages have no tag: plain columns, and all columns under AES_GCM_CTR_V1.
+    A row's `tags` says which parts of the column have a tag. `authenticated` is False unless all have: plain columns
+    have none, pages under AES_GCM_CTR_V1 have none, nor have levels of V2 pages in parquet-java's layout, which
+    `unauthenticated_levels` lists.
     missing: "error", or "skip" columns whose keys are not held; their `key` is "missing". Other arguments as for
     decrypt_file. Raises IntegrityError, which names module, row group, column and page, FormatError, PolicyError.
     """
@@ -138,7 +141,7 @@ def verify(
         waiting = pieces(opened, held)
         pages = [piece for piece in waiting if piece.module == PAGES]
         groups = _groups(pages)
-        checks = {chunk.number: _ChunkCheck(opened, chunk) for chunk in held}
+        checks = {chunk.number: _ChunkCheck(opened, chunk, allow_unauthenticated_levels) for chunk in held}
 
         rooms = threading.local()
 
@@ -168,10 +171,13 @@ def verify(
         for chunk in chunks:
             kind = "missing" if chunk.missing else chunk.kind
             row = columns.setdefault(chunk.column, ColumnReport(chunk.name, kind, key_metadata=chunk.key_metadata))
-            ctr = chunk.modules is not None and chunk.modules.ctr
-            row.authenticated = chunk.modules is not None and not ctr
+            row.authenticated = False
             if not chunk.missing:
+                outside = checks[chunk.number].run.outside_levels > 0
+                row.note_tags(chunk.modules, outside)
                 checks[chunk.number].report(row)
+                if outside:
+                    report.unauthenticated_levels.append((chunk.name, chunk.row_group))
         rows = _check_footer(opened, chunks)
         report.columns = [columns[number] for number in sorted(columns)]
         report.buffer_nbytes = n * 2 * WINDOW_NBYTES
@@ -208,6 +214,7 @@ def _warnings(opened: Opened, waiting: list[Piece], report: Report, absent: bool
     warnings = []
     if report.algorithm == "AES_GCM_CTR_V1":
         warnings.append("AES_GCM_CTR_V1: pages carry no tag; a change in them goes unseen, and a CRC is no protection")
+    warnings += level_warnings(report.unauthenticated_levels)
     missing = [row.path for row in report.columns if row.key == "missing"]
     if missing:
         warnings.append(f"not checked, for want of keys: {', '.join(missing)}")
@@ -270,7 +277,7 @@ def _check_pages(group: list[Piece], checks: dict[int, _ChunkCheck], room: _Room
 class _ChunkCheck:
     """A column chunk, its pages and what names them."""
 
-    def __init__(self, opened: Opened, chunk: Chunk) -> None:
+    def __init__(self, opened: Opened, chunk: Chunk, allow_unauthenticated_levels: bool) -> None:
         self.opened = opened
         self.chunk = chunk
         self.parts = 0
@@ -283,6 +290,7 @@ class _ChunkCheck:
             max(0, metadata.num_values),
             short_sizes=chunk.modules is not None and chunk.modules.aad is None,
             keep_checksum=False,
+            refuse_levels=not allow_unauthenticated_levels,
             table=True,
             dictionary=metadata.dictionary_page > 0,
             label=chunk.name,

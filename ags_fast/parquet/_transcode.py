@@ -74,8 +74,20 @@ class ColumnReport:
     dictionary_pages: int = 0
     modules: int = 0
     nbytes: int = 0
-    authenticated: bool = True  # every module has a tag; not so in plain columns, and for pages under AES_GCM_CTR_V1
+    authenticated: bool = True  # every part in `tags` has a tag
     key_metadata: bytes | None = field(default=None, repr=False)
+    # Which parts have a tag: "headers" (of pages, with all other metadata, indexes and bloom filters), "levels" and
+    # "values". Nothing of a plain column has. Under AES_GCM_CTR_V1 only "headers" have, and all but "levels" where V2
+    # pages are in parquet-java's layout. Empty if the key is not held.
+    tags: dict[str, bool] = field(default_factory=dict)
+
+    def note_tags(self, modules: Modules | None, outside_levels: bool) -> None:
+        """Add a chunk, by how it is sealed."""
+        sealed = modules is not None
+        body = modules is not None and not modules.ctr
+        for part, has in (("headers", sealed), ("levels", body and not outside_levels), ("values", body)):
+            self.tags[part] = has and self.tags.get(part, True)
+        self.authenticated = all(self.tags.values())
 
 
 @dataclass
@@ -89,6 +101,9 @@ class Report:
     source_length: int
     file_length: int = 0
     columns: list[ColumnReport] = field(default_factory=list)
+    # (column, row group) where levels of V2 pages have no tag, in what was read or in what was written: which values
+    # are null, and where lists begin, could be changed there.
+    unauthenticated_levels: list[tuple[str, int]] = field(default_factory=list)
     buffer_nbytes: int = 0  # the most that was held of the file at once
     warnings: list[str] = field(default_factory=list)
 
@@ -211,6 +226,7 @@ class Moved:
     dictionary_page: int | None = None
     encoding_stats: list[tuple[int, int, int]] | None = None
     run: PageRun | None = None
+    outside_levels: bool = False  # levels of V2 pages are outside of their modules, in the sealed file
     shift: int | None = None  # if it was copied as it is
     parts: dict[int, tuple[int, int]] = field(default_factory=dict)  # module type: offset and bytes, as framed
 
@@ -320,6 +336,7 @@ class Mover:
         v2_layout: int = 0,
         same_size: bool = False,
         check_crc: bool = True,
+        allow_unauthenticated_levels: bool = True,
         drop_bloom_filters: bool = False,
         progress: Callable[[int], object] | None = None,
         held: list[tuple[Chunk, int, bytes]] | None = None,
@@ -332,10 +349,12 @@ class Mover:
         self.v2_layout = v2_layout
         self.same_size = same_size
         self.check_crc = check_crc
+        self.allow_unauthenticated_levels = allow_unauthenticated_levels
         self.drop_bloom_filters = drop_bloom_filters
         self.progress = progress
         self.held = held
         self.moved: dict[int, Moved] = {}
+        self.unauthenticated_levels: list[tuple[str, int]] = []
         self.counts = dict.fromkeys(("v2_levels", "wrong_checksums", "dropped_checksums"), 0)
         self._window = Window(opened.source)
         # Two sets of buffers: one is written while the other is filled.
@@ -441,6 +460,7 @@ class Mover:
                 v2_layout=self.v2_layout,
                 short_sizes=dialect,
                 keep_checksum=not (sealed_ctr and self.check_crc),
+                refuse_levels=not self.allow_unauthenticated_levels,
                 table=True,
                 dictionary=metadata.dictionary_page > 0,
                 label=chunk.name,
@@ -505,6 +525,11 @@ class Mover:
         moved.dictionary_page = start if counts["dictionary_pages"] else None
         moved.encoding_stats = run.encodings
         moved.run = run
+        # Without a layout that is asked for, pages keep the one that they have.
+        to = (run.outside_levels, 0, counts["v2_levels"])[self.v2_layout]
+        moved.outside_levels = (run.outside_levels if run.target is None else to) > 0
+        if run.outside_levels or moved.outside_levels:
+            self.unauthenticated_levels.append((chunk.name, chunk.row_group))
         for name in self.counts:
             self.counts[name] += counts[name]
 
@@ -831,14 +856,13 @@ def count_columns(
         if chunk.missing:
             columns[chunk.column] = ColumnReport(chunk.name, "missing", authenticated=False)
             continue
+        there = moved.get(chunk.number)
         now = side(chunk)
         sealed = now if now.modules is not None or chunk.modules is None else Side(chunk.kind, chunk.modules)
         row = columns.get(chunk.column)
         if row is None:
             row = columns[chunk.column] = ColumnReport(chunk.name, sealed.kind, key_metadata=sealed.key_metadata)
-            ctr = sealed.modules is not None and sealed.modules.ctr
-            row.authenticated = sealed.modules is not None and not ctr
-        there = moved.get(chunk.number)
+        row.note_tags(sealed.modules, there is not None and there.outside_levels)
         if there is None:
             continue
         row.nbytes += there.nbytes
@@ -868,6 +892,10 @@ def _report(
     count_columns(columns, chunks, side, mover.moved, plaintext_footer)
     report.columns = [columns[number] for number in sorted(columns)]
     report.buffer_nbytes = mover.buffer_nbytes
+    report.unauthenticated_levels = mover.unauthenticated_levels
+    report.warnings += level_warnings(report.unauthenticated_levels)
+    if opened.crypto is not None and any(chunk.modules is not None and chunk.modules.ctr for chunk in chunks):
+        report.warnings.append("the source's pages had no tag (AES_GCM_CTR_V1): a change in them went unseen")
     if mover.counts["wrong_checksums"]:
         report.warnings.append(
             f"{mover.counts['wrong_checksums']} pages had a CRC that was not their bytes', and still have: the source "
@@ -878,6 +906,16 @@ def _report(
             f"{mover.counts['dropped_checksums']} page headers had no room for the new CRC, which was left out"
         )
     return report
+
+
+def level_warnings(places: list[tuple[str, int]]) -> list[str]:
+    if not places:
+        return []
+    columns = ", ".join(dict.fromkeys(column for column, _ in places))
+    return [
+        f"the levels of {columns} have no tag (parquet-java's V2 layout): which values are null, and where lists "
+        "begin, can be changed unseen (allow_unauthenticated_levels=False refuses that)"
+    ]
 
 
 def remove_sidecar(dst: Any, report: Report) -> None:
@@ -916,9 +954,9 @@ def encrypt_file(
     plaintext_footer: legacy readers can read the plain columns; the footer is signed, and shows no statistics of
     encrypted columns. other_columns: what `keys` does not name is sealed with the footer key ("footer") or stays
     "plain". aad_prefix: binds the file to a name; store_aad_prefix=False leaves it out, and readers must know it.
-    v2_layout: V2 pages sealed as a whole ("arrow": Arrow, polars) or with their levels in plain text ("parquet-java");
-    neither reads the other's. drop_bloom_filters: for readers that cannot open them. threads: as for AgsCodec.
-    progress: called with bytes of the source that are done.
+    v2_layout: V2 pages sealed as a whole ("arrow": Arrow, polars) or with their levels in plain text and without a tag
+    ("parquet-java"); neither reads the other's. drop_bloom_filters: for readers that cannot open them. threads: as for
+    AgsCodec. progress: called with bytes of the source that are done.
 
     What is not encryption's stays as it is, byte by byte: encodings, compression, statistics, fields that this version
     does not know. Raises FormatError for what is no Parquet file or cannot be numbered, PolicyError if it is encrypted.
@@ -963,7 +1001,7 @@ def _write(
     footer = _new_footer(opened, chunks, mover.moved, sealer, crypto, plaintext_footer, None)
     put_footer(target, footer, crypto, sealer.footer(), plaintext_footer)
     report = _report(op, opened, chunks, sealer, mover, crypto.algorithm, plaintext_footer)
-    report.warnings += v2_warnings(mover)
+    report.warnings = v2_warnings(mover) + report.warnings
     if plaintext_footer:
         left = sorted({number for chunk in chunks if sealer(chunk).modules is not None for number in _unknown(chunk)})
         if left:
@@ -994,6 +1032,7 @@ def decrypt_file(
     quirks: Iterable[str] = (),
     allow_ctr: bool = False,
     check_crc: bool = True,
+    allow_unauthenticated_levels: bool = True,
     threads: int | None = None,
     fsync: bool = False,
     progress: Callable[[int], object] | None = None,
@@ -1010,6 +1049,10 @@ def decrypt_file(
     anyone with write access to the storage can rename AES_GCM_V1 to AES_GCM_CTR_V1, and then change the pages of a file
     that had tags. check_crc: a CRC that does not fit a page without a tag is an IntegrityError. That finds damage, but
     no forgery: 16 bytes of such a page can be chosen so that the CRC fits.
+
+    allow_unauthenticated_levels: whether to take V2 pages as parquet-java writes them, with their levels outside of the
+    module, in plain text and without a tag: anyone with write access can change which values are null, and where lists
+    begin. The report names them; False refuses them with IntegrityError.
 
     Raises IntegrityError, FormatError, PolicyError, and KeyAccessError, which names a column whose key is missing.
     """
@@ -1030,7 +1073,15 @@ def decrypt_file(
             return Side("plain")
 
         with Target(dst, private=True, fsync=fsync, threads=n) as target:
-            mover = Mover(opened, target, side, n, check_crc=check_crc, progress=progress)
+            mover = Mover(
+                opened,
+                target,
+                side,
+                n,
+                check_crc=check_crc,
+                allow_unauthenticated_levels=allow_unauthenticated_levels,
+                progress=progress,
+            )
             target.put(b"PAR1")
             mover.move(chunks)
             footer = _new_footer(opened, chunks, mover.moved, side, None, False, dropped)
@@ -1064,6 +1115,7 @@ def reencrypt_file(
     quirks: Iterable[str] = (),
     allow_ctr: bool = False,
     check_crc: bool = True,
+    allow_unauthenticated_levels: bool = True,
     threads: int | None = None,
     fsync: bool = False,
     progress: Callable[[int], object] | None = None,
@@ -1071,7 +1123,8 @@ def reencrypt_file(
     """Give an encrypted Parquet file new keys, without decoding a value and without plaintext on the way.
 
     src, dst, threads, progress: as for encrypt_file; dst may be src, which is replaced when the new one is complete.
-    old: as for decrypt_file, with aad_prefix, quirks, allow_ctr and check_crc. new: the keys from now on.
+    old: as for decrypt_file, with aad_prefix, quirks, allow_ctr, check_crc and allow_unauthenticated_levels. new: the
+    keys from now on. What had no tag before gets one, also if it was changed: the report's warnings name such parts.
     new_aad_prefix: a new prefix; None keeps the old one. algorithm, plaintext_footer, v2_layout: None keeps what the
     file has.
 
@@ -1096,7 +1149,7 @@ def reencrypt_file(
         chunks = list(opened.chunks())
         assert opened.crypto is not None
         if same_size:
-            return _reseal(opened, chunks, dst, new, n, check_crc, fsync, progress)
+            return _reseal(opened, chunks, dst, new, n, check_crc, allow_unauthenticated_levels, fsync, progress)
         absent = [chunk for chunk in chunks if chunk.missing]
         if absent:
             raise opened.lacks(absent[0])
@@ -1108,7 +1161,14 @@ def reencrypt_file(
         plaintext = not opened.encrypted_footer if plaintext_footer is None else plaintext_footer
         with Target(dst, private=False, fsync=fsync, threads=n) as target:
             mover = Mover(
-                opened, target, sealer, n, v2_layout=V2_LAYOUTS[v2_layout], check_crc=check_crc, progress=progress
+                opened,
+                target,
+                sealer,
+                n,
+                v2_layout=V2_LAYOUTS[v2_layout],
+                check_crc=check_crc,
+                allow_unauthenticated_levels=allow_unauthenticated_levels,
+                progress=progress,
             )
             return _write("reencrypt", dst, opened, chunks, mover, sealer, plaintext)
 
@@ -1120,6 +1180,7 @@ def _reseal(
     new: Keys,
     threads: int,
     check_crc: bool,
+    allow_unauthenticated_levels: bool,
     fsync: bool,
     progress: Callable[[int], object] | None,
 ) -> Report:
@@ -1140,7 +1201,16 @@ def _reseal(
     held = [chunk for chunk in chunks if not chunk.missing]
     plaintext = not opened.encrypted_footer
     with Target(dst, private=False, fsync=fsync, threads=threads) as target:
-        mover = Mover(opened, target, sealer, threads, same_size=True, check_crc=check_crc, progress=progress)
+        mover = Mover(
+            opened,
+            target,
+            sealer,
+            threads,
+            same_size=True,
+            check_crc=check_crc,
+            allow_unauthenticated_levels=allow_unauthenticated_levels,
+            progress=progress,
+        )
         target.put(b"PAR1" if plaintext else b"PARE")
         mover.move(held)
         footer = _resealed_footer(opened, held, sealer, crypto, plaintext)

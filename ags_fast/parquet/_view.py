@@ -78,9 +78,10 @@ class _Part:
 class _Job:
     """Whole pages of a chunk on their way into a buffer."""
 
-    __slots__ = ("at", "begin", "end", "out", "run")
+    __slots__ = ("at", "begin", "chunk", "end", "out", "run")
 
-    def __init__(self, run: PageRun, begin: int, end: int, out: memoryview) -> None:
+    def __init__(self, chunk: Chunk, run: PageRun, begin: int, end: int, out: memoryview) -> None:
+        self.chunk = chunk
         self.run = run
         self.begin = self.at = begin
         self.end = end
@@ -239,6 +240,7 @@ class PlainView(io.RawIOBase):
         quirks: Iterable[str] = (),
         allow_ctr: bool = False,
         check_crc: bool = True,
+        allow_unauthenticated_levels: bool = True,
         plain: bool = False,
         threads: int | None = None,
     ) -> None:
@@ -251,6 +253,8 @@ class PlainView(io.RawIOBase):
         self._cache = _Cache()
         self._scratch: list[memoryview | None] = []
         self._check_crc = check_crc
+        self._refuse_levels = not allow_unauthenticated_levels
+        self._levels: dict[tuple[str, int], None] = {}
         self._threads = thread_count(threads)
         self._opened = opened = Opened(
             src,
@@ -324,6 +328,11 @@ class PlainView(io.RawIOBase):
         """Bytes of pages, indexes and bloom filters that were opened so far, as long as they stand in the file."""
         return self._cache.opened
 
+    @property
+    def unauthenticated_levels(self) -> list[tuple[str, int]]:
+        """(column, row group) of pages that were opened so far, whose levels have no tag. See `decrypt_file`."""
+        return list(self._levels)
+
     # ---- random access
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -391,7 +400,7 @@ class PlainView(io.RawIOBase):
             out[:] = memoryview(self._module(part))[begin - part.begin : end - part.begin]
             return
         if begin == part.begin and end == part.end:
-            jobs.append(_Job(self._pages(part.chunk, end - begin, 0, False), begin, end, out))
+            jobs.append(_Job(part.chunk, self._pages(part.chunk, end - begin, 0, False), begin, end, out))
             return
         bounds = self._bounds(part)
         at = begin
@@ -419,6 +428,7 @@ class PlainView(io.RawIOBase):
             0,
             short_sizes=chunk.modules.aad is None,
             keep_checksum=not (chunk.modules.ctr and self._check_crc),
+            refuse_levels=self._refuse_levels,
             table=mode == LIST,
             page=page,
             began=began,
@@ -429,7 +439,7 @@ class PlainView(io.RawIOBase):
         assert part.bounds is not None and part.chunk is not None
         begin, end = part.bounds[first], part.bounds[last]
         ordinal = max(0, first - part.dictionary)
-        return _Job(self._pages(part.chunk, end - begin, ordinal, first > 0), begin, end, out)
+        return _Job(part.chunk, self._pages(part.chunk, end - begin, ordinal, first > 0), begin, end, out)
 
     def _cached(self, part: _Part, page: int) -> bytes:
         assert part.bounds is not None
@@ -488,6 +498,8 @@ class PlainView(io.RawIOBase):
             for job in jobs:
                 before = job.at
                 job.advance()
+                if job.run.outside_levels:
+                    self._levels[job.chunk.name, job.chunk.row_group] = None
                 self._cache.count(job.at - before)
             self._scratch[:] = [scratch]  # one is enough to be kept
             step = max(WINDOW_NBYTES, jobs[0].run.wanted)
@@ -644,19 +656,21 @@ def open_plain(
     quirks: Iterable[str] = (),
     allow_ctr: bool = False,
     check_crc: bool = True,
+    allow_unauthenticated_levels: bool = True,
     threads: int | None = None,
 ) -> PlainView:
     """Open an encrypted Parquet file as a seekable, read-only one that is a plain Parquet file to any reader.
 
     src: a path, a bytes-like object or a seekable binary file, which is left open. keys: Keys, or a function from the
-    file's key_metadata to a key. aad_prefix, aad_prefix_verifier, quirks, allow_ctr, check_crc: as for decrypt_file.
-    missing: what becomes of columns whose keys are not held: "error", here and now, or "hide" them, whole top-level
-    fields. threads: as for AgsCodec; a read that covers several column chunks opens them in parallel.
+    file's key_metadata to a key. aad_prefix, aad_prefix_verifier, quirks, allow_ctr, check_crc,
+    allow_unauthenticated_levels: as for decrypt_file. missing: what becomes of columns whose keys are not held:
+    "error", here and now, or "hide" them, whole top-level fields. threads: as for AgsCodec; a read that covers several
+    column chunks opens them in parallel.
 
     Only the footer is read, and checked, by this call; pages are opened when they are read, and kept in small number.
-    Nothing is handed out before its tag has passed (but CTR pages have none). Raises FormatError, IntegrityError,
-    PolicyError, and KeyAccessError, which names a column; reading raises IntegrityError, which names the place, each
-    time, while all else stays readable.
+    Nothing is handed out before its tag has passed; pages under CTR have none, nor have levels in parquet-java's V2
+    layout. Raises FormatError, IntegrityError, PolicyError, and KeyAccessError, which names a column; reading raises
+    IntegrityError, which names the place, each time, while all else stays readable.
     """
     return PlainView(
         src,
@@ -667,6 +681,7 @@ def open_plain(
         quirks=quirks,
         allow_ctr=allow_ctr,
         check_crc=check_crc,
+        allow_unauthenticated_levels=allow_unauthenticated_levels,
         threads=threads,
     )
 
@@ -684,6 +699,7 @@ def filesystem(
     quirks: Iterable[str] = (),
     allow_ctr: bool = False,
     check_crc: bool = True,
+    allow_unauthenticated_levels: bool = True,
     plain: str = "refuse",
     threads: int | None = None,
 ) -> Any:
@@ -714,6 +730,7 @@ def filesystem(
                 "quirks": quirks,
                 "allow_ctr": allow_ctr,
                 "check_crc": check_crc,
+                "allow_unauthenticated_levels": allow_unauthenticated_levels,
                 "threads": threads,
             },
         )

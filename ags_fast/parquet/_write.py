@@ -31,6 +31,7 @@ from ags_fast.parquet._transcode import (
     Target,
     check_choice,
     count_columns,
+    level_warnings,
     new_crypto,
     put_footer,
     remove_sidecar,
@@ -350,5 +351,6 @@ class _Writer:
         report = Report("write", crypto.algorithm, "", len(self._groups), self._nbytes)
         report.columns = [self._columns[number] for number in sorted(self._columns)]
         report.buffer_nbytes = self._mover.buffer_nbytes
-        report.warnings = v2_warnings(self._mover)
+        report.unauthenticated_levels = self._mover.unauthenticated_levels
+        report.warnings = [*v2_warnings(self._mover), *level_warnings(report.unauthenticated_levels)]
         return report

@@ -102,6 +102,12 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             action="store_true",
             help="take a FILE under AES_GCM_CTR_V1, whose page bytes have no tag: who can write to it can change them",
         )
+        operation.add_argument(
+            "--no-unauthenticated-levels",
+            action="store_false",
+            dest="allow_unauthenticated_levels",
+            help="refuse V2 pages of parquet-java: which of their values are null has no tag, and could be changed",
+        )
     for operation, default in (
         (encrypt, f"NAME{MARK}.parquet for NAME.parquet"),
         (decrypt, f"NAME.parquet for NAME{MARK}.parquet"),
@@ -251,6 +257,7 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
             missing=args.missing,
             quirks=args.quirks,
             allow_ctr=args.allow_ctr,
+            allow_unauthenticated_levels=args.allow_unauthenticated_levels,
             threads=args.threads,
             progress=progress.update,
         )
@@ -277,6 +284,7 @@ def _reencrypt(args: argparse.Namespace) -> dict[str, Any]:
             v2_layout=args.v2_layout,
             quirks=args.quirks,
             allow_ctr=args.allow_ctr,
+            allow_unauthenticated_levels=args.allow_unauthenticated_levels,
             threads=args.threads,
             progress=progress.update,
         )
@@ -293,6 +301,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
             missing=args.missing,
             quirks=args.quirks,
             allow_ctr=args.allow_ctr,
+            allow_unauthenticated_levels=args.allow_unauthenticated_levels,
             threads=args.threads,
             progress=progress.update,
         )
@@ -326,7 +335,7 @@ def as_text(result: dict[str, Any]) -> str:
     plain = {
         name.replace("_", " "): _shown(value)
         for name, value in result.items()
-        if value is not None and name not in ("columns", "warnings", "buffer_nbytes")
+        if value is not None and name not in ("columns", "warnings", "buffer_nbytes", "unauthenticated_levels")
     }
     if result.get("algorithm") is None:
         plain.pop("aad prefix required", None)
@@ -347,7 +356,8 @@ def _cell(column: dict[str, Any], field: str) -> str:
     value = column.get(field)
     if field == "authenticated":
         sealed = column["key"] in ("footer", "column")  # and if its pages have no tags, its headers have
-        return "all" if value and sealed else "not of pages" if sealed else TAGS[column["key"]]
+        without = "levels" if column.get("tags", {}).get("values") else "pages"
+        return "all" if value and sealed else f"not of {without}" if sealed else TAGS[column["key"]]
     if isinstance(value, int):
         unknown = value == 0 and column["key"] in ("plain", "missing")  # of what was copied, or not looked at
         return "" if unknown else f"{value:,}"

@@ -335,6 +335,14 @@ static void check_chains(void) {
             CHECK_EQUAL(driven.status, AGSF_OK);
             CHECK(driven.consumed == size && driven.produced == nbytes && memcmp(back.data, plain, nbytes) == 0);
             CHECK(run.page == chain.ndata && run.v2_levels <= run.v2_pages);
+            CHECK_EQUAL(run.outside_levels, layout == LEVELS_APART ? run.v2_levels : 0);
+            const bool outside = run.outside_levels > 0;
+            for (int mode = AGSF_PAGES_COPY; mode <= AGSF_PAGES_CHECK; mode++) {
+                if (mode == AGSF_PAGES_SAME_SIZE) continue;
+                run = run_of(&a, NULL, (agsf_pages_mode)mode, size);
+                run.refuse_levels = true;
+                CHECK_EQUAL(go(&run, &frames, &other, windows[w]).status, outside ? AGSF_LEVELS : AGSF_OK);
+            }
 
             checking("chain %u: listed and checked by steps of %zu", turn, windows[w].in);
             run = run_of(&a, NULL, AGSF_PAGES_LIST, size);
