@@ -26,6 +26,7 @@ from ags_fast.jobs import (
     encrypt_files,
     open_file,
     rekey_files,
+    rotate,
     sweep,
     verify_files,
 )
@@ -33,6 +34,7 @@ from ags_fast.jobs.local import LocalEngine
 from ags_fast.jobs.plan import Plan, Task
 from ags_fast.keys.envelope import clear_cache
 from ags_fast.keys.kms import kms_calls, load_kms
+from ags_fast.keys.kms.local import LocalKms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -930,6 +932,40 @@ def test_workers_that_do_not_start(
     assert len((tmp_path / "started").read_text()) <= 4
     encrypt(src, dataset, kms, resume="length").raise_for_failures()
     assert leftovers(dataset, kms) == []
+
+
+class OfMyOwn:
+    """A KMS client that nothing says how to make."""
+
+    def __init__(self, kms: dict[str, str]) -> None:
+        self._client = load_kms(kms)
+        self.wrap_key, self.unwrap_key = self._client.wrap_key, self._client.unwrap_key
+
+
+class MyLocalKms(LocalKms):
+    """One whose properties make another."""
+
+
+def test_clients_that_workers_cannot_make(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    """Nothing is begun with them, unless all is done in this process."""
+    by_hand, in_main = MyLocalKms(), LocalKms()
+    by_hand.initialize(kms)
+    in_main.initialize({**kms, "encryption.kms-impl": "__main__:LocalKms"})
+    for client in (OfMyOwn(kms), by_hand, in_main, MyLocalKms()):
+        for engine in (None, LocalEngine(2)):
+            with pytest.raises(TypeError, match=r"cannot be sent to other processes.*LocalEngine\(0\)"):
+                encrypt(src, dataset, client, engine=engine)
+        assert not dataset.exists()
+    for client in (OfMyOwn(kms), by_hand):
+        name = tmp_path / type(client).__name__
+        encrypt(src, name, client).raise_for_failures()
+        before = read_tree(name)
+        for job in (verify_files, rekey_files, rotate, lambda *args, **options: decrypt_files(*args, src, **options)):
+            with pytest.raises(TypeError, match="cannot be sent to other processes"):
+                job(name, kms=client, engine=LocalEngine(1))
+        assert read_tree(name) == before
+        assert verify_files(name, kms=client, engine=HERE).counts["ok"] == len(small_tree())
+        assert verify_files(name, kms=load_kms(kms), engine=HERE).counts["ok"] == len(small_tree())
 
 
 def test_workers_end_with_their_caller(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:

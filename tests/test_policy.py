@@ -243,8 +243,8 @@ def test_lifetime(kms: dict[str, str], dataset: Path) -> None:
 
 
 def test_uses(kms: dict[str, str], dataset: Path) -> None:
-    """Counted ahead, for all processes: before more than allowed, a new KEK is made."""
-    policy = Policy(kek_uses=SLACK + 2 * len(TREE))
+    """Counted ahead, for all processes: before more data keys than allowed, a new KEK is made."""
+    policy = Policy(kek_uses=len(TREE))
     encrypt(dataset, kms, policy=policy)
     (first,) = keys(dataset, kms)
     encrypt(dataset, kms, {"more": b""})
@@ -253,7 +253,7 @@ def test_uses(kms: dict[str, str], dataset: Path) -> None:
     assert {entry.key_id for entry in entries(dataset, kms).values()} == {first, second}
     assert all(entry.uses <= policy.kek_uses for entry in keys(dataset, kms).values())
     before = read_tree(dataset)
-    with pytest.raises(PolicyError, match=r"would wrap \d+ keys.*kek_scope"):
+    with pytest.raises(PolicyError, match=r"would wrap 9 data keys.*allows 8.*kek_scope"):
         encrypt(dataset, kms, {f"many/{n}": b"" for n in range(len(TREE) + 1)})
     assert {path for path in read_tree(dataset) if path not in before} == set()
     assert decrypted(dataset, kms) == TREE | {"more": b""}
@@ -262,14 +262,39 @@ def test_uses(kms: dict[str, str], dataset: Path) -> None:
 def test_uses_of_a_scope(kms: dict[str, str], dataset: Path) -> None:
     """Each has its own count."""
     tree = {f"p={n % 4}/{n}": b"%d" % n for n in range(80)}
-    encrypt(dataset, kms, tree, policy=Policy(kek_scope="partition", kek_uses=70))
+    encrypt(dataset, kms, tree, policy=Policy(kek_scope="partition", kek_uses=30))
     known = keys(dataset, kms)
-    assert len(known) == 5 and all(entry.uses <= 70 for entry in known.values())
+    assert len(known) == 5 and all(entry.uses <= 30 for entry in known.values())
     more = {f"p={n % 4}/more {n}": b"%d" % n for n in range(80)}
     encrypt(dataset, kms, more)
-    assert all(entry.uses <= 70 for entry in keys(dataset, kms).values())
-    assert len(keys(dataset, kms, "retired")) == 5
+    assert all(entry.uses <= 30 for entry in keys(dataset, kms).values())
+    assert len(keys(dataset, kms, "retired")) == 4  # the dataset's own has wrapped documents only
     assert decrypted(dataset, kms) == tree | more
+
+
+def test_few_uses(kms: dict[str, str], dataset: Path) -> None:
+    """A policy counts data keys, however few: what jobs keep spare for documents is not part of a small limit."""
+    encrypt(dataset, kms, {"0": b""}, policy=Policy(kek_uses=10))
+    (first,) = keys(dataset, kms)
+    encrypt(dataset, kms, {f"{n}": b"" for n in range(1, 10)})
+    assert keys(dataset, kms).keys() == {first}
+    encrypt(dataset, kms, {"one more": b""})
+    assert keys(dataset, kms, "retired").keys() == {first}
+    uses = Counter(entry.key_id for entry in entries(dataset, kms).values())
+    assert sorted(uses.values()) == [1, 10]
+    encrypt(dataset, kms, {"only one": b""}, policy=Policy(kek_uses=1))
+    rotate(dataset, kms=kms).raise_for_failures()  # many files need one successor
+    assert len(decrypted(dataset, kms)) == 12
+
+
+def test_room() -> None:
+    """AES-GCM's own limit is kept for whatever is wrapped."""
+    most = Policy().kek_uses
+    assert Policy().has_room(most - 10, 6, 4) and not Policy().has_room(most - 10, 6, 5)
+    assert Policy(kek_uses=10).has_room(7, 3, 100) and not Policy(kek_uses=10).has_room(8, 3, 0)
+    assert Policy().reserved(100, 10, 74) == 184
+    assert Policy(kek_uses=10).reserved(0, 1, 65) == 1 and Policy(kek_uses=100).reserved(0, 98, 65) == 100
+    assert Policy(kek_uses=10).reserved(0, 50, 65) == 50  # of a rotation
 
 
 # ---------------------------------------------------------------------------------------------- carried on

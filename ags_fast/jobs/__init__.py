@@ -25,12 +25,13 @@ from ags_fast.jobs.dataset import (
     SLACK_USES,
     Dataset,
     FileEntry,
+    Uses,
     Version,
     Want,
     object_name,
     wrapped_by,
 )
-from ags_fast.jobs.local import LocalEngine
+from ags_fast.jobs.local import LocalEngine, client_for
 from ags_fast.jobs.plan import (
     Plan,
     Task,
@@ -57,7 +58,7 @@ from ags_fast.jobs.task import (
     planned_row,
 )
 from ags_fast.keys.envelope import UnknownKeyError
-from ags_fast.keys.kms import KmsClient, check_key_id, load_kms
+from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
 
 if TYPE_CHECKING:
     import io
@@ -142,7 +143,8 @@ def encrypt_files(
 ) -> JobResult:
     """Encrypt every file under `src` into `dataset`, and make a version of it that has them.
 
-    src, dataset: folders, local or fsspec URLs; the tree is kept. kms: the properties of a KMS, or a client.
+    src, dataset: folders, local or fsspec URLs; the tree is kept. kms: the properties of a KMS, or a client. Workers
+    make their own from its properties: TypeError for a client that has none, unless the engine is ``LocalEngine(0)``.
     wrapping_key_id: the master key there. double_wrap: a key of the dataset wraps the data keys and the master key
     wraps that one, so that a process asks the KMS once; else the KMS wraps every data key. dek_length, block_size:
     bytes. aad_prefix: None, 16 random bytes for each file; or a template such as ``"customers.part{n}"``, which makes
@@ -181,7 +183,7 @@ def encrypt_files(
     skipped = [Row(source.full_path(path), None, "skipped", "HiddenFile", reason) for path, reason in left_out]
     if not listed and not left_out and not source.exists():
         raise FileNotFoundError(f"there is no folder {source.url}")
-    client = _client(kms)
+    client = client_for(options.engine, kms, source, target)
     facts = {"operation": "encrypt", "source": shown(source.url)}
     with ExitStack() as held:
         plan, base, opened = None, None, None
@@ -392,12 +394,13 @@ def _reserve_under(
         # Under the master key of the rest, a column needs no key apart: one call of the KMS opens both.
         return Want(master, double_wrap, master != main, scope)
 
-    uses: Counter[Want] = Counter()  # a file's key is wrapped again if its name is taken
+    wraps: Counter[Want] = Counter()
     for scope, columns in zip(scopes, masters, strict=True):
-        uses[want(scope)] += 2
-        for master in columns.values():
-            uses[want(scope, master)] += 2
-    uses[Want(main)] += SLACK_USES + len(entries) // 1000  # of documents and tables
+        wraps[want(scope)] += 1
+        wraps.update(want(scope, master) for master in columns.values())
+    uses = {kind: Uses(count, spare=count) for kind, count in wraps.items()}  # where a name is taken, wrapped again
+    own = uses.get(Want(main), Uses())
+    uses[Want(main)] = own._replace(spare=own.spare + SLACK_USES + len(entries) // 1000)  # documents and tables
     keys = dataset.reserve(uses, policy)
     return [
         entry._replace(
@@ -552,6 +555,7 @@ def decrypt_files(
     if missing not in ("error", "drop"):
         raise ValueError(f"missing must be 'error' or 'drop', not {missing!r}")
     options = _Options(engine, resume, on_error, max_failures, progress)
+    kms = client_for(options.engine, kms, dataset, dst)
     opened, head, entries = _opened(dataset, kms, key_store, storage_options, version, min_version, paths)
     destination = Store(dst, storage_options)
     _check_apart(destination, opened.store)
@@ -602,6 +606,7 @@ def verify_files(
     of `decrypt_files`.
     """
     options = _Options(engine, None, on_error, max_failures, progress)
+    kms = client_for(options.engine, kms, dataset)
     opened, head, entries = _opened(dataset, kms, key_store, storage_options, version, min_version, paths)
     job_id = new_job_id()
     context = Context("verify", job_id, opened.id, opened.store, _envelope(opened, entries))
@@ -641,6 +646,7 @@ def rekey_files(
     if dek_length not in (16, 24, 32):
         raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
     options = _Options(engine, resume, on_error, max_failures, progress)
+    kms = client_for(options.engine, kms, dataset)
     opened, base, chosen = _opened(dataset, kms, key_store, storage_options, None, None, paths)
     target = opened.store
     facts = {"operation": "rekey", "source": shown(target.url)}
@@ -767,7 +773,7 @@ def _one_file(
     threads: int | None,
     hide: bool,
 ) -> tuple[Context, FileEntry]:
-    opened = Dataset.open(dataset, _client(kms), storage_options, key_store)
+    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
     while True:
         head = opened.current(version=version, min_version=min_version)
         try:
@@ -805,7 +811,7 @@ def sweep(
     rows = [Row(store.full_path(path), None, "ok", format="temporary") for path in store.sweep(older_than=age)]
     number = None
     if kms is not None:
-        opened = Dataset.open(store, _client(kms), key_store=key_store)
+        opened = Dataset.open(store, as_kms(kms), key_store=key_store)
         for job_id in open_plans(store, begun=True):
             if not is_dead(store, job_id, age):
                 continue
@@ -834,7 +840,7 @@ def set_policy(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Policy:
     """Lay down `policy` for later jobs on `dataset`, by a version that has the same files; returns what was before."""
-    opened = Dataset.open(dataset, _client(kms), storage_options, key_store)
+    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
     opened.store.check_writable()
     while True:
         head = opened.current()
@@ -866,10 +872,6 @@ class _Options:
         self.progress = progress
 
 
-def _client(kms: KmsClient | Mapping[str, str]) -> KmsClient:
-    return load_kms(kms) if isinstance(kms, Mapping) else kms
-
-
 def _check_apart(one: Store, other: Store) -> None:
     a, b = ((os.path.realpath(s.url) if s.local else s.url).rstrip("/") + "/" for s in (one, other))
     if a.startswith(b) or b.startswith(a):
@@ -885,7 +887,7 @@ def _opened(
     min_version: int | None,
     paths: str | Sequence[str] | None,
 ) -> tuple[Dataset, Version | None, list[FileEntry]]:
-    opened = Dataset.open(dataset, _client(kms), storage_options, key_store)
+    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
     head, entries = opened.load(version, min_version)
     if paths is not None:
         patterns = [paths] if isinstance(paths, str) else list(paths)

@@ -188,6 +188,13 @@ class Want(NamedTuple):
         return new_kek(kms, self.wrapping_key_id, double_wrap=self.double_wrap, properties=properties)
 
 
+class Uses(NamedTuple):
+    """How often a job may use a key."""
+
+    data_keys: int = 0  # to wrap them
+    spare: int = 0  # for documents and tables, and data keys that are wrapped again
+
+
 def wrapped_by(entries: Iterable[FileEntry]) -> Counter[str]:
     """How many DEKs of these files each key wraps."""
     counts: Counter[str] = Counter()
@@ -475,8 +482,8 @@ class Dataset:
 
     # ---- keys
 
-    def reserve(self, wants: Mapping[Want, int], policy: Policy | None = None) -> dict[Want, KeyEntry]:
-        """Of each kind a key that is to wrap so many more keys: the newest active one, or a new one.
+    def reserve(self, wants: Mapping[Want, Uses], policy: Policy | None = None) -> dict[Want, KeyEntry]:
+        """For each kind, reserve these uses on the newest active key, or on a new one.
 
         One whose uses or lifetime are over, as `policy` has it, retires in favour of the new one. All of it is one
         change of the key store; calls of the KMS come before it.
@@ -495,11 +502,11 @@ class Dataset:
                 if held is not None and not want.double_wrap:
                     chosen[want] = held  # the KMS counts its own
                     continue
-                if held is None or policy.outlived(held.created_ms) or held.uses + uses > policy.kek_uses:
-                    if uses > policy.kek_uses:
+                if held is None or policy.outlived(held.created_ms) or not policy.has_room(held.uses, *uses):
+                    if not policy.has_room(0, *uses):
                         raise PolicyError(
-                            f"one KEK would wrap {uses} keys, and the dataset's policy allows {policy.kek_uses}: "
-                            "share it among fewer files by the policy's kek_scope"
+                            f"one KEK would wrap {uses.data_keys} data keys, and the dataset's policy allows "
+                            f"{policy.kek_uses}: share it among fewer files by the policy's kek_scope"
                         )
                     if want not in made:
                         self._check_not_left(want.wrapping_key_id, newest.values())
@@ -509,7 +516,7 @@ class Dataset:
                     if held is not None:
                         changes[held.key_id] = retired(held, made[want].key_id, GRACE_MS)
                     held = made[want]
-                chosen[want] = held.replace(uses=held.uses + uses) if want.double_wrap else held
+                chosen[want] = held.replace(uses=policy.reserved(held.uses, *uses)) if want.double_wrap else held
                 changes[held.key_id] = chosen[want]
             try:
                 if changes:
@@ -542,7 +549,7 @@ class Dataset:
         entry = self.main_key()
         if not entry.double_wrap:  # of a dataset in single wrap, made by an ags_fast that had none for documents
             want = Want(entry.wrapping_key_id)
-            entry = self.reserve({want: SLACK_USES})[want]
+            entry = self.reserve({want: Uses(spare=SLACK_USES)})[want]
         return entry.key_id
 
     def active(self, key_id: str) -> str:
@@ -557,7 +564,7 @@ class Dataset:
         if entry.state == "active":
             return entry.key_id
         want = want._replace(wrapping_key_id=_master_now(want.wrapping_key_id, self.keys.list("active")))
-        return self.reserve({want: 0})[want].key_id
+        return self.reserve({want: Uses()})[want].key_id
 
     def rewrap(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
         """The same files, with DEKs that retired keys wrap wrapped by those that took their places."""

@@ -296,13 +296,13 @@ class Forecast:
         paths = [entry.path for entry in chosen]
         scopes = policy.scopes(paths, "that job") if double_wrap else [None] * len(chosen)
         wants = []
-        uses: Counter[Want] = Counter({Want(main): SLACK_USES + len(chosen) // 1000})
+        uses: Counter[Want] = Counter({Want(main): 0})
         for entry, scope in zip(chosen, scopes, strict=True):
             masters = [self._keys[key["key_id"]].wrapping_key_id for key in entry.column_keys or ()]
             mine = [Want(main, double_wrap, False, scope)]
             mine += [Want(master, double_wrap, master != main, scope) for master in masters]
             for want in mine:
-                uses[want] += 2
+                uses[want] += 1
             wants.append(mine)
         newest: dict[Want, KeyEntry] = {}
         for key in sorted(self._keys.values(), key=lambda key: (key.created_ms, key.key_id)):
@@ -310,7 +310,10 @@ class Forecast:
                 newest[Want.of(key)] = key
         for want, count in uses.items():
             held = newest.get(want)
-            over = held is not None and (policy.outlived(held.created_ms) or held.uses + count > policy.kek_uses)
+            spare = count + (SLACK_USES + len(chosen) // 1000) * (want == Want(main))
+            over = held is not None and (
+                policy.outlived(held.created_ms) or not policy.has_room(held.uses, count, spare)
+            )
             if held is None or (want.double_wrap and over):
                 new = newest[want] = self._new_key(want)
                 if held is not None:

@@ -15,17 +15,19 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast._threads import thread_count
+from ags_fast.fs import Store
 from ags_fast.jobs.plan import bins
 from ags_fast.jobs.start import import_path, start_python
 from ags_fast.jobs.task import Context, failed_row, run_file
+from ags_fast.keys.kms import KmsClient, as_kms, check_travels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ags_fast.jobs.plan import Task
     from ags_fast.jobs.results import Row
 
-__all__ = ["LocalEngine", "run_isolated"]
+__all__ = ["LocalEngine", "client_for", "run_isolated"]
 
 STARTS = 3  # of workers that may fail in a row
 ATTEMPTS = 3  # that a file gets; each that it does not survive costs a worker
@@ -132,6 +134,15 @@ def _not_started(worker: Worker) -> ChildProcessError:
     )
 
 
+def client_for(engine: object, kms: KmsClient | Mapping[str, str], *folders: Any) -> KmsClient:
+    """The KMS client of a job on these. TypeError if the engine's processes could not have the same."""
+    client = as_kms(kms)
+    stores = [folder if isinstance(folder, Store) else Store(folder) for folder in folders]
+    if not (isinstance(engine, LocalEngine) and engine.runs_here(*stores)):
+        check_travels(client)
+    return client
+
+
 class _Message(NamedTuple):
     tasks: list[Task]
     attempt: int
@@ -149,6 +160,10 @@ class LocalEngine:
             raise ValueError(f"processes must not be negative, not {processes}")
         self._processes = processes
 
+    def runs_here(self, *stores: Store | None) -> bool:
+        """Whether jobs on these run in the calling process: as they must where no other process sees a store."""
+        return self._processes == 0 or any(store is not None and not store.shared for store in stores)
+
     def run(self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]) -> None:
         """Do every file, and report its row. What `report` raises, and Ctrl-C, end the workers.
 
@@ -156,7 +171,7 @@ class LocalEngine:
         """
         cpus = thread_count(None)
         processes = cpus if self._processes is None else self._processes
-        if processes == 0 or any(store is not None and not store.shared for store in (context.dataset, context.other)):
+        if self.runs_here(context.dataset, context.other):
             for task in tasks:
                 report([run_file(context, task)])
             return

@@ -27,7 +27,7 @@ class Policy:
     (the folder that a file is in), of a ``"day"`` (UTC, when the job began), of a ``"writer"`` (a job), or
     ``"files:10000"``, so many. Manifests and documents have the dataset's own KEK in any case. In single wrap there are
     no KEKs to share. kek_lifetime_days: a KEK that is older wraps nothing more; the next job makes a new one. kek_uses:
-    how many keys a KEK may wrap: below 2**32 (NIST SP 800-38D), less some for the documents of jobs that wrap none.
+    how many data keys a KEK may wrap: below 2**32 (NIST SP 800-38D), less some for documents of jobs and second tries.
 
     keep: jobs that commit a version expire all but so many of the newest; None keeps all. keep_days: and none that is
     younger.
@@ -72,6 +72,17 @@ class Policy:
     def outlived(self, created_ms: int) -> bool:
         """Whether a KEK made then is too old to wrap."""
         return time.time_ns() // 1_000_000 - created_ms >= self.kek_lifetime_days * DAY_MS
+
+    def has_room(self, used: int, data_keys: int, spare: int) -> bool:
+        """Whether a KEK that was reserved `used` times may wrap so many more data keys, and if need be `spare` others.
+
+        kek_uses counts data keys. The limit of AES-GCM, far above, is kept for the others, too.
+        """
+        return used + data_keys <= self.kek_uses and used + data_keys + spare <= MAX_USES
+
+    def reserved(self, used: int, data_keys: int, spare: int) -> int:
+        """`used`, after that. Of a small kek_uses what is spare takes a sixteenth at most."""
+        return max(used + data_keys, min(self.kek_uses, used + data_keys + min(spare, self.kek_uses // 16)))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -45,8 +45,9 @@ from ags_fast.jobs.dataset import (
     seal_table,
     wrapped_by,
 )
-from ags_fast.jobs.local import LocalEngine
+from ags_fast.jobs.local import LocalEngine, client_for
 from ags_fast.jobs.plan import Plan, Task, new_job_id, open_plans
+from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.results import JobResult, Row, shown
 from ags_fast.jobs.task import Context, describe
 from ags_fast.keys.envelope import Envelope, KeyEntry, binding, check_unwraps, in_threads, rewrap_kek
@@ -139,7 +140,8 @@ def rotate(
     for key_id in (wrapping_key_id, from_key_id):
         if key_id is not None:
             check_key_id(key_id)
-    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
+    engine = LocalEngine(0) if engine is None else engine
+    opened = Dataset.open(dataset, client_for(engine, kms, dataset), storage_options, key_store)
     if from_key_id is not None:
         masters = {entry.wrapping_key_id for entry in opened.keys.list()}
         if from_key_id not in masters:
@@ -149,7 +151,7 @@ def rotate(
     if what == "mek":
         result = job.rotate_mek(None if new_kms is None else as_kms(new_kms))
     else:
-        result = job.rotate_kek(LocalEngine(0) if engine is None else engine, grace)
+        result = job.rotate_kek(engine, grace)
     if dry_run or result.failed:
         return result
     if force_expire:
@@ -318,13 +320,15 @@ class _Rotation:
             if kind is not None:
                 made[kind] = moved(made.get(kind) or kind.new_kek(opened.kms), entry)
         self._try({key_id: made[want] for key_id, want in wants.items()})
-        uses = dict.fromkeys(made, SLACK_USES)
+        uses = dict.fromkeys(made, 0)
         for key_id, count in used.items():
             successor = opened.active(key_id)
             if successor in wants:
                 uses[wants[successor]] += count
         unused = {entry.key_id: None for entry in old if entry.key_id not in wants}
-        return {**{key_id: made[want].replace(uses=uses[want]) for key_id, want in wants.items()}, **unused}
+        policy = self.head.policy if self.head else Policy()
+        counted = {want: made[want].replace(uses=policy.reserved(0, uses[want], SLACK_USES)) for want in made}
+        return {**{key_id: counted[want] for key_id, want in wants.items()}, **unused}
 
     def _try(self, new: Mapping[str, KeyEntry]) -> None:
         """Ask the KMS for each old key, or for one DEK of it: a refusal is to come before anything is written."""

@@ -457,6 +457,30 @@ def _adapt(client: Any) -> KmsClient:
     return adapter
 
 
+def check_travels(client: KmsClient) -> None:
+    """TypeError if other processes cannot make the same client from its properties."""
+    why = None
+    try:
+        properties = client.properties
+        if properties.get(KMS_IMPL, "").partition(":")[0] == "__main__":
+            why = f"{KMS_IMPL} names a class of the main script, which other processes do not have: move it to a module"
+        elif _class(made := load_kms(properties)) is not _class(client):
+            why = f"its properties make a {_class(made).__name__}: name the class in {KMS_IMPL}"
+    except TypeError:
+        why = f"no properties are known that make it: name the class in {KMS_IMPL}"
+    except (ValueError, ImportError) as error:
+        why = str(error)
+    if why is not None:
+        raise TypeError(
+            f"the KMS client {_class(client).__name__} cannot be sent to other processes: {why}. Pass as kms its "
+            "properties, or what load_kms makes of them, or do the job in this process: engine=LocalEngine(0)"
+        )
+
+
+def _class(client: Any) -> type:
+    return type(client._client if isinstance(client, _Adapter) else client)
+
+
 def find_class(impl: str, named_by: str = KMS_IMPL) -> Any:
     """The class that a property names as ``module:Class``; ValueError, with the property's name, if there is none."""
     module, colon, name = impl.partition(":")
