@@ -24,7 +24,7 @@ from support import flip, run_python
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
 from ags_fast.keys import Envelope, KeyEntry, binding, clear_cache, kms_calls, load_kms, new_kek, seal_document
 from ags_fast.keys import open_document as open_document_
-from ags_fast.keys.envelope import DOCUMENT_NBYTES, HEADER_NBYTES, MARKS, _Cache, _cache, dumps
+from ags_fast.keys.envelope import HEADER_NBYTES, MARKS, _Cache, _cache, dumps
 from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
@@ -655,11 +655,11 @@ def test_documents_that_would_take_much_memory(properties: dict[str, str]) -> No
     """Whoever has a KEK could seal them. They are not even written."""
     kek = new_kek(properties, "m")
     envelope = envelope_of(properties, kek)
-    for more in ([[]] * (MARKS // 2), "n" * DOCUMENT_NBYTES):
+    for kind, more in (("", [[]] * (MARKS // 2)), ("ags-version", "n" * (16 << 20)), ("ags-keys", "n" * (8 << 20))):
         with pytest.raises(PolicyError, match="divide the dataset"):
-            seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", {**BODY, "list": more})
+            seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", {**BODY, "format": kind, "list": more})
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("ags_fast.keys.envelope.MARKS", 2 * MARKS)
+        patched.setattr("ags_fast.keys.envelope.MARKS", 3 * MARKS)
         data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", {**BODY, "list": [[]] * (MARKS // 2)})
     with pytest.raises(FormatError, match=f"{MARKS} are the most"):
         opened(data, envelope)

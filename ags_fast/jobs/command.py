@@ -17,7 +17,7 @@ from ags_fast.jobs.plan import open_plans
 from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.results import JobResult
 from ags_fast.keys.command import add_kms_options, kms_properties, pairs
-from ags_fast.keys.envelope import DOCUMENT_NBYTES, Document
+from ags_fast.keys.envelope import Document, document_nbytes
 from ags_fast.keys.kms import load_kms
 from ags_fast.keys.resolver import claimed_keys, for_columns
 
@@ -288,7 +288,8 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
         keys, dataset_id = dataset.keys.list(), dataset.id
     else:
         names = [VERSIONS + numbered(number) for number in version_numbers(store)]
-        claims = [Document(store.read(name, DOCUMENT_NBYTES), name).claimed() for name in names]
+        most = document_nbytes("ags-version")
+        claims = [Document(store.read(name, most), name).claimed() for name in names]
         versions = [{**claim, "number": claim.get("version")} for claim in claims]
         if not any(store.list("_ags/keys/")):
             raise FileNotFoundError(f"there is no encrypted dataset at {store.url}: it has no _ags/keys")

@@ -23,13 +23,13 @@ from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, 
 from ags_fast.fs import NO_LOCK_SECONDS, Store
 from ags_fast.jobs.policy import Policy
 from ags_fast.keys.envelope import (
-    DOCUMENT_NBYTES,
     REMOVED,
     Document,
     Envelope,
     KeyEntry,
     UnknownKeyError,
     binding,
+    document_nbytes,
     new_kek,
     seal_document,
 )
@@ -628,7 +628,7 @@ class Dataset:
 
     def open_body(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str]:
         """What a document says, if it is authentic and of this kind; and the key that it is sealed with."""
-        data = self.store.read(path, DOCUMENT_NBYTES)
+        data = self.store.read(path, document_nbytes(kind))
         if data == REMOVED:
             raise FileNotFoundError(path)
         document = Document(data, path)

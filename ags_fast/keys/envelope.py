@@ -593,9 +593,13 @@ DOCUMENT = 1
 REMOVED = b'{"ags":1,"removed":true}\n'  # in the place of a numbered document whose number must stay taken for a while
 AUTH_FIELDS = ("key_id", "wrapped_key", "nonce", "tag")
 HEADER_NBYTES = 256 << 10  # of a document's first line, which is parsed before anything is known to be authentic
-DOCUMENT_NBYTES = 32 << 20  # of a document: a version of some 10**9 files
-MARKS = 2_500_000  # commas, colons and brackets of a JSON text: what it takes when it is parsed is bounded by these
+DOCUMENT_NBYTES = 64 << 20  # of a document: the plan of a rotation of some 10**5 KEKs
 KEYS_FORMAT = "ags-keys"  # of documents that list the key that seals them
+KIND_NBYTES = {
+    KEYS_FORMAT: 8 << 20,  # 500 entries of 16 KiB each
+    "ags-version": 16 << 20,  # some 5 * 10**8 files
+}
+MARKS, MARKS_NBYTES = 1_000_000, 16 << 20  # commas, colons and brackets in so many bytes of JSON, at most
 
 
 def seal_document(
@@ -627,12 +631,18 @@ def seal_document(
             f"the document {path} would begin with {len(header)} bytes about the key {key_id!r}, and readers take "
             f"{HEADER_NBYTES}: its properties are too long"
         )
-    if len(header) + len(text) > DOCUMENT_NBYTES or _marks(text) > MARKS:
+    data = header + text
+    if len(data) > (most := document_nbytes(body.get("format"))) or _marks(data) > _marks_taken(data):
         raise PolicyError(
-            f"the document {path} would have {len(header) + len(text)} bytes and {_marks(text)} values, and readers "
-            f"take {DOCUMENT_NBYTES} and {MARKS}: divide the dataset"
+            f"the document {path} would have {len(data)} bytes and {_marks(data)} values, and readers take {most} and "
+            f"{_marks_taken(data)}: divide the dataset"
         )
-    return header + text
+    return data
+
+
+def document_nbytes(kind: Any) -> int:
+    """The most bytes that a document of this format may have."""
+    return KIND_NBYTES.get(kind, DOCUMENT_NBYTES)
 
 
 def _sealer_in(body: Mapping[str, Any], key_id: str) -> Any:
@@ -756,14 +766,12 @@ def dumps(value: Any) -> str:
 
 def parse_object(data: bytes, path: str, begin: int = 0) -> dict[str, Any]:
     """The JSON object that `data` holds from `begin` on. FormatError if it is none, or would take too much memory."""
-    if (marks := _marks(data)) > MARKS or len(data) > DOCUMENT_NBYTES:
-        raise FormatError(
-            f"{path} has {len(data)} bytes of JSON and {marks} values: {DOCUMENT_NBYTES} and {MARKS} are the most"
-        )
+    if (marks := _marks(data)) > (most := _marks_taken(data)):
+        raise FormatError(f"{path} has {marks} values in {len(data)} bytes, and {most} are the most that are taken")
     try:
         text = str(memoryview(data)[begin:], "utf-8")
         body = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise FormatError(f"{path} holds no JSON, or was damaged ({type(error).__name__})") from None
     if not isinstance(body, dict):
         raise FormatError(f"{path} holds no JSON object")
@@ -773,6 +781,10 @@ def parse_object(data: bytes, path: str, begin: int = 0) -> dict[str, Any]:
 def _marks(data: bytes) -> int:
     """No fewer than the values in a JSON text: each takes some 100 bytes at most, beside its own text."""
     return sum(map(data.count, (b",", b":", b"[", b"{")))
+
+
+def _marks_taken(data: bytes) -> int:
+    return MARKS * -(-len(data) // MARKS_NBYTES)
 
 
 def _refuse_constant(name: str) -> Any:

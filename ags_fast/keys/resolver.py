@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_ch
 
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.envelope import (
-    DOCUMENT_NBYTES,
     KEYS_FORMAT,
+    KIND_NBYTES,
     REMOVED,
     Document,
     Envelope,
@@ -350,7 +350,8 @@ def _now_ms() -> int:
 
 FOLDER = "_ags/keys"
 FORMAT = KEYS_FORMAT
-MAX_NBYTES = 8 << 20  # of a document: what INLINE entries need, of 16 KiB each
+MAX_NBYTES = KIND_NBYTES[FORMAT]  # of a document: a bound for what a lie can allocate
+PART_NBYTES = 32 << 20  # of an object beside it, which the document's seal covers
 NUMBERED = re.compile(rf"{FOLDER}/(\d{{8,}})\.json")
 PART = re.compile(rf"{FOLDER}/(?:buckets|history)/[0-9a-f-]{{36}}\.json")
 INLINE = 500  # entries that a document holds itself, at most
@@ -770,9 +771,9 @@ def _made(kind: str, field: str, items: Sequence[Any], parts: dict[str, bytes]) 
     """A new object, which `parts` gets."""
     path = f"{FOLDER}/{kind}/{uuid.uuid4()}.json"
     data = parts[path] = dumps({"format": f"{FORMAT}-{kind}", field: items}).encode() + b"\n"
-    if len(data) > DOCUMENT_NBYTES:
+    if len(data) > PART_NBYTES:
         raise PolicyError(
-            f"a part of a key store may have {DOCUMENT_NBYTES} bytes, and this one would have {len(data)}: make the "
+            f"a part of a key store may have {PART_NBYTES} bytes, and this one would have {len(data)}: make the "
             "change in several steps"
         )
     return _Part.of(path, len(items), data)
@@ -783,7 +784,7 @@ def _parts(body: Mapping[str, Any], name: str, path: str) -> tuple[_Part | None,
     try:
         parts = [value and _Part(**{field: value[field] for field in _Part._fields}) for value in body.get(name, ())]
         for part in filter(None, parts):
-            if not (PART.fullmatch(part.path) and 0 < part.length <= DOCUMENT_NBYTES and part.sha256 > ""):
+            if not (PART.fullmatch(part.path) and 0 < part.length <= PART_NBYTES and part.sha256 > ""):
                 raise ValueError("no object of a key store")
             if type(part.entries) is not int or type(part.length) is not int or not 0 < part.entries <= part.length:
                 raise ValueError("no object of a key store")
@@ -838,13 +839,7 @@ class _Version(NamedTuple):
         sealer = _sealer(self.entries.values())
         assert sealer is not None
         envelope = Envelope(kms, {sealer.key_id: sealer})
-        document = seal_document(envelope, sealer.key_id, self.dataset_id, _path(self.number), self.body)
-        if len(document) > MAX_NBYTES:
-            raise PolicyError(
-                f"a document of keys may have {MAX_NBYTES} bytes, and this one would have {len(document)}: the wrapped "
-                "keys or the properties of its keys are too long"
-            )
-        return document
+        return seal_document(envelope, sealer.key_id, self.dataset_id, _path(self.number), self.body)
 
 
 def _content(store: Store, part: _Part) -> dict[str, Any]:
