@@ -215,7 +215,7 @@ def check_canary(folder: Path, master: str) -> None:
     assert found["closure"] >= {"local", "shipped"}
     assert found["shuffle"] >= {"local", "shipped"}
     assert found["exception"] >= {"driver.log", "events", "ui"}
-    assert any((evidence / "plans").rglob("*.parquet.ags"))
+    assert any((evidence / "plans").rglob("*.arrow.ags"))
     processes = b"".join(path.read_bytes() for path in (evidence / "processes").glob("*-cmdline"))
     assert b"pyspark.daemon" in processes
     if "cluster" in master:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import os
 import re
@@ -15,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from support import open_stream, pattern
 
-pq = pytest.importorskip("pyarrow.parquet")
+pa = pytest.importorskip("pyarrow")
 
 from ags_fast import jobs  # noqa: E402
 from ags_fast.keys.kms import KmsClient, load_kms, local  # noqa: E402
@@ -25,7 +24,7 @@ class SecondReader:
     def __init__(self, folder: Path, kms: KmsClient) -> None:
         self.folder, self.kms = folder, kms
         path = self.newest("_ags/keys")
-        header = json.loads((folder / path).read_bytes().split(b"\n")[0])
+        header = json.loads((folder / path).read_bytes())
         self.id = header["dataset_id"]
         self.keys = {header["sealer"]["key-id"]: header["sealer"]}
         body = self.document(path)
@@ -49,12 +48,13 @@ class SecondReader:
         return AESGCM(kek).decrypt(wrapped[:12], wrapped[12:], binding)
 
     def document(self, path: str) -> dict[str, Any]:
-        line, rest = (self.folder / path).read_bytes().split(b"\n", 1)
-        outer = json.loads(line)
+        content = (self.folder / path).read_bytes()
+        outer, (_, sealed, last, _) = json.loads(content), content.split(b"\n")
+        assert last == b"}"
         auth = {name: value if name == "key_id" else base64.b64decode(value) for name, value in outer["auth"].items()}
         key = self.unwrap(auth["key_id"], auth["wrapped_key"], self.binding(b"document", path.encode()))
-        assert AESGCM(key).decrypt(auth["nonce"], auth["tag"], rest) == b""
-        body: dict[str, Any] = json.loads(rest)
+        assert AESGCM(key).decrypt(auth["nonce"], auth["tag"], sealed) == b""
+        body: dict[str, Any] = json.loads(sealed)
         assert body["dataset_id"] == outer["dataset_id"] == self.id
         return body
 
@@ -64,9 +64,9 @@ class SecondReader:
         key = self.unwrap(
             ref["key_id"], base64.b64decode(ref["wrapped_key"]), self.binding(b"dek", ref["path"].encode())
         )
-        rows: list[dict[str, Any]] = pq.read_table(
-            io.BytesIO(open_stream(stream, key, self.binding(b"table", ref["path"].encode())))
-        ).to_pylist()
+        table = open_stream(stream, key, self.binding(b"table", ref["path"].encode()))
+        plain = pa.decompress(table[8:], int.from_bytes(table[:8], "little"), codec="zstd")
+        rows: list[dict[str, Any]] = pa.ipc.open_stream(plain).read_all().to_pylist()
         assert len(rows) == ref["entries"]
         return rows
 

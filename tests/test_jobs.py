@@ -1262,13 +1262,13 @@ def test_sweep(src: Path, dataset: Path, kms: dict[str, str]) -> None:
     left = {
         f".one.{job_id}.0123456789abcdef.agstmp": "temporary",
         "edge/.x..0123456789abcdef.agstmp": "temporary",
-        "_ags/manifests/orphan.parquet.ags": "manifest",
+        "_ags/manifests/orphan.arrow.ags": "manifest",
         "_ags/plans/20260101T000000-0123456789ab": "plan",
         "more.ags": "file",
         f"_ags/plans/{job_id}": "plan",
     }
     write_tree(dataset, {path: b"?" for path, kind in left.items() if kind not in ("plan", "file")})
-    write_tree(dataset, {"_ags/plans/20260101T000000-0123456789ab/000000-x.parquet.ags": b"half a plan"})
+    write_tree(dataset, {"_ags/plans/20260101T000000-0123456789ab/000000-x.arrow.ags": b"half a plan"})
     assert sweep(dataset, kms=kms, older_than=timedelta(hours=1)).rows == []
     swept = sweep(dataset, kms=kms)
     assert {(row.src, row.format) for row in swept.rows} == {(str(dataset / p), kind) for p, kind in left.items()}

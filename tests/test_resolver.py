@@ -102,7 +102,7 @@ def test_which_key_seals_documents(kms: dict[str, str]) -> None:
     ):
         shelf = Shelf()
         put(DatasetKeyStore(shelf, kms), *(entries[name] for name in there))
-        assert json.loads(shelf.objects[FIRST].split(b"\n")[0])["auth"]["key_id"] == entries[sealer].key_id
+        assert json.loads(shelf.objects[FIRST])["auth"]["key_id"] == entries[sealer].key_id
         assert len(DatasetKeyStore(shelf, kms).list()) == len(there)
     with pytest.raises(PolicyError, match="active key"):
         put(DatasetKeyStore(Shelf(), kms), entries["columns"])
@@ -179,10 +179,10 @@ def test_the_document(kms: dict[str, str]) -> None:
     keys = DatasetKeyStore(shelf, kms, dataset_id="d")
     double, single = new_kek(kms, "m", now=5), new_kek(kms, "n", double_wrap=False, now=4)
     assert keys.compare_and_swap({double.key_id: double, single.key_id: single}, 0, operation="create") == 1
-    header, text = shelf.objects[FIRST].split(b"\n", 1)
-    outer, body = json.loads(header), json.loads(text)
+    outer = json.loads(shelf.objects[FIRST])
+    body = outer["body"]
     assert outer["auth"]["key_id"] == double.key_id  # the active one that was made last
-    assert list(outer) == ["ags", "dataset_id", "auth", "sealer"] and outer["dataset_id"] == "d"
+    assert list(outer) == ["ags", "dataset_id", "auth", "sealer", "body"] and outer["dataset_id"] == "d"
     assert outer["sealer"] == double.to_json()
     assert list(body) == ["format", "dataset_id", "version", "time_ms", "parent", "operation", "keys", "history"]
     assert (body["format"], body["dataset_id"], body["version"], body["parent"]) == ("ags-keys", "d", 1, 0)

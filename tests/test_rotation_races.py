@@ -135,7 +135,7 @@ class Journal:
         if found:
             self.numbers.setdefault(found[1], []).append(int(found[2]))
             if found[1] == "keys":
-                body = json.loads(content.split(b"\n", 1)[1])
+                body = json.loads(content)["body"]
                 self.keys.append((body["operation"], {key["key-id"]: key for key in body["keys"]}))
 
     def check(self, kms: Any) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import timedelta
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
@@ -99,6 +99,7 @@ def __getattr__(name: str) -> Any:
 
 
 FORMATS = ("ags1", "parquet")
+MISSING_ROWS = 10_000  # of one verify, before they are told by gaps
 COPY_NBYTES = 1 << 20  # at a time
 LOCAL_OPEN_COST = 512 << 10  # bytes that could be done in the time that opening a file takes
 STORE_OPEN_COST = 4 << 20
@@ -1131,16 +1132,20 @@ def _holds(context: Context, entry: FileEntry, other: FileEntry) -> bool:
 
 
 def _missing_members(dataset: Dataset, entries: Sequence[FileEntry]) -> list[Row]:
-    """A failed row for each number that a set of files lacks, or has twice."""
+    """A failed row for each number that a set of files lacks, or has twice; of many that are missing, for each gap."""
     sets: dict[tuple[str, int], list[FileEntry]] = {}
+    rows: list[Row] = []
     for entry in entries:
         if entry.set_id is not None and entry.part is not None and entry.parts is not None:
             sets.setdefault((entry.set_id, entry.parts), []).append(entry)
-    rows = []
     for (set_id, parts), members in sets.items():
         numbers = Counter(entry.part for entry in members)
-        for n in range(parts):
-            if n not in numbers:
+        there = sorted(number for number in numbers if number is not None and 0 <= number < parts)
+        for before, after in pairwise([-1, *there, parts]):
+            gap: list[Any] = [f"{before + 1} to {after - 1}"] if after > before + 1 else []
+            if after - before < MISSING_ROWS - len(rows):  # how many there are to be is only what manifests say
+                gap = list(range(before + 1, after))
+            for n in gap:
                 text = f"part {n} of the {parts} files that job {set_id} numbered is missing"
                 rows.append(Row(f"{dataset.store.url}#{set_id}/{n}", None, "failed", "IntegrityError", text))
         for entry in members:

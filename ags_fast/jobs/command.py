@@ -254,12 +254,12 @@ def result(done: JobResult) -> dict[str, Any]:
 
 def _ls(args: argparse.Namespace) -> dict[str, Any]:
     dataset = opened(args)
-    version = dataset.current(version=args.version, min_version=args.min_version)
+    version, entries = dataset.load(args.version, args.min_version)
     shown = ("path", "file", "format", "plain_length", "file_length", "key_id")
     files = [
         {name: getattr(entry, name) for name in shown}
         | {"column_keys": {key["column"]: key["key_id"] for key in entry.column_keys or ()}}
-        for entry in sorted(dataset.entries(version), key=lambda entry: entry.path)
+        for entry in sorted(entries, key=lambda entry: entry.path)
     ]
     return {
         "operation": args.operation,

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import os
 import re
+import struct
 import time
 import uuid
 from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, AgsCodec
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, MAX_BLOCK_SIZE, AgsCodec, encrypted_length
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS, Store
 from ags_fast.jobs.policy import Policy
 from ags_fast.keys.envelope import (
+    LATEST_MS,
     REMOVED,
     Document,
     Envelope,
@@ -32,6 +33,7 @@ from ags_fast.keys.envelope import (
     document_nbytes,
     new_kek,
     seal_document,
+    taken,
 )
 from ags_fast.keys.resolver import COLUMNS, DatasetKeyStore, Entries, for_columns, open_key_store
 from ags_fast.stream import AgsReader
@@ -50,10 +52,21 @@ MANIFESTS = "_ags/manifests/"
 PLANS = "_ags/plans/"
 MANIFEST_ENTRIES = 10_000  # at most, in one manifest or one part of a plan
 MANIFEST_NBYTES = 8 << 20  # of encoded entries: key metadata may be large
+TABLE_NBYTES = 32 << 20  # of a table, sealed or not: a bound for what a lie can allocate
+COLUMN_KEYS = 1 << 18  # in one table
 ENTRY_NBYTES = 200  # of an entry, without its names and wrapped keys
 NAME_NBYTES = 255  # the longest name that file systems take
 TABLE_DEK_NBYTES = 16
+MAX_FILES = 1 << 40  # that a job could number
 GRACE_MS = 7 * 86_400_000  # a writer that takes longer is a mistake
+NUMBERS = {  # in a table, and the largest that each can be
+    "plain_length": (1 << 63) - 1,
+    "file_length": (1 << 63) - 1,
+    "block_size": MAX_BLOCK_SIZE,
+    "part": MAX_FILES,
+    "parts": MAX_FILES,
+    "mode": 0o7777,
+}
 NO_NAMES = frozenset(("", ".", ".."))
 SLACK_USES = 64  # of a key, for the documents and tables of a job
 NAMED_KEYS = 16  # that the reference to a table tells of; if it has more, whoever asks has to open it
@@ -124,7 +137,7 @@ NAMES = [FileEntry._fields.index(field) for field in ("path", "file", "source")]
 
 
 class TableRef(NamedTuple):
-    """Where entries are: a Parquet table in an AGS1 stream, under a key of its own."""
+    """Where entries are: a table in an AGS1 stream, under a key of its own."""
 
     path: str
     length: int  # bytes
@@ -144,14 +157,21 @@ class TableRef(NamedTuple):
         try:
             return cls(
                 str(value["path"]),
-                int(value["length"]),
-                int(value["entries"]),
+                whole(value["length"], TABLE_NBYTES),
+                whole(value["entries"], MANIFEST_ENTRIES),
                 str(value["key_id"]),
                 base64.b64decode(value["wrapped_key"], validate=True),
-                tuple((str(k), int(n)) for k, n in value["keys"].items()) if "keys" in value else None,
+                tuple((str(k), whole(n)) for k, n in value["keys"].items()) if "keys" in value else None,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"a reference to a table lacks or garbles {error}") from None
+
+
+def whole(value: Any, most: int = (1 << 63) - 1, least: int = 0) -> int:
+    """A number from JSON, if it is a whole one in these bounds. ValueError otherwise."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{str(value)[:40]}, which is no whole number from {least} to {most}")
+    return value
 
 
 class Version(NamedTuple):
@@ -271,7 +291,7 @@ def entry_schema() -> Any:
 
 
 def encode_entries(entries: Sequence[FileEntry]) -> bytes:
-    """A Parquet file of them."""
+    """A table of them, as it is sealed."""
     import pyarrow as pa
 
     schema = entry_schema()
@@ -282,29 +302,83 @@ def encode_entries(entries: Sequence[FileEntry]) -> bytes:
     return encode_table(pa.table(arrays, schema=schema))
 
 
-def decode_table(data: bytes, where: str, count: int) -> Any:
-    """The Parquet file as an Arrow table of `entry_schema`, which has `count` rows."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        # No threads: Arrow's may abort the interpreter when it ends, and for so few rows they gain nothing.
-        file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
-        table = file.read(columns=entry_schema().names, use_threads=False).cast(entry_schema())
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise FormatError(f"{where} is no table of entries: {error}") from None
-    if table.num_rows != count:
-        raise IntegrityError(f"{where} has {table.num_rows} entries, not the {count} that there should be")
-    return table
-
-
 def encode_table(table: Any) -> bytes:
-    """The Parquet file of an Arrow table."""
-    import pyarrow.parquet as pq
+    """An Arrow table as it is sealed: how long its IPC stream of one record batch is (8 bytes), and that in Zstandard.
 
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
+    Arrow's format, and not Parquet, for nothing in it takes more memory than it has bytes: who has a KEK could seal a
+    Parquet file of 12 KiB that decodes to gigabytes.
+    """
+    import pyarrow as pa
+
+    (batch,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_batch(batch)
+    plain = sink.getvalue()
+    nbytes: int = plain.size
+    packed: bytes = pa.Codec("zstd").compress(plain, asbytes=True)
+    return nbytes.to_bytes(8, "little") + packed
+
+
+def decode_table(data: bytes, where: str, count: int) -> Any:
+    """What `encode_table` returned, as an Arrow table of `entry_schema`, which has `count` rows."""
+    import pyarrow as pa
+
+    schema = entry_schema()
+    try:
+        nbytes = int.from_bytes(data[:8], "little")
+        if nbytes > TABLE_NBYTES:
+            raise ValueError(f"it would have {nbytes} bytes, and {TABLE_NBYTES} are the most")
+        plain = pa.Codec("zstd").decompress(pa.py_buffer(data)[8:], decompressed_size=nbytes)
+        messages = pa.ipc.MessageReader.open_stream(plain)
+        first, second = messages.read_next_message(), messages.read_next_message()
+        if (first.type, second.type) != ("schema", "record batch") or _has_compression(second.metadata.to_pybytes()):
+            raise ValueError("it is no plain record batch")
+        found = pa.ipc.read_schema(first)
+        if any(found.field(field.name).type != field.type for field in schema):
+            raise ValueError("its columns have other types")
+        batch = pa.ipc.read_record_batch(second, found)
+        if batch.num_rows == count:
+            table = pa.Table.from_batches([batch]).select(schema.names)
+            table.validate(full=True)
+            return _checked(table.cast(schema))
+    except (pa.ArrowException, KeyError, OSError, StopIteration, ValueError, struct.error) as error:
+        raise FormatError(f"{where} is no table of entries: {error}") from None
+    raise IntegrityError(f"{where} has {batch.num_rows} entries, not the {count} that there should be")
+
+
+def _has_compression(metadata: bytes) -> bool:
+    """Whether the metadata of a record batch (a flatbuffer) says that its buffers are compressed: what is in them would
+    have to be made room for as they say."""
+
+    def field(table: int, number: int) -> int:
+        """Where the table has this field; 0: it has none."""
+        vtable = table - int(struct.unpack_from("<i", metadata, table)[0])
+        at = 4 + 2 * number
+        size, offset = struct.unpack_from("<H", metadata, vtable)[0], 0
+        if at < size:
+            offset = struct.unpack_from("<H", metadata, vtable + at)[0]
+        return table + offset if offset else 0
+
+    def table_at(at: int) -> int:
+        return at + int(struct.unpack_from("<I", metadata, at)[0])
+
+    batch = field(table_at(0), 2)  # Message.header
+    return batch == 0 or field(table_at(batch), 3) != 0  # RecordBatch.compression
+
+
+def _checked(table: Any) -> Any:
+    """The table, if its numbers are some that files can have. ValueError otherwise."""
+    import pyarrow.compute as pc
+
+    for name, most in NUMBERS.items():
+        span = pc.min_max(table.column(name)).as_py()
+        if span["min"] is not None and not 0 <= span["min"] <= span["max"] <= most:
+            raise ValueError(f"a {name} is from 0 to {most}, not from {span['min']} to {span['max']}")
+    column_keys = table.column("column_keys")
+    if sum(len(chunk.flatten()) for chunk in column_keys.chunks) > COLUMN_KEYS:
+        raise ValueError(f"it has keys of more than {COLUMN_KEYS} columns")
+    return table
 
 
 def decode_entries(table: Any, where: str, only: str | None = None) -> list[FileEntry]:
@@ -331,6 +405,24 @@ def decode_entries(table: Any, where: str, only: str | None = None) -> list[File
     return [FileEntry(*row) for row in zip(*columns, strict=True)]
 
 
+def check_lengths(entries: Iterable[FileEntry]) -> None:
+    """IntegrityError if a file cannot have the length and what is said to be in it."""
+    for entry in entries:
+        if entry.format == "ags1" and entry.file_length != _stream_length(entry):
+            raise IntegrityError(
+                f"{entry.file} is said to have {entry.file_length} bytes, and to hold {entry.plain_length} in blocks "
+                f"of {entry.block_size}: that cannot be"
+            )
+
+
+def _stream_length(entry: FileEntry) -> int | None:
+    """The bytes of the AGS1 stream that an entry tells of; None if there can be none."""
+    try:
+        return encrypted_length(entry.plain_length, entry.block_size)
+    except ValueError:
+        return None
+
+
 def chunks(entries: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
     """Cut into what one manifest holds."""
     chunk: list[FileEntry] = []
@@ -338,7 +430,9 @@ def chunks(entries: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
     for entry in entries:
         size = ENTRY_NBYTES + len(entry.path) + len(entry.file) + len(entry.source) + len(entry.wrapped_dek)
         if entry.column_keys:
-            size += sum(len(key["wrapped_dek"]) for key in entry.column_keys)
+            size += sum(len(key["column"]) + len(key["wrapped_dek"]) for key in entry.column_keys)
+        if size > TABLE_NBYTES // 2:
+            raise PolicyError(f"the keys of {entry.path!r} have {size} bytes: group its columns under fewer of them")
         if chunk and (len(chunk) == MANIFEST_ENTRIES or nbytes + size > MANIFEST_NBYTES):
             yield chunk
             chunk, nbytes = [], 0
@@ -356,11 +450,15 @@ def seal_table(data: bytes, dek: bytes, dataset_id: str, path: str) -> bytes:
 def open_table(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> Any:
     """What a table holds, as an Arrow table. IntegrityError if it is missing, or not what was written."""
     check_path(ref.path)
+    if ref.length > TABLE_NBYTES:
+        raise FormatError(f"{ref.path} would have {ref.length} bytes, and {TABLE_NBYTES} are the most of a table")
     dek = envelope.unwrap(ref.key_id, ref.wrapped_key, binding(dataset_id, "dek", ref.path))
     try:
         data = store.read(ref.path, ref.length)
     except FileNotFoundError:
         raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
+    except FormatError as error:  # it is longer
+        raise IntegrityError(str(error)) from None
     if len(data) != ref.length:
         raise IntegrityError(f"{ref.path} has {len(data)} bytes, its version says {ref.length}")
     prefix = binding(dataset_id, "table", ref.path)
@@ -401,7 +499,7 @@ def _master_now(wrapping_key_id: str, active: Iterable[KeyEntry]) -> str:
 def retires_ms(entry: KeyEntry) -> int:
     """Until when a retired key stays, in milliseconds since the epoch."""
     text = entry.properties.get(RETIRES_MS, "0")
-    if not (text.isascii() and text.isdecimal()):
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise FormatError(f"the key {entry.key_id!r} has an impossible {RETIRES_MS}")
     return int(text)
 
@@ -624,7 +722,8 @@ class Dataset:
 
     def seal_body(self, path: str, body: dict[str, Any], key_id: str, envelope: Envelope) -> None:
         """Create an authenticated document. FileExistsError if somebody was first."""
-        self.store.create(path, seal_document(envelope, key_id, self.id, path, body))
+        document = seal_document(envelope, key_id, self.id, path, body)
+        self.store.create(path, taken(document, body["format"], path))
 
     def open_body(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str]:
         """What a document says, if it is authentic and of this kind; and the key that it is sealed with."""
@@ -683,20 +782,25 @@ class Dataset:
         except FileNotFoundError:
             raise IntegrityError(f"{path} is missing: it was removed after it was listed") from None
         try:
-            return Version(
-                int(body["version"]),
-                None if body["parent"] is None else int(body["parent"]),
+            if whole(body["version"]) != number:
+                raise IntegrityError(f"{path} holds the version {body['version']!r}")
+            made = Version(
+                number,
+                None if body["parent"] is None else whole(body["parent"], number - 1, 1),
                 str(body["operation"]),
                 str(body["job_id"]),
-                int(body["time_ms"]),
-                int(body["files"]),
-                int(body["plain_length"]),
+                whole(body["time_ms"], LATEST_MS),
+                whole(body["files"]),
+                whole(body["plain_length"]),
                 tuple(TableRef.from_json(ref) for ref in body["manifests"]),
                 Policy.from_json(body.get("policy", {})),
                 key_id,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{path} lacks or garbles {error}") from None
+        if made.files != (listed := sum(ref.entries for ref in made.manifests)):
+            raise FormatError(f"{path} says that it has {made.files} files, and names manifests with {listed}")
+        return made
 
     def versions(self, after: int = 0) -> Iterator[Version]:
         """All versions, or those with higher numbers; the newest first. One that is expired meanwhile is left out."""
@@ -722,6 +826,7 @@ class Dataset:
         envelope = self.envelope
         for ref in version.manifests if version else ():
             for entry in self._of_version(version, ref, envelope, path):
+                check_lengths([entry])
                 return entry
         return None
 
@@ -742,7 +847,9 @@ class Dataset:
         while True:
             head = self.current(version=version, min_version=min_version)
             try:
-                return head, list(self.entries(head))
+                entries = list(self.entries(head))
+                check_lengths(entries)
+                return head, entries
             except ConcurrentChangeError:
                 if version is not None:
                     raise
@@ -892,7 +999,7 @@ class Dataset:
     ) -> TableRef:
         name = key_id, tuple((entry.file, entry.key_id) for entry in entries)
         if name not in written:
-            written[name] = self.seal_table(f"{MANIFESTS}{uuid.uuid4()}.parquet.ags", entries, key_id, envelope)
+            written[name] = self.seal_table(f"{MANIFESTS}{uuid.uuid4()}.arrow.ags", entries, key_id, envelope)
         return written[name]
 
     def _remove(self, refs: Iterable[TableRef]) -> None:

@@ -20,14 +20,16 @@ from ags_fast.jobs.dataset import (
     MANIFEST_ENTRIES,
     MANIFESTS,
     PLANS,
+    TABLE_NBYTES,
     Dataset,
     FileEntry,
     TableRef,
     chunks,
     numbered,
     object_name,
+    whole,
 )
-from ags_fast.keys.envelope import DOCUMENT_NBYTES, Document, UnknownKeyError
+from ags_fast.keys.envelope import DOCUMENT_NBYTES, Document, KeyEntry, UnknownKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -241,7 +243,7 @@ class Plan:
             self._files = {*(self._files if refs else ()), *(entry.file for entry in entries)}
         refs = list(refs)
         for chunk in chunks(entries):
-            path = f"{self.folder}{len(refs):06d}-{secrets.token_hex(4)}.parquet.ags"
+            path = f"{self.folder}{len(refs):06d}-{secrets.token_hex(4)}.arrow.ags"
             refs.append(self.dataset.seal_table(path, chunk, key_id, envelope))
         self.body = {
             **self.body,
@@ -287,8 +289,9 @@ class Plan:
         if body.get("job_id") != job_id:
             raise FormatError(f"{folder} holds the plan of another job")
         try:
+            _check(body)
             return cls(dataset, job_id, body, number, [TableRef.from_json(ref) for ref in body["tables"]], key_id)
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{folder} lacks or garbles {error}") from None
 
     @classmethod
@@ -471,6 +474,26 @@ class Plan:
             self.dataset.store.delete(name)
         self.release()
         self.dataset.store.remove_folder(self.folder)
+
+
+def _check(body: Mapping[str, Any]) -> None:
+    """Raises ValueError, or what its fields raise, if a plan is impossible."""
+    if body["state"] not in ("claimed", "running"):
+        raise ValueError(f"the state {body['state']!r}")
+    whole(body.get("base", 0))
+    whole(body.get("wrap_nbytes", 0), TABLE_NBYTES)
+    if body["operation"] == "expire":
+        for number in body["versions"]:
+            whole(number, least=1)
+    for ref in body.get("manifests", ()):
+        TableRef.from_json(ref)
+    for entry in body.get("keys", {}).values():
+        if entry is not None:
+            KeyEntry.from_json(entry)
+    for _, entry in body.get("ready", ()):
+        KeyEntry.from_json(entry)
+    if not all(isinstance(new, str) for new in body.get("moves", {}).values()):
+        raise ValueError("moves")
 
 
 def _were_removed(dataset: Dataset, key_ids: set[str]) -> bool:

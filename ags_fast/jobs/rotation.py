@@ -455,7 +455,7 @@ class _Rotation:
             for part in _parts(old, wrap_nbytes):
                 new = planned.get(part.path)
                 if new is None or new.key_id != key_id or new.part != part.part or plan.body.get("moves") != moves:
-                    file = f"{MANIFESTS}{uuid.uuid4()}.parquet.ags"
+                    file = f"{MANIFESTS}{uuid.uuid4()}.arrow.ags"
                     wrapped = envelope.wrap(key_id, os.urandom(16), binding(opened.id, "dek", file))
                     new = part._replace(file=file, key_id=key_id, wrapped_dek=wrapped, file_length=0)
                     anew.append(new)

@@ -48,6 +48,8 @@ CACHE_SECONDS = 3600.0
 CACHE_ENTRIES = 1024
 STATES = ("active", "retired")
 DIGEST_NBYTES = 32
+LATEST_MS = 253_402_300_799_999  # the end of the year 9999, in milliseconds since the epoch
+MAX_USES = (1 << 63) - 1
 KEY_TIMESTAMP = "KEY_TIMESTAMP"  # Iceberg's property of a KEK
 
 Item = TypeVar("Item")
@@ -89,9 +91,9 @@ class KeyEntry:
             raise ValueError("a wrapped key is bytes, and None in single wrap")
         if self.state not in STATES:
             raise ValueError(f"a key is {' or '.join(STATES)}, not {self.state!r}")
-        for name, number in (("created_ms", self.created_ms), ("uses", self.uses)):
-            if type(number) is not int or number < 0:
-                raise ValueError(f"{name} is a whole number from 0, not {number!r}")
+        for name, number, most in (("created_ms", self.created_ms, LATEST_MS), ("uses", self.uses, MAX_USES)):
+            if type(number) is not int or not 0 <= number <= most:
+                raise ValueError(f"{name} is a whole number from 0 to {most}, not {str(number)[:40]}")
         if not all(isinstance(text, str) for pair in self.properties.items() for text in pair):
             raise ValueError("the properties of a key are text")
         if known := set(self.more) & set(JSON_FIELDS):
@@ -592,6 +594,7 @@ def _check_name(key_id: str, entry: KeyEntry) -> None:
 DOCUMENT = 1
 REMOVED = b'{"ags":1,"removed":true}\n'  # in the place of a numbered document whose number must stay taken for a while
 AUTH_FIELDS = ("key_id", "wrapped_key", "nonce", "tag")
+TO_BODY, END = ',"body":\n', b"\n}\n"
 HEADER_NBYTES = 256 << 10  # of a document's first line, which is parsed before anything is known to be authentic
 DOCUMENT_NBYTES = 64 << 20  # of a document: the plan of a rotation of some 10**5 KEKs
 KEYS_FORMAT = "ags-keys"  # of documents that list the key that seals them
@@ -607,15 +610,15 @@ def seal_document(
 ) -> bytes:
     """`body` as an authentic document for `path` of a dataset. It is not secret: everybody can read it.
 
-    A line ``{"ags":1,"dataset_id":…,"auth":{"key_id","wrapped_key","nonce","tag"}}``, bytes in base64, and then the
-    body's JSON and a newline. A fresh key is wrapped under `key_id`, bound to the dataset, ``document`` and the path;
-    the tag is AES-GCM's over no plaintext, with all bytes after the first line as AAD. `body` says its ``dataset_id``.
-    The body of the format ``ags-keys`` lists the key `key_id` itself, and the first line repeats that entry, as
-    ``sealer``. PolicyError if the document would be larger than what readers take.
+    Three lines: ``{"ags":1,"dataset_id":…,"auth":{"key_id","wrapped_key","nonce","tag"},"body":``, bytes in base64; the
+    body's JSON; and ``}``. A fresh key is wrapped under `key_id`, bound to the dataset, ``document`` and the path; the
+    tag is AES-GCM's over no plaintext, with the bytes of the second line as AAD. `body` says its ``dataset_id``. The
+    body of the format ``ags-keys`` lists the key `key_id` itself, and the first line repeats that entry, as
+    ``sealer``. PolicyError if that line would be longer than what readers take.
     """
     if body.get("dataset_id") != dataset_id:
         raise ValueError("a document's body says the dataset_id that it is for")
-    text = dumps(body).encode() + b"\n"
+    text = dumps(body).encode()
     key = secrets.token_bytes(length)
     nonce = os.urandom(NONCE_NBYTES)
     auth = {
@@ -631,8 +634,12 @@ def seal_document(
             f"the document {path} would begin with {len(header)} bytes about the key {key_id!r}, and readers take "
             f"{HEADER_NBYTES}: its properties are too long"
         )
-    data = header + text
-    if len(data) > (most := document_nbytes(body.get("format"))) or _marks(data) > _marks_taken(data):
+    return header + text + END
+
+
+def taken(data: bytes, kind: str, path: str) -> bytes:
+    """A document of this format, if readers take one of its size. PolicyError otherwise."""
+    if len(data) > (most := document_nbytes(kind)) or _marks(data) > _marks_taken(data):
         raise PolicyError(
             f"the document {path} would have {len(data)} bytes and {_marks(data)} values, and readers take {most} and "
             f"{_marks_taken(data)}: divide the dataset"
@@ -686,10 +693,10 @@ class Document:
 
     def __init__(self, data: bytes, path: str) -> None:
         self.path = path
-        self._data = data
-        self._begin = data.find(b"\n", 0, HEADER_NBYTES) + 1  # of the body
+        begin = data.find(b"\n", 0, HEADER_NBYTES) + 1
+        self._body = memoryview(data)[begin : -len(END)]
         try:
-            header = json.loads(data[: self._begin])
+            header = json.loads(str(data[:begin], "utf-8").removesuffix(TO_BODY) + "}")
             fields = {"ags", "dataset_id", "auth"}
             if not fields <= header.keys() <= fields | {"sealer"} or tuple(header["auth"]) != AUTH_FIELDS:
                 raise ValueError("other fields")
@@ -705,7 +712,7 @@ class Document:
             if not isinstance(self.dataset_id, str) or ("sealer" in header and not isinstance(self.sealer, dict)):
                 raise ValueError("no text, or no object")
             # One way to write it: nothing that the tag does not cover can differ.
-            if _line(header) != data[: self._begin]:
+            if _line(header) != data[:begin] or not data.endswith(END, begin):
                 raise ValueError("other bytes than a document has")
         except FormatError:
             raise
@@ -718,7 +725,7 @@ class Document:
 
     def claimed(self) -> dict[str, Any]:
         """What the body says, whoever wrote it."""
-        return parse_object(self._data, self.path, self._begin)
+        return parse_object(self._body.tobytes(), self.path)
 
     def authentic(self, envelope: Envelope, dataset_id: str | None) -> dict[str, Any]:
         """The body, if every bit of the document is what was sealed for this path of this dataset."""
@@ -737,7 +744,7 @@ class Document:
             key = envelope.unwrap(self.key_id, self._wrapped, _bound(self.dataset_id, self.path))
             if len(key) not in KEY_NBYTES:
                 raise IntegrityError("no AES key")
-            Key(key).open(self._nonce, self._tag, memoryview(self._data)[self._begin :])
+            Key(key).open(self._nonce, self._tag, self._body)
         except IntegrityError:
             raise IntegrityError(
                 f"the document {self.path} is not what was written for it: it was changed, moved here, or is another "
@@ -757,20 +764,19 @@ def _bound(dataset_id: str, path: str) -> bytes:
 
 
 def _line(header: Mapping[str, Any]) -> bytes:
-    return dumps(header).encode() + b"\n"
+    return (dumps(header)[:-1] + TO_BODY).encode()
 
 
 def dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def parse_object(data: bytes, path: str, begin: int = 0) -> dict[str, Any]:
-    """The JSON object that `data` holds from `begin` on. FormatError if it is none, or would take too much memory."""
+def parse_object(data: bytes, path: str) -> dict[str, Any]:
+    """The JSON object that `data` is. FormatError if it is none, or would take too much memory."""
     if (marks := _marks(data)) > (most := _marks_taken(data)):
         raise FormatError(f"{path} has {marks} values in {len(data)} bytes, and {most} are the most that are taken")
     try:
-        text = str(memoryview(data)[begin:], "utf-8")
-        body = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        body = json.loads(str(data, "utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError, MemoryError) as error:
         raise FormatError(f"{path} holds no JSON, or was damaged ({type(error).__name__})") from None
     if not isinstance(body, dict):

@@ -31,6 +31,7 @@ from ags_fast.keys.envelope import (
     dumps,
     parse_object,
     seal_document,
+    taken,
 )
 from ags_fast.keys.kms import as_kms, shared_client
 
@@ -95,7 +96,10 @@ class Change(NamedTuple):
     @classmethod
     def from_json(cls, value: Any, where: str) -> Change:
         try:
-            changes = {name: list(value[name]) for name in ("added", "changed", "removed")}
+            changes = {name: value[name] for name in ("added", "changed", "removed")}
+            lists = all(type(ids) is list and all(type(key_id) is str for key_id in ids) for ids in changes.values())
+            if not lists or not all(type(value[name]) is int and value[name] >= 0 for name in ("version", "time_ms")):
+                raise TypeError
             return cls(value["version"], value["time_ms"], changes)
         except (KeyError, TypeError) as error:
             raise FormatError(f"{where} has an impossible history ({type(error).__name__})") from None
@@ -826,7 +830,7 @@ class _Version(NamedTuple):
         if "buckets" in body and (len(buckets) < 1 or len(buckets) & len(buckets) - 1):
             raise FormatError(f"{path} has {len(buckets)} buckets, which is no power of 2")
         entries = {sealer.key_id: sealer} if buckets else _entries(body, path)
-        if body.get("format") != FORMAT or body.get("version") != number:
+        if body.get("format") != FORMAT or body.get("version") != number or type(body["version"]) is not int:
             raise IntegrityError(f"{path} holds {body.get('format')!r} version {body.get('version')!r}")
         changes = body.get("history")
         if not isinstance(changes, list):
@@ -839,7 +843,8 @@ class _Version(NamedTuple):
         sealer = _sealer(self.entries.values())
         assert sealer is not None
         envelope = Envelope(kms, {sealer.key_id: sealer})
-        return seal_document(envelope, sealer.key_id, self.dataset_id, _path(self.number), self.body)
+        path = _path(self.number)
+        return taken(seal_document(envelope, sealer.key_id, self.dataset_id, path, self.body), FORMAT, path)
 
 
 def _content(store: Store, part: _Part) -> dict[str, Any]:
