@@ -152,15 +152,14 @@ class Gcp(Service):
     )
 
     def __init__(self, fake: Any) -> None:
-        import grpc
+        from google.auth.credentials import AnonymousCredentials
         from google.cloud import kms
-        from google.cloud.kms_v1.services.key_management_service import transports
+        from google.cloud.kms_v1.services.key_management_service.transports import KeyManagementServiceRestTransport
 
         self.fake = fake
-        self.channel = grpc.insecure_channel(fake.url.removeprefix("http://"))
-        self.admin = kms.KeyManagementServiceClient(
-            transport=transports.KeyManagementServiceGrpcTransport(channel=self.channel)
-        )
+        place = fake.url.removeprefix("http://")
+        transport = KeyManagementServiceRestTransport(host=place, url_scheme="http", credentials=AnonymousCredentials())
+        self.admin = kms.KeyManagementServiceClient(transport=transport)
         self.properties = {"encryption.kms-type": "gcp", "kms.endpoint": fake.url}
 
     def new_key(self) -> str:
@@ -455,7 +454,7 @@ def started(name: str, folder: Path) -> Iterator[Service]:
         try:
             yield service
         finally:
-            service.channel.close()
+            service.admin.transport.close()
             fake.stop()
     elif name == "azure":
         pytest.importorskip("azure.keyvault.keys")

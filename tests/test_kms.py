@@ -27,8 +27,9 @@ from kms_clients import Duck, Overriding, Proper, keystore
 from kms_services import Aws, Service, started
 from support import finish_python, flip, run_python, start_python
 
+from ags_fast import jobs
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
-from ags_fast.keys import KmsClient, kms_calls, load_kms, set_audit_hook
+from ags_fast.keys import KmsClient, clear_cache, kms_calls, load_kms, set_audit_hook
 from ags_fast.keys import kms as kms_module
 from ags_fast.keys.kms import PROVIDERS, Pace, as_kms, find_class, local, shared_client, with_retries
 from ags_fast.keys.kms.names import BY_PROVIDER, COMMON, ELSEWHERE, SERVICE
@@ -866,6 +867,60 @@ def test_aws_aliases_and_arns(moto: Aws) -> None:
     for name in (made["KeyId"], made["Arn"], alias):
         wrapped = kms.wrap_key(CANARY, name)
         assert all(kms.unwrap_key(wrapped, other) == CANARY for other in (made["KeyId"], made["Arn"], alias))
+
+
+def test_aws_alias_that_was_moved(moto: Aws) -> None:
+    """Everything that the key before wrapped is there, and so is the way back; nothing was changed."""
+    old, new = (moto.admin.create_key()["KeyMetadata"]["Arn"] for _ in range(2))
+    alias = f"alias/test-{os.urandom(4).hex()}"
+    moto.admin.create_alias(AliasName=alias, TargetKeyId=old)
+    whole = old.partition(":key/")[0] + ":" + alias
+    kms = load_kms(moto.properties)
+    wrapped = kms.wrap_key(CANARY, alias)
+    moto.admin.update_alias(AliasName=alias, TargetKeyId=new)
+    for name in (alias, whole):
+        for action in (kms.unwrap_key, kms.rewrap_key):
+            with pytest.raises(KeyAccessError, match=rf"{alias}.*{old}.*alias back.*rotate --what mek") as caught:
+                action(wrapped, name)
+            assert new not in str(caught.value)
+    narrow = load_kms({**moto.properties, "encryption.allowed-key-ids": "alias/*"})
+    moto.calls()
+    with pytest.raises(KeyAccessError, match=r"the key that it pointed to before.*alias back"):
+        narrow.unwrap_key(wrapped, alias)
+    assert [names for _, names in moto.calls()] == [["CiphertextBlob", "EncryptionAlgorithm", "KeyId"]]
+    for name in (old, new):  # by an id that is no alias, another key's wrap is a change
+        if name == old:
+            assert kms.unwrap_key(wrapped, name) == CANARY
+        else:
+            with pytest.raises(IntegrityError, match="by another key"):
+                kms.unwrap_key(wrapped, name)
+    moto.admin.disable_key(KeyId=old.rpartition("/")[2])
+    with pytest.raises(KeyAccessError, match="the key that it pointed to before"):
+        kms.unwrap_key(wrapped, alias)
+    moto.admin.enable_key(KeyId=old.rpartition("/")[2])
+    moto.admin.update_alias(AliasName=alias, TargetKeyId=old)
+    assert kms.unwrap_key(wrapped, alias) == CANARY
+
+
+def test_a_dataset_under_an_alias_that_was_moved(moto: Aws, tmp_path: Path) -> None:
+    """The way that the error says leads back: the alias, then a move to the key's id."""
+    old, new = (moto.new_key() for _ in range(2))
+    alias = f"alias/test-{os.urandom(4).hex()}"
+    moto.admin.create_alias(AliasName=alias, TargetKeyId=old)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a").write_bytes(b"a")
+    dataset, here = str(tmp_path / "ds"), jobs.LocalEngine(processes=0)
+    common: dict[str, Any] = {"kms": moto.properties, "engine": here}
+    jobs.encrypt_files(str(tmp_path / "src"), dataset, wrapping_key_id=alias, **common).raise_for_failures()
+    clear_cache()
+    moto.admin.update_alias(AliasName=alias, TargetKeyId=new)
+    with pytest.raises(KeyAccessError, match=f"{old}.*alias back"):
+        jobs.verify_files(dataset, **common)
+    moto.admin.update_alias(AliasName=alias, TargetKeyId=old)
+    jobs.rotate(dataset, what="mek", wrapping_key_id=old, **common)
+    clear_cache()
+    moto.admin.update_alias(AliasName=alias, TargetKeyId=new)
+    assert not jobs.verify_files(dataset, **common).failed
 
 
 def test_aws_rotation(moto: Aws) -> None:

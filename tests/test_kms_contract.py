@@ -20,6 +20,7 @@ import time
 import traceback
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -552,6 +553,47 @@ def test_gcp_finds_what_changes_on_the_way(gcp: Any, clock: Clock) -> None:
             kms.unwrap_key(wrapped, key_id)
 
 
+def test_gcp_forks_amid_requests(gcp: Any) -> None:
+    """Four threads are in the client at each fork; no child hangs or is ended by gRPC, and the threads go on."""
+    out = run_python(
+        """
+        import json, os, sys, threading, time
+        from ags_fast.keys import load_kms
+        kms, key_id = load_kms(json.loads(sys.argv[1])), sys.argv[2]
+        wrapped = kms.wrap_key(b"key", key_id)
+        ends, failed, done = threading.Event(), [], [0] * 4
+
+        def use(number):
+            while not ends.is_set():
+                try:
+                    assert kms.unwrap_key(wrapped, key_id) == b"key"
+                    done[number] += 1
+                except BaseException as error:
+                    failed.append(repr(error))
+                    raise
+
+        threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(6):
+            before = list(done)
+            while any(after == had for after, had in zip(done, before)):
+                time.sleep(0.01)
+            if (pid := os.fork()) == 0:
+                assert kms.unwrap_key(wrapped, key_id) == b"key"
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+        ends.set()
+        for thread in threads:
+            thread.join()
+        print(failed)
+        """,
+        json.dumps({**gcp.properties, "kms.read-timeout-ms": "20000"}),
+        gcp.new_key(),
+    )
+    assert out == "[]\n"
+
+
 def test_gcp_without_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("google.cloud.kms")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
@@ -627,6 +669,20 @@ def test_azure_permissions(azure: Any) -> None:
         kms.wrap_key(CANARY, name)
 
 
+def test_azure_key_that_was_deleted(azure: Any) -> None:
+    """Also when the client is open and has used it: that is no damage to what the key wrapped."""
+    name = azure.new_key()
+    with load_kms(azure.properties) as kms, load_kms(azure.properties) as only_wrapped:
+        wrapped = kms.wrap_key(CANARY, name)
+        assert kms.unwrap_key(wrapped, name) == CANARY
+        only_wrapped.wrap_key(CANARY, name)
+        azure.admin.begin_delete_key(name)
+        for client in (kms, only_wrapped, load_kms(azure.properties)):
+            for action in (client.unwrap_key, client.rewrap_key, client.wrap_key):
+                with pytest.raises(KeyAccessError, match=f"{name}.*KeyNotFound.*recover the key"):
+                    action(wrapped, name)
+
+
 # ---------------------------------------------------------------- Vault
 
 
@@ -641,6 +697,67 @@ def test_vault_makes_no_keys(vault: Any) -> None:
 
     with pytest.raises(InvalidPath):
         vault.admin.read_key("mistyped")
+
+
+@builds
+def test_vault_makes_no_key_anew(vault: Any) -> None:
+    """A key that was deleted behind an open client stays so, for whatever token."""
+    name = vault.new_key()
+    may_not_read = vault.limited(f'path "transit/encrypt/{name}" {{ capabilities = ["create", "update"] }}')
+    with load_kms(vault.properties) as kms:
+        wrapped = kms.wrap_key(CANARY, name)
+        vault.client.write_data(f"transit/keys/{name}/config", data={"deletion_allowed": True})
+        vault.admin.delete_key(name)
+        for action in (kms.wrap_key, kms.unwrap_key, kms.rewrap_key):
+            with pytest.raises(KeyAccessError, match="no such key"):
+                action(wrapped, name)
+        try:
+            vault.file.write_text(may_not_read)
+            with pytest.raises(KeyAccessError, match=name):
+                kms.wrap_key(CANARY, name)
+        finally:
+            vault.file.write_text(vault.token)
+    from hvac.exceptions import InvalidPath
+
+    with pytest.raises(InvalidPath):
+        vault.admin.read_key(name)
+
+
+def test_vault_that_refuses_everything(tmp_path: Path) -> None:
+    """With 400, also to be read what the key is: that is not asked again for that answer."""
+    pytest.importorskip("hvac")
+    asked: list[str] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            asked.append(self.path)
+            self.send_error(400)
+
+        do_GET = do_POST = do_PUT = answer  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    (tmp_path / "token").write_text("a token")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        properties = {"encryption.kms-type": "vault", "vault.address": url, "vault.token-file": str(tmp_path / "token")}
+        with load_kms(properties) as kms:
+            actions: list[Callable[[], Any]] = [
+                lambda: kms.wrap_key(CANARY, "k"),
+                lambda: kms.generate_key("k", 16),
+                lambda: kms.generate_key("k", 24),
+                lambda: kms.unwrap_key(b"vault:v1:AAAA", "k"),
+                lambda: kms.rewrap_key(b"vault:v1:AAAA", "k"),
+                lambda: kms.current_version("k"),
+            ]
+            for action in actions:
+                asked.clear()
+                with pytest.raises(KeyAccessError, match=r"'k'.*InvalidRequest"):
+                    action()
+                assert 1 <= len(asked) <= 2
+        server.shutdown()
 
 
 @builds

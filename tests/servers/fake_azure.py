@@ -67,7 +67,11 @@ class FakeKeyVault:
             if (method, rest) == ("POST", ["create"]) or (method, rest) == ("POST", ["rotate"]):
                 return self._bundle(name, self._new_version(name))
             if (method, rest) == ("GET", ["versions"]):
-                return self._page(name)
+                return self._page(name)  # of a key that is not there: an empty one
+            if (method, rest) == ("DELETE", []):
+                deleted = self._bundle(name, self._version(name, None))
+                del self._keys[name]
+                return deleted
             version = self._version(name, rest[0] if rest and rest[0] else None)
             if method == "GET":
                 if "get" in self.denied:
@@ -161,7 +165,7 @@ def _handler(vault: FakeKeyVault) -> type[BaseHTTPRequestHandler]:
                 error = {"code": code, "message": message, **({"innererror": {"code": inner[0]}} if inner else {})}
                 return self._send(status, {"error": error})
 
-        do_GET = do_POST = do_PATCH = _go  # noqa: N815
+        do_GET = do_POST = do_PATCH = do_DELETE = _go  # noqa: N815
 
     return Handler
 

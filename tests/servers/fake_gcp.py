@@ -1,15 +1,17 @@
-"""A fake of Google Cloud KMS, since there is none to install: real gRPC and Google's own message types, and keys of
-this process behind them. Versions, the primary one, states and CRC32C behave as the service's documentation has it."""
+"""A fake of Google Cloud KMS, since there is none to install: HTTP as Google's client speaks it, Google's own message
+types, and keys of this process behind them. Versions, the primary one, states and CRC32C behave as the service's
+documentation has it."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-from concurrent import futures
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import google_crc32c
-import grpc
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from google.cloud.kms_v1.types import resources, service
@@ -18,6 +20,14 @@ State = resources.CryptoKeyVersion.CryptoKeyVersionState
 CHANGEABLE = (State.ENABLED, State.DISABLED)
 INVALID = "Decryption failed: the ciphertext is invalid."
 NUMBER, NONCE = 4, 12  # a ciphertext is 0a, the version's number, a nonce, and what AES-GCM makes
+
+
+VERBS = {
+    "encrypt": "Encrypt",
+    "decrypt": "Decrypt",
+    "destroy": "DestroyCryptoKeyVersion",
+    "updatePrimaryVersion": "UpdateCryptoKeyPrimaryVersion",
+}
 
 
 class RefusedError(Exception):
@@ -35,13 +45,39 @@ class FakeGcpKms:
         self._keys: dict[str, resources.CryptoKey] = {}
         self._versions: dict[str, dict[str, resources.CryptoKeyVersion]] = {}
         self._material: dict[str, AESGCM] = {}
-        self._server = grpc.server(futures.ThreadPoolExecutor(4))
-        self._server.add_generic_rpc_handlers((self._handler(),))
-        self.url = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def stop(self) -> None:
-        self._server.stop(0).wait()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, method: str, url: str, body: bytes) -> bytes:
+        """As the annotations of the service's protocol map HTTP to its methods."""
+        path, query = unquote(urlsplit(url).path).removeprefix("/v1/"), parse_qs(urlsplit(url).query)
+        name, _, verb = path.partition(":")
+        parent, _, kind = name.rpartition("/")
+        fields = json.loads(body or b"{}")
+        if verb:
+            called, fields = VERBS[verb], {"name": name, **fields}
+        elif method == "PATCH":
+            mask = {"update_mask": query["updateMask"][0]}
+            called, fields = "UpdateCryptoKeyVersion", {"crypto_key_version": {"name": name, **fields}, **mask}
+        elif kind == "cryptoKeys":
+            made = query["cryptoKeyId"][0]
+            called, fields = "CreateCryptoKey", {"parent": parent, "crypto_key_id": made, "crypto_key": fields}
+        else:
+            called, fields = "CreateCryptoKeyVersion", {"parent": parent, "crypto_key_version": fields}
+        request: Any = getattr(service, f"{called}Request")
+        with self._lock:
+            self.calls.append(called)
+            if self.failures:
+                raise RefusedError(self.failures.pop(), "told to")
+            answer = getattr(self, called)(request.from_json(json.dumps(fields)))
+        text: str = type(answer).to_json(answer)
+        return text.encode()
 
     # ---------------------------------------------------------------- methods, named as the service names them
 
@@ -133,32 +169,38 @@ class FakeGcpKms:
         self.corruptions -= 1
         return bytes([data[0] ^ 1]) + data[1:]
 
-    def _handler(self) -> Any:
-        types = {
-            "CreateCryptoKey": (service.CreateCryptoKeyRequest, resources.CryptoKey),
-            "CreateCryptoKeyVersion": (service.CreateCryptoKeyVersionRequest, resources.CryptoKeyVersion),
-            "UpdateCryptoKeyPrimaryVersion": (service.UpdateCryptoKeyPrimaryVersionRequest, resources.CryptoKey),
-            "UpdateCryptoKeyVersion": (service.UpdateCryptoKeyVersionRequest, resources.CryptoKeyVersion),
-            "DestroyCryptoKeyVersion": (service.DestroyCryptoKeyVersionRequest, resources.CryptoKeyVersion),
-            "Encrypt": (service.EncryptRequest, service.EncryptResponse),
-            "Decrypt": (service.DecryptRequest, service.DecryptResponse),
-        }
 
-        def method(name: str, request: Any, response: Any) -> Any:
-            def answer(asked: Any, context: grpc.ServicerContext) -> Any:
-                with self._lock:
-                    self.calls.append(name)
-                    try:
-                        if self.failures:
-                            raise RefusedError(self.failures.pop(), "told to")
-                        return getattr(self, name)(asked)
-                    except RefusedError as error:
-                        code, said = error.args
-                        context.abort(getattr(grpc.StatusCode, code), said)
+STATUSES = {
+    "FAILED_PRECONDITION": 400,
+    "INVALID_ARGUMENT": 400,
+    "NOT_FOUND": 404,
+    "PERMISSION_DENIED": 403,
+    "UNAVAILABLE": 503,
+}
 
-            return grpc.unary_unary_rpc_method_handler(
-                answer, request_deserializer=request.deserialize, response_serializer=response.serialize
-            )
 
-        methods = {name: method(name, *pair) for name, pair in types.items()}
-        return grpc.method_handlers_generic_handler("google.cloud.kms.v1.KeyManagementService", methods)
+def _handler(fake: FakeGcpKms) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # head and body go out as one: sent apart, the second waits for the first one's acknowledgement
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def _go(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            try:
+                status, data = 200, fake.answer(self.command, self.path, body)
+            except RefusedError as refused:
+                code, said = refused.args
+                status = STATUSES[code]
+                data = json.dumps({"error": {"code": status, "message": said, "status": code}}).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json; charset=UTF-8")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = do_PATCH = _go  # noqa: N815
+
+    return Handler

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs
 from moto.core.exceptions import JsonRESTError
 from moto.kms import utils
 from moto.kms.models import KmsBackend
+from moto.kms.responses import KmsResponse
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -25,6 +26,7 @@ class RefusedError(JsonRESTError):
 
 
 _encrypt, _rotate = KmsBackend.encrypt, KmsBackend.rotate_key_on_demand
+_re_encrypt = KmsResponse.re_encrypt
 
 
 def usable(key: Any) -> Any:
@@ -75,6 +77,14 @@ def rotate(self: Any, key_id: str) -> Any:
     return answer
 
 
+def re_encrypt(self: Any) -> Any:
+    """moto does not look at SourceKeyId."""
+    if source := self._get_param("SourceKeyId"):
+        blob = self._get_param("CiphertextBlob")
+        self.kms_backend.decrypt(blob, self._get_param("SourceEncryptionContext", {}), key_id=source)
+    return _re_encrypt(self)
+
+
 class Server:
     """The WSGI application: moto's, behind a door that counts and fails as told."""
 
@@ -111,6 +121,7 @@ class Server:
 
 def main() -> None:
     KmsBackend.encrypt, KmsBackend.decrypt, KmsBackend.rotate_key_on_demand = encrypt, decrypt, rotate
+    KmsResponse.re_encrypt = re_encrypt
     WSGIRequestHandler.disable_nagle_algorithm = True  # a body need not wait until its head is acknowledged
     server = make_server("127.0.0.1", int(sys.argv[1]), Server(), threaded=True)
     print(f"READY http://127.0.0.1:{server.port}", flush=True)

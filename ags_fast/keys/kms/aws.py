@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import IntegrityError, KeyAccessError
+from ags_fast.keys.kms import ALLOWED
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, ENDPOINT, READ_MS, UNREACHED, ServiceKms
 
@@ -33,6 +36,8 @@ REFUSALS = {
 }
 QUOTED = ("AccessDeniedException", "NotFoundException", "DisabledException", "KMSInvalidStateException")
 NOT_WHAT_WAS_WRAPPED = ("InvalidCiphertextException", "IncorrectKeyException")
+ALIAS = re.compile(r"(^|:)alias/")
+KEY_ARN = re.compile(r"arn:aws[a-z-]{0,16}:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[A-Za-z0-9-]{1,64}")
 BUSY_CODES = (
     "ThrottlingException",
     "Throttling",
@@ -106,16 +111,36 @@ class AwsKms(ServiceKms):
     def _call(self, method: str, key_id: str, request: dict[str, Any]) -> dict[str, Any]:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        client = self._connected()
+        client, deadline = self._connected(), self._deadline()
         call: Callable[..., dict[str, Any]] = getattr(client, method)
         try:
-            return self._ask(lambda: call(**request))
+            return self._ask(lambda: call(**request), deadline)
         except ClientError as error:
+            if _code(error) == "IncorrectKeyException" and ALIAS.search(key_id):
+                raise self._alias_moved(key_id, request["CiphertextBlob"], deadline) from None
             raise self._translated(error, method, key_id) from None
         except BotoCoreError as error:
             where = client.meta.endpoint_url
             check = f"{ENDPOINT}, {REGION} and the credentials"
             raise self._not_reached(where, repr(key_id), error, check) from None
+
+    def _alias_moved(self, key_id: str, wrapped: bytes, deadline: float) -> KeyAccessError:
+        """Says which key the wrap names. Only AWS can read that, so it is asked to decrypt by whatever key that is.
+
+        Not where the caller limits the keys that may be asked for.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        client, named = self._connected(), ""
+        if ALLOWED not in self.properties and self._algorithm == SYMMETRIC:
+            with contextlib.suppress(BotoCoreError, ClientError, KeyError):
+                named = str(self._ask(lambda: client.decrypt(CiphertextBlob=wrapped), deadline)["KeyId"])
+        old = named if KEY_ARN.fullmatch(named) else "the key that it pointed to before"
+        return KeyAccessError(
+            f"the AWS alias {key_id!r} points to another key than the one that wrapped this, {old}: point the alias "
+            "back to that, move to a key's id with `ags-fast keys rotate --what mek --wrapping-key-id ID`, and name "
+            "keys by their ids or ARNs from then on"
+        )
 
     def _connect(self) -> Any:
         import boto3

@@ -33,7 +33,7 @@ REFUSALS = {
     "KeyExpired": "it has expired: make a new version, or move its date",
     "ForbiddenByFirewall": "the vault's firewall lets nobody in from here",
     "ObjectIsDeletedButRecoverable": "the key was deleted: recover it",
-    "KeyNotFound": "there is no such key in this vault: check the name and azure.keyvault.url",
+    "KeyNotFound": "there is no such key in this vault: check the name and azure.keyvault.url, or recover the key",
     "Unauthorized": "the vault does not accept the caller's token: is it for this tenant?",
 }
 NOT_ALLOWED = "the caller may not: allow keys/{action} in the vault's access policy or by a role"
@@ -80,7 +80,8 @@ class AzureKms(ServiceKms):
 
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         deadline, vault = self._deadline(), self._vault(wrapping_key_id)
-        newest = vault.newest.get(wrapping_key_id) or self._newest(vault, wrapping_key_id, deadline, to="unwrapKey")
+        known = vault.newest.get(wrapping_key_id)
+        newest = known or self._newest(vault, wrapping_key_id, deadline, to="unwrapKey")
         key = self._opened(vault, wrapped, wrapping_key_id, newest, deadline)
         if key is not None:
             return key
@@ -100,6 +101,8 @@ class AzureKms(ServiceKms):
                 if key is not None:
                     return key
                 tried.append(version)
+        if known is not None:  # from an earlier call; deleted since, there is no version to be tried or named
+            self._newest(vault, wrapping_key_id, deadline, to="unwrapKey")
         if disabled:
             raise KeyAccessError(
                 f"no enabled version of the Azure key {wrapping_key_id!r} unwraps this, and these are disabled: "

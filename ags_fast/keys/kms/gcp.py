@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from ags_fast.errors import IntegrityError, KeyAccessError
 from ags_fast.keys.kms.names import BY_PROVIDER
-from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, ENDPOINT, READ_MS, UNREACHED, ServiceKms, on_this_machine
+from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, ENDPOINT, READ_MS, UNREACHED, ServiceKms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,19 @@ STATES = {
     "DESTROY_SCHEDULED": "restore this version before it is destroyed, then enable it",
     "DESTROYED": "what only it had wrapped is lost",
 }
-BUSY_CODES = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL", "ABORTED", "UNKNOWN")
+BUSY_CODES = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL", "ABORTED", "UNKNOWN", "DEADLINE_EXCEEDED")
+HTTP_CODES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ABORTED",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
 
 
 class GcpKms(ServiceKms):
@@ -45,13 +57,13 @@ class GcpKms(ServiceKms):
 
     provider = "gcp"
     property_names = BY_PROVIDER[provider]
-    packages = ("google.cloud.kms", "google_crc32c")
+    packages = ("google.cloud.kms", "google_crc32c", "requests")
     secret_properties = {  # noqa: RUF012, of the base class
         "gcs.oauth2.token": "name a file with credentials in GOOGLE_APPLICATION_CREDENTIALS"
     }
     loggers = (
         "google.cloud.kms_v1.services.key_management_service.client",
-        "google.cloud.kms_v1.services.key_management_service.transports.grpc",
+        "google.cloud.kms_v1.services.key_management_service.transports.rest",
     )
 
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
@@ -83,6 +95,7 @@ class GcpKms(ServiceKms):
     def _call(self, action: str, key_id: str, ask: Callable[[Any, str], bytes]) -> bytes:
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError
+        from requests.exceptions import RequestException
 
         if not KEY_NAME.fullmatch(key_id):
             raise KeyAccessError(
@@ -93,6 +106,9 @@ class GcpKms(ServiceKms):
             return self._ask(lambda: ask(client, key_id))
         except GoogleAPICallError as error:
             raise self._translated(error, action, key_id) from None
+        except RequestException as error:
+            where = self.properties.get(ENDPOINT, "cloudkms.googleapis.com")
+            raise self._not_reached(where, repr(key_id), error, ENDPOINT) from None
         except GoogleAuthError as error:
             raise _no_credentials(error) from None
         except _CorruptedError:
@@ -103,39 +119,39 @@ class GcpKms(ServiceKms):
         return self._number(READ_MS) / 1000
 
     def _connect(self) -> Any:
-        from google.api_core.client_options import ClientOptions
+        """By HTTP and not by gRPC, whose threads and locks no child of a fork can count on."""
         from google.auth.exceptions import GoogleAuthError
         from google.cloud import kms
+        from google.cloud.kms_v1.services.key_management_service.transports import KeyManagementServiceRestTransport
 
-        endpoint = self.properties.get(ENDPOINT)
-        place = urlsplit(endpoint or "").netloc
-        if endpoint and endpoint.startswith("http:") and on_this_machine(endpoint):  # no credentials go there
-            import grpc
-            from google.cloud.kms_v1.services.key_management_service import transports
-
-            channel = grpc.insecure_channel(place)
-            return kms.KeyManagementServiceClient(
-                transport=transports.KeyManagementServiceGrpcTransport(channel=channel)
-            )
+        where = urlsplit(self.properties.get(ENDPOINT, "https://cloudkms.googleapis.com"))
         try:
-            return kms.KeyManagementServiceClient(client_options=ClientOptions(api_endpoint=place or None))
+            transport = KeyManagementServiceRestTransport(
+                host=where.netloc, url_scheme=where.scheme, credentials=self._credentials(where.scheme)
+            )
         except GoogleAuthError as error:
             raise _no_credentials(error) from None
+        transport._session.max_redirects = 0  # what was sent would go along, to wherever
+        return kms.KeyManagementServiceClient(transport=transport)
+
+    def _credentials(self, scheme: str) -> Any:
+        """None: the application's default ones. None of them go where there is no TLS."""
+        from google.auth.credentials import AnonymousCredentials
+
+        return AnonymousCredentials() if scheme == "http" else None  # type: ignore[no-untyped-call]
 
     def _disconnect(self, connection: Any) -> None:
         connection.transport.close()
 
     def _trouble(self, error: Exception) -> str | None:
-        code, said = _code(error), str(getattr(error, "message", ""))
-        if code == "DEADLINE_EXCEEDED" or (code == "UNAVAILABLE" and "failed to connect" in said):
+        from requests.exceptions import ConnectionError, Timeout
+
+        if isinstance(error, (ConnectionError, Timeout)):
             return UNREACHED
-        return BUSY if code in BUSY_CODES or isinstance(error, _CorruptedError) else None
+        return BUSY if _code(error) in BUSY_CODES or isinstance(error, _CorruptedError) else None
 
     def _translated(self, error: Any, action: str, key_id: str) -> IntegrityError | KeyAccessError:
         code = _code(error)
-        if self._trouble(error) == UNREACHED:
-            where = self.properties.get(ENDPOINT, "cloudkms.googleapis.com")
-            return self._not_reached(where, repr(key_id), error, ENDPOINT)
         if code == "INVALID_ARGUMENT" and action == "Decrypt":
             return IntegrityError(
                 f"a wrapped key is not what the Google key {key_id!r} wrapped ({code}): changed, or by another key"
@@ -151,9 +167,15 @@ class _CorruptedError(Exception):
     """The bytes that came are not those that went."""
 
 
-def _code(error: Exception) -> str:
-    status = getattr(error, "grpc_status_code", None)
-    return str(status.name) if status is not None else type(error).__name__
+def _code(error: Any) -> str:
+    """The status by the name that Google gives it, or else by the number that HTTP does."""
+    if (response := getattr(error, "response", None)) is None:
+        return type(error).__name__
+    try:
+        told = response.json()["error"]["status"]
+    except (ValueError, TypeError, KeyError):
+        told = None
+    return told if told in (*REFUSALS, *BUSY_CODES) else HTTP_CODES.get(response.status_code, str(response.status_code))
 
 
 def _no_credentials(error: Exception) -> KeyAccessError:

@@ -26,6 +26,7 @@ TOKENS = f"name a file in {TOKEN_FILE}, such as Vault Agent's, or an environment
 
 KEY_NAME = re.compile(r"\w(?:[\w.-]*\w)?", re.ASCII)
 WRAPPED = re.compile(rb"vault:v([1-9][0-9]{0,8}):[A-Za-z0-9+/]+={0,2}")
+NO_TYPE = "never-made"
 BUSY_ERRORS = ("RateLimitExceeded", "InternalServerError", "BadGateway", "VaultDown", "PreconditionFailed")
 
 
@@ -37,8 +38,8 @@ class VaultKms(ServiceKms):
     VAULT_TOKEN or in the file ~/.vault-token, as Vault's own tools have it. It is read for each request, so that an
     agent may renew it. Key ids are names of keys.
 
-    Vault makes a key that it does not know when it is asked to encrypt with it, if the policy lets it. So the first
-    wrap with a key makes sure that it is there, where the policy allows to read it.
+    Vault makes a key that it does not know when it is asked to encrypt with it, if the policy lets it. So each wrap
+    says that such a key would have to be of a type that there is not: then Vault makes none.
     """
 
     provider = "vault"
@@ -61,19 +62,17 @@ class VaultKms(ServiceKms):
 
     def _current_version(self, wrapping_key_id: str) -> str | None:
         """min_encryption_version does not matter: it only bounds versions that a request names, and ours name none."""
-        found = self._find(self._connected(), wrapping_key_id, self._deadline())
+        found = self._find(wrapping_key_id, self._deadline())
         latest = (found or {}).get("latest_version")
         return str(latest) if isinstance(latest, int) else None
 
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
-        deadline = self._deadline()
-        server = self._connected()
-        if wrapping_key_id not in server.seen:
-            self._find(server, wrapping_key_id, deadline)
-            server.seen.add(wrapping_key_id)
         text = base64.b64encode(key).decode()
         answer = self._call(
-            "encrypt", wrapping_key_id, lambda t, n, m: t.encrypt_data(n, text, mount_point=m), deadline
+            "encrypt",
+            wrapping_key_id,
+            lambda t, n, m: t.encrypt_data(n, text, type=NO_TYPE, mount_point=m),
+            self._deadline(),
         )
         return _ciphertext(answer)
 
@@ -117,7 +116,7 @@ class VaultKms(ServiceKms):
 
         if not KEY_NAME.fullmatch(key_id):  # it becomes part of a path
             raise KeyAccessError(f"{key_id!r} is no key of the KMS vault: the name of a transit key")
-        client, mount = self._connected().client, self._mount
+        client, mount = self._connected(), self._mount
 
         def request() -> Any:
             client.token = self._token()
@@ -128,7 +127,8 @@ class VaultKms(ServiceKms):
         except InvalidRequest:
             if action in ("decrypt", "rewrap"):
                 raise _InvalidError from None
-            self._find(self._connected(), key_id, deadline)
+            if action != "read":
+                self._find(key_id, deadline)
             raise self._refusal(
                 action, repr(key_id), "InvalidRequest", "a key of this type cannot, or its configuration says no"
             ) from None
@@ -138,7 +138,7 @@ class VaultKms(ServiceKms):
             check = f"{ADDRESS}, and the certificate's authority in VAULT_CACERT or REQUESTS_CA_BUNDLE"
             raise self._not_reached(self.properties[ADDRESS], repr(key_id), error, check) from None
 
-    def _find(self, server: _Server, key_id: str, deadline: float) -> dict[str, Any] | None:
+    def _find(self, key_id: str, deadline: float) -> dict[str, Any] | None:
         """What Vault tells of the key; None if that is not allowed. KeyAccessError if there is no such key."""
         try:
             return self._call("read", key_id, lambda t, n, m: t.read_key(n, mount_point=m), deadline)
@@ -149,7 +149,7 @@ class VaultKms(ServiceKms):
         """Why a request was refused: Vault says the same of a version that is too old and of bytes that changed."""
         version = _version(wrapped)
         key = f"{key_id!r}, version {version}"
-        found = self._find(self._connected(), key_id, deadline)
+        found = self._find(key_id, deadline)
         if found is None:
             return self._refusal(
                 action,
@@ -196,22 +196,20 @@ class VaultKms(ServiceKms):
             raise KeyAccessError(f"the KMS vault needs a token, and there is none in {path}: {TOKENS}")
         return token
 
-    def _connect(self) -> _Server:
+    def _connect(self) -> Any:
         import hvac
 
         timeout = (self._number(CONNECT_MS) / 1000, self._number(READ_MS) / 1000)
-        return _Server(
-            hvac.Client(
-                url=self.properties[ADDRESS],
-                token="",
-                timeout=timeout,
-                namespace=self.properties.get(NAMESPACE),
-                allow_redirects=False,  # the token would go along, to wherever
-            )
+        return hvac.Client(
+            url=self.properties[ADDRESS],
+            token="",
+            timeout=timeout,
+            namespace=self.properties.get(NAMESPACE),
+            allow_redirects=False,  # the token would go along, to wherever
         )
 
-    def _disconnect(self, connection: _Server) -> None:
-        connection.client.adapter.close()
+    def _disconnect(self, connection: Any) -> None:
+        connection.adapter.close()
 
     def _trouble(self, error: Exception) -> str | None:
         from requests.exceptions import ConnectionError, Timeout
@@ -235,14 +233,6 @@ class VaultKms(ServiceKms):
             advice = "see what Vault documents for it"
         made = _ForbiddenError if code == "Forbidden" else KeyAccessError
         return made(str(self._refusal(action, repr(key_id), code, advice)))
-
-
-class _Server:
-    """A client of hvac, and the keys that are known to be there."""
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-        self.seen: set[str] = set()
 
 
 class _InvalidError(Exception):
