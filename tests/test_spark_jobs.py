@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import os
 import re
 import shutil
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from audit_hooks import events, processes
+from datasets import make_kms, write_tree
 from spark_jobs import BLOCK_SIZE, Folders, check_canary, content, forms, leftovers, spark_env, where
 from support import run_python
 
-from ags_fast.jobs import Dataset, JobError, Policy, decrypt_files, rekey_files, rotate, verify_files
+from ags_fast.jobs import Dataset, JobError, Policy, decrypt_files, encrypt_files, rekey_files, rotate, verify_files
 from ags_fast.jobs.local import LocalEngine
 from ags_fast.jobs.plan import JOB_ID
 from ags_fast.jobs.task import run_file
@@ -578,6 +581,26 @@ def test_recommended_conf(session: Callable[[str], SparkSession]) -> None:
         assert context.getConf().get(name) == value
         assert known.findEntry(name) is not None, name
     assert known.findEntry("spark.python.unix.domain.socket.enable") is None
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_calls_are_accounted_for(engine: SparkEngine, tmp_path: Path, isolate: bool) -> None:
+    """In Spark's workers, and in processes of a file's own: each call is told to the hook, and counted; or no key."""
+    log = tmp_path / "log"
+    kms = {**make_kms(tmp_path, keys=[str(log)]), "kms.audit-hook": "audit_hooks:note"}
+    src = write_tree(tmp_path / "src", {str(n): bytes([n]) for n in range(4)})
+    run = engine.run
+    if isolate:
+        engine.run = lambda context, *args: run(dataclasses.replace(context, isolate=True), *args)  # type: ignore[method-assign]
+    options: dict[str, Any] = {"engine": engine, "kms": kms, "progress": False}
+    done = encrypt_files(
+        src, tmp_path / "ds", wrapping_key_id=str(log), double_wrap=False, fsync=False, verify_after=True, **options
+    )
+    done.raise_for_failures()
+    assert done.kms_calls == events(log) and {os.getpid()} < processes(log)
+    log.with_suffix(".spared").write_text(str(os.getpid()))
+    done = verify_files(tmp_path / "ds", **options)
+    assert done.counts["ok"] == 0 and {row.error_class for row in done.failed} == {"UnaccountedError"}
 
 
 # ----------------------------------------------------------------------------------------------------- keys stay home

@@ -44,7 +44,7 @@ from ags_fast.jobs.plan import (
     orphan_manifests,
 )
 from ags_fast.jobs.policy import Policy
-from ags_fast.jobs.results import JobError, JobResult, Row, shown
+from ags_fast.jobs.results import JobError, JobResult, Row, counted, shown
 from ags_fast.jobs.rotation import apply_retention, expire, finish_expiry, rotate
 from ags_fast.jobs.task import (
     Context,
@@ -116,6 +116,7 @@ class Engine(Protocol):
 # ------------------------------------------------------------------------------------------------------------- encrypt
 
 
+@counted
 def encrypt_files(
     src: Any,
     dataset: Any,
@@ -521,6 +522,7 @@ def _what(dataset: Dataset, entry: FileEntry) -> tuple[Any, ...]:
 # ----------------------------------------------------------------------------------------------- decrypt, verify, rekey
 
 
+@counted
 def decrypt_files(
     dataset: Any,
     dst: Any,
@@ -586,6 +588,7 @@ def decrypt_files(
     return JobResult(job_id, "decrypt", opened.store.url, head.number if head else None, rows)
 
 
+@counted
 def verify_files(
     dataset: Any,
     *,
@@ -619,6 +622,7 @@ def verify_files(
     return JobResult(job_id, "verify", opened.store.url, head.number if head else None, rows)
 
 
+@counted
 def rekey_files(
     dataset: Any,
     *,
@@ -790,6 +794,7 @@ def _one_file(
     return Context("verify", "", opened.id, opened.store, envelope, threads=threads, without=without), entry
 
 
+@counted
 def sweep(
     dataset: Any,
     *,

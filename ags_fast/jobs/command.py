@@ -247,6 +247,7 @@ def result(done: JobResult) -> dict[str, Any]:
         "version": done.version,
         **done.counts,
         "plain_bytes": sum(row.plain_length or 0 for row in done.rows if row.status in ("ok", "planned")),
+        "kms_calls": {f"{provider} {operation}": n for (provider, operation), n in sorted(done.kms_calls.items())},
         "rows": [row._asdict() for row in done.rows],
         "exit_code": code,
     }

@@ -19,7 +19,7 @@ from ags_fast.fs import Store
 from ags_fast.jobs.plan import bins
 from ags_fast.jobs.start import import_path, start_python
 from ags_fast.jobs.task import Context, failed_row, run_file
-from ags_fast.keys.kms import KmsClient, as_kms, check_travels
+from ags_fast.keys.kms import KmsClient, add_calls, as_kms, check_travels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -72,10 +72,11 @@ class Worker:
     def receive(self) -> list[Row] | None:
         """The next rows; none of them at the end of what it was told to do. None if it has died."""
         try:
-            rows: list[Row] = self.rows.recv()
+            rows, calls = self.rows.recv()
         except (EOFError, OSError):
             return None
-        return rows
+        add_calls(calls)
+        return rows  # type: ignore[no-any-return]
 
     def how_it_died(self) -> str:
         code = self._process.wait()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 from ags_fast.errors import AgsError
+from ags_fast.keys.kms import count_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["JobError", "JobResult", "Row", "shown"]
+__all__ = ["JobError", "JobResult", "Row", "counted", "shown"]
+
+P = ParamSpec("P")
 
 
 class Row(NamedTuple):
@@ -44,7 +48,9 @@ class JobResult:
 
     op: "encrypt", "decrypt", "verify", "rekey", "sweep", "rotate" or "expire". version: the dataset's version that the
     job made, or read. rows: a Row for each file, and for what else the job deals with. expired: what was expired when
-    it was done, because of force_expire or of the dataset's policy.
+    it was done, because of force_expire or of the dataset's policy. kms_calls: how often the job has called a KMS,
+    ``{(provider, operation): calls}``, in all its processes and with what was expired. What a process had not reported
+    when it was killed is not in it, nor are attempts of tasks that failed on Spark.
     """
 
     def __init__(self, job_id: str, op: str, dataset: str, version: int | None, rows: Sequence[Row]) -> None:
@@ -54,6 +60,7 @@ class JobResult:
         self.version = version
         self.rows = list(rows)
         self.expired: JobResult | None = None
+        self.kms_calls: Counter[tuple[str, str]] = Counter()
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.items())
@@ -87,6 +94,23 @@ class JobResult:
             first = failed[0]
             more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
             raise JobError(f"{self.op} of {first.src} failed: {first.error_class}: {first.error}{more}", self)
+
+
+def counted(job: Callable[P, JobResult]) -> Callable[P, JobResult]:
+    """The job, with the calls of the KMS in its result."""
+
+    @functools.wraps(job)
+    def run(*args: P.args, **options: P.kwargs) -> JobResult:
+        with count_calls() as calls:
+            try:
+                result = job(*args, **options)
+            except JobError as error:
+                error.result.kms_calls = calls
+                raise
+        result.kms_calls = calls
+        return result
+
+    return run
 
 
 def shown(name: str) -> str:

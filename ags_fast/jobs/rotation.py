@@ -48,7 +48,7 @@ from ags_fast.jobs.dataset import (
 from ags_fast.jobs.local import LocalEngine, client_for
 from ags_fast.jobs.plan import Plan, Task, new_job_id, open_plans
 from ags_fast.jobs.policy import Policy
-from ags_fast.jobs.results import JobResult, Row, shown
+from ags_fast.jobs.results import JobResult, Row, counted, shown
 from ags_fast.jobs.task import Context, describe
 from ags_fast.keys.envelope import Envelope, KeyEntry, binding, check_unwraps, in_threads, rewrap_kek
 from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
@@ -80,6 +80,7 @@ MANIFEST = "manifest"  # the format of such a file
 LOCAL_WORK, KMS_WORK = 1 << 8, 1 << 18  # bytes that could be done in the time that a DEK takes
 
 
+@counted
 def rotate(
     dataset: Any,
     *,
@@ -762,6 +763,7 @@ def _rewrapped_column_keys(context: Context, table: Any) -> Any:
 # --------------------------------------------------------------------------------------------------------------- expire
 
 
+@counted
 def expire(
     dataset: Any,
     *,

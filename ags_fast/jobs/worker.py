@@ -1,5 +1,6 @@
 """What a worker process does. Its caller writes a context and then messages to its standard input; it answers on its
-standard output: None when it is ready, then with lists of rows, an empty one after each message."""
+standard output: None when it is ready, then with lists of rows, an empty one after each message, each with the calls of
+the KMS that it has made since."""
 
 from __future__ import annotations
 
@@ -10,8 +11,13 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 from ags_fast.jobs.task import run_file
+from ags_fast.keys.kms import kms_calls
+
+if TYPE_CHECKING:
+    from ags_fast.jobs.results import Row
 
 REPORT_SECONDS = 0.1
 
@@ -35,6 +41,15 @@ def _work() -> None:
     threading.Thread(target=_end_with_caller, args=(incoming.fileno(),), daemon=True).start()
     context = incoming.recv()
     outgoing.send(None)
+    told = kms_calls()
+
+    def report(rows: list[Row]) -> None:
+        """Rows, and the calls of the KMS since the last report."""
+        nonlocal told
+        calls = kms_calls()
+        outgoing.send((rows, calls - told))
+        told = calls
+
     while True:
         try:
             tasks, attempt = incoming.recv()
@@ -45,12 +60,12 @@ def _work() -> None:
         for task in tasks:
             rows.append(run_file(context, task, attempt))
             if time.monotonic() - reported > REPORT_SECONDS:
-                outgoing.send(rows)
+                report(rows)
                 rows = []
                 reported = time.monotonic()
         if rows:
-            outgoing.send(rows)
-        outgoing.send([])
+            report(rows)
+        report([])
 
 
 def _end_with_caller(fd: int) -> None:

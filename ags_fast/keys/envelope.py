@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, TAG_NBYTES, Key, rewrap
 from ags_fast.ags1 import KEY_LIMIT
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
-from ags_fast.keys.kms import KmsClient, as_kms, check_key_id, shared_client
+from ags_fast.keys.kms import KmsClient, as_kms, check_key_id, same_counts, shared_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -576,7 +576,7 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item], concurrenc
     """The result for each item, in order; so many are worked at once. What is raised first ends it."""
     if concurrency == 1:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(concurrency) as pool:
+    with ThreadPoolExecutor(concurrency, **same_counts()) as pool:
         try:
             return list(pool.map(work, items))
         except BaseException:

@@ -33,7 +33,7 @@ from ags_fast.keys.envelope import (
     seal_document,
     taken,
 )
-from ags_fast.keys.kms import as_kms, shared_client
+from ags_fast.keys.kms import as_kms, same_counts, shared_client
 
 if TYPE_CHECKING:
     import builtins
@@ -717,7 +717,7 @@ def _each(do: Callable[[U], T], items: Iterable[U]) -> list[T]:
     items = list(items)
     if len(items) < 3:
         return [do(item) for item in items]
-    with ThreadPoolExecutor(min(PARALLEL, len(items))) as pool:
+    with ThreadPoolExecutor(min(PARALLEL, len(items)), **same_counts()) as pool:
         return list(pool.map(do, items))
 
 

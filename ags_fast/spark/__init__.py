@@ -11,6 +11,7 @@ from ags_fast.jobs.local import run_isolated
 from ags_fast.jobs.plan import bins
 from ags_fast.jobs.start import is_current_directory_trusted
 from ags_fast.jobs.task import Context, run_file
+from ags_fast.keys.kms import add_calls, count_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -114,9 +115,10 @@ class SparkEngine:
             nonlocal seen
             came = rows.value[seen:]
             seen += len(came)
-            if came:
-                done.update(path for path, _ in came)
-                report([row for _, row in came])
+            for rows_of_task, calls in came:
+                add_calls(calls)
+                done.update(path for path, _ in rows_of_task)
+                report([row for _, row in rows_of_task])
 
         thread = InheritableThread(target=work, name=group, daemon=True)
         try:
@@ -211,4 +213,6 @@ class _Partition:
             rows = run_isolated(context, tasks, attempt)
         else:
             rows = (run_file(context, task, attempt) for task in tasks)
-        self._rows.add([(task.entry.path, row) for task, row in zip(tasks, rows, strict=True)])
+        with count_calls() as calls:
+            done = [(task.entry.path, row) for task, row in zip(tasks, rows, strict=True)]
+        self._rows.add([(done, calls)])

@@ -7,6 +7,7 @@ itself.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import math
@@ -15,6 +16,8 @@ import random
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -23,7 +26,7 @@ from ags_fast.errors import AgsError, KeyAccessError
 from ags_fast.keys.kms.names import check_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 __all__ = ["KmsClient", "as_kms", "check_key_id", "kms_calls", "load_kms", "set_audit_hook"]
 
@@ -33,6 +36,7 @@ KMS_TYPE = "encryption.kms-type"
 KMS_IMPL = "encryption.kms-impl"
 ALLOWED = "encryption.allowed-key-ids"
 RATE = "kms.max-calls-per-second"
+AUDIT_HOOK = "kms.audit-hook"
 PROVIDERS = {
     "local": "ags_fast.keys.kms.local:LocalKms",
     "aws": "ags_fast.keys.kms.aws:AwsKms",
@@ -50,6 +54,11 @@ MAX_KEY_NBYTES = 4096  # the most that the strictest service takes
 _accounts = threading.Lock()
 _calls: Counter[tuple[str, str]] = Counter()
 _audit_hook: Callable[[dict[str, Any]], object] | None = None
+_counts: ContextVar[tuple[Counter[tuple[str, str]], ...]] = ContextVar("ags_fast_kms_counts", default=())
+
+
+class UnaccountedError(AgsError):
+    """The audit hook that ``kms.audit-hook`` names failed, so the key was not handed out."""
 
 
 def kms_calls() -> Counter[tuple[str, str]]:
@@ -62,12 +71,37 @@ def kms_calls() -> Counter[tuple[str, str]]:
         return Counter(_calls)
 
 
+@contextmanager
+def count_calls() -> Iterator[Counter[tuple[str, str]]]:
+    """Count, as `kms_calls` does, the calls of this thread, of pools with `same_counts`, and those in `add_calls`."""
+    calls: Counter[tuple[str, str]] = Counter()
+    token = _counts.set((*_counts.get(), calls))
+    try:
+        yield calls
+    finally:
+        _counts.reset(token)
+
+
+def add_calls(calls: Mapping[tuple[str, str], int]) -> None:
+    """Count calls of which another process has told."""
+    with _accounts:
+        for count in _counts.get():
+            count.update(calls)
+
+
+def same_counts() -> dict[str, Any]:
+    """Arguments of a ThreadPoolExecutor whose calls are to count where the caller's do."""
+    return {"initializer": _counts.set, "initargs": (_counts.get(),)}
+
+
 def set_audit_hook(hook: Callable[[dict[str, Any]], object] | None) -> None:
     """Have `hook` called after each KMS call of this process, in the thread that made it; None ends that.
 
     It is given a dict with provider, operation, wrapping_key_id, time_ms (since the epoch, when the call began),
     seconds, and outcome: ``"ok"`` or the name of an exception class. Never bytes of a key, wrapped or not. What it
     raises fails the call: a key that cannot be accounted for is not handed out.
+
+    Worker processes do not have it. The property ``kms.audit-hook`` names a hook that they call, too.
     """
     global _audit_hook
     _audit_hook = hook
@@ -256,10 +290,12 @@ class KmsClient:
 
     def _account(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
         self._check(wrapping_key_id)
+        own_hook = _own_hook((self._properties or {}).get(AUDIT_HOOK))
         self._wait_for_turn()
         with _accounts:
             if operation != DESCRIBE:
-                _calls[self.provider, operation] += 1
+                for count in (_calls, *_counts.get()):
+                    count[self.provider, operation] += 1
         time_ms, begun, outcome = time.time_ns() // 1_000_000, time.perf_counter(), "ok"
         try:
             return call()
@@ -274,17 +310,20 @@ class KmsClient:
                 f"the KMS {self.provider} failed to {operation} {what} {wrapping_key_id!r}: {reason}"
             ) from None
         finally:
-            if (hook := _audit_hook) is not None:
-                hook(
-                    {
-                        "provider": self.provider,
-                        "operation": operation,
-                        "wrapping_key_id": wrapping_key_id,
-                        "time_ms": time_ms,
-                        "seconds": time.perf_counter() - begun,
-                        "outcome": outcome,
-                    }
-                )
+            event = {
+                "provider": self.provider,
+                "operation": operation,
+                "wrapping_key_id": wrapping_key_id,
+                "time_ms": time_ms,
+                "seconds": time.perf_counter() - begun,
+                "outcome": outcome,
+            }
+            try:
+                if (hook := _audit_hook) is not None:
+                    hook(dict(event))
+            finally:
+                if own_hook is not None:
+                    _report(own_hook, event)
 
     def __enter__(self) -> KmsClient:
         return self
@@ -297,6 +336,22 @@ class KmsClient:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return shared_client, (self.properties,)
+
+
+@functools.cache
+def _own_hook(name: str | None) -> Callable[[dict[str, Any]], object] | None:
+    return None if name is None else find_class(name, AUDIT_HOOK)
+
+
+def _report(hook: Callable[[dict[str, Any]], object], event: dict[str, Any]) -> None:
+    try:
+        hook(event)
+    except Exception as error:
+        key = event["wrapping_key_id"]
+        raise UnaccountedError(
+            f"{AUDIT_HOOK} failed with {type(error).__name__}, so this {event['operation']} with the key {key!r} does "
+            "not count as done: a key that cannot be accounted for is not handed out"
+        ) from None
 
 
 def _token(client: Any) -> bytes:
@@ -413,6 +468,9 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
     else's key, if the KMS lets the caller use it: then a whole dataset can be somebody else's, too.
 
     ``kms.max-calls-per-second``: how many calls clients of these properties begin in this process, at even distances.
+
+    ``kms.audit-hook``: a function, ``module:function``, that is called as `set_audit_hook` has it, wherever clients of
+    these properties are: in the workers of a job, too. If it raises, the caller gets UnaccountedError and no key.
     """
     properties = dict(properties)
     if not all(isinstance(text, str) for pair in properties.items() for text in pair):
@@ -425,6 +483,7 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
     if ALLOWED in properties and not _patterns(properties[ALLOWED]):
         raise ValueError(f"{ALLOWED} allows no key: leave it out, or name some")
     _rate(properties)
+    _own_hook(properties.get(AUDIT_HOOK))
     found = find_class(kms_impl or PROVIDERS[kms_type or ""])()
     client = _adapt(found)
     check_names(properties, type(found))
@@ -462,8 +521,9 @@ def check_travels(client: KmsClient) -> None:
     why = None
     try:
         properties = client.properties
-        if properties.get(KMS_IMPL, "").partition(":")[0] == "__main__":
-            why = f"{KMS_IMPL} names a class of the main script, which other processes do not have: move it to a module"
+        ours = [name for name in (KMS_IMPL, AUDIT_HOOK) if properties.get(name, "").startswith("__main__:")]
+        if ours:
+            why = f"{ours[0]} names the main script, which other processes do not have: move it to a module"
         elif _class(made := load_kms(properties)) is not _class(client):
             why = f"its properties make a {_class(made).__name__}: name the class in {KMS_IMPL}"
     except TypeError:

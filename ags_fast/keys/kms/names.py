@@ -22,6 +22,7 @@ COMMON = frozenset(  # of every client
         "encryption.allowed-key-ids",
         "encryption.kms-impl",
         "encryption.kms-type",
+        "kms.audit-hook",
         "kms.max-calls-per-second",
     }
 )
