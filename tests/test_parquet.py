@@ -24,7 +24,7 @@ from support import Source, Target, run_python
 
 from ags_fast import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError, parquet
 from ags_fast._core import Key
-from ags_fast.parquet import Keys
+from ags_fast.parquet import Keys, keytools
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -640,6 +640,61 @@ def test_keys_from_a_function() -> None:
     anonymous = bytearray()
     parquet.encrypt_file(plain, anonymous, Keys(KF))
     refused(KeyAccessError, "no key_metadata", parquet.decrypt_file, anonymous, retrieve)
+
+
+@pytest.mark.parametrize("footer", [False, True])
+def test_functions_are_called_with_none(footer: bool) -> None:
+    """For the footer key, where the file stores no key_metadata; a column's cannot be asked for like that."""
+    plain, sealed, asked = rich(), bytearray(), []
+    parquet.encrypt_file(plain, sealed, Keys(KF), plaintext_footer=footer)
+
+    def retrieve(metadata: bytes | None) -> bytes | None:
+        asked.append(metadata)
+        return KF if metadata is None else None
+
+    readers: list[Callable[..., Any]] = [
+        lambda source, keys: parquet.decrypt_file(source, bytearray(), keys),
+        lambda source, keys: parquet.reencrypt_file(source, bytearray(), keys, Keys(key("new"))),
+        parquet.verify,
+        parquet.open_plain,
+    ]
+    for reader in readers:
+        asked.clear()
+        reader(sealed, retrieve)
+        assert asked == [None]
+        reader(sealed, {None: KF}.__getitem__)
+        for nothing in ({}.__getitem__, {}.get, bytes.hex, keytools.CryptoFactory(None).retriever()):  # type: ignore[arg-type]
+            with pytest.raises(KeyAccessError, match="no key_metadata"):
+                reader(sealed, nothing)
+    parquet.encrypt_file(plain, sealed, Keys(KF, {"id": key("id")}), plaintext_footer=footer)
+    asked.clear()
+    for reader in readers:
+        with pytest.raises(KeyAccessError, match=r"'id'.*no key_metadata of it, so pass Keys"):
+            reader(sealed, retrieve)
+    assert set(asked) == {None} and len(asked) == len(readers)
+    parquet.encrypt_file(plain, sealed, Keys(KF, {"id": key("id")}, column_metadata={"id": b"unknown"}))
+    with pytest.raises(KeyAccessError, match=r"'id'.*no key was found for the key_metadata"):
+        parquet.verify(sealed, retrieve)
+
+
+def test_a_column_is_named_once() -> None:
+    k1, k2 = key("1"), key("2")
+    for value in (k2, k1, parquet.FOOTER_KEY):
+        for pair in ({"s": k1, ("s",): value}, {("s",): value, "s": k1}):
+            with pytest.raises(ValueError, match="'s' is named twice"):
+                Keys(KF, pair)
+    # With dots it takes the file to tell.
+    plain = rich()
+    for path in (("list",), ("list", "list"), RICH_LEAVES[2]):
+        keys = Keys(KF, {".".join(path) if len(path) > 1 else "list.list": k1, path: k2})
+        if len(path) > 1:
+            with pytest.raises(ValueError, match="named twice"):
+                parquet.encrypt_file(plain, bytearray(), keys)
+        else:
+            parquet.encrypt_file(plain, bytearray(), keys)  # a column of a group may have another key
+    for pair in ({"a.b": "k1", ("a", "b"): "k2"}, "k1:s;k2:s", {"s": "k1", ("s",): "k1"}):
+        with pytest.raises(ValueError, match="named twice"):
+            keytools.parse_column_keys(pair)  # type: ignore[arg-type]
 
 
 def test_addresses_in_a_file_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1686,3 +1741,21 @@ def test_choices_are_checked() -> None:
     refused(ValueError, ".", parquet.reencrypt_file, sealed, keys, keys, algorithm="AES")
     with pytest.raises(ValueError, match="missing"):
         parquet.verify(sealed, keys, missing="drop")
+
+
+def test_plain_columns_with_a_wrong_crc() -> None:
+    """The error names the row group, too."""
+    mode = Mode(columns="partial")
+    sealed = seal(rich(), mode)
+    pages = [
+        module
+        for module in ref.ParquetFile(sealed, mode.footer, mode.leaf_keys(RICH_LEAVES)).modules()
+        if module.path == ("open",) and module.kind == ref.DATA_PAGE and module.row_group == 1
+    ]
+    changed = bytearray(sealed)
+    changed[pages[1].offset] ^= 1
+    with pytest.raises(IntegrityError, match=r"CRC") as caught:
+        parquet.verify(changed, mode.keys(RICH_LEAVES))
+    error = caught.value
+    assert (error.module, error.row_group, error.column, error.page) == ("data page", 1, "open", 1)
+    assert "column 'open', row group 1" in str(error)

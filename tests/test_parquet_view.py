@@ -24,7 +24,7 @@ from support import Source, flip, run_python
 from test_pme_reference import ENCRYPTED, MASTER_KEYS, parquet_testing_keys
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.parquet import FOOTER_KEY, Keys, _view, decrypt_file, encrypt_file, open_plain
+from ags_fast.parquet import FOOTER_KEY, Keys, _view, decrypt_file, encrypt_file, open_plain, reencrypt_file
 from ags_fast.parquet import filesystem as make_filesystem
 from ags_fast.parquet._file import Opened
 
@@ -705,6 +705,43 @@ def test_ctr_pages_that_are_not_called_so() -> None:
         open_plain(mislabelled, keys, quirks={"arrow-ctr-mislabel"})
     view = open_plain(mislabelled, keys, quirks={"arrow-ctr-mislabel"}, allow_ctr=True)
     assert view.read() == open_plain(sealed, keys, allow_ctr=True).read()
+
+
+@pytest.mark.parametrize("nbytes", [1, 3, 4, 11, 12, 15, 16, 17, 40])
+@pytest.mark.parametrize("version", ["1.0", "2.0", "dictionary"])
+def test_small_pages_that_are_not_called_ctr(nbytes: int, version: str) -> None:
+    """A first page that has no room for a tag is under CTR, too."""
+    values = pa.array([bytes([65 + i]) for i in range(nbytes)], pa.binary(1))
+    table = pa.table([values], pa.schema([pa.field("a", pa.binary(1), nullable=version == "2.0")]))
+    sink, sealed, keys = io.BytesIO(), bytearray(), Keys(KF)
+    options: dict[str, Any] = {"use_dictionary": version == "dictionary", "compression": "none"}
+    options["data_page_version"] = "2.0" if version == "2.0" else "1.0"
+    pq.write_table(pa.concat_tables([table, table]), sink, row_group_size=nbytes, **options)
+    encrypt_file(sink.getvalue(), sealed, keys, algorithm=CTR, plaintext_footer=True)
+    file = ParquetFile(bytes(sealed), KF)
+    assert min(one.length for one in file.modules() if one.kind in ref.PAGES) == 16 + nbytes or version != "1.0"
+    file.footer[8].fields[0][0] = 1
+    mislabelled, quirk = file.with_footer(), {"arrow-ctr-mislabel"}
+    with pytest.raises((FormatError, IntegrityError)):
+        open_plain(mislabelled, keys).read()
+    with pytest.raises(PolicyError, match="not under AES_GCM_V1"):
+        open_plain(mislabelled, keys, quirks=quirk)
+    view = open_plain(mislabelled, keys, quirks=quirk, allow_ctr=True)
+    assert pq.read_table(view) == pa.concat_tables([table, table])
+
+
+def test_damage_is_no_ctr() -> None:
+    """Only the first page says that a column has no tags: damage further on is damage, also of files with the quirk."""
+    sealed, keys = encrypt(PAGED, "signed, partial")
+
+    out = bytearray()
+    reencrypt_file(sealed, out, keys, keys, algorithm="AES_GCM_V1", allow_ctr=True, other_columns="plain")
+    file = ParquetFile(bytes(out), KF, columns_of("signed, partial"))
+    pages = [one for one in file.modules() if one.kind == ref.DATA_PAGE and one.path == ("id",)]
+    damaged = file.flip(pages[1])
+    with pytest.raises(IntegrityError) as caught:
+        open_plain(damaged, keys, quirks={"arrow-ctr-mislabel"}, allow_ctr=True).read()
+    assert (caught.value.column, caught.value.page) == ("id", 1)
 
 
 def test_files_of_other_writers(tmp_path: Path) -> None:

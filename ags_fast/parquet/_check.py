@@ -294,6 +294,7 @@ class _ChunkCheck:
             table=True,
             dictionary=metadata.dictionary_page > 0,
             label=chunk.name,
+            row_group=chunk.row_group,
         )
 
     def _wrong(self, module: str, what: str) -> IntegrityError:

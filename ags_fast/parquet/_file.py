@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     _Path = tuple[str, ...]
-    _Retriever = Callable[[bytes], Buffer]
+    _Retriever = Callable[[Any], Buffer | None]  # of bytes, or None
     _Edits = list[tuple[int, int, bytes | None]]
 
 __all__ = ["ALGORITHMS", "FOOTER_KEY", "Chunk", "Crypto", "Dropped", "Keys", "Opened", "Source", "dotted"]
@@ -84,7 +84,9 @@ class Keys:
     a group stands for every column in it, and a tuple for names that have dots. footer_metadata, column_metadata: the
     `key_metadata` to be stored beside (section 4.3), of the columns under the same paths. Sizes may be mixed.
 
-    Never pickled, never shown. Raises ValueError for a key of another size or of zeros only.
+    Where a file has two columns with the same dotted path, the path with dots names both, but for one that a tuple
+    names, too. Never pickled, never shown. Raises ValueError for a key of another size or of zeros only, and for a
+    column that is named twice.
     """
 
     __slots__ = ("_columns", "_footer", "column_metadata", "footer_metadata")
@@ -102,6 +104,8 @@ class Keys:
         for path, key in (columns or {}).items():
             name = path if isinstance(path, str) else tuple(path)
             shown = path if isinstance(path, str) else dotted(path)
+            if ("." not in shown and {shown, (shown,)} & self._columns.keys()) or name in self._columns:
+                raise _twice(shown)
             self._columns[name] = key if isinstance(key, _FooterKey) else _key_bytes(key, f"the key of {shown!r}")
         self.footer_metadata = footer_metadata
         self.column_metadata = {
@@ -131,7 +135,10 @@ class Keys:
         return None
 
     def check_paths(self, leaves: list[_Path]) -> None:
-        """Refuse a path that names no column: a misspelt one would leave its column under another key, or in plain."""
+        """Refuse a path that names no column: a misspelt one would leave its column under another key, or in plain.
+
+        And one with dots, where tuples name every column that it could name.
+        """
         known: set[str | _Path] = set()
         for leaf in leaves:
             for depth in range(1, len(leaf) + 1):
@@ -144,6 +151,13 @@ class Keys:
                 raise ValueError(
                     f"the file has no column {shown!r}: its columns are {some}{', …' * (len(leaves) > 10)}"
                 )
+            named = {tuple(one) for one in known if not isinstance(one, str) and dotted(one) == path}
+            if named and named <= self._columns.keys():
+                raise _twice(str(path))
+
+
+def _twice(path: str) -> ValueError:
+    return ValueError(f"the column {path!r} is named twice, as text and as a tuple: it has one key")
 
 
 class Source:
@@ -314,8 +328,9 @@ class Chunk:
 class Opened:
     """A Parquet file whose footer was read, and, given keys, opened and checked.
 
-    keys: Keys, or a function from key_metadata to a key; None opens nothing. aad_prefix: as the caller
-    knows it; compared with what the file says. aad_prefix_verifier: called with the prefix, raises if it is wrong.
+    keys: Keys, or a function from key_metadata (None if the footer stores none) to a key; None opens nothing.
+    aad_prefix: as the caller knows it; compared with what the file says. aad_prefix_verifier: called with the prefix,
+    raises if it is wrong.
     quirks: of `QUIRKS`. allow_ctr: whether page bytes may be without tags. plain: whether a file may be without
     encryption.
 
@@ -458,8 +473,6 @@ class Opened:
             self.footer_key = self.key(keys.footer_key())
         else:
             self.footer_key = self._retrieve(keys, crypto.key_metadata, "the footer")
-            if self.footer_key is None:
-                raise KeyAccessError("the footer key was not found: the file stores no key_metadata, so pass Keys")
 
     def _without_tags(self, what: str) -> PolicyError:
         return PolicyError(
@@ -490,13 +503,21 @@ class Opened:
             made = self._made[value] = Key(value)
         return made
 
-    def _retrieve(self, retriever: _Retriever, key_metadata: bytes | None, what: str) -> Key | None:
-        if key_metadata is None:
-            return None
+    def _retrieve(self, retriever: _Retriever, key_metadata: bytes | None, what: str) -> Key:
+        """The key that a function finds. It is asked for None where the file stores no key_metadata."""
+        stored = "the key_metadata" if key_metadata is not None else "None, as the file stores no key_metadata,"
         try:
             value = retriever(key_metadata)
         except KeyError as error:  # what a dict's lookup raises
-            raise KeyAccessError(f"no key was found for the key_metadata of {what}") from error
+            raise KeyAccessError(f"no key was found for {stored} of {what}") from error
+        except (TypeError, AttributeError) as error:
+            if key_metadata is not None:
+                raise
+            raise KeyAccessError(
+                f"the function takes no None, and the file stores no key_metadata of {what}"
+            ) from error
+        if value is None:
+            raise KeyAccessError(f"no key was found for {stored} of {what}")
         return self.key(_key_bytes(value, f"the key of {what}"))
 
     def _column_key(self, path: _Path, key_metadata: bytes | None) -> Key | None:
@@ -507,6 +528,8 @@ class Opened:
                 entry = self._keys.column(path)
                 if entry is not None:
                     found = self.footer_key if isinstance(entry[0], _FooterKey) else self.key(entry[0])
+            elif self._keys is not None and key_metadata is None:  # it could not tell which column it is asked for
+                self._refusals[place] = KeyAccessError("the file stores no key_metadata of it, so pass Keys")
             elif self._keys is not None:
                 try:
                     found = self._retrieve(self._keys, key_metadata, f"column {dotted(path)!r}")
@@ -608,23 +631,40 @@ class Opened:
         """Whether the first page has no tag, though the file says that all have: its header opens, not its body."""
         found = self._ctr_columns.get(chunk.path)
         if found is None:
-            begin, nbytes = chunk.begin(), chunk.numbers().compressed_nbytes
-            run = PageRun(chunk.modules, None, CHECK, nbytes, 0)
-            wanted = 64 << 10
-            found = False
-            while run.in_total == 0 and nbytes > 0:
-                view = self.source.read(begin, min(begin + min(wanted, nbytes), self.footer_offset))
-                run.feed(view, len(view) == nbytes, bytearray(len(view)))
+            if chunk.numbers().compressed_nbytes <= 0:
+                return False  # there is no page to go by: perhaps in the next row group
+            modules = chunk.modules
+            assert modules is not None
+            try:
+                self._check_first_page(chunk, modules)
+                found = False
+            except IntegrityError as error:
+                found = error.module in ("data page", "dictionary page")
+            except FormatError:  # one of few bytes has no room for a tag: it is whole without
                 try:
-                    run_pages([run], 1)
-                except IntegrityError as error:
-                    found = error.module in ("data page", "dictionary page")
-                    break
-                if run.stop == DONE:
-                    break
-                wanted = max(2 * wanted, run.wanted)
+                    self._check_first_page(chunk, self._modules(chunk, modules.key, True))
+                    found = True
+                except (FormatError, IntegrityError):
+                    found = False
             self._ctr_columns[chunk.path] = found
         return found
+
+    def _check_first_page(self, chunk: Chunk, modules: Modules) -> None:
+        """Raise what is wrong with it; what follows does not matter."""
+        begin, nbytes = chunk.begin(), chunk.numbers().compressed_nbytes
+        run = PageRun(modules, None, CHECK, nbytes, 0, label=chunk.name)
+        wanted = 64 << 10
+        while run.in_total == 0:
+            view = self.source.read(begin, min(begin + min(wanted, nbytes), self.footer_offset))
+            run.feed(view, len(view) == nbytes, bytearray(len(view)))
+            try:
+                run_pages([run], 1)
+            except (FormatError, IntegrityError):
+                if run.in_total == 0:
+                    raise
+            if run.stop == DONE:
+                break
+            wanted = max(2 * wanted, run.wanted)
 
 
 class Dropped:

@@ -310,7 +310,10 @@ def _scan(opened: Opened, run: PageRun, begin: int, limit: int) -> None:
 def _real_end(opened: Opened, piece: Piece) -> int:
     """Where a plain chunk's pages end. Old writers leave the dictionary's header out of total_compressed_size."""
     metadata = piece.chunk.numbers()
-    run = PageRun(None, None, LIST, metadata.compressed_nbytes, max(0, metadata.num_values), label=piece.chunk.name)
+    name, row_group = piece.chunk.name, piece.chunk.row_group
+    run = PageRun(
+        None, None, LIST, metadata.compressed_nbytes, max(0, metadata.num_values), label=name, row_group=row_group
+    )
     _scan(opened, run, piece.begin, min(piece.limit, piece.end + BEYOND_NBYTES))
     return piece.begin + run.in_total
 
@@ -1042,7 +1045,8 @@ def decrypt_file(
     src, dst, threads, progress: as for encrypt_file. keys: Keys, or a function from the file's key_metadata to a key.
     aad_prefix: required if the file does not hold it, else compared with it (PolicyError). aad_prefix_verifier: called
     with the prefix, raises if this is the wrong file. missing: "error", or "drop" the columns (whole top-level fields)
-    whose keys are not held. quirks: "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong.
+    whose keys are not held. quirks: "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong. A function is
+    called with None for the footer key of a file that stores no key_metadata.
 
     allow_ctr: whether to take a file under AES_GCM_CTR_V1, whose page bytes have no tag (else PolicyError). Pass True
     only for a file that you know to be written so. Beside an encrypted footer no tag covers the algorithm's name:

@@ -217,7 +217,9 @@ class KeyRetriever:
         self._path = path
         self._external: dict[str, str] | None = None
 
-    def __call__(self, key_metadata: Buffer) -> bytes:
+    def __call__(self, key_metadata: Buffer | None) -> bytes:
+        if key_metadata is None:
+            raise KeyAccessError("the file stores no key_metadata, so its keys are not of these tools: pass Keys")
         fields = _typed(_parse(bytes(bytes_view(key_metadata))))
         if not _flag(fields, "internalStorage"):
             fields = self._referred(_text(fields, "keyReference"))
