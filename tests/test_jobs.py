@@ -343,7 +343,8 @@ def test_members_that_a_version_lacks_or_has_twice(dataset: Path, kms: dict[str,
         version = opened.version(1)
         members = [entries[n]._replace(path=f"{i}") for i, n in enumerate(chosen)]
         ref = opened.seal_table(f"_ags/manifests/{'-'.join(map(str, chosen))}", members, key_id, opened.envelope)
-        number = opened.version_numbers()[-1] + 1
+        parent = opened.version(opened.version_numbers()[-1])
+        number = parent.number + 1
         body = {
             "format": "ags-version",
             "dataset_id": opened.id,
@@ -352,6 +353,8 @@ def test_members_that_a_version_lacks_or_has_twice(dataset: Path, kms: dict[str,
             "files": len(members),
             "plain_length": version.plain_length,
             "manifests": [ref.to_json()],
+            **parent.chain.next(parent.sha256)[0].to_json(),
+            "key_store": parent.keys._asdict(),
         }
         opened.seal_body(f"_ags/versions/{number:08d}.json", body, key_id, opened.envelope)
         return verify_files(dataset, kms=kms, engine=HERE)

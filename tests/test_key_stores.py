@@ -965,7 +965,7 @@ def test_a_connection_that_is_cut(postgres: Postgres, tmp_path: Path) -> None:
     assert keys.refresh() == 1
     # Somebody has made version 2, and has not committed: we wait for him, and are cut off.
     with admin.begin() as connection:
-        insert = f"INSERT INTO ags_key_versions VALUES ('{tmp_path.name}', 2, 0, 'x', '{{}}')"
+        insert = f"INSERT INTO ags_key_versions VALUES ('{tmp_path.name}', 2, 0, 'x', '{{}}', '')"
         connection.execute(sqlalchemy.text(insert))
         failed: list[BaseException] = []
 

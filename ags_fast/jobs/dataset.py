@@ -22,6 +22,7 @@ from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, MAX_BLOCK_SIZE, AgsCodec, encrypte
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS, Store
 from ags_fast.jobs.policy import Policy
+from ags_fast.keys.chain import Chain, ChainObjects, Pin, sha256
 from ags_fast.keys.envelope import (
     LATEST_MS,
     REMOVED,
@@ -50,6 +51,7 @@ HIDDEN = "_ags/"
 VERSIONS = "_ags/versions/"
 MANIFESTS = "_ags/manifests/"
 PLANS = "_ags/plans/"
+CHAIN = "_ags/chain/"
 MANIFEST_ENTRIES = 10_000  # at most, in one manifest or one part of a plan
 MANIFEST_NBYTES = 8 << 20  # of encoded entries: key metadata may be large
 TABLE_NBYTES = 32 << 20  # of a table, sealed or not: a bound for what a lie can allocate
@@ -68,6 +70,7 @@ NUMBERS = {  # in a table, and the largest that each can be
     "mode": 0o7777,
 }
 NO_NAMES = frozenset(("", ".", ".."))
+PARENTS = 4  # of the last versions, that a writer compares with what is there
 SLACK_USES = 64  # of a key, for the documents and tables of a job
 NAMED_KEYS = 16  # that the reference to a table tells of; if it has more, whoever asks has to open it
 
@@ -174,6 +177,18 @@ def whole(value: Any, most: int = (1 << 63) - 1, least: int = 0) -> int:
     return value
 
 
+class KeysAt(NamedTuple):
+    """A version of the key store, as a version of the dataset names it."""
+
+    version: int
+    sha256: str | None  # hex; None: the store has no digests, so that only the number can be compared
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> KeysAt:
+        digest = value["sha256"]
+        return cls(whole(value["version"]), None if digest is None else str(digest))
+
+
 class Version(NamedTuple):
     """What ``_ags/versions/00000001.json`` says."""
 
@@ -187,6 +202,14 @@ class Version(NamedTuple):
     manifests: tuple[TableRef, ...]
     policy: Policy = Policy()
     key_id: str = ""  # that its document is sealed with
+    chain: Chain = Chain(1)  # the digests of the versions before it
+    keys: KeysAt = KeysAt(0, None)  # the version of the key store that it was made on
+    sha256: str = ""  # hex, of its document as it is stored
+
+    @property
+    def pin(self) -> str:
+        """What to keep of it outside of the storage: see `ags_fast.jobs.JobResult.pin`."""
+        return str(Pin(self.number, self.sha256))
 
 
 class Want(NamedTuple):
@@ -516,22 +539,48 @@ def retired(entry: KeyEntry, successor: str | None, grace_ms: int) -> KeyEntry:
 
 
 class Dataset:
-    """An encrypted dataset, opened with the caller's KMS. Holds no key: those stay in the process-wide cache."""
+    """An encrypted dataset, opened with the caller's KMS. Holds no key: those stay in the process-wide cache.
 
-    def __init__(self, store: Store, kms: KmsClient, keys: KeyResolver) -> None:
+    The newest version that was read is remembered: each version that is read after it must descend from it, or be an
+    ancestor of it, and the first one from the caller's pin. A version that is made names the digest of exactly the
+    version that was checked. So nobody can exchange the history between a check and a commit.
+    """
+
+    def __init__(
+        self, store: Store, kms: KmsClient, keys: KeyResolver, pin: str | None = None, min_version: int | None = None
+    ) -> None:
         self.store = store
         self.kms = kms
         self.keys = keys
+        self._pin = None if pin is None else Pin.parse(pin)
+        self._min_version = min_version or 0
+        self._head: Version | None = None  # the newest that was read
+        self._fits = ""  # the digest of a version whose last ancestors were seen to be there as it names them
+        self._chain_objects = ChainObjects(store, CHAIN)
 
     @classmethod
     def open(
-        cls, url: Any, kms: KmsClient, storage_options: Mapping[str, Any] | None = None, key_store: Any = None
+        cls,
+        url: Any,
+        kms: KmsClient,
+        storage_options: Mapping[str, Any] | None = None,
+        key_store: Any = None,
+        *,
+        pin: str | None = None,
+        min_version: int | None = None,
     ) -> Dataset:
-        """FileNotFoundError if there is no dataset at `url`. key_store: where its keys are, if not in the dataset."""
+        """FileNotFoundError if there is no dataset at `url`. key_store: where its keys are, if not in the dataset.
+
+        pin: the newest version must be the pinned one or descend from it, now (IntegrityError), and whenever it is
+        read again. min_version: its number must be at least this (PolicyError).
+        """
         store = url if isinstance(url, Store) else Store(url, storage_options)
-        opened = cls(store, kms, open_key_store(key_store, kms, store=store, storage_options=storage_options))
+        keys = open_key_store(key_store, kms, store=store, storage_options=storage_options)
+        opened = cls(store, kms, keys, pin, min_version)
         if not opened._has_keys():
             raise FileNotFoundError(f"there is no encrypted dataset at {store.url}: it has no {HIDDEN}keys")
+        if pin is not None or min_version:
+            opened.current()
         return opened
 
     @classmethod
@@ -720,13 +769,18 @@ class Dataset:
             check_path(entry.file)
         return entries
 
-    def seal_body(self, path: str, body: dict[str, Any], key_id: str, envelope: Envelope) -> None:
-        """Create an authenticated document. FileExistsError if somebody was first."""
-        document = seal_document(envelope, key_id, self.id, path, body)
-        self.store.create(path, taken(document, body["format"], path))
+    def seal_body(self, path: str, body: dict[str, Any], key_id: str, envelope: Envelope) -> str:
+        """Create an authenticated document; its SHA-256. FileExistsError if somebody was first."""
+        data = taken(seal_document(envelope, key_id, self.id, path, body), body["format"], path)
+        self.store.create(path, data)
+        return sha256(data)
 
     def open_body(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str]:
         """What a document says, if it is authentic and of this kind; and the key that it is sealed with."""
+        return self._opened(path, kind, envelope)[:2]
+
+    def _opened(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str, str]:
+        """`open_body`, and the SHA-256 of the document."""
         data = self.store.read(path, document_nbytes(kind))
         if data == REMOVED:
             raise FileNotFoundError(path)
@@ -734,7 +788,7 @@ class Dataset:
         body = document.authentic(envelope, self.id)
         if body.get("format") != kind:
             raise FormatError(f"{path} is a {body.get('format')!r}, not a {kind!r}")
-        return body, document.key_id
+        return body, document.key_id, sha256(data)
 
     # ---- versions
 
@@ -754,37 +808,48 @@ class Dataset:
                 self.store.delete(entry.path)
         return removes
 
-    def current(self, *, version: int | None = None, min_version: int | None = None) -> Version | None:
-        """The highest version, or the one asked for. None if nothing was committed yet."""
+    def current(
+        self, *, version: int | None = None, min_version: int | None = None, writes: bool = False
+    ) -> Version | None:
+        """The highest version, or the one asked for. None if nothing was committed yet.
+
+        IntegrityError if the highest one descends neither from the caller's pin nor from one that was read before.
+        writes: the caller is about to change the dataset, so the documents of the last ancestors must be those that
+        the highest version names.
+        """
         while True:
             numbers = self.version_numbers()
             self.keys.refresh()  # now: a version comes after the keys that it needs
             newest = numbers[-1] if numbers else 0
-            if min_version is not None and newest < min_version:
-                raise PolicyError(
-                    f"the dataset's newest version is {newest}, older than min_version={min_version}: "
-                    "somebody took newer ones away"
-                )
+            self._check_number(newest, min_version or 0)
             if version is not None and version not in numbers:
                 raise FileNotFoundError(f"the dataset has no version {version}; it has {_ranges(numbers)}")
             if not newest:
                 return None
             try:
+                # Without a pin, an old version can be read even if a newer one was damaged.
+                if version in (None, newest) or self._pin is not None:
+                    self._head = self.version(newest)
+                    if writes:
+                        self._check_parents(self._head, numbers)
+                if self._head is not None and version in (None, self._head.number):
+                    return self._head
                 return self.version(version or newest)
             except IntegrityError:
                 if self.version_numbers() == numbers:
                     raise  # otherwise it may be that it was expired
 
     def version(self, number: int) -> Version:
+        """What the version's document says, if it has its place in the history as far as that is known."""
         path = VERSIONS + numbered(number)
         try:
-            body, key_id = self.open_body(path, "ags-version", self.envelope)
+            body, key_id, digest = self._opened(path, "ags-version", self.envelope)
         except FileNotFoundError:
             raise IntegrityError(f"{path} is missing: it was removed after it was listed") from None
         try:
             if whole(body["version"]) != number:
                 raise IntegrityError(f"{path} holds the version {body['version']!r}")
-            made = Version(
+            version = Version(
                 number,
                 None if body["parent"] is None else whole(body["parent"], number - 1, 1),
                 str(body["operation"]),
@@ -795,12 +860,128 @@ class Dataset:
                 tuple(TableRef.from_json(ref) for ref in body["manifests"]),
                 Policy.from_json(body.get("policy", {})),
                 key_id,
+                Chain.from_json(body, number, path),
+                KeysAt.from_json(body["key_store"]),
+                digest,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{path} lacks or garbles {error}") from None
-        if made.files != (listed := sum(ref.entries for ref in made.manifests)):
-            raise FormatError(f"{path} says that it has {made.files} files, and names manifests with {listed}")
-        return made
+        if version.files != (listed := sum(ref.entries for ref in version.manifests)):
+            raise FormatError(f"{path} says that it has {version.files} files, and names manifests with {listed}")
+        self._check_keys(version)
+        self._check_place(version)
+        return version
+
+    # ---- the history
+
+    def _check_number(self, newest: int, min_version: int) -> None:
+        """Whether the newest version can be one that the caller, or this object, knows of."""
+        known = max(self._pin.number if self._pin else 0, self._head.number if self._head else 0)
+        if newest < known:
+            was = f"the pin is of version {known}" if self._head is None else f"version {known} was there before"
+            raise IntegrityError(
+                f"the newest version of {self.store.url} is {newest or 'gone'}, and {was}: somebody took newer ones "
+                "away, or put an older copy in their place"
+            )
+        min_version = max(min_version, self._min_version)
+        if newest < min_version:
+            raise PolicyError(
+                f"the dataset's newest version is {newest}, older than min_version={min_version}: "
+                "somebody took newer ones away"
+            )
+
+    def _check_place(self, version: Version) -> None:
+        """Whether a version and the newest one that was read, or the pin, are of one history."""
+        known = Pin(self._head.number, self._head.sha256) if self._head else self._pin
+        if known is None:
+            return
+        if version.number >= known.number:
+            digest = self.digest(version, known.number)
+            if digest == known.sha256:
+                return
+            what = f"version {version.number} of {self.store.url}"
+            if digest is None:
+                raise IntegrityError(
+                    f"{what} remembers the versions from {version.chain.first} on, and the pin is of version "
+                    f"{known.number}, which is no longer there: whether it descends from the pin cannot be told any "
+                    "more. Compare the dataset with what you know of it, and take a newer pin"
+                )
+            raise IntegrityError(
+                f"{what} does not descend from version {known.number} as "
+                f"{'it was before' if self._head else 'the pin has it'}: another history was put in the place of the "
+                "dataset's. Nothing was written or deleted. `ags-fast inspect` shows the digests of its versions: "
+                "restore what was there from the storage's own versions, or from a copy"
+            )
+        if self._head is not None:
+            self._check_ancestor(self._head, version.number, version.sha256)
+
+    def _check_ancestor(self, head: Version, number: int, found: str) -> None:
+        """Whether the document that is there of an older version is the one that `head` descends from."""
+        digest = self.digest(head, number)
+        if digest == found or (digest is None and self._pin is None):
+            return
+        path = VERSIONS + numbered(number)
+        if digest is None:
+            raise IntegrityError(
+                f"{path} is older than what version {head.number} remembers, from version {head.chain.first} on: "
+                "whether it belongs to the history that is pinned cannot be told"
+            )
+        raise IntegrityError(
+            f"{path} is not the version {number} that version {head.number} descends from: one of the two was "
+            "exchanged, as if somebody had put an older history back. Nothing was written or deleted. `ags-fast "
+            "inspect` shows their digests: put back the document that is right, from the storage's own versions or "
+            "from a copy, and take away those that do not descend from it; then try again"
+        )
+
+    def _check_parents(self, head: Version, numbers: Sequence[int]) -> None:
+        """IntegrityError if what is there of the last ancestors is not what `head` descends from."""
+        if head.sha256 == self._fits:
+            return
+        for number in numbers:
+            if head.number - PARENTS <= number < head.number:
+                try:
+                    data = self.store.read(VERSIONS + numbered(number), document_nbytes("ags-version"))
+                except FileNotFoundError:
+                    continue  # expired meanwhile
+                if data != REMOVED:
+                    self._check_ancestor(head, number, sha256(data))
+        self._fits = head.sha256
+
+    def digest(self, version: Version, number: int) -> str | None:
+        """The SHA-256 of the document that an ancestor of a version has, or had; or of its own. None if that is older
+        than what it remembers, and than what those remember that are still there."""
+        if number == version.number:
+            return version.sha256
+        found = self._chain_objects.digest(version.chain, number)
+        oldest = version.chain.first
+        while found is None and number < oldest:
+            path = VERSIONS + numbered(oldest)
+            try:
+                body, _, digest = self._opened(path, "ags-version", self.envelope)
+            except FileNotFoundError:
+                return None
+            if digest != self._chain_objects.digest(version.chain, oldest):
+                return None
+            chain = Chain.from_json(body, oldest, path)
+            found = self._chain_objects.digest(chain, number)
+            version, oldest = version._replace(chain=chain), chain.first
+        return found
+
+    def _check_keys(self, version: Version) -> None:
+        """Whether the keys that are there are those that the version was made on, or come after them."""
+        named = version.keys
+        for last in (False, True):
+            if self.keys.version >= named.version:
+                digest = _key_digest(self.keys, named.version)
+                if digest is None or named.sha256 in (None, digest):
+                    return
+            if not last:
+                self.keys.refresh()
+        raise IntegrityError(
+            f"{VERSIONS}{numbered(version.number)} was made on version {named.version} of the keys, and {self.keys!r} "
+            f"is at version {self.keys.version}, which does not descend from that: somebody put older keys back, or "
+            "those of another history. Restore the newer ones from the storage's own versions, or from a copy"
+        )
 
     def versions(self, after: int = 0) -> Iterator[Version]:
         """All versions, or those with higher numbers; the newest first. One that is expired meanwhile is left out."""
@@ -841,11 +1022,11 @@ class Dataset:
             raise ConcurrentChangeError(f"version {version.number} was expired while it was read") from None
 
     def load(
-        self, version: int | None = None, min_version: int | None = None
+        self, version: int | None = None, min_version: int | None = None, *, writes: bool = False
     ) -> tuple[Version | None, list[FileEntry]]:
         """A version, as `current` has it, and all of its files."""
         while True:
-            head = self.current(version=version, min_version=min_version)
+            head = self.current(version=version, min_version=min_version, writes=writes)
             try:
                 entries = list(self.entries(head))
                 check_lengths(entries)
@@ -875,7 +1056,7 @@ class Dataset:
         replaced = dict(replaced or {})
         written: dict[tuple[Any, ...], TableRef] = {}  # manifests made for an attempt that lost, for the next one
         while True:
-            head = self.current()
+            head = self.current(writes=True)
             try:
                 version, refused = self._commit_on(head, operation, job_id, add, base, replaced, policy, written)
             except FileExistsError:
@@ -942,8 +1123,10 @@ class Dataset:
 
         files, plain_length: what it has more than `head`.
         """
+        chain, made = head.chain.next(head.sha256) if head else (Chain(1), {})
         head = head or Version(0, None, "", "", 0, 0, 0, ())
         key_id = self.document_key()
+        at = self.keys.version
         version = Version(
             head.number + 1,
             head.number or None,
@@ -955,6 +1138,8 @@ class Dataset:
             tuple(refs),
             head.policy if policy is None else policy,
             key_id,
+            chain,
+            KeysAt(at, _key_digest(self.keys, at)),
         )
         body = {
             "format": "ags-version",
@@ -965,9 +1150,13 @@ class Dataset:
             "plain_length": version.plain_length,
             "manifests": [ref.to_json() for ref in refs],
             "policy": version.policy.to_json(),
+            **chain.to_json(),
+            "key_store": version.keys._asdict(),
         }
-        self.seal_body(VERSIONS + numbered(version.number), body, key_id, self.envelope)
-        return version
+        self._chain_objects.write(made)
+        digest = self.seal_body(VERSIONS + numbered(version.number), body, key_id, self.envelope)
+        self._head = version._replace(sha256=digest)
+        return self._head
 
     def _conflicts(
         self,
@@ -1005,6 +1194,12 @@ class Dataset:
     def _remove(self, refs: Iterable[TableRef]) -> None:
         for ref in refs:
             self.store.delete(ref.path)
+
+
+def _key_digest(keys: KeyResolver, version: int) -> str | None:
+    """The SHA-256 of a version of the key store; None if it does not tell."""
+    tell: Callable[[int], str | None] | None = getattr(keys, "digest", None)
+    return None if tell is None else tell(version)
 
 
 def version_numbers(store: Store) -> list[int]:

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.keys.chain import Chain, ChainObjects, sha256
 from ags_fast.keys.envelope import (
     KEYS_FORMAT,
     KIND_NBYTES,
@@ -141,6 +142,10 @@ class KeyResolver(Protocol):
 
     def history(self) -> builtins.list[Change]:
         """What is known of how it came about, oldest first: the last 1000 changes at most."""
+
+    # A store may also have `digest(version: int) -> str | None`: the SHA-256, in hex, of what stands for the newest
+    # version or one before it, None if it is not known any more. Datasets name it, so that a key store that was put
+    # back to an older state, or exchanged, is noticed; of a store without it they compare the number.
 
 
 class Entries(Mapping[str, KeyEntry]):
@@ -358,6 +363,8 @@ MAX_NBYTES = KIND_NBYTES[FORMAT]  # of a document: a bound for what a lie can al
 PART_NBYTES = 32 << 20  # of an object beside it, which the document's seal covers
 NUMBERED = re.compile(rf"{FOLDER}/(\d{{8,}})\.json")
 PART = re.compile(rf"{FOLDER}/(?:buckets|history)/[0-9a-f-]{{36}}\.json")
+CHAIN = f"{FOLDER}/chain/"
+LINK = re.compile(rf"{CHAIN}[0-9a-f]{{64}}\.json")
 INLINE = 500  # entries that a document holds itself, at most
 BUCKET = 400  # entries in a bucket on average, at most; and at least a quarter of that
 HISTORY_NBYTES = 8 << 10  # of the changes that a document with buckets holds itself
@@ -397,7 +404,9 @@ class DatasetKeyStore:
         self._new_id = dataset_id or os.urandom(16).hex()
         self._min_version = min_version
         self._read: _Version | None = None
+        self._seen: tuple[int, str] | None = None  # the newest version that was read, and the digest of its document
         self._buckets: dict[_Part, dict[str, KeyEntry]] = {}  # those that were read; threads fill it without the lock
+        self._chain_objects = ChainObjects(store, CHAIN)
         self._after_fork()
         mend_after_fork(self)
 
@@ -445,6 +454,17 @@ class DatasetKeyStore:
     def history(self) -> builtins.list[Change]:
         return self._using(self._history)
 
+    def digest(self, version: int) -> str | None:
+        """The SHA-256 of the document of the version that was read, or of one before it, in hex. None if that is more
+        than some 1,000 versions back."""
+
+        def of(current: _Version) -> str | None:
+            if version == current.number:
+                return current.sha256 or None
+            return self._chain_objects.digest(current.chain, version)
+
+        return self._using(of)
+
     def compare_and_swap(
         self, changes: Mapping[str, KeyEntry | None], expected_version: int, *, operation: str = "change"
     ) -> int:
@@ -463,12 +483,13 @@ class DatasetKeyStore:
                 raise
             document = after.sealed(self._kms)  # so what the KMS refuses leaves nothing behind
             _each(lambda path: self._store.create(path, parts[path]), parts)
+            self._chain_objects.write(before.next_chain()[1])
             try:
                 self._store.create(_path(after.number), document)
             except FileExistsError:
                 # The parts stay: this may be the echo of our own request, sent twice, and then a version has them.
                 raise self._conflict(expected_version) from None
-            self._keep(after)
+            self._keep(after._replace(sha256=sha256(document)))
             return after.number
 
     def use_kms(self, kms: KmsClient) -> None:
@@ -480,6 +501,7 @@ class DatasetKeyStore:
 
         In the place of a document something stays for a day: who is late with a change must find its number taken.
         """
+        self.check_history()
         removed = []
         listed = self._store.list(f"{FOLDER}/")
         before = {entry.path: entry.modified for entry in listed if entry.size == len(REMOVED)}
@@ -492,14 +514,35 @@ class DatasetKeyStore:
                 self._store.put(path, REMOVED, fsync=True)
         return removed
 
+    def check_history(self) -> None:
+        """IntegrityError if an old document that is there is not the one that the newest version descends from."""
+        self.refresh()
+        for entry in list(self._store.list(f"{FOLDER}/")):
+            if NUMBERED.fullmatch(entry.path) and entry.size != len(REMOVED):
+                try:
+                    data = self._store.read(entry.path, MAX_NBYTES)
+                except FileNotFoundError:
+                    continue  # somebody has pruned it
+                known = None if data == REMOVED else self.digest(_number(entry.path))
+                if known not in (None, sha256(data)):
+                    raise IntegrityError(
+                        f"{entry.path} in {self._store!r} is not the version of the keys that the newest one descends "
+                        "from: one of the two was exchanged, as if somebody had put older keys back. Nothing was "
+                        "deleted. Put back the document that is right, from the storage's own versions or from a "
+                        "copy; then try again"
+                    )
+
     def objects(self, version: int) -> set[str]:
         """The paths of all that a version consists of. Of another version than the newest, as its document claims."""
         current = self._current()
         if version == current.number:
-            return {_path(version), *(part.path for part in current.parts())} if version else set()
+            links = self._chain_objects.paths(current.chain.needed(current.sha256)) if version else set()
+            return {_path(version), *(part.path for part in current.parts()), *links} if version else set()
         path = _path(version)
         claimed = Document(self._store.read(path, MAX_NBYTES), path).claimed()
-        return {path, *(part.path for name in ("buckets", "earlier") for part in _parts(claimed, name, path) if part)}
+        links = self._chain_objects.paths(Chain.from_json(claimed, version, path).blocks)
+        parts = (part.path for name in ("buckets", "earlier") for part in _parts(claimed, name, path) if part)
+        return {path, *parts, *links}
 
     def superseded(self) -> builtins.list[str]:
         """The paths of all objects that the newest version does not need, those first that others name.
@@ -507,9 +550,10 @@ class DatasetKeyStore:
         Older documents and what they consist of; and what no document names, once it is a day old: before that, it may
         be in the making.
         """
+        # Listed first: what a dead writer left is named by the newest version, or is the next that it would name.
+        found = {entry.path: entry.modified for entry in self._store.list(f"{FOLDER}/")}
         newest = self.refresh()
         needed = self.objects(newest)
-        found = {entry.path: entry.modified for entry in self._store.list(f"{FOLDER}/")}
         old = sorted(path for path in found if (match := NUMBERED.fullmatch(path)) and int(match[1]) < newest)
         named: set[str] = set()
         for path in old:
@@ -518,7 +562,7 @@ class DatasetKeyStore:
             except (FileNotFoundError, FormatError):
                 pass  # somebody removes it, too; or it is no document, and names nothing
         before = time.time() - ORPHAN_SECONDS
-        parts = [path for path in found if PART.fullmatch(path) and path not in needed]
+        parts = [p for p in found if (PART.fullmatch(p) or LINK.fullmatch(p)) and p not in needed]
         return sorted(path for path in parts if path in named or found[path] < before) + old
 
     def _newest(self) -> int:
@@ -533,6 +577,16 @@ class DatasetKeyStore:
             return self._read or self._keep(self._load())
 
     def _keep(self, version: _Version) -> _Version:
+        if self._seen is not None:
+            number, digest = self._seen
+            known = version.sha256 if number == version.number else self._chain_objects.digest(version.chain, number)
+            if number > version.number or known not in (None, digest):
+                raise IntegrityError(
+                    f"the newest keys of {self._store!r} are version {version.number}, which does not descend from "
+                    f"version {number} as it was read before: somebody put older keys, or others, in their place"
+                )
+        if version.number:
+            self._seen = version.number, version.sha256
         self._read = version
         self._buckets = {part: self._buckets[part] for part in version.buckets if part in self._buckets}
         return version
@@ -546,7 +600,7 @@ class DatasetKeyStore:
                     "were removed, or this is an old copy"
                 )
             if number == 0:
-                return _Version(self._new_id, 0, {}, (), [], (), {})
+                return _Version(self._new_id, 0, {}, (), [], (), {}, Chain(0))
             try:
                 data = self._store.read(_path(number), MAX_NBYTES)
             except FileNotFoundError:  # removed since it was listed, so there is a newer one
@@ -651,9 +705,10 @@ class DatasetKeyStore:
             "buckets": [part and part._asdict() for part in buckets] if wanted else None,
             "history": [change.to_json() for change in history],
             "earlier": [part._asdict() for part in earlier] or None,
+            **(chain := before.next_chain()[0]).to_json(),
         }
         body = {name: value for name, value in body.items() if value is not None or name not in OPTIONAL}
-        return _Version(before.dataset_id, number, entries, tuple(buckets), history, earlier, body), parts
+        return _Version(before.dataset_id, number, entries, tuple(buckets), history, earlier, body, chain), parts
 
     def __repr__(self) -> str:
         return f"<DatasetKeyStore {self._store!r}>"
@@ -807,6 +862,12 @@ class _Version(NamedTuple):
     history: list[Change]  # the last changes
     earlier: tuple[_Part, ...]  # objects with those before
     body: dict[str, Any]
+    chain: Chain  # the digests of the versions before it
+    sha256: str = ""  # hex, of the document as it is stored
+
+    def next_chain(self) -> tuple[Chain, dict[str, bytes]]:
+        """What the version after this one names of those before it."""
+        return self.chain.next(self.sha256) if self.number else (Chain(1), {})
 
     def parts(self) -> list[_Part]:
         return [part for part in (*self.buckets, *self.earlier) if part]
@@ -837,7 +898,8 @@ class _Version(NamedTuple):
             raise FormatError(f"{path} has no history")
         history = [Change.from_json(change, path) for change in changes]
         earlier = tuple(filter(None, _parts(body, "earlier", path)))
-        return cls(body["dataset_id"], number, entries, buckets, history, earlier, body)
+        chain = Chain.from_json(body, number, path)
+        return cls(body["dataset_id"], number, entries, buckets, history, earlier, body, chain, sha256(data))
 
     def sealed(self, kms: KmsClient) -> bytes:
         sealer = _sealer(self.entries.values())

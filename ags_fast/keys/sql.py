@@ -32,6 +32,7 @@ except ImportError:
     raise ImportError("keys in a database need SQLAlchemy: pip install 'ags_fast[sql]'") from None
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.keys.chain import sha256
 from ags_fast.keys.envelope import KeyEntry, binding
 from ags_fast.keys.resolver import HISTORY, Change, Entries, check_changes, conflict, mend_after_fork, summary, unknown
 
@@ -79,6 +80,7 @@ VERSIONS = Table(
     Column("time_ms", BigInteger, nullable=False),
     Column("operation", Text, nullable=False),
     Column("changes", Text, nullable=False),  # JSON: {"added": [key id, …], "changed": …, "removed": …}
+    Column("digest", String(64), nullable=False),  # SHA-256 of the one before and of this change, hex
 )
 
 
@@ -158,6 +160,13 @@ class SqlKeyStore:
         self._first_version()
         with self._transaction() as connection:
             return [_entry(*row) for row in connection.execute(query.order_by(KEYS.c.created_ms, KEYS.c.key_id))]
+
+    def digest(self, version: int) -> str | None:
+        """What stands for a version, and all before it: a SHA-256 in hex. None if there was no such version."""
+        query = select(VERSIONS.c.digest).where(VERSIONS.c.dataset_id == self.dataset_id, VERSIONS.c.version == version)
+        with self._transaction() as connection:
+            found: str | None = connection.scalar(query)
+            return found
 
     def compare_and_swap(
         self, changes: Mapping[str, KeyEntry | None], expected_version: int, *, operation: str = "change"
@@ -252,18 +261,26 @@ class SqlKeyStore:
         self, connection: Connection, changes: Mapping[str, KeyEntry | None], expected: int, operation: str
     ) -> None:
         mine, number = {"dataset_id": self.dataset_id}, expected + 1
-        made = {"version": number, "time_ms": time.time_ns() // 1_000_000, "operation": operation, "changes": ""}
+        made = {
+            "version": number,
+            "time_ms": time.time_ns() // 1_000_000,
+            "operation": operation,
+            "changes": "",
+            "digest": "",
+        }
         # First of all: SQLite locks the database for it, and PostgreSQL has others who insert this version wait.
         connection.execute(insert(VERSIONS), mine | made)
-        last = select(VERSIONS.c.version).where(VERSIONS.c.dataset_id == self.dataset_id)
-        if list(connection.scalars(last.order_by(VERSIONS.c.version.desc()).limit(2))) != [number, expected][:number]:
+        last = select(VERSIONS.c.version, VERSIONS.c.digest).where(VERSIONS.c.dataset_id == self.dataset_id)
+        newest = connection.execute(last.order_by(VERSIONS.c.version.desc()).limit(2)).all()
+        if [version for version, _ in newest] != [number, expected][:number]:
             raise _LostError
         before = self._select(connection, list(changes))
         after = {key_id: entry for key_id, entry in changes.items() if entry is not None}
         what = summary(changes, before, after)
+        told = [*made.values(), newest[-1][1], what, [after[i].to_json() for i in (*what["added"], *what["changed"])]]
         connection.execute(
             update(VERSIONS).where(VERSIONS.c.dataset_id == self.dataset_id, VERSIONS.c.version == number),
-            {"changes": json.dumps(what)},
+            {"changes": json.dumps(what), "digest": sha256(json.dumps(told).encode())},
         )
         gone = [*what["changed"], *what["removed"]]
         for begin in range(0, len(gone), ROWS):

@@ -1,0 +1,166 @@
+"""Numbered documents that name those before them by SHA-256, and pins: what a user keeps of such a document.
+
+A document holds the digests of the last few before it. Those of older ones are in objects of 32 digests each, named by
+their own SHA-256, and the document names the last 32 of these objects. So a document stays short, and the digest of any
+of the last 1,032 documents is found by reading one object at most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ags_fast.errors import FormatError, IntegrityError
+from ags_fast.keys.envelope import dumps, loads
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+__all__ = ["Chain", "ChainObjects", "Pin", "sha256"]
+
+BLOCK = 32  # digests in an object
+NEAR = 8  # digests that a document holds itself, at least, if there are that many before it
+BLOCKS = 32  # objects that a document names, at most
+MOVE = NEAR + BLOCK  # digests at which a document moves the oldest 32 of them into an object
+DIGEST = re.compile(r"[0-9a-f]{64}")
+PIN = re.compile(r"([1-9][0-9]{0,17})-([0-9a-f]{64})")
+OBJECT_NBYTES = 4096  # more than an object has
+FORMAT = "ags-chain"
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Pin(NamedTuple):
+    """A version of a dataset, as its user remembers it."""
+
+    number: int
+    sha256: str  # hex, of its document as it is stored
+
+    @classmethod
+    def parse(cls, text: Any) -> Pin:
+        """ValueError if it is malformed."""
+        match = PIN.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise ValueError(
+                f"a pin is '<version>-<SHA-256 of its document, 64 hex digits>', as JobResult.pin has it, not {text!r}"
+            )
+        return cls(int(match[1]), match[2])
+
+    def __str__(self) -> str:
+        return f"{self.number}-{self.sha256}"
+
+
+class Chain(NamedTuple):
+    """What the document of version `number` says of those before it, which are numbered without a gap."""
+
+    number: int
+    near: tuple[str, ...] = ()  # digests of the versions before it, up to number - 1
+    blocks: tuple[str, ...] = ()  # names of objects with the digests of those before these, oldest first
+
+    @property
+    def first(self) -> int:
+        """The oldest version whose digest is known."""
+        return self.number - len(self.near) - BLOCK * len(self.blocks)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any], number: int, where: str) -> Chain:
+        near, blocks = body.get("ancestors"), body.get("chain", [])
+        for digests, most in ((near, MOVE - 1), (blocks, BLOCKS)):
+            if not isinstance(digests, list) or len(digests) > most:
+                raise FormatError(f"{where} has an impossible chain of ancestors")
+            if not all(isinstance(digest, str) and DIGEST.fullmatch(digest) for digest in digests):
+                raise FormatError(f"{where} has an impossible chain of ancestors")
+        chain = cls(number, tuple(near or ()), tuple(blocks))
+        whole = len(chain.blocks) < BLOCKS  # then no block was dropped yet
+        if chain.first < 1 or (whole and chain.first > 1) or (chain.blocks and len(chain.near) < NEAR):
+            raise FormatError(f"{where} has an impossible chain of ancestors")
+        return chain
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ancestors": list(self.near), "chain": list(self.blocks)}
+
+    def next(self, digest: str) -> tuple[Chain, dict[str, bytes]]:
+        """The chain of the version after this one, whose document has that digest; and the objects that it needs
+        beside those there are, by name."""
+        near, made = (*self.near, digest), {}
+        blocks = self.blocks
+        if len(near) == MOVE:
+            name, data = self._block(near)
+            made[name] = data
+            near, blocks = near[BLOCK:], (*blocks, name)[-BLOCKS:]
+        return Chain(self.number + 1, near, blocks), made
+
+    def _block(self, near: tuple[str, ...]) -> tuple[str, bytes]:
+        first = self.number + 1 - len(near)
+        data = dumps({"format": FORMAT, "first": first, "sha256": near[:BLOCK]}).encode() + b"\n"
+        return sha256(data), data
+
+    def needed(self, digest: str) -> set[str]:
+        """The objects that this chain names, and the one that a version after it may be about to name."""
+        return {*self.blocks, *self.next(digest)[1]}
+
+
+class Store(Protocol):
+    """What is needed of the folder: paths are relative to it, with slashes."""
+
+    def read(self, path: str, limit: int) -> bytes: ...
+    def put(self, path: str, data: bytes, *, fsync: bool = False) -> None: ...  # in the place of what is there
+
+
+class ChainObjects:
+    """The objects with older digests: ``<folder><SHA-256>.json``. What was read is kept."""
+
+    def __init__(self, store: Store, folder: str) -> None:
+        self._store = store
+        self._folder = folder
+        self._read: dict[str, tuple[str, ...]] = {}
+
+    def path(self, name: str) -> str:
+        return f"{self._folder}{name}.json"
+
+    def paths(self, names: Collection[str]) -> set[str]:
+        return {self.path(name) for name in names}
+
+    def write(self, made: Mapping[str, bytes]) -> None:
+        """Before the document that names them. One that is there, of a version that lost, has the same bytes or is
+        damaged: so it is replaced."""
+        for name, data in made.items():
+            self._store.put(self.path(name), data, fsync=True)
+
+    def digest(self, chain: Chain, number: int) -> str | None:
+        """The digest of an ancestor; None if it is older than what the chain covers. IntegrityError if the object that
+        has it is missing, or is not what the chain names."""
+        if not chain.first <= number < chain.number:
+            return None
+        at = number - chain.number  # from the end
+        if -at <= len(chain.near):
+            return chain.near[at]
+        block, i = divmod(number - chain.first, BLOCK)
+        return self._block(chain.blocks[block], number - i)[i]
+
+    def _block(self, name: str, first: int) -> tuple[str, ...]:
+        digests = self._read.get(name)
+        if digests is None:
+            path = self.path(name)
+            try:
+                data = self._store.read(path, OBJECT_NBYTES)
+            except FileNotFoundError:
+                raise IntegrityError(f"{path} is missing, but a document of the dataset names it") from None
+            except FormatError as error:
+                raise IntegrityError(str(error)) from None
+            if sha256(data) != name:
+                raise IntegrityError(f"{path} is not what its name says: it was changed")
+            body = loads(data)
+            if body["first"] != first or len(body["sha256"]) != BLOCK:
+                raise IntegrityError(f"{path} has the digests of other versions than it should")
+            digests = self._read[name] = tuple(body["sha256"])
+        return digests
+
+    def in_folder(self, paths: Iterator[str]) -> list[str]:
+        """Those of the paths that are such objects."""
+        pattern = re.compile(re.escape(self._folder) + r"[0-9a-f]{64}\.json")
+        return [path for path in paths if pattern.fullmatch(path)]
