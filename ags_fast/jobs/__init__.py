@@ -6,6 +6,7 @@ plan has every data key, and the version before stays as it is. The format is in
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import os
 from collections import Counter
@@ -16,13 +17,14 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
-from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError, PolicyError
+from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.jobs.dataset import (
     HIDDEN,
     MANIFESTS,
     PLANS,
     SLACK_USES,
+    VERSIONS,
     Dataset,
     FileEntry,
     Uses,
@@ -103,6 +105,7 @@ MISSING_ROWS = 10_000  # of one verify, before they are told by gaps
 COPY_NBYTES = 1 << 20  # at a time
 LOCAL_OPEN_COST = 512 << 10  # bytes that could be done in the time that opening a file takes
 STORE_OPEN_COST = 4 << 20
+NEAR_NAMES = 10_000  # files, whose names are compared with one that is not there
 
 
 class Engine(Protocol):
@@ -139,6 +142,8 @@ def encrypt_files(
     delete_sources: bool = False,
     dry_run: bool = False,
     policy: Policy | None = None,
+    min_version: int | None = None,
+    pin: str | None = None,
     progress: Any = None,
     key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -157,7 +162,9 @@ def encrypt_files(
     every file has been read back from storage intact; also what an earlier run encrypted, if the bytes are the same.
     dry_run: only plan; the rows say "planned". policy: how the dataset's KEKs are shared and what is kept of old
     versions, from now on; None leaves what it has. progress: None shows a bar on a terminal, False none, and a callable
-    gets rows as they come.
+    gets rows as they come. pin, min_version: the dataset must be there, and its newest version must descend from the
+    one that `JobResult.pin` named, or have at least this number: else IntegrityError (PolicyError for min_version), and
+    nothing is written or deleted. ValueError for a malformed pin.
 
     format: "ags1" makes an AGS1 stream of every file, whatever it is. "parquet" encrypts Parquet files as such, under
     their own names (Parquet Modular Encryption), and what is none fails: run the job again with "ags1", which takes
@@ -189,22 +196,26 @@ def encrypt_files(
     facts = {"operation": "encrypt", "source": shown(source.url)}
     with ExitStack() as held:
         plan, base, opened = None, None, None
-        if dry_run:
+        known = pin is not None or bool(min_version)  # that it is there
+        if dry_run or known:
             try:
-                opened = Dataset.open(target, client, key_store=key_store)
+                opened = Dataset.open(target, client, key_store=key_store, pin=pin, min_version=min_version)
             except FileNotFoundError:
-                pass  # it would be created
-        else:
+                if known:
+                    raise
+                # else it would be created
+        if not dry_run:
             target.check_writable()
-            opened = Dataset.open_or_create(target, client, wrapping_key_id, key_store)
-            plan = Plan.resume(opened, facts, held) if options.resume else None
+            opened = opened or Dataset.open_or_create(target, client, wrapping_key_id, key_store)
+        entries: list[FileEntry] = []
+        if opened is not None:
+            base, entries = opened.load(writes=not dry_run)
+            plan = Plan.resume(opened, facts, held) if options.resume and not dry_run else None
             if plan is not None and plan.committed() is not None:  # it died between its commit and its end
                 plan.end()
                 plan = None
-        entries: list[FileEntry] = []
-        if opened is not None:
-            base, entries = opened.load()
-        number = base.number if base else None
+                base, entries = opened.load()
+        number, pinned = (base.number, base.pin) if base else (None, None)
         present = {entry.path: entry for entry in entries}
         job_id = plan.job_id if plan else new_job_id()
         if aad_prefix is not None:
@@ -222,11 +233,11 @@ def encrypt_files(
         check_names(entries, [entry for path, entry in present.items() if path not in replaced])
         if opened is None or dry_run:
             rows = [planned_row(source.full_path(e.source), target.full_path(e.file), e) for e in entries]
-            return JobResult(job_id, "encrypt", target.url, number, rows + skipped)
+            return JobResult(job_id, "encrypt", target.url, number, rows + skipped, pinned)
         if not entries:
             if plan is not None:
                 plan.end()
-            result = JobResult(job_id, "encrypt", target.url, number, skipped)
+            result = JobResult(job_id, "encrypt", target.url, number, skipped, pinned)
             if delete_sources:
                 _delete_unchanged(opened, source, same, result)
             return result
@@ -250,7 +261,7 @@ def encrypt_files(
         )
         rows = _run(context, [Task(entry) for entry in entries], options, plan)
         if any(row.status == "failed" for row in rows) and any(entry.set_id == job_id for entry in entries):
-            return JobResult(job_id, "encrypt", target.url, number, _held_back(rows) + skipped)
+            return JobResult(job_id, "encrypt", target.url, number, _held_back(rows) + skipped, pinned)
         result = _commit(opened, plan, context, entries, rows, base, replaced, policy)
         if delete_sources:
             _delete_sources(opened, source, entries, result, options)
@@ -531,6 +542,7 @@ def decrypt_files(
     engine: Engine | None = None,
     version: int | None = None,
     min_version: int | None = None,
+    pin: str | None = None,
     paths: str | Sequence[str] | None = None,
     overwrite: bool = False,
     missing: str = "error",
@@ -545,9 +557,11 @@ def decrypt_files(
 ) -> JobResult:
     """Decrypt a version of `dataset` into the folder `dst`, the tree as it was.
 
-    version: None is the newest; min_version: refuse (PolicyError) a dataset whose newest is older, for storage alone
-    does not show that somebody took newer ones away. paths: only files whose path matches one of these patterns.
-    overwrite: replace what is there, else such a file is a failed row. resume: leave what is there and has the right
+    version: None is the newest. min_version: refuse (PolicyError) a dataset whose newest is older, for storage alone
+    does not show that somebody took newer ones away. pin: refuse (IntegrityError) a dataset whose newest version does
+    not descend from the one that `JobResult.pin` named, whatever its number. paths: only files whose path matches one
+    of these patterns; FileNotFoundError if a pattern matches none. overwrite: replace what is there, else such a file
+    is a failed row. IntegrityError if no version has been committed. resume: leave what is there and has the right
     length ("length"), or the right bytes ("verify"); of Parquet the bytes count always, since the length of what it
     decrypts to is not known. missing: a Parquet file with a column whose master key the KMS does not give is a failed
     row ("error"), or is decrypted without these columns ("drop"), and its row says so. The other arguments are those
@@ -559,7 +573,7 @@ def decrypt_files(
         raise ValueError(f"missing must be 'error' or 'drop', not {missing!r}")
     options = _Options(engine, resume, on_error, max_failures, progress)
     kms = client_for(options.engine, kms, dataset, dst)
-    opened, head, entries = _opened(dataset, kms, key_store, storage_options, version, min_version, paths)
+    opened, head, entries = _opened(dataset, kms, key_store, storage_options, version, min_version, pin, paths)
     destination = Store(dst, storage_options)
     _check_apart(destination, opened.store)
     job_id = new_job_id()
@@ -585,7 +599,7 @@ def decrypt_files(
             made = {row.src for row in rows if row.status == "ok"}
             destination.sync_folders(e.path for e in entries if opened.store.full_path(e.file) in made)
         destination.sweep()  # of earlier runs too: this is no dataset, whose sweep would do it
-    return JobResult(job_id, "decrypt", opened.store.url, head.number if head else None, rows)
+    return JobResult(job_id, "decrypt", opened.store.url, head.number, rows, head.pin)
 
 
 @counted
@@ -596,6 +610,7 @@ def verify_files(
     engine: Engine | None = None,
     version: int | None = None,
     min_version: int | None = None,
+    pin: str | None = None,
     paths: str | Sequence[str] | None = None,
     on_error: str = "row",
     max_failures: int | None = None,
@@ -611,7 +626,7 @@ def verify_files(
     """
     options = _Options(engine, None, on_error, max_failures, progress)
     kms = client_for(options.engine, kms, dataset)
-    opened, head, entries = _opened(dataset, kms, key_store, storage_options, version, min_version, paths)
+    opened, head, entries = _opened(dataset, kms, key_store, storage_options, version, min_version, pin, paths)
     job_id = new_job_id()
     context = Context("verify", job_id, opened.id, opened.store, _envelope(opened, entries))
     rows = _without_alarm(opened, head, _run(context, [Task(entry) for entry in entries], options, None))
@@ -619,7 +634,7 @@ def verify_files(
     if paths is None:
         rows += _missing_members(opened, entries)
         rows += _extra_files(opened, head, entries)
-    return JobResult(job_id, "verify", opened.store.url, head.number if head else None, rows)
+    return JobResult(job_id, "verify", opened.store.url, head.number, rows, head.pin)
 
 
 @counted
@@ -638,6 +653,8 @@ def rekey_files(
     fsync: bool = True,
     verify_after: bool = False,
     dry_run: bool = False,
+    min_version: int | None = None,
+    pin: str | None = None,
     progress: Any = None,
     key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -652,7 +669,9 @@ def rekey_files(
         raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
     options = _Options(engine, resume, on_error, max_failures, progress)
     kms = client_for(options.engine, kms, dataset)
-    opened, base, chosen = _opened(dataset, kms, key_store, storage_options, None, None, paths)
+    opened, base, chosen = _opened(
+        dataset, kms, key_store, storage_options, None, min_version, pin, paths, writes=not dry_run
+    )
     target = opened.store
     facts = {"operation": "rekey", "source": shown(target.url)}
     with ExitStack() as held:
@@ -660,8 +679,7 @@ def rekey_files(
         if plan is not None and (made := plan.committed()) is not None:
             rows = [planned_row(e.file, e.file, e, "ok") for e in opened.entries(made) if e.job_id == plan.job_id]
             plan.end()
-            return JobResult(plan.job_id, "rekey", target.url, made.number, rows)
-        number = base.number if base else None
+            return JobResult(plan.job_id, "rekey", target.url, made.number, rows, made.pin)
         job_id = plan.job_id if plan else new_job_id()
         prefixes = aad_prefixes(None, len(chosen))
         entries = [
@@ -676,15 +694,14 @@ def rekey_files(
         old = {entry.path: entry for entry in chosen}
         if dry_run or not entries:
             rows = [planned_row(target.full_path(old[e.path].file), target.full_path(e.file), e) for e in entries]
-            return JobResult(job_id, "rekey", target.url, number, rows)
+            return JobResult(job_id, "rekey", target.url, base.number, rows, base.pin)
         target.check_writable()
         if double_wrap is None:
             double_wrap = all(opened.keys.get(key_id).double_wrap for key_id in wrapped_by(chosen))
-        laid_down = base.policy if base else Policy()
         columns = [_masters(opened, entry) for entry in chosen]
-        entries = _reserve(opened, laid_down, job_id, wrapping_key_id, double_wrap, entries, columns)
+        entries = _reserve(opened, base.policy, job_id, wrapping_key_id, double_wrap, entries, columns)
         if plan is None:
-            plan, entries = _begin(opened, held, job_id, entries, dek_length, base=number or 0, **facts)
+            plan, entries = _begin(opened, held, job_id, entries, dek_length, base=base.number, **facts)
         else:
             entries = _continue(opened, plan, plan.entries(), entries, dek_length)
         replaced = {entry.path: entry.file for entry in chosen}
@@ -720,6 +737,7 @@ def open_file(
     kms: KmsClient | Mapping[str, str],
     version: int | None = None,
     min_version: int | None = None,
+    pin: str | None = None,
     missing: str = "error",
     threads: int | None = None,
     key_store: Any = None,
@@ -733,7 +751,7 @@ def open_file(
     if missing not in ("error", "hide"):
         raise ValueError(f"missing must be 'error' or 'hide', not {missing!r}")
     context, entry = _one_file(
-        dataset, path, kms, key_store, storage_options, version, min_version, threads, missing == "hide"
+        dataset, path, kms, key_store, storage_options, version, min_version, pin, threads, missing == "hide"
     )
     if entry.format != "parquet":
         return context.reader(entry)
@@ -750,12 +768,15 @@ def copy_file(
     kms: KmsClient | Mapping[str, str],
     version: int | None = None,
     min_version: int | None = None,
+    pin: str | None = None,
     threads: int | None = None,
     key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Decrypt one file of a dataset to a file open for writing, which need not seek. What is written passed its tag."""
-    context, entry = _one_file(dataset, path, kms, key_store, storage_options, version, min_version, threads, False)
+    context, entry = _one_file(
+        dataset, path, kms, key_store, storage_options, version, min_version, pin, threads, False
+    )
     if entry.format == "parquet":
         from ags_fast.jobs import parquet
 
@@ -775,12 +796,13 @@ def _one_file(
     storage_options: Mapping[str, Any] | None,
     version: int | None,
     min_version: int | None,
+    pin: str | None,
     threads: int | None,
     hide: bool,
 ) -> tuple[Context, FileEntry]:
-    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
+    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store, pin=pin)
     while True:
-        head = opened.current(version=version, min_version=min_version)
+        head = _there(opened, opened.current(version=version, min_version=min_version))
         try:
             entry = opened.find(head, path)
             break
@@ -788,7 +810,7 @@ def _one_file(
             if version is not None:
                 raise
     if entry is None:
-        raise FileNotFoundError(f"the dataset's version {head.number if head else 0} has no {path!r}")
+        raise FileNotFoundError(f"the dataset's version {head.number} has no {path!r}")
     envelope = _envelope(opened, [entry])
     without = _denied(opened, [entry]) if hide else frozenset()
     return Context("verify", "", opened.id, opened.store, envelope, threads=threads, without=without), entry
@@ -800,6 +822,8 @@ def sweep(
     *,
     kms: KmsClient | Mapping[str, str] | None = None,
     older_than: timedelta | None = None,
+    min_version: int | None = None,
+    pin: str | None = None,
     key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
@@ -811,13 +835,21 @@ def sweep(
 
     On local files a lock tells whether a job lives. Object stores have none: there, what is younger than `older_than`,
     by default a day, may be a living job's and stays. Given, it counts on local files too.
+
+    With a KMS nothing is removed before all versions that are there were seen to be of one history, and of that of the
+    pin: IntegrityError otherwise. ValueError for a pin or min_version without a KMS, which cannot be checked.
     """
     store = Store(dataset, storage_options)
     age = None if older_than is None else older_than.total_seconds()
-    rows = [Row(store.full_path(path), None, "ok", format="temporary") for path in store.sweep(older_than=age)]
-    number = None
+    opened = None
     if kms is not None:
-        opened = Dataset.open(store, as_kms(kms), key_store=key_store)
+        opened = Dataset.open(store, as_kms(kms), key_store=key_store, pin=pin, min_version=min_version)
+        opened.check_history()
+    elif pin is not None or min_version:
+        raise ValueError("a pin, and min_version, are checked with a KMS: pass kms")
+    rows = [Row(store.full_path(path), None, "ok", format="temporary") for path in store.sweep(older_than=age)]
+    head = None
+    if opened is not None:
         for job_id in open_plans(store, begun=True):
             if not is_dead(store, job_id, age):
                 continue
@@ -833,8 +865,12 @@ def sweep(
         for path in orphan_manifests(opened, age):
             store.delete(path)
             rows.append(Row(store.full_path(path), None, "ok", format="manifest"))
-        number = max(opened.version_numbers(), default=None)
-    return JobResult(new_job_id(), "sweep", store.url, number, rows)
+        head = opened.current()
+        for path in opened.chain_orphans():
+            store.delete(path)
+            rows.append(Row(store.full_path(path), None, "ok", format="chain"))
+    number, pinned = (head.number, head.pin) if head else (None, None)
+    return JobResult(new_job_id(), "sweep", store.url, number, rows, pinned)
 
 
 def set_policy(
@@ -842,14 +878,16 @@ def set_policy(
     policy: Policy,
     *,
     kms: KmsClient | Mapping[str, str],
+    min_version: int | None = None,
+    pin: str | None = None,
     key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Policy:
     """Lay down `policy` for later jobs on `dataset`, by a version that has the same files; returns what was before."""
-    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
+    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
     opened.store.check_writable()
     while True:
-        head = opened.current()
+        head = opened.current(writes=True)
         try:
             opened.succeed(head, "policy", new_job_id(), head.manifests if head else (), policy=policy)
         except FileExistsError:
@@ -891,14 +929,46 @@ def _opened(
     storage_options: Mapping[str, Any] | None,
     version: int | None,
     min_version: int | None,
+    pin: str | None,
     paths: str | Sequence[str] | None,
-) -> tuple[Dataset, Version | None, list[FileEntry]]:
-    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
-    head, entries = opened.load(version, min_version)
-    if paths is not None:
-        patterns = [paths] if isinstance(paths, str) else list(paths)
-        entries = [e for e in entries if any(fnmatch.fnmatchcase(e.path, pattern) for pattern in patterns)]
-    return opened, head, entries
+    writes: bool = False,
+) -> tuple[Dataset, Version, list[FileEntry]]:
+    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store, pin=pin)
+    head, entries = opened.load(version, min_version, writes=writes)
+    return opened, _there(opened, head), entries if paths is None else chosen_files(entries, paths)
+
+
+def _there(opened: Dataset, head: Version | None) -> Version:
+    """The version. IntegrityError if there is none: a job about no file must not look like one that has succeeded."""
+    if head is not None:
+        return head
+    open_jobs = open_plans(opened.store)
+    if open_jobs:
+        jobs = f"the job {open_jobs[-1]} is" if len(open_jobs) == 1 else f"the jobs {', '.join(open_jobs)} are"
+        why = f"{jobs} open: run encrypt again with resume, or sweep to give up what has died"
+    elif any(opened.store.list(MANIFESTS)):
+        why = f"there are manifests, so somebody took {VERSIONS} away: restore it"
+    else:
+        why = "run encrypt"
+    raise IntegrityError(f"no version of {opened.store.url} has been committed; {why}")
+
+
+def chosen_files(entries: Sequence[FileEntry], paths: str | Sequence[str]) -> list[FileEntry]:
+    """Those whose path matches one of the patterns. FileNotFoundError if a pattern matches none: it may be a typo."""
+    patterns = [paths] if isinstance(paths, str) else list(paths)
+    chosen: dict[str, FileEntry] = {}
+    for pattern in patterns:
+        found = [entry for entry in entries if fnmatch.fnmatchcase(entry.path, pattern)]
+        if not found:
+            near = difflib.get_close_matches(pattern, [entry.path for entry in entries[:NEAR_NAMES]], 1, 0.5)
+            if any(entry.path.startswith(pattern.rstrip("/") + "/") for entry in entries):
+                near = [pattern.rstrip("/") + "/*"]
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise FileNotFoundError(f"no file of the dataset matches {pattern!r}{hint}")
+        chosen |= {entry.path: entry for entry in found}
+    if not patterns:
+        raise ValueError("paths is an empty list, which matches no file: None takes all of them")
+    return [entry for entry in entries if entry.path in chosen]
 
 
 def _envelope(dataset: Dataset, entries: Sequence[FileEntry], *more: FileEntry) -> Envelope:
@@ -974,9 +1044,9 @@ def _run(context: Context, tasks: Sequence[Task], options: _Options, plan: Plan 
     return rows
 
 
-def _without_alarm(dataset: Dataset, version: Version | None, rows: list[Row]) -> list[Row]:
+def _without_alarm(dataset: Dataset, version: Version, rows: list[Row]) -> list[Row]:
     """What is missing of a version that was expired while its files were read was not taken by a stranger."""
-    if version is None or version.number in dataset.version_numbers():
+    if version.number in dataset.version_numbers():
         return rows
     why = f"version {version.number} was expired while its files were read: run the job again"
     return [
@@ -1040,8 +1110,8 @@ def _commit(
             for row in rows
         ]
     plan.end({entry.file for entry in good}.difference(entry.file for entry in refused))
-    number = version.number if version is not None else None
-    result = JobResult(context.job_id, context.op, dataset.store.url, number, rows)
+    number, pinned = (version.number, version.pin) if version is not None else (None, None)
+    result = JobResult(context.job_id, context.op, dataset.store.url, number, rows, pinned)
     if good:
         apply_retention(dataset, result)
     return result
@@ -1161,7 +1231,7 @@ def _missing_members(dataset: Dataset, entries: Sequence[FileEntry]) -> list[Row
     return rows
 
 
-def _extra_files(dataset: Dataset, head: Version | None, entries: Sequence[FileEntry]) -> list[Row]:
+def _extra_files(dataset: Dataset, head: Version, entries: Sequence[FileEntry]) -> list[Row]:
     """Files that no version and no job has. `entries`: of the version `head`, which has been read.
 
     In this order: a file whose job had a plan when it was listed is in the plan still, or in a version by then.
@@ -1170,7 +1240,7 @@ def _extra_files(dataset: Dataset, head: Version | None, entries: Sequence[FileE
     known = {entry.file for entry in entries}
     for job_id in open_plans(dataset.store):
         known |= Plan.names(dataset, job_id)
-    seen = {ref.path for ref in head.manifests} if head is not None else set()
+    seen = {ref.path for ref in head.manifests}
     for version in dataset.versions():
         for ref in version.manifests:
             if ref.path not in seen:

@@ -16,6 +16,7 @@ from ags_fast.jobs.dataset import VERSIONS, Dataset, numbered, version_numbers
 from ags_fast.jobs.plan import open_plans
 from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.results import JobResult
+from ags_fast.keys.chain import sha256
 from ags_fast.keys.command import add_kms_options, kms_properties, pairs
 from ags_fast.keys.envelope import Document, document_nbytes
 from ags_fast.keys.kms import load_kms
@@ -24,7 +25,7 @@ from ags_fast.keys.resolver import claimed_keys, for_columns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["add_commands", "add_dataset_options", "add_engine_options", "engine", "kms", "opened", "result"]
+__all__ = ["add_commands", "add_dataset_options", "add_engine_options", "engine", "kms", "known", "opened", "result"]
 
 EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS = 1, 3, 4
 SHOWN_FAILURES = 20
@@ -60,7 +61,6 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], si
         )
     for command in (decrypt, verify, ls, cat):
         command.add_argument("--version", type=int, metavar="N", help="default: the newest")
-        command.add_argument("--min-version", type=int, metavar="N", help="refuse a dataset whose newest is older")
     for command in (encrypt, decrypt, rekey):
         command.add_argument("--dry-run", action="store_true", help="show what would be done")
         command.add_argument("--resume", choices=("length", "verify"), help="continue a job that died")
@@ -105,6 +105,12 @@ def add_dataset_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--key-store", metavar="URL", help="where the dataset's KEKs are: a folder, or a database; default: with it"
     )
+    command.add_argument(
+        "--pin",
+        metavar="PIN",
+        help="refuse a dataset whose newest version does not descend from this one: a job's `pin`",
+    )
+    command.add_argument("--min-version", type=int, metavar="N", help="refuse a dataset whose newest version is older")
     command.add_argument("--json", action="store_true", help="print the result, or the error, as one JSON object")
 
 
@@ -121,8 +127,13 @@ def kms(args: argparse.Namespace) -> dict[str, str]:
     return properties
 
 
+def known(args: argparse.Namespace) -> dict[str, Any]:
+    """What the caller knows of the dataset, and where its keys are: arguments of every function that opens one."""
+    return {"pin": args.pin, "min_version": args.min_version, "key_store": args.key_store}
+
+
 def opened(args: argparse.Namespace) -> Dataset:
-    return Dataset.open(args.file, load_kms(kms(args)), key_store=args.key_store)
+    return Dataset.open(args.file, load_kms(kms(args)), **known(args))
 
 
 def engine(args: argparse.Namespace) -> Any:
@@ -144,7 +155,7 @@ def _shared(args: argparse.Namespace) -> dict[str, Any]:
         "engine": engine(args),
         "max_failures": args.max_failures,
         "progress": False if args.quiet or args.json else None,
-        "key_store": args.key_store,
+        **known(args),
     }
 
 
@@ -178,7 +189,7 @@ def _kek_scope(args: argparse.Namespace) -> Policy | None:
         return None
     policy = Policy()
     try:
-        dataset = Dataset.open(args.dataset, load_kms(kms(args)), key_store=args.key_store)
+        dataset = Dataset.open(args.dataset, load_kms(kms(args)), **known(args))
     except FileNotFoundError:
         pass
     else:
@@ -193,7 +204,6 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
             args.dst,
             **_shared(args),
             version=args.version,
-            min_version=args.min_version,
             paths=args.paths,
             overwrite=args.overwrite,
             missing=args.missing,
@@ -205,11 +215,7 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
-    return result(
-        jobs.verify_files(
-            args.file, **_shared(args), version=args.version, min_version=args.min_version, paths=args.paths
-        )
-    )
+    return result(jobs.verify_files(args.file, **_shared(args), version=args.version, paths=args.paths))
 
 
 def _rekey(args: argparse.Namespace) -> dict[str, Any]:
@@ -230,7 +236,7 @@ def _rekey(args: argparse.Namespace) -> dict[str, Any]:
 
 def _sweep(args: argparse.Namespace) -> dict[str, Any]:
     age = None if args.older_than is None else timedelta(hours=args.older_than)
-    return result(jobs.sweep(args.file, kms=kms_properties(args) or None, older_than=age, key_store=args.key_store))
+    return result(jobs.sweep(args.file, kms=kms_properties(args) or None, older_than=age, **known(args)))
 
 
 def result(done: JobResult) -> dict[str, Any]:
@@ -245,6 +251,7 @@ def result(done: JobResult) -> dict[str, Any]:
         "dataset": done.dataset,
         "job_id": done.job_id,
         "version": done.version,
+        "pin": done.pin,
         **done.counts,
         "plain_bytes": sum(row.plain_length or 0 for row in done.rows if row.status in ("ok", "planned")),
         "kms_calls": {f"{provider} {operation}": n for (provider, operation), n in sorted(done.kms_calls.items())},
@@ -255,7 +262,7 @@ def result(done: JobResult) -> dict[str, Any]:
 
 def _ls(args: argparse.Namespace) -> dict[str, Any]:
     dataset = opened(args)
-    version, entries = dataset.load(args.version, args.min_version)
+    version, entries = dataset.load(args.version)
     shown = ("path", "file", "format", "plain_length", "file_length", "key_id")
     files = [
         {name: getattr(entry, name) for name in shown}
@@ -266,14 +273,14 @@ def _ls(args: argparse.Namespace) -> dict[str, Any]:
         "operation": args.operation,
         "dataset": args.file,
         "version": version.number if version else None,
+        "pin": version.pin if version else None,
         "files": files,
     }
 
 
 def _cat(args: argparse.Namespace) -> dict[str, Any]:
     out = sys.stdout.buffer
-    which = {"version": args.version, "min_version": args.min_version}
-    jobs.copy_file(args.file, args.path, out, kms=kms(args), **which, key_store=args.key_store)
+    jobs.copy_file(args.file, args.path, out, kms=kms(args), version=args.version, **known(args))
     out.flush()
     return {}
 
@@ -284,22 +291,33 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
         args.usage("keys that are elsewhere are shown with a KMS only: --keystore PATH, or --kms NAME=VALUE")
     store = Store(args.file)
     if properties:
-        dataset = Dataset.open(store, load_kms(properties), key_store=args.key_store)
-        versions = [dataset.version(number)._asdict() for number in dataset.version_numbers()]
+        dataset = Dataset.open(store, load_kms(properties), **known(args))
+        found = [dataset.version(number) for number in dataset.version_numbers()]
+        versions = [{**version._asdict(), "ancestors": version.chain.near} for version in found]
         keys, dataset_id = dataset.keys.list(), dataset.id
     else:
+        if args.pin is not None or args.min_version:
+            args.usage("--pin and --min-version are checked with a KMS only: --keystore PATH, or --kms NAME=VALUE")
         names = [VERSIONS + numbered(number) for number in version_numbers(store)]
-        most = document_nbytes("ags-version")
-        claims = [Document(store.read(name, most), name).claimed() for name in names]
-        versions = [{**claim, "number": claim.get("version")} for claim in claims]
+        documents = [(name, store.read(name, document_nbytes("ags-version"))) for name in names]
+        claims = [(Document(data, name).claimed(), sha256(data)) for name, data in documents]
+        versions = [{**claim, "number": claim.get("version"), "sha256": digest} for claim, digest in claims]
         if not any(store.list("_ags/keys/")):
             raise FileNotFoundError(f"there is no encrypted dataset at {store.url}: it has no _ags/keys")
         dataset_id, keys = claimed_keys(store)
-    shown = ("number", "parent", "operation", "job_id", "time_ms", "files", "plain_length")
+    shown = ("number", "parent", "operation", "job_id", "time_ms", "files", "plain_length", "sha256")
+    there = {version["number"]: version["sha256"] for version in versions}
     try:
-        listed = [{name: version[name] for name in shown} for version in versions]
-    except KeyError as error:
+        listed = [
+            {name: version[name] for name in shown}
+            | {"parent_sha256": version["ancestors"][-1] if version["ancestors"] else None}
+            for version in versions
+        ]
+    except (KeyError, TypeError) as error:
         raise FormatError(f"a version in {VERSIONS} lacks {error}") from None
+    for version in listed:  # whether the version before it is the one that is there; None: it is not there
+        before = there.get(version["parent"])
+        version["follows"] = None if before is None else before == version["parent_sha256"]
     return {
         "operation": args.operation,
         "dataset": args.file,
@@ -332,8 +350,13 @@ def as_text(result: dict[str, Any]) -> str:
         when = datetime.fromtimestamp(version["time_ms"] / 1000, UTC)
         lines.append(
             f"version {version['number']}: {version['operation']} at {when:%Y-%m-%d %H:%M:%S} UTC by job "
-            f"{version['job_id']}, {version['files']:,} files, {version['plain_length']:,} bytes"
+            f"{version['job_id']}, {version['files']:,} files, {version['plain_length']:,} bytes; "
+            f"pin {version['number']}-{version['sha256']}"
         )
+        if version["follows"] is False:
+            lines.append(
+                f"  it does NOT follow the version {version['parent']} that is there: one of them was exchanged"
+            )
     for key in result.get("keys", ()):
         wrap = "double wrap" if key["double_wrap"] else "single wrap"
         when = datetime.fromtimestamp(key["created_ms"] / 1000, UTC)

@@ -795,13 +795,21 @@ class Dataset:
     def version_numbers(self) -> list[int]:
         return version_numbers(self.store)
 
-    def remove_version(self, number: int) -> bool:
-        """Whether it was there. Something stays in its place for a day: who is late with a commit must find the number
-        taken, or would commit to the past. What is older goes, too."""
+    def remove_version(self, number: int, digest: str) -> bool:
+        """Whether it was there. IntegrityError if what is there is not the document with this SHA-256.
+
+        Something stays in its place for a day: who is late with a commit must find the number taken, or would commit to
+        the past. What is older goes, too.
+        """
         path = VERSIONS + numbered(number)
-        there = self.store.stat(path)
-        removes = there is not None and there.size != len(REMOVED)
+        try:
+            data = self.store.read(path, DOCUMENT_NBYTES)
+        except FileNotFoundError:
+            data = REMOVED
+        removes = data != REMOVED
         if removes:
+            if sha256(data) != digest or self.version_numbers()[-1] == number:
+                raise IntegrityError(f"{path} is not the version {number} that was to be removed: it was exchanged")
             self.store.put(path, REMOVED, fsync=True)
         for entry in list(self.store.list(VERSIONS)):
             if entry.size == len(REMOVED) and time.time() - entry.modified > NO_LOCK_SECONDS:
@@ -868,8 +876,8 @@ class Dataset:
             raise FormatError(f"{path} lacks or garbles {error}") from None
         if version.files != (listed := sum(ref.entries for ref in version.manifests)):
             raise FormatError(f"{path} says that it has {version.files} files, and names manifests with {listed}")
-        self._check_keys(version)
         self._check_place(version)
+        self._check_keys(version)
         return version
 
     # ---- the history
@@ -946,6 +954,29 @@ class Dataset:
                 if data != REMOVED:
                     self._check_ancestor(head, number, sha256(data))
         self._fits = head.sha256
+
+    def check_history(self) -> None:
+        """IntegrityError if a document that is there, of a version or of the keys, is not of the newest one's history:
+        for who is about to delete something."""
+        self.current()
+        for _ in self.versions():  # each is compared when it is read
+            pass
+        if isinstance(self.keys, DatasetKeyStore):
+            self.keys.check_history()
+
+    def chain_orphans(self) -> list[str]:
+        """The objects with digests that no version names any more, a day old."""
+        objects = self._chain_objects
+        old = time.time() - NO_LOCK_SECONDS
+        listed = objects.in_folder(entry.path for entry in self.store.list(CHAIN) if entry.modified < old)
+        if not listed:
+            return []
+        # Read after they were listed: of what a dead writer left, it names all or is about to name the next.
+        head = self.current()
+        named = objects.paths(head.chain.needed(head.sha256)) if head else set()
+        for version in self.versions():
+            named |= objects.paths(version.chain.blocks)
+        return [path for path in listed if path not in named]
 
     def digest(self, version: Version, number: int) -> str | None:
         """The SHA-256 of the document that an ancestor of a version has, or had; or of its own. None if that is older

@@ -50,6 +50,8 @@ def key_status(
     dataset: Any,
     *,
     kms: KmsClient | Mapping[str, str],
+    min_version: int | None = None,
+    pin: str | None = None,
     key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -64,7 +66,7 @@ def key_status(
 
     No manifest is opened unless the reference to it does not name its keys: ``manifests_opened`` counts those.
     """
-    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
+    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
     return _status(Survey(opened), "status")
 
 
@@ -195,6 +197,8 @@ def audit(
     kms: KmsClient | Mapping[str, str],
     event: str | None = None,
     paths: str | Sequence[str] | None = None,
+    min_version: int | None = None,
+    pin: str | None = None,
     key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -219,7 +223,7 @@ def audit(
         raise ValueError(f"event must be {', '.join(map(repr, EVENTS))} or None, not {event!r}")
     if paths is not None and event != "dek-leaked":
         raise ValueError("paths are for event='dek-leaked': the files whose data keys somebody may have")
-    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
+    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
     survey = Survey(opened, deep=True)
     shell = _Shell(opened, dataset, key_store)
     result = _status(survey, "audit")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
 from ags_fast._arguments import positive
-from ags_fast.jobs.command import add_dataset_options, add_engine_options, engine, kms, opened, result
+from ags_fast.jobs.command import add_dataset_options, add_engine_options, engine, kms, known, opened, result
 from ags_fast.jobs.key_audit import EVENTS, audit, key_status
 from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.rotation import WHATS
@@ -88,11 +88,11 @@ def _keep(text: str) -> int:
 def _status(args: argparse.Namespace) -> dict[str, Any]:
     if os.path.isfile(args.file):
         return keystores.keystore_status(args)
-    return key_status(args.file, kms=kms(args), key_store=args.key_store)
+    return key_status(args.file, kms=kms(args), **known(args))
 
 
 def _audit(args: argparse.Namespace) -> dict[str, Any]:
-    return audit(args.file, kms=kms(args), event=args.event, paths=args.paths, key_store=args.key_store)
+    return audit(args.file, kms=kms(args), event=args.event, paths=args.paths, **known(args))
 
 
 def _rotate(args: argparse.Namespace) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _rotate(args: argparse.Namespace) -> dict[str, Any]:
         resume=args.resume or None,
         dry_run=args.dry_run,
         progress=False if args.quiet or args.json else None,
-        key_store=args.key_store,
+        **known(args),
     )
     shown = {**result(done), "what": args.what}
     if done.expired is not None:
@@ -127,7 +127,7 @@ def _expire(args: argparse.Namespace) -> dict[str, Any]:
         older_than=None if args.older_than is None else timedelta(days=args.older_than),
         force=args.force,
         dry_run=args.dry_run,
-        key_store=args.key_store,
+        **known(args),
     )
     return result(done)
 
@@ -149,7 +149,7 @@ def _policy(args: argparse.Namespace) -> dict[str, Any]:
         changes["keep_days"] = None
     if changes:
         policy = policy.replace(**changes)
-        jobs.set_policy(args.file, policy, kms=kms(args), key_store=args.key_store)
+        jobs.set_policy(args.file, policy, kms=kms(args), **known(args))
     return {"operation": args.operation, "dataset": args.file, "changed": sorted(changes), "policy": policy.to_json()}
 
 

@@ -47,17 +47,22 @@ class JobResult:
     """What a job did.
 
     op: "encrypt", "decrypt", "verify", "rekey", "sweep", "rotate" or "expire". version: the dataset's version that the
-    job made, or read. rows: a Row for each file, and for what else the job deals with. expired: what was expired when
-    it was done, because of force_expire or of the dataset's policy. kms_calls: how often the job has called a KMS,
-    ``{(provider, operation): calls}``, in all its processes and with what was expired. What a process had not reported
-    when it was killed is not in it, nor are attempts of tasks that failed on Spark.
+    job made, or read. pin: that version and the SHA-256 of its document, as a text to keep outside of the storage and
+    to pass as ``pin=`` the next time; None if there is no version. rows: a Row for each file, and for what else the job
+    deals with. expired: what was expired when it was done, because of force_expire or of the dataset's policy. kms_calls:
+    how often the job has called a KMS, ``{(provider, operation): calls}``, in all its processes and with what was
+    expired. What a process had not reported when it was killed is not in it, nor are attempts of tasks that failed on
+    Spark.
     """
 
-    def __init__(self, job_id: str, op: str, dataset: str, version: int | None, rows: Sequence[Row]) -> None:
+    def __init__(
+        self, job_id: str, op: str, dataset: str, version: int | None, rows: Sequence[Row], pin: str | None = None
+    ) -> None:
         self.job_id = job_id
         self.op = op
         self.dataset = dataset
         self.version = version
+        self.pin = pin
         self.rows = list(rows)
         self.expired: JobResult | None = None
         self.kms_calls: Counter[tuple[str, str]] = Counter()

@@ -96,6 +96,8 @@ def rotate(
     concurrency: int = CONCURRENCY,
     resume: bool | None = None,
     dry_run: bool = False,
+    min_version: int | None = None,
+    pin: str | None = None,
     progress: Any = None,
     key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -142,7 +144,9 @@ def rotate(
         if key_id is not None:
             check_key_id(key_id)
     engine = LocalEngine(0) if engine is None else engine
-    opened = Dataset.open(dataset, client_for(engine, kms, dataset), storage_options, key_store)
+    opened = Dataset.open(
+        dataset, client_for(engine, kms, dataset), storage_options, key_store, pin=pin, min_version=min_version
+    )
     if from_key_id is not None:
         masters = {entry.wrapping_key_id for entry in opened.keys.list()}
         if from_key_id not in masters:
@@ -201,7 +205,7 @@ class _Rotation:
     ) -> None:
         self.opened = opened
         self.what = what
-        self.head = opened.current()
+        self.head = opened.current(writes=not dry_run)
         self.master = master
         # What is replaced by another master key: without from_key_id the dataset's own, and columns keep theirs.
         self.replaced = from_master or opened.main_key().wrapping_key_id
@@ -229,11 +233,9 @@ class _Rotation:
             return None
         return Plan.resume(self.opened, facts, held, sure=bool(self.resume))
 
-    def _result(self, job_id: str, version: int | None) -> JobResult:
-        return JobResult(job_id, "rotate", self.opened.store.url, version, self.rows)
-
-    def _number(self) -> int | None:
-        return self.head.number if self.head else None
+    def _result(self, job_id: str, version: Version | None) -> JobResult:
+        number, pinned = (version.number, version.pin) if version else (None, None)
+        return JobResult(job_id, "rotate", self.opened.store.url, number, self.rows, pinned)
 
     def _in_question(self, entry: KeyEntry) -> bool:
         return self.from_master in (None, entry.wrapping_key_id)
@@ -259,7 +261,7 @@ class _Rotation:
             plan = self._resumed(self.facts, held)
             if plan is not None and (made := plan.committed()) is not None:  # it died between its commit and its end
                 plan.end()
-                return self._result(plan.job_id, made.number)
+                return self._result(plan.job_id, made)
             if plan is not None and not self._opens(plan):
                 plan.end()
                 plan = None
@@ -277,10 +279,12 @@ class _Rotation:
                     for old in new:
                         self._key_row(old, None, "planned")
                     self.rows += [_manifest_row(opened, ref, "planned") for ref in self._todo(self.head, set(new))]
-                    return self._result(job_id, self._number())
+                    return self._result(job_id, self.head)
                 opened.store.check_writable()
                 keys = {old: entry and entry.to_json() for old, entry in new.items()}
-                plan = Plan.create(opened, job_id, [], "running", base=self._number() or 0, keys=keys, **self.facts)
+                plan = Plan.create(
+                    opened, job_id, [], "running", base=self.head.number if self.head else 0, keys=keys, **self.facts
+                )
                 held.callback(plan.release)
             else:
                 new = {old: entry and KeyEntry.from_json(entry) for old, entry in plan.body["keys"].items()}
@@ -390,8 +394,8 @@ class _Rotation:
             if ref.key_id in moved or ref.keys is None or not moved.isdisjoint(dict(ref.keys))
         ]
 
-    def _rewrite(self, plan: Plan, engine: Engine) -> int | None:
-        """Commit a version whose manifests need no retired key; its number, or the newest one's if there is no need.
+    def _rewrite(self, plan: Plan, engine: Engine) -> Version | None:
+        """Commit a version whose manifests need no retired key, and return it; or the newest one if there is no need.
 
         None if manifests have failed: their rows say why, and the plan stays.
         """
@@ -399,7 +403,7 @@ class _Rotation:
         done: dict[str, list[TableRef]] = {}  # by the path of the manifest that they take the place of
         counted = {ref.path for ref in self.head.manifests} if self.head else set()  # when the keys were made
         while True:
-            head = opened.current()
+            head = opened.current(writes=True)
             moves = self._moves(head)
             todo = [ref for ref in self._todo(head, set(moves)) if ref.path not in done]
             if todo:
@@ -414,7 +418,7 @@ class _Rotation:
             assert head is not None or not done
             if not head or not any(ref.path in done for ref in head.manifests):
                 plan.end()
-                return head.number if head else None
+                return head
             self._count_uses(head, done, moves, counted)
             try:
                 refs_now = [new for ref in head.manifests for new in done.get(ref.path, [ref])]
@@ -422,7 +426,7 @@ class _Rotation:
             except FileExistsError:
                 continue
             plan.end({ref.path for ref in refs_now})
-            return made.number
+            return made
 
     def _count_uses(
         self, head: Version, done: Mapping[str, object], moves: Mapping[str, str], counted: set[str]
@@ -574,7 +578,7 @@ class _Rotation:
                 self._key_row(entry.key_id, entry.key_id, "skipped", why)
             if plan is not None:
                 plan.end()
-            return self._result(job_id, self._number())
+            return self._result(job_id, self.head)
 
     def _refuse_single_wrap(self, new_kms: KmsClient | None) -> None:
         """PolicyError if data keys that a KMS wraps itself would be left behind."""
@@ -772,6 +776,8 @@ def expire(
     older_than: timedelta | None = None,
     force: bool = False,
     dry_run: bool = False,
+    min_version: int | None = None,
+    pin: str | None = None,
     key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
@@ -788,26 +794,27 @@ def expire(
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}: the newest version stays")
-    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store)
+    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
     return _expire(opened, keep, older_than, force, dry_run)
 
 
 def apply_retention(opened: Dataset, result: JobResult) -> None:
     """After a job: expire what the dataset's policy does not keep."""
-    head = opened.current()
-    if head is None or head.policy.keep is None:
-        return
-    days = head.policy.keep_days
     try:
+        head = opened.current()
+        if head is None or head.policy.keep is None:
+            return
+        days = head.policy.keep_days
         result.expired = _expire(opened, head.policy.keep, None if days is None else timedelta(days=days), False)
     except (AgsError, OSError) as error:  # the job itself has done what it had to do
         row = Row(opened.store.url, None, "failed", type(error).__name__, describe(error))
-        result.expired = JobResult(new_job_id(), "expire", opened.store.url, head.number, [row])
+        result.expired = JobResult(new_job_id(), "expire", opened.store.url, result.version, [row], result.pin)
 
 
 def _expire(opened: Dataset, keep: int, older_than: timedelta | None, force: bool, dry_run: bool = False) -> JobResult:
     rows: list[Row] = []
     facts = {"operation": "expire", "source": shown(opened.store.url)}
+    opened.check_history()
     with ExitStack() as held:
         begun = None if dry_run else Plan.resume(opened, facts, held)
         if begun is not None:
@@ -836,7 +843,7 @@ def _expire(opened: Dataset, keep: int, older_than: timedelta | None, force: boo
                 [],
                 "running",
                 base=head.number if head else 0,
-                versions=[version.number for version in gone],
+                versions=[[version.number, version.sha256] for version in gone],
                 manifests=[ref.to_json() for ref in refs.values()],
                 **facts,
             )
@@ -845,7 +852,11 @@ def _expire(opened: Dataset, keep: int, older_than: timedelta | None, force: boo
             plan.end()
         if not dry_run:
             _remove_keys(opened, rows, force)
-    return JobResult(job_id, "expire", opened.store.url, head.number if head else None, rows)
+            for path in opened.chain_orphans():
+                opened.store.delete(path)
+                rows.append(Row(opened.store.full_path(path), None, "ok", format="chain"))
+    number, pinned = (head.number, head.pin) if head else (None, None)
+    return JobResult(job_id, "expire", opened.store.url, number, rows, pinned)
 
 
 def _manifest_row(opened: Dataset, ref: TableRef, status: str = "ok") -> Row:
@@ -868,7 +879,7 @@ def finish_expiry(opened: Dataset, plan: Plan, rows: list[Row]) -> None:
     if plan.body.get("operation") != "expire":
         return
     store = opened.store
-    removed = [number for number in sorted(plan.body["versions"]) if opened.remove_version(number)]
+    removed = [number for number, digest in sorted(plan.body["versions"]) if opened.remove_version(number, digest)]
     rows += [Row(store.full_path(VERSIONS + numbered(n)), None, "ok", format="version") for n in removed]
     refs = [TableRef.from_json(ref) for ref in plan.body["manifests"]]
     left = [ref for ref in refs if store.stat(ref.path) is not None]

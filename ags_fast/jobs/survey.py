@@ -91,6 +91,8 @@ class Survey:
         # In this order: what is no job's any more is in a version, and who commits has put the keys in before.
         self.jobs = [job for job_id in open_plans(opened.store) if (job := self._job(job_id)) is not None]
         self.versions: list[Version] = []  # the oldest first
+        with suppress(KeyAccessError):  # which is said below
+            opened.current()  # all others must be of its history
         for number in opened.version_numbers():
             if (version := self._try(f"version {number}", partial(opened.version, number))) is not None:
                 self.versions.append(version)

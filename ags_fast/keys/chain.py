@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 from ags_fast.errors import FormatError, IntegrityError
-from ags_fast.keys.envelope import dumps, loads
+from ags_fast.keys.envelope import dumps, parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -32,6 +32,10 @@ FORMAT = "ags-chain"
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _are_digests(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(item, str) and DIGEST.fullmatch(item) for item in value)
 
 
 class Pin(NamedTuple):
@@ -70,9 +74,7 @@ class Chain(NamedTuple):
     def from_json(cls, body: Mapping[str, Any], number: int, where: str) -> Chain:
         near, blocks = body.get("ancestors"), body.get("chain", [])
         for digests, most in ((near, MOVE - 1), (blocks, BLOCKS)):
-            if not isinstance(digests, list) or len(digests) > most:
-                raise FormatError(f"{where} has an impossible chain of ancestors")
-            if not all(isinstance(digest, str) and DIGEST.fullmatch(digest) for digest in digests):
+            if not _are_digests(digests) or len(digests) > most:
                 raise FormatError(f"{where} has an impossible chain of ancestors")
         chain = cls(number, tuple(near or ()), tuple(blocks))
         whole = len(chain.blocks) < BLOCKS  # then no block was dropped yet
@@ -154,10 +156,11 @@ class ChainObjects:
                 raise IntegrityError(str(error)) from None
             if sha256(data) != name:
                 raise IntegrityError(f"{path} is not what its name says: it was changed")
-            body = loads(data)
-            if body["first"] != first or len(body["sha256"]) != BLOCK:
+            body = parse_object(data, path)
+            found = body.get("sha256")
+            if body.get("first") != first or not _are_digests(found) or len(found) != BLOCK:
                 raise IntegrityError(f"{path} has the digests of other versions than it should")
-            digests = self._read[name] = tuple(body["sha256"])
+            digests = self._read[name] = tuple(found)
         return digests
 
     def in_folder(self, paths: Iterator[str]) -> list[str]:
