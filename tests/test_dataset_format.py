@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from datasets import HERE, MASTER, make_kms
 from support import open_stream, pattern
 
 pa = pytest.importorskip("pyarrow")
@@ -70,6 +71,31 @@ class SecondReader:
         assert len(rows) == ref["entries"]
         return rows
 
+    def digests(self, path: str) -> dict[int, str]:
+        """The SHA-256 of each version that a document descends from, as far as it knows, by number."""
+        body, folder = self.document(path), path.rpartition("/")[0]
+        chain = {"_ags/versions": "_ags/chain", "_ags/keys": "_ags/keys/chain"}[folder]
+        number = body["version"] - len(body["ancestors"])
+        found = dict(enumerate(body["ancestors"], number))
+        for name in reversed(body["chain"]):
+            data = (self.folder / f"{chain}/{name}.json").read_bytes()
+            block = json.loads(data)
+            number -= len(block["sha256"])
+            assert (hashlib.sha256(data).hexdigest(), block["first"], len(block["sha256"])) == (name, number, 32)
+            found |= dict(enumerate(block["sha256"], number))
+        found[body["version"]] = hashlib.sha256((self.folder / path).read_bytes()).hexdigest()
+        return found
+
+    def check_history(self) -> dict[int, str]:
+        """That all versions which are there are of one history, and made on keys of one; their digests."""
+        for kind in ("_ags/keys", "_ags/versions"):
+            digests = self.digests(self.newest(kind))
+            for path in (self.folder / kind).glob("0*.json"):
+                assert hashlib.sha256(path.read_bytes()).hexdigest() == digests[int(path.stem)]
+        made_on = self.document(self.newest("_ags/versions"))["key_store"]
+        assert self.digests(self.newest("_ags/keys"))[made_on["version"]] == made_on["sha256"]
+        return digests
+
     def rows(self) -> list[dict[str, Any]]:
         version = self.document(self.newest("_ags/versions"))
         rows = [row for ref in version["manifests"] for row in self.table(ref)]
@@ -121,3 +147,21 @@ def test_second_reader(tmp_path: Path, double_wrap: bool) -> None:
             info = (tmp_path / "src" / row["path"].decode()).stat()
             assert (row["mode"], row["mtime_ns"]) == (info.st_mode & 0o777, info.st_mtime_ns)
             assert row["path"] != b"e" or (row["mode"], row["mtime_ns"]) == (0o640, -1_500_000_007)
+
+
+def test_second_reader_of_a_history(tmp_path: Path) -> None:
+    kms = make_kms(tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a").write_bytes(b"a")
+    dataset = tmp_path / "dataset"
+    pins = [jobs.encrypt_files(tmp_path / "src", dataset, kms=kms, wrapping_key_id=MASTER, engine=HERE).pin]
+    for _ in range(42):
+        jobs.set_policy(dataset, jobs.Policy(), kms=kms)
+    opened = jobs.Dataset.open(dataset, load_kms(kms))
+    for _ in range(42):
+        opened.add_uses({opened.main_key().key_id: 1})
+    jobs.set_policy(dataset, jobs.Policy(), kms=kms)
+    pins.append(jobs.verify_files(dataset, kms=kms, engine=HERE).pin)
+    digests = SecondReader(dataset, load_kms(kms)).check_history()
+    assert len(digests) == 44 and pins == [f"1-{digests[1]}", f"44-{digests[44]}"]
+    assert [len(list((dataset / f"_ags/{folder}chain").iterdir())) for folder in ("", "keys/")] == [1, 1]

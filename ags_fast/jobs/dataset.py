@@ -803,7 +803,7 @@ class Dataset:
         """
         path = VERSIONS + numbered(number)
         try:
-            data = self.store.read(path, DOCUMENT_NBYTES)
+            data = self.store.read(path, document_nbytes("ags-version"))
         except FileNotFoundError:
             data = REMOVED
         removes = data != REMOVED
