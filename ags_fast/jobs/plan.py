@@ -483,8 +483,10 @@ def _check(body: Mapping[str, Any]) -> None:
     whole(body.get("base", 0))
     whole(body.get("wrap_nbytes", 0), TABLE_NBYTES)
     if body["operation"] == "expire":
-        for number in body["versions"]:
+        for number, digest in body["versions"]:
             whole(number, least=1)
+            if not isinstance(digest, str):
+                raise ValueError("the digest of a version")
     for ref in body.get("manifests", ()):
         TableRef.from_json(ref)
     for entry in body.get("keys", {}).values():
