@@ -49,10 +49,10 @@ class JobResult:
     op: "encrypt", "decrypt", "verify", "rekey", "sweep", "rotate" or "expire". version: the dataset's version that the
     job made, or read. pin: that version and the SHA-256 of its document, as a text to keep outside of the storage and
     to pass as ``pin=`` the next time; None if there is no version. rows: a Row for each file, and for what else the job
-    deals with. expired: what was expired when it was done, because of force_expire or of the dataset's policy. kms_calls:
-    how often the job has called a KMS, ``{(provider, operation): calls}``, in all its processes and with what was
-    expired. What a process had not reported when it was killed is not in it, nor are attempts of tasks that failed on
-    Spark.
+    deals with. expired: what was expired when it was done, because of force_expire or of the dataset's policy.
+    kms_calls: how often the job has called a KMS, ``{(provider, operation): calls}``, in all its processes and with
+    what was expired. What a process had not reported when it was killed is not in it, nor are attempts of tasks that
+    failed on Spark.
     """
 
     def __init__(
