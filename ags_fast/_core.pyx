@@ -71,11 +71,13 @@ cdef extern from "agsf.h" nogil:
         uint64_t bad_block
         int os_error
     agsf_status agsf_library_init()
-    agsf_status agsf_open_file(const char *path, uint8_t *out, size_t nbytes, int *fd_ret, uint64_t *nbytes_ret,
-                               int *os_error_ret)
+    int agsf_open_below(const char *root, const char *path, int flags, unsigned mode, int *os_error_ret)
+    agsf_status agsf_open_file(const char *root, const char *path, uint8_t *out, size_t nbytes, int *fd_ret,
+                               uint64_t *nbytes_ret, int *os_error_ret)
     agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_error_ret)
-    bint agsf_read_whole(const char *path, uint8_t *out, size_t nbytes, const uint64_t *mtime_ns)
-    bint agsf_write_whole(int folder, const char *path, const char *name, const uint8_t *data, size_t nbytes, bint sync)
+    bint agsf_read_whole(const char *root, const char *path, uint8_t *out, size_t nbytes, const uint64_t *mtime_ns)
+    bint agsf_write_whole(const char *root, const char *folder, const char *name, const uint8_t *data, size_t nbytes,
+                          bint sync)
     void agsf_expect_fill(uint8_t *buffer, size_t nbytes)
     const char *agsf_libcrypto_version()
     const char *agsf_libcrypto_cpu()
@@ -704,15 +706,37 @@ cdef bytes _path(object path):
     return raw
 
 
-def open_file(path, length, uint64_t small):
-    """Open a file to read: its Descriptor, its size, and b"". The size of what is no regular file is -1.
+def open_below(root, path, int flags, unsigned mode):
+    """Open a path below the folder `root`; "." is that folder. Returns a descriptor.
 
-    If the first `length` bytes of a regular file, or all that it has where that is None, are no more than `small`, they
-    are read, the file is closed, and instead of its Descriptor there are None and these bytes.
+    OSError with EXDEV: a link leads out, or only who goes step by step can tell whether one does.
+    """
+    cdef bytes raw_root = _path(root), raw = _path(path)
+    cdef const char *at = PyBytes_AS_STRING(raw_root)
+    cdef const char *name = PyBytes_AS_STRING(raw)
+    cdef int fd = -1, os_error = 0
+    PySys_Audit("open", "OOi", <PyObject *> path, <PyObject *> None, flags)
+    while True:
+        with nogil:
+            fd = agsf_open_below(at, name, flags, mode, &os_error)
+        if fd >= 0:
+            return fd
+        if os_error != EINTR:
+            raise OSError(os_error, _os.strerror(os_error), f"{_os.fsdecode(root)}/{_os.fsdecode(path)}")
+        PyErr_CheckSignals()
+
+
+def open_file(path, length, uint64_t small, root=None):
+    """Open a file to read, below the folder `root` unless that is None: its Descriptor, its size, and b"".
+
+    The size of what is no regular file is -1. If the first `length` bytes of a regular file, or all that it has where
+    that is None, are no more than `small`, they are read, the file is closed, and instead of its Descriptor there are
+    None and these bytes. OSError with EXDEV: as `open_below`.
     """
     # One call in place of os.open, fstat, pread and close: around a small file these cost as much as what they do.
-    cdef bytes raw = _path(path)
+    cdef bytes raw = _path(path), raw_root = None if root is None else _path(root)
     cdef const char *name = PyBytes_AS_STRING(raw)
+    cdef const char *at = NULL if root is None else PyBytes_AS_STRING(raw_root)
     cdef agsf_status status
     cdef int fd = -1, os_error = 0
     cdef uint64_t nbytes = 0
@@ -722,7 +746,7 @@ def open_file(path, length, uint64_t small):
     PySys_Audit("open", "OOi", <PyObject *> path, <PyObject *> None, 0)
     while True:
         with nogil:
-            status = agsf_open_file(name, data, <size_t> wanted, &fd, &nbytes, &os_error)
+            status = agsf_open_file(at, name, data, <size_t> wanted, &fd, &nbytes, &os_error)
         if status != AGSF_IO or os_error != EINTR:
             break
         PyErr_CheckSignals()
@@ -745,13 +769,15 @@ def open_file(path, length, uint64_t small):
     return None, nbytes, out
 
 
-def read_whole(path, uint64_t nbytes, mtime_ns):
-    """All of a regular file of `nbytes`, in one call: None, for whatever reason, leaves it to who does it step by step.
+def read_whole(root, path, uint64_t nbytes, mtime_ns):
+    """All of a regular file of `nbytes`, below the folder `root` unless that is None, in one call.
 
-    mtime_ns, unless it is None: and that was changed last at this time (ns since the epoch), also after it was read.
+    None, for whatever reason, leaves it to who does it step by step. mtime_ns, unless it is None: and that was changed
+    last at this time (ns since the epoch), also after it was read.
     """
-    cdef bytes raw = _path(path)
+    cdef bytes raw = _path(path), raw_root = None if root is None else _path(root)
     cdef const char *name = PyBytes_AS_STRING(raw)
+    cdef const char *at = NULL if root is None else PyBytes_AS_STRING(raw_root)
     cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> nbytes)
     cdef uint8_t *data = <uint8_t *> PyBytes_AS_STRING(out)
     cdef uint64_t expected = 0 if mtime_ns is None else mtime_ns
@@ -759,25 +785,26 @@ def read_whole(path, uint64_t nbytes, mtime_ns):
     cdef bint whole
     PySys_Audit("open", "OOi", <PyObject *> path, <PyObject *> None, 0)
     with nogil:
-        whole = agsf_read_whole(name, data, <size_t> nbytes, mtime)
+        whole = agsf_read_whole(at, name, data, <size_t> nbytes, mtime)
     return out if whole else None
 
 
-def write_whole(int folder, path, name, bytes data not None, bint sync):
-    """Make a file in an open folder, in one call, if that is still what has the path and there is no such file.
+def write_whole(root, folder, name, bytes data not None, bint sync):
+    """Make a file in `folder`, below the folder `root` ("." is that), in one call, if there is no such file.
 
     Until it is complete, with `sync` on the disk, it has no name: whatever dies leaves nothing. False, for whatever
     reason, leaves it to who does it step by step; then nothing was done.
     """
-    cdef bytes raw_path = _path(path), raw_name = _path(name)
-    cdef const char *at = PyBytes_AS_STRING(raw_path)
+    cdef bytes raw_root = _path(root), raw_folder = _path(folder), raw_name = _path(name)
+    cdef const char *top = PyBytes_AS_STRING(raw_root)
+    cdef const char *at = PyBytes_AS_STRING(raw_folder)
     cdef const char *to = PyBytes_AS_STRING(raw_name)
     cdef const uint8_t *begin = <const uint8_t *> PyBytes_AS_STRING(data)
     cdef size_t nbytes = <size_t> PyBytes_GET_SIZE(data)
     cdef bint whole
     PySys_Audit("open", "OOi", <PyObject *> name, <PyObject *> None, 1)
     with nogil:
-        whole = agsf_write_whole(folder, at, to, begin, nbytes, sync)
+        whole = agsf_write_whole(top, at, to, begin, nbytes, sync)
     return whole
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import Self
 
-    from ags_fast.fs import _ReadOnce
+    from ags_fast.fs import _Entries, _LeftOut, _ReadOnce
 
     _Paths = list[str]  # in the classes here, list is a method
 
@@ -81,14 +81,22 @@ class _Objects:
         for name, info in found.items():
             path = name[skip:]
             if path.startswith(prefix) and info["type"] == "file" and temporary_tag(path.rpartition("/")[2]) is None:
-                yield _entry(path, info)
+                yield self._entry(path, info if info["size"] is not None else fs.info(name))
+
+    def list_all(self) -> tuple[_Entries, _LeftOut]:
+        return sorted(self.list(""), key=lambda entry: entry.path), []
 
     def stat(self, path: str) -> Entry | None:
         try:
             info = self.connect()[0].info(self.at(path))
         except FileNotFoundError:
             return None
-        return _entry(path, info) if info["type"] == "file" else None
+        return self._entry(path, info) if info["type"] == "file" else None
+
+    def _entry(self, path: str, info: Mapping[str, Any]) -> Entry:
+        if info["size"] is None:
+            raise self._refusal(f"say how many bytes {path!r} has")
+        return _entry(path, info)
 
     def read(self, path: str, limit: int) -> bytes:
         data = self._read(path, limit + 1)
@@ -114,7 +122,17 @@ class _Objects:
     def create(self, path: str, data: bytes) -> None:
         raise self._refusal("create a file only if it is not there")
 
-    def new(self, path: str, *, tag: str, exclusive: bool, private: bool, fsync: bool) -> NewObject:
+    def new(
+        self,
+        path: str,
+        *,
+        tag: str,
+        exclusive: bool,
+        private: bool,
+        fsync: bool,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> NewObject:
         raise NotImplementedError
 
     def exists(self) -> bool:
@@ -138,11 +156,13 @@ class _Objects:
     def remove_folder(self, path: str) -> None:
         """Nothing: there are none."""
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, read: Entry | None) -> None:
         try:
             self.connect()[0].rm_file(self.at(path))
         except FileNotFoundError:
             pass
+        except NotImplementedError:
+            raise self._refusal("delete files") from None
 
     def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths:
         return []
@@ -412,12 +432,22 @@ class _S3(_Objects):
             new.write(data)
             new.publish()
 
-    def new(self, path: str, *, tag: str, exclusive: bool, private: bool, fsync: bool) -> _Upload:
+    def new(
+        self,
+        path: str,
+        *,
+        tag: str,
+        exclusive: bool,
+        private: bool,
+        fsync: bool,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> _Upload:
         if exclusive and self.stat(path) is not None:  # before all of it is sent in vain
             raise _exists(f"{self.url}/{path}")
         return _Upload(self, path, exclusive)
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, read: Entry | None) -> None:
         self.call("delete_object", **self.key(path))
 
     def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths:
@@ -605,7 +635,17 @@ class _Memory(_Objects):
                 raise _exists(f"{self.url}/{path}")
             fs.pipe_file(self.at(path), data)
 
-    def new(self, path: str, *, tag: str, exclusive: bool, private: bool, fsync: bool) -> NewObject:
+    def new(
+        self,
+        path: str,
+        *,
+        tag: str,
+        exclusive: bool,
+        private: bool,
+        fsync: bool,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> NewObject:
         if exclusive and self.stat(path) is not None:
             raise _exists(f"{self.url}/{path}")
         return _Buffered(self, path, exclusive)
@@ -639,7 +679,17 @@ class _Other(_Objects):
         if not _renames(self.connect()[0]):
             self.new("_ags/writable", tag="", exclusive=False, private=False, fsync=False).discard()
 
-    def new(self, path: str, *, tag: str, exclusive: bool, private: bool, fsync: bool) -> NewObject:
+    def new(
+        self,
+        path: str,
+        *,
+        tag: str,
+        exclusive: bool,
+        private: bool,
+        fsync: bool,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> NewObject:
         if exclusive:
             raise self._refusal("create a file only if it is not there")
         fs, _ = self.connect()
@@ -714,7 +764,10 @@ class _Discardable(NewObject):
         super().__init__()
         self.path = path
         self._file: Any = None
-        file = fs.open(path, "wb", autocommit=False)
+        try:
+            file = fs.open(path, "wb", autocommit=False)
+        except NotImplementedError:
+            raise folder._refusal("write files") from None
         if not isinstance(file, AbstractBufferedFile) or any(
             getattr(type(file), name) is getattr(AbstractBufferedFile, name) for name in ("commit", "discard")
         ):

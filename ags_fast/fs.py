@@ -13,7 +13,7 @@ import os
 import stat
 import time
 
-from ags_fast._core import Descriptor, read_whole, write_whole
+from ags_fast._core import Descriptor, open_below, open_file, read_whole, write_whole
 from ags_fast.errors import FormatError, PolicyError
 
 TYPE_CHECKING = False  # to import typing takes longer than all of this package
@@ -23,14 +23,27 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    _Paths = list[str]  # in the classes here, list is a method
+    # In the classes here, list is a method.
+    _Paths = list[str]
+    _Entries = list["Entry"]
+    _LeftOut = list[tuple[str, str, str]]
 
-__all__ = ["Entry", "NewFile", "NewObject", "Store", "pwrite_all"]
+__all__ = ["Entry", "LocalFile", "NewFile", "NewObject", "NotAFileError", "Store", "open_regular", "pwrite_all"]
 
 SUFFIX = ".agstmp"  # of every temporary name: .<name>.<tag>.<16 hex digits>.agstmp
 HOLD_ATTEMPTS = 20
-OPEN_FOLDERS = 128  # that a store keeps open, to write into without walking to them again
+MADE_FOLDERS = 4096  # that a store remembers to have made, or found
+LINKS = 40  # that are followed on the way to one file, as the system has it
 NO_LOCK_SECONDS = 86_400.0  # where files cannot be locked, one that was not written to for so long has no writer
+
+A_PATH = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC
+A_FOLDER = A_PATH | os.O_DIRECTORY
+LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # of a pipe, it would wait for a writer
+
+
+class NotAFileError(OSError):
+    """A pipe, a device, a socket or a folder is where a file should be."""
 
 
 # ---------------------------------------------------------------------------------------------------------- a folder
@@ -89,21 +102,29 @@ class Store:
     """A folder of files: a local path, or a URL of fsspec such as ``s3://bucket/folder`` (also ``file://``).
 
     Paths of files are relative to it, with "/" between their parts. One that would lead out of it is refused with
-    PolicyError: by "..", as an absolute path or, where something would be written or deleted, through a link.
+    PolicyError: by "..", as an absolute path or through a link. So it is also if somebody renames folders meanwhile.
+    Links that stay inside are followed, and so are those that the folder's own path goes through.
     storage_options: for fsspec. They may hold secrets: repr does not show them, a pickle does hold them.
+    follow: what is read, never what is written or deleted, may be wherever links lead.
 
     A store can be used by many threads, pickled, and used in a fork, which gets a connection of its own. Errors are the
     classes of OSError that a local file would raise.
     """
 
-    def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        storage_options: Mapping[str, Any] | None = None,
+        follow: bool = False,
+    ) -> None:
         text = os.fsdecode(url)
         path = _local_path(text)
         self.local = path is not None
         self.url = text.rstrip("/") if path is None else path
         self._above = f"{self.url.rstrip('/')}/"
         self.storage_options = dict(storage_options or {})
-        self._door: _Door | None = None if path is None else _Folder(path)
+        self.follow = follow
+        self._door: _Door | None = None if path is None else _Folder(path, follow)
 
     def __repr__(self) -> str:
         scheme, separator, rest = self.url.partition("://")
@@ -113,7 +134,7 @@ class Store:
         return f"Store({scheme + separator + rest!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Store, (self.url, self.storage_options)
+        return Store, (self.url, self.storage_options, self.follow)
 
     def _open(self) -> _Door:
         if self._door is None:
@@ -134,10 +155,18 @@ class Store:
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """Every complete file whose path begins with `prefix`, hidden ones too, in no order. A missing folder is empty.
 
-        One walk, or one listing in pages. Files in the making are left out. Links are followed: one that leads to a
-        folder it is in is an OSError (ELOOP), one that leads nowhere is left out.
+        One walk, or one listing in pages. Files in the making are left out, and so are links that lead out, nowhere, or
+        to a folder that they are in; see `list_all`.
         """
         return self._open().list(prefix)
+
+    def list_all(self) -> tuple[_Entries, _LeftOut]:
+        """What `list` has, and what it leaves out: path, kind and reason of each.
+
+        The kinds are "OutsideLink", "DanglingLink", "LinkLoop", "SpecialFile" (pipes, sockets, devices), "EmptyFolder"
+        (its path ends in "/") and "TemporaryFile".
+        """
+        return self._open().list_all()
 
     def stat(self, path: str) -> Entry | None:
         """The file at `path`, or None."""
@@ -156,7 +185,7 @@ class Store:
         self._open().create(_checked(path), data)
 
     def source(self, path: str, entry: Entry | None = None) -> Any:
-        """What `AgsReader` takes to read a file: its path here, or a seekable binary file, to be closed.
+        """What `AgsReader` takes to read a file: a `LocalFile` here, or a seekable binary file, to be closed.
 
         Each read of an object makes one request, of just these bytes. Who reads on and on without a gap gets bytes
         ahead, no more than he has read so far. OSError if the object is replaced meanwhile. entry: of this file, where
@@ -165,14 +194,29 @@ class Store:
         return self._open().source(_checked(path), entry)
 
     def new(
-        self, path: str, *, tag: str = "", exclusive: bool = False, private: bool = False, fsync: bool = False
+        self,
+        path: str,
+        *,
+        tag: str = "",
+        exclusive: bool = False,
+        private: bool = False,
+        fsync: bool = False,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
     ) -> NewFile | NewObject:
         """A file in the making, and the folders that it is in. The arguments are those of `NewFile`.
 
         PolicyError if the store might show a part of it: if it can neither rename files nor discard an upload.
+        NotAFileError if what is there is no regular file. An object has neither mode nor mtime_ns.
         """
         return self._open().new(
-            _checked(path), tag=_checked_tag(tag), exclusive=exclusive, private=private, fsync=fsync
+            _checked(path),
+            tag=_checked_tag(tag),
+            exclusive=exclusive,
+            private=private,
+            fsync=fsync,
+            mode=mode,
+            mtime_ns=mtime_ns,
         )
 
     def take(self, path: str, size: int, stamp: str | None = None) -> bytes | None:
@@ -218,8 +262,15 @@ class Store:
         return self._open().held(_checked(path))
 
     def delete(self, path: str) -> None:
-        """Remove a file; that it is not there is fine."""
-        self._open().delete(_checked(path))
+        """Remove a file; that it is not there is fine. Of a link, it is the link that is removed."""
+        self._open().delete(_checked(path), None)
+
+    def delete_read(self, entry: Entry) -> None:
+        """Remove the file that was read as `entry`.
+
+        OSError if the file has changed since, or if `path` is a link, and so what was read is elsewhere.
+        """
+        self._open().delete(_checked(entry.path), entry)
 
     def remove_folder(self, path: str) -> None:
         """Remove a folder that is empty; elsewhere than here there are none."""
@@ -307,98 +358,265 @@ if TYPE_CHECKING:
         """What a `Store` goes through. Paths and tags have been checked."""
 
         def list(self, prefix: str) -> Iterator[Entry]: ...
+        def list_all(self) -> tuple[_Entries, _LeftOut]: ...
         def stat(self, path: str) -> Entry | None: ...
         def read(self, path: str, limit: int) -> bytes: ...
         def create(self, path: str, data: bytes) -> None: ...
         def source(self, path: str, entry: Entry | None) -> Any: ...
-        def new(self, path: str, *, tag: str, exclusive: bool, private: bool, fsync: bool) -> NewFile | NewObject: ...
+        def new(
+            self,
+            path: str,
+            *,
+            tag: str,
+            exclusive: bool,
+            private: bool,
+            fsync: bool,
+            mode: int | None,
+            mtime_ns: int | None,
+        ) -> NewFile | NewObject: ...
         def exists(self) -> bool: ...
         def check_writable(self) -> None: ...
         def open(self, path: str) -> _ReadOnce: ...
         def hold(self, path: str) -> Any: ...
         def held(self, path: str) -> bool | None: ...
-        def delete(self, path: str) -> None: ...
+        def delete(self, path: str, read: Entry | None) -> None: ...
         def remove_folder(self, path: str) -> None: ...
         def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths: ...
         def sync_folders(self, paths: Iterable[str]) -> None: ...
 
 
 class _OpenFolder:
-    """A folder that was walked to without following links out of the store. Whoever has it is not led elsewhere."""
+    """A folder that was opened below another. Whoever has it is not led elsewhere, whatever becomes of its path."""
 
-    __slots__ = ("fd", "id", "mode", "path")
+    __slots__ = ("fd",)
 
-    def __init__(self, fd: int, path: str) -> None:
+    def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.path = path
-        info = os.fstat(fd)
-        self.id = info.st_dev, info.st_ino
-        self.mode: int | None = None  # that a new file gets here, once one has got it
-
-    def is_at(self, path: str) -> bool:
-        """Whether this is still what has the path."""
-        try:
-            info = os.stat(path)
-        except OSError:
-            return False
-        return (info.st_dev, info.st_ino) == self.id
 
     def __del__(self) -> None:
         os.close(self.fd)
 
 
-class _Folder:
-    """A local folder."""
+class LocalFile:
+    """A file of a local store, as a source: `open` stays in the store, its path, as `os.fspath` has it, does not."""
 
-    def __init__(self, root: str) -> None:
+    __slots__ = ("_folder", "_path")
+
+    def __init__(self, folder: _Folder, path: str) -> None:
+        self._folder = folder
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return f"{self._folder.root}/{self._path}"
+
+    def open(self, length: int | None, small: int) -> tuple[Descriptor | None, int, bytes]:
+        """As `ags_fast._core.open_file` opens a path. NotAFileError if it is no regular file."""
+        root = None if self._folder.follow else self._folder.root
+        try:
+            descriptor, size, data = open_file(os.fspath(self) if root is None else self._path, length, small, root)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            fd, info = self._folder.open_regular(self._path)
+            return Descriptor(fd), info.st_size, b""
+        if descriptor is not None and size < 0:
+            descriptor.close()
+            raise _not_a_file(os.fspath(self))
+        return descriptor, size, data
+
+
+class _Folder:
+    """A local folder. What is opened, made or removed is so below it, by descriptors of folders: no path is checked
+    first and followed then, when somebody may have put a link into it."""
+
+    def __init__(self, root: str, follow: bool = False) -> None:
         self.root = root
+        self.follow = follow  # links out of it, to read
         self.made = False  # nobody needs it before something is written
-        self.open_folders: dict[str, _OpenFolder] = {}
+        self.made_folders: set[str] = set()
+
+    def _open(self, path: str, flags: int) -> int:
+        """Open what is there; PolicyError if a link leads out. "" is this folder."""
+        try:
+            return open_below(self.root, path or ".", flags, 0)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        folder, name = self._resolve(path)
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder.fd)
+
+    def _open_to_read(self, path: str, flags: int) -> int:
+        return os.open(f"{self.root}/{path}", flags) if self.follow else self._open(path, flags)
+
+    def open_regular(self, path: str) -> tuple[int, os.stat_result]:
+        """The descriptor of a file to read, and what it is. NotAFileError if it is no regular one; it never blocks."""
+        return _regular(self._open_to_read(path, READ), f"{self.root}/{path}")
+
+    def _resolve(self, path: str) -> tuple[_OpenFolder, str]:
+        """The folder that a path leads to through links, and the name there, which is no link; it may be missing.
+
+        Each step is from an open folder to the next, and a link is not followed but read.
+        """
+        folders = [_OpenFolder(os.open(self.root, A_FOLDER))]
+        todo = path.split("/")[::-1]
+        links = 0
+        while todo:
+            name = todo.pop()
+            if name in ("", "."):
+                continue
+            if name == "..":
+                if len(folders) == 1:
+                    raise self._leads_out(path, "..")
+                folders.pop()
+                continue
+            found = _stat(name, folders[-1].fd)
+            if found is not None and stat.S_ISLNK(found.st_mode):
+                links += 1
+                if links > LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), f"{self.root}/{path}")
+                target = os.readlink(name, dir_fd=folders[-1].fd)
+                if target.startswith("/"):
+                    rest = self._below(target)
+                    if rest is None:
+                        raise self._leads_out(path, target)
+                    target = rest
+                    del folders[1:]
+                todo += target.split("/")[::-1]
+            elif todo:
+                folders.append(_OpenFolder(os.open(name, A_FOLDER | os.O_NOFOLLOW, dir_fd=folders[-1].fd)))
+            else:
+                return folders[-1], name
+        return folders[-1], "."
+
+    def _below(self, target: str) -> str | None:
+        """What an absolute path is relative to this folder; None if it leads elsewhere."""
+        for root in (self.root, os.path.realpath(self.root)):
+            if target == root or target.startswith(root.rstrip("/") + "/"):
+                return target[len(root) :].lstrip("/")
+        return None
+
+    def _leads_out(self, path: str, target: str) -> PolicyError:
+        return PolicyError(f"{path!r} leads out of {self.root!r} through a link, to {target!r}")
+
+    def _folder(self, path: str, make: bool) -> _OpenFolder:
+        """A folder to write into, or to delete from. make: it, and what is missing on the way."""
+        if make and not self.made:
+            os.makedirs(self.root, exist_ok=True)
+            self.made = True
+        try:
+            return _OpenFolder(self._open(path, A_FOLDER))
+        except FileNotFoundError:
+            if not make:
+                raise
+        above, at = _OpenFolder(self._open("", A_FOLDER)), ""
+        for name in path.split("/"):
+            try:
+                os.mkdir(name, dir_fd=above.fd)
+            except FileExistsError:
+                pass
+            at = f"{at}/{name}" if at else name
+            above = _OpenFolder(self._open(at, A_FOLDER))
+        return above
 
     def list(self, prefix: str) -> Iterator[Entry]:
+        return self._walk(prefix, None)
+
+    def list_all(self) -> tuple[_Entries, _LeftOut]:
+        left_out: _LeftOut = []
+        return sorted(self._walk("", left_out), key=lambda entry: entry.path), sorted(left_out)
+
+    def _walk(self, prefix: str, left_out: _LeftOut | None) -> Iterator[Entry]:
         folder, slash, stem = prefix.rpartition("/")
-        # Folders to walk: their paths, how to show them, and where a link was followed on the way to them.
-        todo: list[tuple[str, str, tuple[str, ...]]] = [(os.path.join(self.root, folder), folder + slash, ())]
+        # Folders to walk: their paths, and which ones they are in: (id, those above) of each on the way.
+        todo: list[tuple[str, tuple[Any, ...]]] = [(folder + slash, ())]
         while todo:
-            path, shown, links = todo.pop()
+            shown, above = todo.pop()
             try:
-                scan = os.scandir(path)
-            except FileNotFoundError:
+                fd = self._open_to_read(shown.rstrip("/"), LISTED)
+            except (FileNotFoundError, NotADirectoryError):
                 continue
-            with scan:
-                for found in scan:
-                    name = found.name
-                    if stem and not name.startswith(stem):
-                        continue
-                    try:
-                        is_folder = found.is_dir()
-                        info = found.stat()
-                    except FileNotFoundError:  # gone meanwhile, or a link to nothing
-                        continue
-                    except OSError as error:
-                        if error.errno == errno.ELOOP:  # a link to itself
+            try:
+                info = os.fstat(fd)
+                here = ((info.st_dev, info.st_ino), above)
+                empty = True
+                with os.scandir(fd) as scan:
+                    for found in scan:
+                        empty = False
+                        name = found.name
+                        if stem and not name.startswith(stem):
                             continue
-                        raise
-                    if is_folder:
-                        below = _follow(found, links) if found.is_symlink() else links
-                        todo.append((found.path, f"{shown}{name}/", below))
-                        continue
-                    if stat.S_ISREG(info.st_mode) and (name[0] != "." or temporary_tag(name) is None):
-                        yield Entry.of(shown + name, info)
+                        if found.is_symlink():
+                            kind, what = self._behind(shown + name, fd, name, here)
+                        elif found.is_dir(follow_symlinks=False):
+                            kind, what = "", None
+                        else:
+                            try:
+                                kind, what = "", found.stat(follow_symlinks=False)
+                            except FileNotFoundError:  # gone meanwhile
+                                continue
+                        if what is None and not kind:
+                            todo.append((f"{shown}{name}/", here))
+                        elif what is not None and stat.S_ISREG(what.st_mode):
+                            if name[0] != "." or temporary_tag(name) is None:
+                                yield Entry.of(shown + name, what)
+                            elif left_out is not None:
+                                left_out.append(
+                                    (shown + name, "TemporaryFile", "a file in the making, or left by a dead job")
+                                )
+                        elif left_out is not None:
+                            if what is not None:
+                                left_out.append(
+                                    (shown + name, "SpecialFile", f"{_kind(what)}, which has no content to read")
+                                )
+                            else:
+                                left_out.append((shown + name, kind, _LINKS[kind]))
+                if empty and shown and left_out is not None:
+                    left_out.append((shown, "EmptyFolder", "an empty folder: a dataset has files only"))
+            finally:
+                os.close(fd)
             stem = ""
+
+    def _behind(self, path: str, folder: int, name: str, here: tuple[Any, ...]) -> tuple[str, os.stat_result | None]:
+        """What a link leads to: ("", its stat), of a folder ("", None); or why it leads to nothing of this store."""
+        try:
+            fd = os.open(name, A_PATH, dir_fd=folder) if self.follow else self._open(path, A_PATH)
+        except PolicyError:
+            return "OutsideLink", None
+        except (FileNotFoundError, NotADirectoryError):
+            return "DanglingLink", None
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # a link to itself
+                return "LinkLoop", None
+            raise
+        info = os.fstat(fd)
+        os.close(fd)
+        if not stat.S_ISDIR(info.st_mode):
+            return "", info
+        while here:
+            if here[0] == (info.st_dev, info.st_ino):
+                return "LinkLoop", None
+            here = here[1]
+        return "", None
 
     def stat(self, path: str) -> Entry | None:
         try:
-            info = os.stat(os.path.join(self.root, path))
+            fd = self._open_to_read(path, A_PATH)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        if not stat.S_ISREG(info.st_mode):
-            return None
-        return Entry.of(path, info)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # so nothing has that name
+                return None
+            raise
+        try:
+            info = os.fstat(fd)
+        finally:
+            os.close(fd)
+        return Entry.of(path, info) if stat.S_ISREG(info.st_mode) else None
 
     def read(self, path: str, limit: int) -> bytes:
-        with open(os.path.join(self.root, path), "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
+        fd, info = self.open_regular(path)
+        with io.FileIO(fd) as file:
+            size = info.st_size
             data = b""
             while size <= limit and (more := file.read(limit + 1 - len(data))):  # it may grow
                 data += more
@@ -408,79 +626,64 @@ class _Folder:
         return data
 
     def create(self, path: str, data: bytes) -> None:
-        place = self._place(path, make=True)
-        if os.path.islink(place):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place)
-        with NewFile(place, exclusive=True, fsync=True) as new:
+        with self.new(path, exclusive=True, fsync=True) as new:
             new.write(data)
             new.publish()
         self.sync_folders([path])
 
-    def source(self, path: str, entry: Entry | None) -> str:
-        return os.path.join(self.root, path)
+    def source(self, path: str, entry: Entry | None) -> LocalFile:
+        return LocalFile(self, path)
 
-    def new(self, path: str, *, tag: str, exclusive: bool, private: bool, fsync: bool) -> NewFile:
+    def new(
+        self,
+        path: str,
+        *,
+        tag: str = "",
+        exclusive: bool = False,
+        private: bool = False,
+        fsync: bool = False,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> NewFile:
         below, _, name = path.rpartition("/")
-        folder = self.open_folders.get(below)
-        if folder is None or not folder.is_at(folder.path):
-            folder = self._enter(below, path)
-        place = f"{folder.path}/{name}"
+        folder = self._folder(below, make=True)
         found = _stat(name, folder.fd)
-        if found is not None and stat.S_ISLNK(found.st_mode):  # its target is what gets replaced
-            place = self._inside(place, path)
-            return NewFile(place, tag=tag, exclusive=exclusive, private=private, fsync=fsync)
-        return NewFile(place, tag=tag, exclusive=exclusive, private=private, fsync=fsync, within=(folder, found))
+        if found is not None and not exclusive and stat.S_ISLNK(found.st_mode):  # its target is what gets replaced
+            folder, name = self._resolve(path)
+            found = _stat(name, folder.fd)
+        return NewFile(
+            f"{self.root}/{path}",
+            tag=tag,
+            exclusive=exclusive,
+            private=private,
+            fsync=fsync,
+            mode=mode,
+            mtime_ns=mtime_ns,
+            within=(folder, name, found),
+        )
 
     def take(self, path: str, size: int, stamp: str | None) -> bytes | None:
         try:
-            return read_whole(f"{self.root}/{path}", size, None if stamp is None else int(stamp))
+            mtime_ns = None if stamp is None else int(stamp)
+            if self.follow:
+                return read_whole(None, f"{self.root}/{path}", size, mtime_ns)
+            return read_whole(self.root, path, size, mtime_ns)
         except (OverflowError, ValueError):  # no stamp that a file has here
             return None
 
     def put(self, path: str, data: bytes, fsync: bool) -> bool:
         """Whether it could be done in one step."""
         below, _, name = path.rpartition("/")
-        folder = self.open_folders.get(below) or self._enter(below, path)
-        if not write_whole(folder.fd, folder.path, name, data, fsync):
+        if below not in self.made_folders:
+            self._folder(below, make=True)
+            if len(self.made_folders) >= MADE_FOLDERS:
+                self.made_folders = set()
+            self.made_folders.add(below)
+        if not write_whole(self.root, below or ".", name, data, fsync):
             return False
         if fsync:
-            _fsync_folder(folder.path)
+            self._sync(below)
         return True
-
-    def _enter(self, below: str, path: str) -> _OpenFolder:
-        folder = self._walk(below, path)
-        if len(self.open_folders) >= OPEN_FOLDERS:
-            self.open_folders = {}  # one that is in use stays open
-        self.open_folders[below] = folder
-        return folder
-
-    def _walk(self, below: str, path: str) -> _OpenFolder:
-        """Open a folder to write into, and make what is missing on the way."""
-        at, flags = self.root, os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
-        if not self.made:
-            os.makedirs(at, exist_ok=True)
-            self.made = True
-        fd = os.open(at, flags)
-        try:
-            for name in below.split("/") if below else ():
-                at = f"{at}/{name}"
-                try:
-                    found = os.lstat(name, dir_fd=fd)
-                except FileNotFoundError:
-                    try:
-                        os.mkdir(name, dir_fd=fd)
-                    except FileExistsError:
-                        pass
-                else:
-                    if stat.S_ISLNK(found.st_mode):
-                        at = self._inside(at, path)
-                        name = at
-                above, fd = fd, os.open(name, flags | os.O_NOFOLLOW, dir_fd=fd)
-                os.close(above)
-        except BaseException:
-            os.close(fd)
-            raise
-        return _OpenFolder(fd, at)
 
     def exists(self) -> bool:
         return os.path.isdir(self.root)
@@ -490,121 +693,147 @@ class _Folder:
         self.made = True
 
     def open(self, path: str) -> _ReadOnce:
-        return _Sequential(os.path.join(self.root, path))
+        return _Sequential(*self.open_regular(path))
 
     def hold(self, path: str) -> Any:
+        below, _, name = path.rpartition("/")
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         for _ in range(HOLD_ATTEMPTS):
             try:
-                place = self._place(path, make=True)
-                file = io.FileIO(place, "ab")
-                locked = _lock(file.fileno())
+                folder = self._folder(below, make=True)
+                fd, info = _regular(os.open(name, flags, 0o666, dir_fd=folder.fd), f"{self.root}/{path}")
+                file = io.FileIO(fd, "ab")
+                locked = _lock(fd)
                 if locked is None:
                     file.close()
                     return None
-                if locked and os.path.samestat(os.fstat(file.fileno()), os.stat(place)):
+                if locked and os.path.samestat(info, os.lstat(name, dir_fd=folder.fd)):
                     return file
                 file.close()
             except FileNotFoundError:  # removed meanwhile, or its folder
                 continue
             time.sleep(0.01)  # who only asks, in `held`, locks it for a moment
-        raise BlockingIOError(errno.EWOULDBLOCK, "a living process holds it", place)
+        raise BlockingIOError(errno.EWOULDBLOCK, "a living process holds it", f"{self.root}/{path}")
 
     def held(self, path: str) -> bool | None:
         try:
-            with open(os.path.join(self.root, path), "rb", buffering=0) as file:
-                locked = _lock(file.fileno())
+            fd, _ = self.open_regular(path)
         except FileNotFoundError:
             return False
+        try:
+            locked = _lock(fd)
+        finally:
+            os.close(fd)
         return None if locked is None else not locked
 
     def remove_folder(self, path: str) -> None:
+        below, _, name = path.rpartition("/")
         try:
-            os.rmdir(self._place(path, make=False))
+            folder = self._folder(below, make=False)
+            os.rmdir(name, dir_fd=folder.fd)
         except OSError:  # not empty, or not there
             pass
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, read: Entry | None) -> None:
+        """read: only if it is still the file that was read so."""
+        below, _, name = path.rpartition("/")
         try:
-            os.unlink(self._place(path, make=False))
+            folder = self._folder(below, make=False)
+            if read is not None:
+                found = os.lstat(name, dir_fd=folder.fd)
+                if stat.S_ISLNK(found.st_mode):
+                    target = os.readlink(name, dir_fd=folder.fd)
+                    raise OSError(f"it is a link to {target!r}, which still has the content: delete both yourself")
+                if not stat.S_ISREG(found.st_mode) or (found.st_size, str(found.st_mtime_ns)) != (
+                    read.size,
+                    read.stamp,
+                ):
+                    raise OSError("another file has taken its place since it was read")
+            os.unlink(name, dir_fd=folder.fd)
         except (FileNotFoundError, NotADirectoryError):
             pass
-
-    def _place(self, path: str, make: bool) -> str:
-        """The absolute path of a file that may be written or deleted. `make`: its folders, where they are missing."""
-        if make and not self.made:
-            os.makedirs(self.root, exist_ok=True)
-            self.made = True
-        *folders, name = path.split("/")
-        at = self.root
-        for folder in folders:
-            at = f"{at}/{folder}"
-            try:
-                info = os.lstat(at)
-            except FileNotFoundError:
-                if make:
-                    try:
-                        os.mkdir(at)
-                    except FileExistsError:
-                        self._inside(at, path)
-            else:
-                if stat.S_ISLNK(info.st_mode):
-                    at = self._inside(at, path)
-        return f"{at}/{name}"
-
-    def _inside(self, at: str, path: str) -> str:
-        """Where the links in `at` lead to: into this folder."""
-        root, at = os.path.realpath(self.root), os.path.realpath(at)
-        if os.path.commonpath([root, at]) != root:
-            raise PolicyError(f"{path!r} leads out of {self.root!r} through a link, to {at!r}")
-        return at
 
     def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths:
         age = older_than or 0.0
         age_unlocked = NO_LOCK_SECONDS if tag is None and older_than is None else age
         swept: _Paths = []
-        todo = [self.root]
+        todo = [""]
         while todo:
+            shown = todo.pop()
             try:
-                scan = os.scandir(todo.pop())
-            except FileNotFoundError:
+                fd = self._open(shown.rstrip("/"), LISTED)
+            except (FileNotFoundError, NotADirectoryError, PolicyError):  # removed, or exchanged, meanwhile
                 continue
-            with scan:
-                for found in scan:
-                    if found.is_dir(follow_symlinks=False):
-                        todo.append(found.path)
-                        continue
-                    of = temporary_tag(found.name)
-                    if of is None or tag not in (None, of) or not found.is_file(follow_symlinks=False):
-                        continue
-                    if _sweep_file(found.path, age, age_unlocked):
-                        swept.append(os.path.relpath(found.path, self.root))
+            try:
+                with os.scandir(fd) as scan:
+                    for found in scan:
+                        if found.is_dir(follow_symlinks=False):
+                            todo.append(f"{shown}{found.name}/")
+                            continue
+                        of = temporary_tag(found.name)
+                        if of is None or tag not in (None, of) or not found.is_file(follow_symlinks=False):
+                            continue
+                        if _sweep_file(fd, found.name, age, age_unlocked):
+                            swept.append(shown + found.name)
+            finally:
+                os.close(fd)
         return swept
 
     def sync_folders(self, paths: Iterable[str]) -> None:
-        folders = {self.root}
+        folders = {""}
         for path in paths:
             folder = path.rpartition("/")[0]
-            while folder and (full := os.path.join(self.root, folder)) not in folders:
-                folders.add(full)
+            while folder not in folders:
+                folders.add(folder)
                 folder = folder.rpartition("/")[0]
         for folder in sorted(folders, key=len, reverse=True):
-            _fsync_folder(folder)
+            self._sync(folder)
         try:
-            _fsync_folder(os.path.dirname(self.root))
+            _fsync_folder(os.open(os.path.dirname(self.root), LISTED))
         except PermissionError:  # one may be allowed to pass through a folder, but not to open it
             pass
+
+    def _sync(self, folder: str) -> None:
+        _fsync_folder(self._open(folder, LISTED))
+
+
+_LINKS = {
+    "OutsideLink": "a link that leads out of the folder",
+    "DanglingLink": "a link that leads nowhere",
+    "LinkLoop": "a link that leads back to itself, or to a folder that it is in",
+}
+
+
+def _kind(info: os.stat_result) -> str:
+    for name, test in (("pipe", stat.S_ISFIFO), ("socket", stat.S_ISSOCK), ("folder", stat.S_ISDIR)):
+        if test(info.st_mode):
+            return f"a {name}"
+    return "a device"
+
+
+def _not_a_file(path: str) -> NotAFileError:
+    return NotAFileError(errno.EINVAL, "not a regular file", path)
+
+
+def _regular(fd: int, path: str) -> tuple[int, os.stat_result]:
+    """A descriptor and what it is; it is closed, and NotAFileError raised, if that is no regular file."""
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
+        os.close(fd)
+        raise _not_a_file(path)
+    return fd, info
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
+    """A file to read. NotAFileError if it is a pipe, which could block, or no file at all."""
+    return io.FileIO(_regular(os.open(path, READ), os.fsdecode(path))[0])
 
 
 class _Sequential:
     """A local file that is read once."""
 
-    def __init__(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # of a pipe, it would wait for a writer
+    def __init__(self, fd: int, info: os.stat_result) -> None:
         self._descriptor = Descriptor(fd)
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            self._descriptor.close()
-            raise OSError(errno.EINVAL, "not a regular file", path)
         self.size, self.stamp = info.st_size, str(info.st_mtime_ns)
 
     def __enter__(self) -> Self:
@@ -626,18 +855,10 @@ class _Sequential:
         return (info.st_size, str(info.st_mtime_ns)) != (self.size, self.stamp)
 
 
-def _follow(link: os.DirEntry[str], links: tuple[str, ...]) -> tuple[str, ...]:
-    """`links` and the place of this one, a link to a folder. OSError if that is a folder one came through."""
-    target, place = os.path.realpath(link.path), os.path.realpath(os.path.dirname(link.path))
-    if any(target == at or at.startswith(target.rstrip("/") + "/") for at in (*links, place)):
-        raise OSError(errno.ELOOP, "this link leads back into a folder that it is in", link.path)
-    return (*links, place)
-
-
-def _sweep_file(path: str, age: float, age_unlocked: float) -> bool:
+def _sweep_file(folder: int, name: str, age: float, age_unlocked: float) -> bool:
     """Remove a temporary file of this age, unless its writer lives. Whether it has been removed."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except (FileNotFoundError, PermissionError):  # published or swept meanwhile, or somebody else's
         return False
     try:
@@ -645,7 +866,7 @@ def _sweep_file(path: str, age: float, age_unlocked: float) -> bool:
         least = age if locked else age_unlocked
         if locked is False or (least > 0 and time.time() - os.fstat(fd).st_mtime < least):
             return False
-        os.unlink(path)
+        os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
         return False
     finally:
@@ -672,7 +893,9 @@ class NewFile:
 
     tag: a part of the temporary name, to `sweep` by. exclusive: refuse, at the beginning and again in the end, a path
     that exists (FileExistsError). private: nobody else may read it before it is published. fsync: `publish` returns
-    only when file and folder are on the disk.
+    only when file and folder are on the disk. mode: its permission bits when it is published, of 0o777; None is those
+    of the file that it replaces, or what the umask and the folder say. mtime_ns: when it was last changed, as `publish`
+    shall leave it, in nanoseconds since the epoch.
 
     A ``with`` block, however it is left, and a collection discard what has not been published. The file is locked while
     its writer lives: so `sweep` knows. A path that is there and is no regular file, such as ``/dev/null`` or a pipe,
@@ -684,6 +907,7 @@ class NewFile:
     """
 
     _descriptor: Descriptor | None = None
+    _folder: _OpenFolder | None = None  # what its names are relative to
 
     def __init__(
         self,
@@ -693,7 +917,9 @@ class NewFile:
         exclusive: bool = False,
         private: bool = False,
         fsync: bool = False,
-        within: tuple[_OpenFolder, os.stat_result | None] | None = None,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+        within: tuple[_OpenFolder, str, os.stat_result | None] | None = None,
     ) -> None:
         self.path = os.fsdecode(path)
         if not self.path.startswith("/"):  # the working directory may change
@@ -701,49 +927,66 @@ class NewFile:
         self._exclusive = exclusive
         self._fsync = fsync
         self._owner = os.getpid()
+        self._mtime_ns = mtime_ns
         self._temporary: str | None = None
-        self._folder: _OpenFolder | None = None
-        self._folder_fd: int | None = None  # what the temporary name, and `_name`, are relative to
-        self._name = ""
         if within is not None:
-            self._folder, existing = within
-            self._folder_fd = self._folder.fd
-            self._name = self.path.rpartition("/")[2]
+            self._folder, self._name, existing = within
         else:
             existing = _stat(self.path)
             if existing is not None and stat.S_ISLNK(existing.st_mode):  # its target is what gets replaced
                 self.path = os.path.realpath(self.path)
                 existing = _stat(self.path)
-            self._name = self.path
         if existing is not None and exclusive:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
         if existing is not None and not stat.S_ISREG(existing.st_mode):
+            if within is not None:  # who put it there would get what is written, all of it checked or not
+                if stat.S_ISDIR(existing.st_mode):
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+                raise _not_a_file(self.path)
             self._descriptor = Descriptor(os.open(self.path, os.O_WRONLY | os.O_CLOEXEC))  # a folder: IsADirectoryError
             return
-        mode = self._folder.mode if self._folder is not None else None
-        if existing is not None:
-            mode = stat.S_IMODE(existing.st_mode)
-        elif private and mode is None:
-            mode = self._make(tag, 0o666)  # what the umask and the folder say, which only a file can tell
-            self.discard()
+        if within is None:
+            folder, _, self._name = self.path.rpartition("/")
+            self._folder = _OpenFolder(os.open(folder or "/", A_FOLDER))
+        if mode is None and existing is not None:
+            mode = existing.st_mode
+        elif mode is None and private:
+            mode = self._usual_mode(tag)
         self._made = self._make(tag, 0o600 if private else 0o666)
-        self._mode = self._made if existing is None and not private else mode or 0
-        if self._folder is not None and existing is None:
-            self._folder.mode = self._mode
+        self._mode = self._made if mode is None else mode & 0o777
+
+    def _at(self) -> _OpenFolder:
+        assert self._folder is not None
+        return self._folder
+
+    def _usual_mode(self, tag: str) -> int:
+        """What the umask and the folder say, which only a file can tell: one that is never written to."""
+        try:  # it has no name: nobody else can open it
+            fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=self._at().fd)
+        except (AttributeError, OSError):
+            folder, mode = self._folder, self._make(tag, 0o666)
+            self.discard()
+            self._folder = folder
+            return mode
+        mode = os.fstat(fd).st_mode
+        os.close(fd)
+        return mode
 
     def _make(self, tag: str, mode: int) -> int:
         """Make the temporary file and lock it. Returns its mode."""
-        folder, slash, name = self._name.rpartition("/")
         while True:
-            temporary = folder + slash + temporary_name(name, tag)
-            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=self._folder_fd)
+            temporary = temporary_name(self._name, tag)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = os.open(temporary, flags, mode, dir_fd=self._at().fd)
             self._descriptor = Descriptor(fd)
             self._temporary = temporary
             locked = _lock(fd)
             info = os.fstat(fd)
             if locked is not False and info.st_nlink:
                 return stat.S_IMODE(info.st_mode)
+            folder = self._folder
             self.discard()  # a sweep was there before the lock
+            self._folder = folder
 
     def __enter__(self) -> Self:
         return self
@@ -782,10 +1025,12 @@ class NewFile:
         locked = -1
         try:
             if self._temporary is not None:
-                folder = self._folder_fd
+                folder = self._at()
                 with self.descriptor as fd:
                     if self._mode != self._made:
                         os.fchmod(fd, self._mode)
+                    if self._mtime_ns is not None:
+                        os.utime(fd, ns=(time.time_ns(), self._mtime_ns))
                     if self._fsync:
                         os.fsync(fd)
                     locked = os.dup(fd)
@@ -795,17 +1040,18 @@ class NewFile:
                 if self._exclusive:
                     self._link(self._temporary)
                 else:
-                    os.replace(self._temporary, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+                    os.replace(self._temporary, self._name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
                 self._temporary = None
                 if self._fsync:
-                    _fsync_folder(os.path.dirname(self.path))
+                    _fsync_folder(os.open(".", LISTED, dir_fd=folder.fd))
         finally:
             if locked >= 0:
                 os.close(locked)  # after the name, or a sweep might take the file for a dead writer's
             self.discard()
 
     def _link(self, temporary: str) -> None:
-        folder, name = self._folder_fd, self._name
+        at, name = self._at(), self._name  # which stays open, whatever another thread does
+        folder = at.fd
         try:
             os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)  # unlike a rename, it never replaces
         except FileExistsError:
@@ -823,9 +1069,10 @@ class NewFile:
         if self._temporary is not None and self._owner == os.getpid():
             temporary, self._temporary = self._temporary, None
             try:
-                os.unlink(temporary, dir_fd=self._folder_fd)
+                os.unlink(temporary, dir_fd=self._at().fd)
             except FileNotFoundError:
                 pass
+        self._folder = None
 
 
 class NewObject:
@@ -904,8 +1151,8 @@ def pwrite_all(file: Descriptor, data: bytes | memoryview, offset: int) -> None:
             offset += written
 
 
-def _fsync_folder(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _fsync_folder(fd: int) -> None:
+    """Bring a folder to the disk, and close it."""
     try:
         os.fsync(fd)
     finally:

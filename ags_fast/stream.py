@@ -45,7 +45,7 @@ from ags_fast.ags1 import (
     trusted_length,
 )
 from ags_fast.errors import FormatError, IntegrityError
-from ags_fast.fs import NewFile, NewObject, pwrite_all
+from ags_fast.fs import LocalFile, NewFile, NewObject, pwrite_all
 
 TYPE_CHECKING = False  # to import typing takes longer than all of this package
 if TYPE_CHECKING:
@@ -163,7 +163,10 @@ def _is_content(file: Any) -> bool:
 
 def _source(source: Any, length: int | None) -> _Memory | _Descriptor | _SeekableFile:
     if isinstance(source, (str, os.PathLike)):
-        descriptor, size, data = open_file(source, length, SMALL_FILE_NBYTES)
+        if isinstance(source, LocalFile):
+            descriptor, size, data = source.open(length, SMALL_FILE_NBYTES)
+        else:
+            descriptor, size, data = open_file(source, length, SMALL_FILE_NBYTES)
         if descriptor is None:
             return _Memory(data, size)
         try:

@@ -82,13 +82,21 @@ void agsf_expect_fill(uint8_t *buffer, size_t nbytes);
 /* ---------------------------------------------------------------- files */
 
 /*
- * agsf_open_file() opens a file for reading and asks what it is: *nbytes_ret is the size of a regular file, or
- * UINT64_MAX of anything else. *fd_ret must be closed. If nbytes is not 0, and a regular file has so many, these are
- * read to out, the file is closed, and *fd_ret is -1. AGSF_IO with the error number in *os_error_ret: EINTR, too,
- * since to open a pipe can take for ever. AGSF_SHORT.
+ * agsf_open_below() opens a path below the folder root, whatever somebody renames meanwhile. path is relative, with no
+ * "..", or it is "." for root itself. flags and mode are open()'s. Returns a descriptor, or -1 and the error number in
+ * *os_error_ret. EXDEV: a link leads out of root, or only steps can tell whether one does, as with an absolute link or
+ * on a kernel without openat2(). The links of root itself are followed.
  */
-agsf_status agsf_open_file(const char *path, uint8_t *out, size_t nbytes, int *fd_ret, uint64_t *nbytes_ret,
-                           int *os_error_ret) AGSF_MUST_CHECK;
+int agsf_open_below(const char *root, const char *path, int flags, unsigned mode, int *os_error_ret) AGSF_MUST_CHECK;
+
+/*
+ * agsf_open_file() opens a file for reading, below root unless that is NULL, and asks what it is: *nbytes_ret is the
+ * size of a regular file, or UINT64_MAX of anything else. A pipe without a writer does not block. *fd_ret must be
+ * closed. If nbytes is not 0, and a regular file has so many, these are read to out, the file is closed, and *fd_ret is
+ * -1. AGSF_IO with the error number in *os_error_ret, EINTR and agsf_open_below()'s EXDEV too. AGSF_SHORT.
+ */
+agsf_status agsf_open_file(const char *root, const char *path, uint8_t *out, size_t nbytes, int *fd_ret,
+                           uint64_t *nbytes_ret, int *os_error_ret) AGSF_MUST_CHECK;
 
 /* agsf_read_and_close() reads the first nbytes and closes the descriptor, whatever comes. AGSF_IO or AGSF_SHORT. */
 agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_error_ret) AGSF_MUST_CHECK;
@@ -97,17 +105,19 @@ agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_err
  * Small files, whole, in one call each. These two do the usual case and nothing else: false says that the file must be
  * dealt with step by step, which also tells what is wrong with it, if anything is.
  *
- * agsf_read_whole() reads a regular file that has exactly nbytes. mtime_ns, unless it is NULL: that ends there, too,
- * and, after it was read, still has this time of its last change, in nanoseconds since the epoch.
+ * agsf_read_whole() reads a regular file, below root unless that is NULL, that has exactly nbytes. mtime_ns, unless it
+ * is NULL: that ends there, too, and, after it was read, still has this time of its last change, in nanoseconds since
+ * the epoch.
  */
-bool agsf_read_whole(const char *path, uint8_t *out, size_t nbytes, const uint64_t *mtime_ns) AGSF_MUST_CHECK;
+bool agsf_read_whole(const char *root, const char *path, uint8_t *out, size_t nbytes,
+                     const uint64_t *mtime_ns) AGSF_MUST_CHECK;
 
 /*
- * agsf_write_whole() makes a file in an open folder, if that is still what has the path. The file has no name, not
- * even a temporary one, until it is complete and, with sync, on the disk: whatever dies before leaves nothing. Then it
- * gets its name, if nobody else has it. After false there is no such file.
+ * agsf_write_whole() makes a file in a folder below root ("." for root itself). The file has no name, not even a
+ * temporary one, until it is complete and, with sync, on the disk: whatever dies before leaves nothing. Then it gets
+ * its name, if nobody else has it. After false there is no such file.
  */
-bool agsf_write_whole(int folder, const char *path, const char *name, const uint8_t *in, size_t nbytes,
+bool agsf_write_whole(const char *root, const char *folder, const char *name, const uint8_t *in, size_t nbytes,
                       bool sync) AGSF_MUST_CHECK;
 
 /* ---------------------------------------------------------------- keys */

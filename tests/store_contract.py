@@ -11,7 +11,7 @@ import pytest
 from support import KEY, open_stream, pattern
 
 from ags_fast import AgsReader, AgsWriter, FormatError, PolicyError
-from ags_fast.fs import NewFile, NewObject, Store
+from ags_fast.fs import LocalFile, NewFile, NewObject, Store
 
 SIZES = (0, 1, 100_000, 9 << 20)  # the last one takes an upload in parts
 
@@ -29,7 +29,7 @@ def put(store: Store, path: str, data: bytes, **options: Any) -> None:
 def read_all(store: Store, path: str) -> bytes:
     """The bytes of a file, as a reader of any source gets them."""
     source = store.source(path)
-    if isinstance(source, str):
+    if isinstance(source, LocalFile):
         with open(source, "rb") as file:
             return file.read()
     with source:
@@ -180,7 +180,7 @@ class StoreContract:
         put(store, "file", data)
         source = store.source("file", store.stat("file"))
         right = io.BytesIO(data)
-        with io.FileIO(source) if isinstance(source, str) else source as file:
+        with io.FileIO(source) if isinstance(source, LocalFile) else source as file:
             on = -1  # where the last one ended
             moves = [(on, 1000)] * 40 + [(0, 10), (299_990, 100), (on, 5), (5000, 0)]
             moves += [(on, size) for size in (1, 70_000, 70_000, 30_000, 10)]

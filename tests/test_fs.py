@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
 import gc
@@ -10,6 +11,7 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -23,8 +25,8 @@ import pytest
 from store_contract import StoreContract, names, put, read_all
 from support import KEY, finish_python, open_stream, pattern, python_env, run_python, start_python
 
-from ags_fast import AgsWriter, PolicyError, fs
-from ags_fast.fs import NewFile, NewObject, Store
+from ags_fast import AgsReader, AgsWriter, PolicyError, fs
+from ags_fast.fs import NewFile, NewObject, NotAFileError, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -424,9 +426,13 @@ def test_a_file_that_changes_while_it_is_read(store: Store) -> None:
                 other.truncate(500)
             assert file.changed()
     os.mkfifo(store.url + "/fifo")
-    for path in ("fifo", "."):
-        with pytest.raises(OSError, match="regular"):
-            fs._Sequential(os.path.join(store.url, path))
+    os.mkdir(store.url + "/folder")
+    for path in ("fifo", "folder"):
+        for call in (store.open, store.held, lambda path: store.read(path, 1)):
+            with pytest.raises(NotAFileError, match="regular"):
+                call(path)
+        with pytest.raises(NotAFileError, match="regular"):
+            AgsReader(store.source(path), KEY, length=None)
 
 
 def test_take(store: Store) -> None:
@@ -439,9 +445,9 @@ def test_take(store: Store) -> None:
         assert store.take("a/file", 5, str(other)) is None
     os.mkfifo(store.url + "/fifo")
     assert store.take("fifo", 0) is None
-    os.symlink("/proc/self/status", store.url + "/lies")  # a file that has more bytes than its size says
-    lies = store.stat("lies")
-    assert lies is not None and store.take("lies", lies.size, lies.stamp) is None
+    lies = Store("/proc/self")  # of files that have more bytes than their sizes say
+    status = lies.stat("status")
+    assert status is not None and lies.take("status", status.size, status.stamp) is None
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -586,20 +592,77 @@ def test_loops_of_links(store: Store, tmp_path: Path) -> None:
     put(store, "a/b/file", b"x")
     for place, target in (("a/self", "../a"), ("a/b/up", "../.."), ("a/far", str(tmp_path))):
         os.symlink(target, f"{store.url}/{place}")
-        with pytest.raises(OSError) as caught:
-            names(store)
-        assert caught.value.errno == errno.ELOOP and place in str(caught.value)
+        for follow in (False, True):
+            files, left_out = Store(store.url, follow=follow).list_all()
+            assert [entry.path for entry in files] == ["a/b/file"] or (follow, place) == (True, "a/far")
+            kind = "OutsideLink" if (place, follow) == ("a/far", False) else "LinkLoop"
+            assert (place, kind) in [left[:2] for left in left_out] or (follow, place) == (True, "a/far")
         assert store.sweep(older_than=0) == []  # follows none
         os.unlink(f"{store.url}/{place}")
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "y").symlink_to(tmp_path / "store" / "a")
     os.symlink(tmp_path / "x", store.url + "/a/x")
-    with pytest.raises(OSError, match="leads back"):
-        names(store)
+    assert names(store) == ["a/b/file"] and names(Store(store.url, follow=True)) == ["a/b/file"]
     os.unlink(store.url + "/a/x")
     os.symlink("nowhere", store.url + "/dangling")
     os.symlink("selfish", store.url + "/selfish")
     assert names(store) == ["a/b/file"]
+
+
+@pytest.mark.parametrize("openat2", ["1", "0"])
+def test_list_all(store: Store, tmp_path: Path, openat2: str) -> None:
+    """What is left out, by kind; by openat2 and, as in a sandbox without it, step by step."""
+    put(store, "a/file", b"x")
+    put(store, "b/.hidden", b"x")
+    for folder in ("empty", "a/also/empty"):
+        os.makedirs(f"{store.url}/{folder}")
+    os.mkfifo(store.url + "/fifo")
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(os.path.relpath(store.url + "/a/socket"))
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_bytes(b"x")
+    for place, target in (
+        ("dangling", "a/nothing"),
+        ("self", "self"),
+        ("a/loop", ".."),
+        ("out", "../outside"),
+        ("a/out", str(tmp_path / "outside" / "file")),
+        ("in", "a/file"),
+        ("a/in", f"{store.url}/b"),
+        ("a/fifo", "../fifo"),
+        ("null", "/dev/null"),
+    ):
+        os.symlink(target, f"{store.url}/{place}")
+    with open(f"{store.url}/.x..{'0' * 16}.agstmp", "wb"):
+        pass
+    printed = run_python(
+        """
+        import sys
+        from ags_fast.fs import Store
+        for follow in (False, True):
+            files, left_out = Store(sys.argv[1], follow=follow).list_all()
+            print([entry.path for entry in files])
+            print([(kind, path) for path, kind, _ in left_out])
+        """,
+        store.url,
+        AGS_FAST_OPENAT2=openat2,
+    )
+    files, left_out, followed, left = map(ast.literal_eval, printed.splitlines())
+    always = {
+        ("DanglingLink", "dangling"),
+        ("EmptyFolder", "a/also/empty/"),
+        ("EmptyFolder", "empty/"),
+        ("LinkLoop", "a/loop"),
+        ("LinkLoop", "self"),
+        ("SpecialFile", "a/fifo"),
+        ("SpecialFile", "a/socket"),
+        ("SpecialFile", "fifo"),
+        ("TemporaryFile", f".x..{'0' * 16}.agstmp"),
+    }
+    assert files == ["a/file", "a/in/.hidden", "b/.hidden", "in"]
+    assert set(left_out) == {*always, ("OutsideLink", "out"), ("OutsideLink", "a/out"), ("OutsideLink", "null")}
+    assert followed == ["a/file", "a/in/.hidden", "a/out", "b/.hidden", "in", "out/file"]
+    assert set(left) == {*always, ("SpecialFile", "null")}
 
 
 def test_sweep_follows_no_links(store: Store, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ static void check_read_and_close(const char *path, size_t nbytes, size_t read_nb
     uint64_t size = 0;
     int fd = -1, os_error = 0;
 
-    CHECK_EQUAL(agsf_open_file(path, NULL, 0, &fd, &size, &os_error), AGSF_OK);
+    CHECK_EQUAL(agsf_open_file(NULL, path, NULL, 0, &fd, &size, &os_error), AGSF_OK);
     CHECK_EQUAL(size, nbytes);
     CHECK((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
     CHECK_EQUAL(agsf_read_and_close(fd, out.data, read_nbytes, &os_error), want);
@@ -161,7 +161,7 @@ static void check_open_and_read(const char *path, size_t nbytes, size_t read_nby
     uint64_t size = 0;
     int fd = -1, os_error = 0;
 
-    CHECK_EQUAL(agsf_open_file(path, out.data, read_nbytes, &fd, &size, &os_error), AGSF_OK);
+    CHECK_EQUAL(agsf_open_file(NULL, path, out.data, read_nbytes, &fd, &size, &os_error), AGSF_OK);
     CHECK_EQUAL(size, nbytes);
     CHECK(fd >= 0 ? is_open(fd) : all_are(out.data, read_nbytes, 'x'));
     CHECK_EQUAL(fd < 0, read_nbytes > 0 && read_nbytes <= nbytes && nbytes != UINT64_MAX);
@@ -198,12 +198,12 @@ static void check_whole_files(void) {
     CHECK_EQUAL(os_error, EBADF);
     CHECK(!is_open(fd));
     CHECK(unlink(path) == 0);
-    CHECK_EQUAL(agsf_open_file(path, NULL, 0, &fd, &size, &os_error), AGSF_IO);
+    CHECK_EQUAL(agsf_open_file(NULL, path, NULL, 0, &fd, &size, &os_error), AGSF_IO);
     CHECK_EQUAL(os_error, ENOENT);
-    CHECK_EQUAL(agsf_open_file("/", NULL, 0, &fd, &size, &os_error), AGSF_OK); /* what has no size of its own */
+    CHECK_EQUAL(agsf_open_file(NULL, "/", NULL, 0, &fd, &size, &os_error), AGSF_OK); /* what has no size of its own */
     CHECK_EQUAL(size, UINT64_MAX);
     close(fd);
-    CHECK_EQUAL(agsf_open_file("/dev/null", NULL, 0, &fd, &size, &os_error), AGSF_OK);
+    CHECK_EQUAL(agsf_open_file(NULL, "/dev/null", NULL, 0, &fd, &size, &os_error), AGSF_OK);
     CHECK_EQUAL(size, UINT64_MAX);
     close(fd);
 }
@@ -220,32 +220,30 @@ static void check_read_whole(const char *path, size_t nbytes, const uint64_t *mt
     guarded out = guarded_new(nbytes, AT_END);
     const int fd = next_fd();
 
-    CHECK_EQUAL(agsf_read_whole(path, out.data, nbytes, mtime_ns), want);
+    CHECK_EQUAL(agsf_read_whole(NULL, path, out.data, nbytes, mtime_ns), want);
     if (want) CHECK(all_are(out.data, nbytes, 'x'));
     CHECK_EQUAL(next_fd(), fd);
     guarded_free(&out);
 }
 
 /* Whether a file was made, which must have all the bytes. If not, there is none. */
-static bool write_whole(int folder, const char *path, bool sync) {
+static bool write_whole(const char *root, const char *folder, bool sync) {
     static uint8_t data[5000];
     const int fd = next_fd();
+    char name[100];
     bool made;
 
     memset(data, 'x', sizeof(data));
     nfsyncs = 0;
-    made = agsf_write_whole(folder, path, "name", data, sizeof(data), sync);
+    (void)snprintf(name, sizeof(name), "%s/%s/name", root, folder);
+    made = agsf_write_whole(root, folder, "name", data, sizeof(data), sync);
     CHECK_EQUAL(next_fd(), fd);
     if (made) {
         CHECK_EQUAL(nfsyncs, sync);
-        CHECK(faccessat(folder, "name", W_OK, 0) == 0);
-        if (path[0] != 0) {
-            char name[100];
-            (void)snprintf(name, sizeof(name), "%s/name", path);
-            check_read_whole(name, sizeof(data), NULL, true);
-        }
+        CHECK(access(name, W_OK) == 0);
+        check_read_whole(name, sizeof(data), NULL, true);
     }
-    CHECK_EQUAL(unlinkat(folder, "name", 0) == 0, made);
+    CHECK_EQUAL(unlink(name) == 0, made);
     return made;
 }
 
@@ -253,11 +251,10 @@ static void check_one_call(void) {
     char folder[] = "/tmp/agsf-test-XXXXXX", path[100];
     uint64_t mtime_ns;
     struct stat status;
-    int fd, at;
+    int fd;
 
     checking("files in one call");
     CHECK(mkdtemp(folder) != NULL);
-    at = open(folder, O_RDONLY | O_DIRECTORY);
     (void)snprintf(path, sizeof(path), "%s/name", folder);
 
     fd = open(path, O_CREAT | O_WRONLY, 0600);
@@ -283,7 +280,7 @@ static void check_one_call(void) {
     mtime_ns = 7;
     check_read_whole(path, 5, &mtime_ns, true);
     close(fd);
-    CHECK(!agsf_write_whole(at, folder, "name", (const uint8_t *)"new", 3, false)); /* never replaces */
+    CHECK(!agsf_write_whole(folder, ".", "name", (const uint8_t *)"new", 3, false)); /* never replaces */
     check_read_whole(path, 5, &mtime_ns, true);
     CHECK(unlink(path) == 0);
     check_read_whole(path, 0, NULL, false);
@@ -295,28 +292,92 @@ static void check_one_call(void) {
     check_read_whole("/", 0, NULL, false);
     check_read_whole("/dev/zero", 0, NULL, false);
 
-    if (write_whole(at, folder, false)) { /* else, this file system has no files without a name */
+    if (write_whole(folder, ".", false)) { /* else, this file system has no files without a name */
         for (int old = 0; old <= 1; old++) {
             links_by_path_only = old;
             system_is = HESITANT;
-            CHECK(write_whole(at, folder, false) && write_whole(at, folder, true));
-            CHECK(!write_whole(at, "/", false) && !write_whole(at, "", false));
+            CHECK(write_whole(folder, ".", false) && write_whole(folder, ".", true));
+            CHECK(!write_whole(folder, "no", false) && !write_whole(folder, "..", false) && !write_whole("", ".", false));
             system_is = BROKEN;
             broken_errno = ENOSPC;
-            for (broken_from = 0; broken_from < 5000; broken_from += 4999) CHECK(!write_whole(at, folder, false));
+            for (broken_from = 0; broken_from < 5000; broken_from += 4999) CHECK(!write_whole(folder, ".", false));
             system_is = AS_IT_IS;
             fsync_fails = true;
-            CHECK(!write_whole(at, folder, true) && write_whole(at, folder, false));
+            CHECK(!write_whole(folder, ".", true) && write_whole(folder, ".", false));
             fsync_fails = false;
             close_fails = true;
-            CHECK(!write_whole(at, folder, false));
+            CHECK(!write_whole(folder, ".", false));
             close_fails = false;
         }
         links_by_path_only = false;
     }
-    CHECK(!write_whole(-1, folder, false));
-    close(at);
     CHECK(rmdir(folder) == 0);
+}
+
+/* The error of opening a path below a folder; 0 if it is opened, and must then be what `same` is, by its path. */
+static int below(const char *root, const char *path, int flags, const char *same) {
+    struct stat wanted, opened;
+    int os_error = 0;
+    const int before = next_fd(), fd = agsf_open_below(root, path, flags, 0600, &os_error);
+
+    if (fd < 0) {
+        CHECK(os_error != 0 && next_fd() == before);
+        return os_error;
+    }
+    CHECK(fcntl(fd, F_GETFD) == FD_CLOEXEC && fstat(fd, &opened) == 0 && stat(same, &wanted) == 0);
+    CHECK(opened.st_ino == wanted.st_ino && opened.st_dev == wanted.st_dev);
+    close(fd);
+    CHECK_EQUAL(next_fd(), before);
+    return 0;
+}
+
+static void check_below(void) {
+    char root[] = "/tmp/agsf-test-XXXXXX", long_name[300];
+    const char *links[][2] = {{"..", "up"}, {"a/b", "in"}, {"/tmp", "out"}, {"me", "me"}, {"f", "file"}, {"no", "no"}};
+    const char *fallback = getenv("AGS_FAST_OPENAT2");
+    const int inner = fallback != NULL && strcmp(fallback, "0") == 0 ? EXDEV : 0; /* by steps, no link is followed */
+    const int folder = O_RDONLY | O_DIRECTORY, by_path = O_PATH;
+    char whole[100], self[32];
+    int at, fd;
+
+    checking("paths below a folder");
+    CHECK(mkdtemp(root) != NULL);
+    at = open(root, O_RDONLY | O_DIRECTORY);
+    CHECK(mkdirat(at, "a", 0700) == 0 && mkdirat(at, "a/b", 0700) == 0);
+    fd = openat(at, "a/b/f", O_CREAT | O_WRONLY, 0600);
+    CHECK(fd >= 0 && close(fd) == 0);
+    for (size_t i = 0; i < sizeof(links) / sizeof(links[0]); i++) CHECK(symlinkat(links[i][0], at, links[i][1]) == 0);
+    (void)snprintf(self, sizeof(self), "/proc/self/fd/%d", at);
+    CHECK(symlinkat(self, at, "magic") == 0);
+
+    (void)snprintf(whole, sizeof(whole), "%s/a/b/f", root);
+    CHECK_EQUAL(below(root, ".", folder, root), 0);
+    CHECK_EQUAL(below(root, "a/b/f", O_RDONLY, whole), 0);
+    CHECK_EQUAL(below(root, "a/b/f", by_path, whole), 0);
+    CHECK_EQUAL(below(root, "in/f", O_RDONLY, whole), inner);
+    CHECK_EQUAL(below(root, "in/f", by_path, whole), inner);
+    CHECK_EQUAL(below(root, "a/b/f/x", O_RDONLY, whole), ENOTDIR);
+    CHECK_EQUAL(below(root, "a/b/f", O_WRONLY | O_CREAT | O_EXCL, whole), EEXIST);
+    CHECK_EQUAL(below(root, "a/x/f", O_WRONLY | O_CREAT, whole), ENOENT);
+    CHECK_EQUAL(below(root, "no", O_RDONLY, whole), inner == 0 ? ELOOP : inner); /* to itself */
+    CHECK_EQUAL(below("/nowhere", "a", O_RDONLY, whole), ENOENT);
+    CHECK_EQUAL(below(whole, "a", O_RDONLY, whole), ENOTDIR);
+    for (int flags = 0; flags <= 1; flags++) {
+        const int how = flags == 0 ? O_RDONLY : O_WRONLY | O_CREAT;
+        CHECK_EQUAL(below(root, "up/agsf", how, whole), EXDEV);
+        CHECK_EQUAL(below(root, "out/agsf", how, whole), EXDEV);
+        CHECK_EQUAL(below(root, "magic/agsf", how, whole), EXDEV);
+    }
+    CHECK_EQUAL(below(root, "out", O_RDONLY | O_NOFOLLOW, whole), ELOOP);
+    memset(long_name, 'x', sizeof(long_name) - 1);
+    long_name[sizeof(long_name) - 1] = 0;
+    CHECK_EQUAL(below(root, long_name, O_RDONLY, whole), ENAMETOOLONG);
+
+    for (size_t i = 0; i < sizeof(links) / sizeof(links[0]); i++) CHECK(unlinkat(at, links[i][1], 0) == 0);
+    CHECK(unlinkat(at, "magic", 0) == 0 && unlinkat(at, "a/b/f", 0) == 0);
+    CHECK(unlinkat(at, "a/b", AT_REMOVEDIR) == 0 && unlinkat(at, "a", AT_REMOVEDIR) == 0);
+    close(at);
+    CHECK(rmdir(root) == 0);
 }
 
 static void check_advice(void) {
@@ -338,6 +399,7 @@ int main(void) {
     }
     check_whole_files();
     check_one_call();
+    check_below();
     check_advice();
     return 0;
 }
