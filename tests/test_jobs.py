@@ -498,7 +498,7 @@ def test_no_source_is_deleted_if_one_fails(
     src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (src / "broken").symlink_to("/proc/self/mem")  # reads as an error
-    done = encrypt(src, dataset, kms, delete_sources=True)
+    done = encrypt(src, dataset, kms, delete_sources=True, links="follow")
     assert done.counts["failed"] == 1 and done.version == 1
     (src / "broken").unlink()
     assert read_tree(src) == small_tree()
@@ -532,7 +532,9 @@ def test_a_source_that_changed_meanwhile_is_not_deleted(
         return commit(self, *args, **options)
 
     monkeypatch.setattr(Dataset, "commit", edit)
-    encrypt(src, dataset, kms, delete_sources=True)
+    done = encrypt(src, dataset, kms, delete_sources=True)
+    assert [(row.src, row.error_class) for row in done.failed] == [(str(src / "one"), "SourceChangedError")]
+    assert "not deleted: it has changed since" in (done.failed[0].error or "")
     assert read_tree(src) == {"one": b"edited"}
 
 
@@ -547,7 +549,9 @@ def test_what_an_earlier_run_did_not_come_to_delete(src: Path, dataset: Path, km
     assert done.counts == {"ok": 1, "skipped": len(small_tree()) - 1, "failed": 1}
     assert row_of(done, "edge/1024").error_class == "SourceChangedError"
     assert read_tree(src) == {"edge/1024": bytes(1024)}
-    assert encrypt(src, dataset, kms, delete_sources=True).counts == {"ok": 0, "skipped": 0, "failed": 1}
+    done = encrypt(src, dataset, kms, delete_sources=True)
+    assert done.counts == {"ok": 0, "skipped": 3, "failed": 1}
+    assert done.left_out == {"EmptyFolder": 3}  # where files were
     assert read_tree(src) == {"edge/1024": bytes(1024)}
     other.write_bytes(small_tree()["edge/1024"])
     os.utime(other, ns=(stamp, stamp))
@@ -561,7 +565,7 @@ def test_a_source_that_cannot_be_deleted_is_a_row(
 ) -> None:
     outside = write_tree(tmp_path / "outside", {"kept": b"not ours to delete"})
     (src / "link").symlink_to(outside)
-    done = encrypt(src, dataset, kms, delete_sources=True)
+    done = encrypt(src, dataset, kms, delete_sources=True, links="follow")
     assert [row.error_class for row in done.failed] == ["PolicyError"] and done.version == 1
     assert "not deleted" in (row_of(done, "link/kept").error or "")
     assert read_tree(outside) == {"kept": b"not ours to delete"} and read_tree(src) == {}
@@ -574,7 +578,7 @@ def test_a_source_that_cannot_be_deleted_is_a_row(
 def test_failures_are_rows(src: Path, dataset: Path, kms: dict[str, str]) -> None:
     (src / "unreadable").symlink_to("/proc/self/mem")
     (src / "grows").symlink_to("/proc/self/status")  # says 0 bytes, and has some
-    done = encrypt(src, dataset, kms)
+    done = encrypt(src, dataset, kms, links="follow")
     assert done.counts == {"ok": len(small_tree()), "skipped": 0, "failed": 2}
     assert row_of(done, "unreadable").error_class == "OSError"
     assert row_of(done, "grows").error_class == "SourceChangedError"
@@ -610,7 +614,7 @@ def test_sources_that_change_after_they_were_planned(
     monkeypatch.setattr(Plan, "claim", then)
     done = encrypt(src, dataset, kms)
     assert done.counts == {"ok": len(small_tree()) - 1, "skipped": 0, "failed": 1}
-    expected = {"gone": "FileNotFoundError", "folder": "OSError"}.get(change, "SourceChangedError")
+    expected = {"gone": "FileNotFoundError", "folder": "NotAFileError"}.get(change, "SourceChangedError")
     assert row_of(done, "edge/2048").error_class == expected
     assert "edge/2048" not in decrypted(dataset, kms)
     assert leftovers(dataset, kms) == []
@@ -1196,7 +1200,7 @@ def test_resume_of_a_set(dataset: Path, kms: dict[str, str], tmp_path: Path) -> 
 
 def test_a_set_is_committed_whole(src: Path, dataset: Path, kms: dict[str, str]) -> None:
     (src / "broken").symlink_to("/proc/self/mem")
-    done = encrypt(src, dataset, kms, aad_prefix="t.{n}")
+    done = encrypt(src, dataset, kms, aad_prefix="t.{n}", links="follow")
     assert done.version is None and done.counts["failed"] == len(small_tree()) + 1
     assert row_of(done, "broken").error_class == "OSError"
     assert row_of(done, "one").error_class == "IncompleteSetError"
@@ -1212,7 +1216,7 @@ def test_a_set_is_committed_whole(src: Path, dataset: Path, kms: dict[str, str])
 def test_a_failed_job_can_be_resumed_while_its_error_is_kept(src: Path, dataset: Path, kms: dict[str, str]) -> None:
     (src / "broken").symlink_to("/proc/self/mem")
     with pytest.raises(JobError) as caught:
-        encrypt(src, dataset, kms, on_error="raise")
+        encrypt(src, dataset, kms, on_error="raise", links="follow")
     (job_id,) = dead(dataset)
     (src / "broken").unlink()
     assert encrypt(src, dataset, kms, resume="length").job_id == job_id

@@ -327,11 +327,11 @@ def test_a_source_that_changes(
             HERE.run(*args)
 
     def changing(plain: Any, new: Any, *args: Any, **options: Any) -> Any:
-        if plain == str(paths[1]):
+        if os.fspath(plain) == str(paths[1]):
             report = real(plain, bytearray(), *args, **options)
             os.utime(plain, ns=(1, 1))
             assert report.file_length
-        if plain == str(paths[2]):
+        if os.fspath(plain) == str(paths[2]):
             Path(plain).write_bytes(b"PAR1")  # and so it fails
         return real(plain, new, *args, **options)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -35,6 +36,7 @@ from ags_fast.jobs.dataset import (
 )
 from ags_fast.jobs.local import LocalEngine, client_for
 from ags_fast.jobs.plan import (
+    Choice,
     Plan,
     Task,
     aad_prefixes,
@@ -46,7 +48,7 @@ from ags_fast.jobs.plan import (
     orphan_manifests,
 )
 from ags_fast.jobs.policy import Policy
-from ags_fast.jobs.results import JobError, JobResult, Row, counted, shown
+from ags_fast.jobs.results import JobError, JobResult, Row, counted, shown, shown_counts
 from ags_fast.jobs.rotation import apply_retention, expire, finish_expiry, rotate
 from ags_fast.jobs.task import (
     Context,
@@ -144,6 +146,10 @@ def encrypt_files(
     policy: Policy | None = None,
     min_version: int | None = None,
     pin: str | None = None,
+    hidden: bool = False,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    links: str = "skip",
     progress: Any = None,
     key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -172,9 +178,21 @@ def encrypt_files(
     own, which only who may use that master key can open; a file that lacks such a column fails. resume="length" takes
     a Parquet file as finished if its footer, which is written last, opens under the planned key.
 
+    hidden: also take files whose name, or a folder's on the way, begins with ``.`` or ``_``, and checksums (``x.crc``),
+    which no reader of such folders looks at. include: take only what one of these patterns matches; exclude: leave out
+    what one matches. A pattern (of `fnmatch`, whose ``*`` also matches "/") that matches a folder stands for all in it.
+    links: symbolic links that stay inside `src` are taken as what they lead to. Those that lead out are left out
+    ("skip") or followed ("follow"); "error" refuses them, and those that lead nowhere, before anything is begun.
+
     A file that fails is a row. on_error="raise" stops at the first, max_failures after more than so many: JobError,
-    and the plan stays for `resume`. Sources that the dataset has unchanged, hidden ones and those that are encrypted
-    already are rows with the status "skipped".
+    and the plan stays for `resume`. Sources that the dataset has unchanged, and those that are encrypted already, are
+    rows with the status "skipped"; so is all that is left out, with the kind as `error_class`: "HiddenFile",
+    "Excluded", "OutsideLink", "DanglingLink", "LinkLoop", "SpecialFile" (pipes, sockets, devices),
+    "EmptyFolder", "ReservedName" (`_ags`), "TemporaryFile". `JobResult.left_out` counts them. If that leaves nothing
+    at all, there is a UserWarning.
+
+    Kept are names, content, permission bits and the time of the last change. Not kept are owners, ACLs, extended
+    attributes, setuid, setgid and sticky bits, empty folders, the identity of hard links, and holes in sparse files.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be {' or '.join(map(repr, FORMATS))}, not {format!r}")
@@ -185,13 +203,21 @@ def encrypt_files(
         raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
     check_block_size(block_size)
     options = _Options(engine, resume, on_error, max_failures, progress)
-    source = Store(src, storage_options)
+    choice = Choice.of(hidden, include, exclude, links)
+    source = Store(src, storage_options, follow=links == "follow")
     target = Store(dataset, storage_options)
     _check_apart(source, target)
-    listed, left_out = list_sources(source)
-    skipped = [Row(source.full_path(path), None, "skipped", "HiddenFile", reason) for path, reason in left_out]
+    if source.local and not source.exists():
+        raise FileNotFoundError(f"there is no folder {source.url}")
+    listed, left_out = list_sources(source, choice)
+    skipped = [Row(source.full_path(path), None, "skipped", kind, reason) for path, kind, reason in left_out]
     if not listed and not left_out and not source.exists():
         raise FileNotFoundError(f"there is no folder {source.url}")
+    counts = Counter(kind for _, kind, _ in left_out)
+    if not listed and counts.keys() - {"EmptyFolder"}:
+        warnings.warn(
+            f"nothing of {source.url} is encrypted: all of it is left out ({shown_counts(counts)})", stacklevel=3
+        )
     client = client_for(options.engine, kms, source, target)
     facts = {"operation": "encrypt", "source": shown(source.url)}
     with ExitStack() as held:
@@ -551,6 +577,7 @@ def decrypt_files(
     max_failures: int | None = None,
     fsync: bool = True,
     dry_run: bool = False,
+    preserve: bool = True,
     progress: Any = None,
     key_store: Any = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -567,7 +594,11 @@ def decrypt_files(
     row ("error"), or is decrypted without these columns ("drop"), and its row says so. The other arguments are those
     of `encrypt_files`.
 
+    preserve: give each local file the permission bits and the time of the last change that its source had. Without it,
+    and where the source had no mode, as in an object store, the umask says the mode of a new file.
+
     A file appears in `dst` only when every tag of it has passed; before that it has mode 0600 and a temporary name.
+    Links in `dst` that lead out of it are not followed (PolicyError), also if they come while the job runs.
     """
     if missing not in ("error", "drop"):
         raise ValueError(f"missing must be 'error' or 'drop', not {missing!r}")
@@ -588,6 +619,7 @@ def decrypt_files(
         overwrite=overwrite,
         resume=options.resume,
         without=_denied(opened, entries) if missing == "drop" else frozenset(),
+        preserve=preserve,
     )
     tasks = [Task(entry) for entry in entries]
     if dry_run:
@@ -1161,11 +1193,13 @@ def _delete(
     for entry in entries:
         try:
             there = source.stat(entry.path)
-            if there is None or (there.size, there.stamp) != (entry.plain_length, entry.stamp):
+            if there is None:
                 continue
+            if (there.size, there.stamp) != (entry.plain_length, entry.stamp):
+                raise SourceChangedError("it has changed since")
             if not may_go(entry):
                 raise SourceChangedError("it has other bytes, though the same size and time of change")
-            source.delete(entry.path)
+            source.delete_read(there)
         except (AgsError, OSError) as error:  # it is in the dataset, and so are others whose sources are gone by now
             i = rows[dataset.store.full_path(entry.file)]
             why = f"it is in the dataset, but its source was not deleted: {describe(error)}"

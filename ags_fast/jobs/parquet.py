@@ -254,7 +254,7 @@ def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
             raise FileExistsError(is_there(entry.path))
     with (
         _sealed(context, entry) as source,
-        destination.new(entry.path, tag=context.job_id, private=True, fsync=context.fsync) as new,
+        context.restored(entry) as new,
     ):
         _decrypt_to(context, entry, source, new)
     left_out = [key["column"] for key in entry.column_keys or () if key["key_id"] in context.without]

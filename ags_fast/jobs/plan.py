@@ -6,6 +6,7 @@ one: what a killed attempt has published is then as good as what its retry would
 
 from __future__ import annotations
 
+import fnmatch
 import heapq
 import os
 import re
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS
 from ags_fast.jobs.dataset import (
+    HIDDEN,
     MANIFEST_ENTRIES,
     MANIFESTS,
     PLANS,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from ags_fast.jobs.dataset import Version
 
 __all__ = [
+    "Choice",
     "Plan",
     "Task",
     "aad_prefixes",
@@ -62,25 +65,81 @@ def new_job_id() -> str:
 # ------------------------------------------------------------------------------------------------------------- listing
 
 
-def list_sources(source: Store) -> tuple[list[Entry], list[tuple[str, str]]]:
-    """The files of a tree in the order of their names, and what is left out: path and why.
+class Choice(NamedTuple):
+    """Which files of a source are taken: the arguments of `encrypt_files`."""
 
-    Left out is what no reader of such a tree looks at: names that begin with ``.`` or ``_`` (``_SUCCESS``, checksums
-    in ``.x.crc``), and what is in folders so named unless they are partitions (``_year=2026``).
-    PolicyError for the folder of a Delta, Iceberg or Hudi table.
+    hidden: bool = False
+    include: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    links: str = "skip"
+
+    @classmethod
+    def of(cls, hidden: bool, include: Any, exclude: Any, links: str) -> Choice:
+        if links not in ("skip", "follow", "error"):
+            raise ValueError(f"links must be 'skip', 'follow' or 'error', not {links!r}")
+        included, excluded = (
+            None if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns)
+            for patterns in (include, exclude)
+        )
+        return cls(hidden, included, excluded or (), links)
+
+
+def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[tuple[str, str, str]]]:
+    """The files of a tree in the order of their names, and what is left out: path, kind and why.
+
+    Beside what a store leaves out (see `Store.list_all`) and what `choice` excludes, that is what no reader of such a
+    tree looks at: names that begin with ``.`` or ``_`` (``_SUCCESS``), what is in folders so named unless they are
+    partitions (``_year=2026``), and checksums (``x.crc``).
+
+    PolicyError for the folder of a Delta, Iceberg or Hudi table, and for links that are to be errors. ValueError for a
+    pattern of `choice.include` that matches nothing.
     """
-    files, left_out = [], []
-    for entry in source.list():
+    listed, left_out = source.list_all()
+    files: list[Entry] = []
+    unused = set(choice.include or ())
+    rows: list[tuple[str, str, str]] = []
+    for entry in listed:
         parts = entry.path.split("/")
         _refuse_tables(source, parts)
-        marked = entry.path[0] in "._" or "/." in entry.path or "/_" in entry.path  # few are
-        if marked and any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts):
-            left_out.append((entry.path, "hidden, as every reader of such folders has it"))
-        elif parts[-1].endswith((".crc", ".agstmp")):
-            left_out.append((entry.path, "a checksum or temporary file"))
-        else:
+        reason = _left_out(entry.path, parts, choice, unused)
+        if reason is None:
             files.append(entry)
-    return sorted(files, key=lambda entry: entry.path), sorted(left_out)
+        else:
+            rows.append((entry.path, *reason))
+    for path, kind, why in left_out:
+        reason = _left_out(path, path.rstrip("/").split("/"), choice, unused)
+        if kind in ("OutsideLink", "DanglingLink", "LinkLoop") and reason is None:
+            if choice.links == "error":
+                raise PolicyError(f"{source.full_path(path)} is {why}: remove it, exclude it, or pass links='skip'")
+            if kind == "OutsideLink":
+                why += ": links='follow' takes what it leads to"
+        rows.append((path, *reason) if reason is not None else (path, kind, why))
+    if unused:
+        raise ValueError(f"include={sorted(unused)[0]!r} matches no file of {source.url}")
+    return files, sorted(rows)
+
+
+def _left_out(path: str, parts: Sequence[str], choice: Choice, unused: set[str]) -> tuple[str, str] | None:
+    """Kind and reason, if it is not taken. The patterns that match it are taken out of `unused`."""
+    if parts[0] == HIDDEN.rstrip("/"):
+        return "ReservedName", f"{HIDDEN} is where a dataset keeps its own files"
+    if choice.include is not None or choice.exclude:
+        above = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]  # a folder's pattern means all that is in it
+        matched = [p for p in choice.include or () if any(fnmatch.fnmatchcase(name, p) for name in above)]
+        unused.difference_update(matched)
+        if choice.include is not None and not matched:
+            return "Excluded", "no pattern of include matches it"
+        for pattern in choice.exclude:
+            if any(fnmatch.fnmatchcase(name, pattern) for name in above):
+                return "Excluded", f"exclude={pattern!r} matches it"
+    if choice.hidden:
+        return None
+    marked = path[0] in "._" or "/." in path or "/_" in path  # few are
+    if marked and any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts):
+        return "HiddenFile", "hidden, as every reader of such folders has it: hidden=True takes it"
+    if parts[-1].endswith((".crc", ".agstmp")):
+        return "HiddenFile", "a checksum or temporary file: hidden=True takes it"
+    return None
 
 
 def _refuse_tables(source: Store, parts: Sequence[str]) -> None:
@@ -411,7 +470,7 @@ class Plan:
             if job_id != self.job_id:
                 taken |= Plan.names(self.dataset, job_id)
         if len(entries) < MANIFEST_ENTRIES // 10:
-            taken.update(entry.file for entry in entries if store.stat(entry.file) is not None)
+            taken.update(entry.file for entry in entries if _is_taken(store, entry.file))
         else:
             taken.update(entry.path for entry in store.list() if not entry.path.startswith("_ags/"))
         ours = [self.renamed(entry) if entry.file in taken else entry for entry in entries]
@@ -496,6 +555,13 @@ def _check(body: Mapping[str, Any]) -> None:
         KeyEntry.from_json(entry)
     if not all(isinstance(new, str) for new in body.get("moves", {}).values()):
         raise ValueError("moves")
+
+
+def _is_taken(store: Store, file: str) -> bool:
+    try:
+        return store.stat(file) is not None
+    except PolicyError:  # a link that leads out: under another name there may be a way
+        return True
 
 
 def _were_removed(dataset: Dataset, key_ids: set[str]) -> bool:

@@ -10,11 +10,12 @@ from ags_fast.errors import AgsError
 from ags_fast.keys.kms import count_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["JobError", "JobResult", "Row", "counted", "shown"]
+__all__ = ["JobError", "JobResult", "Row", "counted", "shown", "shown_counts"]
 
 P = ParamSpec("P")
+TAKEN_BEFORE = ("Unchanged", "AlreadyThere")  # why a file is skipped that is where it should be
 
 
 class Row(NamedTuple):
@@ -77,6 +78,14 @@ class JobResult:
         return {"ok": 0, "skipped": 0, "failed": 0, **Counter(row.status for row in self.rows)}
 
     @property
+    def left_out(self) -> dict[str, int]:
+        """What `encrypt_files` did not take, by kind: the `error_class` of rows with the status "skipped"."""
+        if self.op != "encrypt":
+            return {}
+        skipped = (row.error_class or "" for row in self.rows if row.status == "skipped")
+        return dict(sorted(Counter(kind for kind in skipped if kind not in TAKEN_BEFORE).items()))
+
+    @property
     def table(self) -> Any:
         """The rows as a pyarrow Table, with the fields of Row as columns."""
         import pyarrow as pa
@@ -116,6 +125,10 @@ def counted(job: Callable[P, JobResult]) -> Callable[P, JobResult]:
         return result
 
     return run
+
+
+def shown_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
 
 
 def shown(name: str) -> str:

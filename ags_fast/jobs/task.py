@@ -9,16 +9,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ags_fast._core import OVERHEAD_NBYTES, Key
 from ags_fast.ags1 import HEADER_NBYTES, encode_header
 from ags_fast.errors import AgsError, FormatError, IntegrityError
-from ags_fast.fs import Store
+from ags_fast.fs import NotAFileError, Store
 from ags_fast.jobs.dataset import FileEntry, check_path
 from ags_fast.jobs.plan import Task
 from ags_fast.jobs.results import Row
 from ags_fast.keys.envelope import Envelope, binding
 from ags_fast.stream import AgsReader, AgsWriter
+
+if TYPE_CHECKING:
+    from ags_fast.fs import NewFile, NewObject
 
 __all__ = [
     "AlreadyEncryptedError",
@@ -67,9 +71,16 @@ class Context:
     concurrency: int = 1  # rotate: calls of the KMS at once
     isolate: bool = False  # run each file in a process of its own: one of them kills its worker
     without: frozenset[str] = frozenset()  # keys that are not to be had; of Parquet, their columns are left out
+    preserve: bool = True  # decrypt: give files the modes and times that their sources had
 
     def dek(self, entry: FileEntry) -> bytes:
         return self.envelope.unwrap(entry.key_id, entry.wrapped_dek, binding(self.dataset_id, "dek", entry.file))
+
+    def restored(self, entry: FileEntry) -> NewFile | NewObject:
+        """The file that an entry is decrypted to, in the making. Until it is complete, nobody else may read it."""
+        assert self.other is not None
+        mode, mtime_ns = (entry.mode, entry.mtime_ns) if self.preserve else (None, None)
+        return self.other.new(entry.path, tag=self.job_id, private=True, fsync=self.fsync, mode=mode, mtime_ns=mtime_ns)
 
     def reader(self, entry: FileEntry, file: str | None = None) -> AgsReader:
         """The plaintext of `entry`, or what `file` has to show for it."""
@@ -85,6 +96,8 @@ class Context:
             )
         except FileNotFoundError:
             raise IntegrityError(f"{name} is missing, but a manifest says it is part of the dataset") from None
+        except NotAFileError:
+            raise IntegrityError(f"{name} is no regular file, but a manifest says it is part of the dataset") from None
 
 
 def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
@@ -322,7 +335,7 @@ def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
         if not context.overwrite and not context.resume:
             raise FileExistsError(is_there(entry.path))
     with context.reader(entry) as reader:
-        new = destination.new(entry.path, tag=context.job_id, private=True, fsync=context.fsync)
+        new = context.restored(entry)
         try:
             chunk = _chunks(context, entry.block_size)
             while got := reader.readinto(chunk):
