@@ -31,6 +31,7 @@ from ags_fast.keys.envelope import (
     KeyEntry,
     UnknownKeyError,
     binding,
+    check_wrap,
     document_nbytes,
     new_kek,
     seal_document,
@@ -226,9 +227,12 @@ class Want(NamedTuple):
         return cls(entry.wrapping_key_id, entry.double_wrap, for_columns(entry), entry.properties.get(SCOPE))
 
     def new_kek(self, kms: KmsClient) -> KeyEntry:
-        """A key of this kind: one call of the KMS, in single wrap none."""
+        """A key of this kind, which the KMS was seen to unwrap: two calls of the KMS, in single wrap none."""
         properties = (COLUMNS if self.columns else {}) | ({} if self.scope is None else {SCOPE: self.scope})
-        return new_kek(kms, self.wrapping_key_id, double_wrap=self.double_wrap, properties=properties)
+        made = new_kek(kms, self.wrapping_key_id, double_wrap=self.double_wrap, properties=properties)
+        if made.double_wrap:
+            check_wrap(kms, made)
+        return made
 
 
 class Uses(NamedTuple):
@@ -557,6 +561,7 @@ class Dataset:
         self._head: Version | None = None  # the newest that was read
         self._fits = ""  # the digest of a version whose last ancestors were seen to be there as it names them
         self._chain_objects = ChainObjects(store, CHAIN)
+        self.proven: set[str] = set()  # keys in single wrap, as `Envelope` has it
 
     @classmethod
     def open(
@@ -625,7 +630,7 @@ class Dataset:
 
     @property
     def envelope(self) -> Envelope:
-        return Envelope(self.kms, Entries(self.keys))
+        return Envelope(self.kms, Entries(self.keys), self.proven)
 
     # ---- keys
 

@@ -79,6 +79,7 @@ class Forecast:
         self._rewritten: dict[str, tuple[TableRef, Mapping[str, str]]] = {}
         self._cost = Cost()
         self._known: set[bytes] = set()  # KEKs that the process has unwrapped, as they are wrapped
+        self._proven: set[str] = set()  # keys in single wrap that it has seen to open what they wrap
         self._fresh: set[bytes] = set()  # that the current version of a master key would have wrapped
         self._names = 0
 
@@ -133,6 +134,7 @@ class Forecast:
         for key_id, count in wrapped_by(made).items():  # to plan, and to write
             if not self._keys[key_id].double_wrap:
                 self._cost.calls["wrap"] += count
+                self._prove(self._keys[key_id])
             self._unwrap(key_id, count)
         self._cost.written.update(files=len(made), file_bytes=sum(entry.file_length for entry in made))
         nbytes = sum(ref.length for ref in refs) // max(1, sum(ref.entries for ref in refs))
@@ -151,7 +153,7 @@ class Forecast:
 
     def _begin(self) -> None:
         """A process opens the dataset: its key store, and its newest version."""
-        self._cost, self._known = Cost(), set()
+        self._cost, self._known, self._proven = Cost(), set(), set()
         if isinstance(self._survey.opened.keys, DatasetKeyStore):  # whose document a key seals
             self._unwrap(self._main_key().key_id)
         if (head := self._head()) is not None:
@@ -180,6 +182,7 @@ class Forecast:
         wrapped = None
         if want.double_wrap:
             self._cost.calls["generate" if self._kms.supports_key_generation else "wrap"] += 1
+            self._cost.calls["unwrap"] += 1  # to see that it opens
             wrapped = self._as_wrapped()
             self._known.add(wrapped)
         now = time.time_ns() // 1_000_000 + self._names  # the newest of all
@@ -253,12 +256,20 @@ class Forecast:
         same_master = old.wrapping_key_id == new.wrapping_key_id
         if not (old.double_wrap or new.double_wrap) and same_master and self._kms.supports_rewrap:
             self._cost.calls["rewrap"] += count
+            self._prove(new)
             return
         self._unwrap(old.key_id, count)
         if new.double_wrap:
             self._unwrap(new.key_id)
         else:
             self._cost.calls["wrap"] += count
+            self._prove(new)
+
+    def _prove(self, entry: KeyEntry) -> None:
+        """One key that it has wrapped is unwrapped again, to see that it opens."""
+        if entry.key_id not in self._proven:
+            self._proven.add(entry.key_id)
+            self._cost.calls["unwrap"] += 1
 
     def _rewrap_keks(self, master: str | None, from_master: str | None, replaced: str) -> None:
         for entry in list(self._keys.values()):
@@ -271,11 +282,10 @@ class Forecast:
             wrapped = self._as_wrapped()
             if same and self._kms.supports_rewrap:
                 self._cost.calls["rewrap"] += 1
-                if entry.wrapped in self._known:
-                    self._known.add(wrapped)
             else:
                 self._cost.calls.update(unwrap=1, wrap=1)
-                self._known.add(wrapped)
+            self._cost.calls["unwrap"] += 1  # to see that it opens
+            self._known.add(wrapped)
             properties = {**entry.properties, REWRAPPED_MS: "0"}
             self._keys[entry.key_id] = entry.replace(wrapped=wrapped, wrapping_key_id=target, properties=properties)
             self._cost.keks += 1

@@ -107,7 +107,7 @@ def rotate(
     what:
 
     - ``"kek"``: what wraps the DEKs. In double wrap, new KEKs, and a version whose manifests have every DEK wrapped by
-      them: one KMS call for each new KEK, and one for each old one unless this process knows it. In single wrap, every
+      them: a wrap for each new KEK, and an unwrap for each old one unless this process knows it. In single wrap, every
       DEK is wrapped anew by the KMS: a rewrap for each where the service can, else an unwrap and a wrap; `concurrency`
       calls at once.
     - ``"mek"``: only what wraps the KEKs, after their master key was rotated in the KMS: each KEK is wrapped by its
@@ -125,6 +125,9 @@ def rotate(
     resume: take up a rotation with the same arguments that died: True, False, or None: if the storage shows that it
     did, as local files do; in an object store, if nothing happened for a day. progress: None shows a bar on a terminal,
     False none, and a callable gets rows as they come. dry_run: say what would be done.
+
+    Each new wrap of a KEK is unwrapped once before the key store names it, and in single wrap the first DEK that is
+    wrapped for each key: KeyAccessError or IntegrityError, with nothing changed, if it does not open.
 
     A row for each key and for each manifest. If a manifest fails, nothing is committed, and the next call goes on from
     there. KeyAccessError if the KMS refuses: then nothing was written.
@@ -346,7 +349,7 @@ class _Rotation:
                 todo.add(old_id)
         refs = self._todo(self.head, todo) if todo else []
         known = opened.envelope.subset({*todo, *(ref.key_id for ref in refs)}).entries
-        envelope = Envelope(opened.kms, {**known, **{key.key_id: key for key in new.values()}})
+        envelope = Envelope(opened.kms, {**known, **{key.key_id: key for key in new.values()}}, opened.proven)
         for ref in refs:
             for entry in opened.open_table(ref, envelope) if todo else ():
                 for key_id, wrapped, bound in entry.wraps(opened.id):

@@ -192,7 +192,7 @@ def rewrap_kek(
     """The same KEK, wrapped by the current version of its master key; or by another master key, or another KMS.
 
     Its id and properties stay, and so all that it has wrapped. One rewrap where the service can, under the same master
-    key; else an unwrap and a wrap. This process need not ask again for what it had asked for before.
+    key; else an unwrap and a wrap. Then one unwrap, to see that the new wrap opens; this process need not ask again.
     """
     assert entry.wrapped is not None
     after = kms if new_kms is None else new_kms
@@ -201,13 +201,46 @@ def rewrap_kek(
         changed = entry.replace(wrapped=kms.rewrap_key(entry.wrapped, master))
         if (held := _cache.peek(_cache_name(kms, entry))) is not None:
             _cache.put(_cache_name(kms, changed), held)
+        check_wrap(kms, changed)
         return changed
     key = kms.unwrap_key(entry.wrapped, entry.wrapping_key_id)
     if len(key) not in KEY_NBYTES:
         raise IntegrityError(f"what the KMS unwrapped for {entry.key_id!r} is no AES key: it has {len(key)} bytes")
     changed = entry.replace(wrapping_key_id=master, wrapped=after.wrap_key(key, master))
     _cache.put(_cache_name(after, changed), Key(key))
+    check_wrap(after, changed)
     return changed
+
+
+def check_wrap(kms: KmsClient, entry: KeyEntry) -> None:
+    """Have the KMS unwrap a KEK that it has just wrapped, before anything depends on that.
+
+    This process has the KEK at hand, so nothing else would show that the wrap opens. Raises KeyAccessError if the KMS
+    does not unwrap it, IntegrityError if it returns another key.
+    """
+    assert entry.wrapped is not None
+    name = _cache_name(kms, entry)
+    held = _cache.peek(name)
+    try:
+        key = kms.unwrap_key(entry.wrapped, entry.wrapping_key_id)
+        if len(key) not in KEY_NBYTES:
+            raise IntegrityError(f"no AES key: it has {len(key)} bytes")
+        found = Key(key)
+        if held is not None:
+            nonce = os.urandom(NONCE_NBYTES)
+            found.open(nonce, held.seal(nonce, b"", b"the same key?"), b"the same key?")
+        _cache.put(name, found if held is None else held)
+    except (FormatError, IntegrityError) as error:
+        raise IntegrityError(_bad_wrap(entry, error)) from None
+    except KeyAccessError as error:
+        raise KeyAccessError(_bad_wrap(entry, error)) from None
+
+
+def _bad_wrap(entry: KeyEntry, error: AgsError) -> str:
+    return (
+        f"what the KMS has just wrapped under {entry.wrapping_key_id!r} for the key {entry.key_id!r} does not open "
+        f"again, so it was not put to use: {error}"
+    )
 
 
 def check_unwraps(kms: KmsClient, entry: KeyEntry, witness: tuple[bytes, bytes] | None) -> None:
@@ -361,20 +394,24 @@ class Envelope:
     """Wraps and unwraps DEKs under the KEKs of `entries`, with `kms`: a client, or its properties.
 
     entries: a dict is copied. Any other mapping is kept, and asked for one entry at a time: that of a key store, which
-    need not be read whole for one key.
+    need not be read whole for one key. proven: ids of keys in single wrap of which this job has seen that the KMS opens
+    what it wraps; more are added to the set.
 
     It pickles as properties and entries, so it can be sent wherever the KMS can be reached: a `subset` wherever it is
     sent, one over a key store where that can be reached, too. Threads may share it.
     """
 
-    __slots__ = ("_client", "_looks_up", "_names", "_properties", "entries")
+    __slots__ = ("_client", "_looks_up", "_names", "_properties", "_proven", "entries")
 
-    def __init__(self, kms: KmsClient | Mapping[str, str], entries: Mapping[str, KeyEntry]) -> None:
+    def __init__(
+        self, kms: KmsClient | Mapping[str, str], entries: Mapping[str, KeyEntry], proven: set[str] | None = None
+    ) -> None:
         self._properties: dict[str, str] | None = dict(kms) if isinstance(kms, Mapping) else None
         self._client: KmsClient | None = None if isinstance(kms, Mapping) else as_kms(kms)
         self._looks_up = not isinstance(entries, (dict, MappingProxyType))
         self.entries: Mapping[str, KeyEntry] = entries if self._looks_up else MappingProxyType(dict(entries))
         self._names: dict[str, tuple[KeyEntry, bytes]] = {}
+        self._proven: set[str] = set() if proven is None else proven
         for key_id, entry in () if self._looks_up else self.entries.items():
             _check_name(key_id, entry)
 
@@ -387,20 +424,27 @@ class Envelope:
     def subset(self, key_ids: Iterable[str]) -> Envelope:
         """An envelope with only these KEKs, to send to where others are not needed."""
         chosen = {key_id: self._entry(key_id) for key_id in key_ids}
-        return Envelope(self.kms if self._properties is None else self._properties, chosen)
+        return Envelope(self.kms if self._properties is None else self._properties, chosen, self._proven)
 
     def wrap(self, key_id: str, dek: bytes, binding: bytes) -> bytes:
         """`dek`, wrapped for the use that `binding` says. PolicyError if the KEK is retired."""
         return self.wrap_many(key_id, ((dek, binding),))[0]
 
     def wrap_many(self, key_id: str, items: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-        """`wrap` for each ``(dek, binding)``: a KMS call for each in single wrap, at most one in double wrap."""
+        """`wrap` for each ``(dek, binding)``: a KMS call for each in single wrap, at most one in double wrap.
+
+        In single wrap, the first that a job has wrapped by a key is unwrapped again.
+        """
         entry = self._entry(key_id)
         self._check_wraps(entry)
         items = list(items)
         if not entry.double_wrap:
             kms, master = self.kms, entry.wrapping_key_id
-            return [kms.wrap_key(dek + hashlib.sha256(bound).digest(), master) for dek, bound in items]
+            wrapped = []
+            for dek, bound in items:
+                wrapped.append(kms.wrap_key(dek + hashlib.sha256(bound).digest(), master))
+                self._prove(entry, wrapped[-1], bound, dek)
+            return wrapped
         key = self._key(entry)
         if key.sealed + len(items) > KEY_LIMIT:
             raise _used_up(entry)
@@ -472,7 +516,11 @@ class Envelope:
         def ask(item: tuple[bytes, bytes]) -> bytes:
             if (had := known.get((new, item[0]))) is not None:
                 return had
-            return kms.rewrap_key(item[0], master) if rewraps else self.wrap(new, self.unwrap(old, *item), item[1])
+            if not rewraps:
+                return self.wrap(new, self.unwrap(old, *item), item[1])
+            wrapped = kms.rewrap_key(item[0], master)
+            self._prove(after, wrapped, item[1])
+            return wrapped
 
         return in_threads(ask, items, concurrency)
 
@@ -512,6 +560,23 @@ class Envelope:
         return pa.BinaryArray.from_buffers(
             wrapped.type, len(wrapped), [None, wrapped.buffers()[1], pa.py_buffer(out)], offset=wrapped.offset
         )
+
+    def _prove(self, entry: KeyEntry, wrapped: bytes, bound: bytes, dek: bytes | None = None) -> None:
+        """Once in a job, see that what the KMS wraps under the master key of `entry` opens again.
+
+        One for each key will do: whether the caller may decrypt, and whether the service returns what it can open, is
+        decided by the key. What is wrong with one wrap alone is found when its file is read, like any damage to it.
+        """
+        if entry.key_id in self._proven:
+            return
+        try:
+            if self.unwrap(entry.key_id, wrapped, bound) != dek and dek is not None:
+                raise IntegrityError("it is another key")
+        except (FormatError, IntegrityError) as error:
+            raise IntegrityError(_bad_wrap(entry, error)) from None
+        except KeyAccessError as error:
+            raise KeyAccessError(_bad_wrap(entry, error)) from None
+        self._proven.add(entry.key_id)
 
     def _check_wraps(self, entry: KeyEntry) -> None:
         if entry.state != "active":
@@ -555,11 +620,11 @@ class Envelope:
 
     def __reduce__(self) -> tuple[Any, ...]:
         properties = self.kms.properties if self._properties is None else self._properties
-        return _restore, (properties, self.entries if self._looks_up else dict(self.entries))
+        return _restore, (properties, self.entries if self._looks_up else dict(self.entries), set(self._proven))
 
 
-def _restore(properties: dict[str, str], entries: Mapping[str, KeyEntry]) -> Envelope:
-    return Envelope(properties, entries)
+def _restore(properties: dict[str, str], entries: Mapping[str, KeyEntry], proven: set[str]) -> Envelope:
+    return Envelope(properties, entries, proven)
 
 
 def _used_up(entry: KeyEntry) -> KeyLimitError:
