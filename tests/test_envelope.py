@@ -24,8 +24,17 @@ from support import flip, run_python
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
 from ags_fast.keys import Envelope, KeyEntry, binding, clear_cache, kms_calls, load_kms, new_kek, seal_document
 from ags_fast.keys import open_document as open_document_
-from ags_fast.keys.envelope import HEADER_NBYTES, MARKS, _Cache, _cache, dumps, taken
-from ags_fast.keys.kms import local
+from ags_fast.keys.envelope import (
+    HEADER_NBYTES,
+    MARKS,
+    _Cache,
+    _cache,
+    check_unwraps,
+    dumps,
+    rewrap_kek,
+    taken,
+)
+from ags_fast.keys.kms import as_kms, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -273,12 +282,27 @@ def test_the_limit_of_a_kek(properties: dict[str, str]) -> None:
 
 def test_a_kms_that_gives_another_key(properties: dict[str, str]) -> None:
     class Wrong(Duck):
-        def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-            return b"short"
+        answer = b""
 
-    kek = new_kek(Duck(), "m")
-    with pytest.raises(IntegrityError, match="no AES key"):
-        envelope_of(Wrong(), kek).unwrap(kek.key_id, bytes(44), BOUND)
+        def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+            self.calls.append("unwrap")
+            return self.answer
+
+    witness = (bytes(44), BOUND)
+    kms, kek, single = Wrong(), new_kek(Duck(), "m"), new_kek(Duck(), "m", double_wrap=False)
+    for answer in (b"", b"short", bytes(15), bytes(17), bytes(33), bytes(32 + 15), bytes(64 + 16)):
+        kms.answer = answer
+        actions: list[Callable[[], Any]] = [
+            lambda: envelope_of(kms, kek).unwrap(kek.key_id, *witness),
+            lambda: envelope_of(kms, single).unwrap(single.key_id, *witness),
+            lambda: rewrap_kek(as_kms(kms), kek, wrapping_key_id="n"),
+            lambda: check_unwraps(as_kms(kms), kek, witness),
+        ]
+        for action in actions:
+            kms.calls = []
+            with pytest.raises(KeyAccessError, match="nothing" if not answer else "no AES key"):
+                action()
+            assert kms.calls == ["unwrap"]  # at once: nothing was wrapped, and nobody asked again
 
 
 def test_keys_that_the_kms_makes() -> None:

@@ -6,9 +6,11 @@ clients, since there is nothing else to install (servers/fake_gcp.py, servers/fa
 
 from __future__ import annotations
 
+import base64
 import functools
 import importlib.util
 import io
+import itertools
 import json
 import logging
 import os
@@ -26,6 +28,7 @@ from unittest import mock
 
 import pytest
 from kms_services import started
+from servers.bad_http import dripping, echoing
 from support import flip, run_python
 from test_kms import CANARY, Clock, calls_of, forms_of
 
@@ -428,6 +431,91 @@ def test_keys_never_show(service: Service, kms: KmsClient, key_id: str) -> None:
     assert not any(form in everything for form in forms_of(CANARY))
     secrets = [getattr(service, "token", None), getattr(getattr(service, "hsm", None), "pin", None)]
     assert not any(secret and secret in everything for secret in secrets)
+
+
+def elsewhere(name: str, url: str, folder: Path, **more: str) -> dict[str, str]:
+    """Properties of a provider whose service is at `url`; none is needed to make keys or names."""
+    (folder / "token").write_text("a token of the tests")
+    provider = "adls.token-credential-provider"
+    own = {
+        "aws": {"kms.endpoint": url, "client.region": "us-east-1"},
+        "gcp": {"kms.endpoint": url},
+        "azure": {"azure.keyvault.url": url, provider: "kms_clients:VaultCredential", f"{provider}.token": "t"},
+        "vault": {"vault.address": url, "vault.token-file": str(folder / "token")},
+    }
+    return {"encryption.kms-type": name, **own[name], **more}
+
+
+@pytest.fixture(params=["aws", "gcp", "azure", "vault"])
+def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of one; its package can be used without a service."""
+    name: str = request.param
+    package = {"aws": "boto3", "gcp": "google.cloud.kms", "azure": "azure.keyvault.keys", "vault": "hvac"}[name]
+    pytest.importorskip(package)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    return name
+
+
+RING_KEY = "projects/p/locations/l/keyRings/r/cryptoKeys/k"
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n{", b"HTTP/1.1 200 OK\r\nA: "])
+def test_a_service_that_drips(provider: str, head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes in time, and the answer never: the call ends with its budget, and its connection with it."""
+    with dripping(head, tmp_path if provider == "azure" else None) as (url, authority, let_go):
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", authority)
+        limits = {"kms.call-budget-ms": "400", "kms.read-timeout-ms": "60000"}
+        key_id = RING_KEY if provider == "gcp" else "k"
+        with load_kms(elsewhere(provider, url, tmp_path, **limits)) as kms:
+            for _ in range(2):
+                begun = time.monotonic()
+                with pytest.raises(KeyAccessError, match=r"within 400 ms.*kms\.call-budget-ms"):
+                    kms.unwrap_key(b"vault:v1:AAAA", key_id)
+                assert time.monotonic() - begun < 20
+        assert let_go.wait(20)
+        for thread in threading.enumerate():
+            if thread.name == "ags-fast-kms":
+                thread.join(20)
+                assert not thread.is_alive()
+
+
+def test_a_service_that_echoes(provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that it was sent gets into an error, what that is chained to, or a log; nor is it taken for a wrap."""
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    handler.format = lambda record: f"{record.getMessage()} {vars(record)}"  # type: ignore[method-assign]
+    root, google = logging.getLogger(), logging.getLogger("google")
+    before, propagated = root.level, google.propagate
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    google.propagate = True
+    shown: list[str] = []
+    key_id = RING_KEY if provider == "gcp" else "k"
+    wrapped = b"vault:v1:" + base64.b64encode(CANARY) if provider == "vault" else CANARY
+    try:
+        with echoing(tmp_path if provider == "azure" else None) as server:
+            monkeypatch.setenv("REQUESTS_CA_BUNDLE", server.authority)
+            properties = elsewhere(provider, server.url, tmp_path, **{"kms.max-attempts": "1"})
+            forms = itertools.product(("json", "taken", "raw", "head"), (200, 400, 403, 404, 500))
+            with load_kms(properties) as kms:
+                for (server.form, server.status), action in itertools.product(
+                    forms, (kms.wrap_key, kms.unwrap_key, kms.rewrap_key)
+                ):
+                    with pytest.raises((AgsError, ValueError)) as caught:
+                        key = action(CANARY if action == kms.wrap_key else wrapped, key_id)
+                        assert (action, key) == (kms.rewrap_key, wrapped)  # as it was, and that opens
+                        raise KeyAccessError("unchanged")
+                    error: BaseException = caught.value
+                    assert error.__cause__ is None and error.__context__ is None
+                    shown += [str(error), repr(error), repr(vars(error)), *traceback.format_exception(error)]
+            assert server.requests >= 10
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        google.propagate = propagated
+    everything = "\n".join([*shown, text.getvalue()])
+    assert not any(form in everything for form in forms_of(CANARY))
 
 
 def test_threads_share_a_client(service: Service, kms: KmsClient, key_id: str) -> None:

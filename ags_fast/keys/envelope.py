@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, TAG_NBYTES, Key, rewrap
 from ags_fast.ags1 import KEY_LIMIT
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
-from ags_fast.keys.kms import KmsClient, as_kms, check_key_id, same_counts, shared_client
+from ags_fast.keys.kms import KmsClient, aes_key, as_kms, check_key_id, same_counts, shared_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -203,9 +203,7 @@ def rewrap_kek(
             _cache.put(_cache_name(kms, changed), held)
         check_wrap(kms, changed)
         return changed
-    key = kms.unwrap_key(entry.wrapped, entry.wrapping_key_id)
-    if len(key) not in KEY_NBYTES:
-        raise IntegrityError(f"what the KMS unwrapped for {entry.key_id!r} is no AES key: it has {len(key)} bytes")
+    key = aes_key(kms.unwrap_key(entry.wrapped, entry.wrapping_key_id), entry.key_id)
     changed = entry.replace(wrapping_key_id=master, wrapped=after.wrap_key(key, master))
     _cache.put(_cache_name(after, changed), Key(key))
     check_wrap(after, changed)
@@ -249,11 +247,9 @@ def check_unwraps(kms: KmsClient, entry: KeyEntry, witness: tuple[bytes, bytes] 
     witness: a key that the KEK has wrapped, and its binding; without one, nothing needs the KEK.
     """
     assert entry.wrapped is not None
-    key = kms.unwrap_key(entry.wrapped, entry.wrapping_key_id)
+    key = aes_key(kms.unwrap_key(entry.wrapped, entry.wrapping_key_id), entry.key_id)
     wrapped, bound = witness or (b"", b"")
     try:
-        if len(key) not in KEY_NBYTES:
-            raise IntegrityError("no AES key")
         if witness is not None:
             Key(key).open(wrapped[:NONCE_NBYTES], wrapped[NONCE_NBYTES:], bound)
     except IntegrityError:
@@ -465,9 +461,9 @@ class Envelope:
         """
         entry = self._entry(key_id)
         if not entry.double_wrap:
-            opened = self.kms.unwrap_key(wrapped, entry.wrapping_key_id)
+            opened = aes_key(self.kms.unwrap_key(wrapped, entry.wrapping_key_id), key_id, DIGEST_NBYTES)
             dek, digest = opened[:-DIGEST_NBYTES], opened[-DIGEST_NBYTES:]
-            if not dek or not hmac.compare_digest(digest, hashlib.sha256(binding).digest()):
+            if not hmac.compare_digest(digest, hashlib.sha256(binding).digest()):
                 raise IntegrityError(f"a key that {key_id!r} wrapped was wrapped for another file or dataset")
             return dek
         key = self._key(entry)
@@ -610,10 +606,7 @@ class Envelope:
 
     def _load(self, entry: KeyEntry) -> Key:
         assert entry.wrapped is not None
-        key = self.kms.unwrap_key(entry.wrapped, entry.wrapping_key_id)
-        if len(key) not in KEY_NBYTES:
-            raise IntegrityError(f"what the KMS unwrapped for {entry.key_id!r} is no AES key: it has {len(key)} bytes")
-        return Key(key)
+        return Key(aes_key(self.kms.unwrap_key(entry.wrapped, entry.wrapping_key_id), entry.key_id))
 
     def __repr__(self) -> str:
         return f"<Envelope of {self.entries!r}>" if self._looks_up else f"<Envelope of {len(self.entries)} keys>"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys.envelope import KEY_TIMESTAMP, Envelope, KeyEntry, new_kek, unbase64
-from ags_fast.keys.kms import as_kms, check_key_id, shared_client
+from ags_fast.keys.kms import aes_key, as_kms, check_key_id, shared_client
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
@@ -250,7 +250,8 @@ def rewrap_keks(
             key.created_ms  # noqa: B018  # FormatError, before it is too late
             old, new = key.encrypted_by_id, new_wrapping_key_id or key.encrypted_by_id
             if new_kms is not None or new != old:
-                wrapped = target.wrap_key(client.unwrap_key(key.encrypted_key_metadata, old), new)
+                kek = aes_key(client.unwrap_key(key.encrypted_key_metadata, old), key.key_id)
+                wrapped = target.wrap_key(kek, new)
             else:
                 version = client.key_version(key.encrypted_key_metadata)
                 if version is not None and old not in current:

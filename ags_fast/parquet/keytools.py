@@ -41,7 +41,7 @@ from ags_fast.ags1 import bytes_view
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.keys.envelope import KEY_NBYTES, _Cache, unbase64
-from ags_fast.keys.kms import KmsClient, as_kms, check_key_id, shared_client
+from ags_fast.keys.kms import KmsClient, aes_key, as_kms, check_key_id, shared_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -179,7 +179,7 @@ class CryptoFactory:
         """The DEK that key material is of."""
         key_id, kek = material.master_key_id, material.kek
         if kek is None:
-            dek = _unwrap(self._client, _from_text(material.wrapped_dek, self.wrapped_text), key_id)
+            dek = aes_key(_unwrap(self._client, _from_text(material.wrapped_dek, self.wrapped_text), key_id), key_id)
         else:
             sealed = _decoded("wrappedDEK", material.wrapped_dek)
             if len(sealed) - OVERHEAD_NBYTES not in KEY_NBYTES:  # before the KMS is asked for anything
@@ -193,7 +193,7 @@ class CryptoFactory:
                     f"a data key is not what the KEK of its key material, under the master key {key_id!r}, wrapped: "
                     "the material was changed"
                 ) from None
-        return _aes_key(dek, key_id)
+        return dek
 
     @property
     def _client(self) -> KmsClient:
@@ -665,7 +665,7 @@ class _Keks:
         """
 
         def load() -> Key:
-            return Key(_aes_key(_unwrap(client, wrapped, key_id), key_id))
+            return Key(aes_key(_unwrap(client, wrapped, key_id), key_id))
 
         return self._opened.get(_name(client.identity, key_id.encode(), wrapped), load)
 
@@ -771,9 +771,3 @@ def _asked(key_id: str, call: Callable[[], bytes]) -> bytes:
         return call()
     except (FormatError, IntegrityError) as error:
         raise type(error)(f"key material says that the master key {key_id!r} wrapped a key: {error}") from None
-
-
-def _aes_key(key: bytes, key_id: str) -> bytes:
-    if len(key) not in KEY_NBYTES:
-        raise IntegrityError(f"what the KMS unwrapped with {key_id!r} is no AES key: it has {len(key)} bytes")
-    return key

@@ -45,11 +45,11 @@ class FakeKeyVault:
         self._lock = threading.Lock()
         self._keys: dict[str, list[dict[str, Any]]] = {}
         self._clock = int(time.time()) - 10_000
-        certificate, self.authority = _certificate(folder)
+        whole, self.authority = certificate(folder)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(certificate)
+        tls.load_cert_chain(whole)
         self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self.url = f"https://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -178,7 +178,7 @@ def _unbase64(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
-def _certificate(folder: Path) -> tuple[Path, Path]:
+def certificate(folder: Path) -> tuple[Path, Path]:
     """A key with its certificate for this machine, and the certificate alone."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])

@@ -47,6 +47,7 @@ PROVIDERS = {
 }
 DESCRIBE = "describe"  # the operation that is about no key
 MAX_KEY_NBYTES = 4096  # the most that the strictest service takes
+MIN_TELLING_NBYTES = 8  # fewer bytes may be among others by chance
 
 
 # ---------------------------------------------------------------------------------------------------------- accounts
@@ -199,12 +200,14 @@ class KmsClient:
         key = _taken(key)
         if not 1 <= len(key) <= MAX_KEY_NBYTES:
             raise ValueError(f"a key to wrap has 1 to {MAX_KEY_NBYTES} bytes, this one has {len(key)}")
-        return self._account("wrap", wrapping_key_id, lambda: _bytes(self._wrap(key, wrapping_key_id)))
+        return self._account("wrap", wrapping_key_id, lambda: _sealed(self._wrap(key, wrapping_key_id), key))
 
     def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         """The key that `wrap_key` was given, by whatever version of the master key it was wrapped."""
         wrapped = _taken(wrapped)
-        return self._account("unwrap", wrapping_key_id, lambda: _bytes(self._unwrap(wrapped, wrapping_key_id)))
+        return self._account(
+            "unwrap", wrapping_key_id, lambda: _opened(self._unwrap(wrapped, wrapping_key_id), wrapped)
+        )
 
     def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
         """A new key of `length` bytes (16, 24 or 32) and the same wrapped, in one call.
@@ -220,7 +223,7 @@ class KmsClient:
             key, wrapped = self._generate(wrapping_key_id, length)
             if len(key) != length:
                 raise KeyAccessError(f"the KMS {self.provider} was asked for {length} bytes of key, it gave {len(key)}")
-            return _bytes(key), _bytes(wrapped)
+            return _bytes(key), _sealed(wrapped, key)
 
         return self._account("generate", wrapping_key_id, call)
 
@@ -298,17 +301,13 @@ class KmsClient:
                     count[self.provider, operation] += 1
         time_ms, begun, outcome = time.time_ns() // 1_000_000, time.perf_counter(), "ok"
         try:
-            return call()
+            return self._carry_out(operation, wrapping_key_id, call)
+        except Exception as error:
+            outcome = type(error).__name__
+            failure = error if isinstance(error, AgsError) else self._blamed(error, operation, wrapping_key_id)
         except BaseException as error:
             outcome = type(error).__name__
-            if isinstance(error, AgsError) or not isinstance(error, Exception):
-                raise
-            # What it says is left out and not even chained: nobody knows what a stranger writes into a message.
-            reason = f"{outcome} ({error.strerror})" if isinstance(error, OSError) and error.errno else outcome
-            what = "the key" if operation == DESCRIBE else "a key with"
-            raise KeyAccessError(
-                f"the KMS {self.provider} failed to {operation} {what} {wrapping_key_id!r}: {reason}"
-            ) from None
+            raise
         finally:
             event = {
                 "provider": self.provider,
@@ -324,6 +323,19 @@ class KmsClient:
             finally:
                 if own_hook is not None:
                     _report(own_hook, event)
+        # Not even chained: nobody knows what a stranger writes into a message, or keeps of what was sent.
+        failure.__cause__ = failure.__context__ = None
+        raise failure
+
+    def _carry_out(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
+        return call()
+
+    def _blamed(self, error: Exception, operation: str, wrapping_key_id: str) -> KeyAccessError:
+        """What is said of a stranger's exception: its class, and what a number of the system means."""
+        number = error.errno if isinstance(error, OSError) and isinstance(error.errno, int) else 0
+        reason = f"{type(error).__name__} ({os.strerror(number)})" if number else type(error).__name__
+        what = "the key" if operation == DESCRIBE else "a key with"
+        return KeyAccessError(f"the KMS {self.provider} failed to {operation} {what} {wrapping_key_id!r}: {reason}")
 
     def __enter__(self) -> KmsClient:
         return self
@@ -443,7 +455,38 @@ def _text(version: Any) -> str | None:
 def _bytes(answer: Any) -> bytes:
     if not isinstance(answer, (bytes, bytearray, memoryview)):
         raise KeyAccessError(f"the KMS client returned {type(answer).__name__} where bytes are due")
+    if not len(answer):
+        raise KeyAccessError("the KMS client returned nothing where a key is due")
     return bytes(answer)
+
+
+def _sealed(answer: Any, key: bytes) -> bytes:
+    """A wrapped key. KeyAccessError for the key itself, as a server has it that sends back what it is sent."""
+    wrapped = _bytes(answer)
+    if len(key) >= MIN_TELLING_NBYTES and bytes(key) in wrapped:
+        raise KeyAccessError("the KMS client returned the key itself where a wrapped key is due: nothing was wrapped")
+    return wrapped
+
+
+def _opened(answer: Any, wrapped: bytes) -> bytes:
+    """A key that was wrapped. KeyAccessError for the wrapped key, as the same server has it."""
+    key = _bytes(answer)
+    if key == wrapped:
+        raise KeyAccessError("the KMS client returned the wrapped key where the key is due: nothing was unwrapped")
+    return key
+
+
+def aes_key(plaintext: bytes, key_id: str, more: int = 0) -> bytes:
+    """What a KMS has unwrapped, if it has the size of an AES key and `more` bytes; else KeyAccessError.
+
+    key_id: whose plaintext it is, for the error.
+    """
+    if len(plaintext) - more not in (16, 24, 32):
+        raise KeyAccessError(
+            f"what the KMS unwrapped for {key_id!r} is no AES key: it has {len(plaintext)} bytes. Another key was "
+            "wrapped there, or the KMS answers wrongly"
+        )
+    return plaintext
 
 
 # ---------------------------------------------------------------------------------------------------------- finding one

@@ -20,8 +20,8 @@ REGION = "client.region"
 ALGORITHM = "kms.encryption-algorithm-spec"
 SYMMETRIC = "SYMMETRIC_DEFAULT"
 
-# What AWS says, and what the caller can do about it. Of other errors only the code is shown: some messages quote what
-# was sent, and that was a key.
+# What AWS says, and what the caller can do about it. Its messages are not shown: some quote what was sent, and that was
+# a key.
 REFUSALS = {
     "AccessDeniedException": "the caller may not: allow kms:{action} on this key in the key's policy or in IAM",
     "NotFoundException": f"there is no such key in this account and region: check the id and {REGION}",
@@ -34,8 +34,8 @@ REFUSALS = {
     "InvalidGrantTokenException": "the grant does not allow it",
     "UnsupportedOperationException": "this kind of key cannot do that",
 }
-QUOTED = ("AccessDeniedException", "NotFoundException", "DisabledException", "KMSInvalidStateException")
 NOT_WHAT_WAS_WRAPPED = ("InvalidCiphertextException", "IncorrectKeyException")
+CODE = re.compile(r"[A-Z][A-Za-z]{2,48}Exception")
 ALIAS = re.compile(r"(^|:)alias/")
 KEY_ARN = re.compile(r"arn:aws[a-z-]{0,16}:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[A-Za-z0-9-]{1,64}")
 BUSY_CODES = (
@@ -189,10 +189,13 @@ class AwsKms(ServiceKms):
             advice = BUSY_ADVICE
         else:
             advice = REFUSALS.get(code, "see what AWS documents for it").format(action=action)
-        said = str(error.response["Error"].get("Message", ""))[:300] if code in QUOTED else ""
-        quoted = f". AWS says: {said}" if said and said.isprintable() else ""
-        return self._refusal(action, repr(key_id), code, advice + quoted)
+        return self._refusal(action, repr(key_id), code, advice)
 
 
 def _code(error: Any) -> str:
-    return str(error.response["Error"].get("Code", "no code")).rpartition("#")[2]
+    """What AWS calls the error, if that can be the name of one; else the status."""
+    code = str(error.response["Error"].get("Code", "")).rpartition("#")[2]
+    if code in BUSY_CODES or CODE.fullmatch(code):
+        return code
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return f"status {int(status)}"

@@ -24,6 +24,7 @@ URL = "azure.keyvault.url"
 ALGORITHM = "azure.keyvault.key-wrap-algorithm"
 CREDENTIALS = "adls.token-credential-provider"
 ALGORITHMS = ("RSA-OAEP-256", "RSA-OAEP", "A256KW", "A192KW", "A128KW")  # RSA1_5 can be opened by who may ask often
+VERSION = re.compile(r"[0-9A-Za-z]{1,64}")
 KEY_NAME = re.compile(r"[A-Za-z0-9-]{1,127}")
 
 REFUSALS = {
@@ -36,6 +37,7 @@ REFUSALS = {
     "KeyNotFound": "there is no such key in this vault: check the name and azure.keyvault.url, or recover the key",
     "Unauthorized": "the vault does not accept the caller's token: is it for this tenant?",
 }
+OTHER_CODES = ("BadParameter", "Forbidden", "ForbiddenByPolicy", "ForbiddenByRbac", "AccessDenied", "Throttled")
 NOT_ALLOWED = "the caller may not: allow keys/{action} in the vault's access policy or by a role"
 
 
@@ -146,8 +148,8 @@ class AzureKms(ServiceKms):
                 refused = "KeyExpired"
             if refused is not None:
                 raise self._refusal(to, f"{name!r}, version {found.version}", refused, REFUSALS[refused])
-        vault.newest[name] = found.version
-        return found.version  # type: ignore[no-any-return]
+        vault.newest[name] = _checked(found.version)
+        return vault.newest[name]
 
     def _versions(self, vault: _Vault, name: str, deadline: float) -> list[tuple[str, bool]]:
         """Versions, newest first, and whether they are enabled."""
@@ -157,7 +159,7 @@ class AzureKms(ServiceKms):
 
         found = self._request("list", name, None, ask, deadline)
         found.sort(key=lambda one: one.created_on.timestamp() if one.created_on else 0, reverse=True)
-        return [(one.version, bool(one.enabled)) for one in found]
+        return [(_checked(one.version), bool(one.enabled)) for one in found]
 
     def _request(
         self, action: str, name: str, version: str | None, ask: Any, deadline: float, *, quiet: bool = False
@@ -257,10 +259,16 @@ class _Vault:
         return found
 
 
+def _checked(version: Any) -> str:
+    if not isinstance(version, str) or not VERSION.fullmatch(version):
+        raise KeyAccessError("the KMS azure answered with something else than the version of a key")
+    return version
+
+
 def _codes(error: Any) -> list[str]:
     """The status, the service's code, and the one inside of that, as far as there are."""
     told = getattr(error, "error", None)
     inner = getattr(told, "innererror", None)
     said = getattr(told, "code", None), inner.get("code") if isinstance(inner, dict) else None
     status = str(error.status_code) if error.status_code else type(error).__name__
-    return [status, *(code for code in said if isinstance(code, str) and code.isalnum())]
+    return [status, *(code for code in said if code in REFUSALS or code in OTHER_CODES)]

@@ -17,7 +17,7 @@ __all__ = ["GcpKms"]
 
 PART = r"[A-Za-z0-9_.:-]{1,255}"
 KEY_NAME = re.compile(f"projects/{PART}/locations/{PART}/keyRings/{PART}/cryptoKeys/{PART}")
-VERSION_STATE = re.compile(r"cryptoKeyVersions/([0-9]+)[^A-Z]*([A-Z_]{7,40})")
+VERSION_STATE = re.compile(r"cryptoKeyVersions/([0-9]{1,9})\b[^A-Z]*([A-Z_]{7,40})")
 
 # What the caller can do about a status. Its message is not shown: nobody knows what is in one.
 REFUSALS = {

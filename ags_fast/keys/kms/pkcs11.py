@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.keys.kms import KmsClient
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, ServiceKms
 
@@ -67,6 +68,8 @@ class Pkcs11Kms(ServiceKms):
     packages = ("pkcs11",)
     secret_properties = {"kms.pkcs11.pin": PINS}  # noqa: RUF012, of the base class
     supports_key_generation = True
+
+    _carry_out = KmsClient._carry_out  # a library that was left in the middle of something could not be used again
 
     def initialize(self, properties: Mapping[str, str]) -> None:
         for name in (LIBRARY, TOKEN):

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
-from ags_fast.errors import KeyAccessError
+from ags_fast.errors import AgsError, KeyAccessError
 from ags_fast.keys.kms import KmsClient, with_retries
+from ags_fast.keys.kms.deadline import OverdueError, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,13 +42,13 @@ class ServiceKms(KmsClient):
 
     Properties: ``kms.connect-timeout-ms`` (2000) and ``kms.read-timeout-ms`` (5000), for each request;
     ``kms.max-attempts`` (8): how often a busy service is asked for the same. A service that cannot be reached is asked
-    once more. No retry begins later than ``kms.call-budget-ms`` (30000) after the call did.
+    once more. A call ends by ``kms.call-budget-ms`` (30000), whatever the service does, in a thread of its own.
     """
 
     packages: ClassVar[tuple[str, ...]] = ()  # what the optional dependency has to bring
     endpoint_property: ClassVar[str] = ENDPOINT
     secret_properties: ClassVar[Mapping[str, str]] = {}  # names under which others take secrets, and what to do instead
-    loggers: ClassVar[tuple[str, ...]] = ()  # of the packages: those that write what is sent and answered at DEBUG
+    loggers: ClassVar[tuple[str, ...]] = ()  # of the packages: those that write what is sent and answered
 
     def __init__(self) -> None:
         self._lock, self._pid = threading.Lock(), os.getpid()
@@ -94,9 +95,25 @@ class ServiceKms(KmsClient):
         with self._here():
             if self._connection is None:
                 self._connection = self._connect()
-                for name in self.loggers:
-                    _hide_debug_records(name)
+                for name in (*LOGGERS, *self.loggers):
+                    _hide_records(name)
             return self._connection
+
+    def _carry_out(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
+        budget = self._number(BUDGET_MS)
+        try:
+            return within(budget / 1000, call)
+        except OverdueError:
+            # What the late call holds is not touched again: others of its time may use the connection still.
+            self._lock, self._connection = threading.Lock(), None
+            overdue = KeyAccessError(
+                f"the KMS {self.provider} did not end {operation} with the key {wrapping_key_id!r} within {budget} ms: "
+                f"check the network and the service, or raise {BUDGET_MS}"
+            )
+        except AgsError as error:
+            error.__traceback__ = None  # whose frames have what was sent and answered
+            raise
+        raise overdue
 
     @contextmanager
     def _here(self) -> Iterator[None]:
@@ -162,8 +179,10 @@ def on_this_machine(url: str) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------- logs
-# Some packages log requests and answers at level DEBUG, and here they hold keys. What else the same packages are used
-# for stays in the log.
+# Some packages log requests and answers, and here they hold keys. What else the same packages are used for stays in the
+# log.
+
+LOGGERS = ("urllib3.connection", "urllib3.connectionpool")  # of an answer's head, what they cannot make sense of
 
 _thread = threading.local()
 
@@ -177,11 +196,11 @@ def _unlogged() -> Iterator[None]:
         _thread.calls -= 1
 
 
-def _wanted(record: logging.LogRecord) -> bool:
-    return record.levelno > logging.DEBUG or not getattr(_thread, "calls", 0)
+def _wanted(_: logging.LogRecord) -> bool:
+    return not getattr(_thread, "calls", 0)
 
 
-def _hide_debug_records(name: str) -> None:
+def _hide_records(name: str) -> None:
     logger = logging.getLogger(name)
     if _wanted not in logger.filters:
         logger.addFilter(_wanted)

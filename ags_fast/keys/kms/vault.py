@@ -168,7 +168,7 @@ class VaultKms(ServiceKms):
             return self._refusal(action, key, "InvalidRequest", "a key of this type does not encrypt")
         return IntegrityError(
             f"a wrapped key is not what the Vault key {key_id!r} wrapped, which has versions up to "
-            f"{found.get('latest_version')}: changed, or wrapped by another key (it names version {version})"
+            f"{int(found.get('latest_version', 0))}: changed, or wrapped by another key (it names version {version})"
         )
 
     @property

@@ -1,0 +1,77 @@
+"""Calls that end in time, whatever a server does: no timeout of a socket fires while a byte comes now and then."""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import threading
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["OverdueError", "within"]
+
+T = TypeVar("T")
+
+
+class OverdueError(Exception):
+    """The call did not end in time."""
+
+
+class _AbandonedError(BaseException):
+    """Nobody waits for this call. Not an Exception, so that no retry of a package catches it."""
+
+
+class _Call(Generic[T]):
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._lock, self._returned = threading.Lock(), False
+        self.ended = threading.Event()
+        self.value: T
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            try:
+                self.value = self._work()
+            except BaseException as error:
+                self.error = error
+            self.ended.set()
+            with self._lock:
+                self._returned = True  # from here on, another thread may have the number
+        except _AbandonedError:
+            pass
+
+    def abandon(self, thread: threading.Thread) -> None:
+        """Have the thread end when it next runs: at the next byte, or when its socket's own timeout fires."""
+        with self._lock:
+            if not self._returned and thread.ident is not None:
+                target, thrown = ctypes.c_ulong(thread.ident), ctypes.py_object(_AbandonedError)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(target, thrown)
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` returns or raises, by the time `seconds` are over; else OverdueError.
+
+    It runs in a thread of its own, which is told to end if it is late, or if waiting for it is interrupted.
+    """
+    call = _Call(work)
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(call.run,), name="ags-fast-kms", daemon=True)
+    thread.start()
+    try:
+        in_time = call.ended.wait(seconds)
+    except BaseException:
+        call.abandon(thread)
+        raise
+    if not in_time:
+        call.abandon(thread)
+        raise OverdueError
+    error = call.error
+    if error is None:
+        return call.value
+    try:
+        raise error
+    finally:
+        del error, call  # they refer to each other

@@ -1,0 +1,146 @@
+"""Servers that behave badly: one sends back what it is sent, one sends a byte now and then and never ends."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import socket
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from servers.fake_azure import certificate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextlib.contextmanager
+def echoing(tls: Path | None = None) -> Iterator[Echo]:
+    """tls: a folder for a certificate."""
+    server = Echo(("127.0.0.1", 0), _EchoHandler)
+    server.begin(tls)
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Echo(ThreadingHTTPServer):
+    """status: that it answers with. form: what has the text that was sent: ``json`` (each field of an error), ``taken``
+    (each field of a success), ``raw`` (the body is as it came), ``head`` (the status line and headers)."""
+
+    daemon_threads = True
+    status = 400
+    form = "json"
+    authority = ""
+    requests = 0
+
+    def begin(self, tls: Path | None) -> None:
+        scheme = "http"
+        if tls is not None:
+            whole, authority = certificate(tls)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(whole)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+            scheme, self.authority = "https", str(authority)
+        self.url = f"{scheme}://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class _EchoHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Echo
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _go(self) -> None:
+        self.server.requests += 1
+        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        texts = [self.path, sent.decode(errors="replace"), *_texts(sent)]
+        said = " ".join(texts)
+        body, kind = sent, "application/json"
+        secret = max(_texts(sent), key=len, default="nothing")
+        if self.server.form == "json":
+            inner = {"code": secret, "message": said, "status": secret, "innererror": {"code": secret}}
+            body = json.dumps(
+                {"__type": secret, "message": said, "error": inner, "errors": [said, secret], "warnings": [said]}
+            ).encode()
+        elif self.server.form == "taken":
+            names = ("Plaintext", "CiphertextBlob", "KeyId", "plaintext", "ciphertext", "name", "value", "kid")
+            fields = dict.fromkeys(names, secret)
+            body = json.dumps({**fields, "data": fields, "key": fields, "attributes": fields}).encode()
+        elif self.server.form == "head":
+            body, kind = b"", secret
+        self.send_response(self.server.status, secret if self.server.form == "head" else None)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if self.server.form == "head":
+            self.send_header("x-amzn-requestid", secret)
+            self.send_header("x-amzn-errortype", secret)
+            self.send_header("x-ms-request-id", secret)
+            self.wfile.write(b"".join(self._headers_buffer) + secret.encode() + b"\r\n")
+            self._headers_buffer = []
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PUT = _go  # noqa: N815
+
+
+def _texts(sent: bytes) -> list[str]:
+    """What may be a key in a request: its strings, also without base64."""
+    try:
+        values = [value for value in json.loads(sent).values() if isinstance(value, str)]
+    except (ValueError, AttributeError):
+        return []
+    opened = []
+    for value in values:
+        with contextlib.suppress(ValueError):
+            opened.append(base64.b64decode(value).decode())
+    return values + opened
+
+
+@contextlib.contextmanager
+def dripping(head: bytes, tls: Path | None = None) -> Iterator[tuple[str, str, threading.Event]]:
+    """Sends `head`, and then a byte every 50 ms, until the client lets go. Yields the URL, the authority to trust, and
+    an event: some client has let go."""
+    let_go, ends = threading.Event(), threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+    context, scheme, authority = None, "http", ""
+    if tls is not None:
+        whole, certified = certificate(tls)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(whole)
+        scheme, authority = "https", str(certified)
+
+    def drip(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            if context is not None:
+                connection = context.wrap_socket(connection, server_side=True)
+            with connection:
+                connection.recv(65536)
+                data = head
+                while not ends.wait(0.05):
+                    try:
+                        connection.sendall(data)
+                    except OSError:
+                        let_go.set()
+                        return
+                    data = b" "
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", authority, let_go
+    finally:
+        ends.set()
+        listener.close()
