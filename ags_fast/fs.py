@@ -28,7 +28,19 @@ if TYPE_CHECKING:
     _Entries = list["Entry"]
     _LeftOut = list[tuple[str, str, str]]
 
-__all__ = ["Entry", "LocalFile", "NewFile", "NewObject", "NotAFileError", "Store", "open_regular", "pwrite_all"]
+__all__ = [
+    "Entry",
+    "LocalFile",
+    "NewFile",
+    "NewObject",
+    "NotAFileError",
+    "Store",
+    "file_at",
+    "folder_of",
+    "local_path",
+    "open_regular",
+    "pwrite_all",
+]
 
 SUFFIX = ".agstmp"  # of every temporary name: .<name>.<tag>.<16 hex digits>.agstmp
 HOLD_ATTEMPTS = 20
@@ -121,7 +133,9 @@ class Store:
         path = _local_path(text)
         self.local = path is not None
         self.url = text.rstrip("/") if path is None else path
-        self._above = f"{self.url.rstrip('/')}/"
+        if self.url.endswith(":"):
+            self.url += "//"  # the root of a file system, such as memory://
+        self._above = self.url if self.url.endswith("/") else f"{self.url}/"
         self.storage_options = dict(storage_options or {})
         self.follow = follow
         self._door: _Door | None = None if path is None else _Folder(path, follow)
@@ -306,6 +320,40 @@ def _local_path(url: str) -> str | None:
     if colon and scheme[:1].isalpha() and scheme.replace("+", "").isalnum() and rest.startswith(("//", ":")):
         return None
     return os.path.abspath(url)
+
+
+def local_path(url: str | os.PathLike[str]) -> str | None:
+    """The path that a path or a URL means, and a path as it is given; None for a URL that is not of this machine."""
+    text = os.fsdecode(url)
+    path = _local_path(text)
+    return text if path == os.path.abspath(text) else path
+
+
+def folder_of(path: str) -> str | None:
+    """The folder, or URL of one, that a file is in; None if this cannot be a file's path."""
+    folder, slash, name = path.rpartition("/")
+    if not name or folder.endswith(":/"):  # "s3://bucket"
+        return None
+    if not folder or folder.endswith("://"):
+        folder += slash  # a root is nothing but this slash
+    return folder or "."
+
+
+def file_at(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> tuple[Store, str]:
+    """The store that a file's URL, or path, leads to, and the file's name there. ValueError if it is no file's."""
+    text = os.fsdecode(url)
+    chain, colons, last = "", "", text
+    if "::" in text:  # a URL of fsspec through others: the first one that has a path has the file's
+        chain, colons, last = text.partition("::")
+        if "://" in chain:
+            chain, colons, last = "", "", chain
+    rest = text[len(chain) + len(colons) + len(last) :]
+    rooted = "::" in text or last.startswith("memory://")  # elsewhere the first name is a bucket's
+    folder = f"{last.rpartition('/')[0]}/" if rooted else folder_of(last)
+    name = last.rpartition("/")[2]
+    if folder is None or not name:
+        raise ValueError(f"{text!r} is no path of a file")
+    return Store(chain + colons + folder + rest, storage_options), name
 
 
 def _checked(path: str) -> str:

@@ -24,7 +24,7 @@ from ags_fast.parquet._file import (
 from ags_fast.parquet._transcode import PAGES, ColumnReport, Report, level_warnings, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ags_fast.parquet._file import Chunk, Keys, _Retriever
     from ags_fast.parquet._transcode import Piece
@@ -53,15 +53,15 @@ def shown(value: bytes | None) -> Any:
     return text if text.isprintable() else {"hex": value.hex()}
 
 
-def inspect(src: Any) -> dict[str, Any]:
+def inspect(src: Any, *, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What a Parquet file says of its encryption to somebody who has no key. Nothing of it is authenticated.
 
-    src: a path, a bytes-like object or a seekable binary file. The answer can be written as JSON: "footer" is
+    src, storage_options: as for encrypt_file. The answer can be written as JSON: "footer" is
     "encrypted", "signed" or "plain"; "aad_prefix" is the stored one, "aad_prefix_required" says that readers must know
     it; key metadata is decoded if it is parquet's key material (PKMT1) or text. Sizes are in bytes. "columns" is None
     where the footer hides them. Raises FormatError if it is no Parquet file.
     """
-    with Opened(src, None) as opened:
+    with Opened(src, None, storage_options=storage_options) as opened:
         crypto = opened.crypto
         answer: dict[str, Any] = {
             "file_length": opened.source.size,
@@ -109,6 +109,7 @@ def verify(
     allow_ctr: bool = False,
     allow_unauthenticated_levels: bool = True,
     threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Report:
     """Check every module of an encrypted Parquet file; returns a row for each column.
@@ -127,7 +128,13 @@ def verify(
         raise ValueError(f"missing is 'error' or 'skip', not {missing!r}")
     n = thread_count(threads)
     with Opened(
-        src, keys, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks, allow_ctr=allow_ctr
+        src,
+        keys,
+        aad_prefix=aad_prefix,
+        aad_prefix_verifier=aad_prefix_verifier,
+        quirks=quirks,
+        allow_ctr=allow_ctr,
+        storage_options=storage_options,
     ) as opened:
         assert opened.crypto is not None
         footer = "encrypted" if opened.encrypted_footer else "signed"

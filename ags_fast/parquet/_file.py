@@ -24,6 +24,7 @@ from ags_fast._core import (
     thrift_splice,
 )
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.fs import LocalFile, file_at, local_path
 from ags_fast.parquet._thrift import BINARY, FALSE, I32, LIST, STRUCT, TRUE, Struct, binary, integer, list_of, struct
 from ags_fast.stream import _Descriptor, _source
 
@@ -161,14 +162,42 @@ def _twice(path: str) -> ValueError:
 
 
 class Source:
-    """Where a file is read from, by position: a path, a bytes-like object or a seekable binary file."""
+    """Where a file is read from, by position: a path, a URL, a bytes-like object or a seekable binary file.
 
-    __slots__ = ("_file", "path", "size")
+    length: bytes of the file, as a trusted place has them. A source with fewer is an IntegrityError; what follows them
+    is never read, or, with `exact`, an IntegrityError, too. storage_options: for fsspec, of a URL.
+    """
 
-    def __init__(self, source: Any) -> None:
-        self.path = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else None
+    __slots__ = ("_file", "_own", "path", "size")
+
+    def __init__(
+        self,
+        source: Any,
+        length: int | None = None,
+        *,
+        exact: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if length is not None and length < 0:
+            raise ValueError(f"length is a number of bytes, not {length}")
+        self.path: str | None = None
+        self._own: Any = None  # what is opened here, of a URL
+        if isinstance(source, LocalFile):  # its path could lead elsewhere by now
+            self.path = os.fspath(source)
+        elif isinstance(source, (str, os.PathLike)):
+            self.path = local_path(source)
+            if self.path is None:
+                store, name = file_at(source, storage_options)
+                self._own = source = store.source(name)
+            else:
+                source = self.path
         self._file = _source(source, None)
         self.size = self._file.size
+        if length is not None:
+            if self.size < length or (exact and self.size > length):
+                self.close()
+                raise IntegrityError(f"the file has {self.size} bytes, not {length}: it was cut, or is another one")
+            self.size = length
 
     @property
     def is_file(self) -> bool:
@@ -196,6 +225,8 @@ class Source:
 
     def close(self) -> None:
         self._file.close()
+        if self._own is not None:
+            self._own.close()
 
 
 def with_room(buffer: memoryview, nbytes: int) -> memoryview:
@@ -332,7 +363,7 @@ class Opened:
     aad_prefix: as the caller knows it; compared with what the file says. aad_prefix_verifier: called with the prefix,
     raises if it is wrong.
     quirks: of `QUIRKS`. allow_ctr: whether page bytes may be without tags. plain: whether a file may be without
-    encryption.
+    encryption. length, exact, storage_options: as for Source.
 
     Raises FormatError, IntegrityError, KeyAccessError, and PolicyError where it is less protected than it must be.
     """
@@ -347,6 +378,9 @@ class Opened:
         quirks: Iterable[str] = (),
         allow_ctr: bool = False,
         plain: bool = False,
+        length: int | None = None,
+        exact: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.quirks = frozenset(quirks)
         if self.quirks - QUIRKS:
@@ -359,7 +393,7 @@ class Opened:
         self._ctr_columns: dict[_Path, bool] = {}
         self.crypto: Crypto | None = None
         self.footer_key: Key | None = None
-        self.source = Source(src)
+        self.source = Source(src, length, exact=exact, storage_options=storage_options)
         try:
             self._read_footer(keys, aad_prefix, aad_prefix_verifier, plain)
         except BaseException:

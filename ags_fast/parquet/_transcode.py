@@ -28,7 +28,7 @@ from ags_fast._core import (
 )
 from ags_fast._threads import thread_count
 from ags_fast.errors import FormatError, PolicyError
-from ags_fast.fs import NewFile, NewObject
+from ags_fast.fs import NewFile, NewObject, file_at, local_path
 from ags_fast.parquet import _thrift as thrift
 from ags_fast.parquet._file import (
     ALGORITHMS,
@@ -51,7 +51,7 @@ from ags_fast.parquet._file import (
 from ags_fast.stream import _Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ags_fast.parquet._file import _Edits, _Retriever
 
@@ -119,15 +119,28 @@ class Report:
 
 
 class Target:
-    """Where a file is written to, from its beginning to its end. A path appears only when it is complete."""
+    """Where a file is written to, from its beginning to its end. A path, or a URL, appears only when it is complete."""
 
-    def __init__(self, dst: Any, *, private: bool, fsync: bool, threads: int) -> None:
+    def __init__(
+        self,
+        dst: Any,
+        *,
+        private: bool,
+        fsync: bool,
+        threads: int,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.position = 0
         self.discardable = True
         self._new: NewFile | NewObject | None = None
         self._list: bytearray | None = None
         if isinstance(dst, (str, os.PathLike)):
-            self._new = NewFile(dst, private=private, fsync=fsync)
+            path = local_path(dst)
+            if path is not None:
+                self._new = NewFile(path, private=private, fsync=fsync)
+            else:
+                store, name = file_at(dst, storage_options)
+                self._new = store.new(name, private=private, fsync=fsync)
         elif isinstance(dst, (NewFile, NewObject)):
             self._new = dst
         elif isinstance(dst, bytearray):
@@ -923,9 +936,9 @@ def level_warnings(places: list[tuple[str, int]]) -> list[str]:
 
 def remove_sidecar(dst: Any, report: Report) -> None:
     """Hadoop keeps checksums beside local files; one of an older file makes Spark refuse the new one."""
-    path = dst.path if isinstance(dst, NewFile) else dst
-    if isinstance(path, (str, os.PathLike)):
-        folder, name = os.path.split(os.fsdecode(path))
+    path = dst.path if isinstance(dst, NewFile) else local_path(dst) if isinstance(dst, (str, os.PathLike)) else None
+    if path is not None:
+        folder, name = os.path.split(path)
         sidecar = os.path.join(folder, f".{name}.crc")
         if os.path.lexists(sidecar):
             os.unlink(sidecar)
@@ -946,12 +959,15 @@ def encrypt_file(
     drop_bloom_filters: bool = False,
     threads: int | None = None,
     fsync: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Report:
     """Encrypt a Parquet file without decoding a value (Parquet Modular Encryption, sections 4 and 5).
 
-    src: a path, a bytes-like object or a seekable binary file. dst: a path, which appears only when it is complete, a
-    bytearray, or a file open for writing, which need not seek. keys: the footer key and, by column, others.
+    src: a path, a URL of fsspec such as s3://bucket/file, a bytes-like object or a seekable binary file. dst: a path or
+    URL, which appears only when it is complete (PolicyError for a store that cannot promise that), a bytearray, or a
+    file open for writing, which need not seek. storage_options: for fsspec, of URLs. keys: the footer key and, by
+    column, others.
 
     algorithm: "AES_GCM_V1", or "AES_GCM_CTR_V1", under which page bytes have no tag; reading then needs allow_ctr=True.
     plaintext_footer: legacy readers can read the plain columns; the footer is signed, and shows no statistics of
@@ -968,13 +984,13 @@ def encrypt_file(
     check_choice("other_columns", other_columns, ("footer", "plain"))
     check_choice("v2_layout", v2_layout, ("arrow", "parquet-java"))
     n = thread_count(threads)
-    with Opened(src, None) as opened:
+    with Opened(src, None, storage_options=storage_options) as opened:
         if opened.crypto is not None:
             raise PolicyError("the file is encrypted already: reencrypt_file gives it other keys")
         crypto, aad = new_crypto(algorithm, bytes(aad_prefix or b""), store_aad_prefix, keys)
         sealer = Sealer(opened, keys, crypto, aad, other_columns)
         chunks = list(opened.chunks())
-        with Target(dst, private=False, fsync=fsync, threads=n) as target:
+        with Target(dst, private=False, fsync=fsync, threads=n, storage_options=storage_options) as target:
             mover = Mover(
                 opened,
                 target,
@@ -1038,15 +1054,16 @@ def decrypt_file(
     allow_unauthenticated_levels: bool = True,
     threads: int | None = None,
     fsync: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Report:
     """Decrypt a Parquet file to a plain one, which appears at `dst` only when every tag has passed.
 
-    src, dst, threads, progress: as for encrypt_file. keys: Keys, or a function from the file's key_metadata to a key.
-    aad_prefix: required if the file does not hold it, else compared with it (PolicyError). aad_prefix_verifier: called
-    with the prefix, raises if this is the wrong file. missing: "error", or "drop" the columns (whole top-level fields)
-    whose keys are not held. quirks: "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong. A function is
-    called with None for the footer key of a file that stores no key_metadata.
+    src, dst, threads, storage_options, progress: as for encrypt_file. keys: Keys, or a function from the file's
+    key_metadata to a key, which is called with None for the footer key of a file that stores none. aad_prefix: required
+    if the file does not hold it, else compared with it (PolicyError). aad_prefix_verifier: called with the prefix,
+    raises if this is the wrong file. missing: "error", or "drop" the columns (whole top-level fields) whose keys are
+    not held. quirks: "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong.
 
     allow_ctr: whether to take a file under AES_GCM_CTR_V1, whose page bytes have no tag (else PolicyError). Pass True
     only for a file that you know to be written so. Beside an encrypted footer no tag covers the algorithm's name:
@@ -1063,7 +1080,13 @@ def decrypt_file(
     check_choice("missing", missing, ("error", "drop"))
     n = thread_count(threads)
     with Opened(
-        src, keys, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks, allow_ctr=allow_ctr
+        src,
+        keys,
+        aad_prefix=aad_prefix,
+        aad_prefix_verifier=aad_prefix_verifier,
+        quirks=quirks,
+        allow_ctr=allow_ctr,
+        storage_options=storage_options,
     ) as opened:
         chunks = list(opened.chunks())
         dropped = Dropped.of(opened, chunks)
@@ -1076,7 +1099,7 @@ def decrypt_file(
         def side(chunk: Chunk) -> Side:
             return Side("plain")
 
-        with Target(dst, private=True, fsync=fsync, threads=n) as target:
+        with Target(dst, private=True, fsync=fsync, threads=n, storage_options=storage_options) as target:
             mover = Mover(
                 opened,
                 target,
@@ -1122,6 +1145,7 @@ def reencrypt_file(
     allow_unauthenticated_levels: bool = True,
     threads: int | None = None,
     fsync: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Report:
     """Give an encrypted Parquet file new keys, without decoding a value and without plaintext on the way.
@@ -1148,12 +1172,20 @@ def reencrypt_file(
         raise ValueError("same_size keeps the AAD prefix, the algorithm, the footer's mode and the V2 layout")
     n = thread_count(threads)
     with Opened(
-        src, old, aad_prefix=aad_prefix, aad_prefix_verifier=aad_prefix_verifier, quirks=quirks, allow_ctr=allow_ctr
+        src,
+        old,
+        aad_prefix=aad_prefix,
+        aad_prefix_verifier=aad_prefix_verifier,
+        quirks=quirks,
+        allow_ctr=allow_ctr,
+        storage_options=storage_options,
     ) as opened:
         chunks = list(opened.chunks())
         assert opened.crypto is not None
         if same_size:
-            return _reseal(opened, chunks, dst, new, n, check_crc, allow_unauthenticated_levels, fsync, progress)
+            return _reseal(
+                opened, chunks, dst, new, n, check_crc, allow_unauthenticated_levels, fsync, storage_options, progress
+            )
         absent = [chunk for chunk in chunks if chunk.missing]
         if absent:
             raise opened.lacks(absent[0])
@@ -1163,7 +1195,7 @@ def reencrypt_file(
         crypto, aad = new_crypto(algorithm or was.algorithm, prefix, stored, new)
         sealer = Sealer(opened, new, crypto, aad, other_columns)
         plaintext = not opened.encrypted_footer if plaintext_footer is None else plaintext_footer
-        with Target(dst, private=False, fsync=fsync, threads=n) as target:
+        with Target(dst, private=False, fsync=fsync, threads=n, storage_options=storage_options) as target:
             mover = Mover(
                 opened,
                 target,
@@ -1186,6 +1218,7 @@ def _reseal(
     check_crc: bool,
     allow_unauthenticated_levels: bool,
     fsync: bool,
+    storage_options: Mapping[str, Any] | None,
     progress: Callable[[int], object] | None,
 ) -> Report:
     was = opened.crypto
@@ -1204,7 +1237,7 @@ def _reseal(
             )
     held = [chunk for chunk in chunks if not chunk.missing]
     plaintext = not opened.encrypted_footer
-    with Target(dst, private=False, fsync=fsync, threads=threads) as target:
+    with Target(dst, private=False, fsync=fsync, threads=threads, storage_options=storage_options) as target:
         mover = Mover(
             opened,
             target,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ags_fast._core import DONE, LIST, VIEW, Footer, PageRun, grow, new_bytes, run_pages, thrift_splice
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import bytes_view, clamp
-from ags_fast.errors import FormatError
+from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.parquet import _thrift as thrift
 from ags_fast.parquet._file import (
     BLOOM_BITSET,
@@ -243,8 +243,13 @@ class PlainView(io.RawIOBase):
         allow_unauthenticated_levels: bool = True,
         plain: bool = False,
         threads: int | None = None,
+        length: int | None = None,
+        exact: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """plain: whether a file without encryption is shown, as it is; all else as for `open_plain`."""
+        """plain: whether a file without encryption is shown, as it is. exact: bytes after `length` are an
+        IntegrityError. All else as for `open_plain`.
+        """
         if missing not in ("error", "hide"):
             raise ValueError(f"missing is one of 'error', 'hide', not {missing!r}")
         if not isinstance(keys, Keys) and not callable(keys):
@@ -264,6 +269,9 @@ class PlainView(io.RawIOBase):
             quirks=quirks,
             allow_ctr=allow_ctr,
             plain=plain,
+            length=length,
+            exact=exact,
+            storage_options=storage_options,
         )
         try:
             self._begin(opened, missing)
@@ -648,8 +656,10 @@ def _without(footer: bytes, dropped: Dropped, chunks: list[Chunk]) -> bytearray:
 
 def open_plain(
     src: Any,
-    keys: Keys | _Retriever,
+    keys: Keys | _Retriever | None = None,
     *,
+    key_metadata: Any = None,
+    length: int | None = None,
     aad_prefix: bytes | None = None,
     aad_prefix_verifier: Callable[[bytes], object] | None = None,
     missing: str = "error",
@@ -658,20 +668,49 @@ def open_plain(
     check_crc: bool = True,
     allow_unauthenticated_levels: bool = True,
     threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> PlainView:
     """Open an encrypted Parquet file as a seekable, read-only one that is a plain Parquet file to any reader.
 
-    src: a path, a bytes-like object or a seekable binary file, which is left open. keys: Keys, or a function from the
-    file's key_metadata to a key. aad_prefix, aad_prefix_verifier, quirks, allow_ctr, check_crc,
-    allow_unauthenticated_levels: as for decrypt_file. missing: what becomes of columns whose keys are not held:
-    "error", here and now, or "hide" them, whole top-level fields. threads: as for AgsCodec; a read that covers several
-    column chunks opens them in parallel.
+    src: a path, a URL, a bytes-like object or a seekable binary file, which is left open. keys: Keys, or a function
+    from the file's key_metadata to a key. aad_prefix, aad_prefix_verifier, quirks, allow_ctr, check_crc,
+    allow_unauthenticated_levels, storage_options: as for decrypt_file. missing: what becomes of columns whose keys are
+    not held: "error", here and now, or "hide" them, whole top-level fields. threads: as for AgsCodec; a read that
+    covers several column chunks opens them in parallel.
+
+    key_metadata: in place of keys, Iceberg's StandardKeyMetadata, or its encoded bytes: one key for all columns, the
+    AAD prefix and, if it has one, the file's length. ValueError if keys are given, too, or another prefix.
+
+    length: the bytes of the file, from a trusted place. A source with fewer is an IntegrityError, and bytes after them
+    are never read. The length in key_metadata must be the file's, which is `length` or else what the source has: if it
+    differs, that is an IntegrityError.
 
     Only the footer is read, and checked, by this call; pages are opened when they are read, and kept in small number.
     Nothing is handed out before its tag has passed; pages under CTR have none, nor have levels in parquet-java's V2
     layout. Raises FormatError, IntegrityError, PolicyError, and KeyAccessError, which names a column; reading raises
     IntegrityError, which names the place, each time, while all else stays readable.
     """
+    exact = False
+    if key_metadata is not None:
+        if keys is not None:
+            raise ValueError("keys and key_metadata are given: give one of them")
+        if not hasattr(key_metadata, "encryption_key"):
+            from ags_fast.keys import StandardKeyMetadata
+
+            key_metadata = StandardKeyMetadata.decode(key_metadata)
+        stored_prefix = key_metadata.aad_prefix or b""
+        if aad_prefix and bytes(aad_prefix) != stored_prefix:
+            raise ValueError("aad_prefix is not the one in key_metadata: give one of them")
+        keys, aad_prefix = Keys(key_metadata.encryption_key), stored_prefix
+        if key_metadata.file_length is not None:
+            exact = length is None
+            if not exact and length != key_metadata.file_length:
+                raise IntegrityError(
+                    f"the file should have {length} bytes, and {key_metadata.file_length} by its key_metadata"
+                )
+            length = key_metadata.file_length
+    if keys is None:
+        raise TypeError("keys or key_metadata is required")
     return PlainView(
         src,
         keys,
@@ -683,6 +722,9 @@ def open_plain(
         check_crc=check_crc,
         allow_unauthenticated_levels=allow_unauthenticated_levels,
         threads=threads,
+        length=length,
+        exact=exact,
+        storage_options=storage_options,
     )
 
 

@@ -73,13 +73,15 @@ def write_table(
     row_group_size: int | None = None,
     threads: int | None = None,
     fsync: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Report:
     """Write a table as an encrypted Parquet file. Its plaintext never reaches storage, not even for a moment.
 
     table: of pyarrow, pandas (its index is kept as pyarrow keeps it) or polars, a RecordBatchReader, whatever exports
     an Arrow stream, or an iterable of such tables and of record batches, which may be larger than memory. dst, keys,
-    fsync and how it is encrypted: as for encrypt_file. options: of pyarrow.parquet.write_table, such as compression.
+    fsync, storage_options and how it is encrypted: as for encrypt_file. options: of pyarrow.parquet.write_table, such
+    as compression.
 
     row_group_size: rows, at most 64 Mi; default 1 Mi. Batches are put together, or cut, to row groups of that size.
     Two of them are in memory at once, as Arrow has them and encoded, or one with threads=1; with more threads, pyarrow
@@ -104,7 +106,7 @@ def write_table(
     with Opened(encoder.frame(), None) as frame, closing(_encoded(encoder, tables, n)) as files:
         crypto, aad = new_crypto(algorithm, bytes(aad_prefix or b""), store_aad_prefix, keys)
         sealer = Sealer(frame, keys, crypto, aad, other_columns)
-        with Target(dst, private=False, fsync=fsync, threads=n) as target:
+        with Target(dst, private=False, fsync=fsync, threads=n, storage_options=storage_options) as target:
             target.put(b"PAR1" if plaintext_footer else b"PARE")
             writer = _Writer(frame, target, sealer, n, V2_LAYOUTS[v2_layout], plaintext_footer)
             for file in files:

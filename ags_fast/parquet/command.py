@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast import parquet
 from ags_fast._arguments import Progress, aad_prefix, add_key_format, positive, read_key
-from ags_fast.fs import NewFile
+from ags_fast.fs import NewFile, NewObject, file_at, local_path
 from ags_fast.parquet._file import ALGORITHMS, FOOTER_KEY, QUIRKS, Keys
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     def add(name: str, run: Callable[[argparse.Namespace], dict[str, Any]], text: str) -> argparse.ArgumentParser:
         operation = operations.add_parser(name, help=text, description=text, allow_abbrev=False)
         operation.set_defaults(run=run, text=as_text, usage=operation.error)
-        operation.add_argument("files", nargs="+", metavar="FILE")
+        operation.add_argument(
+            "files", nargs="+", metavar="FILE", help="a path, or a URL such as s3://bucket/a.parquet"
+        )
         operation.add_argument(
             "--json", action="store_true", help="print the result, or the error, as one JSON object for each FILE"
         )
@@ -118,7 +120,8 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             "--output",
             metavar="PATH",
             required=default is None,
-            help="a file, or a folder that is there" + ("" if default is None else f"; default: {default}"),
+            help="a file, or a folder that is there, or the URL of a file, or, with / at its end, of a folder"
+            + ("" if default is None else f"; default: {default}"),
         )
         operation.add_argument("--force", action="store_true", help="replace the output if it exists")
         operation.add_argument("--fsync", action="store_true", help="return when the output is on the disk")
@@ -188,23 +191,32 @@ def _keys(args: argparse.Namespace, new: str = "") -> Keys:
 
 def _output(args: argparse.Namespace, default: str | None) -> str:
     output: str | None = args.output
-    if output is not None and os.path.isdir(output):
+    if output is not None and (output.endswith("/") if local_path(output) is None else os.path.isdir(output)):
         return os.path.join(output, os.path.basename(args.file))
     if output is not None:
         if len(args.files) > 1:
-            args.usage(f"{len(args.files)} files need a folder for -o, and {output} is none")
+            args.usage(f"{len(args.files)} files need a folder for -o, and {output} is none (a URL of one ends in /)")
         return output
     if default is None or default == args.file:
         raise ValueError(f"its name does not end in {MARK}.parquet: name the output with -o")
     return default
 
 
-def _new_file(args: argparse.Namespace, output: str, *, private: bool = False) -> NewFile:
-    return NewFile(output, exclusive=not args.force, private=private, fsync=args.fsync)
+def _new_file(args: argparse.Namespace, output: str, *, private: bool = False) -> NewFile | NewObject:
+    path = local_path(output)
+    if path is not None:
+        return NewFile(path, exclusive=not args.force, private=private, fsync=args.fsync)
+    store, name = file_at(output)
+    return store.new(name, exclusive=not args.force, private=private, fsync=args.fsync)
 
 
 def _progress(args: argparse.Namespace) -> Progress:
-    return Progress(args, os.path.getsize(args.file))
+    path = local_path(args.file)
+    if path is not None:
+        return Progress(args, os.path.getsize(path))
+    store, name = file_at(args.file)
+    found = store.stat(name)
+    return Progress(args, 0 if found is None else found.size)
 
 
 def _result(args: argparse.Namespace, report: Report, progress: Progress, output: str | None = None) -> dict[str, Any]:
@@ -247,7 +259,7 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
     output = _output(args, root.removesuffix(MARK) + suffix)
     keys = _keys(args)
     with _new_file(args, output, private=True) as new, _progress(args) as progress:
-        if not new.positional:
+        if isinstance(new, NewFile) and not new.positional:
             raise ValueError(f"{output} is no regular file: it would show plaintext before all of it is checked")
         report = parquet.decrypt_file(
             args.file,

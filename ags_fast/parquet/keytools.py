@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key
 from ags_fast.ags1 import bytes_view
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.fs import Store
+from ags_fast.fs import Store, folder_of
 from ags_fast.keys.envelope import KEY_NBYTES, _Cache, unbase64
 from ags_fast.keys.kms import KmsClient, aes_key, as_kms, check_key_id, shared_client
 
@@ -362,7 +362,7 @@ def rotate(
         keks.renew()
     wrapper = _Wrapper(factory)
     text = os.fsdecode(path).rstrip("/")
-    if _folder_of(text) is not None and (one := _Place(text, factory.storage_options)).exists():
+    if folder_of(text) is not None and (one := _Place(text, factory.storage_options)).exists():
         one.rotate(factory, wrapper, double_wrapping)
         return [text]
     store = Store(text, factory.storage_options)
@@ -417,16 +417,6 @@ def material_path(path: str | os.PathLike[str]) -> str:
     return f"{folder}{slash}{PREFIX}{name}{SUFFIX}"
 
 
-def _folder_of(path: str) -> str | None:
-    """The folder, or URL of one, that a file is in; None if this cannot be a file's path."""
-    folder, slash, name = path.rpartition("/")
-    if not name or folder.endswith(":/"):  # "s3://bucket"
-        return None
-    if not folder or folder.endswith("://"):
-        folder += slash  # a root is nothing but this slash
-    return folder or "."
-
-
 class _Place:
     """Where the external material of one Parquet file is: beside it.
 
@@ -442,7 +432,7 @@ class _Place:
     ) -> None:
         above, slash, name = os.fsdecode(path).rpartition("/")
         if within is None:
-            folder = _folder_of(os.fsdecode(path))
+            folder = folder_of(os.fsdecode(path))
             if folder is None:
                 raise ValueError(f"{os.fsdecode(path)!r} is no path of a file")
             within, above, slash = Store(folder, storage_options), "", ""
