@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, write_tree
 
-from ags_fast import IntegrityError, KeyAccessError
-from ags_fast.jobs import Dataset, Policy, encrypt_files, rekey_files, rotate
+from ags_fast import FormatError, IntegrityError, KeyAccessError, PolicyError, cli
+from ags_fast.jobs import Dataset, Policy, encrypt_files, expire, rekey_files, restore_keys, rotate
 from ags_fast.jobs.plan import open_plans
-from ags_fast.keys import clear_cache
+from ags_fast.keys import KeyEntry, clear_cache
+from ags_fast.keys.envelope import rewrap_kek
 from ags_fast.keys.kms import load_kms, local
+from ags_fast.keys.resolver import SPARED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,3 +180,152 @@ def test_keys_that_a_job_reserves(kms: dict[str, str], dataset: Path, how: str, 
         clear_cache()
         assert decrypted(dataset, kms) == TREE
         assert open_plans(Dataset.open(dataset, load_kms(kms)).store) == []
+
+
+# ---------------------------------------------------------------- the way back
+
+
+def documents(dataset: Path) -> list[str]:
+    folder = dataset / "_ags/keys"
+    return sorted(path.name for path in folder.iterdir() if path.suffix == ".json" and path.stat().st_size > 100)
+
+
+def moved_to_a_key_that_is_gone(dataset: Path, kms: dict[str, str], **options: Any) -> None:
+    encrypt(dataset, kms, **options)
+    rotate(dataset, kms=kms, what="mek", wrapping_key_id="other")
+    local.set_state(kms, "other", "destroyed")
+    clear_cache()
+    with pytest.raises(KeyAccessError):
+        decrypted(dataset, kms)
+
+
+@pytest.mark.parametrize("scope", ["dataset", "partition"])
+def test_back_to_older_keys(kms: dict[str, str], dataset: Path, scope: str) -> None:
+    moved_to_a_key_that_is_gone(dataset, kms, policy=Policy(kek_scope=scope))
+    before = read_tree(dataset)
+    planned = restore_keys(dataset, kms=kms, dry_run=True)
+    assert read_tree(dataset) == before and {row.status for row in planned.rows} == {"planned"}
+    result = restore_keys(dataset, kms=kms)
+    assert result.op == "restore" and result.failed == [] and len(result.rows) == (1 if scope == "dataset" else 3)
+    after = read_tree(dataset)
+    assert before.items() <= after.items() and len(after) == len(before) + 1  # nothing is removed
+    clear_cache()
+    assert decrypted(dataset, kms) == TREE
+    (new,) = after.keys() - before.keys()
+    made = json.loads(after[new])["body"]
+    assert (made["operation"], made["parent"]) == ("restore", len(documents(dataset)) - 1)
+    assert made["version"] == made["parent"] + 1 == int(new[-13:-5])
+    assert made["ancestors"][-1] == hashlib.sha256(after[f"_ags/keys/{made['parent']:08}.json"]).hexdigest()
+    with pytest.raises(PolicyError, match="open with this KMS"):
+        restore_keys(dataset, kms=kms)
+    # All goes on: writers, rotations, expiries, pins.
+    encrypt(dataset, kms, {"2/new": b""})
+    result = rotate(dataset, kms=kms, force_expire=True)
+    assert result.expired is not None and result.expired.failed == [] and len(documents(dataset)) == 1
+    clear_cache()
+    assert decrypted(dataset, kms) == TREE | {"2/new": b""} and leftovers(dataset, kms) == []
+
+
+def test_back_from_what_somebody_has_put_there(kms: dict[str, str], dataset: Path) -> None:
+    encrypt(dataset, kms)
+    good = documents(dataset)[-1]
+    number = int(good[:8]) + 1
+    (dataset / f"_ags/keys/{number:08}.json").write_bytes(b"x" * 200)
+    with pytest.raises(FormatError):
+        decrypted(dataset, kms)
+    restore_keys(dataset, kms=kms).raise_for_failures()
+    assert decrypted(dataset, kms) == TREE
+
+
+def test_back_to_a_version_by_its_number(kms: dict[str, str], dataset: Path) -> None:
+    encrypt(dataset, kms)
+    second = documents(dataset)[1]
+    rotate(dataset, kms=kms)
+    with pytest.raises(FileNotFoundError):
+        restore_keys(dataset, kms=kms, version=17)
+    result = restore_keys(dataset, kms=kms, version=int(second[:8]))
+    # The version that the rotation made needs the key that it put in.
+    assert [(row.format, row.status, row.error_class) for row in result.rows] == [
+        ("key", "ok", None),
+        ("version", "failed", "UnknownKeyError"),
+    ]
+    assert result.rows[1].src.endswith("_ags/versions/00000002.json")
+    clear_cache()
+    assert decrypted(dataset, kms, version=1) == TREE
+    restore_keys(dataset, kms=kms, version=3).raise_for_failures()  # and back
+    clear_cache()
+    assert decrypted(dataset, kms) == TREE
+
+
+def test_pins_of_what_goes_back(kms: dict[str, str], dataset: Path) -> None:
+    encrypt(dataset, kms)
+    pin = rotate(dataset, kms=kms, what="mek", wrapping_key_id="other").pin
+    local.set_state(kms, "other", "disabled")
+    before = read_tree(dataset)
+    for known in ({"pin": f"1-{'0' * 64}"}, {"pin": f"9-{'0' * 64}"}, {"min_version": 2}):
+        with pytest.raises((IntegrityError, PolicyError)):
+            restore_keys(dataset, kms=kms, **known)  # type: ignore[arg-type]
+        assert read_tree(dataset) == before
+    restore_keys(dataset, kms=kms, pin=pin).raise_for_failures()
+    assert decrypted(dataset, kms) == TREE
+
+
+def test_no_way_back(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None:
+    moved_to_a_key_that_is_gone(dataset, kms)
+    local.set_state(kms, MASTER, "disabled")
+    before = read_tree(dataset)
+    with pytest.raises(KeyAccessError, match=r"no older document in _ags/keys .* version 2: "):
+        restore_keys(dataset, kms=kms)
+    with pytest.raises(KeyAccessError):
+        restore_keys(dataset, kms=kms, version=1)
+    assert read_tree(dataset) == before
+    local.set_state(kms, MASTER, "enabled")
+    (dataset / "_ags/keys/00000002.json").write_bytes(b'{"ags":1,"removed":true}\n')
+    with pytest.raises(FileNotFoundError, match="was removed"):
+        restore_keys(dataset, kms=kms, version=1)
+    pytest.importorskip("sqlalchemy")
+    with pytest.raises(PolicyError, match="keeps no documents"):
+        restore_keys(dataset, kms=kms, key_store=f"sqlite:///{tmp_path}/keys.db?dataset=d")
+
+
+def test_back_to_buckets(kms: dict[str, str], dataset: Path) -> None:
+    encrypt(dataset, kms)
+    keys = Dataset.open(dataset, load_kms(kms)).keys
+    more = {f"k{n}": KeyEntry(f"k{n}", MASTER, b"x", "retired") for n in range(600)}
+    keys.compare_and_swap(more, keys.version)
+    (entry,) = keys.list("active")
+    keys.compare_and_swap({entry.key_id: rewrap_kek(load_kms(kms), entry, None, "other")}, keys.version)
+    local.set_state(kms, "other", "destroyed")
+    restore_keys(dataset, kms=kms)
+    clear_cache()
+    found = Dataset.open(dataset, load_kms(kms)).keys
+    assert len(found.list()) == 601 and found.get("k17") == more["k17"] and decrypted(dataset, kms) == TREE
+    assert [change.version for change in found.history()] == [1, 2, 3, 5]  # 4 is what was left
+
+
+def test_a_retention_leaves_the_way_back(kms: dict[str, str], dataset: Path) -> None:
+    """What expires by itself leaves the last few documents; what is asked for, none."""
+    encrypt(dataset, kms, policy=Policy(keep=1))
+    rotate(dataset, kms=kms, what="mek", wrapping_key_id="other")
+    for _ in range(SPARED):
+        rotate(dataset, kms=kms, what="kek")
+    assert len(documents(dataset)) == 1 + SPARED
+    assert decrypted(dataset, kms) == TREE and leftovers(dataset, kms) == []
+    for name in documents(dataset):
+        os.utime(dataset / "_ags/keys" / name, (1, 1))
+    encrypt(dataset, kms, {"2/new": b""}, master="other")
+    assert len(documents(dataset)) <= 2  # older than the grace
+    expire(dataset, kms=kms)
+    assert len(documents(dataset)) == 1
+
+
+def test_back_from_a_shell(kms: dict[str, str], dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    moved_to_a_key_that_is_gone(dataset, kms)
+    options = [text for name, value in kms.items() for text in ("--kms", f"{name}={value}")]
+    assert cli.main(["keys", "restore", str(dataset), *options, "--dry-run"]) == 0
+    assert "1 KEK to do" in capsys.readouterr().out
+    assert cli.main(["keys", "restore", str(dataset), *options]) == 0
+    clear_cache()
+    assert decrypted(dataset, kms) == TREE
+    assert cli.main(["keys", "restore", str(dataset), *options]) != 0
+    assert "open with this KMS" in capsys.readouterr().err

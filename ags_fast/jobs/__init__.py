@@ -49,7 +49,7 @@ from ags_fast.jobs.plan import (
 )
 from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.results import JobError, JobResult, Row, counted, shown, shown_counts
-from ags_fast.jobs.rotation import apply_retention, expire, finish_expiry, rotate
+from ags_fast.jobs.rotation import apply_retention, expire, finish_expiry, restore_keys, rotate
 from ags_fast.jobs.task import (
     Context,
     SourceChangedError,
@@ -87,6 +87,7 @@ __all__ = [
     "key_status",
     "open_file",
     "rekey_files",
+    "restore_keys",
     "rotate",
     "set_policy",
     "sweep",

@@ -1,4 +1,4 @@
-"""``ags-fast keys status|rotate|expire|audit|policy``: the keys of datasets, from a shell."""
+"""``ags-fast keys status|rotate|restore|expire|audit|policy``: the keys of datasets, from a shell."""
 
 from __future__ import annotations
 
@@ -60,7 +60,11 @@ def add_commands(keys: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     expire.add_argument("--keep", type=positive, default=1, metavar="N", help="so many of the newest stay; default 1")
     expire.add_argument("--older-than", type=float, metavar="DAYS", help="and those that are younger")
     expire.add_argument("--force", action="store_true", help="do not wait for the grace of retired KEKs")
-    for command in (rotate, expire):
+    restore = add("restore", _restore, "Go back to older keys of DATASET, where the newest do not open with this KMS.")
+    restore.add_argument(
+        "--version", type=positive, metavar="N", help="of _ags/keys; default: the newest before that opens"
+    )
+    for command in (rotate, expire, restore):
         command.add_argument("--dry-run", action="store_true", help="show what would be done")
     audit = add("audit", _audit, "Show what depends on which key, what may be destroyed, and what to do.")
     audit.add_argument("--event", choices=EVENTS, help="what has happened; default: nothing but time")
@@ -93,6 +97,12 @@ def _status(args: argparse.Namespace) -> dict[str, Any]:
 
 def _audit(args: argparse.Namespace) -> dict[str, Any]:
     return audit(args.file, kms=kms(args), event=args.event, paths=args.paths, **known(args))
+
+
+def _restore(args: argparse.Namespace) -> dict[str, Any]:
+    return result(
+        jobs.restore_keys(args.file, kms=kms(args), version=args.version, dry_run=args.dry_run, **known(args))
+    )
 
 
 def _rotate(args: argparse.Namespace) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.fs import Store
 from ags_fast.jobs.dataset import (
     ENTRY_NBYTES,
     GRACE_MS,
@@ -50,9 +51,17 @@ from ags_fast.jobs.plan import Plan, Task, new_job_id, open_plans
 from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.results import JobResult, Row, counted, shown
 from ags_fast.jobs.task import Context, describe
-from ags_fast.keys.envelope import Envelope, KeyEntry, binding, check_unwraps, in_threads, rewrap_kek
+from ags_fast.keys.envelope import (
+    Envelope,
+    KeyEntry,
+    binding,
+    check_unwraps,
+    clear_cache,
+    in_threads,
+    rewrap_kek,
+)
 from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
-from ags_fast.keys.resolver import DatasetKeyStore
+from ags_fast.keys.resolver import DatasetKeyStore, MemoryKeyStore, for_columns, open_key_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -65,6 +74,7 @@ __all__ = [
     "finish_expiry",
     "is_idle",
     "key_counts",
+    "restore_keys",
     "rewrite_manifest",
     "rotate",
     "to_replace",
@@ -767,6 +777,98 @@ def _rewrapped_column_keys(context: Context, table: Any) -> Any:
     return table.set_column(at, table.schema.field(at), pa.array(rows, table.schema.field(at).type))
 
 
+# -------------------------------------------------------------------------------------------------------------- restore
+
+
+def restore_keys(
+    dataset: Any,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    version: int | None = None,
+    dry_run: bool = False,
+    min_version: int | None = None,
+    pin: str | None = None,
+    key_store: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Go back to an older document of the key store of `dataset`, where the newest does not open with this KMS.
+
+    version: of the key store, the number in ``_ags/keys``; None takes the newest one before the current one whose
+    active KEKs the KMS unwraps, but for those of columns, and only if it does not unwrap those of the current one.
+
+    The new document has the content of the old one, and comes after the current one. Nothing is removed, so this can
+    be taken back in the same way. Keys that were made since are not in it; those that were retired since wrap again.
+
+    A row for each KEK, and for each version of the dataset that these keys do not open any more ("failed"). In a
+    result's `version` is that of the dataset. dry_run: look only. PolicyError if there is no need, or if the keys are
+    in a database, which has a past of its own. KeyAccessError if no document opens.
+    """
+    client = as_kms(kms)
+    store = dataset if isinstance(dataset, Store) else Store(dataset, storage_options)
+    keys = open_key_store(key_store, client, store=store, storage_options=storage_options)
+    if not isinstance(keys, DatasetKeyStore):
+        raise PolicyError(f"{keys!r} keeps no documents: put the database back, or rows of it, by its own means")
+    clear_cache()  # whether the KMS opens a key is not what this process remembers
+    if version is None:
+        try:
+            _check_unwraps_all(client, _needed(keys.list()))
+        except (AgsError, FileNotFoundError):
+            pass
+        else:
+            raise PolicyError(f"the newest keys of {store.url} open with this KMS: name a version to go back anyway")
+    found, why = None, ""
+    for number in [version] if version is not None else keys.earlier_numbers():
+        try:
+            earlier = keys.earlier(number)
+            if version is None:
+                _check_unwraps_all(client, _needed(earlier.entries.values()))
+            found = earlier
+            break
+        except (AgsError, FileNotFoundError) as error:
+            if version is not None:
+                raise
+            why = why or f": version {number}: {describe(error)}"
+    if found is None:
+        raise KeyAccessError(f"no older document in _ags/keys of {store.url} opens with this KMS{why}")
+    preview = MemoryKeyStore(found.dataset_id, found.entries, found.newest + 1)
+    opened = Dataset(store, client, preview, pin, min_version)
+    if pin is not None or min_version:
+        opened.current()
+    rows = [_unwrap_row(client, entry, "planned" if dry_run else "ok") for entry in found.entries.values()]
+    numbers = opened.version_numbers()
+    for n in numbers:
+        try:
+            for ref in opened.version(n).manifests:
+                opened.open_table(ref, opened.envelope)
+        except AgsError as error:
+            path = store.full_path(VERSIONS + numbered(n))
+            rows.append(Row(path, None, "failed", type(error).__name__, describe(error), format="version"))
+    if not dry_run:
+        store.check_writable()
+        keys.restore(found)
+    return JobResult(new_job_id(), "restore", store.url, numbers[-1] if numbers else None, rows)
+
+
+def _needed(entries: Iterable[KeyEntry]) -> list[KeyEntry]:
+    return [entry for entry in entries if entry.state == "active" and not for_columns(entry)]
+
+
+def _check_unwraps_all(kms: KmsClient, entries: Iterable[KeyEntry]) -> None:
+    for entry in entries:
+        if entry.double_wrap:
+            check_unwraps(kms, entry, None)
+
+
+def _unwrap_row(kms: KmsClient, entry: KeyEntry, status: str) -> Row:
+    try:
+        _check_unwraps_all(kms, [entry])
+    except AgsError as error:
+        return Row(
+            entry.key_id, None, "failed", type(error).__name__, describe(error), format="key", key_id=entry.key_id
+        )
+    return Row(entry.key_id, None, status, format="key", key_id=entry.key_id)
+
+
 # --------------------------------------------------------------------------------------------------------------- expire
 
 
@@ -808,13 +910,21 @@ def apply_retention(opened: Dataset, result: JobResult) -> None:
         if head is None or head.policy.keep is None:
             return
         days = head.policy.keep_days
-        result.expired = _expire(opened, head.policy.keep, None if days is None else timedelta(days=days), False)
+        older_than = None if days is None else timedelta(days=days)
+        result.expired = _expire(opened, head.policy.keep, older_than, False, spare=GRACE_MS / 1000)
     except (AgsError, OSError) as error:  # the job itself has done what it had to do
         row = Row(opened.store.url, None, "failed", type(error).__name__, describe(error))
         result.expired = JobResult(new_job_id(), "expire", opened.store.url, result.version, [row], result.pin)
 
 
-def _expire(opened: Dataset, keep: int, older_than: timedelta | None, force: bool, dry_run: bool = False) -> JobResult:
+def _expire(
+    opened: Dataset,
+    keep: int,
+    older_than: timedelta | None,
+    force: bool,
+    dry_run: bool = False,
+    spare: float = 0.0,
+) -> JobResult:
     rows: list[Row] = []
     facts = {"operation": "expire", "source": shown(opened.store.url)}
     opened.check_history()
@@ -854,7 +964,7 @@ def _expire(opened: Dataset, keep: int, older_than: timedelta | None, force: boo
             finish_expiry(opened, plan, rows)
             plan.end()
         if not dry_run:
-            _remove_keys(opened, rows, force)
+            _remove_keys(opened, rows, force, spare=spare)
             for path in opened.chain_orphans():
                 opened.store.delete(path)
                 rows.append(Row(opened.store.full_path(path), None, "ok", format="chain"))
@@ -936,10 +1046,12 @@ def _unless_expired(opened: Dataset, version: Version) -> Iterator[None]:
             raise
 
 
-def _remove_keys(opened: Dataset, rows: list[Row], force: bool, planned: set[int] | None = None) -> None:
+def _remove_keys(
+    opened: Dataset, rows: list[Row], force: bool, planned: set[int] | None = None, spare: float = 0.0
+) -> None:
     """Take retired keys that nothing names out of the key store, and its past with them.
 
-    planned: of a dry run, the versions that would be gone by then.
+    planned: of a dry run, the versions that would be gone by then. spare: seconds, as `DatasetKeyStore.prune` has it.
     """
     keys = opened.keys
     while True:
@@ -1002,7 +1114,7 @@ def _remove_keys(opened: Dataset, rows: list[Row], force: bool, planned: set[int
         opened.change_keys(wanted.copy, "restore")
     rows += [Row(key_id, None, "ok", format="key", key_id=key_id) for key_id in gone] + stay
     # Where it cannot be seen that a KEK opens as it is wrapped now, what has it as it was wrapped stays.
-    pruned = keys.prune() if isinstance(keys, DatasetKeyStore) and not unsure else ()
+    pruned = keys.prune(spare) if isinstance(keys, DatasetKeyStore) and not unsure else ()
     rows += [Row(path, None, "ok", format="keys") for path in pruned]
 
 

@@ -17,9 +17,10 @@ import uuid
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.chain import Chain, ChainObjects, sha256
 from ags_fast.keys.envelope import (
     KEYS_FORMAT,
@@ -46,6 +47,7 @@ __all__ = [
     "COLUMNS",
     "Change",
     "DatasetKeyStore",
+    "Earlier",
     "Entries",
     "KeyResolver",
     "MemoryKeyStore",
@@ -292,11 +294,13 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class MemoryKeyStore:
     """A key store that ends with its process. Threads may share it."""
 
-    def __init__(self, dataset_id: str | None = None) -> None:
+    def __init__(
+        self, dataset_id: str | None = None, entries: Mapping[str, KeyEntry] | None = None, version: int = 0
+    ) -> None:
         self.dataset_id = dataset_id or os.urandom(16).hex()
-        self._entries: dict[str, KeyEntry] = {}
+        self._entries: dict[str, KeyEntry] = dict(entries or {})
         self._history: builtins.list[Change] = []
-        self._version = 0
+        self._version = version
         self._after_fork()
         mend_after_fork(self)
 
@@ -370,6 +374,7 @@ BUCKET = 400  # entries in a bucket on average, at most; and at least a quarter 
 HISTORY_NBYTES = 8 << 10  # of the changes that a document with buckets holds itself
 INLINE_HISTORY_NBYTES = 1 << 20  # of those that one without buckets holds
 HISTORY_PARTS = 64  # objects with earlier ones
+SPARED = 10  # older documents that an expiry leaves which nobody has asked for
 ORPHAN_SECONDS = 86_400.0  # what no version names may be in the making for so long
 PARALLEL = 8  # requests at a time
 ATTEMPTS = 10  # to read a version, while newer ones keep coming
@@ -496,16 +501,89 @@ class DatasetKeyStore:
         """From now on, this client opens and seals what is read and written."""
         self._kms = kms
 
-    def prune(self) -> builtins.list[str]:
+    def earlier_numbers(self) -> builtins.list[int]:
+        """The versions before the newest whose documents are there, the newest of them first."""
+        found = [e for e in self._store.list(f"{FOLDER}/") if NUMBERED.fullmatch(e.path) and e.size != len(REMOVED)]
+        return sorted((_number(entry.path) for entry in found), reverse=True)[1:]
+
+    def earlier(self, number: int) -> Earlier:
+        """What an older version has, if the KMS opens it, and its buckets are there: `restore` can go back to it.
+
+        Raises FileNotFoundError if the document of that version, or of one after it, is not there any more, and what
+        reading a version raises.
+        """
+        newest = self._newest()
+        if not 0 < number < newest:
+            raise FileNotFoundError(f"the key store in {self._store!r} has no version {number} before {newest}")
+        documents = []
+        for n in range(number, newest + 1):
+            documents.append(self._store.read(_path(n), MAX_NBYTES))
+            if documents[-1] == REMOVED:
+                raise FileNotFoundError(f"{_path(n)} in {self._store!r} was removed by an expiry")
+        version = _Version.opened(documents[0], number, self._kms, self._given_id)
+        entries = self._all(version)
+        lost: set[str] = set()  # keys that later documents name, whoever wrote them: in the new version they are gone
+        chain, objects = version.chain, dict[str, bytes]()
+        for n, document in enumerate(documents, number):
+            chain, made = chain.next(sha256(document))
+            objects |= made
+            with suppress(AgsError, KeyError, TypeError):
+                claimed = Document(document, _path(n)).claimed()
+                lost.update(str(key["key-id"]) for key in claimed.get("keys", ()) if key["key-id"] not in entries)
+        return Earlier(version.dataset_id, number, newest, entries, sorted(lost), version, chain, objects)
+
+    def restore(self, earlier: Earlier) -> int:
+        """Make a new version that has what an earlier one has; its number. Nothing is removed.
+
+        ConcurrentChangeError if somebody has made a version since `earlier` was looked up.
+        """
+        with self._lock:
+            now = Change(earlier.newest + 1, _now_ms(), {"added": [], "changed": [], "removed": earlier.lost})
+            old, parts = earlier.version, dict[str, bytes]()
+            history, before = _remembered(old, now, parts, bool(old.buckets))
+            body = {
+                **old.body,
+                "version": now.version,
+                "time_ms": now.time_ms,
+                "parent": earlier.newest,
+                "operation": "restore",
+                "history": [change.to_json() for change in history],
+                "earlier": [part._asdict() for part in before],
+                **earlier.chain.to_json(),
+            }
+            if not before:
+                del body["earlier"]
+            after = old._replace(number=now.version, history=history, earlier=before, body=body, chain=earlier.chain)
+            document = after.sealed(self._kms)
+            _each(lambda path: self._store.create(path, parts[path]), parts)
+            self._chain_objects.write(earlier.objects)
+            try:
+                self._store.create(_path(now.version), document)
+            except FileExistsError:
+                raise self._conflict(earlier.newest) from None
+            self._keep(after._replace(sha256=sha256(document)))
+            return now.version
+
+    def prune(self, spare: float = 0.0) -> builtins.list[str]:
         """Remove what is `superseded`, and return it: full paths.
 
         In the place of a document something stays for a day: who is late with a change must find its number taken.
+        spare: the last 10 older documents stay, with what they consist of, if they were written in the last so many
+        seconds: for `restore`.
         """
         self.check_history()
         removed = []
-        listed = self._store.list(f"{FOLDER}/")
+        listed = list(self._store.list(f"{FOLDER}/"))
         before = {entry.path: entry.modified for entry in listed if entry.size == len(REMOVED)}
+        young = {entry.path for entry in listed if time.time() - entry.modified < spare}
+        stay: set[str] = set()
+        for number in self.earlier_numbers()[:SPARED] if spare else ():
+            if _path(number) in young:
+                with suppress(FileNotFoundError, FormatError):
+                    stay |= self.objects(number)
         for path in self.superseded():
+            if path in stay:
+                continue
             if path not in before:
                 removed.append(self._store.full_path(path))
             if not NUMBERED.fullmatch(path) or before.get(path, math.inf) < time.time() - ORPHAN_SECONDS:
@@ -850,6 +928,19 @@ def _parts(body: Mapping[str, Any], name: str, path: str) -> tuple[_Part | None,
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{path} has impossible {name} ({type(error).__name__})") from None
     return tuple(part or None for part in parts)
+
+
+class Earlier(NamedTuple):
+    """An older version of a dataset's keys that opens, and what a new version of the same content has to say."""
+
+    dataset_id: str
+    number: int
+    newest: int  # the version that the new one comes after
+    entries: dict[str, KeyEntry]
+    lost: builtins.list[str]  # ids of keys that versions after this one claim, and this one has not
+    version: _Version
+    chain: Chain  # the new version's
+    objects: dict[str, bytes]  # that the chain needs
 
 
 class _Version(NamedTuple):
