@@ -139,7 +139,7 @@ def test_single_wrap_and_what_is_said_of_it(folder: Path, capsys: pytest.Capture
     assert "single wrap" in told and "double wrap" in told
     new_version()
     told = text_of(capsys, "keys", "audit", "ds", "--event", "planned")
-    assert "3 data keys of the dataset's version 1" in told and "4 unwrap, 3 wrap" in told
+    assert "3 data keys of the dataset's version 1" in told and "5 unwrap, 3 wrap" in told
     assert run("keys", "rotate", "ds", "--what", "kek", "--concurrency", "2", "--quiet") == 0
     assert "1 manifest done" in text_of(capsys, "keys", "rotate", "ds", "--what", "double-wrap", "--quiet")
     clear_cache()

@@ -44,6 +44,7 @@ from ags_fast.jobs.dataset import (
     retired,
     retires_ms,
     seal_table,
+    version_numbers,
     wrapped_by,
 )
 from ags_fast.jobs.local import LocalEngine, client_for
@@ -800,8 +801,9 @@ def restore_keys(
     be taken back in the same way. Keys that were made since are not in it; those that were retired since wrap again.
 
     A row for each KEK, and for each version of the dataset that these keys do not open any more ("failed"). In a
-    result's `version` is that of the dataset. dry_run: look only. PolicyError if there is no need, or if the keys are
-    in a database, which has a past of its own. KeyAccessError if no document opens.
+    result's `version` is that of the dataset. If the newest keys open, nothing is done, and the rows are "skipped".
+    dry_run: look only. PolicyError if the keys are in a database, which has a past of its own. KeyAccessError if no
+    document opens.
     """
     client = as_kms(kms)
     store = dataset if isinstance(dataset, Store) else Store(dataset, storage_options)
@@ -811,11 +813,17 @@ def restore_keys(
     clear_cache()  # whether the KMS opens a key is not what this process remembers
     if version is None:
         try:
-            _check_unwraps_all(client, _needed(keys.list()))
-        except (AgsError, FileNotFoundError):
+            there = _needed(keys.list())
+            _check_unwraps_all(client, there)
+        except AgsError:
             pass
         else:
-            raise PolicyError(f"the newest keys of {store.url} open with this KMS: name a version to go back anyway")
+            Dataset.open(store, client, key_store=keys, pin=pin, min_version=min_version)
+            row = Row(
+                "", None, "skipped", "Current", "the newest keys open: name a version to go back anyway", format="key"
+            )
+            rows = [row._replace(src=entry.key_id, key_id=entry.key_id) for entry in there]
+            return JobResult(new_job_id(), "restore", store.url, max(version_numbers(store), default=None), rows)
     found, why = None, ""
     for number in [version] if version is not None else keys.earlier_numbers():
         try:
