@@ -316,6 +316,44 @@ def test_keys_that_the_kms_makes() -> None:
 # ---------------------------------------------------------------- the cache
 
 
+def test_the_lifetime_of_what_is_kept(properties: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it, and with 0 at once, the KMS is asked again, and what was revoked meanwhile is refused."""
+    now = time.monotonic()
+    monkeypatch.setattr("ags_fast.keys.envelope.time.monotonic", lambda: now)
+    kek = new_kek(properties, "m")
+    wrapped = envelope_of(properties, kek).wrap(kek.key_id, CANARY, BOUND)
+    for text, seconds in ((None, 3600), ("90", 90), ("0", 0)):
+        given = properties if text is None else {**properties, "kms.cache-lifetime-seconds": text}
+        envelope = envelope_of(given, kek)
+        clear_cache()
+
+        def use(asked: int) -> None:
+            made = calls_of(lambda: envelope.unwrap(kek.key_id, wrapped, BOUND))  # noqa: B023
+            assert made == ({"unwrap": 1} if asked else {})
+
+        use(1)
+        use(not seconds)
+        now += seconds - 1
+        use(not seconds)
+        now += 1
+        use(1)
+        local.set_state(properties, "m", "disabled", version=1)
+        if seconds:
+            use(0)
+            now += seconds
+        with pytest.raises(KeyAccessError, match="disabled"):
+            envelope.unwrap(kek.key_id, wrapped, BOUND)
+        local.set_state(properties, "m", "enabled", version=1)
+    clear_cache()
+    never = {**properties, "kms.cache-lifetime-seconds": "0"}
+    made = new_kek(never, "m")
+    assert calls_of(lambda: envelope_of(never, made).wrap(made.key_id, CANARY, BOUND)) == {"unwrap": 1}
+    assert len(_cache) == 0
+    for text in ("", "-1", "1.5", "an hour", "9999999999"):
+        with pytest.raises(ValueError, match=r"kms\.cache-lifetime-seconds"):
+            load_kms({**properties, "kms.cache-lifetime-seconds": text})
+
+
 class Slow(Duck):
     """Counts unwraps, takes its time, and fails as told."""
 

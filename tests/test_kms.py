@@ -1061,3 +1061,24 @@ def test_aws_in_a_fork(moto: Aws) -> None:
         moto.url,
         key_id,
     )
+
+
+def test_calls_of_jobs_without_a_cache(tmp_path: Path) -> None:
+    """As docs/keys.md has them."""
+    here: Any = jobs.LocalEngine(processes=0)
+    for files in (1, 5):
+        folder = tmp_path / str(files)
+        (folder / "src").mkdir(parents=True)
+        for number in range(files):
+            (folder / "src" / str(number)).write_bytes(b"x")
+        dataset = str(folder / "ds")
+        kms = {**keystore(folder, "m"), "kms.cache-lifetime-seconds": "0"}
+        common: dict[str, Any] = {"kms": kms, "engine": here}
+        src = str(folder / "src")
+        told = [
+            sum(calls_of(lambda: jobs.encrypt_files(src, dataset, wrapping_key_id="m", **common)).values()),  # noqa: B023
+            sum(calls_of(lambda: jobs.decrypt_files(dataset, str(folder / "out"), **common)).values()),  # noqa: B023
+            sum(calls_of(lambda: jobs.verify_files(dataset, **common)).values()),  # noqa: B023
+            sum(calls_of(lambda: jobs.open_file(dataset, "0", kms=kms).close()).values()),  # noqa: B023
+        ]
+        assert told == [22 + files, 7 + files, 9 + files, 8]

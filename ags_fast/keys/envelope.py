@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, TAG_NBYTES, Key, rewrap
 from ags_fast.ags1 import KEY_LIMIT
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
-from ags_fast.keys.kms import KmsClient, aes_key, as_kms, check_key_id, same_counts, shared_client
+from ags_fast.keys.kms import CACHE_SECONDS, KmsClient, aes_key, as_kms, check_key_id, same_counts, shared_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -44,7 +44,6 @@ __all__ = [
 ]
 
 KEY_NBYTES = (16, 24, 32)
-CACHE_SECONDS = 3600.0
 CACHE_ENTRIES = 1024
 STATES = ("active", "retired")
 DIGEST_NBYTES = 32
@@ -182,7 +181,7 @@ def new_kek(
         wrapped = client.wrap_key(key, wrapping_key_id)
     given = {KEY_TIMESTAMP: str(created_ms), **(properties or {})}
     entry = KeyEntry(key_id, wrapping_key_id, wrapped, "active", created_ms, 0, given)
-    _cache.put(_cache_name(client, entry), Key(key))
+    _cache.put(_cache_name(client, entry), Key(key), client.cache_seconds)
     return entry
 
 
@@ -200,12 +199,12 @@ def rewrap_kek(
     if after is kms and master == entry.wrapping_key_id and kms.supports_rewrap:
         changed = entry.replace(wrapped=kms.rewrap_key(entry.wrapped, master))
         if (held := _cache.peek(_cache_name(kms, entry))) is not None:
-            _cache.put(_cache_name(kms, changed), held)
+            _cache.put(_cache_name(kms, changed), held, kms.cache_seconds)
         check_wrap(kms, changed)
         return changed
     key = aes_key(kms.unwrap_key(entry.wrapped, entry.wrapping_key_id), entry.key_id)
     changed = entry.replace(wrapping_key_id=master, wrapped=after.wrap_key(key, master))
-    _cache.put(_cache_name(after, changed), Key(key))
+    _cache.put(_cache_name(after, changed), Key(key), after.cache_seconds)
     check_wrap(after, changed)
     return changed
 
@@ -227,7 +226,7 @@ def check_wrap(kms: KmsClient, entry: KeyEntry) -> None:
         if held is not None:
             nonce = os.urandom(NONCE_NBYTES)
             found.open(nonce, held.seal(nonce, b"", b"the same key?"), b"the same key?")
-        _cache.put(name, found if held is None else held)
+        _cache.put(name, found if held is None else held, kms.cache_seconds)
     except (FormatError, IntegrityError) as error:
         raise IntegrityError(_bad_wrap(entry, error)) from None
     except KeyAccessError as error:
@@ -283,9 +282,9 @@ class _Cache:
     """Unwrapped KEKs of this process. A key lives only in a `Key`, which wipes its memory when the last user lets go
     of it.
 
-    What is older than `seconds` is dropped when anything is looked up or put in; the longest unused goes when there
-    are more than `entries`. Threads that want one that is not there make one call for it. A fork's child begins with
-    an empty one.
+    What is older than it may be (`seconds`, or the lifetime that its client has) is dropped when anything is looked up
+    or put in; the longest unused goes when there are more than `entries`. Threads that want one that is not there make
+    one call for it. A fork's child begins with an empty one.
     """
 
     def __init__(self, seconds: float = CACHE_SECONDS, entries: int = CACHE_ENTRIES) -> None:
@@ -308,7 +307,7 @@ class _Cache:
             self._drop_old()
             return len(self._keys)
 
-    def get(self, name: bytes, load: Callable[[], Key]) -> Key:
+    def get(self, name: bytes, load: Callable[[], Key], seconds: float | None = None) -> Key:
         while True:
             with self._lock:
                 self._drop_old()
@@ -320,17 +319,17 @@ class _Cache:
                 if flight is None:
                     flight = self._flights[name] = _Flight()
             if leads:
-                return self._load(name, load, flight)
+                return self._load(name, load, flight, seconds)
             flight.done.wait()
             if flight.key is not None:
                 return flight.key
             if flight.error is not None:  # with its own traceback, and not one more call for each thread that waited
                 raise type(flight.error)(*flight.error.args)
 
-    def _load(self, name: bytes, load: Callable[[], Key], flight: _Flight) -> Key:
+    def _load(self, name: bytes, load: Callable[[], Key], flight: _Flight, seconds: float | None) -> Key:
         try:
             key = flight.key = load()
-            self.put(name, key)
+            self.put(name, key, seconds)
             return key
         except AgsError as error:
             flight.error = error
@@ -346,10 +345,13 @@ class _Cache:
             held = self._keys.get(name)
             return None if held is None else held[1]
 
-    def put(self, name: bytes, key: Key) -> None:
+    def put(self, name: bytes, key: Key, seconds: float | None = None) -> None:
+        seconds = self.seconds if seconds is None else seconds
+        if seconds <= 0:
+            return
         with self._lock:
             self._drop_old()
-            until = time.monotonic() + self.seconds
+            until = time.monotonic() + seconds
             self._keys[name] = until, key
             self._until = min(self._until, until)
             self._keys.move_to_end(name)
@@ -602,7 +604,7 @@ class Envelope:
         if known is not entry:  # a store may have another by now
             name = _cache_name(self.kms, entry)
             self._names[entry.key_id] = entry, name
-        return _cache.get(name, lambda: self._load(entry))
+        return _cache.get(name, lambda: self._load(entry), self.kms.cache_seconds)
 
     def _load(self, entry: KeyEntry) -> Key:
         assert entry.wrapped is not None

@@ -36,6 +36,8 @@ KMS_TYPE = "encryption.kms-type"
 KMS_IMPL = "encryption.kms-impl"
 ALLOWED = "encryption.allowed-key-ids"
 RATE = "kms.max-calls-per-second"
+LIFETIME = "kms.cache-lifetime-seconds"
+CACHE_SECONDS = 3600.0
 AUDIT_HOOK = "kms.audit-hook"
 PROVIDERS = {
     "local": "ags_fast.keys.kms.local:LocalKms",
@@ -190,6 +192,11 @@ class KmsClient:
         if self._properties is not None:
             return json.dumps(self._properties, sort_keys=True).encode()
         return _token(self)
+
+    @property
+    def cache_seconds(self) -> float:
+        """How long a process may keep a key that this client has unwrapped, and use it without asking again."""
+        return _lifetime(self._properties or {})
 
     def initialize(self, properties: Mapping[str, str]) -> None:
         """Take the settings, without calling the KMS. ValueError names a property that is missing or impossible."""
@@ -510,6 +517,9 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
     commas between them. Without it any id goes to the KMS, also one that a dataset names and that may be somebody
     else's key, if the KMS lets the caller use it: then a whole dataset can be somebody else's, too.
 
+    ``kms.cache-lifetime-seconds`` (3600): how long a process keeps a key that it had unwrapped. After that it asks
+    again, and is refused what was revoked meanwhile. 0: nothing is kept.
+
     ``kms.max-calls-per-second``: how many calls clients of these properties begin in this process, at even distances.
 
     ``kms.audit-hook``: a function, ``module:function``, that is called as `set_audit_hook` has it, wherever clients of
@@ -526,6 +536,7 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
     if ALLOWED in properties and not _patterns(properties[ALLOWED]):
         raise ValueError(f"{ALLOWED} allows no key: leave it out, or name some")
     _rate(properties)
+    _lifetime(properties)
     _own_hook(properties.get(AUDIT_HOOK))
     found = find_class(kms_impl or PROVIDERS[kms_type or ""])()
     client = _adapt(found)
@@ -621,6 +632,15 @@ def _rate(properties: Mapping[str, str]) -> float | None:
     if not 0 < per_second < math.inf:
         raise ValueError(f"{RATE} is a number above 0, such as 50 or 0.5, not {properties[RATE]!r}")
     return per_second
+
+
+def _lifetime(properties: Mapping[str, str]) -> float:
+    text = properties.get(LIFETIME)
+    if text is None:
+        return CACHE_SECONDS
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise ValueError(f"{LIFETIME} is a whole number of seconds from 0 (ask each time), not {text!r}")
+    return float(text)
 
 
 def _patterns(text: str) -> list[str]:

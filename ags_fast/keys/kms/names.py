@@ -23,6 +23,7 @@ COMMON = frozenset(  # of every client
         "encryption.kms-impl",
         "encryption.kms-type",
         "kms.audit-hook",
+        "kms.cache-lifetime-seconds",
         "kms.max-calls-per-second",
     }
 )
