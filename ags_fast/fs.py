@@ -522,7 +522,13 @@ class _Folder:
                 links += 1
                 if links > LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), f"{self.root}/{path}")
-                target = os.readlink(name, dir_fd=folders[-1].fd)
+                try:
+                    target = os.readlink(name, dir_fd=folders[-1].fd)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    todo.append(name)  # somebody has just put something else there
+                    continue
                 if target.startswith("/"):
                     rest = self._below(target)
                     if rest is None:
@@ -531,7 +537,13 @@ class _Folder:
                     del folders[1:]
                 todo += target.split("/")[::-1]
             elif todo:
-                folders.append(_OpenFolder(os.open(name, A_FOLDER | os.O_NOFOLLOW, dir_fd=folders[-1].fd)))
+                try:
+                    folders.append(_OpenFolder(os.open(name, A_FOLDER | os.O_NOFOLLOW, dir_fd=folders[-1].fd)))
+                except NotADirectoryError:
+                    links += 1
+                    if found is None or not stat.S_ISDIR(found.st_mode) or links > LINKS:
+                        raise
+                    todo.append(name)
             else:
                 return folders[-1], name
         return folders[-1], "."
@@ -582,6 +594,12 @@ class _Folder:
             try:
                 fd = self._open_to_read(shown.rstrip("/"), LISTED)
             except (FileNotFoundError, NotADirectoryError):
+                continue
+            except PolicyError:
+                if not above:
+                    raise
+                if left_out is not None:  # it was a folder a moment ago
+                    left_out.append((shown.rstrip("/"), "OutsideLink", _LINKS["OutsideLink"]))
                 continue
             try:
                 info = os.fstat(fd)
@@ -1000,7 +1018,7 @@ class NewFile:
             mode = existing.st_mode
         elif mode is None and private:
             mode = self._usual_mode(tag)
-        self._made = self._make(tag, 0o600 if private else 0o666)
+        self._made = self._make(tag, 0o666 if mode is None and not private else 0o600)
         self._mode = self._made if mode is None else mode & 0o777
 
     def _at(self) -> _OpenFolder:

@@ -575,9 +575,8 @@ def _sweep(path: str) -> None:
 
 def _write_new(path: str, data: bytes) -> None:
     """A file that nobody else may read, at a path that has none."""
-    new = NewFile(path, exclusive=True, private=True, fsync=True)
+    new = NewFile(path, exclusive=True, private=True, fsync=True, mode=0o600)  # not what the umask says
     try:
-        new._mode = 0o600  # not what the umask says
         pwrite_all(new.descriptor, data, 0)
         new.publish()
     finally:
