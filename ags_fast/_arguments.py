@@ -13,7 +13,16 @@ import time
 
 from ags_fast.errors import KeyAccessError
 
-__all__ = ["Progress", "aad_prefix", "add_key_format", "positive", "read_key", "size"]
+__all__ = [
+    "Progress",
+    "aad_prefix",
+    "add_key_format",
+    "check_plain_output",
+    "kept_mode",
+    "positive",
+    "read_key",
+    "size",
+]
 
 
 def positive(text: str) -> int:
@@ -37,6 +46,28 @@ def add_key_format(operation: argparse.ArgumentParser) -> None:
         default="auto",
         help="how the key is written; auto (the default) refuses to guess where two would fit",
     )
+
+
+def kept_mode(path: str) -> int:
+    """The permission bits of what is made from a local file: its own, as far as the umask allows. Of a pipe, a device
+    or a URL, which say nothing, 0600."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    try:
+        info = os.stat(path)
+    except OSError:
+        return 0o600 & ~umask
+    return (info.st_mode & 0o777 if stat.S_ISREG(info.st_mode) else 0o600) & ~umask
+
+
+def check_plain_output(path: str) -> None:
+    """ValueError for a pipe or a device, before it is opened, which may block."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ValueError(f"{path} is no regular file: it would show plaintext before all of it is checked")
 
 
 def read_key(path: str | None, variable: str | None, key_format: str) -> bytes:

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import ags_fast
 from ags_fast import _core
-from ags_fast._arguments import Progress, aad_prefix, add_key_format, positive, read_key, size
+from ags_fast._arguments import (
+    Progress,
+    aad_prefix,
+    add_key_format,
+    check_plain_output,
+    kept_mode,
+    positive,
+    read_key,
+    size,
+)
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, HEADER_NBYTES, check_block_size, decode_header, plaintext_length
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError
-from ags_fast.fs import NewFile, pwrite_all
+from ags_fast.fs import NewFile, open_regular, pwrite_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,8 +112,18 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         operation.add_argument("--json", action="store_true", help="print the result, or the error, as one JSON object")
         return operation
 
-    encrypt = add("encrypt", _encrypt, "Encrypt FILE. Keep the length it prints where the key is kept.")
-    decrypt = add("decrypt", _decrypt, "Decrypt FILE. The output appears when all of it is authentic.")
+    encrypt = add(
+        "encrypt",
+        _encrypt,
+        "Encrypt FILE, which may be a pipe. Keep the length it prints where the key is kept. The output has FILE's "
+        "permission bits, as far as the umask allows.",
+    )
+    decrypt = add(
+        "decrypt",
+        _decrypt,
+        "Decrypt FILE. The output appears when all of it is authentic, with FILE's permission bits as far as the umask "
+        "allows; until then it has mode 0600.",
+    )
     verify = add("verify", _verify, "Check the tag of every block of FILE, and its length.")
     inspect = add("inspect", _inspect, "Show what FILE says of itself, without a key. None of it is authenticated.")
 
@@ -176,17 +195,16 @@ def _stream_key(args: argparse.Namespace) -> bytes:
 def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
     output = args.output or args.file + SUFFIX
     check_block_size(args.block_size)
+    key = _stream_key(args)
     with (
         open(args.file, "rb", buffering=0) as source,
         Progress(args, os.fstat(source.fileno()).st_size) as progress,
         ags_fast.AgsWriter(
-            output,
-            _stream_key(args),
+            NewFile(output, exclusive=not args.force, fsync=args.fsync, mode=kept_mode(args.file)),
+            key,
             aad_prefix=aad_prefix(args),
             block_size=args.block_size,
             threads=args.threads,
-            exclusive=not args.force,
-            fsync=args.fsync,
         ) as writer,
     ):
         chunk = memoryview(bytearray(max(CHUNK_NBYTES // args.block_size, 1) * args.block_size))
@@ -221,10 +239,10 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
     if output == args.file and args.output is None:
         raise ValueError(f"its name does not end in {SUFFIX}: name the output with -o")
     with _open(args) as reader, Progress(args, reader.length) as progress:
-        new = NewFile(output, exclusive=not args.force, private=True, fsync=args.fsync)
+        check_plain_output(output)
+        mode = kept_mode(args.file)
+        new = NewFile(output, exclusive=not args.force, private=True, fsync=args.fsync, mode=mode)
         try:
-            if not new.positional:
-                raise ValueError(f"{output} is no regular file: it would show plaintext before all of it is checked")
             chunk = memoryview(bytearray(max(CHUNK_NBYTES // reader.block_size, 1) * reader.block_size))
             offset = 0
             while got := reader.readinto(chunk):
@@ -258,7 +276,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _inspect(args: argparse.Namespace) -> dict[str, Any]:
-    with open(args.file, "rb") as file:
+    with open_regular(args.file) as file:
         header = file.read(HEADER_NBYTES)
         present = os.fstat(file.fileno()).st_size
     if len(header) < HEADER_NBYTES:

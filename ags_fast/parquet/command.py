@@ -9,7 +9,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ags_fast import parquet
-from ags_fast._arguments import Progress, aad_prefix, add_key_format, positive, read_key
+from ags_fast._arguments import (
+    Progress,
+    aad_prefix,
+    add_key_format,
+    check_plain_output,
+    kept_mode,
+    positive,
+    read_key,
+)
 from ags_fast.fs import NewFile, NewObject, file_at, local_path
 from ags_fast.parquet._file import ALGORITHMS, FOOTER_KEY, QUIRKS, Keys
 
@@ -205,7 +213,11 @@ def _output(args: argparse.Namespace, default: str | None) -> str:
 def _new_file(args: argparse.Namespace, output: str, *, private: bool = False) -> NewFile | NewObject:
     path = local_path(output)
     if path is not None:
-        return NewFile(path, exclusive=not args.force, private=private, fsync=args.fsync)
+        if private:
+            check_plain_output(path)
+        source = local_path(args.file)
+        mode = kept_mode(args.file if source is None else source) if private or not os.path.exists(path) else None
+        return NewFile(path, exclusive=not args.force, private=private, fsync=args.fsync, mode=mode)
     store, name = file_at(output)
     return store.new(name, exclusive=not args.force, private=private, fsync=args.fsync)
 
@@ -259,8 +271,6 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
     output = _output(args, root.removesuffix(MARK) + suffix)
     keys = _keys(args)
     with _new_file(args, output, private=True) as new, _progress(args) as progress:
-        if isinstance(new, NewFile) and not new.positional:
-            raise ValueError(f"{output} is no regular file: it would show plaintext before all of it is checked")
         report = parquet.decrypt_file(
             args.file,
             new,
