@@ -154,6 +154,20 @@ def test_options_reach_the_file(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert rows("back") == rows("flat.parquet")
 
 
+def test_columns_without_the_footer_key(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("encrypt", "flat.parquet", *KEYS, "--plaintext-footer") == 0
+    mine = ["flat.enc.parquet", "--column-key", "text=k1"]
+    result = answer(capsys, "verify", *mine, "--missing", "skip")
+    assert not result["footer_verified"] and any("not verified" in text for text in result["warnings"])
+    answer(capsys, "decrypt", *mine, "--missing", "drop", "-o", "back")
+    assert "text" in pq.read_schema("back").names and "bytes" not in pq.read_schema("back").names
+    with pytest.raises(SystemExit):
+        run("verify", "flat.enc.parquet")
+    assert "--column-key" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("reencrypt", *mine, "--new-footer-key-file", "new", "-o", "again")
+
+
 def test_columns_without_keys(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("encrypt", "flat.parquet", *KEYS) == 0
     for operation in ("decrypt", "verify"):

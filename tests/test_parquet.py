@@ -360,6 +360,152 @@ def refused(error: type[Exception], match: str, call: Callable[..., Any], *args:
     assert out == b""
 
 
+# ---------------------------------------------------------------- without the footer key
+
+
+SIGNED = Mode(plaintext_footer=True, columns="columns")
+
+
+def holder(*columns: str) -> Keys:
+    """Somebody's who has these columns' keys only."""
+    return Keys(None, {column: SIGNED.leaf_keys(RICH_LEAVES)[column,] for column in columns})
+
+
+def test_a_column_without_the_footer_key() -> None:
+    plain = rich()
+    sealed, table = seal(plain, SIGNED), pq.read_table(pa.BufferReader(plain))
+    keys = holder("id")
+    report = parquet.verify(sealed, keys, missing="skip")
+    assert (report.footer, report.footer_verified) == ("signed", False)
+    assert any("signature was not verified" in warning for warning in report.warnings)
+    assert [(row.path, row.key, row.authenticated) for row in report.columns] == [
+        ("id", "column", True),
+        ("word", "missing", False),
+        ("list.list.element", "missing", False),
+        ("open", "missing", False),
+    ]
+    back = bytearray()
+    report = parquet.decrypt_file(sealed, back, keys, missing="drop")
+    assert not report.footer_verified and any("signature was not verified" in one for one in report.warnings)
+    assert pq.read_table(pa.BufferReader(back), page_checksum_verification=True) == table.select(["id"])
+    with parquet.open_plain(sealed, keys, missing="hide") as view:
+        assert not view.footer_verified and view.columns == ["id"]
+        assert pq.read_table(view) == table.select(["id"])
+    both = parquet.verify(sealed, SIGNED.keys(RICH_LEAVES))
+    assert both.footer_verified and both.warnings == []
+
+    # Where all that is sealed has a key, nothing is missing; columns in plain text are shown.
+    partial = Mode(plaintext_footer=True, columns="partial")
+    sealed = seal(plain, partial)
+    columns = {path: value for path, value in partial.leaf_keys(RICH_LEAVES).items() if value}
+    held = {path: value for path, value in columns.items() if path != ("word",)}
+    with parquet.open_plain(sealed, Keys(None, held), missing="hide") as view:
+        assert pq.read_table(view) == table.select(["id", "list", "open"])
+
+
+def test_what_needs_the_footer_key() -> None:
+    keys, full, plain = holder("id"), SIGNED.keys(RICH_LEAVES), rich()
+    sealed = seal(plain, SIGNED)
+    for call in (
+        lambda: parquet.verify(sealed, keys),
+        lambda: parquet.open_plain(sealed, keys),
+        lambda: parquet.decrypt_file(sealed, bytearray(), keys),
+    ):
+        with pytest.raises(KeyAccessError, match="'word' is needed and not given: it is the footer key"):
+            call()
+    for same_size in (False, True):
+        refused(
+            KeyAccessError,
+            "old footer key.*nobody has verified",
+            parquet.reencrypt_file,
+            sealed,
+            keys,
+            full,
+            same_size=same_size,
+        )
+        refused(ValueError, "sealed with a footer key", parquet.reencrypt_file, sealed, full, keys, same_size=same_size)
+    refused(ValueError, "sealed with a footer key", parquet.encrypt_file, plain, keys)
+    with pytest.raises(ValueError, match="sealed with a footer key"):
+        parquet.write_table(pq.read_table(pa.BufferReader(plain)), bytearray(), keys)
+    encrypted = seal(plain, COLUMNS)
+    for call in (
+        lambda: parquet.verify(encrypted, Keys(None, {"id": key("x")}), missing="skip"),
+        lambda: parquet.open_plain(encrypted, Keys(None, {"id": key("x")}), missing="hide"),
+    ):
+        with pytest.raises(KeyAccessError, match="footer is encrypted"):
+            call()
+    for wrong in (
+        lambda: Keys(None),
+        lambda: Keys(None, {"a": parquet.FOOTER_KEY}),
+        lambda: Keys(None, {"a": key("a")}, footer_metadata=b"kf"),
+    ):
+        with pytest.raises(ValueError, match="without a footer key"):
+            wrong()
+    assert "no footer" in repr(keys)
+
+
+def test_a_footer_that_is_not_verified_cannot_lie_about_a_column() -> None:
+    """What it says of a column that is read must be what the column's key has sealed."""
+    same = {"id": key("1"), "word": key("1")}
+    out = bytearray()
+    parquet.encrypt_file(rich(), out, Keys(KF, {**same, "open": key("2")}), plaintext_footer=True, threads=1)
+    sealed, keys = bytes(out), Keys(None, same)
+
+    def read(data: bytes) -> None:
+        for call in (
+            lambda: parquet.verify(data, keys, missing="skip"),
+            lambda: parquet.decrypt_file(data, bytearray(), keys, missing="drop"),
+            lambda: parquet.open_plain(data, keys, missing="hide").read(),
+        ):
+            call()
+
+    def changed(edit: Callable[[Any], None]) -> bytes:
+        file = ref.ParquetFile(sealed, KF, {**{(name,): value for name, value in same.items()}, ("open",): key("2")})
+        edit(file.footer)
+        return ended(file.data[: file.tail] + ref.serialise(file.footer) + bytes(28), file.tail)
+
+    read(changed(lambda footer: None))
+
+    def plain_column(footer: Any) -> None:
+        footer[4].items[0][1].items[0].remove(8, 9)
+
+    def another_name(footer: Any) -> None:
+        for element in footer[2].items:
+            if element[4] == b"id":
+                element.set(4, ref.BINARY, b"word")
+            elif element[4] == b"word":
+                element.set(4, ref.BINARY, b"id")
+
+    def swapped(footer: Any) -> None:
+        groups = footer[4].items
+        groups[0], groups[1] = groups[1], groups[0]
+
+    def twice(footer: Any) -> None:
+        footer[4].items[1] = footer[4].items[0]
+
+    def unsealed(footer: Any) -> None:
+        footer[4].items[0][1].items[0].remove(9)
+
+    def ctr(footer: Any) -> None:
+        footer[8].fields[0][0] = 2
+
+    def another_unique(footer: Any) -> None:
+        footer[8].fields[0][2].set(2, ref.BINARY, b"12345678")
+
+    for edit, errors in (
+        (plain_column, PolicyError),
+        (another_name, IntegrityError),
+        (swapped, IntegrityError),
+        (twice, IntegrityError),
+        (unsealed, IntegrityError),
+        (ctr, PolicyError),
+        (another_unique, IntegrityError),
+    ):
+        with pytest.raises(errors):
+            read(changed(edit))
+            raise AssertionError(edit.__name__)
+
+
 READERS: dict[str, Callable[..., Any]] = {
     "decrypt_file": lambda src, keys, **options: parquet.decrypt_file(src, bytearray(), keys, **options),
     "reencrypt_file": lambda src, keys, **options: parquet.reencrypt_file(src, bytearray(), keys, keys, **options),

@@ -303,6 +303,30 @@ def test_what_parquet_java_writes(tmp_path: Path, parquet_java: ParquetJava, mod
             assert rows_of(peers.pyarrow_read(target, turned)) == rows_of(flat())
 
 
+def test_columns_of_others_without_the_footer_key(tmp_path: Path) -> None:
+    """By pyarrow's factory, with a signed footer."""
+    config = {"column_keys": {"kc1": ["id"], "kc2": ["text"]}, "plaintext_footer": True}
+    peers.pyarrow_factory_write(flat(), tmp_path / "theirs", MASTER_KEYS, "kf", **config)
+    material = ref.Pkmt1(MASTER_KEYS)
+    chunks = ref.ParquetFile(tmp_path / "theirs", material.footer, material).chunks()
+    (secret,) = {chunk.key for chunk in chunks if chunk.path == ("id",)}
+    keys = Keys(None, {"id": secret})
+    report = parquet.verify(tmp_path / "theirs", keys, missing="skip")
+    assert not report.footer_verified and {row.path for row in report.columns if row.key == "missing"} == {"text"}
+    with parquet.open_plain(tmp_path / "theirs", keys, missing="hide") as view:
+        assert rows_of(pq.read_table(view)) == rows_of(flat().drop(["text"]))
+
+
+@needs_java
+def test_columns_of_parquet_java_without_the_footer_key(tmp_path: Path, parquet_java: ParquetJava) -> None:
+    pq.write_table(flat(), tmp_path / "plain", **PAGED)
+    written = PmeKeys(KF, {"id": K1, "text": K2}, plaintext_footer=True)
+    parquet_java.write(tmp_path / "plain", tmp_path / "sealed", written, page_rows=100, row_group_rows=200)
+    with parquet.open_plain(tmp_path / "sealed", Keys(None, {"text": K2}), missing="hide") as view:
+        assert "id" not in view.columns and not view.footer_verified
+        assert rows_of(pq.read_table(view)) == rows_of(flat().drop(["id"]))
+
+
 @needs_java
 def test_columns_that_pass_are_read_with_their_old_keys(tmp_path: Path, parquet_java: ParquetJava) -> None:
     """same_size by somebody who holds the footer key only."""

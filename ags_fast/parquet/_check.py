@@ -21,7 +21,7 @@ from ags_fast.parquet._file import (
     Window,
     with_room,
 )
-from ags_fast.parquet._transcode import PAGES, ColumnReport, Report, level_warnings, pieces
+from ags_fast.parquet._transcode import PAGES, ColumnReport, Report, footer_warnings, level_warnings, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -140,6 +140,7 @@ def verify(
         footer = "encrypted" if opened.encrypted_footer else "signed"
         report = Report("verify", opened.crypto.algorithm, footer, len(opened.groups), opened.source.size)
         report.file_length = opened.source.size
+        report.footer_verified = opened.footer_verified
         chunks = list(opened.chunks())
         absent = [chunk for chunk in chunks if chunk.missing]
         if absent and missing == "error":
@@ -221,7 +222,7 @@ def _warnings(opened: Opened, waiting: list[Piece], report: Report, absent: bool
     warnings = []
     if report.algorithm == "AES_GCM_CTR_V1":
         warnings.append("AES_GCM_CTR_V1: pages carry no tag; a change in them goes unseen, and a CRC is no protection")
-    warnings += level_warnings(report.unauthenticated_levels)
+    warnings += [*footer_warnings(report), *level_warnings(report.unauthenticated_levels)]
     missing = [row.path for row in report.columns if row.key == "missing"]
     if missing:
         warnings.append(f"not checked, for want of keys: {', '.join(missing)}")

@@ -81,9 +81,11 @@ def _key_bytes(key: Buffer, what: str) -> bytes:
 class Keys:
     """The keys of a Parquet file, by column.
 
-    footer: the footer key, 16, 24 or 32 bytes. columns: {dotted path or tuple of names: key or FOOTER_KEY}; the path of
-    a group stands for every column in it, and a tuple for names that have dots. footer_metadata, column_metadata: the
-    `key_metadata` to be stored beside (section 4.3), of the columns under the same paths. Sizes may be mixed.
+    footer: the footer key, 16, 24 or 32 bytes; None to read, of a file with a signed footer, only columns that have
+    keys of their own. The signature is not verified then. columns: {dotted path or tuple of names: key or FOOTER_KEY};
+    the path of a group stands for every column in it, and a tuple for names that have dots. footer_metadata,
+    column_metadata: the `key_metadata` to be stored beside (section 4.3), of the columns under the same paths. Sizes
+    may be mixed.
 
     Where a file has two columns with the same dotted path, the path with dots names both, but for one that a tuple
     names, too. Never pickled, never shown. Raises ValueError for a key of another size or of zeros only, and for a
@@ -94,13 +96,13 @@ class Keys:
 
     def __init__(
         self,
-        footer: Buffer,
+        footer: Buffer | None,
         columns: Mapping[str | _Path, Buffer | _FooterKey] | None = None,
         *,
         footer_metadata: bytes | None = None,
         column_metadata: Mapping[str | _Path, bytes] | None = None,
     ) -> None:
-        self._footer = _key_bytes(footer, "the footer key")
+        self._footer = None if footer is None else _key_bytes(footer, "the footer key")
         self._columns: dict[str | _Path, bytes | _FooterKey] = {}
         for path, key in (columns or {}).items():
             name = path if isinstance(path, str) else tuple(path)
@@ -108,6 +110,8 @@ class Keys:
             if ("." not in shown and {shown, (shown,)} & self._columns.keys()) or name in self._columns:
                 raise _twice(shown)
             self._columns[name] = key if isinstance(key, _FooterKey) else _key_bytes(key, f"the key of {shown!r}")
+        if footer is None and (not columns or footer_metadata is not None or FOOTER_KEY in self._columns.values()):
+            raise ValueError("without a footer key, all there can be is columns with keys of their own")
         self.footer_metadata = footer_metadata
         self.column_metadata = {
             path if isinstance(path, str) else tuple(path): bytes(value)
@@ -118,12 +122,19 @@ class Keys:
             raise ValueError(f"column_metadata names {unknown[0]!r}, of which columns has no key")
 
     def __repr__(self) -> str:
-        return f"<ags_fast Parquet keys: footer, {len(self._columns)} columns>"
+        return f"<ags_fast Parquet keys: {'no ' * (self._footer is None)}footer, {len(self._columns)} columns>"
 
     def __reduce__(self) -> str:
         raise TypeError("keys are never pickled: send key metadata, and unwrap the keys where they are used")
 
+    @property
+    def has_footer_key(self) -> bool:
+        return self._footer is not None
+
     def footer_key(self) -> bytes:
+        """KeyAccessError if there is none."""
+        if self._footer is None:
+            raise KeyAccessError("the footer key is needed and not given: these Keys only read columns")
         return self._footer
 
     def column(self, path: _Path) -> tuple[bytes | _FooterKey, bytes | None] | None:
@@ -393,6 +404,7 @@ class Opened:
         self._ctr_columns: dict[_Path, bool] = {}
         self.crypto: Crypto | None = None
         self.footer_key: Key | None = None
+        self.footer_verified = False  # by its tag or its signature
         self.source = Source(src, length, exact=exact, storage_options=storage_options)
         try:
             self._read_footer(keys, aad_prefix, aad_prefix_verifier, plain)
@@ -450,7 +462,13 @@ class Opened:
         if keys is None:
             return
         self._unlock(keys, aad_prefix, verifier)
+        if self.footer_key is None:
+            raise KeyAccessError(
+                "the footer is encrypted, and the footer key not given: only beside a signed footer in plain text can "
+                "columns be read without"
+            )
         opened, _ = self._footer_modules().open(FOOTER, memoryview(data)[outer.end :])
+        self.footer_verified = True
         self._parse(opened)
 
     def _check_footer(
@@ -468,8 +486,9 @@ class Opened:
         if self.crypto is None or keys is None:
             return
         self._unlock(keys, aad_prefix, verifier)
+        if self.footer_key is None:
+            return  # what it says of a column is checked with that: `_check_unverified`
         signature = data[self.footer.end : self.footer.end + SIGNATURE_NBYTES]
-        assert self.footer_key is not None
         aad = b"" if self.aad is None else self.aad + bytes([FOOTER])
         expected = self.footer_key.seal(signature[:12], memoryview(data)[: self.footer.end], aad) if signature else b""
         if len(signature) != SIGNATURE_NBYTES or not hmac.compare_digest(expected[-16:], signature[12:]):
@@ -477,6 +496,7 @@ class Opened:
                 "the footer's signature is not its own: it was changed, or the key or the AAD prefix is another",
                 module="footer",
             )
+        self.footer_verified = True
 
     def _unlock(self, keys: Keys | _Retriever, aad_prefix: bytes | None, verifier: Any) -> None:
         """Settle the AAD and the footer key."""
@@ -504,7 +524,7 @@ class Opened:
             verifier(self.prefix)
         self.aad = None if crypto.unique is None else self.prefix + crypto.unique
         if isinstance(keys, Keys):
-            self.footer_key = self.key(keys.footer_key())
+            self.footer_key = self.key(keys.footer_key()) if keys.has_footer_key else None
         else:
             self.footer_key = self._retrieve(keys, crypto.key_metadata, "the footer")
 
@@ -580,6 +600,8 @@ class Opened:
 
     def refusal(self, chunk: Chunk) -> str:
         """What the function that has the keys said of a column's, if it said something."""
+        if chunk.kind == "footer":
+            return ": it is the footer key"
         error = self._refusals.get(chunk.key_metadata)
         return "" if error is None else f": {error}"
 
@@ -592,7 +614,15 @@ class Opened:
     def ordinal(self, group: int) -> int:
         """A row group's ordinal, as its AADs have it."""
         value = Struct(self.data, self.groups[group][0]).integer(7)
-        return group if value is None or value < 0 else value
+        if value is None or value < 0:
+            return group
+        if value != group and self._unverified:
+            raise IntegrityError(
+                f"row group {group} is said to be number {value}, in a footer that is not verified: it was moved",
+                module="footer",
+                row_group=group,
+            )
+        return value
 
     def chunks(self) -> Iterator[Chunk]:
         """Every column chunk, opened as far as the keys go."""
@@ -613,6 +643,13 @@ class Opened:
             chunk.metadata_bytes = self.data[raw.metadata : chunk.metadata.end]
         if raw.crypto or self._dialect:
             self._open_chunk(chunk)
+            if self._unverified and not chunk.missing:
+                self._check_unverified(chunk)
+        elif self._unverified and isinstance(self._keys, Keys) and self._keys.column(chunk.path) is not None:
+            raise PolicyError(
+                f"a key of column {chunk.name!r} was given, but the footer, which is not verified, says that the "
+                "column is not encrypted: somebody may have put it there"
+            )
         elif not raw.metadata:
             raise FormatError(f"column {chunk.name!r}, row group {group} has no metadata: the file is damaged")
         if chunk.metadata is not None and min(chunk.metadata.compressed_nbytes, chunk.metadata.num_values) < 0:
@@ -620,6 +657,23 @@ class Opened:
                 f"the metadata of column {chunk.name!r}, row group {group} has no size or no count: the file is damaged"
             )
         return chunk
+
+    @property
+    def _unverified(self) -> bool:
+        """Whether columns are read without the footer key, and what the footer says is not known to be so."""
+        return self.crypto is not None and self._keys is not None and not self.footer_verified
+
+    def _check_unverified(self, chunk: Chunk) -> None:
+        """The column's own metadata, which its key has sealed, must say what the footer says of it."""
+        names = Struct(chunk.metadata_bytes).strings(3) if chunk.raw.sealed_metadata else None
+        if names != list(chunk.path):
+            raise IntegrityError(
+                f"the column metadata of {chunk.name!r}, row group {chunk.row_group} is not that column's: the footer, "
+                "which is not verified, was changed",
+                module="column metadata",
+                row_group=chunk.row_group,
+                column=chunk.name,
+            )
 
     def _open_chunk(self, chunk: Chunk) -> None:
         raw = chunk.raw

@@ -27,7 +27,7 @@ from ags_fast._core import (
     thrift_splice,
 )
 from ags_fast._threads import thread_count
-from ags_fast.errors import FormatError, PolicyError
+from ags_fast.errors import FormatError, KeyAccessError, PolicyError
 from ags_fast.fs import NewFile, NewObject, file_at, local_path
 from ags_fast.parquet import _thrift as thrift
 from ags_fast.parquet._file import (
@@ -101,6 +101,7 @@ class Report:
     source_length: int
     file_length: int = 0
     columns: list[ColumnReport] = field(default_factory=list)
+    footer_verified: bool = True  # not so of a signed one that was read without the footer key
     # (column, row group) where levels of V2 pages have no tag, in what was read or in what was written: which values
     # are null, and where lists begin, could be changed there.
     unauthenticated_levels: list[tuple[str, int]] = field(default_factory=list)
@@ -817,6 +818,8 @@ class Sealer:
     def __init__(
         self, opened: Opened, keys: Keys, crypto: Crypto, aad: bytes | None, other_columns: str, like: bool = False
     ) -> None:
+        if not keys.has_footer_key:
+            raise ValueError("a file is sealed with a footer key: these Keys have none")
         keys.check_paths(opened.leaves)
         self.crypto = crypto
         self.aad = aad
@@ -922,6 +925,15 @@ def _report(
             f"{mover.counts['dropped_checksums']} page headers had no room for the new CRC, which was left out"
         )
     return report
+
+
+def footer_warnings(report: Report) -> list[str]:
+    if report.footer_verified:
+        return []
+    return [
+        "the footer's signature was not verified, for want of the footer key: the schema, how many rows and row groups "
+        "there are, and columns that are not encrypted could have been changed"
+    ]
 
 
 def level_warnings(places: list[tuple[str, int]]) -> list[str]:
@@ -1063,7 +1075,8 @@ def decrypt_file(
     key_metadata to a key, which is called with None for the footer key of a file that stores none. aad_prefix: required
     if the file does not hold it, else compared with it (PolicyError). aad_prefix_verifier: called with the prefix,
     raises if this is the wrong file. missing: "error", or "drop" the columns (whole top-level fields) whose keys are
-    not held. quirks: "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong.
+    not held. `Keys(None, {...})` reads columns with keys of their own of a file with a signed footer: its signature is
+    not verified, which the report says. quirks: "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong.
 
     allow_ctr: whether to take a file under AES_GCM_CTR_V1, whose page bytes have no tag (else PolicyError). Pass True
     only for a file that you know to be written so. Beside an encrypted footer no tag covers the algorithm's name:
@@ -1116,6 +1129,8 @@ def decrypt_file(
             assert opened.crypto is not None
             algorithm, signed = opened.crypto.algorithm, not opened.encrypted_footer
             report = _report("decrypt", opened, chunks, side, mover, algorithm, signed)
+            report.footer_verified = opened.footer_verified
+            report.warnings += footer_warnings(report)
             if dropped is not None:
                 report.warnings.append(
                     f"left out for want of keys: {', '.join(dropped.names)}{''.join(sorted(reasons))}"
@@ -1180,6 +1195,10 @@ def reencrypt_file(
         allow_ctr=allow_ctr,
         storage_options=storage_options,
     ) as opened:
+        if not opened.footer_verified:
+            raise KeyAccessError(
+                "the old footer key is needed and not given: a footer that nobody has verified would be sealed"
+            )
         chunks = list(opened.chunks())
         assert opened.crypto is not None
         if same_size:

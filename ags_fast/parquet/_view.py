@@ -292,7 +292,8 @@ class PlainView(io.RawIOBase):
         # Where it lost no more than it does under the footer key, there are no columns whose keys could be missing, and
         # no metadata that is still sealed. There can be so many chunks that to look at each would take longer than all
         # of the rest.
-        if opened.footer.end - len(footer) != FOOTER_KEY_NBYTES * len(opened.footer.encrypted()):
+        shed = opened.footer.end - len(footer)
+        if not opened.footer_verified or shed != FOOTER_KEY_NBYTES * len(opened.footer.encrypted()):
             chunks = list(opened.chunks())
             self._dropped = Dropped.of(opened, chunks)
             if self._dropped is not None:
@@ -335,6 +336,11 @@ class PlainView(io.RawIOBase):
     def decrypted(self) -> int:
         """Bytes of pages, indexes and bloom filters that were opened so far, as long as they stand in the file."""
         return self._cache.opened
+
+    @property
+    def footer_verified(self) -> bool:
+        """Whether the footer passed its tag or signature: not so if it was read by Keys without a footer key."""
+        return self._opened.footer_verified
 
     @property
     def unauthenticated_levels(self) -> list[tuple[str, int]]:

@@ -54,11 +54,11 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     verify = add("verify", _verify, "Check every tag of FILE, and that all its parts are there.")
 
     for operation in (encrypt, decrypt, reencrypt, verify):
-        _add_keys(operation, "", stored=operation is encrypt)
+        _add_keys(operation, "", stored=operation is encrypt, optional=operation in (decrypt, verify))
         add_key_format(operation)
         operation.add_argument("--threads", type=positive, metavar="N", help="default: the usable CPUs")
         operation.add_argument("--quiet", action="store_true", help="show no progress")
-    _add_keys(reencrypt, "new-", stored=True)
+    _add_keys(reencrypt, "new-", stored=True, optional=False)
     for operation, new in ((encrypt, ""), (decrypt, ""), (verify, ""), (reencrypt, ""), (reencrypt, "new-")):
         prefix = operation.add_mutually_exclusive_group()
         text = "text that tells this file from others" if not new else "another one; default: the old one"
@@ -135,14 +135,17 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         operation.add_argument("--fsync", action="store_true", help="return when the output is on the disk")
 
 
-def _add_keys(operation: argparse.ArgumentParser, new: str, *, stored: bool) -> None:
-    """The options that say where keys are; none of them is a key. stored: key metadata can be given, too."""
+def _add_keys(operation: argparse.ArgumentParser, new: str, *, stored: bool, optional: bool) -> None:
+    """The options that say where keys are; none of them is a key. stored: key metadata can be given, too. optional:
+    columns of a file with a signed footer can be read without the footer key.
+    """
     group = operation.add_argument_group(f"{'new ' if new else ''}keys")
-    footer = group.add_mutually_exclusive_group(required=True)
+    footer = group.add_mutually_exclusive_group(required=not optional)
+    without = "; without, columns with keys of their own beside a signed footer, which is not verified" * optional
     footer.add_argument(
         f"--{new}footer-key-file",
         metavar="PATH",
-        help="a file with the footer key: 16, 24 or 32 bytes, or their text",
+        help=f"a file with the footer key: 16, 24 or 32 bytes, or their text{without}",
     )
     footer.add_argument(f"--{new}footer-key-env", metavar="VARIABLE", help="the environment variable with its text")
 
@@ -185,8 +188,13 @@ def _keys(args: argparse.Namespace, new: str = "") -> Keys:
     if len(dict(columns)) < len(columns):
         args.usage("a column was given two keys")
     footer_metadata = option("footer_key_metadata")
+    footer_key = None
+    if option("footer_key_file") is not None or option("footer_key_env") is not None:
+        footer_key = read_key(option("footer_key_file"), option("footer_key_env"), args.key_format)
+    elif not columns or FOOTER_KEY in dict(columns).values():
+        args.usage("--footer-key-file or --footer-key-env is required, or --column-key for columns that have keys")
     keys = held[new] = Keys(
-        read_key(option("footer_key_file"), option("footer_key_env"), args.key_format),
+        footer_key,
         dict(columns),
         footer_metadata=None if footer_metadata is None else os.fsencode(footer_metadata),
         column_metadata={column: os.fsencode(text) for column, text in pairs("column_key_metadata")},
