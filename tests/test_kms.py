@@ -117,7 +117,8 @@ AWS = {"encryption.kms-type": "aws"}
         ({"encryption.kms-type": "local", "kms.local.keyfile": "x"}, "'kms.local.key-file'"),
         ({"encryption.kms-type": "pkcs11", "kms.pkcs11.pinfile": "x"}, "'kms.pkcs11.pin-file'"),
         ({"encryption.kms-impl": "kms_clients:Duck", "encryption.allowed-key-id": "a"}, "'encryption.allowed-key-ids'"),
-        ({"encryption.kms-impl": "kms_clients:Duck", "kms.endpoint": "x"}, "Duck may list.*property_names"),
+        ({"encryption.kms-impl": "kms_clients:Duck", "kms.max-call-per-second": "1"}, "'kms.max-calls-per-second'"),
+        ({"encryption.kms-impl": "kms_clients:Listing", "kms.local.path": "x"}, "Listing may list.*property_names"),
         ({"encryption.kms-impl": "kms_clients:Listing", "kms.listing.colour": "x"}, "Listing"),
     ],
 )
@@ -150,6 +151,8 @@ def test_names_of_others_pass(tmp_path: Path) -> None:
     local_one = keystore(tmp_path, "m")
     for properties in (AWS, local_one, {"encryption.kms-impl": "kms_clients:Duck"}):
         assert load_kms({**catalog, **properties}).properties == {**catalog, **properties}
+    duck = {"encryption.kms-impl": "kms_clients:Duck", "kms.local.path": "x", "kms.colour": "blue"}
+    assert load_kms(duck).properties == duck
     listing = {"encryption.kms-impl": "kms_clients:Listing", "kms.endpoint": "x", "kms.listing.headers.a": "b"}
     assert load_kms({**listing, "my.own": "c"}).properties["kms.endpoint"] == "x"
     inheriting = {"encryption.kms-impl": "deadly_kms:DeadlyKms", "deadly.folder": "x"}

@@ -174,7 +174,7 @@ class KmsClient:
     """
 
     provider = "kms"  # how errors, counters and the audit name the system
-    property_names: ClassVar[Collection[str]] = ()  # see load_kms
+    property_names: ClassVar[Collection[str] | None] = None  # see load_kms
     supports_key_generation = False
     supports_rewrap = False
     _properties: dict[str, str] | None = None
@@ -509,9 +509,9 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
 
     Names that begin with ``encryption.``, ``kms.``, ``vault.`` or ``azure.keyvault.`` must be known, and be the chosen
     provider's. Elsewhere only a near miss of such a name is refused, so the properties of a catalog can be passed as
-    they are. A class of yours reads what it likes under names of its own, such as ``my-company.url``; names in these
-    namespaces it lists in its attribute ``property_names``. There a name that ends with a dot stands for all that begin
-    with it.
+    they are. A class of yours reads any name outside of ``encryption.``, unless it lists the names that it reads in
+    these namespaces in its attribute ``property_names``: then a mistyped one is refused there, too. A listed name that
+    ends with a dot stands for all that begin with it.
 
     ``encryption.allowed-key-ids``: the master keys that may be used, patterns such as ``arn:aws:kms:*:1234:key/*`` with
     commas between them. Without it any id goes to the KMS, also one that a dataset names and that may be somebody

@@ -63,16 +63,19 @@ def check_names(properties: Mapping[str, str], kind: type[Any]) -> None:
     """ValueError for a name that no client of this class reads, and that is mistyped or another client's.
 
     What a class and its bases list in ``property_names`` it reads, and the names of secrets it refuses by itself.
+    A class that lists nothing may read any name, except in ``encryption.``, which is never its own.
     """
     lists = ("property_names", "secret_properties")
-    taken = COMMON | ELSEWHERE | {n for base in kind.__mro__ for given in lists for n in vars(base).get(given, ())}
+    listed = {name for base in kind.__mro__ for given in lists for name in vars(base).get(given) or ()}
+    taken = COMMON | ELSEWHERE | listed
+    strict = OURS if getattr(kind, "property_names", None) is not None else OURS[:1]
     chosen = properties.get("encryption.kms-type") or kind.__name__
     hint = "" if chosen in BY_PROVIDER else f" ({chosen} may list names that it reads in its property_names)"
     for name in properties:
         if _stands_in(name, taken):
             continue
         plain = name.strip().lower().replace("_", "-")
-        ours = plain.startswith(OURS)
+        ours = plain.startswith(strict)
         readers = [provider for provider, names in BY_PROVIDER.items() if _stands_in(name, names)]
         if readers and ours:
             raise ValueError(f"{name!r} is a property of the KMS {', '.join(readers)}, not of {chosen}: omit it{hint}")
