@@ -254,7 +254,7 @@ def test_a_splice_whose_documents_do_not_fit_is_refused_without_a_pin(world: Wor
             continue
         assert "version" in refused(world, name, actions[name]), name
     said = refused(world, "expire", actions["expire"])
-    assert "00000005.json is not the version 5" in said and "inspect" in said
+    assert "00000004.json is not the version 4" in said and "inspect" in said
     # What to do: the documents that are right are the honest ones, so what does not descend from them is taken away.
     world.path(6).unlink()
     keys = world.path(1).parent.parent / "keys"
@@ -582,3 +582,88 @@ def test_inspect_shows_where_histories_part(world: World, capsysbinary: pytest.C
     assert main(["inspect", str(world.dataset)]) == 0
     said = capsysbinary.readouterr().out.decode()
     assert said.count("NOT follow") == 1 and "the version 5 that is there" in said and world.pins[5] in said
+
+
+# -------------------------------------------------------------------------------------------- never green on nothing
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> World:
+    """A dataset whose first encrypt was interrupted."""
+
+    def stop(rows: Any) -> None:
+        raise KeyboardInterrupt
+
+    world = World(tmp_path, 0)
+    write_tree(world.src, {"file 1": b"1"})
+    with pytest.raises(KeyboardInterrupt):
+        encrypt_files(world.src, world.dataset, kms=world.kms, wrapping_key_id=MASTER, engine=HERE, progress=stop)
+    return world
+
+
+READS = ("verify", "decrypt", "rekey", "open_file", "copy_file", "expire", "expire dry")
+
+
+def test_a_dataset_without_a_version_is_no_success(interrupted: World) -> None:
+    (job_id,) = [path.name for path in (interrupted.dataset / "_ags/plans").iterdir()]
+    for name, action in interrupted.everything().items():
+        if name in READS:
+            said = refused(interrupted, name, action)
+            assert f"job {job_id} is open: run encrypt again with resume, or sweep" in said, name
+    sweep(interrupted.dataset, kms=interrupted.kms)
+    for name in READS:
+        assert "committed; run encrypt" in refused(interrupted, name, interrupted.everything()[name])
+    assert key_status(interrupted.dataset, kms=interrupted.kms)["version"] is None
+    interrupted.commit("more")
+    assert set(decrypted(interrupted.dataset, interrupted.kms)) == {"file 1", "more"}
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_versions_that_were_taken_away(world: World, dead: bool) -> None:
+    """Nothing reads as success, and nothing is deleted or begun anew: with them back in place, all is there."""
+    if dead:  # a job that died before they went
+        with pytest.raises(ZeroDivisionError):
+            rekey_files(world.dataset, kms=world.kms, engine=HERE, progress=lambda rows: 1 // 0)
+    shutil.move(world.dataset / "_ags/versions", world.folder / "versions")
+    actions = world.everything()
+    for name in (*READS, "sweep", "encrypt resume"):
+        if (name, dead) != ("encrypt resume", True):  # it has no plan, and begins anew
+            assert "no version of" in refused(world, name, actions[name]), name
+    for name in () if dead else ("encrypt", "rotate", "set_policy", "audit", "key_status"):
+        assert "Restore it" in refused(world, name, actions[name]), name
+    shutil.move(world.folder / "versions", world.dataset / "_ags/versions")
+    assert len(decrypted(world.dataset, world.kms)) == 6
+
+
+def test_paths_that_match_nothing(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    from ags_fast.cli import main
+
+    given: dict[str, Any] = {"kms": world.kms}
+    write_tree(world.src, {"folder/a.csv": b"a"})
+    encrypt_files(world.src, world.dataset, wrapping_key_id=MASTER, engine=HERE, **given).raise_for_failures()
+    hints = {"file 7": "'file ", "folder": "'folder/[*]'", "folder/": "'folder/[*]'", "fodler/a.csv": "'folder/a.csv'"}
+    for paths, hint in [*hints.items(), (["file 1", "file 7"], "'file "), (["folder/a.csv", "x*x"], "x[*]x'$")]:
+        for job in (
+            lambda **options: verify_files(world.dataset, engine=HERE, **options),
+            lambda **options: decrypt_files(world.dataset, world.folder / "out", engine=HERE, **options),
+            lambda **options: rekey_files(world.dataset, engine=HERE, **options),
+            lambda **options: rekey_files(world.dataset, engine=HERE, dry_run=True, **options),
+            lambda **options: audit(world.dataset, event="dek-leaked", **options),
+        ):
+            with pytest.raises(FileNotFoundError, match=f"no file of the dataset matches .*{hint}"):
+                job(paths=paths, **given)
+    with pytest.raises(ValueError, match="empty list"):
+        verify_files(world.dataset, paths=[], **given)
+    kms = ["--keystore", world.kms["kms.local.path"], "--key-file", world.kms["kms.local.key-file"]]
+    for command in (["verify"], ["decrypt"], ["rekey"], ["keys", "audit", "--event", "dek-leaked"]):
+        more = [str(world.folder / "out")] if command == ["decrypt"] else []
+        assert main([*command, str(world.dataset), *more, *kms, "--path", "fodler/a.csv"]) not in (0, 2, 3)
+        assert "did you mean 'folder/a.csv'?" in capsys.readouterr().err
+    assert verify_files(world.dataset, engine=HERE, paths="file*", **given).counts["ok"] == 6
+
+
+def test_extra_files_are_counted(world: World) -> None:
+    assert verify_files(world.dataset, kms=world.kms, engine=HERE).warnings == []
+    write_tree(world.dataset, {"one": b"1", "x/two": b"2"})
+    result = verify_files(world.dataset, kms=world.kms, engine=HERE)
+    assert result.extra_files == 2 and "2 files are in the dataset's folder" in result.warnings[0]

@@ -165,7 +165,8 @@ def data(dataset: Path) -> dict[str, bytes]:
 def documents(dataset: Path, folder: str = "_ags/") -> dict[str, dict[str, Any]]:
     """What is sealed. In the place of what was removed, something without a seal keeps the number taken."""
     found = ((path, content) for path, content in read_tree(dataset).items() if path.endswith(".json"))
-    sealed = {path: json.loads(content) for path, content in found if path.startswith(folder) and b'"auth"' in content}
+    found = ((path, content.split(b"\n")[0]) for path, content in found if path.startswith(folder))
+    sealed = {path: json.loads(line) for path, line in found if b'"auth"' in line}
     return dict(sorted(sealed.items()))
 
 

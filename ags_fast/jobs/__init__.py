@@ -6,8 +6,6 @@ plan has every data key, and the version before stays as it is. The format is in
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import os
 import warnings
 from collections import Counter
@@ -18,19 +16,19 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
-from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.jobs.dataset import (
     HIDDEN,
     MANIFESTS,
     PLANS,
     SLACK_USES,
-    VERSIONS,
     Dataset,
     FileEntry,
     Uses,
     Version,
     Want,
+    chosen_files,
     object_name,
     wrapped_by,
 )
@@ -108,7 +106,6 @@ MISSING_ROWS = 10_000  # of one verify, before they are told by gaps
 COPY_NBYTES = 1 << 20  # at a time
 LOCAL_OPEN_COST = 512 << 10  # bytes that could be done in the time that opening a file takes
 STORE_OPEN_COST = 4 << 20
-NEAR_NAMES = 10_000  # files, whose names are compared with one that is not there
 
 
 class Engine(Protocol):
@@ -654,7 +651,8 @@ def verify_files(
     """Check every tag of every file of a version, and of numbered sets that each member is there, once, in its place.
 
     A missing, cut, changed or swapped file is a failed row; so is a missing member of a set. A file in the tree that no
-    version and no open job knows is a row with the status "skipped" and the class "ExtraFile". The arguments are those
+    version and no open job knows is a row with the status "skipped" and the class "ExtraFile"; `JobResult.extra_files`
+    counts these, and a warning says so. IntegrityError if no version has been committed. The other arguments are those
     of `decrypt_files`.
     """
     options = _Options(engine, None, on_error, max_failures, progress)
@@ -667,7 +665,14 @@ def verify_files(
     if paths is None:
         rows += _missing_members(opened, entries)
         rows += _extra_files(opened, head, entries)
-    return JobResult(job_id, "verify", opened.store.url, head.number, rows, head.pin)
+    result = JobResult(job_id, "verify", opened.store.url, head.number, rows, head.pin)
+    if extra := result.extra_files:
+        files = "1 file is" if extra == 1 else f"{extra} files are"
+        result.warnings.append(
+            f"{files} in the dataset's folder that no version and no open job knows: somebody else put them there, or "
+            "a job left them"
+        )
+    return result
 
 
 @counted
@@ -835,7 +840,7 @@ def _one_file(
 ) -> tuple[Context, FileEntry]:
     opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store, pin=pin)
     while True:
-        head = _there(opened, opened.current(version=version, min_version=min_version))
+        head = opened.committed(opened.current(version=version, min_version=min_version))
         try:
             entry = opened.find(head, path)
             break
@@ -968,40 +973,7 @@ def _opened(
 ) -> tuple[Dataset, Version, list[FileEntry]]:
     opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store, pin=pin)
     head, entries = opened.load(version, min_version, writes=writes)
-    return opened, _there(opened, head), entries if paths is None else chosen_files(entries, paths)
-
-
-def _there(opened: Dataset, head: Version | None) -> Version:
-    """The version. IntegrityError if there is none: a job about no file must not look like one that has succeeded."""
-    if head is not None:
-        return head
-    open_jobs = open_plans(opened.store)
-    if open_jobs:
-        jobs = f"the job {open_jobs[-1]} is" if len(open_jobs) == 1 else f"the jobs {', '.join(open_jobs)} are"
-        why = f"{jobs} open: run encrypt again with resume, or sweep to give up what has died"
-    elif any(opened.store.list(MANIFESTS)):
-        why = f"there are manifests, so somebody took {VERSIONS} away: restore it"
-    else:
-        why = "run encrypt"
-    raise IntegrityError(f"no version of {opened.store.url} has been committed; {why}")
-
-
-def chosen_files(entries: Sequence[FileEntry], paths: str | Sequence[str]) -> list[FileEntry]:
-    """Those whose path matches one of the patterns. FileNotFoundError if a pattern matches none: it may be a typo."""
-    patterns = [paths] if isinstance(paths, str) else list(paths)
-    chosen: dict[str, FileEntry] = {}
-    for pattern in patterns:
-        found = [entry for entry in entries if fnmatch.fnmatchcase(entry.path, pattern)]
-        if not found:
-            near = difflib.get_close_matches(pattern, [entry.path for entry in entries[:NEAR_NAMES]], 1, 0.5)
-            if any(entry.path.startswith(pattern.rstrip("/") + "/") for entry in entries):
-                near = [pattern.rstrip("/") + "/*"]
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise FileNotFoundError(f"no file of the dataset matches {pattern!r}{hint}")
-        chosen |= {entry.path: entry for entry in found}
-    if not patterns:
-        raise ValueError("paths is an empty list, which matches no file: None takes all of them")
-    return [entry for entry in entries if entry.path in chosen]
+    return opened, opened.committed(head), entries if paths is None else chosen_files(entries, paths)
 
 
 def _envelope(dataset: Dataset, entries: Sequence[FileEntry], *more: FileEntry) -> Envelope:

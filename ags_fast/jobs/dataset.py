@@ -7,6 +7,8 @@ numbered object, created exclusively, and that creation is the commit.
 from __future__ import annotations
 
 import base64
+import difflib
+import fnmatch
 import hashlib
 import json
 import os
@@ -73,6 +75,7 @@ NUMBERS = {  # in a table, and the largest that each can be
 NO_NAMES = frozenset(("", ".", ".."))
 PARENTS = 4  # of the last versions, that a writer compares with what is there
 SLACK_USES = 64  # of a key, for the documents and tables of a job
+NEAR_NAMES = 10_000  # files, whose names are compared with one that is not there
 NAMED_KEYS = 16  # that the reference to a table tells of; if it has more, whoever asks has to open it
 
 # Properties of KEKs.
@@ -539,6 +542,24 @@ def retired(entry: KeyEntry, successor: str | None, grace_ms: int) -> KeyEntry:
     return entry.replace(state="retired", properties=properties)
 
 
+def chosen_files(entries: Sequence[FileEntry], paths: str | Sequence[str]) -> list[FileEntry]:
+    """Those whose path matches one of the patterns. FileNotFoundError if a pattern matches none: it may be a typo."""
+    patterns = [paths] if isinstance(paths, str) else list(paths)
+    chosen: dict[str, FileEntry] = {}
+    for pattern in patterns:
+        found = [entry for entry in entries if fnmatch.fnmatchcase(entry.path, pattern)]
+        if not found:
+            near = difflib.get_close_matches(pattern, [entry.path for entry in entries[:NEAR_NAMES]], 1, 0.5)
+            if any(entry.path.startswith(pattern.rstrip("/") + "/") for entry in entries):
+                near = [pattern.rstrip("/") + "/*"]
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise FileNotFoundError(f"no file of the dataset matches {pattern!r}{hint}")
+        chosen |= {entry.path: entry for entry in found}
+    if not patterns:
+        raise ValueError("paths is an empty list, which matches no file: None takes all of them")
+    return [entry for entry in entries if entry.path in chosen]
+
+
 # ------------------------------------------------------------------------------------------------------------- dataset
 
 
@@ -838,6 +859,8 @@ class Dataset:
             if version is not None and version not in numbers:
                 raise FileNotFoundError(f"the dataset has no version {version}; it has {_ranges(numbers)}")
             if not newest:
+                if writes and self.lost_versions() and self.version_numbers() == numbers:
+                    self.committed(None)
                 return None
             try:
                 # Without a pin, an old version can be read even if a newer one was damaged.
@@ -851,6 +874,24 @@ class Dataset:
             except IntegrityError:
                 if self.version_numbers() == numbers:
                     raise  # otherwise it may be that it was expired
+
+    def committed(self, version: Version | None) -> Version:
+        """The version. IntegrityError if there is none: a job on no file must not look like one that has succeeded."""
+        if version is not None:
+            return version
+        open_jobs = sorted({entry.path.split("/")[2] for entry in self.store.list(PLANS)})
+        if self.lost_versions():
+            why = f"but there are manifests: somebody took {VERSIONS} away. Restore it before anything else is done"
+        elif open_jobs:
+            jobs = f"job {open_jobs[-1]} is" if len(open_jobs) == 1 else f"the jobs {', '.join(open_jobs)} are"
+            why = f"{jobs} open: run encrypt again with resume, or sweep to give up what has died"
+        else:
+            why = "run encrypt"
+        raise IntegrityError(f"no version of {self.store.url} has been committed; {why}")
+
+    def lost_versions(self) -> bool:
+        """Where no version is there: whether there was one. Else manifests are of a job, which has a plan."""
+        return any(self.store.list(MANIFESTS)) and not any(self.store.list(PLANS))
 
     def version(self, number: int) -> Version:
         """What the version's document says, if it has its place in the history as far as that is known."""
@@ -963,7 +1004,7 @@ class Dataset:
     def check_history(self) -> None:
         """IntegrityError if a document that is there, of a version or of the keys, is not of the newest one's history:
         for who is about to delete something."""
-        self.current()
+        self.current(writes=True)
         for _ in self.versions():  # each is compared when it is read
             pass
         if isinstance(self.keys, DatasetKeyStore):

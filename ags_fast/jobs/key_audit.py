@@ -19,6 +19,7 @@ from ags_fast.jobs.dataset import (
     VERSIONS,
     Dataset,
     Want,
+    chosen_files,
     numbered,
     retires_ms,
 )
@@ -225,6 +226,9 @@ def audit(
         raise ValueError("paths are for event='dek-leaked': the files whose data keys somebody may have")
     opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
     survey = Survey(opened, deep=True)
+    if paths is not None:
+        head = opened.committed(survey.head)
+        chosen_files([entry for ref in head.manifests for entry in survey.entries(ref)], paths)
     shell = _Shell(opened, dataset, key_store)
     result = _status(survey, "audit")
     holders = _holders(survey)

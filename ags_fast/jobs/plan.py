@@ -362,6 +362,8 @@ class Plan:
             return None
         try:
             found = cls.load(dataset, job_id)
+            if found is not None and found.body.get("base", 0) and not dataset.version_numbers():
+                dataset.committed(None)  # what it names could be in versions that were taken away
         except BaseException:
             plan.release()
             raise
@@ -519,10 +521,12 @@ class Plan:
                 if store.stat(file) is not None:
                     store.delete(file)
                     removed.append(file)
-        self.remove()
-        for path in orphan_manifests(dataset, None) if self.taken else ():
+        # Before the plan: manifests without a version and without a plan are those of versions that were taken away.
+        alone = self.taken or not dataset.version_numbers()
+        for path in orphan_manifests(dataset, None, self.job_id) if alone else ():
             store.delete(path)
             removed.append(path)
+        self.remove()
         return removed
 
     def remove(self) -> None:
@@ -591,13 +595,14 @@ def open_plans(store: Store, *, begun: bool = False) -> list[str]:
     return sorted(ids)
 
 
-def orphan_manifests(dataset: Dataset, age: float | None) -> list[str]:
-    """Manifests of no version. A job that is about to commit has an open plan: then none is an orphan for sure.
+def orphan_manifests(dataset: Dataset, age: float | None, job_id: str | None = None) -> list[str]:
+    """Manifests of no version. A job that is about to commit has an open plan: then none is an orphan for sure. job_id:
+    of a dead job, whose plan does not count.
 
     Looked at in this order: what was listed and has no open plan any more is in a version by now, or in none for ever.
     """
     listed = [entry for entry in dataset.store.list(MANIFESTS) if time.time() - entry.modified >= (age or 0)]
-    if not listed or open_plans(dataset.store):
+    if not listed or not {job_id}.issuperset(open_plans(dataset.store)):
         return []
     named = {ref.path for version in dataset.versions() for ref in version.manifests}
     return [entry.path for entry in listed if entry.path not in named]

@@ -53,7 +53,7 @@ class JobResult:
     deals with. expired: what was expired when it was done, because of force_expire or of the dataset's policy.
     kms_calls: how often the job has called a KMS, ``{(provider, operation): calls}``, in all its processes and with
     what was expired. What a process had not reported when it was killed is not in it, nor are attempts of tasks that
-    failed on Spark.
+    failed on Spark. warnings: what the caller should know though no file failed, a sentence each.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class JobResult:
         self.pin = pin
         self.rows = list(rows)
         self.expired: JobResult | None = None
+        self.warnings: list[str] = []
         self.kms_calls: Counter[tuple[str, str]] = Counter()
 
     def __repr__(self) -> str:
@@ -84,6 +85,11 @@ class JobResult:
             return {}
         skipped = (row.error_class or "" for row in self.rows if row.status == "skipped")
         return dict(sorted(Counter(kind for kind in skipped if kind not in TAKEN_BEFORE).items()))
+
+    @property
+    def extra_files(self) -> int:
+        """How many files `verify_files` found in the tree that no version and no open job of the dataset knows."""
+        return sum(row.error_class == "ExtraFile" for row in self.rows)
 
     @property
     def table(self) -> Any:

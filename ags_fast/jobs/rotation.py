@@ -935,6 +935,7 @@ def _expire(
 ) -> JobResult:
     rows: list[Row] = []
     facts = {"operation": "expire", "source": shown(opened.store.url)}
+    opened.committed(opened.current())  # without a version, no key and no manifest would be seen to be needed
     opened.check_history()
     with ExitStack() as held:
         begun = None if dry_run else Plan.resume(opened, facts, held)

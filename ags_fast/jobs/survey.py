@@ -93,7 +93,10 @@ class Survey:
         self.versions: list[Version] = []  # the oldest first
         with suppress(KeyAccessError):  # which is said below
             opened.current()  # all others must be of its history
-        for number in opened.version_numbers():
+        numbers = opened.version_numbers()
+        if not numbers and opened.lost_versions():
+            opened.committed(None)  # what depends on which key cannot be told
+        for number in numbers:
             if (version := self._try(f"version {number}", partial(opened.version, number))) is not None:
                 self.versions.append(version)
         self.keys = {entry.key_id: entry for entry in opened.keys.list()}
