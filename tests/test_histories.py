@@ -27,6 +27,7 @@ from ags_fast.jobs import (
     key_status,
     open_file,
     rekey_files,
+    remove_files,
     rotate,
     set_policy,
     sweep,
@@ -100,6 +101,7 @@ class World:
             "expire": lambda: expire(self.dataset, **given),
             "expire dry": lambda: expire(self.dataset, dry_run=True, **given),
             "sweep": lambda: sweep(self.dataset, **given),
+            "remove": lambda: remove_files(self.dataset, "file 3", **given),
             "set_policy": lambda: set_policy(self.dataset, Policy(keep=2), **given),
             "verify": lambda: verify_files(self.dataset, **job),
             "decrypt": lambda: decrypt_files(self.dataset, self.folder / "out", **job),
@@ -116,7 +118,7 @@ class World:
         }
 
 
-WRITERS = ("encrypt", "encrypt resume", "rekey", "rotate", "expire", "expire dry", "sweep", "set_policy")
+WRITERS = ("encrypt", "encrypt resume", "rekey", "rotate", "expire", "expire dry", "sweep", "set_policy", "remove")
 
 
 def refused(world: World, name: str, action: Callable[[], Any], error: type[AgsError] = IntegrityError) -> str:
@@ -551,6 +553,7 @@ def test_commands(world: World, capsysbinary: pytest.CaptureFixture[bytes]) -> N
         ["decrypt", dataset, out],
         ["verify", dataset],
         ["rekey", dataset, "--dry-run"],
+        ["rm", dataset, "file 1", "--dry-run"],
         ["ls", dataset],
         ["cat", dataset, "file 1"],
         ["inspect", dataset],
@@ -601,7 +604,7 @@ def interrupted(tmp_path: Path) -> World:
     return world
 
 
-READS = ("verify", "decrypt", "rekey", "open_file", "copy_file", "expire", "expire dry")
+READS = ("verify", "decrypt", "rekey", "remove", "open_file", "copy_file", "expire", "expire dry")
 
 
 def test_a_dataset_without_a_version_is_no_success(interrupted: World) -> None:

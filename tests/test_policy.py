@@ -79,7 +79,7 @@ def scopes(dataset: Path, kms: Any) -> dict[str, set[str]]:
 def sealers(dataset: Path) -> set[str]:
     """The keys that documents are sealed with, as they say."""
     documents = [data for path, data in read_tree(dataset).items() if path.endswith(".json") and b'"auth"' in data]
-    return {json.loads(data.split(b"\n")[0])["auth"]["key_id"] for data in documents}
+    return {json.loads(data)["auth"]["key_id"] for data in documents}
 
 
 def calls(work: Any) -> Counter[str]:

@@ -165,8 +165,7 @@ def data(dataset: Path) -> dict[str, bytes]:
 def documents(dataset: Path, folder: str = "_ags/") -> dict[str, dict[str, Any]]:
     """What is sealed. In the place of what was removed, something without a seal keeps the number taken."""
     found = ((path, content) for path, content in read_tree(dataset).items() if path.endswith(".json"))
-    found = ((path, content.split(b"\n")[0]) for path, content in found if path.startswith(folder))
-    sealed = {path: json.loads(line) for path, line in found if b'"auth"' in line}
+    sealed = {path: json.loads(content) for path, content in found if path.startswith(folder) and b'"auth"' in content}
     return dict(sorted(sealed.items()))
 
 
@@ -414,9 +413,11 @@ def test_an_empty_dataset(kms: dict[str, str], dataset: Path) -> None:
     turned(dataset, kms)
     turned(dataset, kms, "mek")
     assert keys(dataset, kms)[old].state == "retired"
+    with pytest.raises(IntegrityError, match="no version"):  # they may have been taken away, and need the keys
+        expire(dataset, kms=kms, force=True)
+    encrypt(dataset, kms)
     assert expire(dataset, kms=kms, force=True).counts["ok"] > 0
     assert old not in keys(dataset, kms)
-    encrypt(dataset, kms)
     assert decrypted(dataset, kms) == TREE and leftovers(dataset, kms) == []
 
 

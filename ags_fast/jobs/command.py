@@ -1,4 +1,4 @@
-"""``ags-fast encrypt|decrypt|verify|rekey|sweep|ls|cat|inspect``: datasets, from a shell."""
+"""``ags-fast encrypt|decrypt|verify|rekey|rm|sweep|ls|cat|inspect``: datasets, from a shell."""
 
 from __future__ import annotations
 
@@ -45,12 +45,15 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], si
     verify = add("verify", _verify, "Check every tag of every file of DATASET, and that no file is missing.")
     rekey = add("rekey", _rekey, "Write the files of DATASET anew, under new data keys.")
     sweep = add("sweep", _sweep, "Remove what dead jobs have left in DATASET; with a KMS their plans and files too.")
+    rm = add("rm", _rm, "Make a version of DATASET without some files. They are gone when older versions are expired.")
+    rm.add_argument("paths", metavar="PATH", nargs="+", help="a pattern of their paths, as they were under SRC")
+    rm.add_argument("--dry-run", action="store_true", help="show what would be removed, and which versions have it")
     ls = add("ls", _ls, "List the files of DATASET.")
     cat = add("cat", _cat, "Decrypt one file of DATASET to standard output.")
     cat.add_argument("path", metavar="PATH", help="as it was under SRC")
     inspect = add("inspect", _inspect, "Show versions, keys and open jobs of DATASET; without a KMS, unauthenticated.")
 
-    for command in (encrypt, decrypt, verify, rekey, sweep, ls, cat, inspect):
+    for command in (encrypt, decrypt, verify, rekey, sweep, rm, ls, cat, inspect):
         add_dataset_options(command)
     for command in (encrypt, decrypt, verify, rekey):
         add_engine_options(command)
@@ -234,6 +237,11 @@ def _rekey(args: argparse.Namespace) -> dict[str, Any]:
     )
 
 
+def _rm(args: argparse.Namespace) -> dict[str, Any]:
+    done = jobs.remove_files(args.file, args.paths, kms=kms(args), dry_run=args.dry_run, progress=False, **known(args))
+    return result(done) | {"still_in": done.still_in}
+
+
 def _sweep(args: argparse.Namespace) -> dict[str, Any]:
     age = None if args.older_than is None else timedelta(hours=args.older_than)
     return result(jobs.sweep(args.file, kms=kms_properties(args) or None, older_than=age, **known(args)))
@@ -255,6 +263,7 @@ def result(done: JobResult) -> dict[str, Any]:
         **done.counts,
         "plain_bytes": sum(row.plain_length or 0 for row in done.rows if row.status in ("ok", "planned")),
         "kms_calls": {f"{provider} {operation}": n for (provider, operation), n in sorted(done.kms_calls.items())},
+        "warnings": done.warnings,
         "rows": [row._asdict() for row in done.rows],
         "exit_code": code,
     }
@@ -372,4 +381,5 @@ def as_text(result: dict[str, Any]) -> str:
         lines.append(f"{row['status']}  {row['src']}{why}")
     if len(notable) > SHOWN_FAILURES:
         lines.append(f"and {len(notable) - SHOWN_FAILURES} more: --json shows all")
+    lines += [f"warning: {text}" for text in result.get("warnings", ())]
     return "\n".join(lines)

@@ -43,7 +43,7 @@ from ags_fast.keys.resolver import COLUMNS, DatasetKeyStore, Entries, for_column
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from ags_fast.keys.kms import KmsClient
     from ags_fast.keys.resolver import KeyResolver
@@ -1169,22 +1169,73 @@ class Dataset:
             return head, refused
         names = {entry.path for entry in added}
         taken = {path: file for path, file in replaced.items() if path in names}
+        refs, gone = self._without(head, taken, key_id, envelope, written) if head else ([], [])
+        refs += [self._manifest(chunk, key_id, envelope, written) for chunk in chunks(added)]
+        return self._succeed(head, operation, job_id, refs, added, gone, policy), refused
+
+    def _succeed(
+        self,
+        head: Version | None,
+        operation: str,
+        job_id: str,
+        refs: Sequence[TableRef],
+        added: Sequence[FileEntry],
+        gone: Sequence[FileEntry],
+        policy: Policy | None = None,
+    ) -> Version:
+        nbytes = sum(entry.plain_length for entry in added) - sum(entry.plain_length for entry in gone)
+        return self.succeed(head, operation, job_id, refs, len(added) - len(gone), nbytes, policy)
+
+    def _without(
+        self,
+        head: Version,
+        taken: Mapping[str, str],
+        key_id: str,
+        envelope: Envelope,
+        written: dict[tuple[Any, ...], TableRef],
+        sets: Container[str | None] = (),
+    ) -> tuple[list[TableRef], list[FileEntry]]:
+        """The manifests of a version without the entries of `taken`, path -> file, and these entries. What is left of
+        numbered sets in `sets` is no set any more."""
+        if not taken:
+            return list(head.manifests), []
         refs: list[TableRef] = []
-        files, plain_length = len(added), sum(entry.plain_length for entry in added)
-        for ref in head.manifests if head else ():
-            if not taken:
-                refs.append(ref)
-                continue
+        gone: list[FileEntry] = []
+        for ref in head.manifests:
             entries = self.open_table(ref, envelope)
-            kept = [entry for entry in entries if taken.get(entry.path) != entry.file]
-            files -= len(entries) - len(kept)
-            plain_length -= sum(entry.plain_length for entry in entries if taken.get(entry.path) == entry.file)
-            if len(kept) == len(entries):
+            kept = [
+                entry if entry.set_id not in sets else entry._replace(set_id=None, part=None, parts=None)
+                for entry in entries
+                if taken.get(entry.path) != entry.file
+            ]
+            gone += [entry for entry in entries if taken.get(entry.path) == entry.file]
+            if kept == entries:
                 refs.append(ref)
             elif kept:
                 refs.append(self._manifest(kept, key_id, envelope, written))
-        refs += [self._manifest(chunk, key_id, envelope, written) for chunk in chunks(added)]
-        return self.succeed(head, operation, job_id, refs, files, plain_length, policy), refused
+        return refs, gone
+
+    def commit_removal(self, job_id: str, remove: Sequence[FileEntry]) -> tuple[Version, list[FileEntry]]:
+        """Make a version without the files of `remove`; returns it, and those of them that stay, since another job has
+        put another file in their place meanwhile. What another job has removed, too, needs no version."""
+        files = {entry.path: entry.file for entry in remove}
+        sets = {entry.set_id for entry in remove} - {None}
+        written: dict[tuple[Any, ...], TableRef] = {}  # manifests made for an attempt that lost, for the next one
+        while True:
+            head = self.committed(self.current(writes=True))
+            try:
+                key_id, envelope = self.document_key(), self.envelope
+                refs, gone = self._without(head, files, key_id, envelope, written, sets)
+                made = self._succeed(head, "remove", job_id, refs, (), gone) if gone else head
+                now = {entry.path for entry in self.entries(made)} if len(gone) < len(remove) else set()
+            except (FileExistsError, ConcurrentChangeError):
+                continue
+            except IntegrityError:
+                if self.is_newest(head):
+                    raise
+                continue  # what it has was expired meanwhile
+            self._remove(ref for ref in written.values() if ref not in made.manifests)
+            return made, [entry for entry in remove if entry.path in now]
 
     def succeed(
         self,
@@ -1263,7 +1314,7 @@ class Dataset:
         envelope: Envelope,
         written: dict[tuple[Any, ...], TableRef],
     ) -> TableRef:
-        name = key_id, tuple((entry.file, entry.key_id) for entry in entries)
+        name = key_id, tuple((entry.file, entry.key_id, entry.set_id) for entry in entries)
         if name not in written:
             written[name] = self.seal_table(f"{MANIFESTS}{uuid.uuid4()}.arrow.ags", entries, key_id, envelope)
         return written[name]

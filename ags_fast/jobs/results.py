@@ -47,13 +47,14 @@ class JobError(AgsError):
 class JobResult:
     """What a job did.
 
-    op: "encrypt", "decrypt", "verify", "rekey", "sweep", "rotate" or "expire". version: the dataset's version that the
-    job made, or read. pin: that version and the SHA-256 of its document, as a text to keep outside of the storage and
-    to pass as ``pin=`` the next time; None if there is no version. rows: a Row for each file, and for what else the job
-    deals with. expired: what was expired when it was done, because of force_expire or of the dataset's policy.
+    op: "encrypt", "decrypt", "verify", "rekey", "remove", "sweep", "rotate" or "expire". version: the dataset's version
+    that the job made, or read. pin: that version and the SHA-256 of its document, as a text to keep outside of the
+    storage and to pass as ``pin=`` the next time; None if there is no version. rows: a Row for each file, and for what
+    else the job deals with. expired: what was expired when it was done, because of force_expire or of the policy.
     kms_calls: how often the job has called a KMS, ``{(provider, operation): calls}``, in all its processes and with
     what was expired. What a process had not reported when it was killed is not in it, nor are attempts of tasks that
-    failed on Spark. warnings: what the caller should know though no file failed, a sentence each.
+    failed on Spark. warnings: what the caller should know though no file failed, a sentence each. still_in:
+    the numbers of older versions that still have files which `remove_files` has removed.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class JobResult:
         self.rows = list(rows)
         self.expired: JobResult | None = None
         self.warnings: list[str] = []
+        self.still_in: list[int] = []
         self.kms_calls: Counter[tuple[str, str]] = Counter()
 
     def __repr__(self) -> str:

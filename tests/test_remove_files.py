@@ -1,0 +1,196 @@
+"""Erasure: a version without files, and what `expire` then removes with them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, row_of, write_tree
+from support import pattern
+
+from ags_fast import IntegrityError
+from ags_fast.cli import main
+from ags_fast.jobs import (
+    Dataset,
+    Policy,
+    encrypt_files,
+    expire,
+    rekey_files,
+    remove_files,
+    sweep,
+    verify_files,
+)
+from ags_fast.keys.kms import load_kms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytest.importorskip("pyarrow")
+
+TREE = {f"year={y}/{n}.csv": pattern(500 + n, y + n) for y in (2025, 2026) for n in range(3)} | {"one": b"1"}
+GONE = {path for path in TREE if path.startswith("year=2025/")}
+KEPT = {path: data for path, data in TREE.items() if path not in GONE}
+
+
+@pytest.fixture
+def kms(tmp_path: Path) -> dict[str, str]:
+    return make_kms(tmp_path)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, kms: dict[str, str]) -> Path:
+    encrypt(tmp_path, kms, TREE, policy=Policy(kek_scope="partition"))
+    return tmp_path / "dataset"
+
+
+def encrypt(folder: Path, kms: dict[str, str], tree: dict[str, bytes], **options: Any) -> Any:
+    src = write_tree(folder / "src", tree)
+    result = encrypt_files(src, folder / "dataset", kms=kms, wrapping_key_id=MASTER, engine=HERE, **options)
+    result.raise_for_failures()
+    return result
+
+
+def scopes(dataset: Path, kms: Any) -> set[str]:
+    return {key.properties.get("scope", "") for key in Dataset.open(dataset, load_kms(kms)).keys.list()}
+
+
+def data(dataset: Path) -> dict[str, bytes]:
+    return {path: content for path, content in read_tree(dataset).items() if not path.startswith("_ags/")}
+
+
+def test_what_is_removed_and_when(dataset: Path, kms: dict[str, str]) -> None:
+    before = read_tree(dataset)
+    planned = remove_files(dataset, "year=2025/*", kms=kms, dry_run=True)
+    assert planned.counts["planned"] == 3 and planned.still_in == [1] and read_tree(dataset) == before
+    result = remove_files(dataset, "year=2025/*", kms=kms)
+    assert (result.op, result.version, result.still_in) == ("remove", 2, [1])
+    assert result.counts == {"ok": 3, "skipped": 0, "failed": 0}
+    assert row_of(result, "year=2025/1.csv.ags").plain_length == 501
+    assert "Still in version 1, until expire" in result.warnings[0] and "Copies" in result.warnings[0]
+    assert decrypted(dataset, kms) == KEPT and decrypted(dataset, kms, version=1) == TREE
+    assert data(dataset) == {path: content for path, content in before.items() if not path.startswith("_ags/")}
+    # Then the objects, manifests and keys that only version 1 needs go, and nothing else.
+    old = {path for path in before if path.startswith("_ags/manifests/")}
+    assert {"partition:year=2025", "partition:year=2026"} <= scopes(dataset, kms)
+    expire(dataset, kms=kms, force=True).raise_for_failures()
+    assert "partition:year=2026" in scopes(dataset, kms) and "partition:year=2025" not in scopes(dataset, kms)
+    after = read_tree(dataset)
+    assert old.isdisjoint(after) and len([path for path in after if path.startswith("_ags/manifests/")]) == 1
+    assert data(dataset) == {f"{path}.ags": before[f"{path}.ags"] for path in KEPT}
+    assert decrypted(dataset, kms) == KEPT and leftovers(dataset, kms) == []
+    checked = verify_files(dataset, kms=kms, engine=HERE, pin=result.pin)
+    assert checked.counts == {"ok": 4, "skipped": 0, "failed": 0}
+    assert remove_files(dataset, "one", kms=kms, pin=result.pin).still_in == [2]
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_removed_and_encrypted_again(dataset: Path, kms: dict[str, str], tmp_path: Path, expired: bool) -> None:
+    remove_files(dataset, ["one", "year=2025/1.csv"], kms=kms).raise_for_failures()
+    if expired:
+        expire(dataset, kms=kms, force=True)
+    encrypt(tmp_path, kms, {"one": b"another"})
+    assert decrypted(dataset, kms) == TREE | {"one": b"another"}
+    assert remove_files(dataset, "one", kms=kms).still_in == ([1, 3] if not expired else [3])
+    for job in (rekey_files, verify_files):
+        job(dataset, kms=kms, engine=HERE).raise_for_failures()
+
+
+def test_all_of_it(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    assert remove_files(dataset, "*", kms=kms).counts["ok"] == len(TREE)
+    assert decrypted(dataset, kms) == {}
+    expire(dataset, kms=kms, force=True).raise_for_failures()
+    assert data(dataset) == {} and leftovers(dataset, kms) == []
+    encrypt(tmp_path, kms, {})
+    assert decrypted(dataset, kms) == TREE
+
+
+def test_what_a_policy_keeps(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    encrypt(tmp_path, kms, {"two": b"2"}, policy=Policy(keep=1))
+    result = remove_files(dataset, "one", kms=kms)
+    assert result.still_in == [] and result.expired is not None and "one.ags" not in data(dataset)
+    assert "Still in" not in result.warnings[0]
+
+
+def test_members_of_numbered_sets(kms: dict[str, str], tmp_path: Path) -> None:
+    """What is left is no set any more: it would lack a member for ever."""
+    encrypt(tmp_path, kms, {f"{n}": b"%d" % n for n in range(4)}, aad_prefix="a.{n}")
+    encrypt(tmp_path, kms, {f"b{n}": b"%d" % n for n in range(2)}, aad_prefix="b.{n}")
+    dataset = tmp_path / "dataset"
+    remove_files(dataset, "2", kms=kms).raise_for_failures()
+    assert verify_files(dataset, kms=kms, engine=HERE).counts["failed"] == 0
+    opened = Dataset.open(dataset, load_kms(kms))
+    assert {entry.path: entry.parts for entry in opened.entries(opened.current())} == {
+        "0": None,
+        "1": None,
+        "3": None,
+        "b0": 2,
+        "b1": 2,
+    }
+
+
+@pytest.mark.parametrize("what", ["adds", "replaces", "removes"])
+def test_another_job_meanwhile(
+    dataset: Path, kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    real = Dataset.succeed
+    others: dict[str, Callable[[], Any]] = {
+        "adds": lambda: encrypt(tmp_path, kms, {"more": b"more"}),
+        "replaces": lambda: encrypt(tmp_path, kms, {"one": b"replaced"}, overwrite=True),
+        "removes": lambda: remove_files(dataset, ["one", "year=2026/0.csv"], kms=kms),
+    }
+
+    def late(opened: Dataset, *args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Dataset, "succeed", real)
+        others[what]()
+        return real(opened, *args, **options)
+
+    monkeypatch.setattr(Dataset, "succeed", late)
+    result = remove_files(dataset, ["one", "year=2025/0.csv"], kms=kms)
+    left = {path: content for path, content in TREE.items() if path not in ("one", "year=2025/0.csv")}
+    if what == "adds":
+        left |= {"more": b"more"}
+    elif what == "replaces":
+        left |= {"one": b"replaced"}
+    else:
+        del left["year=2026/0.csv"]
+    assert decrypted(dataset, kms) == left and result.version == 3 and leftovers(dataset, kms) == []
+    assert [row.error_class for row in result.failed] == ["ConcurrentChangeError"] * (what == "replaces")
+
+
+def test_a_removal_that_died(dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read_tree(dataset)
+    monkeypatch.setattr(Dataset, "succeed", lambda *args, **options: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        remove_files(dataset, "one", kms=kms)
+    monkeypatch.undo()
+    assert decrypted(dataset, kms) == TREE and len(leftovers(dataset, kms)) > 1
+    sweep(dataset, kms=kms)
+    assert leftovers(dataset, kms) == []
+    after = read_tree(dataset)
+    assert {path for path in after if not path.startswith("_ags/keys")} == {
+        path for path in before if not path.startswith("_ags/keys")
+    }
+
+
+def test_what_is_refused(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    pin = verify_files(dataset, kms=kms, engine=HERE).pin
+    before = read_tree(dataset)
+    with pytest.raises(FileNotFoundError, match="did you mean 'one'"):
+        remove_files(dataset, ["year=2025/*", "onee"], kms=kms)
+    assert pin is not None
+    with pytest.raises(IntegrityError, match="pin"):
+        remove_files(dataset, "one", kms=kms, pin=f"{pin[:-1]}{'0' if pin[-1] != '0' else '1'}")
+    assert read_tree(dataset) == before
+
+
+def test_command(dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--keystore", kms["kms.local.path"], "--key-file", kms["kms.local.key-file"]]
+    assert main(["rm", str(dataset), "one", "year=2025/*", "--dry-run", "--json", *options]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["planned"], said["still_in"], said["version"]) == (4, [1], 1)
+    assert main(["rm", str(dataset), "one", "year=2025/*", *options]) == 0
+    assert "warning: Still in version 1, until expire" in capsys.readouterr().out
+    assert main(["rm", str(dataset), "one", *options]) not in (0, 2)
+    assert "no file of the dataset matches 'one'" in capsys.readouterr().err
