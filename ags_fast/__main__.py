@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from ags_fast.cli import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from ags_fast._terminal import interrupts
+
+    interrupts.install()  # before the rest is imported
+    from ags_fast.cli import command
+
+    sys.exit(command())

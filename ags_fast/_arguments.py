@@ -8,21 +8,75 @@ import binascii
 import os
 import re
 import stat
-import sys
 import time
+from typing import TYPE_CHECKING
 
+from ags_fast._terminal import warn
 from ags_fast.errors import KeyAccessError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 __all__ = [
+    "ConfigurationError",
+    "OutputClosedError",
     "Progress",
     "aad_prefix",
     "add_key_format",
     "check_plain_output",
+    "code_of",
+    "code_of_all",
+    "code_of_rows",
     "kept_mode",
     "positive",
     "read_key",
     "size",
 ]
+
+# Exit codes. 0 is success; argparse ends with 2, too.
+EXIT_FAILED, EXIT_USAGE, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_CONFIGURATION = 1, 2, 3, 4, 5, 6
+EXIT_INTERRUPTED = 130
+CODES = {
+    "IntegrityError": EXIT_INTEGRITY,
+    "FormatError": EXIT_INTEGRITY,
+    "KeyAccessError": EXIT_KEY_ACCESS,
+    "KeyLimitError": EXIT_KEY_ACCESS,
+    "UnaccountedError": EXIT_KEY_ACCESS,
+    "FileNotFoundError": EXIT_NOT_FOUND,
+    "NotADirectoryError": EXIT_NOT_FOUND,
+    "PermissionError": EXIT_NOT_FOUND,
+    "ConfigurationError": EXIT_CONFIGURATION,
+    "ImportError": EXIT_CONFIGURATION,
+    "ValueError": EXIT_USAGE,
+    "OSError": EXIT_FAILED,  # also such as are a ValueError, too
+}
+
+
+class ConfigurationError(Exception):
+    """What properties or an environment say cannot be, or something that they need is not installed."""
+
+
+class OutputClosedError(Exception):
+    """Whoever reads standard output has seen enough."""
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code of a command that ends with this."""
+    return next((CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in CODES), EXIT_FAILED)
+
+
+def code_of_rows(classes: Iterable[str | None]) -> int:
+    """The exit code for files that failed with errors of these classes."""
+    codes = {CODES.get(name or "", EXIT_FAILED) for name in classes}
+    return code_of_all(code if code in (EXIT_INTEGRITY, EXIT_KEY_ACCESS) else EXIT_FAILED for code in codes)
+
+
+def code_of_all(codes: Iterable[int]) -> int:
+    """The exit code for many: 0 if all are, what is not intact before all else, and one cause if there is one only."""
+    bad = {code for code in codes if code}
+    if EXIT_INTEGRITY in bad:
+        return EXIT_INTEGRITY
+    return bad.pop() if len(bad) == 1 else EXIT_FAILED if bad else 0
 
 
 def positive(text: str) -> int:
@@ -85,7 +139,7 @@ def read_key(path: str | None, variable: str | None, key_format: str) -> bytes:
     except OSError as error:
         raise KeyAccessError(f"the key file cannot be read: {error}") from error
     if stat.S_ISREG(mode) and mode & 0o077:
-        print(f"ags-fast: warning: others can read {path}: chmod 600 it", file=sys.stderr)
+        warn(f"others can read {path}: chmod 600 it")
     return _parse_key(data, key_format, path)
 
 

@@ -1,75 +1,110 @@
-"""The ags-fast command. Exit codes: 0 done, 1 a file failed, 2 usage, 3 integrity or format, 4 no access to the key."""
+"""The ags-fast command.
+
+Exit codes: 0 done, 1 a file failed, 2 usage, 3 integrity or format, 4 no access to the key, 5 not found or no
+permission, 6 configuration or a missing module, 130 interrupted.
+"""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+import traceback
+import warnings
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ags_fast
 from ags_fast import _core
 from ags_fast._arguments import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    ConfigurationError,
+    OutputClosedError,
     Progress,
     aad_prefix,
     add_key_format,
     check_plain_output,
+    code_of,
+    code_of_all,
+    code_of_rows,
     kept_mode,
     positive,
     read_key,
     size,
 )
+from ags_fast._terminal import complain, escaped, interrupts, leave, printable, show_warning
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, HEADER_NBYTES, check_block_size, decode_header, plaintext_length
-from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError
+from ags_fast.errors import AgsError, FormatError, IntegrityError
 from ags_fast.fs import NewFile, open_regular, pwrite_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_INTERRUPTED = 1, 3, 4, 130
 SUFFIX = ".ags"
 CHUNK_NBYTES = 8 << 20  # of plaintext at a time, or one block if that is larger
+
+
+def command() -> int:
+    """The command as a process of its own: it decides what Ctrl-C does, and how text is shown that no output takes."""
+    interrupts.install()
+    warnings.showwarning = show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        leave()
+    return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = _parser(argv).parse_args(argv)
-    codes = set()
+    codes = []
     for file in getattr(args, "files", None) or [args.file]:
         args.file = file
-        codes.add(code := _run(args))
-        if code == EXIT_INTERRUPTED:
-            return code
-    codes.discard(0)
-    if EXIT_INTEGRITY in codes:
-        return EXIT_INTEGRITY
-    return codes.pop() if len(codes) == 1 else EXIT_FAILED if codes else 0
+        codes.append(_run(args))
+        if codes[-1] == EXIT_INTERRUPTED:
+            return EXIT_INTERRUPTED
+    return code_of_all(codes)
 
 
 def _run(args: argparse.Namespace) -> int:
     """One file, or what the command is about; prints the result, or the error, and returns the exit code."""
     try:
-        result: dict[str, Any] = args.run(args)
+        with interrupts.raised():
+            result: dict[str, Any] = args.run(args)
     except KeyboardInterrupt:
-        return _report_error(
-            args, EXIT_INTERRUPTED, "interrupted; nothing half-written was left behind", "KeyboardInterrupt"
-        )
-    except (IntegrityError, FormatError) as error:
-        return _report_error(args, EXIT_INTEGRITY, str(error), type(error).__name__, **_place(error))
-    except (KeyAccessError, KeyLimitError) as error:
-        return _report_error(args, EXIT_KEY_ACCESS, str(error), type(error).__name__)
-    except (AgsError, OSError, ValueError, ImportError) as error:
-        return _report_error(args, EXIT_FAILED, str(error), type(error).__name__)
+        text = "interrupted; nothing half-written was left behind"
+        return _report_error(args, EXIT_INTERRUPTED, text, "KeyboardInterrupt")
+    except OutputClosedError as error:
+        raise BrokenPipeError from error
+    except (AgsError, OSError, ValueError, ImportError, ConfigurationError) as error:
+        stopped = getattr(error, "result", None)  # of a JobError
+        failed = code_of_rows(row.error_class for row in stopped.failed) if stopped is not None else 0
+        return _report_error(args, failed or code_of(error), str(error), type(error).__name__, **_place(error))
+    except Exception as error:  # a mistake of ours
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            print(printable(line), file=sys.stderr)
+        return _report_error(args, EXIT_FAILED, f"unexpected {type(error).__name__}", type(error).__name__)
     code: int = result.get("exit_code", 0)
     if result:
-        print(json.dumps(result) if args.json else args.text(result))
+        print(json.dumps(result) if args.json else args.text(escaped(result)))
     return code
 
 
 def _place(error: Exception) -> dict[str, Any]:
     """Where an IntegrityError is: in a stream, or in a Parquet file."""
+    if not isinstance(error, (IntegrityError, FormatError)):
+        return {}
     module = getattr(error, "module", None)
     if module is None:
         return {"block_index": getattr(error, "block_index", None)}
@@ -83,7 +118,7 @@ def _report_error(args: argparse.Namespace, code: int, text: str, error_class: s
                 {"operation": args.operation, "input": args.file, "error_class": error_class, "error": text, **more}
             )
         )
-    print(f"ags-fast: {args.file}: {text}", file=sys.stderr)
+    complain(f"{args.file}: {text}")
     return code
 
 
@@ -96,7 +131,7 @@ def _as_text(result: dict[str, Any]) -> str:
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _SafeParser(
         prog="ags-fast", description="Client-side encryption of lakehouse files.", allow_abbrev=False
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="package, libcrypto and CPU features in use")
@@ -177,6 +212,11 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
         add_parquet_commands(groups)
     return parser
+
+
+class _SafeParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))  # it may quote a name that a shell has filled in
 
 
 class _Version(argparse.Action):
@@ -328,4 +368,4 @@ def version_text() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

@@ -16,6 +16,14 @@ import pytest
 
 import ags_fast
 from ags_fast import cli
+from ags_fast._arguments import (
+    EXIT_FAILED,
+    EXIT_INTEGRITY,
+    EXIT_INTERRUPTED,
+    EXIT_KEY_ACCESS,
+    EXIT_NOT_FOUND,
+    EXIT_USAGE,
+)
 
 KEY = bytes(range(100, 132))
 PLAIN = bytes(range(256)) * 700  # 179,200 bytes: three blocks of 64 KiB, the last one short
@@ -61,13 +69,13 @@ def test_default_names_and_overwriting(here, capsys):
     length = encrypted()
     common = ("plain.bin.ags", "--key-file", "key", "--length", length)
     (here / "plain.bin").write_bytes(b"precious")
-    assert run("decrypt", *common) == cli.EXIT_FAILED
+    assert run("decrypt", *common) == EXIT_FAILED
     assert (here / "plain.bin").read_bytes() == b"precious"
     assert run("decrypt", *common, "--force") == 0
     assert (here / "plain.bin").read_bytes() == PLAIN
-    assert run("encrypt", "plain.bin", "--key-file", "key") == cli.EXIT_FAILED  # plain.bin.ags is there
+    assert run("encrypt", "plain.bin", "--key-file", "key") == EXIT_FAILED  # plain.bin.ags is there
     os.rename("plain.bin.ags", "other")
-    assert run("decrypt", "other", *common[1:]) == cli.EXIT_FAILED
+    assert run("decrypt", "other", *common[1:]) == EXIT_USAGE
     assert "-o" in capsys.readouterr().err
 
 
@@ -82,7 +90,7 @@ def test_json(here, capsys):
     with open("plain.bin.ags", "r+b") as file:
         file.seek(8 + 2 * (65536 + 28) + 50)
         file.write(b"\0\0\0\0")
-    assert run("verify", "plain.bin.ags", "--key-file", "key", "--untrusted-length", "--json") == cli.EXIT_INTEGRITY
+    assert run("verify", "plain.bin.ags", "--key-file", "key", "--untrusted-length", "--json") == EXIT_INTEGRITY
     result = json.loads(capsys.readouterr().out)
     assert (result["error_class"], result["block_index"]) == ("IntegrityError", 2)
 
@@ -93,9 +101,9 @@ def test_inspect_says_what_does_not_fit(here, capsys):
         file.write(b"behind")
     assert run("inspect", "plain.bin.ags", "--length", length, "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["bytes_behind"] == 6
-    assert run("inspect", "plain.bin.ags", "--length", length + 100) == cli.EXIT_INTEGRITY
-    assert run("inspect", "plain.bin") == cli.EXIT_INTEGRITY
-    assert run("inspect", "absent") == cli.EXIT_FAILED
+    assert run("inspect", "plain.bin.ags", "--length", length + 100) == EXIT_INTEGRITY
+    assert run("inspect", "plain.bin") == EXIT_INTEGRITY
+    assert run("inspect", "absent") == EXIT_NOT_FOUND
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "cut at a block", "prefix", "key", "behind"])
@@ -117,9 +125,9 @@ def test_integrity(here, damage):
         data += b"behind"
     (here / "plain.bin.ags").write_bytes(data)
     common = ("plain.bin.ags", "--key-file", "key", "--length", length, *more)
-    assert run("verify", *common) == cli.EXIT_INTEGRITY
+    assert run("verify", *common) == EXIT_INTEGRITY
     before = sorted(os.listdir())
-    expected = 0 if damage == "behind" else cli.EXIT_INTEGRITY  # what is behind the length is nobody's
+    expected = 0 if damage == "behind" else EXIT_INTEGRITY  # what is behind the length is nobody's
     assert run("decrypt", *common, "-o", "back") == expected
     assert sorted(os.listdir()) == sorted([*before, "back"] if damage == "behind" else before)
 
@@ -147,14 +155,14 @@ def test_keys(here, monkeypatch, capsys):
         monkeypatch.setenv("AGS_TEST_KEY", text)
         assert run(*verify, "--key-env", "AGS_TEST_KEY") == 0
     assert "chmod 600" in capsys.readouterr().err
-    assert run(*verify, "--key-file", "absent") == cli.EXIT_KEY_ACCESS
-    assert run(*verify, "--key-env", "AGS_TEST_ABSENT") == cli.EXIT_KEY_ACCESS
+    assert run(*verify, "--key-file", "absent") == EXIT_KEY_ACCESS
+    assert run(*verify, "--key-env", "AGS_TEST_ABSENT") == EXIT_KEY_ACCESS
     (here / "short").write_bytes(KEY[:15])
-    assert run(*verify, "--key-file", "short") == cli.EXIT_KEY_ACCESS
+    assert run(*verify, "--key-file", "short") == EXIT_KEY_ACCESS
     # 32 hexadecimal digits are a key of 16 bytes in hex, or one of 32 as they are, or one of 24 in base64.
     (here / "either").write_text(KEY[:16].hex())
-    assert run(*verify, "--key-file", "either") == cli.EXIT_KEY_ACCESS
-    assert run(*verify, "--key-file", "either", "--key-format", "hex") == cli.EXIT_INTEGRITY
+    assert run(*verify, "--key-file", "either") == EXIT_KEY_ACCESS
+    assert run(*verify, "--key-file", "either", "--key-format", "hex") == EXIT_INTEGRITY
     shown = capsys.readouterr()
     assert KEY[:16].hex() not in shown.out + shown.err and KEY[:15].decode("latin1") not in shown.out + shown.err
 
@@ -200,7 +208,7 @@ def test_interrupted(here):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == cli.EXIT_INTERRUPTED and b"interrupted" in errors
+    assert process.returncode == EXIT_INTERRUPTED and b"interrupted" in errors
     assert sorted(os.listdir()) == ["key", "plain.bin", "slow"]
 
 

@@ -80,7 +80,7 @@ def test_inspect_with_and_without_keys(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("verify", "nowhere") == 1
+    assert run("verify", "nowhere") == 5
     assert run("encrypt", "src", "ds", "--wrapping-key-id", "unknown") == 4
     assert "unknown" in capsys.readouterr().err
     assert encrypted() == 0
@@ -97,7 +97,7 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("decrypt", "ds", "out") == 3
     assert not (folder / "out" / "b").exists()
     assert (folder / "out" / "x" / "a").exists()
-    assert run("verify", "ds", "--max-failures", "0") == 1
+    assert run("verify", "ds", "--max-failures", "0") == 3
 
 
 def test_dry_run_and_aad_prefix(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +105,7 @@ def test_dry_run_and_aad_prefix(folder: Path, capsys: pytest.CaptureFixture[str]
     planned = json.loads(capsys.readouterr().out)
     assert [row["status"] for row in planned["rows"]] == ["planned", "planned"]
     assert not (folder / "ds").exists()
-    assert encrypted("--aad-prefix", "no number") == 1
+    assert encrypted("--aad-prefix", "no number") == 2
     assert "{n}" in capsys.readouterr().err
     assert encrypted("--aad-prefix", "set.part{n}", "--delete-sources") == 0
     assert list((folder / "src").rglob("*.*")) == []

@@ -14,6 +14,7 @@ import pytest
 from support import python_env
 
 from ags_fast import cli
+from ags_fast._arguments import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
 from ags_fast.keys import load_kms
 from ags_fast.keys.kms import local
 
@@ -77,16 +78,16 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     assert run("create", "keystore", "m", *KEY) == 0
     secret = (here / "key").read_bytes()
     for expected, args in (
-        (cli.EXIT_FAILED, ("init", "keystore", *KEY)),  # never over one that is there
-        (cli.EXIT_FAILED, ("init", "nowhere/keystore", *KEY)),
-        (cli.EXIT_FAILED, ("create", "keystore", "m", *KEY)),
-        (cli.EXIT_FAILED, ("create", "keystore", "a\nb", *KEY)),
-        (cli.EXIT_KEY_ACCESS, ("create", "keystore", "n", "--new-version", *KEY)),
-        (cli.EXIT_KEY_ACCESS, ("list", "absent", *KEY)),
-        (cli.EXIT_KEY_ACCESS, ("list", "keystore", "--key-file", "absent")),
-        (cli.EXIT_KEY_ACCESS, ("list", "keystore", "--key-file", "keystore")),
-        (cli.EXIT_KEY_ACCESS, ("list", "keystore", "--passphrase-env", "AGS_TEST_ABSENT")),
-        (cli.EXIT_KEY_ACCESS, ("enable", "keystore", "m", "--version", "9", *KEY)),
+        (EXIT_FAILED, ("init", "keystore", *KEY)),  # never over one that is there
+        (EXIT_NOT_FOUND, ("init", "nowhere/keystore", *KEY)),
+        (EXIT_USAGE, ("create", "keystore", "m", *KEY)),
+        (EXIT_USAGE, ("create", "keystore", "a\nb", *KEY)),
+        (EXIT_KEY_ACCESS, ("create", "keystore", "n", "--new-version", *KEY)),
+        (EXIT_KEY_ACCESS, ("list", "absent", *KEY)),
+        (EXIT_KEY_ACCESS, ("list", "keystore", "--key-file", "absent")),
+        (EXIT_KEY_ACCESS, ("list", "keystore", "--key-file", "keystore")),
+        (EXIT_KEY_ACCESS, ("list", "keystore", "--passphrase-env", "AGS_TEST_ABSENT")),
+        (EXIT_KEY_ACCESS, ("enable", "keystore", "m", "--version", "9", *KEY)),
     ):
         assert run(*args) == expected, args
         assert run(*args, "--json") == expected
@@ -94,7 +95,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     data = bytearray((here / "keystore").read_bytes())
     data[-30] ^= 1
     (here / "keystore").write_bytes(data)
-    assert run("status", "keystore", *KEY) == cli.EXIT_INTEGRITY
+    assert run("status", "keystore", *KEY) == EXIT_INTEGRITY
     printed = capsys.readouterr()
     assert secret.hex() not in printed.out + printed.err
     for args in (
@@ -122,7 +123,7 @@ def test_passphrases_from_files_and_the_environment(
     assert run("create", "keystore", "m", "--passphrase-env", "AGS_TEST_PASSPHRASE") == 0
     assert as_json(capsys, "list", "keystore", "--passphrase-file", "passphrase")["keys"][0]["key_id"] == "m"
     monkeypatch.setenv("AGS_TEST_PASSPHRASE", "incorrect horse")
-    assert run("list", "keystore", "--passphrase-env", "AGS_TEST_PASSPHRASE") == cli.EXIT_KEY_ACCESS
+    assert run("list", "keystore", "--passphrase-env", "AGS_TEST_PASSPHRASE") == EXIT_KEY_ACCESS
     printed = capsys.readouterr()
     assert "horse" not in printed.out + printed.err
 
@@ -155,7 +156,7 @@ def test_a_passphrase_that_is_typed(here: Path) -> None:
     code, shown = typed(["sésame"], "create", "keystore", "m")
     assert code == 0, shown
     code, shown = typed(["open"], "list", "keystore")
-    assert code == cli.EXIT_KEY_ACCESS and "does not open" in shown
+    assert code == EXIT_KEY_ACCESS and "does not open" in shown
     (here / "passphrase").write_text("sésame")
     properties = {
         "encryption.kms-type": "local",
@@ -164,9 +165,9 @@ def test_a_passphrase_that_is_typed(here: Path) -> None:
     }
     assert load_kms(properties).wrap_key(b"x", "m")
     code, shown = typed(["one", "another"], "init", "second")
-    assert code == cli.EXIT_FAILED and "differ" in shown and not (here / "second").exists()
+    assert code == EXIT_USAGE and "differ" in shown and not (here / "second").exists()
     code, shown = typed([], "init", "keystore")
-    assert code == cli.EXIT_FAILED and "Passphrase" not in shown  # nobody types one for nothing
+    assert code == EXIT_FAILED and "Passphrase" not in shown  # nobody types one for nothing
 
 
 def test_without_a_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,5 +177,5 @@ def test_without_a_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> N
     done = subprocess.run(
         command, env=python_env(), input="typed\n", capture_output=True, text=True, start_new_session=True, check=False
     )
-    assert done.returncode == cli.EXIT_KEY_ACCESS and "--passphrase-file" in done.stderr
+    assert done.returncode == EXIT_KEY_ACCESS and "--passphrase-file" in done.stderr
     assert os.listdir(here) == []

@@ -21,6 +21,7 @@ from support import flip, python_env, run_python
 
 from ags_fast import cli
 from ags_fast import parquet as apq
+from ags_fast._arguments import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
 from ags_fast.parquet import FOOTER_KEY, Keys
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def test_round_trip(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = ["--new-footer-key-file", "new", "--new-column-key", "text=new", "--new-column-key-footer", "bytes"]
     assert run("reencrypt", "flat.enc.parquet", *KEYS, *new, "-o", "other.parquet") == 0
     os.rename("flat.parquet", "kept")
-    assert run("decrypt", "other.parquet", "--footer-key-file", "new", "--column-key", "text=new") == cli.EXIT_FAILED
+    assert run("decrypt", "other.parquet", "--footer-key-file", "new", "--column-key", "text=new") == EXIT_USAGE
     assert "-o" in capsys.readouterr().err
     assert run("decrypt", "flat.enc.parquet", *KEYS) == 0
     assert run("decrypt", "other.parquet", "--footer-key-file", "new", "--column-key", "text=new", "-o", "b") == 0
@@ -101,19 +102,19 @@ def test_round_trip(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_is_overwritten_unless_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "flat.enc.parquet").write_bytes(b"precious")
-    assert run("encrypt", "flat.parquet", *FOOTER) == cli.EXIT_FAILED
+    assert run("encrypt", "flat.parquet", *FOOTER) == EXIT_FAILED
     assert (here / "flat.enc.parquet").read_bytes() == b"precious"
     assert run("encrypt", "flat.parquet", *FOOTER, "--force") == 0
-    assert run("decrypt", "flat.enc.parquet", *FOOTER) == cli.EXIT_FAILED  # flat.parquet is there
+    assert run("decrypt", "flat.enc.parquet", *FOOTER) == EXIT_FAILED  # flat.parquet is there
     data = (here / "flat.enc.parquet").read_bytes()
     in_place = ["flat.enc.parquet", *FOOTER, "--new-footer-key-file", "new", "-o", "flat.enc.parquet", "--same-size"]
-    assert run("reencrypt", *in_place) == cli.EXIT_FAILED
+    assert run("reencrypt", *in_place) == EXIT_FAILED
     assert (here / "flat.enc.parquet").read_bytes() == data
     assert run("reencrypt", *in_place, "--force") == 0
     assert len((here / "flat.enc.parquet").read_bytes()) == len(data)
     apq.verify("flat.enc.parquet", Keys(NEW))
     os.mkfifo("pipe")
-    assert run("decrypt", "flat.enc.parquet", "--footer-key-file", "new", "-o", "/dev/null", "--force") == 1
+    assert run("decrypt", "flat.enc.parquet", "--footer-key-file", "new", "-o", "/dev/null", "--force") == EXIT_USAGE
     assert "regular" in capsys.readouterr().err
 
 
@@ -134,11 +135,11 @@ def test_options_reach_the_file(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert kinds["text"] == ("column", "the text's key = k1")
     common = ["flat.enc.parquet", *FOOTER, "--column-key", "text=k1"]
     for operation in (["verify"], ["decrypt", "-o", "no"], ["reencrypt", "--new-footer-key-file", "new", "-o", "no"]):
-        assert run(*operation, *common, "--aad-prefix", "table/1") == cli.EXIT_FAILED
+        assert run(*operation, *common, "--aad-prefix", "table/1") == EXIT_FAILED
         said = capsys.readouterr().err
         assert "claims AES_GCM_CTR_V1" in said and "--allow-ctr" in said
     common.append("--allow-ctr")
-    assert run("verify", *common) == cli.EXIT_FAILED  # the prefix is not in the file
+    assert run("verify", *common) == EXIT_FAILED  # the prefix is not in the file
     checked = answer(capsys, "verify", *common, "--aad-prefix", "table/1")
     rows_by_path = {column["path"]: column for column in checked["columns"]}
     assert rows_by_path["text"]["key_metadata"] == "the text's key = k1"
@@ -172,14 +173,14 @@ def test_columns_without_keys(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run("encrypt", "flat.parquet", *KEYS) == 0
     for operation in ("decrypt", "verify"):
         output = ["-o", "back"] if operation == "decrypt" else []
-        assert run(operation, "flat.enc.parquet", *FOOTER, *output) == cli.EXIT_KEY_ACCESS
+        assert run(operation, "flat.enc.parquet", *FOOTER, *output) == EXIT_KEY_ACCESS
     some = [*FOOTER, "--column-key", "text=k1"]
     result = answer(capsys, "verify", "flat.enc.parquet", *some, "--missing", "skip")
     assert [column["path"] for column in result["columns"] if column["key"] == "missing"] == ["bytes"]
     assert run("verify", "flat.enc.parquet", *some, "--missing", "skip") == 0
     assert "not checked" in capsys.readouterr().out
     new = ["--new-footer-key-file", "new", "--new-column-key", "text=new", "-o", "turned"]
-    assert run("reencrypt", "flat.enc.parquet", *some, *new) == cli.EXIT_KEY_ACCESS
+    assert run("reencrypt", "flat.enc.parquet", *some, *new) == EXIT_KEY_ACCESS
     assert run("reencrypt", "flat.enc.parquet", *some, *new, "--same-size") == 0  # bytes is passed on
     apq.verify("turned", Keys(NEW, {"text": NEW, "bytes": K2}))
     result = answer(capsys, "decrypt", "flat.enc.parquet", *some, "--missing", "drop", "-o", "back")
@@ -198,7 +199,7 @@ def test_v2_layouts_quirks_and_bloom_filters(here: Path, capsys: pytest.CaptureF
         java = layout == "parquet-java"
         strict = ["v2.enc.parquet", *FOOTER, "--no-unauthenticated-levels"]
         for operation in (["verify"], ["decrypt", "-o", "no", "--force"]):
-            assert run(*operation, *strict) == (cli.EXIT_INTEGRITY if java else 0)
+            assert run(*operation, *strict) == (EXIT_INTEGRITY if java else 0)
         capsys.readouterr()
         assert run("verify", "v2.enc.parquet", *FOOTER) == 0
         said = capsys.readouterr().out
@@ -219,13 +220,13 @@ def test_several_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ["out/flat.parquet", "out/nested.parquet"]
     assert run("verify", *files, *FOOTER) == 0
     assert capsys.readouterr().out.count("operation  ") == 2
-    assert run("verify", files[0], "absent", files[1], *FOOTER, "--json") == cli.EXIT_FAILED
+    assert run("verify", files[0], "absent", files[1], *FOOTER, "--json") == EXIT_NOT_FOUND
     shown = capsys.readouterr()
     assert [json.loads(line).get("error_class") for line in shown.out.splitlines()] == [None, "FileNotFoundError", None]
     assert "absent" in shown.err
     (here / "cut").write_bytes((here / files[0]).read_bytes()[:-1])
-    assert run("verify", "absent", "cut", *files, *FOOTER) == cli.EXIT_INTEGRITY
-    assert run("verify", files[0], files[0], "--footer-key-file", "none") == cli.EXIT_KEY_ACCESS
+    assert run("verify", "absent", "cut", *files, *FOOTER) == EXIT_INTEGRITY
+    assert run("verify", files[0], files[0], "--footer-key-file", "none") == EXIT_KEY_ACCESS
     with pytest.raises(SystemExit) as stopped:
         run("decrypt", *files, *FOOTER, "-o", "one")
     assert stopped.value.code == 2 and not os.path.exists("one")
@@ -252,18 +253,18 @@ def test_integrity(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = (here / "flat.enc.parquet").read_bytes()
     (here / "flat.enc.parquet").write_bytes(flip(data, 8 * 300))
     before = sorted(os.listdir())
-    result = answer(capsys, "verify", "flat.enc.parquet", *KEYS, code=cli.EXIT_INTEGRITY)
+    result = answer(capsys, "verify", "flat.enc.parquet", *KEYS, code=EXIT_INTEGRITY)
     place = [result[name] for name in ("error_class", "module", "row_group", "column")]
     assert place == ["IntegrityError", "dictionary page", 0, "id"] and result["page"] is None
-    assert run("decrypt", "flat.enc.parquet", *KEYS, "-o", "back") == cli.EXIT_INTEGRITY
+    assert run("decrypt", "flat.enc.parquet", *KEYS, "-o", "back") == EXIT_INTEGRITY
     new = ["--new-footer-key-file", "new", "-o", "back"]
-    assert run("reencrypt", "flat.enc.parquet", *KEYS, *new) == cli.EXIT_INTEGRITY
+    assert run("reencrypt", "flat.enc.parquet", *KEYS, *new) == EXIT_INTEGRITY
     assert sorted(os.listdir()) == before
     (here / "flat.enc.parquet").write_bytes(data)
-    assert run("verify", "flat.enc.parquet", "--footer-key-file", "new") == cli.EXIT_INTEGRITY
-    assert run("verify", "flat.enc.parquet", *KEYS, "--aad-prefix", "another") == cli.EXIT_FAILED  # a policy's
-    assert run("inspect", "kf") == cli.EXIT_INTEGRITY  # no Parquet file
-    assert run("verify", "flat.parquet", *FOOTER) == cli.EXIT_FAILED  # it is not encrypted at all
+    assert run("verify", "flat.enc.parquet", "--footer-key-file", "new") == EXIT_INTEGRITY
+    assert run("verify", "flat.enc.parquet", *KEYS, "--aad-prefix", "another") == EXIT_FAILED  # a policy's
+    assert run("inspect", "kf") == EXIT_INTEGRITY  # no Parquet file
+    assert run("verify", "flat.parquet", *FOOTER) == EXIT_FAILED  # it is not encrypted at all
     assert run("encrypt", "flat.enc.parquet", *FOOTER, "-o", "twice") != 0
 
 
@@ -288,9 +289,9 @@ def test_usage(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
             run(*args)
         assert stopped.value.code == 2, args
     assert sorted(os.listdir()) == ["flat.parquet", "k1", "kf", "nested.parquet", "new"]
-    assert run("encrypt", "flat.parquet", *FOOTER, "--column-key", "txt=k1") == cli.EXIT_FAILED
+    assert run("encrypt", "flat.parquet", *FOOTER, "--column-key", "txt=k1") == EXIT_USAGE
     assert "'txt'" in capsys.readouterr().err
-    assert run("encrypt", "flat.parquet", *FOOTER, "--aad-prefix-hex", "xy") == cli.EXIT_FAILED
+    assert run("encrypt", "flat.parquet", *FOOTER, "--aad-prefix-hex", "xy") == EXIT_USAGE
     assert "--aad-prefix-hex" in capsys.readouterr().err
 
 
@@ -302,7 +303,7 @@ def test_keys_are_refused_and_never_shown(here: Path, capsys: pytest.CaptureFixt
         [*FOOTER, "--column-key", "text=absent"],
         [*FOOTER, "--column-key-env", "text=AGS_TEST_ABSENT"],
     ):
-        assert run("encrypt", "flat.parquet", *args) == cli.EXIT_KEY_ACCESS, args
+        assert run("encrypt", "flat.parquet", *args) == EXIT_KEY_ACCESS, args
     (here / "kf").chmod(0o644)
     assert run("encrypt", "flat.parquet", *KEYS) == 0
     assert run("verify", "flat.enc.parquet", *KEYS, "--json") == 0
@@ -373,7 +374,7 @@ def test_a_file_cannot_steer_the_terminal(here: Path, capsys: pytest.CaptureFixt
         assert run("inspect", "evil.enc.parquet") == 0
         assert run("inspect", "evil.parquet", "--json") == 0
         assert run("verify", "evil.enc.parquet", *FOOTER, "--column-key", f"{name}=k1") == 0
-        assert run("verify", "evil.enc.parquet", *FOOTER) == cli.EXIT_KEY_ACCESS
+        assert run("verify", "evil.enc.parquet", *FOOTER) == EXIT_KEY_ACCESS
         assert run("decrypt", "evil.enc.parquet", *FOOTER, "--missing", "drop", "-o", "back", "--force") == 0
     shown = capsys.readouterr()
     assert "evil" in shown.out

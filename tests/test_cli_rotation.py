@@ -16,6 +16,7 @@ pytest.importorskip("pyarrow")
 from datasets import HERE, decrypted, read_tree, write_tree
 
 from ags_fast import cli, jobs
+from ags_fast._arguments import EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
 from ags_fast.keys import clear_cache, load_kms
 from ags_fast.keys.command import kms_options
 from ags_fast.keys.kms import local
@@ -106,7 +107,7 @@ def test_to_another_kms(folder: Path, capsys: pytest.CaptureFixture[str], monkey
     assert cli.main(["keys", "init", "second", "--key-file", "key2"]) == 0
     assert cli.main(["keys", "create", "second", "n", "--key-file", "key2"]) == 0
     move = ["--new-keystore", "second", "--new-key-file", "key2", "--wrapping-key-id", "n"]
-    assert run("keys", "rotate", "ds", "--what", "kek", *move) == 1
+    assert run("keys", "rotate", "ds", "--what", "kek", *move) == EXIT_USAGE
     assert "new_kms" in capsys.readouterr().err
     assert run("keys", "rotate", "ds", "--what", "mek", *move) == 0
     clear_cache()
@@ -212,7 +213,7 @@ def test_policy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json_of(capsys, "keys", "policy", "ds", "--keep", "all")["policy"]["keep"] is None
     assert "all versions" in text_of(capsys, "keys", "policy", "ds")
     number = json_of(capsys, "inspect", "ds")["versions"][-1]["number"]
-    assert run("keys", "policy", "ds", "--kek-scope", "moon") == 1
+    assert run("keys", "policy", "ds", "--kek-scope", "moon") == EXIT_USAGE
     assert json_of(capsys, "inspect", "ds")["versions"][-1]["number"] == number
 
 
@@ -260,9 +261,9 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
             cli.main(["keys", *words])
         assert stopped.value.code == 2, words
     for code, words in (
-        (cli.EXIT_FAILED, ["status", "nowhere"]),
-        (cli.EXIT_FAILED, ["audit", "ds", "--path", "x"]),
-        (cli.EXIT_KEY_ACCESS, ["rotate", "ds", "--what", "kek", "--wrapping-key-id", "nobody"]),
+        (EXIT_NOT_FOUND, ["status", "nowhere"]),
+        (EXIT_USAGE, ["audit", "ds", "--path", "x"]),
+        (EXIT_KEY_ACCESS, ["rotate", "ds", "--what", "kek", "--wrapping-key-id", "nobody"]),
     ):
         before = read_tree(folder / "ds")
         assert run("keys", *words, "--json") == code, words
@@ -271,14 +272,14 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clear_cache()
     assert cli.main(["keys", "disable", "keystore", "m", "--key-file", "key"]) == 0
     for words in (["status"], ["audit"], ["expire"], ["rotate", "--what", "mek"], ["policy"]):
-        assert run("keys", words[0], "ds", *words[1:]) == cli.EXIT_KEY_ACCESS, words
+        assert run("keys", words[0], "ds", *words[1:]) == EXIT_KEY_ACCESS, words
     assert cli.main(["keys", "enable", "keystore", "m", "--key-file", "key"]) == 0
     manifest = next((folder / "ds" / "_ags" / "manifests").iterdir())
     data = bytearray(manifest.read_bytes())
     data[100] ^= 1
     manifest.write_bytes(data)
     capsys.readouterr()
-    assert run("keys", "rotate", "ds", "--what", "kek", "--quiet") == cli.EXIT_INTEGRITY
+    assert run("keys", "rotate", "ds", "--what", "kek", "--quiet") == EXIT_INTEGRITY
     told = capsys.readouterr().out
     assert "failed" in told and "--resume" in told
     data[100] ^= 1

@@ -434,7 +434,7 @@ def test_import_brings_nothing_optional() -> None:
 
 
 LAYERS = [
-    {"_version", "errors", "_core"},
+    {"_version", "errors", "_core", "_terminal"},
     {"_threads", "_arguments"},
     {"ags1"},
     {"stream", "fs"},
@@ -443,6 +443,7 @@ LAYERS = [
     {"parquet", "avro"},
     {"jobs"},
     {"cli", "spark", "iceberg"},
+    {"__main__"},
 ]
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
+from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from ags_fast import jobs
+from ags_fast._arguments import EXIT_FAILED, ConfigurationError, OutputClosedError, code_of_rows
+from ags_fast._terminal import interrupts, warn
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.errors import FormatError
 from ags_fast.fs import Store
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands", "add_dataset_options", "add_engine_options", "engine", "kms", "known", "opened", "result"]
 
-EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS = 1, 3, 4
 SHOWN_FAILURES = 20
 
 
@@ -64,6 +67,7 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], si
         )
     for command in (decrypt, verify, ls, cat):
         command.add_argument("--version", type=int, metavar="N", help="default: the newest")
+    verify.add_argument("--strict", action="store_true", help="exit with 1 if there are files that no version knows")
     for command in (encrypt, decrypt, rekey):
         command.add_argument("--dry-run", action="store_true", help="show what would be done")
         command.add_argument("--resume", choices=("length", "verify"), help="continue a job that died")
@@ -124,9 +128,23 @@ def add_engine_options(command: argparse.ArgumentParser) -> None:
 
 
 def kms(args: argparse.Namespace) -> dict[str, str]:
-    properties = kms_properties(args)
-    if not properties:
-        args.usage("say which KMS: --keystore PATH, or --kms NAME=VALUE for each of its properties")
+    """The properties of the KMS, which are seen to be possible; a passphrase is asked for once."""
+    held: dict[str, dict[str, str]] = vars(args).setdefault("held_properties", {})
+    if not held:
+        properties = kms_properties(args)
+        if not properties:
+            args.usage("say which KMS: --keystore PATH, or --kms NAME=VALUE for each of its properties")
+        held["kms"] = possible(properties)
+    return held["kms"]
+
+
+def possible(properties: dict[str, str]) -> dict[str, str]:
+    """KMS properties, if a client can be made of them, or none are given."""
+    try:
+        if properties:
+            load_kms(properties)
+    except (ValueError, ImportError) as error:
+        raise ConfigurationError(str(error)) from None
     return properties
 
 
@@ -148,7 +166,12 @@ def engine(args: argparse.Namespace) -> Any:
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else whatever python3 is on the path
     builder = SparkSession.builder.appName(f"ags-fast {args.operation}")
-    return SparkEngine((builder.master(args.spark_master) if args.spark_master else builder).getOrCreate())
+    try:
+        session = (builder.master(args.spark_master) if args.spark_master else builder).getOrCreate()
+    except Exception as error:
+        raise ConfigurationError(f"Spark does not start: {str(error).strip().partition(chr(10))[0]}") from None
+    interrupts.take()  # Spark has taken it
+    return SparkEngine(session)
 
 
 def _shared(args: argparse.Namespace) -> dict[str, Any]:
@@ -218,7 +241,14 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
-    return result(jobs.verify_files(args.file, **_shared(args), version=args.version, paths=args.paths))
+    done = jobs.verify_files(args.file, **_shared(args), version=args.version, paths=args.paths)
+    shown = result(done)
+    extra = shown["skipped_by"].get("ExtraFile", 0)
+    if extra:
+        warn(f"{args.file}: {extra:,} file{'s' * (extra != 1)} in the tree that no version and no open job knows")
+        if args.strict and not shown["exit_code"]:
+            shown["exit_code"] = EXIT_FAILED
+    return shown
 
 
 def _rekey(args: argparse.Namespace) -> dict[str, Any]:
@@ -244,16 +274,13 @@ def _rm(args: argparse.Namespace) -> dict[str, Any]:
 
 def _sweep(args: argparse.Namespace) -> dict[str, Any]:
     age = None if args.older_than is None else timedelta(hours=args.older_than)
-    return result(jobs.sweep(args.file, kms=kms_properties(args) or None, older_than=age, **known(args)))
+    properties = possible(kms_properties(args))
+    return result(jobs.sweep(args.file, kms=properties or None, older_than=age, **known(args)))
 
 
 def result(done: JobResult) -> dict[str, Any]:
-    classes = {row.error_class for row in done.failed}
-    code = EXIT_FAILED if classes else 0
-    if classes & {"IntegrityError", "FormatError"}:
-        code = EXIT_INTEGRITY
-    elif classes == {"KeyAccessError"}:
-        code = EXIT_KEY_ACCESS
+    """What a command shows of a job. skipped_by: how many files were skipped, by reason."""
+    skipped = Counter(row.error_class or "" for row in done.rows if row.status == "skipped")
     return {
         "operation": done.op,
         "dataset": done.dataset,
@@ -261,11 +288,12 @@ def result(done: JobResult) -> dict[str, Any]:
         "version": done.version,
         "pin": done.pin,
         **done.counts,
+        "skipped_by": dict(sorted(skipped.items())),
         "plain_bytes": sum(row.plain_length or 0 for row in done.rows if row.status in ("ok", "planned")),
         "kms_calls": {f"{provider} {operation}": n for (provider, operation), n in sorted(done.kms_calls.items())},
         "warnings": done.warnings,
         "rows": [row._asdict() for row in done.rows],
-        "exit_code": code,
+        "exit_code": code_of_rows(row.error_class for row in done.failed),
     }
 
 
@@ -288,14 +316,27 @@ def _ls(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _cat(args: argparse.Namespace) -> dict[str, Any]:
-    out = sys.stdout.buffer
+    out = cast(BinaryIO, _Output())
     jobs.copy_file(args.file, args.path, out, kms=kms(args), version=args.version, **known(args))
-    out.flush()
     return {}
 
 
+class _Output(io.RawIOBase):
+    """Standard output, for bytes."""
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data)
+        try:
+            while left:  # with PYTHONUNBUFFERED a write may take less than all
+                left = left[sys.stdout.buffer.write(left) :]
+            sys.stdout.buffer.flush()
+        except BrokenPipeError as error:
+            raise OutputClosedError from error
+        return len(data)
+
+
 def _inspect(args: argparse.Namespace) -> dict[str, Any]:
-    properties = kms_properties(args)
+    properties = possible(kms_properties(args))
     if args.key_store is not None and not properties:
         args.usage("keys that are elsewhere are shown with a KMS only: --keystore PATH, or --kms NAME=VALUE")
     store = Store(args.file)
@@ -352,6 +393,9 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
 def as_text(result: dict[str, Any]) -> str:
     """For people: the plain fields, then a line for each file, version, key or failure."""
     plain = {name: value for name, value in result.items() if not isinstance(value, (list, dict))}
+    if result.get("skipped_by"):
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in result["skipped_by"].items())
+        plain["skipped"] = f"{plain['skipped']} ({kinds})"
     width = max(map(len, plain), default=0)
     lines = [f"{name.replace('_', ' '):<{width}}  {value}" for name, value in plain.items() if name != "exit_code"]
     lines += [f"{entry['plain_length']:>15,}  {entry['path']}" for entry in result.get("files", ())]

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
 from ags_fast._arguments import positive
-from ags_fast.jobs.command import add_dataset_options, add_engine_options, engine, kms, known, opened, result
+from ags_fast.jobs.command import (
+    add_dataset_options,
+    add_engine_options,
+    engine,
+    kms,
+    known,
+    opened,
+    possible,
+    result,
+)
 from ags_fast.jobs.key_audit import EVENTS, audit, key_status
 from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.rotation import WHATS
@@ -111,7 +120,7 @@ def _rotate(args: argparse.Namespace) -> dict[str, Any]:
         kms=kms(args),
         what=args.what,
         wrapping_key_id=args.wrapping_key_id,
-        new_kms=kms_properties(args, new=True) or None,
+        new_kms=possible(kms_properties(args, new=True)) or None,
         from_key_id=args.from_key_id,
         documents=args.documents,
         grace=timedelta(days=args.grace),

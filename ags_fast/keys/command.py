@@ -6,10 +6,10 @@ import errno
 import getpass
 import os
 import stat
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._terminal import printable, warn
 from ags_fast.errors import KeyAccessError
 from ags_fast.keys.kms import KMS_IMPL, KMS_TYPE, local
 
@@ -150,7 +150,7 @@ def _properties(args: argparse.Namespace) -> dict[str, str]:
     }
     for path in (args.key_file, args.passphrase_file):
         if path is not None and os.path.isfile(path) and stat.S_IMODE(os.stat(path).st_mode) & 0o077:
-            print(f"ags-fast: warning: others can read {path}: chmod 600 it", file=sys.stderr)
+            warn(f"others can read {path}: chmod 600 it")
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -162,7 +162,7 @@ def ask_passphrase(keystore: str) -> str:
         raise KeyAccessError(
             "there is no terminal to ask for the passphrase: use --passphrase-file, --passphrase-env or --key-file"
         ) from None
-    return getpass.getpass(f"Passphrase of {keystore}: ")
+    return getpass.getpass(f"Passphrase of {printable(keystore)}: ")
 
 
 def _passphrase(args: argparse.Namespace, *, twice: bool = False) -> str | None:

@@ -18,6 +18,7 @@ from ags_fast._arguments import (
     positive,
     read_key,
 )
+from ags_fast._terminal import printable
 from ags_fast.fs import NewFile, NewObject, file_at, local_path
 from ags_fast.parquet._file import ALGORITHMS, FOOTER_KEY, QUIRKS, Keys
 
@@ -378,7 +379,7 @@ def as_text(result: dict[str, Any]) -> str:
     elif columns is None:
         lines += ["", "The footer is encrypted: without its key nobody sees the columns."]
     if warnings:
-        lines += ["", *(f"warning: {_printable(text)}" for text in warnings)]
+        lines += ["", *(f"warning: {printable(text)}" for text in warnings)]
     return "\n".join(lines) + "\n" * (len(lines) > len(plain))
 
 
@@ -399,7 +400,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, dict):
-        return _printable(str(value))
+        return printable(str(value))
     if "hex" in value:
         return f"0x{value['hex']}"
     parts = [str(value.get("keyMaterialType"))]
@@ -409,14 +410,7 @@ def _shown(value: Any) -> str:
         parts.append("double wrapping" if value["doubleWrapping"] else "single wrapping")
     if value.get("internalStorage") is False:
         parts.append(f"external {value.get('keyReference', 'material')}")
-    return _printable(", ".join(parts))
-
-
-def _printable(text: str) -> str:
-    """A file's text must not steer the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return printable(", ".join(parts))
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:

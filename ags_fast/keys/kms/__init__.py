@@ -366,10 +366,10 @@ def _report(hook: Callable[[dict[str, Any]], object], event: dict[str, Any]) -> 
     try:
         hook(event)
     except Exception as error:
-        key = event["wrapping_key_id"]
+        named = event["wrapping_key_id"]
         raise UnaccountedError(
-            f"{AUDIT_HOOK} failed with {type(error).__name__}, so this {event['operation']} with the key {key!r} does "
-            "not count as done: a key that cannot be accounted for is not handed out"
+            f"{AUDIT_HOOK} failed with {type(error).__name__}, so this {event['operation']} with the key {named!r} "
+            "does not count as done: a key that cannot be accounted for is not handed out"
         ) from None
 
 
