@@ -368,6 +368,8 @@ def as_text(result: dict[str, Any]) -> str:
         for name, value in result.items()
         if value is not None and name not in ("columns", "warnings", "buffer_nbytes", "unauthenticated_levels")
     }
+    if result.get("footer_verified"):
+        plain.pop("footer verified")
     if result.get("algorithm") is None:
         plain.pop("aad prefix required", None)
     width = max(map(len, plain))
