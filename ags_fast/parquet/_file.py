@@ -312,8 +312,29 @@ class Crypto:
         return struct([(ALGORITHMS.index(self.algorithm) + 1, STRUCT, fields)])
 
 
+# A plaintext footer shows no field of an encrypted column that could have been computed from its values. Fields of a
+# ColumnChunk that are not known here are kept in the sealed ColumnMetaData, in one more field: bytes, KEPT_MARK and a
+# struct of these fields.
+KEPT_MARK = b"ags_fast ColumnChunk\0"
+KNOWN = 9  # the last field of a ColumnChunk that is known here
+LAST_ID = 32767  # of a field
+
+
+def with_kept(metadata: bytes, data: bytes) -> bytes:
+    """A ColumnMetaData that keeps the unknown fields of a ColumnChunk."""
+    fields, there = Struct(data).fields, Struct(metadata)
+    unknown: _Edits = [
+        (number, kind, data[begin:end]) for number, (kind, begin, end) in fields.items() if number > KNOWN
+    ]
+    value = binary(KEPT_MARK + thrift_splice(b"\0", 0, unknown))
+    free = next(number for number in range(LAST_ID, KNOWN, -1) if number not in there)
+    return thrift_splice(metadata, 0, [(free, BINARY, value)])
+
+
 class Chunk:
     """A column chunk: its place, its ColumnMetaData once that is known, and how its modules are sealed.
+
+    `data` is the ColumnChunk. `kept` are those of its fields that came out of the sealed ColumnMetaData.
 
     kind: "plain", "footer" or "column", after the key. `modules` is None if it is plain or its key is not held;
     `metadata` is None if its key is not held and the footer is encrypted.
@@ -322,6 +343,8 @@ class Chunk:
     __slots__ = (
         "column",
         "data",
+        "kept",
+        "kept_in",
         "key_metadata",
         "kind",
         "metadata",
@@ -338,7 +361,9 @@ class Chunk:
     def __init__(
         self, number: int, row_group: int, ordinal: int, column: int, path: _Path, raw: ColumnChunk, footer: bytes
     ) -> None:
-        self.data = footer[raw.begin : raw.end]  # the ColumnChunk
+        self.data = footer[raw.begin : raw.end]
+        self.kept: _Edits = []
+        self.kept_in = 0  # the number of the field that they came out of
         self.number = number
         self.row_group = row_group
         self.ordinal = ordinal  # the row group's, as its AADs have it
@@ -361,10 +386,28 @@ class Chunk:
             raise KeyAccessError(f"the key of column {self.name!r} is needed and not given")
         return self.metadata
 
+    def shown_metadata(self) -> bytes:
+        """The ColumnMetaData without what encryption put there."""
+        return thrift_splice(self.metadata_bytes, 0, [(self.kept_in, 0, None)]) if self.kept_in else self.metadata_bytes
+
     def begin(self) -> int:
         """Where its pages begin in the file."""
         metadata = self.numbers()
         return min((at for at in (metadata.dictionary_page, metadata.data_page) if at > 0), default=0)
+
+
+def _restore(chunk: Chunk) -> None:
+    """Put the fields of a ColumnChunk that were kept in its sealed ColumnMetaData where they were."""
+    metadata, there = Struct(chunk.metadata_bytes), Struct(chunk.data)
+    for number in metadata.fields:
+        value = metadata.binary(number) or b""
+        if value.startswith(KEPT_MARK):
+            data = value[len(KEPT_MARK) :]
+            fields = Struct(data).fields.items()
+            chunk.kept_in = number
+            chunk.kept = [(one, kind, data[begin:end]) for one, (kind, begin, end) in fields if one not in there]
+            chunk.data = thrift_splice(chunk.data, 0, chunk.kept)
+            return
 
 
 class Opened:
@@ -701,6 +744,8 @@ class Opened:
             chunk.metadata_bytes, _ = chunk.modules.open(COLUMN_METADATA, sealed)
             chunk.metadata = ColumnMetadata(chunk.metadata_bytes)
             chunk.metadata_bytes = chunk.metadata_bytes[: chunk.metadata.end]  # parquet-java pads
+            if not self.encrypted_footer and KEPT_MARK in chunk.metadata_bytes:
+                _restore(chunk)
         elif chunk.metadata is None:
             raise FormatError(
                 f"column {chunk.name!r}, row group {chunk.row_group} has no metadata: the file is damaged"

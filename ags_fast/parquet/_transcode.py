@@ -38,6 +38,7 @@ from ags_fast.parquet._file import (
     COLUMN_METADATA,
     FOOTER,
     FOOTER_KEY,
+    KNOWN,
     MAGIC_NBYTES,
     OFFSET_INDEX,
     Chunk,
@@ -46,6 +47,7 @@ from ags_fast.parquet._file import (
     Keys,
     Opened,
     Window,
+    with_kept,
     with_room,
 )
 from ags_fast.stream import _Sink
@@ -654,7 +656,7 @@ def _column_metadata(chunk: Chunk, moved: Moved) -> bytes:
         (14, thrift.I64, number(bloom[0] if bloom else None)),
         (15, thrift.I32, number(bloom[1] if bloom else None)),
     ]
-    return thrift_splice(chunk.metadata_bytes, 0, edits)
+    return thrift_splice(chunk.shown_metadata(), 0, edits)
 
 
 def _redacted(metadata: bytes) -> bytes:
@@ -682,10 +684,11 @@ def _chunk_edits(
     """The ColumnChunk as it goes into the new footer (section 5.3)."""
     shown: bytes | None = metadata
     sealed = None
-    if side.modules is not None and (side.kind == "column" or plaintext_footer):
-        sealed = thrift.binary(side.modules.seal(COLUMN_METADATA, metadata))
-        shown = _redacted(metadata) if plaintext_footer else None
     unknown = _unknown(chunk) if side.modules is not None and plaintext_footer else []
+    if side.modules is not None and (side.kind == "column" or plaintext_footer):
+        whole = with_kept(metadata, chunk.data) if unknown else metadata
+        sealed = thrift.binary(side.modules.seal(COLUMN_METADATA, whole))
+        shown = _redacted(metadata) if plaintext_footer else None
 
     def place(module: int, at: int) -> bytes | None:
         return thrift.integer(parts[module][at]) if module in parts else None
@@ -709,7 +712,7 @@ def _chunk_edits(
 
 def _unknown(chunk: Chunk) -> list[int]:
     """Fields of a ColumnChunk that this version does not know: they may have been computed from its values."""
-    return [number for number in thrift.Struct(chunk.data).fields if number > 9]
+    return [number for number in thrift.Struct(chunk.data).fields if number > KNOWN]
 
 
 def _new_footer(
@@ -1036,7 +1039,10 @@ def _write(
     if plaintext_footer:
         left = sorted({number for chunk in chunks if sealer(chunk).modules is not None for number in _unknown(chunk)})
         if left:
-            report.warnings.append(f"unknown fields {left} of encrypted columns were left out of the plaintext footer")
+            report.warnings.append(
+                f"unknown fields {left} of encrypted columns are in their sealed metadata, not in the plaintext "
+                "footer: only ags_fast puts them back"
+            )
     remove_sidecar(dst, report)
     return report
 

@@ -300,7 +300,9 @@ class PlainView(io.RawIOBase):
                 if missing == "error":
                     raise opened.lacks(next(chunk for chunk in chunks if chunk.missing))
                 chunks = [chunk for chunk in chunks if chunk.column not in self._dropped.columns]
-            footer = opened.footer.plain({c.number: c.metadata_bytes for c in chunks if c.modules is not None})
+            footer = opened.footer.plain({c.number: c.shown_metadata() for c in chunks if c.modules is not None})
+            if any(chunk.kept for chunk in chunks):
+                footer = _with_kept(bytes(footer), chunks)
             if self._dropped is not None:
                 footer = _without(bytes(footer), self._dropped, chunks)
         if not opened.encrypted_footer:
@@ -632,6 +634,19 @@ def _filled(header: bytes, nbytes: int) -> bytes:
     if value is not None:
         edits.append((15, thrift.BINARY, value))
     return thrift_splice(header[: known.end], 0, edits)
+
+
+def _with_kept(footer: bytes, chunks: list[Chunk]) -> bytearray:
+    """A plain footer, with the fields of ColumnChunks that were kept in their sealed metadata."""
+    parsed = Footer(footer)
+    kept: dict[int, list[tuple[int, int, bytes | None]]] = {chunk.number: chunk.kept for chunk in chunks}
+    groups = []
+    for begin, end, first, count in parsed.groups():
+        spans = [(number, parsed.chunk(number)) for number in range(first, first + count)]
+        columns = [thrift_splice(footer[span.begin : span.end], 0, kept.get(number) or []) for number, span in spans]
+        value = thrift.list_of(thrift.STRUCT, columns)
+        groups.append(thrift_splice(footer[begin:end], 0, [(1, thrift.LIST, value)]))
+    return bytearray(thrift_splice(footer, 0, [(4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups))]))
 
 
 def _without(footer: bytes, dropped: Dropped, chunks: list[Chunk]) -> bytearray:
