@@ -45,6 +45,7 @@ __all__ = [
 SUFFIX = ".agstmp"  # of every temporary name: .<name>.<tag>.<16 hex digits>.agstmp
 HOLD_ATTEMPTS = 20
 MADE_FOLDERS = 4096  # that a store remembers to have made, or found
+PATH_NBYTES = 4095  # of a path, from the root of the system: what is longer nobody else could open
 LINKS = 40  # that are followed on the way to one file, as the system has it
 NO_LOCK_SECONDS = 86_400.0  # where files cannot be locked, one that was not written to for so long has no writer
 
@@ -463,7 +464,7 @@ class LocalFile:
         try:
             descriptor, size, data = open_file(os.fspath(self) if root is None else self._path, length, small, root)
         except OSError as error:
-            if error.errno != errno.EXDEV:
+            if error.errno not in (errno.EXDEV, errno.ENXIO):
                 raise
             fd, info = self._folder.open_regular(self._path)
             return Descriptor(fd), info.st_size, b""
@@ -498,7 +499,13 @@ class _Folder:
 
     def open_regular(self, path: str) -> tuple[int, os.stat_result]:
         """The descriptor of a file to read, and what it is. NotAFileError if it is no regular one; it never blocks."""
-        return _regular(self._open_to_read(path, READ), f"{self.root}/{path}")
+        try:
+            fd = self._open_to_read(path, READ)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a socket
+                raise _not_a_file(f"{self.root}/{path}") from None
+            raise
+        return _regular(fd, f"{self.root}/{path}")
 
     def _resolve(self, path: str) -> tuple[_OpenFolder, str]:
         """The folder that a path leads to through links, and the name there, which is no link; it may be missing.
@@ -711,6 +718,8 @@ class _Folder:
         mode: int | None = None,
         mtime_ns: int | None = None,
     ) -> NewFile:
+        if self._is_too_long(path):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), f"{self.root}/{path}")
         below, _, name = path.rpartition("/")
         folder = self._folder(below, make=True)
         found = _stat(name, folder.fd)
@@ -728,6 +737,11 @@ class _Folder:
             within=(folder, name, found),
         )
 
+    def _is_too_long(self, path: str) -> bool:
+        """By descriptors of folders it could be written, and then not be read by its path."""
+        whole = f"{self.root}/{path}"
+        return 4 * len(whole) > PATH_NBYTES and len(os.fsencode(whole)) > PATH_NBYTES
+
     def take(self, path: str, size: int, stamp: str | None) -> bytes | None:
         try:
             mtime_ns = None if stamp is None else int(stamp)
@@ -740,6 +754,8 @@ class _Folder:
     def put(self, path: str, data: bytes, fsync: bool) -> bool:
         """Whether it could be done in one step."""
         below, _, name = path.rpartition("/")
+        if self._is_too_long(path):
+            return False
         if below not in self.made_folders:
             self._folder(below, make=True)
             if len(self.made_folders) >= MADE_FOLDERS:

@@ -41,9 +41,18 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], si
         command.add_argument("file", metavar="SRC" if name == "encrypt" else "DATASET")
         return command
 
-    encrypt = add("encrypt", _encrypt, "Encrypt every file under SRC into DATASET, a folder or a URL.")
+    encrypt = add(
+        "encrypt",
+        _encrypt,
+        "Encrypt the files under SRC into DATASET, a folder or a URL. Left out, and said, are hidden files (names with "
+        "a leading . or _, checksums x.crc), links that lead out of SRC, pipes, sockets, devices, and empty folders. "
+        "Kept are names, content, permission bits and times; lost are owners, ACLs, extended attributes, and that "
+        "files were hard links or sparse.",
+    )
     encrypt.add_argument("dataset", metavar="DATASET")
-    decrypt = add("decrypt", _decrypt, "Decrypt DATASET into the folder DST.")
+    decrypt = add(
+        "decrypt", _decrypt, "Decrypt DATASET into the folder DST. Files get the permission bits and times they had."
+    )
     decrypt.add_argument("dst", metavar="DST")
     verify = add("verify", _verify, "Check every tag of every file of DATASET, and that no file is missing.")
     rekey = add("rekey", _rekey, "Write the files of DATASET anew, under new data keys.")
@@ -94,6 +103,22 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], si
         choices=("error", "drop"),
         default="error",
         help="Parquet columns whose master key is refused: fail, or leave them out; default error",
+    )
+    encrypt.add_argument("--hidden", action="store_true", help="take hidden files, too: names with a leading . or _")
+    encrypt.add_argument(
+        "--include", metavar="PATTERN", action="append", help="only such files, and what is in such folders; may repeat"
+    )
+    encrypt.add_argument(
+        "--exclude", metavar="PATTERN", action="append", help="no such files, and nothing in such folders; may repeat"
+    )
+    encrypt.add_argument(
+        "--links",
+        choices=("skip", "follow", "error"),
+        default="skip",
+        help="symbolic links that lead out of SRC; default skip. Those that stay inside are taken as what they lead to",
+    )
+    decrypt.add_argument(
+        "--no-preserve", action="store_true", help="give files no permission bits and times of their sources"
     )
     encrypt.add_argument(
         "--kek-scope", metavar="SCOPE", help="from now on, what shares a KEK: see `ags-fast keys policy`"
@@ -186,27 +211,33 @@ def _shared(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
-    return result(
-        jobs.encrypt_files(
-            args.file,
-            args.dataset,
-            **_shared(args),
-            wrapping_key_id=args.wrapping_key_id,
-            format=args.format,
-            column_keys=pairs(args, "--column-key", "COLUMN=ID", args.column_key) or None,
-            double_wrap=not args.single_wrap,
-            dek_length=args.dek_length,
-            block_size=args.block_size,
-            aad_prefix=args.aad_prefix,
-            overwrite=args.overwrite,
-            resume=args.resume,
-            fsync=not args.no_fsync,
-            verify_after=args.verify_after,
-            delete_sources=args.delete_sources,
-            dry_run=args.dry_run,
-            policy=_kek_scope(args),
-        )
+    done = jobs.encrypt_files(
+        args.file,
+        args.dataset,
+        **_shared(args),
+        wrapping_key_id=args.wrapping_key_id,
+        format=args.format,
+        column_keys=pairs(args, "--column-key", "COLUMN=ID", args.column_key) or None,
+        double_wrap=not args.single_wrap,
+        dek_length=args.dek_length,
+        block_size=args.block_size,
+        aad_prefix=args.aad_prefix,
+        overwrite=args.overwrite,
+        resume=args.resume,
+        fsync=not args.no_fsync,
+        verify_after=args.verify_after,
+        delete_sources=args.delete_sources,
+        dry_run=args.dry_run,
+        policy=_kek_scope(args),
+        hidden=args.hidden,
+        include=args.include,
+        exclude=args.exclude,
+        links=args.links,
     )
+    told = result(done)
+    if done.left_out_all:
+        told["exit_code"] = EXIT_FAILED
+    return told
 
 
 def _kek_scope(args: argparse.Namespace) -> Policy | None:
@@ -236,6 +267,7 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
             resume=args.resume,
             fsync=not args.no_fsync,
             dry_run=args.dry_run,
+            preserve=not args.no_preserve,
         )
     )
 

@@ -94,6 +94,14 @@ class JobResult:
         return sum(row.error_class == "ExtraFile" for row in self.rows)
 
     @property
+    def left_out_all(self) -> bool:
+        """Whether `encrypt_files` left out every file that there was, and there was one."""
+        kinds = self.left_out
+        if sum(kinds.values()) < len(self.rows) or "AlreadyEncryptedError" in kinds:
+            return False
+        return not kinds.keys() <= {"EmptyFolder"}
+
+    @property
     def table(self) -> Any:
         """The rows as a pyarrow Table, with the fields of Row as columns."""
         import pyarrow as pa
