@@ -125,6 +125,11 @@ class Aws(Service):
         with urllib.request.urlopen(f"{self.url}/_strict/calls") as answer:
             return [(name, arguments) for name, arguments in json.load(answer)]
 
+    def last(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.url}/_strict/last") as answer:
+            asked: dict[str, Any] = json.load(answer)
+            return asked
+
     def fail_with(self, code: str, times: int) -> None:
         asked = urllib.request.Request(f"{self.url}/_strict/fail?code={code}&times={times}", method="POST")
         urllib.request.urlopen(asked).close()

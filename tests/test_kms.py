@@ -926,6 +926,151 @@ def test_a_dataset_under_an_alias_that_was_moved(moto: Aws, tmp_path: Path) -> N
     assert not jobs.verify_files(dataset, **common).failed
 
 
+def test_aws_profile(moto: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text(
+        "[profile sales]\naws_access_key_id = AKIASALES\naws_secret_access_key = s\nregion = us-east-1\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    key_id = moto.new_key()
+    with load_kms({**moto.properties, "client.profile-name": "sales"}) as kms:
+        assert kms.unwrap_key(kms.wrap_key(CANARY, key_id), key_id) == CANARY
+        assert "Credential=AKIASALES/" in moto.last()["Authorization"]
+    with (
+        load_kms({**moto.properties, "client.profile-name": "none"}) as kms,
+        pytest.raises(KeyAccessError, match="ProfileNotFound"),
+    ):
+        kms.wrap_key(CANARY, key_id)
+
+
+def test_aws_role(moto: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By credentials that are not the caller's, from STS; they travel as properties only."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", moto.url)
+    key_id = moto.new_key()
+    role = {
+        "client.assume-role.arn": "arn:aws:iam::123456789012:role/reader",
+        "client.assume-role.external-id": "external",
+        "client.assume-role.region": "us-east-1",
+        "client.assume-role.session-name": "session",
+        "client.assume-role.tags.team": "sales",
+        "client.assume-role.timeout-sec": "900",
+    }
+    with load_kms({**moto.properties, **role}) as kms:
+        wrapped = pickle.loads(pickle.dumps(kms)).wrap_key(CANARY, key_id)
+        assert kms.unwrap_key(wrapped, key_id) == CANARY
+        assert "Credential=ASIA" in moto.last()["Authorization"]
+    without_region = {name: text for name, text in moto.properties.items() if name != "client.region"}
+    with load_kms({**without_region, **role}) as kms:
+        assert kms.unwrap_key(wrapped, key_id) == CANARY
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{closed.getsockname()[1]}")
+    with (
+        load_kms({**moto.properties, **role}) as kms,
+        pytest.raises(KeyAccessError, match=r"role/reader.*EndpointConnectionError.*sts:AssumeRole"),
+    ):
+        kms.unwrap_key(wrapped, key_id)
+    for name, text in (("timeout-sec", "899"), ("timeout-sec", "an hour"), ("arn", None)):
+        changed: dict[str, Any] = {**role, f"client.assume-role.{name}": text}
+        with pytest.raises(ValueError, match=r"client\.assume-role\."):
+            load_kms({**moto.properties, **{name: text for name, text in changed.items() if text is not None}})
+
+
+def test_aws_grant_tokens(moto: Aws) -> None:
+    key_id = moto.new_key()
+    with load_kms({**moto.properties, "kms.grant-tokens": "one, two"}) as kms:
+        for action in (
+            lambda: kms.unwrap_key(kms.wrap_key(CANARY, key_id), key_id),
+            lambda: kms.generate_key(key_id, 24),
+            lambda: kms.rewrap_key(kms.wrap_key(CANARY, key_id), key_id),
+        ):
+            action()
+            assert moto.last()["GrantTokens"] == ["one", "two"]
+
+
+def test_aws_multi_region_keys(moto: Aws) -> None:
+    """What was wrapped in one region opens in another, by the replica, whatever region the key's name has."""
+    made = moto.admin.create_key(MultiRegion=True)["KeyMetadata"]
+    moto.admin.replicate_key(KeyId=made["KeyId"], ReplicaRegion="eu-west-1")
+    there_properties = {**moto.properties, "client.region": "eu-west-1"}
+    with load_kms(moto.properties) as here, load_kms(there_properties) as there:
+        for name in (made["Arn"], made["KeyId"]):
+            wrapped = here.wrap_key(CANARY, name)
+            assert there.unwrap_key(wrapped, name) == CANARY
+            if name == made["Arn"]:
+                assert moto.last()["KeyId"] == name.replace("us-east-1", "eu-west-1")
+            assert here.unwrap_key(there.rewrap_key(wrapped, name), name) == CANARY
+        with pytest.raises(KeyAccessError, match=r"encryption\.allowed-key-ids"):
+            load_kms({**there_properties, "encryption.allowed-key-ids": "arn:aws:kms:eu-west-1:*"}).unwrap_key(
+                wrapped, made["Arn"]
+            )
+        single = moto.admin.create_key()["KeyMetadata"]["Arn"]
+        with pytest.raises(KeyAccessError):
+            there.unwrap_key(here.wrap_key(CANARY, single), single)
+
+
+def test_aws_encryption_context(moto: Aws) -> None:
+    key_id = moto.new_key()
+    context = {"kms.encryption-context.dataset": "sales", "kms.encryption-context.team": "a"}
+    with load_kms({**moto.properties, **context}) as kms, load_kms(moto.properties) as plain:
+        wrapped = kms.wrap_key(CANARY, key_id)
+        assert moto.last()["EncryptionContext"] == {"dataset": "sales", "team": "a"}
+        for blob in (wrapped, kms.rewrap_key(wrapped, key_id), kms.generate_key(key_id, 16)[1]):
+            assert kms.unwrap_key(blob, key_id)
+            with pytest.raises(IntegrityError, match="another encryption context"):
+                plain.unwrap_key(blob, key_id)
+        with pytest.raises(IntegrityError, match="another encryption context"):
+            kms.unwrap_key(plain.wrap_key(CANARY, key_id), key_id)
+    for name, text in (("a", ""), ("aws:a", "b")):
+        with pytest.raises(ValueError, match=r"kms\.encryption-context"):
+            load_kms({**moto.properties, f"kms.encryption-context.{name}": text})
+    with pytest.raises(ValueError, match="symmetric"):
+        load_kms({**moto.properties, **context, "kms.encryption-algorithm-spec": "RSAES_OAEP_SHA_256"})
+    with (
+        load_kms({**moto.properties, "kms.encryption-context.d": "{dataset-id}"}) as kms,
+        pytest.raises(KeyAccessError, match="dataset-id"),
+    ):
+        kms.wrap_key(CANARY, key_id)
+
+
+@pytest.mark.parametrize("double_wrap", [True, False])
+def test_a_dataset_with_its_id_in_the_context(moto: Aws, tmp_path: Path, double_wrap: bool) -> None:
+    """Each request names it; a dataset gets there and back by a move to another KMS; another's keys do not open."""
+    key_id = moto.new_key()
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a").write_bytes(b"a")
+    bound = {**moto.properties, "kms.encryption-context.dataset": "{dataset-id}"}
+    here: Any = jobs.LocalEngine(processes=0)
+    src, ids = str(tmp_path / "src"), set()
+    for name in ("one", "two"):
+        dataset = str(tmp_path / name)
+        common: dict[str, Any] = {"kms": bound, "engine": here}
+        options: dict[str, Any] = {"wrapping_key_id": key_id, "double_wrap": double_wrap}
+        clear_cache()
+        jobs.encrypt_files(src, dataset, **options, **common).raise_for_failures()
+        own = jobs.key_status(dataset, kms=bound)["dataset_id"]
+        ids.add(own)
+        assert moto.last()["EncryptionContext"] == {"dataset": own}
+        clear_cache()
+        assert not jobs.verify_files(dataset, **common).failed
+        assert moto.last()["EncryptionContext"] == {"dataset": own}
+        for what in ("kek", "mek")[: 1 + double_wrap]:
+            jobs.rotate(dataset, what=what, **common)
+        assert not jobs.verify_files(dataset, kms=bound, engine=jobs.LocalEngine(processes=1)).failed
+        clear_cache()
+        assert jobs.open_file(dataset, "a", kms=bound).read() == b"a"
+        clear_cache()
+        with pytest.raises(IntegrityError, match="encryption context"):
+            jobs.verify_files(dataset, kms=moto.properties, engine=here)
+        if double_wrap:
+            jobs.rotate(dataset, what="mek", new_kms=moto.properties, **common)
+            clear_cache()
+            assert not jobs.verify_files(dataset, kms=moto.properties, engine=here).failed
+            jobs.rotate(dataset, what="mek", kms=moto.properties, new_kms=bound, engine=here)
+            clear_cache()
+            assert not jobs.verify_files(dataset, **common).failed
+    assert len(ids) == 2
+
+
 def test_aws_rotation(moto: Aws) -> None:
     key_id = moto.new_key()
     kms = load_kms(moto.properties)

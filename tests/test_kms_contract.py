@@ -689,6 +689,29 @@ def test_gcp_without_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         load_kms({"encryption.kms-type": "gcp"}).wrap_key(b"x", "projects/p/locations/l/keyRings/r/cryptoKeys/k")
 
 
+def test_gcp_impersonates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Google's library is given. Google itself was not asked."""
+    auth = pytest.importorskip("google.auth")
+    from google.auth.credentials import AnonymousCredentials
+
+    monkeypatch.setattr(auth, "default", lambda scopes: (AnonymousCredentials(), "p"))
+    account = {
+        "gcs.impersonate.service-account": "keys@p.iam.gserviceaccount.com",
+        "gcs.impersonate.delegates": "a@p.iam.gserviceaccount.com, b@p.iam.gserviceaccount.com",
+        "gcs.impersonate.lifetime-seconds": "600",
+        "gcs.impersonate.scopes": "cloud-platform",
+    }
+    with load_kms({"encryption.kms-type": "gcp", **account}) as kms:
+        made: Any = kms
+        used = made._connected().transport._session.credentials
+        assert used.service_account_email == "keys@p.iam.gserviceaccount.com"
+        assert (used._lifetime, len(used._delegates)) == (600, 2)
+    with pytest.raises(ValueError, match="lifetime-seconds"):
+        load_kms({"encryption.kms-type": "gcp", "gcs.impersonate.lifetime-seconds": "0"})
+    with pytest.raises(ValueError, match="did you mean 'gcs"):
+        load_kms({"encryption.kms-type": "gcp", "gcs.impersonate.service-acount": "a"})
+
+
 # ---------------------------------------------------------------- Azure
 
 

@@ -575,7 +575,7 @@ class Dataset:
         self, store: Store, kms: KmsClient, keys: KeyResolver, pin: str | None = None, min_version: int | None = None
     ) -> None:
         self.store = store
-        self.kms = kms
+        self._kms = kms
         self.keys = keys
         self._pin = None if pin is None else Pin.parse(pin)
         self._min_version = min_version or 0
@@ -620,7 +620,7 @@ class Dataset:
                         "datasets must not share keys. Name another key store, or the folder of that dataset"
                     )
                 return opened
-            entry = Want(wrapping_key_id).new_kek(kms)
+            entry = Want(wrapping_key_id).new_kek(opened.kms)
             try:
                 opened.keys.compare_and_swap({entry.key_id: entry}, 0)
             except ConcurrentChangeError:
@@ -641,9 +641,13 @@ class Dataset:
 
     def use_kms(self, kms: KmsClient) -> None:
         """From now on, this client wraps and unwraps keys."""
-        self.kms = kms
+        self._kms = kms
         if isinstance(self.keys, DatasetKeyStore):
             self.keys.use_kms(kms)
+
+    @property
+    def kms(self) -> KmsClient:
+        return self._kms.for_dataset(self.id) if self._kms.binds_dataset else self._kms
 
     @property
     def id(self) -> str:

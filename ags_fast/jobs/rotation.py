@@ -168,7 +168,7 @@ def rotate(
             raise PolicyError(f"no key of {opened.store.url} is under {from_key_id!r}, but under {under}")
     job = _Rotation(opened, what, wrapping_key_id, from_key_id, documents, concurrency, resume, dry_run, progress)
     if what == "mek":
-        result = job.rotate_mek(None if new_kms is None else as_kms(new_kms))
+        result = job.rotate_mek(None if new_kms is None else as_kms(new_kms).for_dataset(opened.id))
     else:
         result = job.rotate_kek(engine, grace)
     if dry_run or result.failed:

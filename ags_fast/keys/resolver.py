@@ -454,7 +454,7 @@ class DatasetKeyStore:
     def envelope(self, key_ids: Iterable[str] | None = None) -> Envelope:
         """An envelope that looks keys up here, or one with those of `key_ids` (KeyAccessError if one is unknown)."""
         entries = self.entries if key_ids is None else {key_id: self.get(key_id) for key_id in key_ids}
-        return Envelope(self._kms, entries)
+        return Envelope(self._kms.for_dataset(self.dataset_id), entries)
 
     def history(self) -> builtins.list[Change]:
         return self._using(self._history)
@@ -973,7 +973,8 @@ class _Version(NamedTuple):
         if sealer is None:
             raise FormatError(f"{path} is sealed with {document.key_id!r}, which is not among its keys")
         try:
-            body = document.authentic(Envelope(kms, {sealer.key_id: sealer}), dataset_id)
+            own = kms.for_dataset(dataset_id or document.dataset_id)
+            body = document.authentic(Envelope(own, {sealer.key_id: sealer}), dataset_id)
         except (FormatError, KeyAccessError) as error:  # the KMS's, which does not know where its key comes from
             raise type(error)(f"{path}: {error}") from None
         buckets = _parts(body, "buckets", path)
@@ -995,7 +996,7 @@ class _Version(NamedTuple):
     def sealed(self, kms: KmsClient) -> bytes:
         sealer = _sealer(self.entries.values())
         assert sealer is not None
-        envelope = Envelope(kms, {sealer.key_id: sealer})
+        envelope = Envelope(kms.for_dataset(self.dataset_id), {sealer.key_id: sealer})
         path = _path(self.number)
         return taken(seal_document(envelope, sealer.key_id, self.dataset_id, path, self.body), FORMAT, path)
 

@@ -1,8 +1,9 @@
 """moto's server, with a KMS as strict as AWS's: disabled keys refuse, and a rotation makes new key material.
 
 usage: strict_moto.py PORT (0: any). Prints ``READY <url>`` when it listens, on loopback only. Moreover
-``POST /_strict/fail?code=ThrottlingException&times=3`` makes the next 3 KMS requests fail, and ``GET /_strict/calls``
-lists what the KMS was asked since the last time: operations and the names of their arguments.
+``POST /_strict/fail?code=ThrottlingException&times=3`` makes the next 3 KMS requests fail, ``GET /_strict/calls`` lists
+what the KMS was asked since the last time: operations and the names of their arguments, and ``GET /_strict/last`` says
+of the last request what it was asked, without keys, and by whom.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ class RefusedError(JsonRESTError):
 
 
 _encrypt, _rotate = KmsBackend.encrypt, KmsBackend.rotate_key_on_demand
-_re_encrypt = KmsResponse.re_encrypt
+_re_encrypt, _deserialize = KmsResponse.re_encrypt, utils._deserialize_ciphertext_blob
+
+
+def deserialized(ciphertext_blob: bytes) -> Any:
+    """moto's blobs have no room for the ids of its multi-region keys. These have, and shorter ids are filled up."""
+    found = _deserialize(ciphertext_blob)
+    return found._replace(key_id=found.key_id.rstrip("\0"))
 
 
 def usable(key: Any) -> Any:
@@ -92,6 +99,7 @@ class Server:
         self.moto = DomainDispatcherApplication(create_backend_app)
         self.calls: list[tuple[str, list[str]]] = []
         self.failures: list[str] = []
+        self.last: dict[str, Any] = {}
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
         path = environ["PATH_INFO"]
@@ -100,13 +108,18 @@ class Server:
             asked = parse_qs(environ["QUERY_STRING"])
             self.failures = asked["code"] * int(asked["times"][0])
             return self.answer(start_response, "200 OK", {})
+        if path == "/_strict/last":
+            return self.answer(start_response, "200 OK", self.last)
         if path == "/_strict/calls":
             calls, self.calls = self.calls, []
             return self.answer(start_response, "200 OK", calls)
         if target.startswith("TrentService."):
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             environ["wsgi.input"] = BytesIO(body)
-            self.calls.append((target.partition(".")[2], sorted(json.loads(body))))
+            asked = json.loads(body)
+            self.calls.append((target.partition(".")[2], sorted(asked)))
+            self.last = {name: value for name, value in asked.items() if name not in ("Plaintext", "CiphertextBlob")}
+            self.last["Authorization"] = environ.get("HTTP_AUTHORIZATION", "")
             if self.failures:
                 return self.answer(
                     start_response, "400 Bad Request", {"__type": self.failures.pop(), "message": "told to"}
@@ -122,6 +135,10 @@ class Server:
 def main() -> None:
     KmsBackend.encrypt, KmsBackend.decrypt, KmsBackend.rotate_key_on_demand = encrypt, decrypt, rotate
     KmsResponse.re_encrypt = re_encrypt
+    utils.KEY_ID_LEN = 40
+    utils.CIPHERTEXT_HEADER_FORMAT = f">{utils.KEY_ID_LEN}s{utils.IV_LEN}s{utils.TAG_LEN}s"
+    utils.HEADER_LEN = utils.KEY_ID_LEN + utils.IV_LEN + utils.TAG_LEN
+    utils._deserialize_ciphertext_blob = deserialized
     WSGIRequestHandler.disable_nagle_algorithm = True  # a body need not wait until its head is acknowledged
     server = make_server("127.0.0.1", int(sys.argv[1]), Server(), threaded=True)
     print(f"READY http://127.0.0.1:{server.port}", flush=True)

@@ -36,6 +36,8 @@ KMS_TYPE = "encryption.kms-type"
 KMS_IMPL = "encryption.kms-impl"
 ALLOWED = "encryption.allowed-key-ids"
 RATE = "kms.max-calls-per-second"
+CONTEXT = "kms.encryption-context."
+DATASET_ID = "{dataset-id}"
 LIFETIME = "kms.cache-lifetime-seconds"
 CACHE_SECONDS = 3600.0
 AUDIT_HOOK = "kms.audit-hook"
@@ -202,6 +204,23 @@ class KmsClient:
         """Take the settings, without calling the KMS. ValueError names a property that is missing or impossible."""
         self._properties = dict(properties)
 
+    @property
+    def binds_dataset(self) -> bool:
+        """Whether `for_dataset` makes a difference."""
+        return any(DATASET_ID in text for text in context_of(self._properties or {}).values())
+
+    def for_dataset(self, dataset_id: str) -> KmsClient:
+        """The client for the keys of one dataset.
+
+        It is another one where a property ``kms.encryption-context.NAME`` has ``{dataset-id}`` in its text. The context
+        is bound to what is wrapped: it stands in the KMS's own log, and without the same nothing opens.
+        """
+        if not self.binds_dataset:
+            return self
+        given = self.properties
+        filled = {CONTEXT + name: text.replace(DATASET_ID, dataset_id) for name, text in context_of(given).items()}
+        return shared_client({**given, **filled})
+
     def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         """`key` (1 to 4096 bytes), encrypted by the current version of the master key."""
         key = _taken(key)
@@ -300,6 +319,8 @@ class KmsClient:
 
     def _account(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
         self._check(wrapping_key_id)
+        if self.binds_dataset:
+            raise KeyAccessError(f"a {CONTEXT}* has {DATASET_ID} in it, and this key is no dataset's: omit that here")
         own_hook = _own_hook((self._properties or {}).get(AUDIT_HOOK))
         self._wait_for_turn()
         with _accounts:
@@ -632,6 +653,11 @@ def _rate(properties: Mapping[str, str]) -> float | None:
     if not 0 < per_second < math.inf:
         raise ValueError(f"{RATE} is a number above 0, such as 50 or 0.5, not {properties[RATE]!r}")
     return per_second
+
+
+def context_of(properties: Mapping[str, str]) -> dict[str, str]:
+    """The encryption context that properties name."""
+    return {name[len(CONTEXT) :]: text for name, text in properties.items() if name.startswith(CONTEXT)}
 
 
 def _lifetime(properties: Mapping[str, str]) -> float:

@@ -1,4 +1,5 @@
-"""AWS KMS. What is stored is the service's ciphertext, as Iceberg's Java client stores it: no encryption context."""
+"""AWS KMS. What is stored is the service's ciphertext, as Iceberg's Java client stores it: with no encryption context,
+unless one is asked for."""
 
 from __future__ import annotations
 
@@ -7,18 +8,26 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import IntegrityError, KeyAccessError
-from ags_fast.keys.kms import ALLOWED
+from ags_fast.keys.kms import ALLOWED, CONTEXT, context_of
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, ENDPOINT, READ_MS, UNREACHED, ServiceKms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = ["AwsKms"]
 
 REGION = "client.region"
 ALGORITHM = "kms.encryption-algorithm-spec"
 SYMMETRIC = "SYMMETRIC_DEFAULT"
+PROFILE = "client.profile-name"
+GRANTS = "kms.grant-tokens"
+ROLE = "client.assume-role.arn"
+ROLE_EXTERNAL_ID = "client.assume-role.external-id"
+ROLE_REGION = "client.assume-role.region"
+ROLE_SECONDS = "client.assume-role.timeout-sec"
+ROLE_SESSION = "client.assume-role.session-name"
+ROLE_TAGS = "client.assume-role.tags."
 
 # What AWS says, and what the caller can do about it. Its messages are not shown: some quote what was sent, and that was
 # a key.
@@ -37,6 +46,7 @@ REFUSALS = {
 NOT_WHAT_WAS_WRAPPED = ("InvalidCiphertextException", "IncorrectKeyException")
 CODE = re.compile(r"[A-Z][A-Za-z]{2,48}Exception")
 ALIAS = re.compile(r"(^|:)alias/")
+MRK_ARN = re.compile(r"(arn:aws[a-z-]*:kms:)([a-z0-9-]+)(:[0-9]{12}:key/mrk-[A-Za-z0-9-]{1,64})")
 KEY_ARN = re.compile(r"arn:aws[a-z-]{0,16}:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[A-Za-z0-9-]{1,64}")
 BUSY_CODES = (
     "ThrottlingException",
@@ -56,9 +66,12 @@ BUSY_CODES = (
 class AwsKms(ServiceKms):
     """Wraps by Encrypt, Decrypt, ReEncrypt and GenerateDataKey.
 
-    Properties: ``client.region``, ``kms.endpoint``, ``kms.encryption-algorithm-spec`` (SYMMETRIC_DEFAULT), and those of
-    ServiceKms. Credentials come from where boto3 finds them: environment, profile, role. Key ids are key ids, ARNs or
-    aliases. Which rotation of a key wrapped something is known to AWS alone.
+    Properties: ``client.region``, ``kms.endpoint``, ``kms.encryption-algorithm-spec`` (SYMMETRIC_DEFAULT),
+    ``kms.grant-tokens`` (with commas between them), ``kms.encryption-context.NAME`` (see `KmsClient.for_dataset`), and
+    those of ServiceKms. Credentials come from where boto3 finds them: environment, profile (``client.profile-name``
+    names one), role. ``client.assume-role.arn`` and its likes, as Iceberg has them: a role to take on with these.
+
+    Key ids are key ids, ARNs or aliases. The ARN of a multi-region key stands for its replica in the client's region.
     """
 
     provider = "aws"
@@ -85,28 +98,55 @@ class AwsKms(ServiceKms):
     def _algorithm(self) -> str:
         return self.properties.get(ALGORITHM, SYMMETRIC)
 
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        role = properties.get(ROLE)
+        if role is None and (given := [name for name in properties if name.startswith("client.assume-role.")]):
+            raise ValueError(f"{given[0]} is about a role: name it in {ROLE}, or omit that")
+        seconds = properties.get(ROLE_SECONDS, "3600")
+        if not (seconds.isascii() and seconds.isdecimal() and 900 <= int(seconds) <= 43200):
+            raise ValueError(f"{ROLE_SECONDS} is a number of seconds from 900 to 43200, not {seconds!r}")
+        context = context_of(properties)
+        if context and properties.get(ALGORITHM, SYMMETRIC) != SYMMETRIC:
+            raise ValueError(f"only a symmetric key takes an encryption context: omit {CONTEXT}* or {ALGORITHM}")
+        if bad := [name for name, text in context.items() if not text or name.startswith("aws:")]:
+            raise ValueError(f"{CONTEXT}{bad[0]}: a context has texts that are not empty, and no names of AWS's")
+        super().initialize(properties)
+
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
-        request = {"KeyId": wrapping_key_id, "Plaintext": key, "EncryptionAlgorithm": self._algorithm}
+        request = {"Plaintext": key, **self._one_key(wrapping_key_id)}
         return self._call("encrypt", wrapping_key_id, request)["CiphertextBlob"]  # type: ignore[no-any-return]
 
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        request = {"KeyId": wrapping_key_id, "CiphertextBlob": wrapped, "EncryptionAlgorithm": self._algorithm}
+        request = {"CiphertextBlob": wrapped, **self._one_key(wrapping_key_id)}
         return self._call("decrypt", wrapping_key_id, request)["Plaintext"]  # type: ignore[no-any-return]
 
     def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
         size = {"NumberOfBytes": length} if length == 24 else {"KeySpec": f"AES_{8 * length}"}
-        answer = self._call("generate_data_key", wrapping_key_id, {"KeyId": wrapping_key_id, **size})
+        request = {**self._one_key(wrapping_key_id), **size}
+        del request["EncryptionAlgorithm"]
+        answer = self._call("generate_data_key", wrapping_key_id, request)
         return answer["Plaintext"], answer["CiphertextBlob"]
 
     def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        request = {
-            "CiphertextBlob": wrapped,
-            "SourceKeyId": wrapping_key_id,
-            "SourceEncryptionAlgorithm": self._algorithm,
-            "DestinationKeyId": wrapping_key_id,
-            "DestinationEncryptionAlgorithm": self._algorithm,
-        }
+        one = self._one_key(wrapping_key_id)
+        shared = {"GrantTokens": one.pop("GrantTokens")} if "GrantTokens" in one else {}
+        sides = {f"{side}{name}": value for side in ("Source", "Destination") for name, value in one.items()}
+        request = {"CiphertextBlob": wrapped, **sides, **shared}
         return self._call("re_encrypt", wrapping_key_id, request)["CiphertextBlob"]  # type: ignore[no-any-return]
+
+    def _one_key(self, key_id: str) -> dict[str, Any]:
+        """What each request says of its key."""
+        given: dict[str, Any] = {"KeyId": key_id, "EncryptionAlgorithm": self._algorithm}
+        if (parts := MRK_ARN.fullmatch(key_id)) is not None:
+            given["KeyId"] = parts[1] + self._connected().meta.region_name + parts[3]
+        return given | self._every
+
+    @property
+    def _every(self) -> dict[str, Any]:
+        """What each request says besides."""
+        tokens = [stripped for token in self.properties.get(GRANTS, "").split(",") if (stripped := token.strip())]
+        context = context_of(self.properties)
+        return ({"EncryptionContext": context} if context else {}) | ({"GrantTokens": tokens} if tokens else {})
 
     def _call(self, method: str, key_id: str, request: dict[str, Any]) -> dict[str, Any]:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -134,7 +174,7 @@ class AwsKms(ServiceKms):
         client, named = self._connected(), ""
         if ALLOWED not in self.properties and self._algorithm == SYMMETRIC:
             with contextlib.suppress(BotoCoreError, ClientError, KeyError):
-                named = str(self._ask(lambda: client.decrypt(CiphertextBlob=wrapped), deadline)["KeyId"])
+                named = str(self._ask(lambda: client.decrypt(CiphertextBlob=wrapped, **self._every), deadline)["KeyId"])
         old = named if KEY_ARN.fullmatch(named) else "the key that it pointed to before"
         return KeyAccessError(
             f"the AWS alias {key_id!r} points to another key than the one that wrapped this, {old}: point the alias "
@@ -143,7 +183,6 @@ class AwsKms(ServiceKms):
         )
 
     def _connect(self) -> Any:
-        import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
@@ -156,9 +195,9 @@ class AwsKms(ServiceKms):
             },  # the retries are ours: botocore's would multiply them
         )
         try:
-            return boto3.session.Session().client(
+            return self._session(config).client(
                 "kms",
-                region_name=self.properties.get(REGION),
+                region_name=self.properties.get(REGION) or self.properties.get(ROLE_REGION),
                 endpoint_url=self.properties.get(ENDPOINT),
                 config=config,
             )
@@ -166,6 +205,57 @@ class AwsKms(ServiceKms):
             raise KeyAccessError(
                 f"the KMS aws cannot be called ({type(error).__name__}): set {REGION}, {ENDPOINT} and the credentials"
             ) from None
+
+    def _session(self, config: Any) -> Any:
+        """The caller's, or that of the role which the caller takes on."""
+        import boto3
+        import botocore.session
+        from botocore.credentials import CredentialProvider, DeferredRefreshableCredentials
+
+        session = boto3.session.Session(profile_name=self.properties.get(PROFILE))
+        if ROLE not in self.properties:
+            return session
+
+        class Role(CredentialProvider):  # type: ignore[misc]
+            METHOD = CANONICAL_NAME = "ags-fast-assume-role"
+
+            def load(provider) -> Any:  # noqa: N805
+                return DeferredRefreshableCredentials(lambda: self._taken_on(session, config), provider.METHOD)
+
+        of_role = botocore.session.Session()
+        of_role.get_component("credential_provider").insert_before("env", Role())
+        return boto3.session.Session(botocore_session=of_role)
+
+    def _taken_on(self, session: Any, config: Any) -> dict[str, str]:
+        """Credentials of the role, as botocore renews them."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        given = self.properties
+        request: dict[str, Any] = {
+            "RoleArn": given[ROLE],
+            "RoleSessionName": given.get(ROLE_SESSION, "ags_fast"),
+            "DurationSeconds": int(given.get(ROLE_SECONDS, "3600")),
+        }
+        if ROLE_EXTERNAL_ID in given:
+            request["ExternalId"] = given[ROLE_EXTERNAL_ID]
+        tags = {name[len(ROLE_TAGS) :]: text for name, text in given.items() if name.startswith(ROLE_TAGS)}
+        if tags:
+            request["Tags"] = [{"Key": name, "Value": text} for name, text in tags.items()]
+        try:
+            region = given.get(ROLE_REGION) or given.get(REGION)
+            made = session.client("sts", region_name=region, config=config).assume_role(**request)["Credentials"]
+            return {
+                "access_key": made["AccessKeyId"],
+                "secret_key": made["SecretAccessKey"],
+                "token": made["SessionToken"],
+                "expiry_time": made["Expiration"].isoformat(),
+            }
+        except (BotoCoreError, ClientError) as error:
+            code = _code(error) if isinstance(error, ClientError) else type(error).__name__
+        raise KeyAccessError(
+            f"the KMS aws was not asked, since the role {given[ROLE]!r} could not be taken on ({code}): allow "
+            "sts:AssumeRole to the caller, and trust the caller in the role"
+        )
 
     def _disconnect(self, connection: Any) -> None:
         connection.close()
@@ -183,6 +273,7 @@ class AwsKms(ServiceKms):
         if code in NOT_WHAT_WAS_WRAPPED:
             return IntegrityError(
                 f"a wrapped key is not what the AWS key {key_id!r} wrapped ({code}): changed, or wrapped by another key"
+                " or under another encryption context"
             )
         action = "".join(part.capitalize() for part in method.split("_"))
         if code in BUSY_CODES:

@@ -11,10 +11,14 @@ from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, ENDPOINT, READ_MS, UNREACHED, ServiceKms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = ["GcpKms"]
 
+ACCOUNT = "gcs.impersonate.service-account"
+DELEGATES = "gcs.impersonate.delegates"
+LIFETIME = "gcs.impersonate.lifetime-seconds"
+SCOPE = "https://www.googleapis.com/auth/cloudkms"
 PART = r"[A-Za-z0-9_.:-]{1,255}"
 KEY_NAME = re.compile(f"projects/{PART}/locations/{PART}/keyRings/{PART}/cryptoKeys/{PART}")
 VERSION_STATE = re.compile(r"cryptoKeyVersions/([0-9]{1,9})\b[^A-Z]*([A-Z_]{7,40})")
@@ -50,7 +54,10 @@ HTTP_CODES = {
 class GcpKms(ServiceKms):
     """Wraps by Encrypt and Decrypt, both ways under CRC32C.
 
-    Properties: ``kms.endpoint`` and those of ServiceKms. Credentials are Google's application default credentials.
+    Properties: ``kms.endpoint`` and those of ServiceKms. Credentials are Google's application default credentials, or
+    those of a service account that they may impersonate: ``gcs.impersonate.service-account``, ``.delegates`` (with
+    commas between them) and ``.lifetime-seconds`` (3600), as Iceberg has them.
+
     A key id is the key's resource name, ``projects/P/locations/L/keyRings/R/cryptoKeys/K``. A new version wraps once it
     is made the primary one; which one wrapped something is known to Google alone.
     """
@@ -65,6 +72,12 @@ class GcpKms(ServiceKms):
         "google.cloud.kms_v1.services.key_management_service.client",
         "google.cloud.kms_v1.services.key_management_service.transports.rest",
     )
+
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        seconds = properties.get(LIFETIME, "3600")
+        if not (seconds.isascii() and seconds.isdecimal() and 1 <= int(seconds) <= 43200):
+            raise ValueError(f"{LIFETIME} is a number of seconds from 1 to 43200, not {seconds!r}")
+        super().initialize(properties)
 
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         import google_crc32c
@@ -136,9 +149,23 @@ class GcpKms(ServiceKms):
 
     def _credentials(self, scheme: str) -> Any:
         """None: the application's default ones. None of them go where there is no TLS."""
+        import google.auth
         from google.auth.credentials import AnonymousCredentials
+        from google.auth.impersonated_credentials import Credentials
 
-        return AnonymousCredentials() if scheme == "http" else None  # type: ignore[no-untyped-call]
+        if scheme == "http":
+            return AnonymousCredentials()  # type: ignore[no-untyped-call]
+        if ACCOUNT not in self.properties:
+            return None
+        source, _ = google.auth.default(scopes=[SCOPE])
+        delegates = [stripped for part in self.properties.get(DELEGATES, "").split(",") if (stripped := part.strip())]
+        return Credentials(  # type: ignore[no-untyped-call]
+            source,
+            self.properties[ACCOUNT],
+            target_scopes=[SCOPE],
+            delegates=delegates or None,
+            lifetime=int(self.properties.get(LIFETIME, "3600")),
+        )
 
     def _disconnect(self, connection: Any) -> None:
         connection.transport.close()

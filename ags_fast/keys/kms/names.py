@@ -34,8 +34,28 @@ BY_PROVIDER: dict[str, frozenset[str]] = {
     "local": frozenset(
         {"kms.local.key-file", "kms.local.passphrase-env", "kms.local.passphrase-file", "kms.local.path"}
     ),
-    "aws": SERVICE | {"client.region", "kms.encryption-algorithm-spec", "kms.endpoint"},
-    "gcp": SERVICE | {"kms.endpoint"},
+    "aws": SERVICE
+    | {
+        "client.assume-role.arn",
+        "client.assume-role.external-id",
+        "client.assume-role.region",
+        "client.assume-role.session-name",
+        "client.assume-role.tags.",
+        "client.assume-role.timeout-sec",
+        "client.profile-name",
+        "client.region",
+        "kms.encryption-algorithm-spec",
+        "kms.encryption-context.",
+        "kms.endpoint",
+        "kms.grant-tokens",
+    },
+    "gcp": SERVICE
+    | {
+        "gcs.impersonate.delegates",
+        "gcs.impersonate.lifetime-seconds",
+        "gcs.impersonate.service-account",
+        "kms.endpoint",
+    },
     "azure": SERVICE
     | {
         "adls.token-credential-provider",
@@ -49,13 +69,19 @@ BY_PROVIDER: dict[str, frozenset[str]] = {
 }
 # What Iceberg's catalogs and tables have in the same namespaces, or near names of ours: taken, and not read here.
 ELSEWHERE = frozenset(
-    {"client.role-session-name", "encryption.data-key-length", "encryption.key-id", "kms.data-key-spec"}
+    {
+        "client.role-session-name",
+        "encryption.data-key-length",
+        "encryption.key-id",
+        "gcs.impersonate.scopes",
+        "kms.data-key-spec",
+    }
 )
 
 # Every name in these namespaces must be known. Others, such as ``client.`` and ``s3.``, are other people's, too: there
 # only what looks like a name of ours, mistyped, is refused.
 OURS = ("encryption.", "kms.", "azure.keyvault.", "vault.")
-SHARED = ("client.", "adls.")
+SHARED = ("client.", "adls.", "gcs.impersonate.")
 ALIKE, ALIKE_IN_SHARED, ALIKE_TO_SHOW = 0.9, 0.8, 0.6  # as difflib has it: less is another name
 
 
