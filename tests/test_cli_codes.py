@@ -124,6 +124,22 @@ def test_integrity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("keys", "list", "keystore", *KEYSTORE) == 3
 
 
+def test_nothing_is_not_green(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A scheduled check of a dataset that has no version any more, and a name that matches nothing, are no success."""
+    for command in (["verify"], ["rekey"], ["rm"], ["keys", "audit", "--event", "dek-leaked"], ["decrypt"]):
+        first, *more = command
+        arguments = ["out"] if first == "decrypt" else []
+        pattern = ["tpyo/*"] if first == "rm" else ["--path", "tpyo/*"]
+        code = run(first, *more[:1], "ds", *arguments, *more[1:], *pattern, *KMS)
+        assert code == 5 and "tpyo" in capsys.readouterr().err, command
+    shutil.rmtree("ds/_ags/versions")
+    for command in (["verify"], ["verify", "--strict"], ["rekey"], ["decrypt"], ["cat"], ["ls"], ["rm"]):
+        arguments = {"decrypt": ["out"], "cat": ["b"], "rm": ["b"]}.get(command[0], [])
+        assert run(command[0], "ds", *arguments, *command[1:], *KMS) == 3, command
+        assert "version" in capsys.readouterr().err
+    assert not (folder / "out").exists() or not any((folder / "out").iterdir())
+
+
 def test_key_access(folder: Path) -> None:
     clear_cache()
     (folder / "other.key").write_bytes(bytes(32))
@@ -202,12 +218,12 @@ def test_files_that_no_version_knows(folder: Path, capsys: pytest.CaptureFixture
     shutil.copy("ds/b.ags", "ds/extra.ags")
     assert run("verify", "ds", *KMS) == 0
     shown = capsys.readouterr()
-    assert "ags-fast: warning: ds: 1 file in the tree that no version" in shown.err
+    assert "ags-fast: warning: " in shown.err and "ds: 1 file is in the dataset's folder that no version" in shown.err
     assert "skipped      1 (1 ExtraFile)" in shown.out
     shutil.copy("ds/b.ags", "ds/another.ags")
     assert run("verify", "ds", "--strict", "--json", *KMS) == 1
     shown = capsys.readouterr()
-    assert "2 files in the tree" in shown.err
+    assert "2 files are in the dataset's folder" in shown.err
     result = json.loads(shown.out)
     assert (result["exit_code"], result["skipped_by"]) == (1, {"ExtraFile": 2})
     (folder / "ds" / "b.ags").unlink()

@@ -248,6 +248,17 @@ def test_ctrl_c_at_any_moment(tree: Path, kms: list[str], after: float) -> None:
     interrupt(tree, after, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *kms)
 
 
+@pytest.mark.more
+@pytest.mark.spark
+@pytest.mark.parametrize("after", [1.5, 12.0])
+def test_ctrl_c_on_spark(tree: Path, kms: list[str], after: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it starts, and while its workers are at it."""
+    pytest.importorskip("pyspark")
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    spark = ["--engine", "spark", "--spark-master", "local[2]"]
+    interrupt(tree, after, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *spark, *kms)
+
+
 def test_ctrl_c_of_a_stream(tree: Path) -> None:
     (tree / "key").write_bytes(bytes(16))
     (tree / "key").chmod(0o600)

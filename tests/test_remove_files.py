@@ -191,6 +191,6 @@ def test_command(dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixtu
     said = json.loads(capsys.readouterr().out)
     assert (said["planned"], said["still_in"], said["version"]) == (4, [1], 1)
     assert main(["rm", str(dataset), "one", "year=2025/*", *options]) == 0
-    assert "warning: Still in version 1, until expire" in capsys.readouterr().out
+    assert "Still in version 1, until expire" in capsys.readouterr().err
     assert main(["rm", str(dataset), "one", *options]) not in (0, 2)
     assert "no file of the dataset matches 'one'" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from ags_fast.fs import Store
 from ags_fast.jobs.dataset import VERSIONS, Dataset, numbered, version_numbers
 from ags_fast.jobs.plan import open_plans
 from ags_fast.jobs.policy import Policy
-from ags_fast.jobs.results import JobResult
+from ags_fast.jobs.results import JobResult, shown_counts
 from ags_fast.keys.chain import sha256
 from ags_fast.keys.command import add_kms_options, kms_properties, pairs
 from ags_fast.keys.envelope import Document, document_nbytes
@@ -275,11 +275,8 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
     done = jobs.verify_files(args.file, **_shared(args), version=args.version, paths=args.paths)
     shown = result(done)
-    extra = shown["skipped_by"].get("ExtraFile", 0)
-    if extra:
-        warn(f"{args.file}: {extra:,} file{'s' * (extra != 1)} in the tree that no version and no open job knows")
-        if args.strict and not shown["exit_code"]:
-            shown["exit_code"] = EXIT_FAILED
+    if args.strict and done.extra_files and not shown["exit_code"]:
+        shown["exit_code"] = EXIT_FAILED
     return shown
 
 
@@ -311,7 +308,9 @@ def _sweep(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def result(done: JobResult) -> dict[str, Any]:
-    """What a command shows of a job. skipped_by: how many files were skipped, by reason."""
+    """What a command shows of a job, whose warnings go to standard error. skipped_by: files that were, by reason."""
+    for text in done.warnings:
+        warn(f"{done.dataset}: {text}")
     skipped = Counter(row.error_class or "" for row in done.rows if row.status == "skipped")
     return {
         "operation": done.op,
@@ -331,7 +330,8 @@ def result(done: JobResult) -> dict[str, Any]:
 
 def _ls(args: argparse.Namespace) -> dict[str, Any]:
     dataset = opened(args)
-    version, entries = dataset.load(args.version)
+    head, entries = dataset.load(args.version)
+    version = dataset.committed(head)
     shown = ("path", "file", "format", "plain_length", "file_length", "key_id")
     files = [
         {name: getattr(entry, name) for name in shown}
@@ -341,8 +341,8 @@ def _ls(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "operation": args.operation,
         "dataset": args.file,
-        "version": version.number if version else None,
-        "pin": version.pin if version else None,
+        "version": version.number,
+        "pin": version.pin,
         "files": files,
     }
 
@@ -426,8 +426,7 @@ def as_text(result: dict[str, Any]) -> str:
     """For people: the plain fields, then a line for each file, version, key or failure."""
     plain = {name: value for name, value in result.items() if not isinstance(value, (list, dict))}
     if result.get("skipped_by"):
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in result["skipped_by"].items())
-        plain["skipped"] = f"{plain['skipped']} ({kinds})"
+        plain["skipped"] = f"{plain['skipped']} ({shown_counts(result['skipped_by'])})"
     width = max(map(len, plain), default=0)
     lines = [f"{name.replace('_', ' '):<{width}}  {value}" for name, value in plain.items() if name != "exit_code"]
     lines += [f"{entry['plain_length']:>15,}  {entry['path']}" for entry in result.get("files", ())]
@@ -457,5 +456,4 @@ def as_text(result: dict[str, Any]) -> str:
         lines.append(f"{row['status']}  {row['src']}{why}")
     if len(notable) > SHOWN_FAILURES:
         lines.append(f"and {len(notable) - SHOWN_FAILURES} more: --json shows all")
-    lines += [f"warning: {text}" for text in result.get("warnings", ())]
     return "\n".join(lines)

@@ -346,8 +346,8 @@ class _Rotation:
                 uses[wants[successor]] += count
         unused = {entry.key_id: None for entry in old if entry.key_id not in wants}
         policy = self.head.policy if self.head else Policy()
-        counted = {want: made[want].replace(uses=policy.reserved(0, uses[want], SLACK_USES)) for want in made}
-        return {**{key_id: counted[want] for key_id, want in wants.items()}, **unused}
+        reserved = {want: made[want].replace(uses=policy.reserved(0, uses[want], SLACK_USES)) for want in made}
+        return {**{key_id: reserved[want] for key_id, want in wants.items()}, **unused}
 
     def _try(self, new: Mapping[str, KeyEntry]) -> None:
         """Ask the KMS for each old key, or for one DEK of it: a refusal is to come before anything is written."""
