@@ -13,6 +13,8 @@ enum {
     BUDGET_MS = 100,                  /* of one call: bounds how long an interrupt waits */
     PARALLEL_MIN_NBYTES = 512 * 1024, /* less is over before a helper has woken up */
     NONCES = 32,                      /* drawn at once, and forgotten when the job ends */
+    CRC_TRIES = 100,                  /* to seal a page until its CRC has a varint of four bytes: 1 page of 600 has none yet */
+    CRC_OF_4_NBYTES = 0x07ffffff,
     HEADER_GROWTH_NBYTES = 16,        /* the most that two longer varints, and a filler's head, add to a page header */
     HEADER_STEP_NBYTES = 4096,
     HEADER_MAX_NBYTES = 64 * 1024 * 1024, /* of a plain one, whose end is only where its fields end; Arrow reads 16 MiB */
@@ -463,10 +465,7 @@ static bool open_body(struct worker *worker, struct page *page, uint8_t *out) {
         page->lead_nbytes = (size_t)page->header.levels; /* both lengths fitted by chance */
         return open_body(worker, page, out);
     }
-    if (status == AGSF_OK && page->lead_nbytes > 0) {
-        if (run->refuse_levels) status = AGSF_LEVELS;
-        run->outside_levels++;
-    }
+    if (status == AGSF_OK && page->lead_nbytes > 0 && run->refuse_levels) status = AGSF_LEVELS;
     return status == AGSF_OK ? true : fail(run, status, body_module(page));
 }
 
@@ -506,9 +505,19 @@ static bool check_crc(agsf_pages *run, struct page *page) {
     return run->keep_checksum ? true : fail(run, AGSF_CHECKSUM, body_module(page));
 }
 
+/* Puts the body to where it stands in the output, opened, sealed, or both. */
+static bool put_body(struct worker *worker, struct page *page, size_t lead, uint8_t *body) {
+    const agsf_pages *const run = worker->run;
+
+    if (run->to == NULL) return open_body(worker, page, body);
+    if (run->from == NULL) return seal_body(worker, page, page->body, lead, body);
+    /* Opened where it will be sealed, behind the length and the nonce. */
+    return open_body(worker, page, body + CTR_FRAME_NBYTES) && seal_body(worker, page, body + CTR_FRAME_NBYTES, lead, body);
+}
+
 /*
- * Puts the page, whose plain body is at `plain` or in its place already, to the output. The header stands in front of the
- * body but holds the CRC of it as it is stored, so the body comes first, behind the room that the header can need most.
+ * Puts the page to the output. The header stands in front of the body but holds the CRC of it as it is stored, so the body
+ * comes first, behind the room that the header can need most.
  */
 static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_ret) {
     agsf_pages *const run = worker->run;
@@ -526,21 +535,22 @@ static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_re
     agsf_status status;
 
     if (body_nbytes > INT32_MAX) return fail(run, AGSF_BAD_ARGUMENT, body_module(page));
-    if (run->to == NULL) {
-        if (!open_body(worker, page, body)) return false;
-    } else if (run->from == NULL) {
-        if (!seal_body(worker, page, page->body, lead, body)) return false;
-    } else {
-        /* Opened where it will be sealed, behind the length and the nonce. */
-        if (!open_body(worker, page, body + CTR_FRAME_NBYTES)) return false;
-        if (!seal_body(worker, page, body + CTR_FRAME_NBYTES, lead, body)) return false;
-    }
-    if (page->header.has_crc) edit.crc = agsf_crc32(body, body_nbytes) ^ page->crc_difference;
-    header = header_nbytes(&page->header, body_nbytes, edit.crc) + frame;
-    if (run->mode == AGSF_PAGES_SAME_SIZE && header > fixed) {
-        /* The varint of the new CRC is longer than that of the old one, and there is no padding. All else is as it was. */
-        edit.drop_crc = true;
-        run->dropped_checksums++;
+    for (unsigned tries = 1;; tries++) {
+        if (!put_body(worker, page, lead, body)) return false;
+        if (page->header.has_crc) edit.crc = agsf_crc32(body, body_nbytes) ^ page->crc_difference;
+        header = header_nbytes(&page->header, body_nbytes, edit.crc) + frame;
+        if (run->mode != AGSF_PAGES_SAME_SIZE || header <= fixed) break;
+        /*
+         * The varint of the new CRC is longer than that of the old one, and there is no padding. With another nonce it is
+         * another CRC: one of 16 has four bytes or fewer, of 2048 three.
+         */
+        if (tries == CRC_TRIES || header_nbytes(&page->header, body_nbytes, CRC_OF_4_NBYTES) + frame > fixed) {
+            edit.drop_crc = true; /* all else is as it was */
+            run->dropped_checksums++;
+            break;
+        }
+        status = agsf_key_reserve(run->to->key, 1);
+        if (status != AGSF_OK) return fail(run, status, body_module(page));
     }
     if (run->mode == AGSF_PAGES_VIEW) {
         /* There is room: a frame that is gone leaves more than a varint of a CRC takes. */
@@ -585,6 +595,7 @@ static void count_page(agsf_pages *run, const struct page *page, uint64_t in_nby
         run->v2_pages++;
         run->v2_levels += page->header.levels > 0;
     }
+    run->outside_levels += page->lead_nbytes > 0;
     run->began = true;
     run->in_total += in_nbytes;
     run->out_total += out_nbytes;
