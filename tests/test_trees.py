@@ -401,6 +401,8 @@ def test_what_could_block_in_place_of_a_file(
     if kind == "data":
         assert [row.error_class for row in (*verified, *decrypted, *rekeyed)] == ["IntegrityError"] * 3
         assert isinstance(opened, IntegrityError)
+    elif kind == "manifest":
+        assert {type(error) for error in (verified, decrypted, rekeyed, opened)} == {IntegrityError}
     else:
         assert verified and decrypted and rekeyed and opened
     assert not (tmp_path / "out").exists() or tree(tmp_path / "out") == {}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, MAX_BLOCK_SIZE, AgsCodec, encrypted_length
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.fs import NO_LOCK_SECONDS, Store
+from ags_fast.fs import NO_LOCK_SECONDS, NotAFileError, Store
 from ags_fast.jobs.policy import Policy
 from ags_fast.keys.chain import Chain, ChainObjects, Pin, sha256
 from ags_fast.keys.envelope import (
@@ -487,6 +487,8 @@ def open_table(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope)
         data = store.read(ref.path, ref.length)
     except FileNotFoundError:
         raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
+    except NotAFileError:
+        raise IntegrityError(f"{ref.path} is no regular file, but a version or plan of the dataset names it") from None
     except FormatError as error:  # it is longer
         raise IntegrityError(str(error)) from None
     if len(data) != ref.length:
