@@ -103,10 +103,11 @@ def strict_moto() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def vault(token: str) -> Iterator[str]:
-    """The URL of a Vault with a transit engine."""
+def vault(token: str, certificate: Path | None = None) -> Iterator[str]:
+    """The URL of a Vault with a transit engine. certificate: a file with one and its key, for TLS."""
     pytest.importorskip("hvac")
-    with announced([built("vaultmini"), "-token", token]) as url:
+    tls = [] if certificate is None else ["-cert", str(certificate), "-key", str(certificate)]
+    with announced([built("vaultmini"), "-token", token, *tls]) as url:
         yield url
 
 

@@ -64,7 +64,23 @@ BY_PROVIDER: dict[str, frozenset[str]] = {
         "azure.keyvault.url",
     },
     "vault": SERVICE
-    | {"vault.address", "vault.namespace", "vault.token-env", "vault.token-file", "vault.transit-mount"},
+    | {
+        "vault.address",
+        "vault.auth-method",
+        "vault.auth-mount",
+        "vault.auth-role",
+        "vault.ca-file",
+        "vault.client-cert-file",
+        "vault.client-key-file",
+        "vault.jwt-file",
+        "vault.namespace",
+        "vault.role-id",
+        "vault.secret-id-env",
+        "vault.secret-id-file",
+        "vault.token-env",
+        "vault.token-file",
+        "vault.transit-mount",
+    },
     "pkcs11": SERVICE | {"kms.pkcs11.library", "kms.pkcs11.pin-env", "kms.pkcs11.pin-file", "kms.pkcs11.token-label"},
 }
 # What Iceberg's catalogs and tables have in the same namespaces, or near names of ours: taken, and not read here.

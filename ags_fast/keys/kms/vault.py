@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import math
 import os
 import re
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
@@ -22,6 +26,27 @@ NAMESPACE = "vault.namespace"
 MOUNT = "vault.transit-mount"
 TOKEN_FILE = "vault.token-file"
 TOKEN_ENV = "vault.token-env"
+METHOD = "vault.auth-method"
+AUTH_MOUNT = "vault.auth-mount"
+ROLE = "vault.auth-role"
+ROLE_ID = "vault.role-id"
+SECRET_ID_FILE = "vault.secret-id-file"
+SECRET_ID_ENV = "vault.secret-id-env"
+JWT_FILE = "vault.jwt-file"
+CERT_FILE = "vault.client-cert-file"
+KEY_FILE = "vault.client-key-file"
+CA_FILE = "vault.ca-file"
+# The ways to log in, and what each needs and may have.
+METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "token": ((), (TOKEN_FILE, TOKEN_ENV)),
+    "approle": ((ROLE_ID,), (SECRET_ID_FILE, SECRET_ID_ENV)),
+    "kubernetes": ((ROLE,), (JWT_FILE,)),
+    "jwt": ((JWT_FILE,), (ROLE,)),
+    "cert": ((CERT_FILE, KEY_FILE), (ROLE,)),
+}
+KUBERNETES_JWT = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+SECRET_IDS = f"name a file in {SECRET_ID_FILE}, or an environment variable in {SECRET_ID_ENV}"
+MAX_SECRET_NBYTES = 1 << 16
 TOKENS = f"name a file in {TOKEN_FILE}, such as Vault Agent's, or an environment variable in {TOKEN_ENV}"
 
 KEY_NAME = re.compile(r"\w(?:[\w.-]*\w)?", re.ASCII)
@@ -38,6 +63,15 @@ class VaultKms(ServiceKms):
     VAULT_TOKEN or in the file ~/.vault-token, as Vault's own tools have it. It is read for each request, so that an
     agent may renew it. Key ids are names of keys.
 
+    Or the client logs in, by ``vault.auth-method``: ``approle`` (``vault.role-id``, and ``vault.secret-id-file`` or
+    ``vault.secret-id-env``), ``kubernetes`` (``vault.auth-role``, and ``vault.jwt-file``, by default the pod's),
+    ``jwt`` (``vault.jwt-file``, ``vault.auth-role``) or ``cert`` (``vault.client-cert-file``,
+    ``vault.client-key-file``, ``vault.auth-role``), at ``vault.auth-mount``, by default the method's name. It renews
+    its token when half of its time is over, and logs in anew when that cannot be, or when the token is refused.
+
+    ``vault.client-cert-file`` and ``vault.client-key-file`` are shown to any server that asks for a certificate, and
+    ``vault.ca-file`` is whom to trust; else these are where hvac finds them.
+
     Vault makes a key that it does not know when it is asked to encrypt with it, if the policy lets it. So each wrap
     says that such a key would have to be of a type that there is not: then Vault makes none.
     """
@@ -46,7 +80,11 @@ class VaultKms(ServiceKms):
     property_names = BY_PROVIDER[provider]
     packages = ("hvac",)
     endpoint_property = ADDRESS
-    secret_properties = {"vault.token": TOKENS, "vault.secret-id": TOKENS}  # noqa: RUF012, of the base class
+    secret_properties = {  # noqa: RUF012, of the base class
+        "vault.token": TOKENS,
+        "vault.secret-id": SECRET_IDS,
+        "vault.jwt": f"name a file in {JWT_FILE}",
+    }
     supports_key_generation = True
     supports_rewrap = True
 
@@ -55,6 +93,20 @@ class VaultKms(ServiceKms):
             raise ValueError(f"set {ADDRESS}: the server, such as https://vault.example.com:8200")
         if properties.get(TOKEN_FILE) and properties.get(TOKEN_ENV):
             raise ValueError(f"set one of {TOKEN_FILE} and {TOKEN_ENV}")
+        method = properties.get(METHOD, "token")
+        if method not in METHODS:
+            raise ValueError(f"{METHOD} is {', '.join(METHODS)}, not {method!r}")
+        needed, more = METHODS[method]
+        if missing := [name for name in needed if not properties.get(name)]:
+            raise ValueError(f"{METHOD} {method} needs {missing[0]}")
+        every = {name for names in METHODS.values() for part in names for name in part} - {CERT_FILE, KEY_FILE}
+        every |= {AUTH_MOUNT} if method == "token" else set()
+        if other := sorted((every - {*needed, *more}) & properties.keys()):
+            raise ValueError(f"{other[0]} is not for {METHOD} {method}: omit it, or set another method")
+        if method == "approle" and bool(properties.get(SECRET_ID_FILE)) == bool(properties.get(SECRET_ID_ENV)):
+            raise ValueError(f"set one of {SECRET_ID_FILE} and {SECRET_ID_ENV}")
+        if bool(properties.get(CERT_FILE)) != bool(properties.get(KEY_FILE)):
+            raise ValueError(f"set both of {CERT_FILE} and {KEY_FILE}, or none")
         super().initialize(properties)
 
     def key_version(self, wrapped: bytes) -> str | None:
@@ -111,19 +163,34 @@ class VaultKms(ServiceKms):
         return _plaintext(answer), _ciphertext(answer)
 
     def _call(self, action: str, key_id: str, ask: Callable[[Any, str, str], Any], deadline: float) -> dict[str, Any]:
-        from hvac.exceptions import InvalidRequest, VaultError
+        from hvac.exceptions import Forbidden, InvalidRequest, VaultError
         from requests.exceptions import RequestException
 
         if not KEY_NAME.fullmatch(key_id):  # it becomes part of a path
             raise KeyAccessError(f"{key_id!r} is no key of the KMS vault: the name of a transit key")
-        client, mount = self._connected(), self._mount
+        server, mount = self._connected(), self._mount
+        token = ""
 
         def request() -> Any:
-            client.token = self._token()
+            nonlocal token
+            token = self._token(server)
+            client = server.client(token)
             return ask(client.secrets.transit, key_id, mount)
 
+        def again() -> Any:
+            """The token of a login may be over, or revoked: with a new one, once."""
+            try:
+                return request()
+            except Forbidden:
+                if token != server.token or server.lives(token):
+                    raise
+            with server.lock:
+                if server.token == token:
+                    server.token = ""
+            return request()
+
         try:
-            return self._ask(request, deadline)["data"]  # type: ignore[no-any-return]
+            return self._ask(again, deadline)["data"]  # type: ignore[no-any-return]
         except InvalidRequest:
             if action in ("decrypt", "rewrap"):
                 raise _InvalidError from None
@@ -135,7 +202,7 @@ class VaultKms(ServiceKms):
         except VaultError as error:
             raise self._translated(error, action, key_id) from None
         except RequestException as error:
-            check = f"{ADDRESS}, and the certificate's authority in VAULT_CACERT or REQUESTS_CA_BUNDLE"
+            check = f"{ADDRESS}, and the certificate's authority in {CA_FILE}, VAULT_CACERT or REQUESTS_CA_BUNDLE"
             raise self._not_reached(self.properties[ADDRESS], repr(key_id), error, check) from None
 
     def _find(self, key_id: str, deadline: float) -> dict[str, Any] | None:
@@ -175,41 +242,78 @@ class VaultKms(ServiceKms):
     def _mount(self) -> str:
         return self.properties.get(MOUNT, "transit").strip("/")
 
-    def _token(self) -> str | None:
-        """None: where hvac looks for it."""
+    def _token(self, server: _Server) -> str:
+        if self.properties.get(METHOD, "token") != "token":
+            return self._logged_in(server)
         properties = self.properties
-        try:
-            if path := properties.get(TOKEN_FILE):
-                with open(path) as file:
-                    token = file.read(4096).strip()
-            elif name := properties.get(TOKEN_ENV):
-                path, token = name, os.environ.get(name, "").strip()
-            else:
-                from hvac.utils import get_token_from_env
+        if path := properties.get(TOKEN_FILE):
+            return _secret("token", path, lambda: _read(path), TOKENS)
+        if name := properties.get(TOKEN_ENV):
+            return _secret("token", name, lambda: os.environ.get(name, ""), TOKENS)
+        from hvac.utils import get_token_from_env
 
-                path, token = "VAULT_TOKEN", get_token_from_env()
-        except (OSError, ValueError) as error:
+        return _secret("token", "VAULT_TOKEN", lambda: get_token_from_env() or "", TOKENS)
+
+    def _logged_in(self, server: _Server) -> str:
+        """The token of a login: the one that there is, renewed, or that of a new one."""
+        from hvac.exceptions import Forbidden, InvalidRequest
+
+        with server.lock:
+            now = time.monotonic()
+            if server.token and now < server.renews_at:
+                return server.token
+            if server.token and server.renewable and now < server.ends_at:
+                with contextlib.suppress(Forbidden, InvalidRequest):
+                    server.take(server.client(server.token).write_data("auth/token/renew-self", data={}))
+                    return server.token
+            method = self.properties[METHOD]
+            mount = self.properties.get(AUTH_MOUNT, method).strip("/")
+            code = ""
+            try:
+                server.take(server.client("").write_data(f"auth/{mount}/login", data=self._proof(method)))
+                return server.token
+            except (Forbidden, InvalidRequest) as error:
+                code = type(error).__name__
             raise KeyAccessError(
-                f"the token of the KMS vault cannot be read here ({type(error).__name__}): {path}"
-            ) from None
-        if not token or not token.isprintable():
-            raise KeyAccessError(f"the KMS vault needs a token, and there is none in {path}: {TOKENS}")
-        return token
+                f"the KMS vault refused the login by {method} at auth/{mount} ({code}): check {AUTH_MOUNT}, the role "
+                "and what proves it, which may be over or used up"
+            )
 
-    def _connect(self) -> Any:
+    def _proof(self, method: str) -> dict[str, str]:
+        """What a login is made with."""
+        given = self.properties
+        role = {"role": given[ROLE]} if ROLE in given else {}
+        if method == "cert":
+            return {"name": given[ROLE]} if role else {}
+        if method == "approle":
+            path, name = given.get(SECRET_ID_FILE, ""), given.get(SECRET_ID_ENV, "")
+            read = (lambda: _read(path)) if path else (lambda: os.environ.get(name, ""))
+            return {"role_id": given[ROLE_ID], "secret_id": _secret("secret id", path or name, read, SECRET_IDS)}
+        path = given.get(JWT_FILE, KUBERNETES_JWT)
+        return {**role, "jwt": _secret("JWT", path, lambda: _read(path), f"name its file in {JWT_FILE}")}
+
+    def _connect(self) -> _Server:
         import hvac
 
         timeout = (self._number(CONNECT_MS) / 1000, self._number(READ_MS) / 1000)
-        return hvac.Client(
-            url=self.properties[ADDRESS],
-            token="",
-            timeout=timeout,
-            namespace=self.properties.get(NAMESPACE),
-            allow_redirects=False,  # the token would go along, to wherever
-        )
+        cert = self.properties.get(CERT_FILE)
 
-    def _disconnect(self, connection: Any) -> None:
-        connection.adapter.close()
+        def connected(token: str, session: Any = None) -> Any:
+            return hvac.Client(
+                url=self.properties[ADDRESS],
+                token=token,
+                cert=(cert, self.properties[KEY_FILE]) if cert else None,
+                verify=self.properties.get(CA_FILE),
+                timeout=timeout,
+                namespace=self.properties.get(NAMESPACE),
+                allow_redirects=False,  # the token would go along, to wherever
+                session=session,
+            )
+
+        return _Server(connected)
+
+    def _disconnect(self, connection: _Server) -> None:
+        connection.first.adapter.close()
 
     def _trouble(self, error: Exception) -> str | None:
         from requests.exceptions import ConnectionError, Timeout
@@ -235,12 +339,69 @@ class VaultKms(ServiceKms):
         return made(str(self._refusal(action, repr(key_id), code, advice)))
 
 
+class _Server:
+    """A connection, and the token of a login there, if any."""
+
+    def __init__(self, connected: Callable[..., Any]) -> None:
+        self._connected = connected
+        self.first = connected("")
+        self._last = "", self.first
+        self.lock = threading.Lock()
+        self.token = ""
+        self.renews_at = self.ends_at = math.inf
+        self.renewable = False
+
+    def client(self, token: str) -> Any:
+        """One for each token, for threads: they share the connections."""
+        last = self._last
+        if last[0] != token:
+            last = self._last = token, self._connected(token, self.first.session)
+        return last[1]
+
+    def lives(self, token: str) -> bool:
+        """Whether Vault takes the token, which it did not allow something: then another would be no better."""
+        from hvac.exceptions import Forbidden
+
+        try:
+            self.client(token).auth.token.lookup_self()
+        except Forbidden:
+            return False
+        return True
+
+    def take(self, answer: Any) -> None:
+        """The token that Vault has given or renewed."""
+        auth, now = answer["auth"], time.monotonic()
+        token, seconds = auth["client_token"], float(auth["lease_duration"])
+        if not isinstance(token, str) or not token.isprintable():
+            raise KeyAccessError("the KMS vault answered a login with something else than a token")
+        self.token, self.renewable = token, bool(auth["renewable"])
+        self.renews_at, self.ends_at = (now + seconds / 2, now + seconds) if seconds else (math.inf, math.inf)
+
+
 class _InvalidError(Exception):
     """Vault says no more than that the request is invalid."""
 
 
 class _ForbiddenError(KeyAccessError):
     pass
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read(MAX_SECRET_NBYTES)
+
+
+def _secret(what: str, where: str, read: Callable[[], str], instead: str) -> str:
+    """What is read for each use, so that an agent may renew it."""
+    try:
+        text = read().strip()
+    except (OSError, ValueError) as error:
+        raise KeyAccessError(
+            f"the {what} of the KMS vault cannot be read here ({type(error).__name__}): {where}"
+        ) from None
+    if not text or not text.isprintable():
+        raise KeyAccessError(f"the KMS vault needs a {what}, and there is none in {where}: {instead}")
+    return text
 
 
 def _version(wrapped: bytes) -> int:

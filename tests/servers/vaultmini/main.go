@@ -1,11 +1,13 @@
-// vaultmini is HashiCorp Vault itself (its core, its transit engine, its HTTP interface), kept in memory and listening
-// on loopback: what the tests need of it, in a program that is built in a minute or two. It prints "READY <url>".
+// vaultmini is HashiCorp Vault itself (its core, its transit engine, its logins by AppRole, JWT and certificate, its HTTP
+// interface), kept in memory and listening on loopback: what the tests need of it, in a program that is built in a
+// minute or two. It prints "READY <url>". With -cert and -key it speaks TLS, and asks clients for certificates.
 //
 // The modules under stubs stand for parts that are never called: automatic unsealing by clouds, and their discovery.
 package main
 
 import (
 	"context"
+	"crypto/tls"
 	"flag"
 	"fmt"
 	"net"
@@ -13,6 +15,9 @@ import (
 	"os"
 
 	log "github.com/hashicorp/go-hclog"
+	jwt "github.com/hashicorp/vault-plugin-auth-jwt"
+	"github.com/hashicorp/vault/builtin/credential/approle"
+	"github.com/hashicorp/vault/builtin/credential/cert"
 	"github.com/hashicorp/vault/builtin/logical/transit"
 	"github.com/hashicorp/vault/helper/namespace"
 	vaulthttp "github.com/hashicorp/vault/http"
@@ -23,25 +28,41 @@ import (
 	"github.com/hashicorp/vault/vault"
 )
 
-// onlyTransit is the registry of built-in plugins.
-type onlyTransit struct{}
+var engines = map[string]logical.Factory{"transit": transit.Factory}
+var logins = map[string]logical.Factory{"approle": approle.Factory, "cert": cert.Factory, "jwt": jwt.Factory}
 
-func (onlyTransit) Contains(name string, kind consts.PluginType) bool {
-	return name == "transit" && kind == consts.PluginTypeSecrets
-}
+// builtins is the registry of built-in plugins.
+type builtins struct{}
 
-func (r onlyTransit) Get(name string, kind consts.PluginType) (func() (interface{}, error), bool) {
-	return func() (interface{}, error) { return transit.Factory, nil }, r.Contains(name, kind)
-}
-
-func (onlyTransit) Keys(kind consts.PluginType) []string {
-	if kind == consts.PluginTypeSecrets {
-		return []string{"transit"}
+func (builtins) of(kind consts.PluginType) map[string]logical.Factory {
+	switch kind {
+	case consts.PluginTypeSecrets:
+		return engines
+	case consts.PluginTypeCredential:
+		return logins
 	}
 	return nil
 }
 
-func (r onlyTransit) DeprecationStatus(name string, kind consts.PluginType) (consts.DeprecationStatus, bool) {
+func (r builtins) Contains(name string, kind consts.PluginType) bool {
+	_, found := r.of(kind)[name]
+	return found
+}
+
+func (r builtins) Get(name string, kind consts.PluginType) (func() (interface{}, error), bool) {
+	factory, found := r.of(kind)[name]
+	return func() (interface{}, error) { return factory, nil }, found
+}
+
+func (r builtins) Keys(kind consts.PluginType) []string {
+	names := []string{}
+	for name := range r.of(kind) {
+		names = append(names, name)
+	}
+	return names
+}
+
+func (r builtins) DeprecationStatus(name string, kind consts.PluginType) (consts.DeprecationStatus, bool) {
 	return consts.Supported, r.Contains(name, kind)
 }
 
@@ -54,6 +75,8 @@ func must(err error) {
 
 func main() {
 	address := flag.String("listen", "127.0.0.1:0", "address and port; 0 is any")
+	certFile := flag.String("cert", "", "the certificate, for TLS")
+	keyFile := flag.String("key", "", "its key")
 	token := flag.String("token", "root", "the token that may do everything")
 	flag.Parse()
 
@@ -65,8 +88,8 @@ func main() {
 		Logger:          logger,
 		DisableMlock:    true,
 		DevToken:        *token,
-		LogicalBackends: map[string]logical.Factory{"transit": transit.Factory},
-		BuiltinRegistry: onlyTransit{},
+		LogicalBackends: engines, CredentialBackends: logins,
+		BuiltinRegistry: builtins{},
 	})
 	must(err)
 
@@ -94,7 +117,16 @@ func main() {
 
 	listener, err := net.Listen("tcp", *address)
 	must(err)
-	fmt.Printf("READY http://%s\n", listener.Addr())
+	scheme := "http"
+	if *certFile != "" {
+		pair, err := tls.LoadX509KeyPair(*certFile, *keyFile)
+		must(err)
+		scheme = "https"
+		listener = tls.NewListener(listener, &tls.Config{
+			Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequestClientCert,
+		})
+	}
+	fmt.Printf("READY %s://%s\n", scheme, listener.Addr())
 	must(http.Serve(listener, vaulthttp.Handler.Handler(&vault.HandlerProperties{
 		Core:           core,
 		ListenerConfig: &configutil.Listener{Type: "tcp", Address: listener.Addr().String()},
