@@ -844,6 +844,11 @@ def test_functions_are_called_with_none(footer: bool) -> None:
         with pytest.raises(KeyAccessError, match=r"'id'.*no key_metadata of it, so pass Keys"):
             reader(sealed, retrieve)
     assert set(asked) == {None} and len(asked) == len(readers)
+    report = parquet.verify(sealed, retrieve, missing="skip")
+    assert [row.path for row in report.columns if row.key == "missing"] == ["id"]
+    parquet.encrypt_file(plain, sealed, Keys(KF, {"id": KF}), plaintext_footer=footer)  # one key for all
+    for reader in readers:
+        reader(sealed, retrieve)
     parquet.encrypt_file(plain, sealed, Keys(KF, {"id": key("id")}, column_metadata={"id": b"unknown"}))
     with pytest.raises(KeyAccessError, match=r"'id'.*no key was found for the key_metadata"):
         parquet.verify(sealed, retrieve)

@@ -413,7 +413,7 @@ def _restore(chunk: Chunk) -> None:
 class Opened:
     """A Parquet file whose footer was read, and, given keys, opened and checked.
 
-    keys: Keys, or a function from key_metadata (None if the footer stores none) to a key; None opens nothing.
+    keys: Keys, or a function from key_metadata (None where none is stored) to a key; None opens nothing.
     aad_prefix: as the caller knows it; compared with what the file says. aad_prefix_verifier: called with the prefix,
     raises if it is wrong.
     quirks: of `QUIRKS`. allow_ctr: whether page bytes may be without tags. plain: whether a file may be without
@@ -625,8 +625,8 @@ class Opened:
                 entry = self._keys.column(path)
                 if entry is not None:
                     found = self.footer_key if isinstance(entry[0], _FooterKey) else self.key(entry[0])
-            elif self._keys is not None and key_metadata is None:  # it could not tell which column it is asked for
-                self._refusals[place] = KeyAccessError("the file stores no key_metadata of it, so pass Keys")
+            elif key_metadata is None and self.crypto is not None and self.crypto.key_metadata is None:
+                found = self.footer_key  # what it has found for None
             elif self._keys is not None:
                 try:
                     found = self._retrieve(self._keys, key_metadata, f"column {dotted(path)!r}")
@@ -741,7 +741,17 @@ class Opened:
         chunk.modules = self._modules(chunk, key, ctr)
         if raw.sealed_metadata:
             sealed = memoryview(self.data)[raw.sealed_metadata : raw.sealed_metadata + raw.sealed_metadata_nbytes]
-            chunk.metadata_bytes, _ = chunk.modules.open(COLUMN_METADATA, sealed)
+            try:
+                chunk.metadata_bytes, _ = chunk.modules.open(COLUMN_METADATA, sealed)
+            except IntegrityError:
+                if own is None or chunk.key_metadata is not None or isinstance(self._keys, Keys):
+                    raise
+                # A function that is asked for None cannot tell which column it is asked for.
+                self._refusals[None] = KeyAccessError("the file stores no key_metadata of it, so pass Keys")
+                chunk.missing, chunk.modules = True, None
+                if self.encrypted_footer:
+                    chunk.metadata = None
+                return
             chunk.metadata = ColumnMetadata(chunk.metadata_bytes)
             chunk.metadata_bytes = chunk.metadata_bytes[: chunk.metadata.end]  # parquet-java pads
             if not self.encrypted_footer and KEPT_MARK in chunk.metadata_bytes:

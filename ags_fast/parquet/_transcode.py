@@ -1078,11 +1078,11 @@ def decrypt_file(
     """Decrypt a Parquet file to a plain one, which appears at `dst` only when every tag has passed.
 
     src, dst, threads, storage_options, progress: as for encrypt_file. keys: Keys, or a function from the file's
-    key_metadata to a key, which is called with None for the footer key of a file that stores none. aad_prefix: required
-    if the file does not hold it, else compared with it (PolicyError). aad_prefix_verifier: called with the prefix,
-    raises if this is the wrong file. missing: "error", or "drop" the columns (whole top-level fields) whose keys are
-    not held. `Keys(None, {...})` reads columns with keys of their own of a file with a signed footer: its signature is
-    not verified, which the report says. quirks: "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong.
+    key_metadata, None where it stores none, to a key. aad_prefix: required if the file does not hold it, else compared
+    with it (PolicyError). aad_prefix_verifier: called with the prefix, raises if this is the wrong file. missing:
+    "error", or "drop" the columns (whole top-level fields) whose keys are not held. `Keys(None, {...})` reads columns
+    with keys of their own of a file with a signed footer: its signature is not verified, which the report says. quirks:
+    "duckdb" and "arrow-ctr-mislabel" read what these writers get wrong.
 
     allow_ctr: whether to take a file under AES_GCM_CTR_V1, whose page bytes have no tag (else PolicyError). Pass True
     only for a file that you know to be written so. Beside an encrypted footer no tag covers the algorithm's name:
