@@ -462,6 +462,19 @@ def test_keys_that_were_put_back(world: World) -> None:
     assert verify_files(world.dataset, kms=world.kms, engine=HERE, pin=world.pins[6]).counts["failed"] == 0
 
 
+def test_keys_from_before_a_rotation(world: World) -> None:
+    """The newest version is sealed with a key that the older documents do not have."""
+    pin = rotate(world.dataset, kms=world.kms, what="kek").pin
+    assert pin is not None
+    for path in sorted(read_tree(world.dataset).keys() - world.copies[6].keys()):
+        if path.startswith("_ags/keys/"):
+            (world.dataset / path).unlink()
+    for options in ({}, {"pin": pin}):
+        for name, action in world.everything(**options).items():
+            if name != "open" or options:
+                assert "not among the dataset's" in refused(world, name, action), name
+
+
 def test_keys_of_another_history(world: World) -> None:
     """Keys are put back, an honest job makes others, and the older ones come back: the version made on the honest ones
     says so."""

@@ -877,9 +877,12 @@ class Dataset:
                 if self._head is not None and version in (None, self._head.number):
                     return self._head
                 return self.version(version or newest)
-            except IntegrityError:
-                if self.version_numbers() == numbers:
-                    raise  # otherwise it may be that it was expired
+            except (IntegrityError, UnknownKeyError) as error:
+                if self.version_numbers() != numbers:
+                    continue  # it may have been expired
+                if isinstance(error, UnknownKeyError):  # a version comes after its key: older keys were put back
+                    raise IntegrityError(str(error)) from None
+                raise
 
     def committed(self, version: Version | None) -> Version:
         """The version. IntegrityError if there is none: a job on no file must not look like one that has succeeded."""
