@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -438,6 +439,33 @@ def test_a_pin_a_thousand_versions_back(tmp_path: Path) -> None:
         assert sum("/chain/" in path for path in reads) <= 1 and sum("/versions/" in path for path in reads) == 1
     with pytest.raises(IntegrityError, match="remembers the versions from"):
         Dataset.open(world.dataset, load_kms(world.kms), pin=world.pins[1])
+
+
+def test_what_a_commit_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bounded number of objects, whatever the number of versions."""
+    reads: Counter[str] = Counter()
+    real = Store.read
+
+    def read(store: Store, path: str, limit: int) -> bytes:
+        reads[path.rpartition("/")[0]] += 1
+        return real(store, path, limit)
+
+    def count(name: str, **options: Any) -> Counter[str]:
+        reads.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "read", read)
+            world.commit(name, **options)
+        return Counter(
+            {folder: n for folder, n in reads.items() if "plans" not in folder and "manifests" not in folder}
+        )
+
+    few = count("few")
+    assert few["_ags/versions"] <= 2 + 2 * 4 and few.keys() == {"_ags/versions", "_ags/keys"}
+    for _ in range(NEAR + BLOCK):
+        set_policy(world.dataset, Policy(), kms=world.kms)
+    assert count("many") == few
+    pinned = count("pinned", pin=world.pins[2])  # whose digest is in an object by now
+    assert pinned - few == {"_ags/versions": 1, "_ags/keys": 1, "_ags/chain": 1}
 
 
 # --------------------------------------------------------------------------------------------------------- the keys

@@ -843,10 +843,11 @@ def restore_keys(
     if pin is not None or min_version:
         opened.current()
     rows = [_unwrap_row(client, entry, "planned" if dry_run else "ok") for entry in found.entries.values()]
-    numbers = opened.version_numbers()
+    numbers, seen = opened.version_numbers(), None
     for n in numbers:
         try:
-            for ref in opened.version(n).manifests:
+            seen = opened.version(n)
+            for ref in seen.manifests:
                 opened.open_table(ref, opened.envelope)
         except AgsError as error:
             path = store.full_path(VERSIONS + numbered(n))
@@ -854,7 +855,8 @@ def restore_keys(
     if not dry_run:
         store.check_writable()
         keys.restore(found)
-    return JobResult(new_job_id(), "restore", store.url, numbers[-1] if numbers else None, rows)
+    pinned = seen.pin if seen is not None and seen.number == numbers[-1] else None
+    return JobResult(new_job_id(), "restore", store.url, numbers[-1] if numbers else None, rows, pinned)
 
 
 def _needed(entries: Iterable[KeyEntry]) -> list[KeyEntry]:
