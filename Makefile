@@ -42,7 +42,8 @@ lint: $(VENV)/built ## ruff, mypy, stubs against the built module, C warnings as
 	$(PY) -P -m mypy.stubtest --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allowlist ags_fast
 	.ci/lint-c
 
-sanitize: $(VENV)/built ## the C test programs under AddressSanitizer, UBSan and ThreadSanitizer
+sanitize: $(VENV)/built ## the C test programs under AddressSanitizer, UBSan and ThreadSanitizer, of gcc and clang
+	@.ci/tools gcc fuzzer
 	bash tests/csrc/run.sh asan tsan
 
 fuzz: $(VENV)/built ## libFuzzer on the path that opens streams

@@ -268,8 +268,13 @@ cdef memoryview _hold(object buffer, bint writable):
     return view
 
 
+cdef uint8_t _nothing[1]
+
+
 cdef inline uint8_t *_data(memoryview view):
-    return <uint8_t *> PyMemoryView_GET_BUFFER(view).buf
+    """Never NULL, which an empty buffer may have: C lets nothing be added to it or copied from it, not even 0 bytes."""
+    cdef uint8_t *data = <uint8_t *> PyMemoryView_GET_BUFFER(view).buf
+    return data if data != NULL else _nothing
 
 
 cdef inline size_t _nbytes(memoryview view):

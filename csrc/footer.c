@@ -147,7 +147,7 @@ static agsf_status read_row_groups(agsf_cursor *cursor, const uint8_t *data, ags
 }
 
 agsf_status agsf_footer_read(const uint8_t *data, size_t nbytes, agsf_footer *footer) {
-    agsf_cursor cursor = {data, data + nbytes, false};
+    agsf_cursor cursor = agsf_cursor_over(data, nbytes, 0);
     agsf_status status = AGSF_OK;
     int16_t id = 0;
     unsigned type;
@@ -215,7 +215,7 @@ agsf_status agsf_footer_plain(const uint8_t *data, const agsf_footer *footer, co
 /* ---------------------------------------------------------------- one column chunk */
 
 agsf_status agsf_chunk_read(const uint8_t *data, size_t nbytes, size_t begin, agsf_chunk *chunk) {
-    agsf_cursor cursor = {data + begin, data + nbytes, false};
+    agsf_cursor cursor = agsf_cursor_over(data, nbytes, begin);
     int16_t id = 0;
     unsigned type;
 
@@ -245,7 +245,7 @@ agsf_status agsf_chunk_read(const uint8_t *data, size_t nbytes, size_t begin, ag
 }
 
 agsf_status agsf_column_metadata_read(const uint8_t *data, size_t nbytes, size_t begin, agsf_column_metadata *metadata) {
-    agsf_cursor cursor = {data + begin, data + nbytes, false};
+    agsf_cursor cursor = agsf_cursor_over(data, nbytes, begin);
     int16_t id = 0;
     unsigned type;
 
@@ -279,7 +279,7 @@ agsf_status agsf_column_metadata_read(const uint8_t *data, size_t nbytes, size_t
 /* ---------------------------------------------------------------- offset indexes */
 
 agsf_status agsf_offset_index_pages(const uint8_t *in, size_t in_nbytes, size_t *npages_ret) {
-    agsf_cursor cursor = {in, in + in_nbytes, false};
+    agsf_cursor cursor = agsf_cursor_over(in, in_nbytes, 0);
     int16_t id = 0;
     unsigned type;
 
@@ -333,7 +333,7 @@ static uint8_t *put_location(agsf_cursor *cursor, const agsf_page *page, int64_t
 
 agsf_status agsf_offset_index(const uint8_t *in, size_t in_nbytes, const agsf_page *table, size_t npages, int64_t in_chunk,
                               int64_t out_chunk, uint8_t *out, size_t *nbytes_ret) {
-    agsf_cursor cursor = {in, in + in_nbytes, false};
+    agsf_cursor cursor = agsf_cursor_over(in, in_nbytes, 0);
     uint8_t *const begin = out;
     const uint8_t *copied = in;
     int16_t id = 0;

@@ -162,7 +162,7 @@ static void read_page_struct(agsf_cursor *cursor, struct header *header, int16_t
 /* AGSF_SHORT: the header is cut, or is no Thrift: there is no telling. AGSF_BAD_FORMAT: it is one of no page. */
 static agsf_status read_header(const uint8_t *data, size_t nbytes, struct header *header) {
     static const int16_t kinds[AGSF_PAGE_TYPES] = {HEADER_DATA, 0, HEADER_DICTIONARY, HEADER_DATA_V2};
-    agsf_cursor cursor = {data, data + nbytes, false};
+    agsf_cursor cursor = agsf_cursor_over(data, nbytes, 0);
     int16_t id = 0, kind = 0;
     unsigned type;
 
@@ -453,8 +453,10 @@ static bool open_body(struct worker *worker, struct page *page, uint8_t *out) {
     const size_t nbytes = page->plain_nbytes - page->lead_nbytes;
     agsf_status status;
 
-    memcpy(out, page->body, page->lead_nbytes);
-    out += page->lead_nbytes;
+    if (page->lead_nbytes > 0) { /* out may be NULL, for a page without bytes */
+        memcpy(out, page->body, page->lead_nbytes);
+        out += page->lead_nbytes;
+    }
     if (run->from->ctr) {
         status = agsf_lane_ctr(worker->from, frame + LENGTH_NBYTES, frame + CTR_FRAME_NBYTES, nbytes, out);
     } else {

@@ -68,9 +68,14 @@ static bool check_rows(agsf_rewrap *run) {
     return true;
 }
 
+/* C lets nothing be added to NULL, which a column of empty names may have. */
+static const uint8_t *name_of(const agsf_rewrap *run, const struct row *row) {
+    return row->name_nbytes > 0 ? run->names + row->name : NULL;
+}
+
 static agsf_status open_row(const agsf_rewrap *run, agsf_lane *lane, const struct row *row, uint8_t *dek_ret) {
     const uint8_t *nonce = run->in + row->wrapped, *in = nonce + AGSF_NONCE_NBYTES;
-    agsf_status status = agsf_lane_begin_open(lane, nonce, run->prefix, run->prefix_nbytes, run->names + row->name,
+    agsf_status status = agsf_lane_begin_open(lane, nonce, run->prefix, run->prefix_nbytes, name_of(run, row),
                                               row->name_nbytes);
 
     if (status == AGSF_OK) status = agsf_lane_update(lane, in, row->dek_nbytes, dek_ret);
@@ -81,7 +86,7 @@ static agsf_status open_row(const agsf_rewrap *run, agsf_lane *lane, const struc
 static agsf_status seal_row(const agsf_rewrap *run, agsf_lane *lane, const struct row *row, const uint8_t *nonce,
                             const uint8_t *dek) {
     uint8_t *out = run->out + row->wrapped;
-    agsf_status status = agsf_lane_begin_seal(lane, nonce, run->prefix, run->prefix_nbytes, run->names + row->name,
+    agsf_status status = agsf_lane_begin_seal(lane, nonce, run->prefix, run->prefix_nbytes, name_of(run, row),
                                               row->name_nbytes);
 
     memcpy(out, nonce, AGSF_NONCE_NBYTES);

@@ -177,7 +177,7 @@ void agsf_thrift_skip(agsf_cursor *cursor, unsigned type, bool in_list) {
 }
 
 agsf_status agsf_thrift_next(const uint8_t *data, size_t nbytes, bool in_list, agsf_thrift_value *value) {
-    agsf_cursor cursor = {data + value->end, data + nbytes, false};
+    agsf_cursor cursor = agsf_cursor_over(data, nbytes, value->end);
 
     if (in_list) {
         value->begin = value->end;
@@ -193,7 +193,7 @@ agsf_status agsf_thrift_next(const uint8_t *data, size_t nbytes, bool in_list, a
 }
 
 agsf_status agsf_thrift_list_head(const uint8_t *data, size_t nbytes, agsf_thrift_value *value, size_t *count_ret) {
-    agsf_cursor cursor = {data + value->begin, data + nbytes, false};
+    agsf_cursor cursor = agsf_cursor_over(data, nbytes, value->begin);
 
     *count_ret = agsf_thrift_list(&cursor, &value->type);
     value->end = (size_t)(cursor.at - data);
@@ -254,7 +254,7 @@ static uint8_t *put_edit(uint8_t *out, int16_t *last, const agsf_thrift_edit *ed
 
 agsf_status agsf_thrift_splice(const uint8_t *data, size_t nbytes, const agsf_thrift_edit *edits, size_t nedits,
                                uint8_t *out, size_t *nbytes_ret, size_t *end_ret) {
-    agsf_cursor cursor = {data, data + nbytes, false};
+    agsf_cursor cursor = agsf_cursor_over(data, nbytes, 0);
     const uint8_t *field = data; /* where the head of the field at hand begins */
     uint8_t *const begin = out;
     int16_t id = 0, last_in = 0, last_out = 0;

@@ -17,6 +17,12 @@ typedef struct agsf_cursor {
     bool bad; /* the bytes end too early, or cannot be the compact protocol */
 } agsf_cursor;
 
+/* agsf_cursor_over() begins at `begin` of nbytes. Of no bytes it is bad at once, and data may be NULL. */
+static inline agsf_cursor agsf_cursor_over(const uint8_t *data, size_t nbytes, size_t begin) {
+    if (nbytes == 0) return (agsf_cursor){data, data, true}; /* C lets nothing be added to NULL, not even 0 */
+    return (agsf_cursor){data + begin, data + nbytes, false};
+}
+
 uint64_t agsf_thrift_varint(agsf_cursor *cursor);
 int64_t agsf_thrift_int(agsf_cursor *cursor); /* zigzag, as i16, i32 and i64 are */
 

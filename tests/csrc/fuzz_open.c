@@ -242,7 +242,7 @@ int main(int argc, char **argv) {
     static uint8_t input[INPUT_MAX];
     const bool seeds = argc == 3 && strcmp(argv[1], "seeds") == 0;
 
-    start(100);
+    start();
     CHECK(!seeds || chdir(argv[2]) == 0);
     for (uint64_t number = 0; number < (seeds ? 60 : 4000); number++) {
         const size_t nbytes = input_of(number, input);

@@ -444,7 +444,7 @@ int main(void) {
     unsigned replayed = 0;
     DIR *directory;
 
-    start(100);
+    start();
     CHECK(folder != NULL && (directory = opendir(folder)) != NULL);
     for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
         char path[4096];

@@ -3,14 +3,16 @@
 #
 #   tests/csrc/run.sh MODE...
 #     plain            as the extension is built, warnings as errors
-#     asan             AddressSanitizer (with leaks) and UndefinedBehaviorSanitizer
-#     tsan             ThreadSanitizer
+#     asan             AddressSanitizer (with leaks) and UndefinedBehaviorSanitizer, of gcc and of clang
+#     tsan             ThreadSanitizer, of gcc and of clang
 #     fuzz [SECONDS]   libFuzzer with both of asan's, by default for 60 seconds each; needs clang
 #     large            sizes over 2 GiB; takes 3 GiB of memory
 #     valgrind         memcheck over the programs that do not depend on time
 #
 # libcrypto and the flags are those of the last build (build/libcrypto.json; without it, setup.py builds once).
-# CC chooses the compiler of all modes but fuzz, PYTHON runs setup.py, TMPDIR is where everything temporary goes.
+# CC chooses the one compiler of all modes but fuzz, PYTHON runs setup.py, TMPDIR is where everything temporary goes.
+#
+# No limit of time decides what passes: a program that is still running after ten minutes is taken to hang.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -18,6 +20,8 @@ FUZZERS=(fuzz_open fuzz_parquet)
 TESTS=(aead runs failures files pause pool memory locks fork rewrap thrift parquet)
 FUZZ_SECONDS=60
 JOBS=$(nproc)
+COMPILERS=(${CC:+"$CC"})
+((${#COMPILERS[@]})) || COMPILERS=(gcc clang) # each sanitizer sees what the other's does not
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
 
@@ -43,73 +47,94 @@ print(*built["cflags"])'
     { read -ra INCLUDES; read -ra LIBCRYPTO; read -ra CFLAGS; } <"$WORK/build"
 }
 
-# build OUTPUT SOURCE COMPILER FLAG...: one compiler call for a program and all of csrc/. What a program defines as
-# __wrap_x() comes between csrc and the system's x().
+# A job that may run now: as many at a time as there are processors.
+slot() { while (($(jobs -rp | wc -l) >= JOBS)); do wait -n || true; done; }
+
+# compile_all FOLDER COMPILER FLAG...: the objects of csrc/, which all programs of a mode share.
+compile_all() {
+    local folder=$1 compiler=$2 file
+    shift 2
+    mkdir -p "$folder"
+    for file in csrc/*.c; do
+        slot
+        $compiler "${CFLAGS[@]}" "${INCLUDES[@]}" -Icsrc -Werror "$@" -c "$file" -o "$folder/$(basename "$file" .c).o" &
+    done
+    wait
+}
+
+# build OUTPUT SOURCE OBJECTS COMPILER FLAG...: a program. What it defines as __wrap_x() comes between csrc and the
+# system's x().
 build() {
-    local output=$1 source=$2 compiler=$3
-    shift 3
+    local output=$1 source=$2 objects=$3 compiler=$4
+    shift 4
     local wraps
     wraps=$(sed -nE 's/^[a-z].*\b__wrap_([a-z0-9_]+)\(.*/-Wl,--wrap=\1/p' "$source" | sort -u)
     # shellcheck disable=SC2086 # the words of wraps are arguments
     $compiler "${CFLAGS[@]}" "${INCLUDES[@]}" -Icsrc -Werror -Wno-missing-prototypes "$@" \
-        "$source" csrc/*.c "${LIBCRYPTO[@]}" -pthread $wraps -o "$output"
+        "$source" "$objects"/*.o "${LIBCRYPTO[@]}" -pthread $wraps -o "$output"
 }
 
-# check NAME COMPILER RUNNER FLAG...: builds tests/csrc/NAME.c and runs it; its one line goes to stdout at the end.
+# check NAME OBJECTS COMPILER RUNNER FLAG...: builds tests/csrc/NAME.c and runs it; its one line goes to stdout at the end.
 check() {
-    local name=$1 compiler=$2 runner=$3 start=$EPOCHREALTIME status=0 verdict=PASS
-    shift 3
-    mkdir "$WORK/$MODE.$name"
+    local name=$1 objects=$2 compiler=$3 runner=$4 start=$EPOCHREALTIME status=0 verdict=PASS
+    local work=$2.$1
+    shift 4
+    mkdir "$work"
     {
-        build "$WORK/$MODE.$name/run" "tests/csrc/$name.c" "$compiler" "$@" &&
-            (cd "$WORK/$MODE.$name" && $runner ./run)
-    } >"$WORK/$MODE.$name.log" 2>&1 || status=$?
+        build "$work/run" "tests/csrc/$name.c" "$objects" "$compiler" "$@" && (cd "$work" && $runner ./run)
+    } >"$work.log" 2>&1 || status=$?
     ((status == 0)) || verdict="FAIL, exit status $status"
     ((status <= 128)) || verdict+=" (signal $((status - 128)))"
-    printf '%-9s %-14s %s, %.1f s\n' "$MODE" "$name" "$verdict" \
+    printf '%-9s %-6s %-14s %s, %.1f s\n' "$MODE" "$(basename "${compiler%% *}")" "$name" "$verdict" \
         "$(awk "BEGIN { print $EPOCHREALTIME - $start }")"
     if ((status != 0)); then
-        sed 's/^/    /' "$WORK/$MODE.$name.log" | head -n 80
+        sed 's/^/    /' "$work.log" | head -n 80
         touch "$WORK/failed"
     fi
 }
 
 # check_all COMPILER RUNNER NAMES FLAG...: several programs at a time.
 check_all() {
-    local compiler=$1 runner=$2 names=$3
+    local compiler=$1 runner=$2 names=$3 objects name
     shift 3
+    objects=$WORK/$MODE.$(basename "${compiler%% *}")
+    compile_all "$objects" "$compiler" "$@" 2>&1 | sed 's/^/    /'
     for name in $names; do
-        while (($(jobs -rp | wc -l) >= JOBS)); do wait -n; done
-        check "$name" "$compiler" "$runner" "$@" &
+        slot
+        check "$name" "$objects" "$compiler" "$runner" -DFUZZ_ALONE "$@" &
     done
     wait
 }
 
 run_mode() {
-    local tests="${TESTS[*]/#/test_} ${FUZZERS[*]}" cc=${CC:-cc} sanitizer
+    local tests="${TESTS[*]/#/test_} ${FUZZERS[*]}" cc sanitizer
     export CORPUS=$PWD/tests/csrc/corpus_parquet
     export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1
     export TSAN_OPTIONS=halt_on_error=1
     case $MODE in
         plain)
-            check_all "$cc" "" "$tests" -DFUZZ_ALONE
+            check_all "${CC:-cc}" "" "$tests"
             ;;
         asan)
             sanitizer="-fsanitize=address,undefined -fno-sanitize-recover=all"
-            # shellcheck disable=SC2086
-            check_all "$cc" "" "$tests" -DFUZZ_ALONE -O1 -g -fno-omit-frame-pointer $sanitizer
+            for cc in "${COMPILERS[@]}"; do
+                # shellcheck disable=SC2086
+                check_all "$cc" "" "$tests" -O1 -g -fno-omit-frame-pointer $sanitizer
+            done
             ;;
         tsan)
             # Not test_fork: ThreadSanitizer lets no child of a process with threads start threads of its own.
             # Without address randomisation, since kernels that randomise much put memory where it wants its own.
-            check_all "$cc" "$(command -v setarch >/dev/null && echo "setarch $(uname -m) -R")" \
-                "${tests/test_fork /}" -DFUZZ_ALONE -O1 -g -fno-omit-frame-pointer -fsanitize=thread
+            for cc in "${COMPILERS[@]}"; do
+                check_all "$cc" "$(command -v setarch >/dev/null && echo "setarch $(uname -m) -R")" \
+                    "${tests/test_fork /}" -O1 -g -fno-omit-frame-pointer -fsanitize=thread
+            done
             ;;
         large)
-            check test_large "$cc" ""
+            check_all "${CC:-cc}" "" test_large
             ;;
         valgrind)
-            check_all "$cc" "valgrind -q --error-exitcode=9" "test_aead test_files test_locks" -O1 -g
+            check_all "${CC:-cc}" "valgrind -q --error-exitcode=9" "test_aead test_files test_locks" -O1 -g
             ;;
         fuzz)
             for name in "${FUZZERS[@]}"; do fuzz "$name"; done
@@ -126,13 +151,15 @@ fuzz() {
     local name=$1 folder=$WORK/$1 status=0
     local flags=(-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all)
     mkdir -p "$folder/corpus"
+    compile_all "$WORK/fuzz.clang" clang "${flags[@]}" -fsanitize=fuzzer-no-link,address,undefined
     if [[ -d tests/csrc/corpus_${name#fuzz_} ]]; then
         cp "tests/csrc/corpus_${name#fuzz_}"/* "$folder/corpus"
     else
-        build "$folder/seeds" "tests/csrc/$name.c" clang -DFUZZ_ALONE
+        build "$folder/seeds" "tests/csrc/$name.c" "$WORK/fuzz.clang" clang -DFUZZ_ALONE "${flags[@]}" \
+            -fsanitize=address,undefined
         "$folder/seeds" seeds "$folder/corpus"
     fi
-    build "$folder/run" "tests/csrc/$name.c" clang "${flags[@]}" -fsanitize=fuzzer,address,undefined
+    build "$folder/run" "tests/csrc/$name.c" "$WORK/fuzz.clang" clang "${flags[@]}" -fsanitize=fuzzer,address,undefined
     # libFuzzer's own workers would share an output: one process, all of whose threads are the engine's.
     (cd "$folder" && ./run -max_total_time="$FUZZ_SECONDS" -max_len=8192 -timeout=100 -print_final_stats=1 -verbosity=0 corpus) ||
         status=$?

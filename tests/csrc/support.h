@@ -2,8 +2,8 @@
  * support.h - what the C tests share: checks that end the program, buffers that end where memory ends, and AGS1
  * put together by hand from single messages.
  *
- * A test is a main() that returns 0. A failed check prints where and what, and exits with 1; a hang is ended by
- * alarm(). Each program's first comment says what it guards.
+ * A test is a main() that returns 0. A failed check prints where and what, and exits with 1; a hang is ended
+ * by watch_for_hangs(). Each program's first comment says what it guards.
  */
 #ifndef AGSF_TEST_SUPPORT_H
 #define AGSF_TEST_SUPPORT_H
@@ -81,8 +81,14 @@ __attribute__((format(printf, 3, 4), noreturn, unused)) static void failed(const
         CHECK_EQUAL(WEXITSTATUS(how_), 0); \
     } while (0)
 
-__attribute__((unused)) static void start(unsigned limit_seconds) {
-    alarm(limit_seconds);
+/*
+ * Ends a program, or a child, that hangs. How fast the machine is decides nothing: what is to happen is waited for,
+ * however long it takes, and no program works for more than a small part of this, even on a machine that is busy.
+ */
+__attribute__((unused)) static void watch_for_hangs(void) { alarm(600); }
+
+__attribute__((unused)) static void start(void) {
+    watch_for_hangs();
     CHECK_EQUAL(agsf_library_init(), AGSF_OK);
 }
 

@@ -257,7 +257,7 @@ static void check_race_to_the_limit(void) {
 int main(void) {
     agsf_key *key;
 
-    start(60);
+    start();
     for (size_t i = 0; i < COUNT(vectors) * 2; i++) {
         checking("vector %zu", i / 2);
         check_vector(&vectors[i / 2], i % 2 ? AT_START : AT_END);

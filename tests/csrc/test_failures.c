@@ -249,7 +249,7 @@ int main(void) {
         size_t block_nbytes, nbytes;
     } shapes[] = {{1000, 900 * 1000 - 1}, {4096, 300 * 4096}, {65536, 20 * 65536 + 3}, {300000, 7 * 300000}, {1 << 20, (3 << 20) + 1}};
 
-    start(150);
+    start();
     for (size_t i = 0; i < COUNT(shapes); i++) {
         struct stream stream = stream_new(shapes[i].block_nbytes, shapes[i].nbytes);
         check_os_errors(&stream);

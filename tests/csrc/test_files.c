@@ -391,7 +391,7 @@ static void check_advice(void) {
 }
 
 int main(void) {
-    start(100);
+    start();
     for (unsigned threads = 1; threads <= 3; threads += 2) {
         check_runs(1000, 700001, threads);   /* many to a job */
         check_runs(100000, 1000000, threads);

@@ -144,7 +144,7 @@ static void fork_and_use(unsigned generations, void (*use)(void)) {
 
     CHECK(child >= 0);
     if (child == 0) {
-        alarm(10);
+        watch_for_hangs();
         CHECK_EQUAL(agsf_pool_threads(), 0);
         use();
         if (generations > 0) fork_and_use(generations - 1, use);
@@ -264,10 +264,9 @@ static void check_fork_loop(int64_t for_ms) {
 
     checking("forks beside busy threads");
     for (size_t i = 0; i < COUNT(loops); i++) CHECK(pthread_create(&threads[i], NULL, loops[i], NULL) == 0);
-    for (; now_ms() < end; forks++) fork_and_use(forks % 8 == 0, use_quickly);
+    for (; forks < 4 || now_ms() < end; forks++) fork_and_use(forks % 8 == 0, use_quickly);
     ending = true;
     for (size_t i = 0; i < COUNT(loops); i++) CHECK(pthread_join(threads[i], NULL) == 0);
-    CHECK(forks > 3);
     check_nonces();
 }
 #endif
@@ -287,7 +286,7 @@ static void check_all_with_one_pid(void) {
 }
 
 int main(void) {
-    start(100);
+    start();
     shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK(shared != MAP_FAILED);
     key = key_of(32, 1);

@@ -38,7 +38,7 @@ int main(void) {
     agsf_key *key;
     agsf_run run;
 
-    start(300);
+    start();
     key = key_of(16, 1);
     checking("a message of %zu bytes", message);
     CHECK_EQUAL(agsf_seal(key, nonce, NULL, 0, zeros, message, sealed), AGSF_OK);

@@ -124,7 +124,7 @@ static void *use_all(void *unused) {
 }
 
 int main(void) {
-    start(60);
+    start();
     CHECK(held == 0);
     watching = true;
     for (unsigned i = 0; i < 3; i++) {

@@ -330,7 +330,7 @@ int main(void) {
 
     of_the_test = true;
     CHECK(CRYPTO_set_mem_functions(crypto_malloc, crypto_realloc, crypto_free) == 1);
-    start(100);
+    start();
     fd = memfd_create("run", MFD_CLOEXEC);
     fill(plain, sizeof(plain), 1);
     for (size_t key_nbytes = 16; key_nbytes <= 32; key_nbytes += 8) check_wiping(key_nbytes);

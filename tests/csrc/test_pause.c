@@ -112,7 +112,7 @@ static void check_budget(unsigned threads, int step) {
 }
 
 int main(void) {
-    start(100);
+    start();
     check_many_blocks(1, false);
     check_many_blocks(3, false);
     check_many_blocks(2, true);

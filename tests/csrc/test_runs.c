@@ -160,7 +160,7 @@ int main(void) {
                                     AGSF_SCRATCH_NBYTES - 28, /* with nonce and tag exactly a scratch buffer */
                                     AGSF_SCRATCH_NBYTES - 27, 2 * PIECE, 2 * PIECE + 1, 1 << 20};
 
-    start(150);
+    start();
     for (size_t i = 0; i < COUNT(blocks); i++) {
         agsf_key *key = key_of(i % 3 * 8 + 16, i);
         check_sizes(key, blocks[i]);
