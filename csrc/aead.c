@@ -1,6 +1,7 @@
 /* aead.c - one key, one message: AES-GCM over OpenSSL EVP. The only file that includes OpenSSL. */
 #define _POSIX_C_SOURCE 200809L
 #include "aead.h"
+#include "counters.h"
 #include "crc32.h"
 #include "pool.h"
 
@@ -22,7 +23,7 @@ enum {
     KEY_MAX_NBYTES = 32,
     LANES_KEPT = 16,         /* lanes that a key keeps when nobody uses them */
     SCRATCHES_KEPT = 16,     /* scratch buffers that the process keeps: a thousand open files need no more of them */
-    FINGERPRINT_NBYTES = 16, /* of a key value's SHA-256: two values collide once in 2^64 keys */
+    SECRET_NBYTES = 16,
     AAD_JOINED_NBYTES = 1024, /* up to here prefix and suffix are joined: a second call costs more than the copy */
     AAD_STEP_NBYTES = 1 << 30, /* EVP counts in int */
     STEP_MIN_NBYTES = 2048,
@@ -36,17 +37,9 @@ struct agsf_lane {
     uint8_t *scratch;    /* NULL unless it was borrowed with one */
 };
 
-/* How often one key value has sealed in this process. Made at the first seal, never freed: the count must last. */
-struct counter {
-    struct counter *next;
-    uint8_t fingerprint[FINGERPRINT_NBYTES];
-    _Atomic uint64_t sealed;
-    _Atomic uint64_t before; /* by other processes, as told */
-};
-
 struct agsf_key {
     const EVP_CIPHER *cipher, *ctr;
-    _Atomic(struct counter *) counter; /* NULL until the first seal */
+    _Atomic(agsf_counter *) counter; /* NULL until the first seal */
     _Atomic(agsf_lane *) idle[LANES_KEPT];
     size_t nbytes;
     uint8_t bytes[KEY_MAX_NBYTES];
@@ -61,8 +54,7 @@ static EVP_CIPHER *gcm_128, *gcm_192, *gcm_256; /* aead_mutex; fetched once, the
 static EVP_CIPHER *ctr_128, *ctr_192, *ctr_256; /* likewise */
 static EVP_MD *sha256;                          /* likewise */
 static EVP_RAND_CTX *generator;                 /* aead_mutex */
-static struct counter **buckets;                /* aead_mutex; a power of two of them */
-static size_t nbuckets, ncounters;              /* aead_mutex */
+static uint8_t secret[SECRET_NBYTES];           /* drawn once, then constant */
 static bool forked;                             /* aead_mutex; in a child that is yet to reseed the generator */
 
 void agsf_aead_lock(void) { pthread_mutex_lock(&aead_mutex); }
@@ -134,10 +126,15 @@ agsf_status agsf_library_init(void) {
     if (sha256 == NULL) goto out;
     generator = new_generator();
     if (generator == NULL) goto out;
+    if (EVP_RAND_generate(generator, secret, sizeof(secret), 256, 0, NULL, 0) != 1) {
+        EVP_RAND_CTX_free(generator); /* not ready: the next call tries again */
+        generator = NULL;
+        goto out;
+    }
     if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0) {
         status = AGSF_OK;
     } else {
-        EVP_RAND_CTX_free(generator); /* not ready: the next call tries again */
+        EVP_RAND_CTX_free(generator); /* likewise */
         generator = NULL;
         status = AGSF_NO_MEMORY;
     }
@@ -197,110 +194,65 @@ void agsf_key_free(agsf_key *key) {
     free(key);
 }
 
-static struct counter **bucket_of(const uint8_t *fingerprint) {
-    size_t hash;
+/*
+ * What a key's value is counted under. The secret keeps others from choosing keys that share a counter with one of ours,
+ * and what is left in memory from telling anything about a key.
+ */
+static agsf_status hash_of(const agsf_key *key, uint64_t *hash_ret) {
+    uint8_t bytes[sizeof(secret) + KEY_MAX_NBYTES], digest[EVP_MAX_MD_SIZE];
+    bool ok;
 
-    memcpy(&hash, fingerprint, sizeof(hash)); /* a SHA-256 needs no further mixing */
-    return &buckets[hash & (nbuckets - 1)];
-}
-
-/* Doubles the table. If there is no memory for that, the old one goes on, only slower. */
-static void grow_buckets(void) {
-    struct counter **old = buckets;
-    const size_t nold = nbuckets;
-    struct counter **bigger = calloc(nold ? nold * 2 : 64, sizeof(*bigger));
-
-    if (bigger == NULL) return;
-    buckets = bigger;
-    nbuckets = nold ? nold * 2 : 64;
-    for (size_t i = 0; i < nold; i++) {
-        for (struct counter *next, *c = old[i]; c != NULL; c = next) {
-            struct counter **bucket = bucket_of(c->fingerprint);
-            next = c->next;
-            c->next = *bucket;
-            *bucket = c;
-        }
-    }
-    free(old);
-}
-
-/* The counter of a key's value; with `make`, made if there is none. Called under aead_mutex. */
-static agsf_status find_counter(const agsf_key *key, bool make, struct counter **counter_ret) {
-    uint8_t digest[EVP_MAX_MD_SIZE];
-    struct counter *c = NULL;
-    agsf_status status = AGSF_OK;
-
-    *counter_ret = NULL;
-    if (EVP_Digest(key->bytes, key->nbytes, digest, NULL, sha256, NULL) != 1) {
+    memcpy(bytes, secret, sizeof(secret));
+    memcpy(bytes + sizeof(secret), key->bytes, key->nbytes);
+    ok = EVP_Digest(bytes, sizeof(secret) + key->nbytes, digest, NULL, sha256, NULL) == 1;
+    if (ok) {
+        memcpy(hash_ret, digest, sizeof(*hash_ret));
+    } else {
         ERR_clear_error();
-        return AGSF_CRYPTO;
     }
-    if (make && ncounters >= nbuckets) grow_buckets();
-    if (buckets != NULL) {
-        for (c = *bucket_of(digest); c != NULL; c = c->next) {
-            if (memcmp(c->fingerprint, digest, FINGERPRINT_NBYTES) == 0) break;
-        }
-    }
-    if (c == NULL && make) {
-        c = buckets == NULL ? NULL : calloc(1, sizeof(*c));
-        if (c == NULL) {
-            status = AGSF_NO_MEMORY;
-        } else {
-            memcpy(c->fingerprint, digest, FINGERPRINT_NBYTES);
-            c->next = *bucket_of(digest);
-            *bucket_of(digest) = c;
-            ncounters++;
-        }
-    }
+    OPENSSL_cleanse(bytes, sizeof(bytes));
     OPENSSL_cleanse(digest, sizeof(digest));
-    *counter_ret = c;
-    return status;
+    return ok ? AGSF_OK : AGSF_CRYPTO;
 }
 
-static agsf_status counter_of(agsf_key *key, bool make, struct counter **counter_ret) {
-    agsf_status status = AGSF_OK;
+/* The counter of a key's value; NULL if there is none, which with `make` is a failure. */
+static agsf_status counter_of(agsf_key *key, bool make, agsf_counter **counter_ret) {
+    agsf_status status;
+    uint64_t hash;
 
     *counter_ret = atomic_load(&key->counter);
     if (*counter_ret != NULL) return AGSF_OK;
     agsf_aead_lock();
-    status = find_counter(key, make, counter_ret);
+    status = hash_of(key, &hash);
+    if (status == AGSF_OK) *counter_ret = agsf_counter_find(hash, make);
     agsf_aead_unlock();
     if (*counter_ret != NULL) atomic_store(&key->counter, *counter_ret);
-    return status;
+    return status == AGSF_OK && make && *counter_ret == NULL ? AGSF_NO_MEMORY : status;
 }
 
 uint64_t agsf_key_sealed(agsf_key *key) {
-    struct counter *counter;
+    agsf_counter *counter;
 
     if (counter_of(key, false, &counter) != AGSF_OK || counter == NULL) return 0;
-    return atomic_load(&counter->sealed);
+    return agsf_counter_sealed(counter);
 }
 
 agsf_status agsf_key_carry(agsf_key *key, uint64_t sealed_before) {
-    struct counter *counter;
+    agsf_counter *counter;
     agsf_status status;
-    uint64_t told;
 
     if (sealed_before > AGSF_KEY_LIMIT) return AGSF_LIMIT;
     status = counter_of(key, true, &counter);
-    if (status != AGSF_OK) return status;
-    told = atomic_load(&counter->before);
-    while (told < sealed_before && !atomic_compare_exchange_weak(&counter->before, &told, sealed_before)) continue;
-    return AGSF_OK;
+    if (status == AGSF_OK) agsf_counter_carry(counter, sealed_before);
+    return status;
 }
 
 agsf_status agsf_key_reserve(agsf_key *key, uint64_t messages) {
-    struct counter *counter;
-    agsf_status status = counter_of(key, true, &counter);
-    uint64_t sealed;
+    agsf_counter *counter;
+    const agsf_status status = counter_of(key, true, &counter);
 
     if (status != AGSF_OK) return status;
-    sealed = atomic_load(&counter->sealed);
-    do {
-        const uint64_t used = sealed + atomic_load(&counter->before);
-        if (used > AGSF_KEY_LIMIT || messages > AGSF_KEY_LIMIT - used) return AGSF_LIMIT;
-    } while (!atomic_compare_exchange_weak(&counter->sealed, &sealed, sealed + messages));
-    return AGSF_OK;
+    return agsf_counter_reserve(counter, messages) ? AGSF_OK : AGSF_LIMIT;
 }
 
 /* ---------------------------------------------------------------- lanes */

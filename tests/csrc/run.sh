@@ -17,7 +17,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 FUZZERS=(fuzz_open fuzz_parquet)
-TESTS=(aead runs failures files pause pool memory locks fork rewrap thrift parquet)
+TESTS=(aead counters runs failures files pause pool memory locks fork rewrap thrift parquet)
 FUZZ_SECONDS=60
 JOBS=$(nproc)
 COMPILERS=(${CC:+"$CC"})
