@@ -53,6 +53,7 @@ cdef extern from "agsf.h" nogil:
         AGSF_ORDINAL
         AGSF_CHECKSUM
         AGSF_LEVELS
+        AGSF_NO_RANDOM
     ctypedef struct agsf_key:
         pass
     ctypedef struct agsf_run:
@@ -252,6 +253,8 @@ cdef object _raise_for(agsf_status status, object block, int os_error=0):
         raise MemoryError
     if status == AGSF_BAD_ARGUMENT:
         raise ValueError("no AGS1 stream can have these sizes")
+    if status == AGSF_NO_RANDOM:
+        raise AgsError("the operating system gives no random bytes (getrandom, getentropy): nothing can be sealed")
     if status == AGSF_CRYPTO:
         raise AgsError(f"libcrypto failed ({libcrypto_version()})")
     raise AssertionError(f"unexpected status {<int> status}")

@@ -1,4 +1,5 @@
 /* aead.c - one key, one message: AES-GCM over OpenSSL EVP. The only file that includes OpenSSL. */
+#define _DEFAULT_SOURCE /* getentropy() */
 #define _POSIX_C_SOURCE 200809L
 #include "aead.h"
 #include "counters.h"
@@ -11,6 +12,10 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+#ifdef __APPLE__
+#include <sys/random.h>
+#endif
 
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
@@ -24,6 +29,7 @@ enum {
     LANES_KEPT = 16,         /* lanes that a key keeps when nobody uses them */
     SCRATCHES_KEPT = 16,     /* scratch buffers that the process keeps: a thousand open files need no more of them */
     SECRET_NBYTES = 16,
+    FRESH_NBYTES = 32,
     AAD_JOINED_NBYTES = 1024, /* up to here prefix and suffix are joined: a second call costs more than the copy */
     AAD_STEP_NBYTES = 1 << 30, /* EVP counts in int */
     STEP_MIN_NBYTES = 2048,
@@ -149,14 +155,20 @@ const char *agsf_libcrypto_version(void) { return OpenSSL_version(OPENSSL_VERSIO
 const char *agsf_libcrypto_cpu(void) { return OPENSSL_info(OPENSSL_INFO_CPU_SETTINGS); }
 
 agsf_status agsf_draw(uint8_t *out, size_t nbytes) {
+    uint8_t fresh[FRESH_NBYTES];
     bool ok;
 
+    /*
+     * The generator's state is memory: two virtual machines that are resumed from one snapshot have the same, and would draw
+     * the same nonces. So each draw takes in what the kernel gives now, which it makes anew when it sees that it was resumed.
+     */
+    if (getentropy(fresh, sizeof(fresh)) != 0) return AGSF_NO_RANDOM;
     agsf_aead_lock();
     /* libcrypto itself knows a child by its process number, which two containers, or time, can give out twice. */
     ok = !forked || EVP_RAND_reseed(generator, 1, NULL, 0, NULL, 0) == 1;
     if (ok) {
         forked = false;
-        ok = EVP_RAND_generate(generator, out, nbytes, 256, 0, NULL, 0) == 1;
+        ok = EVP_RAND_generate(generator, out, nbytes, 256, 0, fresh, sizeof(fresh)) == 1;
     }
     if (!ok) ERR_clear_error();
     agsf_aead_unlock();

@@ -50,13 +50,14 @@ typedef enum agsf_status {
     AGSF_BAD_ARGUMENT, /* a size is impossible or overflows; nothing was done */
     AGSF_NO_MEMORY,    /* nothing was done */
     AGSF_LIMIT,        /* the key has sealed AGSF_KEY_LIMIT messages; nothing was done */
-    AGSF_CRYPTO,       /* libcrypto refused: no such cipher, or no random numbers */
+    AGSF_CRYPTO,       /* libcrypto refused: no such cipher, or no random numbers of its own */
     AGSF_IO,           /* the operating system refused; its error number is in os_error */
     AGSF_SHORT,        /* the descriptor ended before the run did */
     AGSF_BAD_FORMAT,   /* the bytes cannot be what they should */
     AGSF_ORDINAL,      /* a row group, column or page has a number above 32767 */
     AGSF_CHECKSUM,     /* a page's CRC is not that of its bytes */
     AGSF_LEVELS,       /* a page's levels are outside of its module, where no tag covers them */
+    AGSF_NO_RANDOM,    /* the operating system gives no random bytes; nothing was sealed */
 } agsf_status;
 
 /* ---------------------------------------------------------------- library */
@@ -210,7 +211,7 @@ uint64_t agsf_sealed_nbytes(uint64_t plain_nbytes, uint64_t block_nbytes);
 /*
  * agsf_seal_run() seals every block of the run, each under a nonce drawn inside this call. All blocks count
  * against the key's limit before the first is sealed. After a failure the output is undefined (but it is
- * ciphertext). Failures: AGSF_BAD_ARGUMENT, AGSF_NO_MEMORY, AGSF_LIMIT, AGSF_CRYPTO, AGSF_IO.
+ * ciphertext). Failures: AGSF_BAD_ARGUMENT, AGSF_NO_MEMORY, AGSF_LIMIT, AGSF_CRYPTO, AGSF_NO_RANDOM, AGSF_IO.
  */
 agsf_status agsf_seal_run(agsf_run *run) AGSF_MUST_CHECK;
 
@@ -260,8 +261,8 @@ typedef struct agsf_rewrap {
  * agsf_rewrap_run() opens each row under `from` and seals it under `to`, with a nonce drawn inside this call. Every
  * row's offsets are checked before anything else, and then all rows count against the limit of `to`: after
  * AGSF_BAD_ARGUMENT (a row that is not inside its buffers, or whose size no wrapped key has) and AGSF_LIMIT nothing was
- * done. After any other failure, AGSF_BAD_TAG, AGSF_NO_MEMORY or AGSF_CRYPTO, all of out from begin to end is zero. A DEK
- * is never anywhere but on the stack of the thread that has it, which is wiped.
+ * done. After any other failure, AGSF_BAD_TAG, AGSF_NO_MEMORY, AGSF_CRYPTO or AGSF_NO_RANDOM, all of out from begin to end
+ * is zero. A DEK is never anywhere but on the stack of the thread that has it, which is wiped.
  *
  * If another thread changes offsets meanwhile, AGSF_BAD_ARGUMENT may come later, and then all of out is zero, too.
  */

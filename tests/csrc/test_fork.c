@@ -4,7 +4,8 @@
  * Guards: parent, child and grandchild never share a nonce, not even where they have the same process id (namespaces,
  * or an id that comes round again), which is all that libcrypto looks at; a child that was forked while batches ran,
  * keys were made and threads came and went has a pool and a library that work, and so has its child. A child that the
- * system gives no entropy seals nothing.
+ * system gives no entropy seals nothing. Two processes whose memory is the same, generator and all, as that of two virtual
+ * machines is that are resumed from one snapshot, draw different nonces.
  *
  * The sanitizers' allocators may themselves be left locked by a fork beside other threads: under them the loop at the
  * end is left out. ThreadSanitizer starts no thread in a child of threads at all: run.sh leaves out all of this there.
@@ -15,6 +16,7 @@
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -183,7 +185,45 @@ static void seal_without_entropy(void) {
     agsf_run run = {.key = key, .block_nbytes = 10, .plain = plain, .plain_nbytes = 10, .sealed = sealed, .threads = 1};
 
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) return;
-    for (unsigned i = 0; i < 3; i++) CHECK_EQUAL(agsf_seal_run(&run), AGSF_CRYPTO);
+    for (unsigned i = 0; i < 3; i++) CHECK_EQUAL(agsf_seal_run(&run), AGSF_NO_RANDOM);
+}
+
+/* What the kernel gives, or, if this is set, always the same. */
+static bool kernel_is_cloned;
+
+int __real_getentropy(void *out, size_t nbytes);
+int __wrap_getentropy(void *out, size_t nbytes);
+
+int __wrap_getentropy(void *out, size_t nbytes) {
+    if (!kernel_is_cloned) return __real_getentropy(out, nbytes);
+    memset(out, 7, nbytes);
+    return 0;
+}
+
+/*
+ * Forks so that neither our handlers run nor libcrypto sees another process id. That the two then have one generator shows
+ * where the kernel gives both the same: so do they. (A shared libcrypto has its own getpid(), and sees the fork.)
+ */
+static void check_clones(bool cloned_kernel) {
+    pid_t child;
+
+    checking("two clones of one state, %s the kernel's", cloned_kernel ? "and of" : "but not of");
+    kernel_is_cloned = cloned_kernel;
+    shared->nnonces = 0;
+    child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+    CHECK(child >= 0);
+    if (child == 0) {
+        use_small(key);
+        _exit(0);
+    }
+    CHECK_CHILD(child);
+    use_small(key);
+    kernel_is_cloned = false;
+    CHECK_EQUAL(shared->nnonces, 2);
+    if (!cloned_kernel || AGSF_LIBCRYPTO_BUNDLED) {
+        CHECK_EQUAL(compare_nonces(shared->nonces[0], shared->nonces[1]) == 0, cloned_kernel);
+    }
+    shared->nnonces = 0;
 }
 
 /* A batch whose jobs last until the test lets them go. */
@@ -282,6 +322,11 @@ static void check_all_quiet(void) {
 
 static void check_all_with_one_pid(void) {
     one_pid = true;
+    draw_some();
+    for (unsigned i = 0; i < 3; i++) {
+        check_clones(false);
+        check_clones(true);
+    }
     check_all_quiet();
 }
 
