@@ -72,6 +72,7 @@ cdef extern from "agsf.h" nogil:
         uint64_t bad_block
         int os_error
     agsf_status agsf_library_init()
+    void agsf_end_idle_threads()
     int agsf_open_below(const char *root, const char *path, int flags, unsigned mode, int *os_error_ret)
     agsf_status agsf_open_file(const char *root, const char *path, uint8_t *out, size_t nbytes, int *fd_ret,
                                uint64_t *nbytes_ret, int *os_error_ret)
@@ -1503,3 +1504,13 @@ libcrypto_bundled = bool(AGSF_LIBCRYPTO_BUNDLED)
 
 if agsf_library_init() != AGSF_OK:
     raise ImportError(f"libcrypto cannot be used: it lacks AES-GCM, SHA-256 or random numbers ({libcrypto_version()})")
+
+
+def _end_idle_threads():
+    """Before a fork: Python 3.12 and newer warn if the process has more than one thread, and helpers linger for seconds."""
+    with nogil:
+        agsf_end_idle_threads()
+
+
+if hasattr(_os, "register_at_fork"):
+    _os.register_at_fork(before=_end_idle_threads)

@@ -151,6 +151,15 @@ uint64_t agsf_key_sealed(agsf_key *key);
  */
 agsf_status agsf_key_carry(agsf_key *key, uint64_t sealed_before) AGSF_MUST_CHECK;
 
+/* ---------------------------------------------------------------- threads */
+
+/*
+ * agsf_end_idle_threads() ends the helper threads that have no work, and returns when the system has them no more. Those
+ * that are in a job stay: it waits for no job. Any thread may call it at any time; before a fork it leaves a program that
+ * has no threads of its own single-threaded. New helpers are started when they are wanted.
+ */
+void agsf_end_idle_threads(void);
+
 /* ---------------------------------------------------------------- one message */
 
 /*

@@ -14,11 +14,15 @@ enum {
 };
 
 static pthread_mutex_t pool_mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t work_waits = PTHREAD_COND_INITIALIZER; /* a batch was linked */
+static pthread_cond_t work_waits = PTHREAD_COND_INITIALIZER; /* a batch was linked, or helpers are to leave */
+static pthread_cond_t only_busy = PTHREAD_COND_INITIALIZER;  /* nthreads has become nbusy */
 
 /* All guarded by pool_mutex. */
 static agsf_batch *ring; /* batches that helpers may work on: a circle, next in turn first; or NULL */
-static unsigned nthreads, nidle;
+static unsigned nthreads, nidle, nbusy; /* busy: in a job. One that has just been started is neither that nor idle */
+static unsigned enders; /* callers that wait for helpers to leave */
+static pthread_t left[AGSF_MAX_THREADS]; /* helpers that have left for an ender, which is to join them */
+static unsigned nleft;
 static pid_t owner; /* the process whose threads nthreads counts */
 
 void agsf_pool_lock(void) { pthread_mutex_lock(&pool_mutex); }
@@ -28,8 +32,9 @@ void agsf_pool_forget(void) {
     const pthread_cond_t fresh = PTHREAD_COND_INITIALIZER;
 
     memcpy(&work_waits, &fresh, sizeof(fresh)); /* the old one has waiters that do not exist here */
+    memcpy(&only_busy, &fresh, sizeof(fresh));
     ring = NULL;
-    nthreads = nidle = 0;
+    nthreads = nidle = nbusy = enders = nleft = 0;
     owner = getpid();
 }
 
@@ -87,6 +92,10 @@ static agsf_batch *pick(void) {
     return NULL;
 }
 
+static void tell_enders(void) {
+    if (enders > 0 && nthreads == nbusy) pthread_cond_broadcast(&only_busy);
+}
+
 static void help(agsf_batch *batch) {
     const unsigned lane = batch->free_lanes[--batch->nfree];
     const size_t number = claim(batch);
@@ -94,36 +103,68 @@ static void help(agsf_batch *batch) {
 
     if (batch->linked) ring = batch->link_next; /* the others' turn */
     batch->helping++;
+    nbusy++;
+    tell_enders();
     agsf_pool_unlock();
     go_on = batch->job(batch->arg, lane, number);
     agsf_pool_lock();
+    nbusy--;
     batch->helping--;
     batch->free_lanes[batch->nfree++] = (unsigned char)lane;
     if (!go_on) unlink_batch(batch);
     if (batch->helping == 0 && !batch->linked) pthread_cond_signal(&batch->helped);
 }
 
-static void *helper_main(void *unused) {
-    bool stay = true;
+/* Waits for work. False if there was none for some seconds. */
+static bool wait_for_work(void) {
+    struct timespec until;
+    bool called;
 
+    clock_gettime(CLOCK_REALTIME, &until); /* a clock that jumps only makes a thread leave sooner or later */
+    until.tv_sec += IDLE_SECONDS;
+    nidle++;
+    called = pthread_cond_timedwait(&work_waits, &pool_mutex, &until) == 0;
+    nidle--;
+    return called || ring != NULL;
+}
+
+static void *helper_main(void *unused) {
     (void)unused;
     agsf_pool_lock();
-    while (stay) {
+    for (;;) {
         agsf_batch *batch = pick();
         if (batch != NULL) {
             help(batch);
-        } else {
-            struct timespec until;
-            clock_gettime(CLOCK_REALTIME, &until); /* a clock that jumps only makes a thread leave sooner or later */
-            until.tv_sec += IDLE_SECONDS;
-            nidle++;
-            stay = pthread_cond_timedwait(&work_waits, &pool_mutex, &until) == 0 || ring != NULL;
-            nidle--;
+        } else if (enders > 0 || !wait_for_work()) {
+            break;
         }
     }
     nthreads--;
+    tell_enders();
+    if (enders > 0 && nleft < AGSF_MAX_THREADS) {
+        left[nleft++] = pthread_self();
+    } else {
+        (void)pthread_detach(pthread_self());
+    }
     agsf_pool_unlock();
     return NULL;
+}
+
+void agsf_end_idle_threads(void) {
+    pthread_t leaving[AGSF_MAX_THREADS];
+    unsigned n;
+
+    agsf_pool_lock();
+    if (owner != getpid()) agsf_pool_forget(); /* a fork that ran no handlers */
+    enders++;
+    pthread_cond_broadcast(&work_waits);
+    while (nthreads > nbusy) pthread_cond_wait(&only_busy, &pool_mutex);
+    enders--;
+    n = nleft;
+    memcpy(leaving, left, sizeof(leaving));
+    nleft = 0;
+    agsf_pool_unlock();
+    while (n > 0) (void)pthread_join(leaving[--n], NULL); /* to a system a thread is there until it has ended */
 }
 
 /* Starts one helper; false if the system gives no thread now. */
@@ -134,7 +175,6 @@ static bool start_helper(void) {
     bool started;
 
     if (pthread_attr_init(&attr) != 0) return false;
-    (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     (void)pthread_attr_setstacksize(&attr, STACK_NBYTES);
     sigfillset(&all); /* signals are for the program's own threads */
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);

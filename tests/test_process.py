@@ -292,6 +292,36 @@ def test_fork_in_every_state_for_longer(tmp_path: Path) -> None:
     run_python(FORK_IN_EVERY_STATE, 3000, tmp_path / "file", timeout=3000)
 
 
+@linux
+def test_a_fork_finds_no_idle_helpers() -> None:
+    """Python 3.12 and newer warn of a fork beside threads, also of helpers that nobody has work for any more."""
+    run_python(
+        """
+        import os, ags_fast
+        from support import KEY
+
+        codec = ags_fast.AgsCodec(KEY, block_size=1 << 16, threads=3)
+
+        def count_threads():
+            return len(os.listdir("/proc/self/task"))
+
+        def use():
+            assert codec.decrypt(codec.encrypt(bytes(4 << 20)), length=8 + (4 << 20) + 64 * 28) == bytes(4 << 20)
+            assert count_threads() > 1, "this test needs helpers"
+
+        for _ in range(3):
+            use()
+            pid = os.fork()
+            if pid == 0:
+                use()  # a child has helpers of its own
+                os._exit(0)
+            assert count_threads() == 1
+            assert os.waitpid(pid, 0)[1] == 0
+        """,
+        PYTHONWARNINGS="error::DeprecationWarning",
+    )
+
+
 # ---------------------------------------------------------------- little memory, many threads
 
 

@@ -8,6 +8,8 @@
  */
 #include "support.h"
 
+#include <dirent.h>
+
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -284,6 +286,65 @@ static void check_threads(void) {
     realtime_ahead_s = 0;
 }
 
+/* How many threads the system has of this process. */
+static unsigned count_tasks(void) {
+    DIR *const tasks = opendir("/proc/self/task");
+    unsigned n = 0;
+
+    CHECK(tasks != NULL);
+    for (struct dirent *task; (task = readdir(tasks)) != NULL;) n += task->d_name[0] != '.';
+    closedir(tasks);
+    return n;
+}
+
+static bool nothing_job(void *arg, unsigned lane, size_t number) {
+    (void)arg, (void)lane, (void)number;
+    return true;
+}
+
+static void *end_often(void *unused) {
+    for (unsigned i = 0; i < 200; i++) agsf_end_idle_threads();
+    return unused;
+}
+
+static void *meet_often(void *unused) {
+    for (unsigned i = 0; i < 200; i++) meet(3);
+    return unused;
+}
+
+static void check_ending(unsigned alone) {
+    pthread_t callers[2], others[4];
+
+    checking("the end of idle helpers");
+    while (!SANITIZED && count_tasks() > alone) usleep(1000); /* nobody joins those that left by themselves */
+    agsf_end_idle_threads(); /* none */
+    for (unsigned turn = 0; turn < 200; turn++) { /* also of those that were too late to get a job */
+        agsf_batch batch = {.job = nothing_job, .njobs = 2, .nlanes = 8, .budget_ms = 1000000};
+        CHECK_EQUAL(agsf_pool_run(&batch), 2);
+        agsf_end_idle_threads();
+        CHECK_EQUAL(agsf_pool_threads(), 0);
+    }
+    for (unsigned nhelpers = 1; nhelpers < AGSF_MAX_THREADS; nhelpers *= 3) {
+        meet(nhelpers + 1);
+        CHECK_EQUAL(agsf_pool_threads(), nhelpers);
+        agsf_end_idle_threads();
+        CHECK_EQUAL(agsf_pool_threads(), 0);
+        if (!SANITIZED) CHECK_EQUAL(count_tasks(), alone);
+    }
+    checking("the end of helpers that are in a job, which is not waited for");
+    start_gated(callers);
+    agsf_end_idle_threads();
+    CHECK_EQUAL(agsf_pool_threads(), 1);
+    end_gated(&gated[1], callers[1], 100);
+    end_gated(&gated[0], callers[0], 100);
+    agsf_end_idle_threads();
+    while (agsf_pool_threads() > 0) agsf_end_idle_threads(); /* the last one was perhaps on its way out of its job */
+    checking("the end of helpers again and again, by several threads, while a batch wants them");
+    for (unsigned i = 0; i < 4; i++) others[i] = thread_of(i > 0 ? end_often : meet_often, NULL);
+    for (unsigned i = 0; i < 4; i++) CHECK(pthread_join(others[i], NULL) == 0);
+    while (agsf_pool_threads() > 0) agsf_end_idle_threads();
+}
+
 static void check_few_threads(void) {
     static struct record record;
 
@@ -322,13 +383,17 @@ static void check_thread_limit(void) {
 }
 
 int main(void) {
+    unsigned alone;
+
     start();
+    alone = count_tasks(); /* ThreadSanitizer starts a thread of its own, at some time */
     CHECK_EQUAL(agsf_pool_threads(), 0); /* none before one is wanted */
     check_thread_limit();
     CHECK_EQUAL(agsf_pool_threads(), 0);
     check_turns();
     check_helper_stops();
     check_threads();
+    check_ending(alone);
     check_few_threads();
     check_budget();
     check_many_callers();
