@@ -164,7 +164,7 @@ class _Objects:
         except NotImplementedError:
             raise self._refusal("delete files") from None
 
-    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths:
+    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str], below: str) -> _Paths:
         return []
 
     def sync_folders(self, paths: Iterable[str]) -> None:
@@ -450,7 +450,7 @@ class _S3(_Objects):
     def delete(self, path: str, read: Entry | None) -> None:
         self.call("delete_object", **self.key(path))
 
-    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths:
+    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str], below: str) -> _Paths:
         where = self.key("")
         older_than = older_than or (NO_LOCK_SECONDS if tag is None and older_than is None else 0)
         swept: _Paths = []
@@ -461,7 +461,7 @@ class _S3(_Objects):
                 path = upload["Key"].removeprefix(where["Key"])
                 if path == upload["Key"] and where["Key"]:  # some servers list all
                     continue
-                if tag is not None and path not in paths:
+                if (tag is not None and path not in paths) or not path.startswith(below):
                     continue
                 if older_than > 0 and time.time() - upload["Initiated"].timestamp() < older_than:
                     continue
@@ -699,7 +699,7 @@ class _Other(_Objects):
             return _Renamed(fs, f"{folder}/{temporary_name(name, tag)}", self.at(path))
         return _Discardable(fs, self.at(path), self)
 
-    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths:
+    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str], below: str) -> _Paths:
         fs, root = self.connect()
         older_than = older_than or (NO_LOCK_SECONDS if tag is None and older_than is None else 0)
         swept: _Paths = []
@@ -709,7 +709,7 @@ class _Other(_Objects):
             return []
         for name, info in found.items():
             of = temporary_tag(name.rpartition("/")[2])
-            if of is None or tag not in (None, of):
+            if of is None or tag not in (None, of) or not name[len(root) + 1 :].startswith(below):
                 continue
             if older_than > 0 and time.time() - _entry(name, info).modified < older_than:
                 continue

@@ -12,6 +12,7 @@ import io
 import os
 import stat
 import time
+from contextlib import suppress
 
 from ags_fast._core import Descriptor, open_below, open_file, read_whole, write_whole
 from ags_fast.errors import FormatError, PolicyError
@@ -291,9 +292,22 @@ class Store:
         """Remove a folder that is empty; elsewhere than here there are none."""
         self._open().remove_folder(_checked(path.rstrip("/")))
 
-    def sweep(self, tag: str | None = None, older_than: float | None = None, *, paths: Collection[str] = ()) -> _Paths:
+    def remove_empty_folders(self, path: str) -> None:
+        """Remove those that are in this folder; elsewhere than here there are none."""
+        if isinstance(door := self._open(), _Folder):
+            door.remove_empty_folders(_checked(path.rstrip("/")))
+
+    def sweep(
+        self,
+        tag: str | None = None,
+        older_than: float | None = None,
+        *,
+        paths: Collection[str] = (),
+        below: str = "",
+    ) -> _Paths:
         """Remove what dead writers left: temporary files, unfinished uploads. Returns their paths.
 
+        below: in this folder only, which ends in a slash.
         tag: only files in the making with this tag; an upload has none, so it is one to `paths` then. older_than: only
         what was not written to for so many seconds, or, an upload, begun so long ago.
 
@@ -301,7 +315,7 @@ class Store:
         age is all that protects it: without `older_than` that is a day, and nothing at all with a `tag`, whose writers
         must be known to be dead.
         """
-        return self._open().sweep(None if tag is None else _checked_tag(tag), older_than, paths)
+        return self._open().sweep(None if tag is None else _checked_tag(tag), older_than, paths, below)
 
     def sync_folders(self, paths: Iterable[str]) -> None:
         """Bring the names of these files, and of the folders that they are in, to the disk."""
@@ -430,7 +444,7 @@ if TYPE_CHECKING:
         def held(self, path: str) -> bool | None: ...
         def delete(self, path: str, read: Entry | None) -> None: ...
         def remove_folder(self, path: str) -> None: ...
-        def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths: ...
+        def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str], below: str) -> _Paths: ...
         def sync_folders(self, paths: Iterable[str]) -> None: ...
 
 
@@ -816,6 +830,18 @@ class _Folder:
         except OSError:  # not empty, or not there
             pass
 
+    def remove_empty_folders(self, path: str) -> None:
+        try:
+            fd = self._open(path, LISTED)
+        except (FileNotFoundError, NotADirectoryError, PolicyError):
+            return
+        try:
+            for name in os.listdir(fd):
+                with suppress(OSError):  # no folder, not empty, or not there any more
+                    os.rmdir(name, dir_fd=fd)
+        finally:
+            os.close(fd)
+
     def delete(self, path: str, read: Entry | None) -> None:
         """read: only if it is still the file that was read so."""
         below, _, name = path.rpartition("/")
@@ -835,11 +861,11 @@ class _Folder:
         except (FileNotFoundError, NotADirectoryError):
             pass
 
-    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str]) -> _Paths:
+    def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str], below: str) -> _Paths:
         age = older_than or 0.0
         age_unlocked = NO_LOCK_SECONDS if tag is None and older_than is None else age
         swept: _Paths = []
-        todo = [""]
+        todo = [below]
         while todo:
             shown = todo.pop()
             try:

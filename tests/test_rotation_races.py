@@ -417,6 +417,62 @@ def test_an_expiry_while_an_append_is_under_way(world: World) -> None:
     world.check()
 
 
+def planned_under_a_key_that_is_removed(world: World) -> Actor:
+    """An append whose plan a forced expiry has not seen yet when it removes the key of that plan; and then it dies."""
+    append = world.append("new").until("create", PLAN + r".*json")
+    world.rotate("kek").finish()
+    (old,) = (entry.key_id for entry in world.opened().keys.list("retired"))
+    expiry = world.expire(force=True).until("create", KEYS)
+    append.until("put", "new/1").step()
+    assert any((world.dataset / "new").iterdir())
+    expiry.step()
+    expiry.die()
+    assert old not in {entry.key_id for entry in world.opened().keys.list()}
+    return append
+
+
+def test_what_a_job_leaves_whose_key_is_gone(world: World) -> None:
+    """Older documents still have the key, and so its files are found and removed: they were nobody's."""
+    planned_under_a_key_that_is_removed(world).die()
+    world.check(died=True)
+    assert not (world.dataset / "new/0.ags").exists()
+
+
+def test_an_expiry_leaves_what_such_a_job_needs(world: World) -> None:
+    """It does not remove the last document that has the key, before a sweep has used it."""
+    planned_under_a_key_that_is_removed(world).die()
+    rows = world.expire(force=True).finish().rows
+    assert [row.error_class for row in rows if row.status == "skipped"] == ["InUse"]
+    world.check(died=True)
+    assert not (world.dataset / "new/0.ags").exists()
+
+
+def test_such_a_job_is_begun_anew(world: World) -> None:
+    planned_under_a_key_that_is_removed(world).die()
+    result = world.append("new", resume="verify").finish()
+    assert result.counts["ok"] == 2
+    assert leftovers(world.dataset, world.kms) == []
+    world.check(died=True)
+
+
+def test_manifests_of_one_that_died_while_another_runs(world: World) -> None:
+    """Their names say whose they are, so the other's plan is no reason to keep them."""
+    one, other = world.append("one"), world.append("other")
+    one.until("create", VERSION)
+    other.until("create", VERSION)
+    manifests = {path.name for path in (world.dataset / "_ags/manifests").iterdir()}
+    one.die()
+    world.append("one", resume="length").finish()
+    left = {path.name for path in (world.dataset / "_ags/manifests").iterdir()}
+    assert len(manifests - left) == 1  # that of the commit that never was
+    two = world.append("two").until("create", VERSION)
+    two.die()
+    world.sweep().finish()
+    assert {path.name for path in (world.dataset / "_ags/manifests").iterdir()} == left
+    other.finish()
+    world.check(died=True)
+
+
 def test_an_expiry_before_the_rotation_commits(world: World) -> None:
     """The old key is retired and needed: it stays."""
     rotation = world.rotate("kek").until("create", VERSION)

@@ -39,6 +39,7 @@ from ags_fast.jobs.plan import (
     Task,
     aad_prefixes,
     check_names,
+    clear,
     is_dead,
     list_sources,
     new_job_id,
@@ -994,6 +995,7 @@ def sweep(
         for path in orphan_manifests(opened, age):
             store.delete(path)
             rows.append(Row(store.full_path(path), None, "ok", format="manifest"))
+        clear(opened)  # of the keys, where they are elsewhere; and folders that are empty by now
         head = opened.current()
         for path in opened.chain_orphans():
             store.delete(path)

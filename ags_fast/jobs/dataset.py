@@ -282,6 +282,11 @@ def object_name(path: str, *marks: object, format: str = "ags1") -> str:
     return folder + slash + name + tail
 
 
+def manifest_name(job_id: str) -> str:
+    """The path of a new manifest, which says whose it is: what a job leaves that dies is told by that."""
+    return f"{MANIFESTS}{job_id}-{uuid.uuid4()}.arrow.ags"
+
+
 def check_path(path: str) -> str:
     """A file's name in a dataset: relative, and nowhere else. What a manifest says is checked before it is followed."""
     if "\0" in path or not NO_NAMES.isdisjoint(path.split("/")):
@@ -1178,8 +1183,8 @@ class Dataset:
             return head, refused
         names = {entry.path for entry in added}
         taken = {path: file for path, file in replaced.items() if path in names}
-        refs, gone = self._without(head, taken, key_id, envelope, written) if head else ([], [])
-        refs += [self._manifest(chunk, key_id, envelope, written) for chunk in chunks(added)]
+        refs, gone = self._without(head, taken, key_id, envelope, written, job_id) if head else ([], [])
+        refs += [self._manifest(chunk, key_id, envelope, written, job_id) for chunk in chunks(added)]
         return self._succeed(head, operation, job_id, refs, added, gone, policy), refused
 
     def _succeed(
@@ -1202,6 +1207,7 @@ class Dataset:
         key_id: str,
         envelope: Envelope,
         written: dict[tuple[Any, ...], TableRef],
+        job_id: str,
         sets: Container[str | None] = (),
     ) -> tuple[list[TableRef], list[FileEntry]]:
         """The manifests of a version without the entries of `taken`, path -> file, and these entries. What is left of
@@ -1221,7 +1227,7 @@ class Dataset:
             if kept == entries:
                 refs.append(ref)
             elif kept:
-                refs.append(self._manifest(kept, key_id, envelope, written))
+                refs.append(self._manifest(kept, key_id, envelope, written, job_id))
         return refs, gone
 
     def commit_removal(self, job_id: str, remove: Sequence[FileEntry]) -> tuple[Version, list[FileEntry]]:
@@ -1234,7 +1240,7 @@ class Dataset:
             head = self.committed(self.current(writes=True))
             try:
                 key_id, envelope = self.document_key(), self.envelope
-                refs, gone = self._without(head, files, key_id, envelope, written, sets)
+                refs, gone = self._without(head, files, key_id, envelope, written, job_id, sets)
                 made = self._succeed(head, "remove", job_id, refs, (), gone) if gone else head
                 now = {entry.path for entry in self.entries(made)} if len(gone) < len(remove) else set()
             except (FileExistsError, ConcurrentChangeError):
@@ -1322,10 +1328,11 @@ class Dataset:
         key_id: str,
         envelope: Envelope,
         written: dict[tuple[Any, ...], TableRef],
+        job_id: str,
     ) -> TableRef:
         name = key_id, tuple((entry.file, entry.key_id, entry.set_id) for entry in entries)
         if name not in written:
-            written[name] = self.seal_table(f"{MANIFESTS}{uuid.uuid4()}.arrow.ags", entries, key_id, envelope)
+            written[name] = self.seal_table(manifest_name(job_id), entries, key_id, envelope)
         return written[name]
 
     def _remove(self, refs: Iterable[TableRef]) -> None:

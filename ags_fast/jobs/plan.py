@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
-from ags_fast.fs import NO_LOCK_SECONDS
+from ags_fast.fs import NO_LOCK_SECONDS, Store
 from ags_fast.jobs.dataset import (
     HIDDEN,
     MANIFEST_ENTRIES,
@@ -31,13 +31,14 @@ from ags_fast.jobs.dataset import (
     object_name,
     whole,
 )
-from ags_fast.keys.envelope import DOCUMENT_NBYTES, Document, KeyEntry, UnknownKeyError
+from ags_fast.keys.envelope import DOCUMENT_NBYTES, Document, Envelope, KeyEntry, UnknownKeyError
+from ags_fast.keys.resolver import DatasetKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from contextlib import ExitStack
 
-    from ags_fast.fs import Entry, Store
+    from ags_fast.fs import Entry
     from ags_fast.jobs.dataset import Version
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "aad_prefixes",
     "bins",
     "check_names",
+    "clear",
     "is_dead",
     "list_sources",
     "new_job_id",
@@ -253,6 +255,7 @@ class Plan:
         self.refs = refs
         self.key_id = key_id  # that the document is sealed with
         self.taken = False  # over from a job that died
+        self.lost: dict[str, KeyEntry] = {}  # keys that open it, and that were removed since: nobody can go on with it
         self._lock: Any = None
         self._files: set[str] | None = None  # what its tables name, if all of them were written here
 
@@ -300,7 +303,8 @@ class Plan:
         envelope = self.dataset.envelope
         if self._files is not None:
             self._files = {*(self._files if refs else ()), *(entry.file for entry in entries)}
-        refs = list(refs)
+        has_run = self.body.get("state") == "running"
+        refs, before = list(refs), len(refs)
         for chunk in chunks(entries):
             path = f"{self.folder}{len(refs):06d}-{secrets.token_hex(4)}.arrow.ags"
             refs.append(self.dataset.seal_table(path, chunk, key_id, envelope))
@@ -318,10 +322,13 @@ class Plan:
         self.refs, self.key_id = refs, key_id
         # Now that it says which keys it needs, nobody removes them: were they there until now?
         self.dataset.keys.refresh()
-        named = self._key_ids(entries) - self._new_key_ids() - {""}
-        missing = [key_id for key_id in named if key_id not in envelope.entries]
-        if missing and self.number == 1:
-            self.remove()
+        named = {key_id, *(ref.key_id for ref in refs[before:])}.union(*(entry.key_ids() for entry in entries))
+        if self.number == 1:
+            named |= self._key_ids(())
+        missing = [key_id for key_id in named - self._new_key_ids() - {""} if key_id not in envelope.entries]
+        if missing:
+            if not has_run:
+                self.remove()
             raise ConcurrentChangeError(
                 f"the dataset's key {missing[0]!r} was retired and removed while the job was planned: run it again"
             )
@@ -330,26 +337,33 @@ class Plan:
     def load(cls, dataset: Dataset, job_id: str) -> Plan | None:
         """None if the job never came to have one."""
         folder = f"{PLANS}{job_id}/"
+        lost: dict[str, KeyEntry] = {}
         while True:
             names = (entry.path.removeprefix(folder) for entry in dataset.store.list(folder))
             number = max((int(name[:-5]) for name in names if re.fullmatch(r"\d{8,}\.json", name)), default=0)
             if number == 0:
                 return None
             dataset.keys.refresh()  # now: a plan comes after the keys that it needs
+            envelope = Envelope(dataset.kms, lost) if lost else dataset.envelope
             try:
-                body, key_id = dataset.open_body(folder + numbered(number), "ags-plan", dataset.envelope)
+                body, key_id = dataset.open_body(folder + numbered(number), "ags-plan", envelope)
                 break
             except FileNotFoundError:  # the job has just ended
                 continue
             except UnknownKeyError:
-                if not _were_removed(dataset, cls._sealed_by(dataset, job_id)):
+                sealers = cls._sealed_by(dataset, job_id)
+                if not _were_removed(dataset, sealers):
                     raise
+                if not lost and (lost := _lost(dataset, sealers)):
+                    continue
                 return None  # it came too late: who wrote it has seen that, or has died; no file was written
         if body.get("job_id") != job_id:
             raise FormatError(f"{folder} holds the plan of another job")
         try:
             _check(body)
-            return cls(dataset, job_id, body, number, [TableRef.from_json(ref) for ref in body["tables"]], key_id)
+            plan = cls(dataset, job_id, body, number, [TableRef.from_json(ref) for ref in body["tables"]], key_id)
+            plan.lost = lost
+            return plan
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{folder} lacks or garbles {error}") from None
 
@@ -377,8 +391,10 @@ class Plan:
     def resume(cls, dataset: Dataset, facts: Mapping[str, Any], held: ExitStack, *, sure: bool = True) -> Plan | None:
         """The newest plan of a dead job that did the same; ours until `held` is closed.
 
-        sure: the caller knows that such a job is dead, where the storage cannot tell.
+        sure: the caller knows that such a job is dead, where the storage cannot tell. What dead jobs have left without
+        a plan, or with one that nobody can go on with, is removed.
         """
+        clear(dataset)
         for job_id in reversed(open_plans(dataset.store)):
             if dataset.store.held(f"{PLANS}{job_id}/lock") or not (sure or is_dead(dataset.store, job_id, None)):
                 continue
@@ -386,7 +402,9 @@ class Plan:
             if plan is None or any(plan.body.get(name) != value for name, value in facts.items()):
                 continue
             plan = cls.take(dataset, job_id)  # read again: until now, somebody else could have it
-            if plan is not None:
+            if plan is not None and plan.is_lost():
+                plan.end()
+            elif plan is not None:
                 held.callback(plan.release)
                 return plan
         return None
@@ -440,8 +458,16 @@ class Plan:
     def entries(self, *, superseded: bool = False) -> list[FileEntry]:
         """What the job does; superseded: and what it no longer does, since a source changed, but may have written."""
         envelope = self.dataset.envelope
+        if self.lost:
+            known = {ref.key_id: envelope.entries[ref.key_id] for ref in self.refs if ref.key_id in envelope.entries}
+            envelope = Envelope(self.dataset.kms, known | self.lost)
         entries = [entry for ref in self.refs for entry in self.dataset.open_table(ref, envelope)]
         return entries if superseded else list({entry.path: entry for entry in entries}.values())
+
+    def is_lost(self) -> bool:
+        """Whether a key was removed that its documents or tables are sealed with: nobody can go on with it."""
+        known = self.dataset.envelope.entries
+        return bool(self.lost) or any(key_id not in known for key_id in {ref.key_id for ref in self.refs})
 
     def files(self) -> set[str]:
         """What the job may have written."""
@@ -455,6 +481,11 @@ class Plan:
         try:
             return self.entries(superseded=True)
         except UnknownKeyError:
+            known = self.dataset.envelope.entries
+            missing = {ref.key_id for ref in self.refs if ref.key_id not in known} - self.lost.keys()
+            if found := _lost(self.dataset, missing):
+                self.lost |= found
+                return self._known()
             if _were_removed(self.dataset, {ref.key_id for ref in self.refs}):
                 return []
             raise
@@ -568,6 +599,12 @@ def _is_taken(store: Store, file: str) -> bool:
         return True
 
 
+def _lost(dataset: Dataset, key_ids: set[str]) -> dict[str, KeyEntry]:
+    """Of keys that were removed, those that the key store can still tell of: an expiry was about to give them back, and
+    died."""
+    return dataset.keys.removed(key_ids) if isinstance(dataset.keys, DatasetKeyStore) else {}
+
+
 def _were_removed(dataset: Dataset, key_ids: set[str]) -> bool:
     """Whether one of these keys was in the key store once."""
     removed = {key_id for change in dataset.keys.history() for key_id in change.changes["removed"]}
@@ -595,14 +632,43 @@ def open_plans(store: Store, *, begun: bool = False) -> list[str]:
     return sorted(ids)
 
 
+def clear(dataset: Dataset) -> list[str]:
+    """Remove what jobs that died have left in `_ags/`, and that no plan tells of: temporary files, and folders of plans
+    that were never finished, or were being removed; returns their ids. What lives is locked; where nothing can be,
+    only what is a day old goes."""
+    stores = [dataset.store]
+    if isinstance(dataset.keys, DatasetKeyStore) and isinstance(dataset.keys.store, Store):
+        stores += [dataset.keys.store] if dataset.keys.store.url != dataset.store.url else []
+    for store in stores:
+        if store.local:
+            store.sweep(below=HIDDEN)
+    removed = []
+    store, planned = dataset.store, open_plans(dataset.store)
+    for job_id in open_plans(store, begun=True):
+        if job_id not in planned and is_dead(store, job_id, None):
+            Plan.take(dataset, job_id)
+            removed.append(job_id)
+    store.remove_empty_folders(PLANS)
+    return removed
+
+
 def orphan_manifests(dataset: Dataset, age: float | None, job_id: str | None = None) -> list[str]:
-    """Manifests of no version. A job that is about to commit has an open plan: then none is an orphan for sure. job_id:
-    of a dead job, whose plan does not count.
+    """Manifests of no version. A job that is about to commit has an open plan, and its id is in their names: where it
+    is not, none is an orphan for sure while any plan is open. job_id: those of this job, which is over.
 
     Looked at in this order: what was listed and has no open plan any more is in a version by now, or in none for ever.
     """
-    listed = [entry for entry in dataset.store.list(MANIFESTS) if time.time() - entry.modified >= (age or 0)]
-    if not listed or not {job_id}.issuperset(open_plans(dataset.store)):
-        return []
-    named = {ref.path for version in dataset.versions() for ref in version.manifests}
-    return [entry.path for entry in listed if entry.path not in named]
+    listed = [entry.path for entry in dataset.store.list(MANIFESTS) if time.time() - entry.modified >= (age or 0)]
+    if job_id is not None:
+        ended = [path for path in listed if _job_of(path) == job_id]
+    else:
+        planned = open_plans(dataset.store) if listed else []
+        ended = [path for path in listed if not planned or _job_of(path) not in (None, *planned)]
+    named = {ref.path for version in dataset.versions() for ref in version.manifests} if ended else set()
+    return [path for path in ended if path not in named]
+
+
+def _job_of(manifest: str) -> str | None:
+    """The job that a manifest's name tells of."""
+    found = JOB_ID.match(manifest.removeprefix(MANIFESTS))
+    return found[0] if found else None

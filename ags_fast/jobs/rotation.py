@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-import uuid
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,6 @@ from ags_fast.jobs.dataset import (
     ENTRY_NBYTES,
     GRACE_MS,
     MANIFEST_NBYTES,
-    MANIFESTS,
     SCOPE,
     SLACK_USES,
     SUCCESSOR,
@@ -37,6 +35,7 @@ from ags_fast.jobs.dataset import (
     column_binding,
     decode_entries,
     encode_table,
+    manifest_name,
     moved,
     named_keys,
     numbered,
@@ -474,7 +473,7 @@ class _Rotation:
             for part in _parts(old, wrap_nbytes):
                 new = planned.get(part.path)
                 if new is None or new.key_id != key_id or new.part != part.part or plan.body.get("moves") != moves:
-                    file = f"{MANIFESTS}{uuid.uuid4()}.arrow.ags"
+                    file = manifest_name(plan.job_id)
                     wrapped = envelope.wrap(key_id, os.urandom(16), binding(opened.id, "dek", file))
                     new = part._replace(file=file, key_id=key_id, wrapped_dek=wrapped, file_length=0)
                     anew.append(new)
@@ -1123,9 +1122,14 @@ def _remove_keys(
     # A job may have made its plan after we looked, and then seen that its keys were there: they come back.
     while wanted := {key_id: gone.pop(key_id) for key_id in gone.keys() & _keys_of_jobs(opened).keys()}:
         opened.change_keys(wanted.copy, "restore")
+    # And one may have done so while an expiry ran that died then. What has that job's key stays, or nobody could tell
+    # any more which files are that job's.
+    of_jobs = _keys_of_jobs(opened)
+    lost = keys.removed(of_jobs.keys() - {e.key_id for e in keys.list()}) if isinstance(keys, DatasetKeyStore) else {}
+    stay += [Row(i, None, "skipped", "InUse", of_jobs[i], format="key", key_id=i) for i in lost]
     rows += [Row(key_id, None, "ok", format="key", key_id=key_id) for key_id in gone] + stay
     # Where it cannot be seen that a KEK opens as it is wrapped now, what has it as it was wrapped stays.
-    pruned = keys.prune(spare) if isinstance(keys, DatasetKeyStore) and not unsure else ()
+    pruned = keys.prune(spare) if isinstance(keys, DatasetKeyStore) and not (unsure or lost) else ()
     rows += [Row(path, None, "ok", format="keys") for path in pruned]
 
 

@@ -39,7 +39,7 @@ from ags_fast.keys.kms import as_kms, same_counts, shared_client
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from ags_fast.keys.kms import KmsClient
 
@@ -419,6 +419,11 @@ class DatasetKeyStore:
         self._lock = threading.RLock()
 
     @property
+    def store(self) -> Store:
+        """The folder that the keys are in."""
+        return self._store
+
+    @property
     def dataset_id(self) -> str:
         return self._current().dataset_id
 
@@ -505,6 +510,22 @@ class DatasetKeyStore:
         """The versions before the newest whose documents are there, the newest of them first."""
         found = [e for e in self._store.list(f"{FOLDER}/") if NUMBERED.fullmatch(e.path) and e.size != len(REMOVED)]
         return sorted((_number(entry.path) for entry in found), reverse=True)[1:]
+
+    def removed(self, key_ids: Collection[str]) -> dict[str, KeyEntry]:
+        """Of keys that the newest version has no more, the entries that older documents still have."""
+        found: dict[str, KeyEntry] = {}
+        for number in self.earlier_numbers() if key_ids else ():
+            with suppress(AgsError, FileNotFoundError):
+                data = self._store.read(_path(number), MAX_NBYTES)
+                if self.digest(number) not in (None, sha256(data)):
+                    continue  # of another history
+                version = _Version.opened(data, number, self._kms, self._given_id)
+                for key_id in set(key_ids) - found.keys():
+                    if (entry := self._find(version, key_id)) is not None:
+                        found[key_id] = entry
+            if len(found) == len(set(key_ids)):
+                break
+        return found
 
     def earlier(self, number: int) -> Earlier:
         """What an older version has, if the KMS opens it, and its buckets are there: `restore` can go back to it.
