@@ -693,11 +693,14 @@ class _Other(_Objects):
         if exclusive:
             raise self._refusal("create a file only if it is not there")
         fs, _ = self.connect()
-        if _renames(fs):
-            folder, _, name = self.at(path).rpartition("/")
-            fs.makedirs(folder, exist_ok=True)
-            return _Renamed(fs, f"{folder}/{temporary_name(name, tag)}", self.at(path))
-        return _Discardable(fs, self.at(path), self)
+        try:
+            if _renames(fs):
+                folder, _, name = self.at(path).rpartition("/")
+                fs.makedirs(folder, exist_ok=True)
+                return _Renamed(fs, f"{folder}/{temporary_name(name, tag)}", self.at(path))
+            return _Discardable(fs, self.at(path), self)
+        except NotImplementedError:
+            raise self._refusal("write files") from None
 
     def sweep(self, tag: str | None, older_than: float | None, paths: Collection[str], below: str) -> _Paths:
         fs, root = self.connect()
@@ -764,10 +767,7 @@ class _Discardable(NewObject):
         super().__init__()
         self.path = path
         self._file: Any = None
-        try:
-            file = fs.open(path, "wb", autocommit=False)
-        except NotImplementedError:
-            raise folder._refusal("write files") from None
+        file = fs.open(path, "wb", autocommit=False)
         if not isinstance(file, AbstractBufferedFile) or any(
             getattr(type(file), name) is getattr(AbstractBufferedFile, name) for name in ("commit", "discard")
         ):

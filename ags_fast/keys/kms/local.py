@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
-from ags_fast.fs import NewFile, pwrite_all
+from ags_fast.fs import NewFile, open_regular, pwrite_all
 from ags_fast.keys.kms import KmsClient, check_key_id
 from ags_fast.keys.kms.names import BY_PROVIDER
 
@@ -366,7 +366,7 @@ def _unbase64(text: Any) -> bytes:
 
 
 def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         data = file.read(MAX_FILE_NBYTES + 1)
     if len(data) > MAX_FILE_NBYTES:
         raise FormatError(f"{path} is no keystore: it has more than {MAX_FILE_NBYTES} bytes")
