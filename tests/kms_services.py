@@ -27,7 +27,8 @@ class Service:
     name = ""
     generates = False
     rewraps = False
-    tells_version = False
+    tells_version = False  # by the bytes alone
+    names_version = False  # in the answer to a wrap
     disables = True  # a single version; Vault, with all below
     destroys = True
     overhead = 0  # the bytes that a wrapped key is longer, where that is so
@@ -147,6 +148,7 @@ class Gcp(Service):
     """A fake under Google's own client."""
 
     name = "gcp"
+    names_version = True
     ring = "projects/p/locations/global/keyRings/r"
     unknown = f"{ring}/cryptoKeys/none"
     impossible = (
@@ -205,6 +207,7 @@ class Azure(Service):
     """A fake under Microsoft's own client."""
 
     name = "azure"
+    names_version = True
     destroys = False  # a single version: only the key
     longest = 190
     impossible = ("a/b", "../secrets/x", "a?b", "a b", "https://elsewhere.vault.azure.net/keys/a")

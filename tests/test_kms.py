@@ -1047,9 +1047,10 @@ def test_a_dataset_with_its_id_in_the_context(moto: Aws, tmp_path: Path, double_
         options: dict[str, Any] = {"wrapping_key_id": key_id, "double_wrap": double_wrap}
         clear_cache()
         jobs.encrypt_files(src, dataset, **options, **common).raise_for_failures()
+        asked = moto.last()
         own = jobs.key_status(dataset, kms=bound)["dataset_id"]
         ids.add(own)
-        assert moto.last()["EncryptionContext"] == {"dataset": own}
+        assert asked["EncryptionContext"] == {"dataset": own}
         clear_cache()
         assert not jobs.verify_files(dataset, **common).failed
         assert moto.last()["EncryptionContext"] == {"dataset": own}

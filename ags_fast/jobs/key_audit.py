@@ -209,7 +209,8 @@ def audit(
     - ``opens``: for each KEK, how many data keys, manifests and version documents it opens, by version;
     - in ``masters``, ``versions``: what each version of a master key holds, ``may_be_destroyed`` (True, False, or None:
       it cannot be told), ``why``, and ``first``: commands to run before it may be. ``others``: of all versions that are
-      not listed. Of the master key as a whole, ``may_be_destroyed`` and ``why`` likewise;
+      not listed. Of the master key as a whole, ``may_be_destroyed`` and ``why`` likewise. ``listed``: the versions that
+      the KMS lists, or the rotations that made them, with dates and states, as far as it tells this caller;
     - ``steps``: what `event` calls for, or without one what is due: text, ``command``, ``kms_calls`` (by operation) and
       what the command writes and removes;
     - ``notes``: what else is to be known.
@@ -233,10 +234,13 @@ def audit(
     result = _status(survey, "audit")
     holders = _holders(survey)
     for row in result["masters"]:
+        listed = survey.listed.get(row["wrapping_key_id"], [])
+        row["listed"] = [one._asdict() for one in sorted(listed, key=lambda one: one.made_ms or 0)]
         row |= _verdicts(survey, shell, row["wrapping_key_id"], holders)
     known = {row["wrapping_key_id"] for row in result["masters"]}
     for key_id in sorted({master.key_id for master in holders} - known):
         row = {"wrapping_key_id": key_id, "current_version": None, "keks": [], "refused": survey.refused.get(key_id)}
+        row["listed"] = []
         result["masters"].append(row | _verdicts(survey, shell, key_id, holders))
     steps = _Steps(survey, shell, holders, [paths] if isinstance(paths, str) else paths)
     chosen = {

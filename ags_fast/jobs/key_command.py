@@ -301,6 +301,10 @@ def _master_lines(master: dict[str, Any], audited: bool) -> list[str]:
         version = "version not told" if row["version"] is None else f"version {row['version']}"
         lines.append(f"    {version}: {verdicts[row['may_be_destroyed']]}: {row['why']}")
         lines += [f"        first  {command}" for command in row["first"]]
+    for row in master["listed"]:
+        made = "" if row["made_ms"] is None else f" of {_when(row['made_ms'])[:10]}"
+        state = "" if row["state"] is None else f" ({row['state'].lower()})"
+        lines.append(f"    the KMS lists version {row['version'] or 'without a name'}{made}{state}")
     lines.append(f"    other versions: {verdicts[master['others']]}")
     lines.append(f"    the key as a whole: {verdicts[master['may_be_destroyed']]}: {master['why']}")
     return lines

@@ -52,6 +52,7 @@ from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.results import JobResult, Row, counted, shown
 from ags_fast.jobs.task import Context, describe
 from ags_fast.keys.envelope import (
+    MASTER_VERSION,
     Envelope,
     KeyEntry,
     binding,
@@ -59,6 +60,7 @@ from ags_fast.keys.envelope import (
     clear_cache,
     in_threads,
     rewrap_kek,
+    with_version,
 )
 from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
 from ags_fast.keys.resolver import DatasetKeyStore, MemoryKeyStore, for_columns, open_key_store
@@ -571,7 +573,8 @@ class _Rotation:
                 changes: dict[str, KeyEntry | None] = {}
                 for entry in todo:
                     new = ready[_digest(entry)]
-                    properties = {**entry.properties, REWRAPPED_MS: now}
+                    properties = with_version(entry.properties, new.properties.get(MASTER_VERSION))
+                    properties[REWRAPPED_MS] = now
                     new = new.replace(properties=properties, state=entry.state, uses=entry.uses)
                     changes[entry.key_id] = moved(new, entry)
                 before = opened.kms
@@ -626,10 +629,10 @@ class _Rotation:
 
     def _is_current(self, entry: KeyEntry, kms: KmsClient) -> bool:
         """Whether the KMS tells that the current version of its master key wraps it."""
-        master = entry.wrapping_key_id
-        if master not in self.current:
+        master, version = entry.wrapping_key_id, kms.key_version(entry.wrapped or b"")
+        if version is not None and master not in self.current:
             self.current[master] = kms.current_version(master)
-        return self.current[master] is not None and kms.key_version(entry.wrapped or b"") == self.current[master]
+        return version is not None and version == self.current[master]
 
     def _rewrapped(self, entry: KeyEntry, new_kms: KmsClient | None) -> KeyEntry:
         return rewrap_kek(self.opened.kms, entry, new_kms, self._master_of(entry))

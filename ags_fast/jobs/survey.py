@@ -12,11 +12,13 @@ from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, Integr
 from ags_fast.jobs.dataset import PLANS, Dataset, FileEntry, TableRef, Version, numbered, wrapped_by
 from ags_fast.jobs.plan import Plan, open_plans
 from ags_fast.jobs.policy import Policy
-from ags_fast.keys.envelope import DOCUMENT_NBYTES, Document, KeyEntry, parse_object, unbase64
+from ags_fast.keys.envelope import DOCUMENT_NBYTES, MASTER_VERSION, Document, KeyEntry, parse_object, unbase64
 from ags_fast.keys.resolver import FOLDER, DatasetKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from ags_fast.keys.kms import KeyVersion
 
 __all__ = ["Job", "Master", "Survey"]
 
@@ -74,11 +76,15 @@ class Survey:
             raise ConcurrentChangeError("the dataset changes faster than it can be looked at: let its jobs end")
         self.current: dict[str, str | None] = {}  # master key: the version that wraps now, where the KMS tells
         self.refused: dict[str, str] = {}  # master key: why the KMS does not even say that
+        self.listed: dict[str, list[KeyVersion]] = {}  # master key: its versions, where the KMS lists them; if deep
         for key_id in sorted({entry.wrapping_key_id for entry in self.all_keks()}):
             try:
                 self.current[key_id] = opened.kms.current_version(key_id)
+                if deep:
+                    self.listed[key_id] = opened.kms.versions(key_id)
             except KeyAccessError as error:
-                self.current[key_id], self.refused[key_id] = None, str(error)
+                self.current.setdefault(key_id, None)
+                self.refused[key_id] = str(error)
 
     def _stamp(self) -> tuple[Any, ...]:
         opened = self.opened
@@ -177,7 +183,9 @@ class Survey:
 
     def version_of(self, entry: KeyEntry) -> str | None:
         """The version of its master key that wraps a KEK."""
-        return None if entry.wrapped is None else self.version_of_bytes(entry.wrapped)
+        if entry.wrapped is None:
+            return None
+        return self.version_of_bytes(entry.wrapped) or entry.properties.get(MASTER_VERSION)
 
     def version_of_bytes(self, wrapped: bytes) -> str | None:
         with suppress(AgsError):  # another KMS's, from before the dataset moved

@@ -28,7 +28,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, TAG_NBYTES, Key, rewrap
 from ags_fast.ags1 import KEY_LIMIT
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
-from ags_fast.keys.kms import CACHE_SECONDS, KmsClient, aes_key, as_kms, check_key_id, same_counts, shared_client
+from ags_fast.keys.kms import (
+    CACHE_SECONDS,
+    KmsClient,
+    Wrapped,
+    aes_key,
+    as_kms,
+    check_key_id,
+    same_counts,
+    shared_client,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -50,6 +59,7 @@ DIGEST_NBYTES = 32
 LATEST_MS = 253_402_300_799_999  # the end of the year 9999, in milliseconds since the epoch
 MAX_USES = (1 << 63) - 1
 KEY_TIMESTAMP = "KEY_TIMESTAMP"  # Iceberg's property of a KEK
+MASTER_VERSION = "master-version"  # ours: the version that wraps it, where only the KMS's answer named that
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -179,8 +189,8 @@ def new_kek(
     else:
         key = secrets.token_bytes(length)
         wrapped = client.wrap_key(key, wrapping_key_id)
-    given = {KEY_TIMESTAMP: str(created_ms), **(properties or {})}
-    entry = KeyEntry(key_id, wrapping_key_id, wrapped, "active", created_ms, 0, given)
+    given = with_version({KEY_TIMESTAMP: str(created_ms), **(properties or {})}, wrapped)
+    entry = KeyEntry(key_id, wrapping_key_id, bytes(wrapped), "active", created_ms, 0, given)
     _cache.put(_cache_name(client, entry), Key(key), client.cache_seconds)
     return entry
 
@@ -197,16 +207,27 @@ def rewrap_kek(
     after = kms if new_kms is None else new_kms
     master = wrapping_key_id or entry.wrapping_key_id
     if after is kms and master == entry.wrapping_key_id and kms.supports_rewrap:
-        changed = entry.replace(wrapped=kms.rewrap_key(entry.wrapped, master))
+        wrapped = kms.rewrap_key(entry.wrapped, master)
+        changed = entry.replace(wrapped=bytes(wrapped), properties=with_version(entry.properties, wrapped))
         if (held := _cache.peek(_cache_name(kms, entry))) is not None:
             _cache.put(_cache_name(kms, changed), held, kms.cache_seconds)
         check_wrap(kms, changed)
         return changed
     key = aes_key(kms.unwrap_key(entry.wrapped, entry.wrapping_key_id), entry.key_id)
-    changed = entry.replace(wrapping_key_id=master, wrapped=after.wrap_key(key, master))
+    wrapped = after.wrap_key(key, master)
+    changed = entry.replace(
+        wrapping_key_id=master, wrapped=bytes(wrapped), properties=with_version(entry.properties, wrapped)
+    )
     _cache.put(_cache_name(after, changed), Key(key), after.cache_seconds)
     check_wrap(after, changed)
     return changed
+
+
+def with_version(properties: Mapping[str, str], wrapped: bytes | str | None) -> dict[str, str]:
+    """The properties of a KEK, with the version that has just wrapped it (or is given), if that is told."""
+    version = wrapped.version if isinstance(wrapped, Wrapped) else wrapped if isinstance(wrapped, str) else None
+    others = {name: text for name, text in properties.items() if name != MASTER_VERSION}
+    return others if version is None else {**others, MASTER_VERSION: version}
 
 
 def check_wrap(kms: KmsClient, entry: KeyEntry) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
-from ags_fast.keys.envelope import KEY_TIMESTAMP, Envelope, KeyEntry, new_kek, unbase64
+from ags_fast.keys.envelope import KEY_TIMESTAMP, Envelope, KeyEntry, new_kek, unbase64, with_version
 from ags_fast.keys.kms import aes_key, as_kms, check_key_id, shared_client
 from ags_fast.keys.metadata import StandardKeyMetadata
 
@@ -101,7 +101,7 @@ class EncryptedKey:
         """A KEK in double wrap: the table's format has no other. ValueError if it is another."""
         if entry.wrapped is None:
             raise ValueError("single wrap cannot be told to Iceberg: Java would take each wrapped key for a KEK")
-        properties = {KEY_TIMESTAMP: str(entry.created_ms), **entry.properties}
+        properties = {KEY_TIMESTAMP: str(entry.created_ms), **with_version(entry.properties, None)}
         for name, value, usual in ((STATE, entry.state, "active"), (USES, str(entry.uses), "0")):
             properties.pop(name, None)
             if value != usual:

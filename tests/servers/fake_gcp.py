@@ -4,6 +4,7 @@ documentation has it."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import threading
@@ -60,16 +61,20 @@ class FakeGcpKms:
         name, _, verb = path.partition(":")
         parent, _, kind = name.rpartition("/")
         fields = json.loads(body or b"{}")
-        if verb:
+        if kind == "cryptoKeyVersions":
+            called, fields = "CreateCryptoKeyVersion", {"parent": parent, "crypto_key_version": fields}
+            if method == "GET":
+                called, fields = "ListCryptoKeyVersions", {"parent": parent}
+        elif method == "GET":
+            called, fields = "GetCryptoKey", {"name": name}
+        elif verb:
             called, fields = VERBS[verb], {"name": name, **fields}
         elif method == "PATCH":
             mask = {"update_mask": query["updateMask"][0]}
             called, fields = "UpdateCryptoKeyVersion", {"crypto_key_version": {"name": name, **fields}, **mask}
-        elif kind == "cryptoKeys":
+        else:
             made = query["cryptoKeyId"][0]
             called, fields = "CreateCryptoKey", {"parent": parent, "crypto_key_id": made, "crypto_key": fields}
-        else:
-            called, fields = "CreateCryptoKeyVersion", {"parent": parent, "crypto_key_version": fields}
         request: Any = getattr(service, f"{called}Request")
         with self._lock:
             self.calls.append(called)
@@ -91,6 +96,14 @@ class FakeGcpKms:
     def CreateCryptoKeyVersion(self, asked: Any) -> Any:  # noqa: N802
         self._key(asked.parent)
         return self._new_version(asked.parent)  # which does not make it primary
+
+    def GetCryptoKey(self, asked: Any) -> Any:  # noqa: N802
+        return self._key(asked.name)
+
+    def ListCryptoKeyVersions(self, asked: Any) -> Any:  # noqa: N802
+        self._key(asked.parent)
+        found = list(self._versions[asked.parent].values())
+        return service.ListCryptoKeyVersionsResponse(crypto_key_versions=found, total_size=len(found))
 
     def UpdateCryptoKeyPrimaryVersion(self, asked: Any) -> Any:  # noqa: N802
         key = self._key(asked.name)
@@ -159,7 +172,9 @@ class FakeGcpKms:
 
     def _new_version(self, key: str) -> resources.CryptoKeyVersion:
         name = f"{key}/cryptoKeyVersions/{len(self._versions[key]) + 1}"
-        self._versions[key][name] = resources.CryptoKeyVersion(name=name, state=State.ENABLED)
+        self._versions[key][name] = resources.CryptoKeyVersion(
+            name=name, state=State.ENABLED, create_time=datetime.datetime.now(datetime.UTC)
+        )
         self._material[name] = AESGCM(AESGCM.generate_key(256))
         return self._versions[key][name]
 

@@ -8,6 +8,7 @@ of the last request what it was asked, without keys, and by whom.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from io import BytesIO
@@ -92,6 +93,38 @@ def re_encrypt(self: Any) -> Any:
     return _re_encrypt(self)
 
 
+def material_id(material: bytes) -> str:
+    return hashlib.sha256(material).hexdigest()
+
+
+def tell(backend: Any, called: str, answer: dict[str, Any]) -> None:
+    """The ids of key material, which AWS tells and moto does not know."""
+    if called == "DescribeKey":
+        told = answer["KeyMetadata"]
+        told["CurrentKeyMaterialId"] = material_id(backend.keys[told["KeyId"]].key_material)
+    elif called == "GenerateDataKey":
+        answer["KeyMaterialId"] = material_id(backend.keys[backend.get_key_id(answer["KeyId"])].key_material)
+    elif called == "ReEncrypt":
+        key = backend.keys[backend.get_key_id(answer["KeyId"])]
+        answer["DestinationKeyMaterialId"] = material_id(key.key_material)
+    elif called == "ListKeyRotations":
+        for one in answer["Rotations"]:
+            key = backend.keys[one["KeyId"]]
+            made = [*reversed(key.__dict__.get("_older", [])), key.key_material]
+            one["KeyMaterialId"] = material_id(made[1 + answer["Rotations"].index(one)])
+
+
+def telling(name: str, called: str) -> None:
+    method = getattr(KmsResponse, name)
+
+    def answered(self: Any) -> Any:
+        answer = json.loads(method(self))
+        tell(self.kms_backend, called, answer)
+        return json.dumps(answer)
+
+    setattr(KmsResponse, name, answered)
+
+
 class Server:
     """The WSGI application: moto's, behind a door that counts and fails as told."""
 
@@ -135,6 +168,10 @@ class Server:
 def main() -> None:
     KmsBackend.encrypt, KmsBackend.decrypt, KmsBackend.rotate_key_on_demand = encrypt, decrypt, rotate
     KmsResponse.re_encrypt = re_encrypt
+    telling("describe_key", "DescribeKey")
+    telling("generate_data_key", "GenerateDataKey")
+    telling("re_encrypt", "ReEncrypt")
+    telling("list_key_rotations", "ListKeyRotations")
     utils.KEY_ID_LEN = 40
     utils.CIPHERTEXT_HEADER_FORMAT = f">{utils.KEY_ID_LEN}s{utils.IV_LEN}s{utils.TAG_LEN}s"
     utils.HEADER_LEN = utils.KEY_ID_LEN + utils.IV_LEN + utils.TAG_LEN

@@ -19,7 +19,7 @@ from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ags_fast.ags1 import bytes_view
 from ags_fast.errors import AgsError, KeyAccessError
@@ -160,6 +160,26 @@ def check_key_id(key_id: str) -> str:
     return key_id
 
 
+class Wrapped(bytes):
+    """A wrapped key, and the version of the master key that wrapped it, where only the KMS's answer names that."""
+
+    version: str | None = None
+
+    @classmethod
+    def by(cls, wrapped: bytes, version: str | None) -> Wrapped:
+        made = cls(wrapped)
+        made.version = version
+        return made
+
+
+class KeyVersion(NamedTuple):
+    """What a KMS lists of a master key's version. made_ms: since the epoch. state: in the words of the KMS."""
+
+    version: str | None
+    made_ms: int | None
+    state: str | None
+
+
 class KmsClient:
     """A client of one key management system, which keeps master keys and wraps other keys with them.
 
@@ -265,19 +285,32 @@ class KmsClient:
         return self._account("rewrap", wrapping_key_id, lambda: _bytes(self._rewrap(wrapped, wrapping_key_id)))
 
     def key_version(self, wrapped: bytes) -> str | None:
-        """The version of the master key that wrapped it, if the bytes tell; no call is made."""
-        return None
+        """The version of the master key that wrapped it, if the bytes tell; no call is made.
+
+        What `wrap_key`, `generate_key` and `rewrap_key` have just returned may tell more than its bytes (`Wrapped`).
+        """
+        return wrapped.version if isinstance(wrapped, Wrapped) else None
 
     def current_version(self, wrapping_key_id: str) -> str | None:
         """The version of the master key that wraps now, in the words of `key_version`.
 
-        None if the KMS does not tell, or not this caller, or if `key_version` never does. Where it can be told, this is
+        None if the KMS does not tell, or not this caller. Where it can be told, this is
         a call, which the audit hook hears of as ``describe``; elsewhere nobody is asked.
         """
         if self._tells_current_version:
             return self._account(DESCRIBE, wrapping_key_id, lambda: self._current_version(wrapping_key_id))
         self._check(wrapping_key_id)
         return None
+
+    def versions(self, wrapping_key_id: str) -> list[KeyVersion]:
+        """The versions that the KMS lists, or the rotations that made them. Nothing if it lists none to this caller.
+
+        Where it lists them, this is a call, which the audit hook hears of as ``describe``.
+        """
+        if type(self)._versions_of is KmsClient._versions_of:
+            self._check(wrapping_key_id)
+            return []
+        return self._account(DESCRIBE, wrapping_key_id, lambda: self._versions_of(wrapping_key_id))
 
     def close(self) -> None:
         """Let go of connections and of what was read. The next call opens them again."""
@@ -297,6 +330,9 @@ class KmsClient:
         raise NotImplementedError
 
     def _current_version(self, wrapping_key_id: str) -> str | None:
+        raise NotImplementedError
+
+    def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
         raise NotImplementedError
 
     @property
@@ -485,7 +521,7 @@ def _bytes(answer: Any) -> bytes:
         raise KeyAccessError(f"the KMS client returned {type(answer).__name__} where bytes are due")
     if not len(answer):
         raise KeyAccessError("the KMS client returned nothing where a key is due")
-    return bytes(answer)
+    return answer if type(answer) is Wrapped else bytes(answer)
 
 
 def _sealed(answer: Any, key: bytes) -> bytes:

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import IntegrityError, KeyAccessError
-from ags_fast.keys.kms import ALLOWED, CONTEXT, context_of
+from ags_fast.keys.kms import ALLOWED, CONTEXT, KeyVersion, Wrapped, context_of
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, ENDPOINT, READ_MS, UNREACHED, ServiceKms
 
@@ -44,6 +44,9 @@ REFUSALS = {
     "UnsupportedOperationException": "this kind of key cannot do that",
 }
 NOT_WHAT_WAS_WRAPPED = ("InvalidCiphertextException", "IncorrectKeyException")
+DENIED = ("AccessDeniedException", "UnsupportedOperationException")
+MATERIAL_ID = re.compile(r"[0-9a-f]{64}")
+MATERIAL_STATES = ("CURRENT", "NON_CURRENT", "PENDING_ROTATION", "PENDING_MULTI_REGION_IMPORT_AND_ROTATION")
 CODE = re.compile(r"[A-Z][A-Za-z]{2,48}Exception")
 ALIAS = re.compile(r"(^|:)alias/")
 MRK_ARN = re.compile(r"(arn:aws[a-z-]*:kms:)([a-z0-9-]+)(:[0-9]{12}:key/mrk-[A-Za-z0-9-]{1,64})")
@@ -125,14 +128,42 @@ class AwsKms(ServiceKms):
         request = {**self._one_key(wrapping_key_id), **size}
         del request["EncryptionAlgorithm"]
         answer = self._call("generate_data_key", wrapping_key_id, request)
-        return answer["Plaintext"], answer["CiphertextBlob"]
+        return answer["Plaintext"], Wrapped.by(answer["CiphertextBlob"], _material(answer, "KeyMaterialId"))
 
     def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         one = self._one_key(wrapping_key_id)
         shared = {"GrantTokens": one.pop("GrantTokens")} if "GrantTokens" in one else {}
         sides = {f"{side}{name}": value for side in ("Source", "Destination") for name, value in one.items()}
         request = {"CiphertextBlob": wrapped, **sides, **shared}
-        return self._call("re_encrypt", wrapping_key_id, request)["CiphertextBlob"]  # type: ignore[no-any-return]
+        answer = self._call("re_encrypt", wrapping_key_id, request)
+        return Wrapped.by(answer["CiphertextBlob"], _material(answer, "DestinationKeyMaterialId"))
+
+    def _current_version(self, wrapping_key_id: str) -> str | None:
+        answer = self._told("describe_key", wrapping_key_id)
+        return _material(answer.get("KeyMetadata", {}), "CurrentKeyMaterialId")
+
+    def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
+        """What its rotations have made. They are of a key and not of an alias."""
+        if ALIAS.search(wrapping_key_id):
+            return []
+        found: list[KeyVersion] = []
+        more: dict[str, Any] = {"IncludeKeyMaterial": "ALL_KEY_MATERIAL"}
+        while more:
+            answer = self._told("list_key_rotations", wrapping_key_id, **more)
+            for one in answer.get("Rotations", ()):
+                when, state = one.get("RotationDate"), one.get("KeyMaterialState")
+                made_ms = None if when is None else int(when.timestamp() * 1000)
+                state = state if state in MATERIAL_STATES else None
+                found.append(KeyVersion(_material(one, "KeyMaterialId"), made_ms, state))
+            more = {**more, "Marker": answer["NextMarker"]} if answer.get("Truncated") else {}
+        return found
+
+    def _told(self, method: str, key_id: str, **more: Any) -> dict[str, Any]:
+        """What AWS tells of a key; nothing if it does not tell this caller."""
+        try:
+            return self._call(method, key_id, {"KeyId": self._one_key(key_id)["KeyId"], **more})
+        except _DeniedError:
+            return {}
 
     def _one_key(self, key_id: str) -> dict[str, Any]:
         """What each request says of its key."""
@@ -158,7 +189,8 @@ class AwsKms(ServiceKms):
         except ClientError as error:
             if _code(error) == "IncorrectKeyException" and ALIAS.search(key_id):
                 raise self._alias_moved(key_id, request["CiphertextBlob"], deadline) from None
-            raise self._translated(error, method, key_id) from None
+            refused = self._translated(error, method, key_id)
+            raise (_DeniedError(str(refused)) if _code(error) in DENIED else refused) from None
         except BotoCoreError as error:
             where = client.meta.endpoint_url
             check = f"{ENDPOINT}, {REGION} and the credentials"
@@ -281,6 +313,16 @@ class AwsKms(ServiceKms):
         else:
             advice = REFUSALS.get(code, "see what AWS documents for it").format(action=action)
         return self._refusal(action, repr(key_id), code, advice)
+
+
+class _DeniedError(KeyAccessError):
+    """The caller may not."""
+
+
+def _material(answer: Mapping[str, Any], name: str) -> str | None:
+    """The id of the material that a rotation makes: 64 hexadecimal digits."""
+    text = answer.get(name)
+    return text if isinstance(text, str) and MATERIAL_ID.fullmatch(text) else None
 
 
 def _code(error: Any) -> str:

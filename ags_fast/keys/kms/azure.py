@@ -6,12 +6,13 @@ first, and then every older one that is enabled.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import IntegrityError, KeyAccessError
-from ags_fast.keys.kms import find_class
+from ags_fast.keys.kms import KeyVersion, Wrapped, find_class
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, READ_MS, UNREACHED, ServiceKms, on_this_machine
 
@@ -78,7 +79,23 @@ class AzureKms(ServiceKms):
             lambda: vault.crypto(wrapping_key_id, version).wrap_key(self._algorithm, key),
             deadline,
         )
-        return result.encrypted_key  # type: ignore[no-any-return]
+        return Wrapped.by(result.encrypted_key, version)
+
+    def _current_version(self, wrapping_key_id: str) -> str:
+        return self._newest(self._vault(wrapping_key_id), wrapping_key_id, self._deadline(), to="unwrapKey")
+
+    def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
+        """None for a caller who may not list them."""
+        with contextlib.suppress(_DeniedError):
+            return [
+                KeyVersion(
+                    _checked(one.version),
+                    int(one.created_on.timestamp() * 1000) if one.created_on else None,
+                    "ENABLED" if one.enabled else "DISABLED",
+                )
+                for one in self._listed(self._vault(wrapping_key_id), wrapping_key_id, self._deadline())
+            ]
+        return []
 
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         deadline, vault = self._deadline(), self._vault(wrapping_key_id)
@@ -153,13 +170,17 @@ class AzureKms(ServiceKms):
 
     def _versions(self, vault: _Vault, name: str, deadline: float) -> list[tuple[str, bool]]:
         """Versions, newest first, and whether they are enabled."""
+        return [(_checked(one.version), bool(one.enabled)) for one in self._listed(vault, name, deadline)]
+
+    def _listed(self, vault: _Vault, name: str, deadline: float) -> list[Any]:
+        """What the vault tells of versions, newest first."""
 
         def ask() -> list[Any]:
             return list(vault.keys.list_properties_of_key_versions(name))
 
-        found = self._request("list", name, None, ask, deadline)
+        found: list[Any] = self._request("list", name, None, ask, deadline)
         found.sort(key=lambda one: one.created_on.timestamp() if one.created_on else 0, reverse=True)
-        return [(_checked(one.version), bool(one.enabled)) for one in found]
+        return found
 
     def _request(
         self, action: str, name: str, version: str | None, ask: Any, deadline: float, *, quiet: bool = False
@@ -241,7 +262,12 @@ class AzureKms(ServiceKms):
         elif error.status_code is None:  # there was no request: no token was to be had
             advice = f"no credential gives a token: set {CREDENTIALS}, or what azure.identity looks for"
         key = repr(name) if version is None else f"{name!r}, version {version}"
-        return self._refusal(action, key, "/".join(codes), advice or "see what Azure documents for it")
+        refused = self._refusal(action, key, "/".join(codes), advice or "see what Azure documents for it")
+        return _DeniedError(str(refused)) if error.status_code == 403 else refused
+
+
+class _DeniedError(KeyAccessError):
+    """The caller may not."""
 
 
 class _Vault:

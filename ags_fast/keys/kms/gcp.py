@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from ags_fast.errors import IntegrityError, KeyAccessError
+from ags_fast.keys.kms import KeyVersion, Wrapped
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, ENDPOINT, READ_MS, UNREACHED, ServiceKms
 
@@ -15,10 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["GcpKms"]
 
+T = TypeVar("T")
+
 ACCOUNT = "gcs.impersonate.service-account"
 DELEGATES = "gcs.impersonate.delegates"
 LIFETIME = "gcs.impersonate.lifetime-seconds"
 SCOPE = "https://www.googleapis.com/auth/cloudkms"
+MAX_VERSIONS = 10_000
 PART = r"[A-Za-z0-9_.:-]{1,255}"
 KEY_NAME = re.compile(f"projects/{PART}/locations/{PART}/keyRings/{PART}/cryptoKeys/{PART}")
 VERSION_STATE = re.compile(r"cryptoKeyVersions/([0-9]{1,9})\b[^A-Z]*([A-Z_]{7,40})")
@@ -59,7 +64,7 @@ class GcpKms(ServiceKms):
     commas between them) and ``.lifetime-seconds`` (3600), as Iceberg has them.
 
     A key id is the key's resource name, ``projects/P/locations/L/keyRings/R/cryptoKeys/K``. A new version wraps once it
-    is made the primary one; which one wrapped something is known to Google alone.
+    is made the primary one. Which one wrapped something is in Google's answer, and not in what it wrapped.
     """
 
     provider = "gcp"
@@ -88,7 +93,7 @@ class GcpKms(ServiceKms):
             sealed: bytes = answer.ciphertext
             if not answer.verified_plaintext_crc32c or answer.ciphertext_crc32c != google_crc32c.value(sealed):
                 raise _CorruptedError
-            return sealed
+            return Wrapped.by(sealed, _number(answer.name))
 
         return self._call("Encrypt", wrapping_key_id, ask)
 
@@ -105,7 +110,31 @@ class GcpKms(ServiceKms):
 
         return self._call("Decrypt", wrapping_key_id, ask)
 
-    def _call(self, action: str, key_id: str, ask: Callable[[Any, str], bytes]) -> bytes:
+    def _current_version(self, wrapping_key_id: str) -> str | None:
+        def ask(client: Any, name: str) -> str | None:
+            return _number(
+                client.get_crypto_key(request={"name": name}, timeout=self._timeout, retry=None).primary.name
+            )
+
+        try:
+            return self._call("Get", wrapping_key_id, ask)
+        except _DeniedError:
+            return None
+
+    def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
+        def ask(client: Any, name: str) -> list[KeyVersion]:
+            pages = client.list_crypto_key_versions(request={"parent": name}, timeout=self._timeout, retry=None)
+            return [
+                KeyVersion(_number(one.name), int(one.create_time.timestamp() * 1000), one.state.name)
+                for one in itertools.islice(pages, MAX_VERSIONS)
+            ]
+
+        try:
+            return self._call("List", wrapping_key_id, ask)
+        except _DeniedError:
+            return []
+
+    def _call(self, action: str, key_id: str, ask: Callable[[Any, str], T]) -> T:
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError
         from requests.exceptions import RequestException
@@ -118,7 +147,8 @@ class GcpKms(ServiceKms):
         try:
             return self._ask(lambda: ask(client, key_id))
         except GoogleAPICallError as error:
-            raise self._translated(error, action, key_id) from None
+            refused = self._translated(error, action, key_id)
+            raise (_DeniedError(str(refused)) if _code(error) == "PERMISSION_DENIED" else refused) from None
         except RequestException as error:
             where = self.properties.get(ENDPOINT, "cloudkms.googleapis.com")
             raise self._not_reached(where, repr(key_id), error, ENDPOINT) from None
@@ -188,6 +218,16 @@ class GcpKms(ServiceKms):
             return self._refusal(action, f"{key_id!r}, version {named[1]}", named[2], STATES[named[2]])
         advice = BUSY_ADVICE if code in BUSY_CODES else REFUSALS.get(code, "see what Google documents for it")
         return self._refusal(action, repr(key_id), code, advice.format(action=action))
+
+
+class _DeniedError(KeyAccessError):
+    """The caller may not."""
+
+
+def _number(name: str) -> str | None:
+    """The version in the name of one."""
+    number = name.rpartition("/cryptoKeyVersions/")[2]
+    return number if number.isascii() and number.isdecimal() and len(number) < 10 else None
 
 
 class _CorruptedError(Exception):
