@@ -186,6 +186,19 @@ def test_json_is_exact(odd: Path, kms: list[str], capsys: pytest.CaptureFixture[
     assert {os.fsencode(file["path"]) for file in json.loads(out)["files"]} == {*NAMES}
 
 
+def test_mistakes_of_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What nobody expects is told as it is, and steers no terminal either."""
+
+    def run(args: object) -> dict[str, object]:
+        raise RuntimeError("\x1b[31m no \x07")
+
+    monkeypatch.setattr(cli, "_inspect", run)
+    assert cli.main(["stream", "inspect", "x\x1b", "--json"]) == 1
+    out, err = capsys.readouterr()
+    check_lines((out + err).encode())
+    assert "Traceback" in err and "\\x1b[31m no \\x07" in err and json.loads(out)["input"] == "x\x1b"
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_outputs_of_other_encodings(odd: Path, kms: list[str], encoding: str) -> None:
     """What they lack is escaped, too, and ends no command."""

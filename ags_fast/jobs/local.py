@@ -153,7 +153,7 @@ class LocalEngine:
     """Runs jobs in processes of this machine.
 
     processes: how many; None: the usable CPUs. 0 does everything in the calling process: a file that crashes there
-    takes it along.
+    takes it along. A program that embeds Python says by `multiprocessing.set_executable` which interpreter they run.
     """
 
     def __init__(self, processes: int | None = None) -> None:
