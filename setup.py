@@ -31,7 +31,6 @@ from typing import ClassVar, NamedTuple
 
 from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.command.sdist import sdist
 from setuptools.errors import SetupError
 from setuptools.modified import newer_group
 
@@ -396,15 +395,8 @@ class BuildOpenssl(Command):
         print(bundled_libcrypto().objects[0])
 
 
-class Sdist(sdist):
-    def add_defaults(self) -> None:
-        super().add_defaults()
-        self.filelist.recursive_include("tests", "*")  # setuptools finds only tests/test*.py by itself
-        self.filelist.global_exclude("*.py[co]")
-
-
 def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-setup(ext_modules=[CORE], cmdclass={"build_ext": BuildExt, "build_openssl": BuildOpenssl, "sdist": Sdist})
+setup(ext_modules=[CORE], cmdclass={"build_ext": BuildExt, "build_openssl": BuildOpenssl})

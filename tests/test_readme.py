@@ -56,3 +56,29 @@ def test_each_command_is_a_target():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"(?:^    |`)make ([a-z-]+)", README.read_text(), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize(
+    "page", [README, ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")], ids=lambda page: page.name
+)
+def test_links(page):
+    """Each leads to a file, and to a heading in it."""
+    for file, heading in re.findall(r"\]\(([^):#]*)(?:#([^)]*))?\)", page.read_text()):
+        target = page.parent / file if file else page
+        assert target.exists(), f"{page.name} refers to {file}"
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+def test_what_security_says_of_this_version():
+    """The README refers to it, it is in the source distribution, and what it quotes of the library is there."""
+    import ags_fast
+
+    text = (ROOT / "SECURITY.md").read_text()
+    assert "(SECURITY.md)" in README.read_text()
+    assert "include SECURITY.md" in (ROOT / "MANIFEST.in").read_text().splitlines()
+    quoted = set(re.findall(r"`ags_fast\.(\w+)", text)) | set(re.findall(r"`(Ags\w+)", text))
+    assert {"openssl_version", "AgsWriter", "AgsCodec"} <= quoted
+    for name in quoted:
+        assert hasattr(ags_fast, name) or hasattr(ags_fast.errors, name), name
