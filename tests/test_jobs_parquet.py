@@ -1006,7 +1006,7 @@ def test_cli(
     encrypted = ("encrypt", "src", "ds", "--wrapping-key-id", MASTER, "--quiet", "--format", "parquet")
     with pytest.raises(SystemExit):
         run(*encrypted, "--column-key", "text")
-    assert run("encrypt", "src", "ds", "--wrapping-key-id", MASTER, "--column-key", "text=hr")[0] == 1
+    assert run("encrypt", "src", "ds", "--wrapping-key-id", MASTER, "--column-key", "text=hr")[0] == 2
     code, told = run(*encrypted, "--column-key", "text=hr", "--column-key", "number=finance")
     assert code == 0 and "ok           4" in told
     code, told = run("ls", "ds", "--json")
