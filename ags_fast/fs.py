@@ -1067,6 +1067,20 @@ class NewFile:
         assert self._folder is not None
         return self._folder
 
+    def remove_sidecar(self) -> str | None:
+        """Remove Hadoop's checksum of the file that this one will replace: with it Spark would refuse the new one.
+
+        Returns its path, or None if there is none. Below the folder that the file is made in, like all else.
+        """
+        name = f".{self._name}.crc"
+        if self._temporary is None:
+            return None
+        try:
+            os.unlink(name, dir_fd=self._at().fd)
+        except FileNotFoundError:
+            return None
+        return os.path.join(os.path.dirname(self.path), name)
+
     def _usual_mode(self, tag: str) -> int:
         """What the umask and the folder say, which only a file can tell: one that is never written to."""
         try:  # it has no name: nobody else can open it

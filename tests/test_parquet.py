@@ -1704,6 +1704,23 @@ def test_hadoops_checksum_beside_a_target_is_removed(tmp_path: Path) -> None:
     assert not sidecar.exists() and any(str(sidecar) in warning for warning in report.warnings)
 
 
+def test_hadoops_checksum_elsewhere_is_left(tmp_path: Path) -> None:
+    """The folder becomes a link to another one meanwhile: that is not where the file is made."""
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    files.write(folder / ".out.crc", b"crc")
+    theirs = files.write(other / ".out.crc", b"crc")
+
+    def progress(nbytes: int) -> None:
+        if not folder.is_symlink():
+            folder.rename(tmp_path / "moved")
+            folder.symlink_to(other)
+
+    parquet.encrypt_file(rich(), folder / "out", Keys(KF), progress=progress)
+    assert theirs.exists() and os.listdir(other) == [".out.crc"] and os.listdir(tmp_path / "moved") == ["out"]
+
+
 def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     plain = rich()
     sealed = seal(plain, COLUMNS)

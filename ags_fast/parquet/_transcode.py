@@ -134,6 +134,7 @@ class Target:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.position = 0
+        self.warnings: list[str] = []
         self.discardable = True
         self._new: NewFile | NewObject | None = None
         self._list: bytearray | None = None
@@ -203,6 +204,8 @@ class Target:
     def finish(self) -> None:
         self.drain()
         if self._new is not None:
+            if isinstance(self._new, NewFile) and (sidecar := self._new.remove_sidecar()) is not None:
+                self.warnings.append(f"removed {sidecar}: Hadoop's checksum of the file that was there before")
             self._new.publish()
         elif self._list is None and hasattr(self._file, "flush"):
             self._file.flush()
@@ -949,17 +952,6 @@ def level_warnings(places: list[tuple[str, int]]) -> list[str]:
     ]
 
 
-def remove_sidecar(dst: Any, report: Report) -> None:
-    """Hadoop keeps checksums beside local files; one of an older file makes Spark refuse the new one."""
-    path = dst.path if isinstance(dst, NewFile) else local_path(dst) if isinstance(dst, (str, os.PathLike)) else None
-    if path is not None:
-        folder, name = os.path.split(path)
-        sidecar = os.path.join(folder, f".{name}.crc")
-        if os.path.lexists(sidecar):
-            os.unlink(sidecar)
-            report.warnings.append(f"removed {sidecar}: Hadoop's checksum of the file that was there before")
-
-
 def encrypt_file(
     src: Any,
     dst: Any,
@@ -1015,12 +1007,11 @@ def encrypt_file(
                 drop_bloom_filters=drop_bloom_filters,
                 progress=progress,
             )
-            return _write("encrypt", dst, opened, chunks, mover, sealer, plaintext_footer)
+            return _write("encrypt", opened, chunks, mover, sealer, plaintext_footer)
 
 
 def _write(
     op: str,
-    dst: Any,
     opened: Opened,
     chunks: list[Chunk],
     mover: Mover,
@@ -1043,7 +1034,7 @@ def _write(
                 f"unknown fields {left} of encrypted columns are in their sealed metadata, not in the plaintext "
                 "footer: only ags_fast puts them back"
             )
-    remove_sidecar(dst, report)
+    report.warnings += target.warnings
     return report
 
 
@@ -1141,7 +1132,7 @@ def decrypt_file(
                 report.warnings.append(
                     f"left out for want of keys: {', '.join(dropped.names)}{''.join(sorted(reasons))}"
                 )
-            remove_sidecar(dst, report)
+            report.warnings += target.warnings
             return report
 
 
@@ -1231,7 +1222,7 @@ def reencrypt_file(
                 allow_unauthenticated_levels=allow_unauthenticated_levels,
                 progress=progress,
             )
-            return _write("reencrypt", dst, opened, chunks, mover, sealer, plaintext)
+            return _write("reencrypt", opened, chunks, mover, sealer, plaintext)
 
 
 def _reseal(
@@ -1278,7 +1269,7 @@ def _reseal(
         footer = _resealed_footer(opened, held, sealer, crypto, plaintext)
         put_footer(target, footer, crypto, sealer.footer(), plaintext)
         report = _report("reencrypt", opened, chunks, sealer, mover, crypto.algorithm, plaintext)
-        remove_sidecar(dst, report)
+        report.warnings += target.warnings
         return report
 
 

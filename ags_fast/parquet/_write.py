@@ -34,7 +34,6 @@ from ags_fast.parquet._transcode import (
     level_warnings,
     new_crypto,
     put_footer,
-    remove_sidecar,
     row_group,
     signing,
     v2_warnings,
@@ -118,7 +117,7 @@ def write_table(
             report.buffer_nbytes += writer.largest * min(n, AHEAD)
             report.footer = "signed" if plaintext_footer else "encrypted"
             report.file_length = target.position
-            remove_sidecar(dst, report)
+            report.warnings += target.warnings
             return report
 
 
