@@ -995,7 +995,7 @@ def sweep(
         for path in orphan_manifests(opened, age):
             store.delete(path)
             rows.append(Row(store.full_path(path), None, "ok", format="manifest"))
-        clear(opened)  # of the keys, where they are elsewhere; and folders that are empty by now
+        clear(opened, age)  # of the keys, where they are elsewhere; and folders that are empty by now
         head = opened.current()
         for path in opened.chain_orphans():
             store.delete(path)

@@ -632,24 +632,21 @@ def open_plans(store: Store, *, begun: bool = False) -> list[str]:
     return sorted(ids)
 
 
-def clear(dataset: Dataset) -> list[str]:
+def clear(dataset: Dataset, age: float | None = None) -> None:
     """Remove what jobs that died have left in `_ags/`, and that no plan tells of: temporary files, and folders of plans
-    that were never finished, or were being removed; returns their ids. What lives is locked; where nothing can be,
-    only what is a day old goes."""
+    that were never finished, or were being removed. What lives is locked; where nothing can be, only what is a day old
+    goes. age: only what is so many seconds old."""
     stores = [dataset.store]
     if isinstance(dataset.keys, DatasetKeyStore) and isinstance(dataset.keys.store, Store):
         stores += [dataset.keys.store] if dataset.keys.store.url != dataset.store.url else []
     for store in stores:
         if store.local:
-            store.sweep(below=HIDDEN)
-    removed = []
+            store.sweep(older_than=age, below=HIDDEN)
     store, planned = dataset.store, open_plans(dataset.store)
     for job_id in open_plans(store, begun=True):
-        if job_id not in planned and is_dead(store, job_id, None):
+        if job_id not in planned and is_dead(store, job_id, age):
             Plan.take(dataset, job_id)
-            removed.append(job_id)
     store.remove_empty_folders(PLANS)
-    return removed
 
 
 def orphan_manifests(dataset: Dataset, age: float | None, job_id: str | None = None) -> list[str]:
