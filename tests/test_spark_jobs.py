@@ -264,7 +264,7 @@ def test_bad_files_are_rows(engine: SparkEngine, folders: Folders) -> None:
             "b": "IntegrityError",
             "c": "IntegrityError",
             "d": "IntegrityError",
-            "e": "IsADirectoryError",
+            "e": "IntegrityError",
         }
         assert result.counts["ok"] == 3
         extra = [Path(row.src).name for row in result.rows if row.error_class == "ExtraFile"]
