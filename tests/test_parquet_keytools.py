@@ -1045,6 +1045,19 @@ def test_a_kek_is_not_found_by_the_id_that_a_file_gives_it() -> None:
         cached(json.dumps(mixed).encode())
 
 
+def test_what_the_client_keeps_bounds_the_lifetime(tmp_path: Path) -> None:
+    """kms.cache-lifetime-seconds is a promise of the whole process."""
+    properties = keystore(tmp_path, "kf")
+    for text, calls in (("0", 3), ("3600", 1)):
+        factory = keytools.CryptoFactory({**properties, "kms.cache-lifetime-seconds": text})
+        metadata = factory.encryption_keys("kf").footer_metadata
+        keytools.clear_cache()
+        before = kms_calls()
+        for _ in range(3):
+            factory.retriever()(metadata)
+        assert sum((kms_calls() - before).values()) == calls
+
+
 @pytest.mark.parametrize("nbytes", [1, 15, 17, 31, 33, 64])
 def test_keys_of_another_length(nbytes: int) -> None:
     kms = InMemoryKms()

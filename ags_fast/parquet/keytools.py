@@ -141,7 +141,7 @@ class CryptoFactory:
                 raise TypeError("external key material is kept beside the Parquet file: say its path")
             place = _Place(path, self.storage_options)
             place.check_new()
-        wrapper = _Wrapper(self, _keks(self.cache_lifetime))
+        wrapper = _Wrapper(self, _keks(self._lifetime))
         external: dict[str, str] = {}
         footer, footer_metadata = self._new_key(wrapper, footer_key_id, FOOTER, external)
         columns: dict[_Path, Any] = {}
@@ -159,6 +159,11 @@ class CryptoFactory:
     def retriever(self, path: str | os.PathLike[str] | None = None) -> KeyRetriever:
         """A callable that finds keys by their metadata. path: of the Parquet file, for external material."""
         return KeyRetriever(self, path)
+
+    @property
+    def _lifetime(self) -> float:
+        """What the factory says, and no longer than the KMS client does."""
+        return min(self.cache_lifetime, self._client.cache_seconds)
 
     def _new_key(self, wrapper: _Wrapper, key_id: str, reference: str, external: dict[str, str]) -> tuple[bytes, bytes]:
         """A new DEK, and its metadata. External material goes into `external`."""
@@ -185,7 +190,7 @@ class CryptoFactory:
             if len(sealed) - OVERHEAD_NBYTES not in KEY_NBYTES:  # before the KMS is asked for anything
                 raise FormatError(f"{len(sealed)} bytes are no AES key that a KEK under {key_id!r} wrapped")
             wrapped_kek = _from_text(kek.wrapped, self.wrapped_text)
-            key = _keks(self.cache_lifetime).open(self._client, key_id, wrapped_kek)
+            key = _keks(self._lifetime).open(self._client, key_id, wrapped_kek)
             try:
                 dek = key.open(sealed[:NONCE_NBYTES], sealed[NONCE_NBYTES:], _decoded("keyEncryptionKeyID", kek.id))
             except IntegrityError:

@@ -74,6 +74,7 @@ class GcpKms(ServiceKms):
         "gcs.oauth2.token": "name a file with credentials in GOOGLE_APPLICATION_CREDENTIALS"
     }
     loggers = (
+        "google.auth.transport.requests",
         "google.cloud.kms_v1.services.key_management_service.client",
         "google.cloud.kms_v1.services.key_management_service.transports.rest",
     )
