@@ -453,6 +453,8 @@ def test_what_needs_the_footer_key() -> None:
     refused(ValueError, "sealed with a footer key", parquet.encrypt_file, plain, keys)
     with pytest.raises(ValueError, match="sealed with a footer key"):
         parquet.write_table(pq.read_table(pa.BufferReader(plain)), bytearray(), keys)
+    with pytest.raises(KeyAccessError, match=r"of the footer; without the footer key, Keys\(None, "):
+        parquet.verify(sealed, {}.__getitem__)
     encrypted = seal(plain, COLUMNS)
     for call in (
         lambda: parquet.verify(encrypted, Keys(None, {"id": key("x")}), missing="skip"),

@@ -569,7 +569,14 @@ class Opened:
         if isinstance(keys, Keys):
             self.footer_key = self.key(keys.footer_key()) if keys.has_footer_key else None
         else:
-            self.footer_key = self._retrieve(keys, crypto.key_metadata, "the footer")
+            try:
+                self.footer_key = self._retrieve(keys, crypto.key_metadata, "the footer")
+            except KeyAccessError as error:
+                if self.encrypted_footer:
+                    raise
+                raise KeyAccessError(
+                    f"{error}; without the footer key, Keys(None, {{column: key}}) reads columns with keys of their own"
+                ) from error
 
     def _without_tags(self, what: str) -> PolicyError:
         return PolicyError(
