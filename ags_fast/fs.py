@@ -1144,9 +1144,9 @@ class NewFile:
         """Give the file its name and close it. If that fails, it is discarded."""
         if self._owner != os.getpid() or self.descriptor.closed:
             return
-        locked = -1
+        locked, temporary = -1, self._temporary  # what another thread discards meanwhile is not published
         try:
-            if self._temporary is not None:
+            if temporary is not None:
                 folder = self._at()
                 with self.descriptor as fd:
                     if self._mode != self._made:
@@ -1158,11 +1158,11 @@ class NewFile:
                     locked = os.dup(fd)
             if not self.descriptor.close():  # before the name: some file systems report a failed write only here
                 raise ValueError("this file is being written by another thread: it is discarded")
-            if self._temporary is not None:
+            if temporary is not None:
                 if self._exclusive:
-                    self._link(self._temporary)
+                    self._link(temporary)
                 else:
-                    os.replace(self._temporary, self._name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+                    os.replace(temporary, self._name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
                 self._temporary = None
                 if self._fsync:
                     _fsync_folder(os.open(".", LISTED, dir_fd=folder.fd))
@@ -1186,12 +1186,13 @@ class NewFile:
 
     def discard(self) -> None:
         """Close the file and remove it, unless it has been published. Does nothing the second time."""
+        folder, temporary = self._folder, self._temporary  # the folder stays open for as long as this needs it
         if self._descriptor is not None:
             self._descriptor.close()
-        if self._temporary is not None and self._owner == os.getpid():
-            temporary, self._temporary = self._temporary, None
+        if folder is not None and temporary is not None and self._owner == os.getpid():
+            self._temporary = None
             try:
-                os.unlink(temporary, dir_fd=self._at().fd)
+                os.unlink(temporary, dir_fd=folder.fd)
             except FileNotFoundError:
                 pass
         self._folder = None

@@ -6,6 +6,7 @@ import io
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -380,3 +381,22 @@ def test_a_new_file_that_is_being_written_is_not_published(tmp_path: Path) -> No
     with new.descriptor, pytest.raises(ValueError, match="another thread"):
         new.publish()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_new_file_that_is_discarded_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread discards it while it is published: an error, and not a success without a file."""
+    new = NewFile(tmp_path / "file", fsync=True)
+    monkeypatch.setattr(os, "fsync", lambda fd: new.discard())
+    with pytest.raises((ValueError, FileNotFoundError)):
+        new.publish()
+    assert os.listdir(tmp_path) == []
+    new.discard()
+
+
+def test_threads_that_discard_at_once(tmp_path: Path) -> None:
+    for _ in range(100):
+        new = NewFile(tmp_path / "file")
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(new.discard) for _ in range(4)]:
+                done.result()
+        assert os.listdir(tmp_path) == []
