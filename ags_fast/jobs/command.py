@@ -185,10 +185,14 @@ def opened(args: argparse.Namespace) -> Dataset:
 def engine(args: argparse.Namespace) -> Any:
     if args.engine == "local":
         return None
+    import logging
+
     from pyspark.sql import SparkSession
 
     from ags_fast.spark import SparkEngine
 
+    # py4j logs what Ctrl-C raises in it.
+    logging.getLogger().addFilter(lambda record: (record.exc_info or (None,))[0] is not KeyboardInterrupt)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else whatever python3 is on the path
     builder = SparkSession.builder.appName(f"ags-fast {args.operation}")
     try:
