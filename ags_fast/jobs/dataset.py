@@ -70,7 +70,7 @@ NUMBERS = {  # in a table, and the largest that each can be
     "block_size": MAX_BLOCK_SIZE,
     "part": MAX_FILES,
     "parts": MAX_FILES,
-    "mode": 0o7777,
+    "mode": 0o777,
 }
 NO_NAMES = frozenset(("", ".", ".."))
 PARENTS = 4  # of the last versions, that a writer compares with what is there
