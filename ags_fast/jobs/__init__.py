@@ -482,7 +482,7 @@ def _without_encrypted(
             try:
                 with source.open(found.path) as file:
                     file.readinto(head)
-            except OSError:
+            except (OSError, PolicyError):
                 pass  # to be its row, when it is its turn
         reason = encrypted_already(bytes(head))
         if reason is None and format == "parquet" and head[:4] == b"PAR1" and found.path not in present:

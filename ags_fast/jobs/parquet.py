@@ -147,7 +147,7 @@ def encrypted_already(source: Store, found: Entry) -> str | None:
     try:
         with _closing(source.source(found.path, found)) as plain:
             return _already(plain)
-    except (FormatError, IntegrityError, OSError):
+    except (FormatError, IntegrityError, OSError, PolicyError):
         return None
 
 
