@@ -570,11 +570,14 @@ def test_a_service_that_echoes(provider: str, tmp_path: Path, monkeypatch: pytes
         with echoing(tmp_path if provider == "azure" else None) as server:
             monkeypatch.setenv("REQUESTS_CA_BUNDLE", server.authority)
             properties = elsewhere(provider, server.url, tmp_path, **{"kms.max-attempts": "1"})
+
+            def actions(kms: KmsClient) -> list[Callable[..., bytes]]:
+                own = [] if provider == "azure" else [kms.wrap_key]  # Azure's is done here, with the public key
+                return [*own, kms.unwrap_key, kms.rewrap_key]
+
             forms = itertools.product(("json", "taken", "raw", "head"), (200, 400, 403, 404, 500))
             with load_kms(properties) as kms:
-                for (server.form, server.status), action in itertools.product(
-                    forms, (kms.wrap_key, kms.unwrap_key, kms.rewrap_key)
-                ):
+                for (server.form, server.status), action in itertools.product(forms, actions(kms)):
                     with pytest.raises((AgsError, ValueError)) as caught:
                         key = action(CANARY if action == kms.wrap_key else wrapped, key_id)
                         assert (action, key) == (kms.rewrap_key, wrapped)  # as it was, and that opens

@@ -11,7 +11,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from servers.fake_azure import certificate
+from servers.fake_azure import CHALLENGE, certificate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +61,8 @@ class _EchoHandler(BaseHTTPRequestHandler):
 
     def _go(self) -> None:
         self.server.requests += 1
+        if self.server.authority and self._as_azure():
+            return
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         texts = [self.path, sent.decode(errors="replace"), *_texts(sent)]
         said = " ".join(texts)
@@ -88,6 +90,25 @@ class _EchoHandler(BaseHTTPRequestHandler):
             self._headers_buffer = []
         self.end_headers()
         self.wfile.write(body)
+
+    def _as_azure(self) -> bool:
+        """What comes before anything is sent that could be echoed: the challenge for a token, and what a key is."""
+        body = b""
+        if not self.headers.get("Authorization"):
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", CHALLENGE)
+        elif self.command == "GET" and not self.path.partition("?")[0].endswith("/versions"):
+            jwk = {"kid": f"{self.server.url}/keys/k/{'0a' * 16}", "kty": "RSA", "n": "AQAB" * 64, "e": "AQAB"}
+            body = json.dumps({"key": jwk, "attributes": {"enabled": True}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+        else:
+            return False
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        return True
 
     do_GET = do_POST = do_PUT = _go  # noqa: N815
 
