@@ -583,6 +583,7 @@ def test_a_service_that_echoes(provider: str, tmp_path: Path, monkeypatch: pytes
                         assert (action, key) == (kms.rewrap_key, wrapped)  # as it was, and that opens
                         raise KeyAccessError("unchanged")
                     error: BaseException = caught.value
+                    assert server.status != 200 or type(error) is KeyAccessError
                     assert error.__cause__ is None and error.__context__ is None
                     shown += [str(error), repr(error), repr(vars(error)), *traceback.format_exception(error)]
             assert server.requests >= 10

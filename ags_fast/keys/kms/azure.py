@@ -58,7 +58,14 @@ class AzureKms(ServiceKms):
     property_names = BY_PROVIDER[provider]
     packages = ("azure.keyvault.keys",)
     endpoint_property = URL
-    loggers = ("azure.core.pipeline.policies.http_logging_policy", "azure.core.pipeline.policies._universal")
+    loggers = (
+        "azure.core.pipeline.policies.http_logging_policy",
+        "azure.core.pipeline.policies._universal",
+        "azure.keyvault.keys._generated._model_base",
+        "azure.keyvault.keys._generated._serialization",
+        "azure.keyvault.keys._generated._utils.model_base",
+        "azure.keyvault.keys._generated._utils.serialization",
+    )
 
     def initialize(self, properties: Mapping[str, str]) -> None:
         if not properties.get(URL):
@@ -149,6 +156,8 @@ class AzureKms(ServiceKms):
             if error.status_code == 400 or _codes(error)[-1] in ("KeyDisabled", "KeyNotFound"):
                 return None
             raise self._translated(error, "unwrapKey", name, version) from None
+        if not result.key:
+            raise KeyAccessError(f"the KMS azure answered unwrapKey with {name!r} without a key")
         return result.key  # type: ignore[no-any-return]
 
     def _newest(self, vault: _Vault, name: str, deadline: float, *, to: str = "wrapKey") -> str:
