@@ -28,7 +28,9 @@ from ags_fast.jobs.dataset import (
 )
 from ags_fast.jobs.plan import Plan, open_plans
 from ags_fast.keys.envelope import KIND_NBYTES, binding, seal_document
+from ags_fast.keys.iceberg import EncryptedKey
 from ags_fast.keys.kms import load_kms
+from ags_fast.parquet import keytools
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -435,3 +437,35 @@ def test_impossible_numbers_in_plans(forger: Forger, tmp_path: Path) -> None:
             assert plan is not None
             plan.entries()
             pytest.fail(f"{change}")
+
+
+# ---------------------------------------------------------------- other places that numbers and JSON come from
+
+
+def test_json_that_would_take_much_memory(tmp_path: Path) -> None:
+    """24 bytes for each byte of it: a keystore, key material of Parquet, rows of a database."""
+    bomb = b"[" + b"[]," * (21 << 20) + b"[]]"
+    (tmp_path / "keystore.json").write_bytes(bomb)
+    (tmp_path / "key").touch(0o600)
+    (tmp_path / "key").write_bytes(os.urandom(32))
+    kms = {
+        "encryption.kms-type": "local",
+        "kms.local.path": str(tmp_path / "keystore.json"),
+        "kms.local.key-file": str(tmp_path / "key"),
+    }
+    with pytest.raises(FormatError, match="are the most that are taken"):
+        load_kms(kms).wrap_key(b"k" * 16, MASTER)
+    with pytest.raises(FormatError, match="are the most that are taken"):
+        keytools._parse(bomb, "key material", 64 << 20)
+    sql = pytest.importorskip("ags_fast.keys.sql")
+    with pytest.raises(FormatError, match="are the most"):
+        sql._json(bomb[: 31 << 20].decode())
+    with pytest.raises(FormatError, match="33554432 are the most"):
+        sql._json(bomb.decode())
+
+
+def test_times_that_no_calendar_has() -> None:
+    entry = {"key-id": "a", "encrypted-by-id": "m", "encrypted-key-metadata": "AAAA"}
+    kek = EncryptedKey.from_json(entry | {"properties": {"KEY_TIMESTAMP": "9" * 18}})
+    with pytest.raises(FormatError, match="KEY_TIMESTAMP"):
+        kek.entry()

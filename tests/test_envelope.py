@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from kms_clients import Duck, keystore
 from support import flip, run_python
 
+from ags_fast._json import MARKS
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
 from ags_fast.keys import Envelope, KeyEntry, binding, clear_cache, kms_calls, load_kms, new_kek, seal_document
 from ags_fast.keys import open_document as open_document_
 from ags_fast.keys.envelope import (
     HEADER_NBYTES,
-    MARKS,
     _Cache,
     _cache,
     check_unwraps,

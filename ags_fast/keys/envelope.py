@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, TAG_NBYTES, Key, rewrap
+from ags_fast._json import check_marks, marks, marks_taken
 from ags_fast.ags1 import KEY_LIMIT
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
 from ags_fast.keys.kms import (
@@ -414,7 +415,7 @@ class Envelope:
 
     entries: a dict is copied. Any other mapping is kept, and asked for one entry at a time: that of a key store, which
     need not be read whole for one key. proven: ids of keys in single wrap of which this job has seen that the KMS opens
-    what it wraps; more are added to the set.
+    what it wraps; more are added to the set. None: nobody wants to see it.
 
     It pickles as properties and entries, so it can be sent wherever the KMS can be reached: a `subset` wherever it is
     sent, one over a key store where that can be reached, too. Threads may share it.
@@ -430,7 +431,7 @@ class Envelope:
         self._looks_up = not isinstance(entries, (dict, MappingProxyType))
         self.entries: Mapping[str, KeyEntry] = entries if self._looks_up else MappingProxyType(dict(entries))
         self._names: dict[str, tuple[KeyEntry, bytes]] = {}
-        self._proven: set[str] = set() if proven is None else proven
+        self._proven = proven
         for key_id, entry in () if self._looks_up else self.entries.items():
             _check_name(key_id, entry)
 
@@ -452,7 +453,7 @@ class Envelope:
     def wrap_many(self, key_id: str, items: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
         """`wrap` for each ``(dek, binding)``: a KMS call for each in single wrap, at most one in double wrap.
 
-        In single wrap, the first that a job has wrapped by a key is unwrapped again.
+        In single wrap, the first that a job has wrapped by a key is unwrapped again, where `proven` was given.
         """
         entry = self._entry(key_id)
         self._check_wraps(entry)
@@ -586,7 +587,7 @@ class Envelope:
         One for each key will do: whether the caller may decrypt, and whether the service returns what it can open, is
         decided by the key. What is wrong with one wrap alone is found when its file is read, like any damage to it.
         """
-        if entry.key_id in self._proven:
+        if self._proven is None or entry.key_id in self._proven:
             return
         try:
             if self.unwrap(entry.key_id, wrapped, bound) != dek and dek is not None:
@@ -636,10 +637,10 @@ class Envelope:
 
     def __reduce__(self) -> tuple[Any, ...]:
         properties = self.kms.properties if self._properties is None else self._properties
-        return _restore, (properties, self.entries if self._looks_up else dict(self.entries), set(self._proven))
+        return _restore, (properties, self.entries if self._looks_up else dict(self.entries), self._proven)
 
 
-def _restore(properties: dict[str, str], entries: Mapping[str, KeyEntry], proven: set[str]) -> Envelope:
+def _restore(properties: dict[str, str], entries: Mapping[str, KeyEntry], proven: set[str] | None) -> Envelope:
     return Envelope(properties, entries, proven)
 
 
@@ -683,7 +684,6 @@ KIND_NBYTES = {
     KEYS_FORMAT: 8 << 20,  # 500 entries of 16 KiB each
     "ags-version": 16 << 20,  # some 5 * 10**8 files
 }
-MARKS, MARKS_NBYTES = 1_000_000, 16 << 20  # commas, colons and brackets in so many bytes of JSON, at most
 
 
 def seal_document(
@@ -720,10 +720,10 @@ def seal_document(
 
 def taken(data: bytes, kind: str, path: str) -> bytes:
     """A document of this format, if readers take one of its size. PolicyError otherwise."""
-    if len(data) > (most := document_nbytes(kind)) or _marks(data) > _marks_taken(data):
+    if len(data) > (most := document_nbytes(kind)) or marks(data) > marks_taken(data):
         raise PolicyError(
-            f"the document {path} would have {len(data)} bytes and {_marks(data)} values, and readers take {most} and "
-            f"{_marks_taken(data)}: divide the dataset"
+            f"the document {path} would have {len(data)} bytes and {marks(data)} values, and readers take {most} and "
+            f"{marks_taken(data)}: divide the dataset"
         )
     return data
 
@@ -854,8 +854,7 @@ def dumps(value: Any) -> str:
 
 def parse_object(data: bytes, path: str) -> dict[str, Any]:
     """The JSON object that `data` is. FormatError if it is none, or would take too much memory."""
-    if (marks := _marks(data)) > (most := _marks_taken(data)):
-        raise FormatError(f"{path} has {marks} values in {len(data)} bytes, and {most} are the most that are taken")
+    check_marks(data, path)
     try:
         body = json.loads(str(data, "utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -863,15 +862,6 @@ def parse_object(data: bytes, path: str) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise FormatError(f"{path} holds no JSON object")
     return body
-
-
-def _marks(data: bytes) -> int:
-    """No fewer than the values in a JSON text: each takes some 100 bytes at most, beside its own text."""
-    return sum(map(data.count, (b",", b":", b"[", b"{")))
-
-
-def _marks_taken(data: bytes) -> int:
-    return MARKS * -(-len(data) // MARKS_NBYTES)
 
 
 def _refuse_constant(name: str) -> Any:

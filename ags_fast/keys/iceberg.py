@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
-from ags_fast.keys.envelope import KEY_TIMESTAMP, Envelope, KeyEntry, new_kek, unbase64, with_version
+from ags_fast.keys.envelope import KEY_TIMESTAMP, LATEST_MS, Envelope, KeyEntry, new_kek, unbase64, with_version
 from ags_fast.keys.kms import aes_key, as_kms, check_key_id, shared_client
 from ags_fast.keys.metadata import StandardKeyMetadata
 
@@ -65,7 +65,7 @@ class EncryptedKey:
     def created_ms(self) -> int:
         """Of a KEK: milliseconds since the epoch. FormatError if it does not say, as in Java and Rust."""
         text = self.properties.get(KEY_TIMESTAMP)
-        if text is None or not re.fullmatch("[0-9]{1,18}", text):
+        if text is None or not re.fullmatch("[0-9]{1,18}", text) or int(text) > LATEST_MS:
             raise FormatError(f"the key encryption key {self.key_id!r} has no {KEY_TIMESTAMP}, or an impossible one")
         return int(text)
 

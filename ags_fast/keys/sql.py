@@ -33,7 +33,7 @@ except ImportError:
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.chain import sha256
-from ags_fast.keys.envelope import KeyEntry, binding
+from ags_fast.keys.envelope import KeyEntry, binding, parse_object
 from ags_fast.keys.resolver import HISTORY, Change, Entries, check_changes, conflict, mend_after_fork, summary, unknown
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ KEY_CHARS = 512  # the longest id of a key: an index takes no more than some 270
 ROWS = 500  # looked up or removed in one statement
 CONNECT_SECONDS = 10
 STATEMENT_SECONDS = 30
+ROW_CHARS = 32 << 20  # of JSON
 
 # Times are milliseconds since the epoch.
 TABLES = MetaData()
@@ -356,13 +357,9 @@ def _shown(engine: Engine) -> str:
 
 
 def _json(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise FormatError("a row of the key store holds no JSON object")
-    return value
+    if len(text) > ROW_CHARS:
+        raise FormatError(f"a row of the key store has {len(text)} characters, and {ROW_CHARS} are the most")
+    return parse_object(text.encode("utf-8", "surrogatepass"), "a row of the key store")
 
 
 def _entry(key_id: str, text: str) -> KeyEntry:

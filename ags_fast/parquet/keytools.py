@@ -37,6 +37,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key
+from ags_fast._json import check_marks
 from ags_fast.ags1 import bytes_view
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import Store, folder_of
@@ -542,10 +543,11 @@ def _parse(data: bytes | str, what: str = "key metadata", limit: int = MATERIAL_
     """A JSON object, in UTF-8, that names nothing twice, else FormatError."""
     if len(data) > limit:
         raise FormatError(f"{what} has {len(data)} bytes, and such JSON may have {limit}")
+    check_marks(data, what)
     try:
         text = data if isinstance(data, str) else data.decode()
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise FormatError(f"{what} is not the JSON of Parquet's key tools ({type(error).__name__})") from None
     if not isinstance(value, dict):
         raise FormatError(f"{what} is a JSON {type(value).__name__}, where an object is due")

@@ -36,6 +36,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key
+from ags_fast._json import check_marks
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
 from ags_fast.fs import NewFile, open_regular, pwrite_all
 from ags_fast.keys.kms import KmsClient, check_key_id
@@ -375,6 +376,7 @@ def _read(path: str) -> bytes:
 
 def _parse(data: bytes, path: str) -> dict[str, Any]:
     """The outer object of a keystore, checked for form; nothing of it is authentic yet."""
+    check_marks(data, path)
     try:
         outer = json.loads(data)
         if not isinstance(outer, dict) or outer.get("format") != FORMAT:
@@ -390,7 +392,7 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
         _check_kdf(outer["kdf"])
     except FormatError:
         raise
-    except (ValueError, TypeError, KeyError, RecursionError, binascii.Error) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, MemoryError, binascii.Error) as error:
         # The parser's message may quote the file; its class says enough.
         raise FormatError(f"{path} is no keystore of ags_fast, or was damaged ({type(error).__name__})") from None
     return outer
