@@ -235,7 +235,7 @@ def encrypt_files(
             opened = opened or Dataset.open_or_create(target, client, wrapping_key_id, key_store)
         entries: list[FileEntry] = []
         if opened is not None:
-            base, entries = opened.load(writes=not dry_run)
+            base, entries = opened.load(writes=True)
             plan = Plan.resume(opened, facts, held) if options.resume and not dry_run else None
             if plan is not None and plan.committed() is not None:  # it died between its commit and its end
                 plan.end()
@@ -709,9 +709,7 @@ def rekey_files(
         raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
     options = _Options(engine, resume, on_error, max_failures, progress)
     kms = client_for(options.engine, kms, dataset)
-    opened, base, chosen = _opened(
-        dataset, kms, key_store, storage_options, None, min_version, pin, paths, writes=not dry_run
-    )
+    opened, base, chosen = _opened(dataset, kms, key_store, storage_options, None, min_version, pin, paths, writes=True)
     target = opened.store
     facts = {"operation": "rekey", "source": shown(target.url)}
     with ExitStack() as held:
@@ -883,7 +881,7 @@ def remove_files(
     encrypted again. dry_run, pin, min_version, progress: as `encrypt_files` has them.
     """
     opened, head, chosen = _opened(
-        dataset, as_kms(kms), key_store, storage_options, None, min_version, pin, paths, writes=not dry_run
+        dataset, as_kms(kms), key_store, storage_options, None, min_version, pin, paths, writes=True
     )
     store, job_id = opened.store, new_job_id()
     stays: set[str] = set()

@@ -26,6 +26,7 @@ from ags_fast.fs import NO_LOCK_SECONDS, NotAFileError, Store
 from ags_fast.jobs.policy import Policy
 from ags_fast.keys.chain import Chain, ChainObjects, Pin, sha256
 from ags_fast.keys.envelope import (
+    DOCUMENT_NBYTES,
     LATEST_MS,
     REMOVED,
     Document,
@@ -846,7 +847,10 @@ class Dataset:
         removes = data != REMOVED
         if removes:
             if sha256(data) != digest or self.version_numbers()[-1] == number:
-                raise IntegrityError(f"{path} is not the version {number} that was to be removed: it was exchanged")
+                raise IntegrityError(
+                    f"{path} is not the version {number} that an expiry was to remove: it was exchanged, or the plan "
+                    f"is of another history. Compare with your pin; remove the folder in {PLANS} if that is wrong"
+                )
             self.store.put(path, REMOVED, fsync=True)
         for entry in list(self.store.list(VERSIONS)):
             if entry.size == len(REMOVED) and time.time() - entry.modified > NO_LOCK_SECONDS:
@@ -863,10 +867,11 @@ class Dataset:
         the highest version names.
         """
         while True:
+            known = self._head  # before they are listed: another thread may read newer ones
             numbers = self.version_numbers()
             self.keys.refresh()  # now: a version comes after the keys that it needs
             newest = numbers[-1] if numbers else 0
-            self._check_number(newest, min_version or 0)
+            self._check_number(newest, known, min_version or 0)
             if version is not None and version not in numbers:
                 raise FileNotFoundError(f"the dataset has no version {version}; it has {_ranges(numbers)}")
             if not newest:
@@ -876,11 +881,13 @@ class Dataset:
             try:
                 # Without a pin, an old version can be read even if a newer one was damaged.
                 if version in (None, newest) or self._pin is not None:
-                    self._head = self.version(newest)
+                    head = self.version(newest)
+                    if self._head is None or head.number >= self._head.number:
+                        self._head = head
                     if writes:
-                        self._check_parents(self._head, numbers)
-                if self._head is not None and version in (None, self._head.number):
-                    return self._head
+                        self._check_parents(head, numbers)
+                    if version in (None, newest):
+                        return head
                 return self.version(version or newest)
             except (IntegrityError, UnknownKeyError) as error:
                 if self.version_numbers() != numbers:
@@ -904,8 +911,17 @@ class Dataset:
         raise IntegrityError(f"no version of {self.store.url} has been committed; {why}")
 
     def lost_versions(self) -> bool:
-        """Where no version is there: whether there was one. Else manifests are of a job, which has a plan."""
-        return any(self.store.list(MANIFESTS)) and not any(self.store.list(PLANS))
+        """Where no version is there: whether there was one. Else manifests are of jobs that were planned on none."""
+        if not any(self.store.list(MANIFESTS)):
+            return False
+        plans = [entry.path for entry in self.store.list(PLANS)]
+        for path in plans:
+            try:
+                if path.endswith(".json") and Document(self.store.read(path, DOCUMENT_NBYTES), path).claimed()["base"]:
+                    return True
+            except (FileNotFoundError, FormatError, KeyError):
+                pass  # it ends just now, or is no plan that says so
+        return not plans
 
     def version(self, number: int) -> Version:
         """What the version's document says, if it has its place in the history as far as that is known."""
@@ -942,11 +958,11 @@ class Dataset:
 
     # ---- the history
 
-    def _check_number(self, newest: int, min_version: int) -> None:
-        """Whether the newest version can be one that the caller, or this object, knows of."""
-        known = max(self._pin.number if self._pin else 0, self._head.number if self._head else 0)
+    def _check_number(self, newest: int, head: Version | None, min_version: int) -> None:
+        """Whether the newest version can follow the pin, and `head`, which was read before."""
+        known = max(self._pin.number if self._pin else 0, head.number if head else 0)
         if newest < known:
-            was = f"the pin is of version {known}" if self._head is None else f"version {known} was there before"
+            was = f"the pin is of version {known}" if head is None else f"version {known} was there before"
             raise IntegrityError(
                 f"the newest version of {self.store.url} is {newest or 'gone'}, and {was}: somebody took newer ones "
                 "away, or put an older copy in their place"

@@ -220,7 +220,7 @@ class _Rotation:
     ) -> None:
         self.opened = opened
         self.what = what
-        self.head = opened.current(writes=not dry_run)
+        self.head = opened.current(writes=True)
         self.master = master
         # What is replaced by another master key: without from_key_id the dataset's own, and columns keep theirs.
         self.replaced = from_master or opened.main_key().wrapping_key_id
