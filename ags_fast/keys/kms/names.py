@@ -81,7 +81,16 @@ BY_PROVIDER: dict[str, frozenset[str]] = {
         "vault.token-file",
         "vault.transit-mount",
     },
-    "pkcs11": SERVICE | {"kms.pkcs11.library", "kms.pkcs11.pin-env", "kms.pkcs11.pin-file", "kms.pkcs11.token-label"},
+    "pkcs11": frozenset(  # which no timeout applies to
+        {
+            "kms.call-budget-ms",
+            "kms.max-attempts",
+            "kms.pkcs11.library",
+            "kms.pkcs11.pin-env",
+            "kms.pkcs11.pin-file",
+            "kms.pkcs11.token-label",
+        }
+    ),
 }
 # What Iceberg's catalogs and tables have in the same namespaces, or near names of ours: taken, and not read here.
 ELSEWHERE = frozenset(
