@@ -1062,6 +1062,8 @@ def test_a_dataset_with_its_id_in_the_context(moto: Aws, tmp_path: Path, double_
         clear_cache()
         with pytest.raises(IntegrityError, match="encryption context"):
             jobs.verify_files(dataset, kms=moto.properties, engine=here)
+        assert jobs.restore_keys(dataset, kms=bound).counts["skipped"]
+        assert jobs.restore_keys(dataset, kms=bound, version=1, dry_run=True).counts["planned"]
         if double_wrap:
             jobs.rotate(dataset, what="mek", new_kms=moto.properties, **common)
             clear_cache()

@@ -816,7 +816,7 @@ def restore_keys(
     if version is None:
         try:
             there = _needed(keys.list())
-            _check_unwraps_all(client, there)
+            _check_unwraps_all(client.for_dataset(keys.dataset_id), there)
         except AgsError:
             pass
         else:
@@ -831,7 +831,7 @@ def restore_keys(
         try:
             earlier = keys.earlier(number)
             if version is None:
-                _check_unwraps_all(client, _needed(earlier.entries.values()))
+                _check_unwraps_all(client.for_dataset(earlier.dataset_id), _needed(earlier.entries.values()))
             found = earlier
             break
         except (AgsError, FileNotFoundError) as error:
@@ -844,7 +844,8 @@ def restore_keys(
     opened = Dataset(store, client, preview, pin, min_version)
     if pin is not None or min_version:
         opened.current()
-    rows = [_unwrap_row(client, entry, "planned" if dry_run else "ok") for entry in found.entries.values()]
+    own, done = client.for_dataset(found.dataset_id), "planned" if dry_run else "ok"
+    rows = [_unwrap_row(own, entry, done) for entry in found.entries.values()]
     numbers, seen = opened.version_numbers(), None
     for n in numbers:
         try:
