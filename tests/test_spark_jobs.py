@@ -20,6 +20,7 @@ from datasets import make_kms, write_tree
 from spark_jobs import BLOCK_SIZE, Folders, check_canary, content, forms, leftovers, spark_env, where
 from support import run_python
 
+from ags_fast import IntegrityError
 from ags_fast.jobs import Dataset, JobError, Policy, decrypt_files, encrypt_files, rekey_files, rotate, verify_files
 from ags_fast.jobs.local import LocalEngine
 from ags_fast.jobs.plan import JOB_ID
@@ -448,7 +449,8 @@ def test_ctrl_c_cancels_and_sweeps(spark: SparkSession, folders: Folders, by: st
     time.sleep(1)
     assert len(folders.rules.calls()) == calls
 
-    assert len(verify_files(folders.root / "ds", kms=folders.kms, engine=few, progress=False).rows) == 0
+    with pytest.raises(IntegrityError, match=r"no version .* has been committed; job .* is open"):
+        verify_files(folders.root / "ds", kms=folders.kms, engine=few, progress=False)
     result = folders.encrypt(few, double_wrap=False, resume="length")
     assert result.counts == {"ok": 40, "skipped": 0, "failed": 0}
     assert {name: (folders.root / "ds" / name).stat().st_ino for name in finished} == finished
