@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ags_fast import jobs
 from ags_fast.fs import Store
-from ags_fast.jobs.dataset import MANIFEST_ENTRIES, SCOPE, Dataset, FileEntry, Want
+from ags_fast.jobs.dataset import MANIFEST_ENTRIES, SCOPE, Dataset, FileEntry, Uses, Want
 from ags_fast.keys import binding, load_kms
 from ags_fast.keys.envelope import KeyEntry, new_kek
 from ags_fast.keys.kms.local import LocalKms, rotate_key
@@ -255,7 +255,7 @@ def single_wrap(bench: Bench, count: int) -> Iterator[Contest]:
         kms = keystore(folder)
         opened = Dataset.open_or_create(Store(folder / "dataset"), load_kms(kms), MASTER_KEY)
         want = Want(MASTER_KEY, double_wrap=False)
-        fill(opened, opened.reserve({want: count})[want], count)
+        fill(opened, opened.reserve({want: Uses(count)})[want], count)
         rows: list[Row] = []
         runs: dict[tuple[str, str], Run] = {}
         for at_once in AT_ONCE:
@@ -290,7 +290,8 @@ def master_key(bench: Bench, count: int) -> Iterator[Contest]:
 
         def calls() -> None:
             for entry in entries:
-                client.wrap_key(client.unwrap_key(entry.wrapped or b"", MASTER_KEY), MASTER_KEY)
+                wrapped = client.wrap_key(client.unwrap_key(entry.wrapped or b"", MASTER_KEY), MASTER_KEY)
+                client.unwrap_key(wrapped, MASTER_KEY)  # a rotation tries what it puts to use
 
         def ours() -> float:
             rotate_key(kms, MASTER_KEY)  # or there would be nothing to do
@@ -317,7 +318,7 @@ def master_key_of_slow_kms(bench: Bench, count: int) -> Iterator[Contest]:
 
         row = Row(f"rotation/mek/kms-5ms/{at_once}t", f"R3: {count:,} KEKs, {at_once} calls of a KMS at once", "us")
         runs: dict[tuple[str, str], Run] = {
-            (row.name, "limit"): functools.partial(float, 2 * CALL_SECONDS / at_once),
+            (row.name, "limit"): functools.partial(float, 3 * CALL_SECONDS / at_once),
             (row.name, "ours"): each(ours, count),
         }
         yield Contest([row], runs)
