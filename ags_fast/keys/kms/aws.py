@@ -248,14 +248,13 @@ class AwsKms(ServiceKms):
         if ROLE not in self.properties:
             return session
 
-        class Role(CredentialProvider):  # type: ignore[misc]
-            METHOD = CANONICAL_NAME = "ags-fast-assume-role"
-
-            def load(provider) -> Any:  # noqa: N805
-                return DeferredRefreshableCredentials(lambda: self._taken_on(session, config), provider.METHOD)
-
+        name = "ags-fast-assume-role"
+        credentials = DeferredRefreshableCredentials(lambda: self._taken_on(session, config), name)
+        members = {"METHOD": name, "CANONICAL_NAME": name, "load": lambda _: credentials}
         of_role = botocore.session.Session()
-        of_role.get_component("credential_provider").insert_before("env", Role())
+        of_role.get_component("credential_provider").insert_before(
+            "env", type("RoleProvider", (CredentialProvider,), members)()
+        )
         return boto3.session.Session(botocore_session=of_role)
 
     def _taken_on(self, session: Any, config: Any) -> dict[str, str]:
