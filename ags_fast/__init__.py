@@ -1,10 +1,21 @@
-"""Client-side encryption of lakehouse files, at the speed of memory."""
+"""Client-side encryption of lakehouse files, at the speed of memory.
 
-from ags_fast._core import libcrypto_version as openssl_version
-from ags_fast._version import __version__
-from ags_fast.ags1 import AgsCodec, encrypted_length, plaintext_length
-from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
-from ags_fast.stream import AgsReader, AgsWriter, open
+Names are imported when they are first asked for, so that the command can decide what Ctrl-C does before anything else.
+"""
+
+from __future__ import annotations
+
+from ags_fast._lazy import attribute as _attribute
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ags_fast._core import openssl_version
+    from ags_fast._version import __version__
+    from ags_fast.ags1 import AgsCodec, encrypted_length, plaintext_length
+    from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
+    from ags_fast.stream import AgsReader, AgsWriter, open
 
 __all__ = [
     "AgsCodec",
@@ -22,3 +33,15 @@ __all__ = [
     "openssl_version",
     "plaintext_length",
 ]
+
+_HOMES = {
+    "_core": ("openssl_version",),
+    "_version": ("__version__",),
+    "ags1": ("AgsCodec", "encrypted_length", "plaintext_length"),
+    "errors": ("AgsError", "FormatError", "IntegrityError", "KeyAccessError", "KeyLimitError", "PolicyError"),
+    "stream": ("AgsReader", "AgsWriter", "open"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    return _attribute(__name__, _HOMES, name)

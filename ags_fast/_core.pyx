@@ -257,7 +257,7 @@ cdef object _raise_for(agsf_status status, object block, int os_error=0):
     if status == AGSF_NO_RANDOM:
         raise AgsError("the operating system gives no random bytes (getrandom, getentropy): nothing can be sealed")
     if status == AGSF_CRYPTO:
-        raise AgsError(f"libcrypto failed ({libcrypto_version()})")
+        raise AgsError(f"libcrypto failed ({openssl_version()})")
     raise AssertionError(f"unexpected status {<int> status}")
 
 
@@ -1489,7 +1489,7 @@ def run_pages(list runs not None, unsigned threads):
         free(raw)
 
 
-def libcrypto_version():
+def openssl_version():
     """The version text of the libcrypto in use, such as 'OpenSSL 3.5.4 30 Sep 2025'."""
     return agsf_libcrypto_version().decode()
 
@@ -1503,7 +1503,7 @@ def libcrypto_cpu():
 libcrypto_bundled = bool(AGSF_LIBCRYPTO_BUNDLED)
 
 if agsf_library_init() != AGSF_OK:
-    raise ImportError(f"libcrypto cannot be used: it lacks AES-GCM, SHA-256 or random numbers ({libcrypto_version()})")
+    raise ImportError(f"libcrypto cannot be used: it lacks AES-GCM, SHA-256 or random numbers ({openssl_version()})")
 
 
 def _end_idle_threads():

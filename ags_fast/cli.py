@@ -355,7 +355,7 @@ def cpu_features() -> list[str]:
 
 
 def version_text() -> str:
-    libcrypto = _core.libcrypto_version()
+    libcrypto = _core.openssl_version()
     lines = [
         f"ags_fast {ags_fast.__version__}",
         f"libcrypto: {libcrypto} ({'bundled' if _core.libcrypto_bundled else 'system'})",

@@ -36,7 +36,7 @@ NAMES = {
 # Python's start is not ours, what comes after `ready` is.
 COMMAND = """
 import os, sys
-import _ags_fast_command as command
+import ags_fast.__main__ as command
 take = command.signal
 def signal(*args):
     take(*args)

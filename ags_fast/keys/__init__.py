@@ -5,6 +5,7 @@ All but `StandardKeyMetadata` is imported when it is first asked for: a reader w
 
 from __future__ import annotations
 
+from ags_fast._lazy import attribute as _attribute
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 TYPE_CHECKING = False
@@ -78,10 +79,4 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            import importlib
-
-            value = globals()[name] = getattr(importlib.import_module(f"ags_fast.keys.{home}"), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _attribute(__name__, _HOMES, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ags_fast._lazy import attribute as _attribute
 from ags_fast.parquet._file import FOOTER_KEY, Keys
 
 TYPE_CHECKING = False
@@ -37,10 +38,4 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            import importlib
-
-            value = globals()[name] = getattr(importlib.import_module(f"ags_fast.parquet.{home}"), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _attribute(__name__, _HOMES, name)
