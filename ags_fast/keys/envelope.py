@@ -390,7 +390,16 @@ class _Cache:
 
 
 _cache = _Cache()
-os.register_at_fork(after_in_child=lambda: _cache.reset())
+_proving = threading.RLock()  # of one thread that has a wrap tried, for which the others wait
+
+
+def _after_fork_in_child() -> None:
+    global _proving
+    _proving = threading.RLock()
+    _cache.reset()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def clear_cache() -> None:
@@ -589,14 +598,17 @@ class Envelope:
         """
         if self._proven is None or entry.key_id in self._proven:
             return
-        try:
-            if self.unwrap(entry.key_id, wrapped, bound) != dek and dek is not None:
-                raise IntegrityError("it is another key")
-        except (FormatError, IntegrityError) as error:
-            raise IntegrityError(_bad_wrap(entry, error)) from None
-        except KeyAccessError as error:
-            raise KeyAccessError(_bad_wrap(entry, error)) from None
-        self._proven.add(entry.key_id)
+        with _proving:
+            if entry.key_id in self._proven:
+                return
+            try:
+                if self.unwrap(entry.key_id, wrapped, bound) != dek and dek is not None:
+                    raise IntegrityError("it is another key")
+            except (FormatError, IntegrityError) as error:
+                raise IntegrityError(_bad_wrap(entry, error)) from None
+            except KeyAccessError as error:
+                raise KeyAccessError(_bad_wrap(entry, error)) from None
+            self._proven.add(entry.key_id)
 
     def _check_wraps(self, entry: KeyEntry) -> None:
         if entry.state != "active":
