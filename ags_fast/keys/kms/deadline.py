@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OverdueError", "within"]
 
+AGAIN_SECONDS = 1.0  # until a thread that has not ended is told again
+
 T = TypeVar("T")
 
 
@@ -44,7 +46,19 @@ class _Call(Generic[T]):
             pass
 
     def abandon(self, thread: threading.Thread) -> None:
-        """Have the thread end when it next runs: at the next byte, or when its socket's own timeout fires."""
+        """Have the thread end when it next runs: at the next byte, or when its socket's own timeout fires.
+
+        It is told again until it has ended: what is raised in a destructor, or in a callback of the garbage collector,
+        goes no further.
+        """
+        self._throw(thread)
+        threading.Thread(target=self._insist, args=(thread,), name="ags-fast-kms-end", daemon=True).start()
+
+    def _insist(self, thread: threading.Thread) -> None:
+        while not self.ended.wait(AGAIN_SECONDS):
+            self._throw(thread)
+
+    def _throw(self, thread: threading.Thread) -> None:
         with self._lock:
             if not self._returned and thread.ident is not None:
                 target, thrown = ctypes.c_ulong(thread.ident), ctypes.py_object(_AbandonedError)
