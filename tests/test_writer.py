@@ -774,7 +774,8 @@ def test_a_child_can_let_go_of_its_parents_file(tmp_path: Path) -> None:
 
 
 KILL_LOOP = """
-    import os, random, signal, struct, sys, time, ags_fast
+    import os, random, signal, struct, sys, time
+    from ags_fast import AgsWriter
     from support import KEY, open_stream, pattern
 
     rounds, folder, in_place = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "in place"
@@ -789,10 +790,10 @@ KILL_LOOP = """
             number += 1
             plain = content(number)
             if in_place:
-                with open(path, "r+b") as file, ags_fast.AgsWriter(file, KEY, block_size=4096) as writer:
+                with open(path, "r+b") as file, AgsWriter(file, KEY, block_size=4096) as writer:
                     writer.write(plain)
             else:
-                with ags_fast.AgsWriter(path, KEY, block_size=4096, threads=2) as writer:
+                with AgsWriter(path, KEY, block_size=4096, threads=2) as writer:
                     for begin in range(0, len(plain), 50_000):
                         writer.write(plain[begin : begin + 50_000])
 
