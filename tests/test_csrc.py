@@ -30,6 +30,7 @@ def run(*modes: str) -> None:
     assert result.returncode == 0, f"run.sh {' '.join(modes)}:\n{result.stdout}"
 
 
+@pytest.mark.more
 @pytest.mark.timeout(1200)  # a program that hangs ends itself after ten minutes
 def test_programs() -> None:
     run("plain")

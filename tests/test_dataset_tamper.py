@@ -254,6 +254,7 @@ def test_a_version_under_another_number(target: Target) -> None:
         verify_files(target.folder, kms=target.kms)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", KINDS)
 def test_jobs_that_write_over_what_was_damaged(target: Target, kind: str) -> None:
     """They say so, and make nothing worse: with the object back in its place, everything is there."""

@@ -102,6 +102,7 @@ def test_round_trip(server: S3Server, bucket: str, kms: dict[str, str], tmp_path
     assert unknown_objects(url, kms, server.options()) == []
 
 
+@pytest.mark.more
 def test_two_at_once_and_a_third(server: S3Server, bucket: str, kms: dict[str, str], tmp_path: Path) -> None:
     """The same tree by two jobs: every path comes from one of them, and nothing of the other is left."""
     plain = tree(tmp_path / "src", {f"{i}": 100_000 + i for i in range(12)})
@@ -120,6 +121,7 @@ def test_two_at_once_and_a_third(server: S3Server, bucket: str, kms: dict[str, s
     assert content(url, kms, server.options()) == plain
 
 
+@pytest.mark.more
 def test_a_killed_driver(server: S3Server, bucket: str, kms: dict[str, str], tmp_path: Path) -> None:
     """Killed with its workers in the middle of uploads in parts: the dataset is empty still; a resumed job ends it."""
     plain = tree(tmp_path / "src", {f"{i}": 20 << 20 for i in range(4)})

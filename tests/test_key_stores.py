@@ -350,6 +350,7 @@ class Meter(Shelf):
         return json.loads(self.objects[self.newest()])["body"]
 
 
+@pytest.mark.more
 def test_a_hundred_thousand_keys(kms: dict[str, str]) -> None:
     """No lookup and no change reads or writes more than the document and a bucket."""
     shelf = Meter()
@@ -814,6 +815,7 @@ def test_rows_that_somebody_spoilt(database: str, tmp_path: Path) -> None:
     engine.dispose()
 
 
+@pytest.mark.more
 def test_processes_race(database: str, tmp_path: Path) -> None:
     """Processes that add forty keys between them, one at a time: each version has one, and none is lost."""
     url = f"{database}?dataset={tmp_path.name}"

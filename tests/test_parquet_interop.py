@@ -440,6 +440,7 @@ spark.stop()
 """
 
 
+@pytest.mark.more
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_spark_reads_a_file_in_several_tasks(tmp_path: Path, corpus: dict[str, Path]) -> None:

@@ -180,6 +180,7 @@ def stepped(folder: Path, op: str, first: int, stride: int) -> tuple[int, int]:
     return killed, steps
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.timeout(300)
 def test_some_steps(tmp_path: Path, op: str) -> None:

@@ -366,6 +366,7 @@ def test_splits_are_those_of_avro_java(spark: SparkSession, tmp_path: Path, code
 # -------------------------------------------------------------------------------------------------- other drivers
 
 
+@pytest.mark.more
 def test_driver_with_a_busy_engine_starts_spark() -> None:
     """It forks the JVM while helper threads work. Its tasks have two CPUs and 512 MiB of address space."""
     told = run_python(
@@ -422,6 +423,7 @@ def test_driver_with_a_busy_engine_starts_spark() -> None:
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.more
 def test_tour_of_a_users_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice into one folder; the second time a decrypted file is changed behind the tour's back, which it must see."""
     source, output, scratch = tmp_path / "in", tmp_path / "out", tmp_path / "scratch"

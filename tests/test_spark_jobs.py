@@ -323,6 +323,7 @@ def test_one_kms_call_a_process(spark: SparkSession, folders: Folders) -> None:
 # ------------------------------------------------------------------------------------------------- workers that die
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("after", [0.0, 0.02], ids=["at once", "later"])
 def test_workers_that_are_killed(engine: SparkEngine, folders: Folders, after: float) -> None:
     """Twice at one file, once at another, while others are written; every job survives that and loses nothing."""
@@ -349,6 +350,7 @@ def test_workers_that_are_killed(engine: SparkEngine, folders: Folders, after: f
     folders.check()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("op", ["encrypt", "decrypt"])
 @pytest.mark.parametrize("master", ["local[2,4]", "local[2]"])
 def test_poison_file_is_a_failed_row(
@@ -423,6 +425,7 @@ def active_jobs(spark: SparkSession) -> list[int]:
     return list(spark.sparkContext.statusTracker().getActiveJobsIds())
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("by", ["callback", "signal"])
 def test_ctrl_c_cancels_and_sweeps(spark: SparkSession, folders: Folders, by: str) -> None:
     """No worker is at it any more when the exception arrives. What was finished is not done again."""
@@ -457,6 +460,7 @@ def test_ctrl_c_cancels_and_sweeps(spark: SparkSession, folders: Folders, by: st
     folders.check()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("wait", [0.0, 0.2])
 def test_ctrl_c_before_spark_has_begun(
     spark: SparkSession, engine: SparkEngine, folders: Folders, monkeypatch: pytest.MonkeyPatch, wait: float
@@ -487,6 +491,7 @@ def test_ctrl_c_before_spark_has_begun(
     folders.check()
 
 
+@pytest.mark.more
 def test_max_failures_cancels(spark: SparkSession, folders: Folders) -> None:
     folders.make({str(i): 100_000 for i in range(40)})
     folders.encrypt(LocalEngine(0), double_wrap=False)
@@ -532,6 +537,7 @@ def test_session_of_spark_connect() -> None:
     assert "a classic session" in told
 
 
+@pytest.mark.more
 def test_file_of_a_stranger_is_not_replaced(spark: SparkSession, folders: Folders) -> None:
     """Nor taken for ours because it has our size, by whatever attempt."""
     folders.make({str(i): 1000 for i in range(8)})
@@ -555,6 +561,7 @@ def test_sessions_that_will_not_do(session: Callable[[str], SparkSession]) -> No
         SparkEngine(session("local[2,4]"), target_bytes=0)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.parametrize(
     ("master", "given", "expected"), [("local[2,4]", None, 1), ("local[2,4]", 3, 3), ("local[2]", None, 2)]
