@@ -191,8 +191,9 @@ def engine(args: argparse.Namespace) -> Any:
 
     from ags_fast.spark import SparkEngine
 
-    # py4j logs what Ctrl-C raises in it.
-    logging.getLogger().addFilter(lambda record: (record.exc_info or (None,))[0] is not KeyboardInterrupt)
+    # py4j logs, through the root logger and with tracebacks, what Ctrl-C raises in it, and what that leads to. What
+    # matters of it is raised as well.
+    logging.getLogger().addFilter(lambda record: f"{os.sep}py4j{os.sep}" not in record.pathname)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else whatever python3 is on the path
     builder = SparkSession.builder.appName(f"ags-fast {args.operation}")
     try:
