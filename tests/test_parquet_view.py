@@ -285,7 +285,7 @@ def test_a_page_opens_that_page() -> None:
 def test_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     """Chunks, pages and gaps larger than what is read, or kept, at a time."""
     (tmp_path / "sealed").write_bytes(SEALED + bytes(0))
-    monkeypatch.setattr("ags_fast.stream.SMALL_FILE_NBYTES", 0)
+    monkeypatch.setattr("ags_fast.files.source.SMALL_FILE_NBYTES", 0)
     open_source = {"memory": lambda: SEALED, "path": lambda: tmp_path / "sealed", "file-like": lambda: Source(SEALED)}
     draw = random.Random(0)
     for window, listed, kept in ((1, 1, 1), (900, 100, 700), (5000, 3000, 3000), (1 << 20, 1 << 20, 1 << 20)):

@@ -466,12 +466,15 @@ def test_import_brings_nothing_optional() -> None:
 
 
 LAYERS = [
-    {"_version", "_lazy", "errors", "_core", "_terminal"},
+    {"_version", "_lazy", "_types", "errors", "_core", "_terminal"},
     {"_threads", "_arguments", "_json"},
     {"ags1"},
-    {"stream", "fs"},
+    {"fs"},
     {"_objects"},
+    {"files"},
     {"keys"},
+    {"_blocks"},
+    {"stream"},
     {"parquet", "avro"},
     {"jobs"},
     {"cli", "spark", "iceberg"},
@@ -508,9 +511,8 @@ def imports_of(path: Path) -> set[tuple[str, str | None]]:
 def test_imports_run_one_way() -> None:
     package = Path(ags_fast.__file__).parent
     level = {name: i for i, layer in enumerate(LAYERS) for name in layer}
-    # The contract lets open() take encoded key metadata; a store finds out from its URL what it needs.
-    # A command may ask for Spark.
-    allowed = {("stream", "keys", "open"), ("fs", "_objects", "_open"), ("jobs", "spark", "engine")}
+    # A store finds out from its URL what it needs. A command may ask for Spark.
+    allowed = {("fs", "_objects", "_open"), ("jobs", "spark", "engine")}
     modules = [path for path in package.rglob("*.py") if path != package / "__init__.py"]
     assert len(modules) > 5
     for path in modules:
@@ -518,9 +520,7 @@ def test_imports_run_one_way() -> None:
         assert own in level, f"{own} has no layer"
         for name, function in imports_of(path):
             if name in level and (own, name, function) not in allowed:
-                assert name == own or level[name] < level[own] or {own, name} == {"stream", "fs"}, (
-                    f"{path.relative_to(package)} imports {name}"
-                )
+                assert name == own or level[name] < level[own], f"{path.relative_to(package)} imports {name}"
 
 
 # ---------------------------------------------------------------- keys never show

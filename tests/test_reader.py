@@ -36,7 +36,7 @@ from support import (
 )
 
 import ags_fast
-from ags_fast import AgsReader, FormatError, IntegrityError, encrypted_length, stream
+from ags_fast import AgsReader, FormatError, IntegrityError, _blocks, encrypted_length
 
 # ---------------------------------------------------------------- sources
 
@@ -280,12 +280,12 @@ class ReaderMachine(RuleBasedStateMachine):
     ) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.patches = [
-            mock.patch.object(stream, name, value)
+            mock.patch(f"ags_fast.{name}", value)
             for name, value in {
-                "SMALL_FILE_NBYTES": small,
-                "CACHE_NBYTES": cache,
-                "AHEAD_NBYTES": ahead,
-                "REQUEST_NBYTES": request,
+                "files.source.SMALL_FILE_NBYTES": small,
+                "_blocks.CACHE_NBYTES": cache,
+                "_blocks.AHEAD_NBYTES": ahead,
+                "_blocks.REQUEST_NBYTES": request,
             }.items()
         ]
         for patch in self.patches:
@@ -446,7 +446,7 @@ def test_small_reads_of_a_path_cost_one_opening(tmp_path: Path) -> None:
 
 
 def test_cache_is_bounded_and_forgets_the_least_recent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "CACHE_NBYTES", 3 * BLOCK)
+    monkeypatch.setattr(_blocks, "CACHE_NBYTES", 3 * BLOCK)
     reader, source, _ = counted()
 
     def touch(*blocks: int) -> list[tuple[int, int]]:
@@ -463,7 +463,7 @@ def test_cache_is_bounded_and_forgets_the_least_recent(monkeypatch: pytest.Monke
 
 def test_cache_of_tiny_blocks_is_bounded_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The objects around opened blocks count, too: 4 MiB in blocks of two bytes would be half a gigabyte of them."""
-    monkeypatch.setattr(stream, "CACHE_NBYTES", 10_000)
+    monkeypatch.setattr(_blocks, "CACHE_NBYTES", 10_000)
     sealed = seal_stream(bytes(20_000), block_size=2)
     reader = AgsReader(sealed, KEY, length=len(sealed), threads=1)
     tracemalloc.start()
@@ -508,7 +508,7 @@ def test_a_request_leaves_out_what_is_at_hand() -> None:
 
 def test_an_edge_at_hand_that_the_other_edge_throws_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the cache has room for one block: any of more than 2 MiB."""
-    monkeypatch.setattr(stream, "CACHE_NBYTES", BLOCK)
+    monkeypatch.setattr(_blocks, "CACHE_NBYTES", BLOCK)
     for at_hand in (7 * BLOCK + 1, 5 * BLOCK + 1):
         reader, _, plain = counted()
         reader.read_at(at_hand, 10)
@@ -516,7 +516,7 @@ def test_an_edge_at_hand_that_the_other_edge_throws_out(monkeypatch: pytest.Monk
 
 
 def test_large_ranges_are_fetched_in_bounded_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "REQUEST_NBYTES", 4 * BLOCK)
+    monkeypatch.setattr(_blocks, "REQUEST_NBYTES", 4 * BLOCK)
     reader, source, plain = counted(extra=77)
     assert reader.read_at(5, 1 << 40) == plain[5:]
     blocks = requested(source)
@@ -553,7 +553,7 @@ def test_verify_reads_everything_once_in_bounded_requests() -> None:
     reader.verify()
     blocks = requested(source)
     assert [b for span in blocks for b in range(*span)] == list(range(1000))
-    assert max(end - first for first, end in blocks) <= stream.CACHE_NBYTES // BLOCK
+    assert max(end - first for first, end in blocks) <= _blocks.CACHE_NBYTES // BLOCK
 
 
 @pytest.mark.parametrize("step", [100, 3000, BLOCK, 25_000])
@@ -564,7 +564,7 @@ def test_read_ahead_is_bounded_and_reads_everything_once(step: int) -> None:
     assert b"".join(iter(lambda: reader.read(step), b"")) == plain
     blocks = requested(source)
     assert [b for span in blocks for b in range(*span)] == list(range(400))
-    most = max(threads * stream.AHEAD_NBYTES // BLOCK, step // BLOCK + 2)
+    most = max(threads * _blocks.AHEAD_NBYTES // BLOCK, step // BLOCK + 2)
     assert max(end - first for first, end in blocks) <= most
     if step < BLOCK:
         assert len(blocks) < 40
@@ -876,8 +876,8 @@ def test_close_and_collection_release_what_was_held(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", FEW_KINDS)
 def test_shared_by_ten_threads(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything without a cursor, at once, through a cache that is too small, with a bad block in the middle."""
-    monkeypatch.setattr(stream, "CACHE_NBYTES", 3 * 4096)
-    monkeypatch.setattr(stream, "AHEAD_NBYTES", 4 * 4096)
+    monkeypatch.setattr(_blocks, "CACHE_NBYTES", 3 * 4096)
+    monkeypatch.setattr(_blocks, "AHEAD_NBYTES", 4 * 4096)
     plain = pattern(100 * 4096 + 10)
     header, blocks = split_stream(seal_stream(plain, block_size=4096))
     sealed = header + b"".join([*blocks[:50], flip(blocks[50], 999), *blocks[51:]])
@@ -925,7 +925,7 @@ def test_shared_by_ten_threads(kind: str, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("at_hand", ["first", "last"])
 def test_a_block_that_is_thrown_out_during_a_request(at_hand: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A range has an edge at hand, and while the rest is fetched another thread has it thrown out."""
-    monkeypatch.setattr(stream, "CACHE_NBYTES", 2 * BLOCK)
+    monkeypatch.setattr(_blocks, "CACHE_NBYTES", 2 * BLOCK)
     reader, source, plain = counted(threads=1)
     reader.read_at(30 * BLOCK, 10)
     reader.seek(5 * BLOCK)

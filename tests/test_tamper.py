@@ -26,7 +26,7 @@ def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     A small stream is read whole when it is opened; "by block" makes readers treat it as they treat large ones.
     """
     if request.param == "by block":
-        monkeypatch.setattr("ags_fast.stream.SMALL_FILE_NBYTES", 0)
+        monkeypatch.setattr("ags_fast.files.source.SMALL_FILE_NBYTES", 0)
     path = tmp_path / "stream"
 
     def every(stream: bytes, key: bytes = KEY, prefix: bytes = b"", length: int | None = None) -> Iterator:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast._core import CHECK, DONE, MORE_OUTPUT, PageRun, run_pages
 from ags_fast._threads import thread_count
 from ags_fast.errors import FormatError, IntegrityError
+from ags_fast.files.source import Source, Window, with_room
 from ags_fast.parquet import _thrift as thrift
 from ags_fast.parquet._file import (
     BLOOM_BITSET,
@@ -17,9 +18,6 @@ from ags_fast.parquet._file import (
     MAGIC_NBYTES,
     OFFSET_INDEX,
     Opened,
-    Source,
-    Window,
-    with_room,
 )
 from ags_fast.parquet._transcode import PAGES, ColumnReport, Report, footer_warnings, level_warnings, pieces
 

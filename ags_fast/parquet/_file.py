@@ -7,26 +7,22 @@ file's size (Parquet Modular Encryption, section 5).
 from __future__ import annotations
 
 import hmac
-import os
 
 from ags_fast._core import (
     CHECK,
     DONE,
     ColumnChunk,
     ColumnMetadata,
-    Descriptor,
     Footer,
     Key,
     Modules,
     PageRun,
-    grow,
     run_pages,
     thrift_splice,
 )
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.fs import LocalFile, file_at, local_path
+from ags_fast.files.source import Source
 from ags_fast.parquet._thrift import BINARY, FALSE, I32, LIST, STRUCT, TRUE, Struct, binary, integer, list_of, struct
-from ags_fast.stream import _Descriptor, _source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -170,107 +166,6 @@ class Keys:
 
 def _twice(path: str) -> ValueError:
     return ValueError(f"the column {path!r} is named twice, as text and as a tuple: it has one key")
-
-
-class Source:
-    """Where a file is read from, by position: a path, a URL, a bytes-like object or a seekable binary file.
-
-    length: bytes of the file, as a trusted place has them. A source with fewer is an IntegrityError; what follows them
-    is never read, or, with `exact`, an IntegrityError, too. storage_options: for fsspec, of a URL.
-    """
-
-    __slots__ = ("_file", "_own", "path", "size")
-
-    def __init__(
-        self,
-        source: Any,
-        length: int | None = None,
-        *,
-        exact: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        if length is not None and length < 0:
-            raise ValueError(f"length is a number of bytes, not {length}")
-        self.path: str | None = None
-        self._own: Any = None  # what is opened here, of a URL
-        if isinstance(source, LocalFile):  # its path could lead elsewhere by now
-            self.path = os.fspath(source)
-        elif isinstance(source, (str, os.PathLike)):
-            self.path = local_path(source)
-            if self.path is None:
-                store, name = file_at(source, storage_options)
-                self._own = source = store.source(name)
-            else:
-                source = self.path
-        self._file = _source(source, None)
-        self.size = self._file.size
-        if length is not None:
-            if self.size < length or (exact and self.size > length):
-                self.close()
-                raise IntegrityError(f"the file has {self.size} bytes, not {length}: it was cut, or is another one")
-            self.size = length
-
-    @property
-    def is_file(self) -> bool:
-        """Whether it is a file of the system, which is read into the buffers of who reads."""
-        return isinstance(self._file, _Descriptor)
-
-    def read(self, begin: int, end: int) -> memoryview:
-        """The bytes from `begin` to `end`, all of them; of memory, without a copy."""
-        return self.read_to(None, begin, end)
-
-    def read_to(self, buffer: memoryview | None, begin: int, end: int) -> memoryview:
-        """Like `read`; a descriptor's bytes go to `buffer`, if there is one."""
-        data, base = self._file.fetch(begin, end)
-        if not isinstance(data, Descriptor):
-            return memoryview(data)[begin - base : end - base]
-        view = memoryview(bytearray(end - begin)) if buffer is None else buffer[: end - begin]
-        at = 0
-        with data as fd:
-            while at < len(view):
-                got = os.preadv(fd, [view[at:]], begin + at)
-                if not got:
-                    raise IntegrityError(f"the file ends after {begin + at} bytes: it was cut while it was read")
-                at += got
-        return view
-
-    def close(self) -> None:
-        self._file.close()
-        if self._own is not None:
-            self._own.close()
-
-
-def with_room(buffer: memoryview, nbytes: int) -> memoryview:
-    """The buffer, or one that is large enough, whose bytes can be anything."""
-    if len(buffer) >= nbytes:
-        return buffer
-    fresh = bytearray()
-    grow(fresh, nbytes)
-    return memoryview(fresh)
-
-
-class Window:
-    """A part of a source that moves on, in a buffer that is kept. What stays in it is moved, not read again."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.nbytes = 0  # of the buffer
-        self._buffer = memoryview(b"")
-        self._begin = self._end = 0
-
-    def read(self, begin: int, end: int, nbytes: int) -> memoryview:
-        """The bytes from `begin` to `end`, until the next call. nbytes: how much is likely to be asked for at once."""
-        if not self.source.is_file:
-            return self.source.read(begin, end)
-        kept = min(end, self._end) - begin if self._begin <= begin < self._end else 0
-        left = self._buffer[begin - self._begin : begin - self._begin + kept]
-        self._buffer = with_room(self._buffer, max(end - begin, nbytes))
-        self.nbytes = len(self._buffer)
-        self._buffer[:kept] = left
-        self._begin, self._end = begin, begin + kept
-        self.source.read_to(self._buffer[kept:], begin + kept, end)
-        self._end = end
-        return self._buffer[: end - begin]
 
 
 class Crypto:

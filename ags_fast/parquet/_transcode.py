@@ -8,7 +8,7 @@ last, depends on where everything went.
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,8 @@ from ags_fast._core import (
 )
 from ags_fast._threads import thread_count
 from ags_fast.errors import FormatError, KeyAccessError, PolicyError
-from ags_fast.fs import NewFile, NewObject, file_at, local_path
+from ags_fast.files.sink import Target
+from ags_fast.files.source import Window, with_room
 from ags_fast.parquet import _thrift as thrift
 from ags_fast.parquet._file import (
     ALGORITHMS,
@@ -46,11 +47,8 @@ from ags_fast.parquet._file import (
     Dropped,
     Keys,
     Opened,
-    Window,
     with_kept,
-    with_room,
 )
-from ags_fast.stream import _Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -60,7 +58,6 @@ if TYPE_CHECKING:
 __all__ = ["ColumnReport", "Report", "decrypt_file", "encrypt_file", "reencrypt_file"]
 
 WINDOW_NBYTES = 1 << 20  # of the source, in memory at once: what fits a core's cache; one page at least
-COPY_NBYTES = 256 << 10  # at a time, of what is copied as it is
 BEYOND_NBYTES = 1 << 20  # by how much a chunk may be longer than its footer says
 UNIQUE_NBYTES = 8  # of aad_file_unique, as parquet-java and Arrow choose it
 V2_LAYOUTS = {None: 0, "arrow": 1, "parquet-java": 2}
@@ -116,110 +113,6 @@ class Report:
         for column in row["columns"]:
             column["key_metadata"] = None if column["key_metadata"] is None else column["key_metadata"].hex()
         return row
-
-
-# ---------------------------------------------------------------------------------------------------------- targets
-
-
-class Target:
-    """Where a file is written to, from its beginning to its end. A path, or a URL, appears only when it is complete."""
-
-    def __init__(
-        self,
-        dst: Any,
-        *,
-        private: bool,
-        fsync: bool,
-        threads: int,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.position = 0
-        self.warnings: list[str] = []
-        self.discardable = True
-        self._new: NewFile | NewObject | None = None
-        self._list: bytearray | None = None
-        if isinstance(dst, (str, os.PathLike)):
-            path = local_path(dst)
-            if path is not None:
-                self._new = NewFile(path, private=private, fsync=fsync)
-            else:
-                store, name = file_at(dst, storage_options)
-                self._new = store.new(name, private=private, fsync=fsync)
-        elif isinstance(dst, (NewFile, NewObject)):
-            self._new = dst
-        elif isinstance(dst, bytearray):
-            self._list = dst
-        elif hasattr(dst, "write"):
-            self.discardable = False
-        else:
-            raise TypeError(f"a path, a bytearray or a file open for writing is required, not {type(dst).__name__!r}")
-        self._write: Callable[[Any], Any] = self._new.write if self._new is not None else _Sink(dst, None).write
-        if self._list is not None:
-            self._list.clear()
-            self._write = self._list.extend
-        self._pool = ThreadPoolExecutor(1) if threads > 1 else None
-        self._pending: Future[Any] | None = None
-        self._failed: BaseException | None = None  # the first write that did
-        self._file = dst
-
-    def put(self, data: bytes | memoryview) -> Future[Any] | None:
-        """Write in order; the bytes must stay as they are until the future is done."""
-        self.position += len(data)
-        return self._submit(self._write, memoryview(data))
-
-    def _submit(self, call: Callable[..., Any], *args: Any) -> Future[Any] | None:
-        if self._pool is None:
-            call(*args)
-            return None
-        if self._failed is not None:
-            raise self._failed
-        self._pending = self._pool.submit(self._in_order, call, *args)
-        return self._pending
-
-    def _in_order(self, call: Callable[..., Any], *args: Any) -> None:
-        """On the writing thread: nothing is written behind what could not be written."""
-        if self._failed is None:
-            try:
-                call(*args)
-            except BaseException as error:
-                self._failed = error
-
-    def copy(self, opened: Opened, begin: int, end: int) -> None:
-        """Bytes of the source as they are. The buffer stays in a core's cache: faster than copy_file_range."""
-        buffer = with_room(memoryview(b""), min(end - begin, COPY_NBYTES))
-        self.drain()  # and then without the writing thread: to hand over so little takes longer than to write it
-        while begin < end:
-            step = min(end - begin, COPY_NBYTES)
-            self._write(opened.source.read_to(buffer, begin, begin + step))
-            self.position += step
-            begin += step
-
-    def drain(self) -> None:
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            pending.result()
-        if self._failed is not None:
-            raise self._failed
-
-    def finish(self) -> None:
-        self.drain()
-        if self._new is not None:
-            if isinstance(self._new, NewFile) and (sidecar := self._new.remove_sidecar()) is not None:
-                self.warnings.append(f"removed {sidecar}: Hadoop's checksum of the file that was there before")
-            self._new.publish()
-        elif self._list is None and hasattr(self._file, "flush"):
-            self._file.flush()
-
-    def __enter__(self) -> Target:
-        return self
-
-    def __exit__(self, error: object, *rest: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-        if self._new is not None:
-            self._new.discard()  # nothing, if it has been published
-        elif error is not None and self._list is not None:
-            self._list.clear()
 
 
 # ---------------------------------------------------------------------------------------------------------- moving
@@ -438,7 +331,7 @@ class Mover:
 
     def _copy_gap(self, begin: int, end: int) -> None:
         if end > begin:
-            self.target.copy(self.opened, begin, end)
+            self.target.copy(self.opened.source, begin, end)
 
     def _pages_moved(self, chunk: Chunk) -> bool:
         return chunk.number in self.moved or chunk.numbers().compressed_nbytes <= 0
@@ -558,7 +451,7 @@ class Mover:
     def _copy_pages(self, group: list[Piece]) -> None:
         """Plain pages that stay plain."""
         start = self.target.position
-        self.target.copy(self.opened, group[0].begin, group[-1].end)
+        self.target.copy(self.opened.source, group[0].begin, group[-1].end)
         for piece in group:
             metadata = piece.chunk.numbers()
             moved = self._moved(piece.chunk)

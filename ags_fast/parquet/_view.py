@@ -7,17 +7,18 @@ its footer only. Pages are opened when somebody reads them.
 
 from __future__ import annotations
 
-import io
 import operator
 import os
 from _thread import allocate_lock
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
-from ags_fast._core import DONE, LIST, VIEW, Footer, PageRun, grow, new_bytes, run_pages, thrift_splice
+from ags_fast._core import DONE, LIST, VIEW, Footer, PageRun, new_bytes, run_pages, thrift_splice
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import bytes_view, clamp
 from ags_fast.errors import FormatError, IntegrityError
+from ags_fast.files.cursor import Cursor
+from ags_fast.files.source import with_room
 from ags_fast.parquet import _thrift as thrift
 from ags_fast.parquet._file import (
     BLOOM_BITSET,
@@ -30,7 +31,6 @@ from ags_fast.parquet._file import (
     dotted,
 )
 from ags_fast.parquet._transcode import PAGES, pieces
-from ags_fast.stream import sought
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -220,14 +220,12 @@ class _Layout:
         return self._table
 
 
-class PlainView(io.RawIOBase):
+class PlainView(Cursor):
     """What `open_plain` returns. Offsets are those of the sealed file; only the footer is another.
 
     `read_at` and `readinto_at` are safe from many threads; what moves the cursor is not. `columns` are the dotted paths
     of the columns that are shown, `size` the bytes of the view.
     """
-
-    mode = "rb"
 
     def __init__(
         self,
@@ -285,7 +283,7 @@ class PlainView(io.RawIOBase):
         if opened.crypto is None:
             self._layout = _Layout(opened, None)
             self._tail = bytearray()
-            self._tail_begin = self.size = opened.source.size
+            self._tail_begin = self._length = opened.source.size
             return
         footer = opened.footer.plain({})
         chunks = None
@@ -314,14 +312,19 @@ class PlainView(io.RawIOBase):
         # What a reader reads on the off chance must not be pages: they would be opened for nothing, and one that is
         # damaged would keep it from all others.
         self._tail_begin = opened.footer_offset + max(0, SPECULATIVE_NBYTES - len(footer))
-        self.size = self._tail_begin + len(footer)
+        self._length = self._tail_begin + len(footer)
 
     def __repr__(self) -> str:
         name = "" if self._opened.source.path is None else f" of {self._opened.source.path!r}"
-        return f"<ags_fast plain view{name}, {self.size} bytes{', closed' if self.closed else ''}>"
+        return f"<ags_fast plain view{name}, {self._length} bytes{', closed' if self.closed else ''}>"
 
     def __reduce__(self) -> str:
         raise TypeError("a view holds keys and is never pickled: open it where it is read")
+
+    @property
+    def size(self) -> int:
+        """Length of the view in bytes."""
+        return self._length
 
     @property
     def columns(self) -> list[str]:
@@ -374,13 +377,9 @@ class PlainView(io.RawIOBase):
                 raise
         return size
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ValueError("I/O operation on closed file")
-
     def _clamp(self, offset: int, size: int) -> int:
         self._check_open()
-        return clamp(operator.index(offset), operator.index(size), self.size)
+        return clamp(operator.index(offset), operator.index(size), self._length)
 
     def _fill(self, offset: int, out: memoryview) -> None:
         """Write what is shown from `offset` to all of `out`."""
@@ -529,11 +528,7 @@ class PlainView(io.RawIOBase):
             scratch = self._scratch.pop()
         except IndexError:
             scratch = None
-        if scratch is None or len(scratch) < nbytes:
-            buffer = bytearray()
-            grow(buffer, nbytes)
-            scratch = memoryview(buffer)
-        return scratch
+        return with_room(scratch or memoryview(b""), nbytes)
 
     # ---- what is no page
 
@@ -559,49 +554,6 @@ class PlainView(io.RawIOBase):
             plain, _ = modules.open(part.module, sealed)
             shown = plain[: thrift.Struct(plain).end]
         return shown + bytes(nbytes - len(shown))
-
-    # ---- io.RawIOBase
-
-    def readable(self) -> bool:
-        self._check_open()
-        return True
-
-    def seekable(self) -> bool:
-        self._check_open()
-        return True
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Exactly `size` bytes, or all that are left if fewer are; with None or a negative size, all that are left."""
-        position = self._position
-        if size is None or size < 0:
-            size = max(0, self.size - position)
-        data = self.read_at(position, size)
-        self._position = position + len(data)
-        return data
-
-    def readall(self) -> bytes:
-        """All that are left."""
-        return self.read()
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Fill a writable buffer; fewer bytes only at the end. After an error they are all zero."""
-        position = self._position
-        size = self.readinto_at(position, buffer)
-        self._position = position + size
-        return size
-
-    def write(self, data: Buffer, /) -> int:
-        raise io.UnsupportedOperation("not writable")
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move the cursor, also behind the end; returns where it is."""
-        self._check_open()
-        self._position = sought(offset, whence, self._position, self.size)
-        return self._position
-
-    def tell(self) -> int:
-        self._check_open()
-        return self._position
 
     def close(self) -> None:
         """Let go of keys and opened pages, and close the source if the view opened it. May be called again.

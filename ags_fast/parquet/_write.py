@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from ags_fast._core import ORDINAL_MAX, thrift_splice
 from ags_fast._threads import thread_count
 from ags_fast.errors import FormatError
+from ags_fast.files.sink import Target
 from ags_fast.parquet import _thrift as thrift
 from ags_fast.parquet._file import ALGORITHMS, COLUMN_INDEX, Chunk, Crypto, Keys, Opened
 from ags_fast.parquet._transcode import (
@@ -28,7 +29,6 @@ from ags_fast.parquet._transcode import (
     Mover,
     Report,
     Sealer,
-    Target,
     check_choice,
     count_columns,
     level_warnings,

@@ -1,0 +1,242 @@
+"""The opened blocks of one AGS1 stream: they are read, opened and kept here, for `ags_fast.stream.AgsReader`."""
+
+from __future__ import annotations
+
+import operator
+
+from ags_fast._core import OVERHEAD_NBYTES, Key, Span, new_bytes
+from ags_fast.ags1 import block_offset, bytes_view, clamp
+from ags_fast.errors import IntegrityError
+from ags_fast.files.cursor import Cursor
+from ags_fast.files.source import SeekableSource
+
+TYPE_CHECKING = False  # to import typing takes longer than to import this module
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ags_fast._types import Buffer
+    from ags_fast.files.source import AnySource
+
+__all__ = ["NOTHING", "REQUEST_NBYTES", "OpenBlocks"]
+
+CACHE_NBYTES = 4 << 20  # of opened blocks that are kept for reads that come back to them; at least one block
+SPAN_NBYTES = 250  # that a block in the cache takes beside its bytes: more than a tiny block has
+AHEAD_NBYTES = 256 << 10  # a thread, opened ahead of a cursor that moves steadily; at least one block
+REQUEST_NBYTES = 64 << 20  # the largest single read of a source that is not a descriptor; at least one block
+NOTHING = Span(-1, b"")  # no opened bytes: every read misses them
+
+
+class OpenBlocks(Cursor):
+    """Opens the blocks that a read wants, ahead of a steady cursor also later ones, and keeps some of them.
+
+    Threads may share it. The cache has no lock, which a fork could leave held: each step is atomic under the GIL.
+    """
+
+    __slots__ = (
+        "_aad_prefix",
+        "_ahead",
+        "_ahead_from",
+        "_block_size",
+        "_cache",
+        "_file",
+        "_file_length",
+        "_hot",
+        "_key",
+        "_over",
+        "_threads",
+        "_unchecked",
+    )
+
+    _aad_prefix: bytes
+    _block_size: int  # bytes of plaintext
+    _file: AnySource
+    _file_length: int  # bytes of the stream, from a trusted place
+    _key: Key
+    _threads: int
+    _unchecked: bool  # the one block of an empty stream has not been opened yet
+
+    def __init__(self) -> None:
+        self._hot = NOTHING  # opened bytes that the next read is likely to want
+        self._over = False  # closed; quicker to read than `closed`
+        self._cache: dict[int, Span] = {}  # opened blocks, least recently used first
+        self._ahead = 1  # blocks to open at once if the cursor goes on where the last ones ended
+        self._ahead_from = 0  # the block where the last ones ended
+
+    def _check_empty(self) -> None:
+        self._open_blocks(0, memoryview(bytearray()))
+        self._unchecked = False
+
+    def _clamp(self, offset: int, size: int) -> int:
+        self._check_open()
+        if self._unchecked:
+            self._check_empty()
+        return clamp(offset, size, self._length)
+
+    def _read(self, offset: int, size: int, steady: bool) -> bytes:
+        offset = operator.index(offset)
+        size = self._clamp(offset, size)
+        if size == 0:
+            return b""
+        if self._length <= self._block_size:  # the only block is kept
+            span = self._hot
+            if span is NOTHING:
+                span = self._hot = self._open_span(0, 1, None)
+                if self._over:
+                    self._let_go()
+            return span.data if size == self._length else span.data[offset : offset + size]
+        block, begin = divmod(offset, self._block_size)
+        # The short way to a part of one block.
+        if not steady and size < self._block_size and begin + size <= self._block_size:
+            part = self._cached(block)
+            if part is None:
+                self._hot = NOTHING
+                part = self._open_span(block, 1, None)
+                self._keep(block, part)
+            self._hot = part
+            if self._over:
+                self._let_go()
+            begin = offset - part.offset
+            return part.data[begin : begin + size]
+        out, view = new_bytes(size)
+        self._fill(offset, view, steady)
+        return out
+
+    def _readinto(self, offset: int, buffer: Buffer, steady: bool) -> int:
+        view = bytes_view(buffer)
+        if view.readonly:
+            raise TypeError(f"a writable bytes-like object is required, not a read-only {type(buffer).__name__!r}")
+        offset = operator.index(offset)
+        size = self._clamp(offset, view.nbytes)
+        if size > 0:
+            try:
+                self._fill(offset, view[:size], steady)
+            except BaseException:
+                view[:size] = bytes(size)
+                raise
+        return size
+
+    def _fill(self, offset: int, out: memoryview, steady: bool) -> None:
+        """Write the plaintext from `offset` to the whole of `out`."""
+        hot = self._hot
+        begin = offset - hot.offset
+        if 0 <= begin < len(hot.data):
+            part = memoryview(hot.data)[begin : begin + len(out)]
+            out[: len(part)] = part
+            offset += len(part)
+            out = out[len(part) :]
+        step = max(1, REQUEST_NBYTES // self._block_size) * self._block_size
+        while isinstance(self._file, SeekableSource) and len(out) > step:  # what it fetches is held in memory
+            piece = step - offset % self._block_size
+            self._fill_piece(offset, out[:piece], steady)
+            offset += piece
+            out = out[piece:]
+        if out:
+            self._fill_piece(offset, out, steady)
+
+    def _fill_piece(self, offset: int, out: memoryview, steady: bool) -> None:
+        """Open whole blocks straight into `out`.
+
+        A block at either end that is wanted only in part is opened and kept, unless it is kept already, and the part is
+        copied. With `steady`, more blocks after the last one are opened too.
+        """
+        size = self._block_size
+        end = offset + len(out)
+        first, last = offset // size, (end - 1) // size
+        whole_end = end if end == self._length else end // size * size
+        head = self._cached(first) if offset % size or first * size >= whole_end else None
+        tail = self._cached(last) if last > first and last * size >= whole_end else None
+        lo, hi = first + (head is not None), last + (tail is None)  # the blocks to be opened
+        ahead = self._plan_ahead(lo, hi, whole_end < end) if steady and lo < hi else hi
+        fetched = None
+        if isinstance(self._file, SeekableSource) and lo < hi:  # one request for all of them
+            fetched, ahead = self._fetch(self._file, lo, hi, ahead)
+        at = offset
+        while at < end:
+            block = at // size
+            if at % size == 0 and at < whole_end:
+                self._open_blocks(block, out[at - offset : whole_end - offset], fetched)
+                at = whole_end
+                continue
+            span = head if block == first else tail
+            if span is None:
+                self._hot = NOTHING  # release the old bytes before there are new ones
+                span = self._open_span(block, ahead - block if block == last else 1, fetched)
+                self._keep(block, span)
+            self._hot = span
+            if self._over:
+                self._let_go()
+            begin = at - span.offset
+            part = memoryview(span.data)[begin : begin + min(end - at, (block + 1) * size - at)]
+            out[at - offset : at - offset + len(part)] = part
+            at += len(part)
+
+    def _plan_ahead(self, lo: int, hi: int, in_part: bool) -> int:
+        """Return the block to stop at instead of `hi`: farther each time that the cursor goes on where it stopped."""
+        most = self._threads * max(1, AHEAD_NBYTES // self._block_size)
+        self._ahead = min(2 * self._ahead, most) if lo == self._ahead_from else 1
+        if in_part:
+            hi = min(max(hi, lo + self._ahead), -(-self._length // self._block_size))
+        self._ahead_from = hi
+        return hi
+
+    def _fetch(self, file: SeekableSource, lo: int, hi: int, ahead: int) -> tuple[tuple[Any, int], int]:
+        begin = block_offset(lo, self._block_size)
+        try:
+            return file.fetch(begin, min(block_offset(ahead, self._block_size), self._file_length)), ahead
+        except IntegrityError:
+            if ahead == hi:
+                raise
+        return file.fetch(begin, block_offset(hi, self._block_size)), hi  # the source may have the wanted blocks
+
+    # ---- opened blocks
+
+    def _open_blocks(self, first: int, out: memoryview, fetched: tuple[Any, int] | None = None) -> None:
+        """Open the blocks from `first` whose plaintext fills `out`."""
+        size = len(out)
+        source, at = self._find(first, size, fetched)
+        self._key.open_run(self._aad_prefix, self._block_size, first, source, at, size, out, self._threads)
+
+    def _find(self, first: int, size: int, fetched: tuple[Any, int] | None) -> tuple[Any, int]:
+        """Return what `Key.open_run` reads the blocks from, and where in it they begin."""
+        begin = block_offset(first, self._block_size)
+        if fetched is None:
+            blocks = -(-size // self._block_size) or 1
+            fetched = self._file.fetch(begin, begin + size + blocks * OVERHEAD_NBYTES)
+        return fetched[0], begin - fetched[1]
+
+    def _open_span(self, first: int, count: int, fetched: tuple[Any, int] | None) -> Span:
+        """Open up to `count` blocks, but at least the first."""
+        begin = first * self._block_size
+        size = min(self._length - begin, count * self._block_size)
+        source, at = self._find(first, size, fetched)
+        try:
+            opened = self._key.open_bytes(self._aad_prefix, self._block_size, first, source, at, size, self._threads)
+        except IntegrityError:
+            if count == 1:
+                raise
+            return self._open_span(first, 1, fetched)  # the bad block may be one that no read asked for
+        return Span(begin, opened)
+
+    def _cached(self, block: int) -> Span | None:
+        hot = self._hot
+        if hot.offset <= block * self._block_size < hot.offset + len(hot.data):
+            return hot
+        span = self._cache.pop(block, None)
+        if span is not None:
+            self._cache[block] = span  # the most recently used is last
+        return span
+
+    def _let_go(self) -> None:
+        """Release all opened blocks. Also called after a block is kept: a thread that closed the reader missed it."""
+        self._hot = NOTHING
+        self._cache.clear()
+
+    def _keep(self, block: int, span: Span) -> None:
+        if len(span.data) > self._block_size:  # opened ahead: a steady cursor does not come back
+            return
+        self._cache[block] = span
+        while len(self._cache) > max(1, CACHE_NBYTES // max(self._block_size, SPAN_NBYTES)):
+            try:
+                del self._cache[next(iter(self._cache))]
+            except (KeyError, RuntimeError):  # another thread has removed it
+                continue

@@ -1,0 +1,34 @@
+"""Types of arguments that several public functions share. Only type checkers import this module."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+else:
+    Buffer = object
+
+__all__ = ["Buffer", "FilePath", "ReadableFile", "ReadableSource", "WritableFile", "WritableTarget"]
+
+
+class ReadableFile(Protocol):
+    """A seekable binary file, open for reading."""
+
+    def read(self, size: int = ..., /) -> Any: ...
+
+    def seek(self, offset: int, whence: int = ..., /) -> Any: ...
+
+    def seekable(self) -> bool: ...
+
+
+class WritableFile(Protocol):
+    """A binary file, open for writing."""
+
+    def write(self, data: Any, /) -> Any: ...
+
+
+FilePath: TypeAlias = str | os.PathLike[str]
+ReadableSource: TypeAlias = FilePath | Buffer | ReadableFile
+WritableTarget: TypeAlias = FilePath | WritableFile
