@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import io
 import pickle
+import threading
 from typing import Any
 
 import pytest
 from support import KEY, open_stream, pattern
 
-from ags_fast import AgsReader, AgsWriter, FormatError, PolicyError
+from ags_fast import AgsReader, AgsWriter, FormatError, IntegrityError, PolicyError
 from ags_fast.fs import LocalFile, NewFile, NewObject, Store
+from ags_fast.fs.numbered import TOMBSTONE, Numbered
 
 SIZES = (0, 1, 100_000, 9 << 20)  # the last one takes an upload in parts
 
@@ -279,3 +281,106 @@ class StoreContract:
         store.remove_folder("a/")
         put(store, "a", b"now a file")
         assert names(store) == ["a"]
+
+    # ---- numbered objects
+
+    def test_numbered(self, store: Store) -> None:
+        objects = Numbered(store, "_ags/versions/")
+        assert objects.numbers() == []
+        assert objects.newest() == 0
+        assert objects.read_newest(10) == (0, b"")
+        assert objects.retire([1, 2]) == []
+        assert objects.path(7) == "_ags/versions/00000007.json"
+        assert objects.path(10**8) == "_ags/versions/100000000.json"
+        for number in (1, 2, 3, 10**8):
+            objects.create(number, b"number %d" % number)
+            with pytest.raises(FileExistsError):
+                objects.create(number, b"late")
+            assert objects.number(objects.path(number)) == number
+        others = ["1.json", "000000004.json", "00000000.json", "00000005.jso", "0000000٣.json", "x/00000009.json"]
+        for name in others:
+            put(store, f"_ags/versions/{name}", b"x")
+            assert objects.number(f"_ags/versions/{name}") is None
+        assert objects.numbers() == [1, 2, 3, 10**8]
+        assert objects.newest() == 10**8
+        assert objects.read_newest(100) == (10**8, b"number 100000000")
+        assert objects.read(2, 8) == b"number 2"
+        with pytest.raises(FormatError):
+            objects.read(2, 7)
+        with pytest.raises(FileNotFoundError):
+            objects.read(4, 100)
+        for number, entry in objects.entries().items():
+            assert store.stat(objects.path(number)) == entry
+
+    def test_numbered_tombstones(self, store: Store) -> None:
+        objects = Numbered(store, "_ags/versions/")
+        for number in range(1, 6):
+            objects.create(number, b"number %d" % number)
+        for wrong in ([5], [1, 5], [1, 6]):
+            with pytest.raises(ValueError, match="newest"):
+                objects.retire(wrong)
+        assert objects.numbers() == [1, 2, 3, 4, 5]
+        assert objects.retire([3, 1, 3, 0]) == [1, 3]
+        assert objects.retire([1, 2, 3]) == [2]
+        assert objects.numbers() == [4, 5]
+        assert objects.newest() == 5
+        for number in (1, 2, 3):
+            with pytest.raises(FileNotFoundError):
+                objects.read(number, 100)
+            with pytest.raises(FileExistsError):  # a writer that looked a while ago
+                objects.create(number, b"late")
+        assert len(names(store)) == 5
+        objects.sweep()
+        assert len(names(store)) == 5
+        objects.sweep(-60)  # as if each tombstone were older than that; clocks may differ
+        assert names(store) == [objects.path(4), objects.path(5)]
+
+    def test_numbered_without_its_newest(self, store: Store) -> None:
+        """A tombstone in the place of the newest object hides nothing: it shows that somebody took the object away."""
+        objects = Numbered(store, "_ags/keys/")
+        objects.create(1, b"number 1")
+        objects.create(2, TOMBSTONE)
+        assert objects.numbers() == [1, 2]
+        assert objects.newest() == 2
+        objects.sweep(-60)
+        assert objects.numbers() == [1, 2]
+        with pytest.raises(IntegrityError, match="tombstone"):
+            objects.read_newest(100)
+        objects.create(3, b"number 3")
+        assert objects.numbers() == [1, 3]
+        assert objects.read_newest(100) == (3, b"number 3")
+
+    def test_numbered_writers_race(self, store: Store) -> None:
+        """Writers that each take the next number while a reader follows them and old ones are retired."""
+        begun, each = threading.Barrier(3), 6
+        won: list[tuple[int, bytes]] = []
+
+        def write(me: int) -> None:
+            objects = Numbered(pickle.loads(pickle.dumps(store)), "_ags/versions/")
+            begun.wait()
+            for i in range(each):
+                while True:
+                    number, data = objects.newest() + 1, b"%d %d" % (me, i)
+                    try:
+                        objects.create(number, data)
+                    except FileExistsError:
+                        continue
+                    won.append((number, data))
+                    break
+
+        threads = [threading.Thread(target=write, args=(me,)) for me in range(2)]
+        for thread in threads:
+            thread.start()
+        objects, seen = Numbered(store, "_ags/versions/"), 0
+        begun.wait()
+        while seen < 2 * each and (len(won) == 2 * each or any(thread.is_alive() for thread in threads)):
+            newest, data = objects.read_newest(100)
+            assert newest >= seen
+            assert (data == b"") == (newest == 0)
+            objects.retire(range(1, newest))
+            seen = newest
+        for thread in threads:
+            thread.join()
+        assert sorted(number for number, _ in won) == list(range(1, 2 * each + 1))
+        assert objects.numbers() == [2 * each]
+        assert objects.read_newest(100)[1] == dict(won)[2 * each]
