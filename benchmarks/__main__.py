@@ -10,11 +10,10 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
@@ -24,6 +23,9 @@ from benchmarks import cases, datasets, jobs, parquet, rotation
 from benchmarks.limit import LimitError
 from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed
 from benchmarks.targets import TARGETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 GROUPS = cases.GROUPS | jobs.GROUPS | datasets.GROUPS | parquet.GROUPS | rotation.GROUPS
 TITLES = {"limit": "limit", "naive": "naive", "best": "best Py", "pycryptodome": "pycrypt.", "ours": "ours"}

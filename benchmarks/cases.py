@@ -9,15 +9,18 @@ import random
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
 from benchmarks import peers
 from benchmarks.limit import Limit
 from benchmarks.measure import Case, Contest, Group, Row, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 PREFIX = b"benchmarks/00000"  # as long as the AAD prefixes that Iceberg makes
 MIB = 1 << 20

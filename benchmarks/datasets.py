@@ -23,7 +23,6 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,10 +30,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ags_fast import jobs
-from ags_fast.jobs.dataset import Dataset
-from ags_fast.jobs.local import LocalEngine
-from ags_fast.jobs.plan import Task, bins
-from ags_fast.jobs.task import Context, run_file
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.jobs.engines.bins import bins
+from ags_fast.jobs.engines.local import LocalEngine
+from ags_fast.jobs.work.context import Context, Task
+from ags_fast.jobs.work.dispatch import run_file
 from ags_fast.keys.envelope import clear_cache
 from ags_fast.keys.kms import load_kms
 from ags_fast.spark import TARGET_BYTES, SparkEngine
@@ -46,6 +46,8 @@ from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
 from benchmarks.tour_dataset import MASTER_KEY, keystore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from pyspark.sql import SparkSession
 
     from ags_fast.jobs import Engine, JobResult
@@ -325,7 +327,7 @@ def worker_loop(dataset: Path, kms: dict[str, str], op: str, other: Path | None 
 
 
 def worker_tasks(dataset: Path, kms: dict[str, str], op: str, other: Path | None) -> tuple[Context, list[Task]]:
-    opened = Dataset.open(str(dataset), load_kms(kms))
+    opened = Ledger.open(str(dataset), load_kms(kms))
     tasks = [Task(entry) for entry in opened.entries(opened.current())]
     source = None if other is None else jobs.Store(other)
     return Context(op, "job", opened.id, opened.store, opened.envelope, source, threads=1, fsync=False), tasks

@@ -13,15 +13,18 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ags_fast import AgsReader, AgsWriter, encrypted_length
 from benchmarks import peers
 from benchmarks.cases import BLOCK, KEYS, MIB, PREFIX, Bench, nothing, random_data, size_name, threads_name, touched
 from benchmarks.limit import ROOT
 from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 KEY = KEYS[0]
 BUFFER = MIB  # fastavro reads a few bytes at a time

@@ -9,9 +9,11 @@ import os
 import shlex
 import struct
 import subprocess
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(__file__).with_name("limit.c")

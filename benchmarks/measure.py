@@ -8,9 +8,11 @@ import re
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 COLUMNS = ("limit", "naive", "best", "pycryptodome", "ours")
 REFERENCE = {"naive", "pycryptodome"}  # slow, and only for comparison: they get fewer rounds

@@ -8,9 +8,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -24,6 +22,9 @@ from benchmarks.limit import PIECES, ROOT, Module
 from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
     import pyarrow as pa
 
 KEY, OTHER_KEY = KEYS[0], b"o" * 16

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 HEADER, NONCE, TAG = 8, 12, 16
 OVERHEAD = NONCE + TAG

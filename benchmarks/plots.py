@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
@@ -12,6 +11,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.ticker import MaxNLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 INK, GREY, PALE = "#1f2933", "#616e7c", "#9aa5b1"
 LINES = {  # column: label, colour, line style, width

@@ -12,24 +12,30 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ags_fast import jobs
+from ags_fast.dataset.entries import FileEntry
+from ags_fast.dataset.keks import SCOPE, Uses, Want
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.tables import MANIFEST_ENTRIES
 from ags_fast.fs import Store
-from ags_fast.jobs.dataset import MANIFEST_ENTRIES, SCOPE, Dataset, FileEntry, Uses, Want
 from ags_fast.keys import binding, load_kms
 from ags_fast.keys.envelope import KeyEntry, new_kek
 from ags_fast.keys.kms.local import LocalKms, rotate_key
 from ags_fast.keys.resolver import DatasetKeyStore
-from benchmarks.cases import Bench
 from benchmarks.datasets import done, taken, workspace
 from benchmarks.measure import Case, Contest, Group, Row, Run
 from benchmarks.tour_dataset import MASTER_KEY, keystore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from benchmarks.cases import Bench
 
 DEKS = 1_000_000  # under a KEK
 PARTS = 10  # a part of them is rotated as often
@@ -116,7 +122,7 @@ class Wraps(NamedTuple):
         return each(loop, count)
 
 
-def wraps(opened: Dataset, key: KeyEntry, numbers: range) -> Wraps:
+def wraps(opened: Ledger, key: KeyEntry, numbers: range) -> Wraps:
     prefix, names = binding(opened.id, "dek", ""), [file_of(number).encode() for number in numbers]
     deks = split(os.urandom(16 * len(names)), 16)
     wrapped = opened.envelope.wrap_many(key.key_id, [(dek, prefix + n) for dek, n in zip(deks, names, strict=True)])
@@ -151,7 +157,7 @@ def column(bench: Bench, count: int) -> Iterator[Contest]:
     import pyarrow as pa
 
     with workspace(bench, "column") as folder:
-        opened = Dataset.open_or_create(Store(folder / "dataset"), load_kms(keystore(folder)), MASTER_KEY)
+        opened = Ledger.open_or_create(Store(folder / "dataset"), load_kms(keystore(folder)), MASTER_KEY)
         old, new = opened.main_key(), new_kek(opened.kms, MASTER_KEY)
         opened.keys.compare_and_swap({new.key_id: new}, opened.keys.version)
         made, envelope = wraps(opened, old, range(count)), opened.envelope
@@ -189,7 +195,7 @@ def column(bench: Bench, count: int) -> Iterator[Contest]:
 # ---- whole jobs
 
 
-def fill(opened: Dataset, key: KeyEntry, count: int) -> Wraps:
+def fill(opened: Ledger, key: KeyEntry, count: int) -> Wraps:
     """Has a dataset name so many files, in manifests as large as they get, under this key. A version for each ten."""
     names, wrapped = [], []
     for first in range(0, count, 10 * MANIFEST_ENTRIES):
@@ -230,7 +236,7 @@ def whole_job(bench: Bench, count: int) -> Iterator[Contest]:
     with workspace(bench, "job") as folder:
         kms = keystore(folder)
         for name, number, times in (("tenth", part, PARTS), ("all", count, 1)):
-            opened = Dataset.open_or_create(Store(folder / name), load_kms(kms), MASTER_KEY)
+            opened = Ledger.open_or_create(Store(folder / name), load_kms(kms), MASTER_KEY)
             made = fill(opened, opened.main_key(), number)
             row = Row(f"rotation/kek/job/{name}", f"R2: the whole job, {number:,} DEKs", "ns")
             rows.append(row)
@@ -253,7 +259,7 @@ def repeated(run: Callable[[], float], times: int) -> float:
 def single_wrap(bench: Bench, count: int) -> Iterator[Contest]:
     with workspace(bench, "single") as folder:
         kms = keystore(folder)
-        opened = Dataset.open_or_create(Store(folder / "dataset"), load_kms(kms), MASTER_KEY)
+        opened = Ledger.open_or_create(Store(folder / "dataset"), load_kms(kms), MASTER_KEY)
         want = Want(MASTER_KEY, double_wrap=False)
         fill(opened, opened.reserve({want: Uses(count)})[want], count)
         rows: list[Row] = []
@@ -271,9 +277,9 @@ def single_wrap(bench: Bench, count: int) -> Iterator[Contest]:
 # ---- KEKs
 
 
-def with_keks(folder: Path, kms: dict[str, str], count: int) -> Dataset:
+def with_keks(folder: Path, kms: dict[str, str], count: int) -> Ledger:
     """A dataset with so many KEKs, one for its documents and one for each of the scopes of a job's files."""
-    opened = Dataset.open_or_create(Store(folder), load_kms(kms), MASTER_KEY)
+    opened = Ledger.open_or_create(Store(folder), load_kms(kms), MASTER_KEY)
     made = [
         new_kek(opened.kms, MASTER_KEY, properties={SCOPE: f"files:{JOB_ID}/{number}"}) for number in range(count - 1)
     ]

@@ -6,7 +6,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
-from ags_fast.jobs.rotation import key_counts
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.jobs.expiry import key_counts
 from ags_fast.keys import kms_calls, load_kms
 from ags_fast.keys.kms import local
 from ags_fast.spark import SparkEngine
@@ -93,7 +94,7 @@ def _print_keys(kms: dict[str, str], *datasets: Path) -> None:
     client = load_kms(kms)
     print(f"\n   {'dataset':<9}{'key':<24}{'for':<15}{'state':<9}{'master':<12}{'data keys':>9}  versions")
     for dataset in datasets:
-        opened = jobs.Dataset.open(dataset, client)
+        opened = Ledger.open(dataset, client)
         versions = list(opened.versions())
         needed: dict[str, list[int]] = {}
         for version in reversed(versions):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from support import pattern
 
-from ags_fast.jobs import Dataset, LocalEngine
-from ags_fast.jobs.task import Context
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.jobs import LocalEngine
+from ags_fast.jobs.work.context import Context
 from ags_fast.keys.kms import load_kms, local
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def read_tree(folder: Path) -> dict[str, bytes]:
 
 def decrypted(dataset: Any, kms: Any, *, version: int | None = None) -> dict[str, bytes]:
     """Every file of a version, opened by what its manifests say."""
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     head = opened.current(version=version)
     context = Context("verify", "", opened.id, opened.store, opened.envelope)
     contents = {}
@@ -73,7 +74,7 @@ def decrypted(dataset: Any, kms: Any, *, version: int | None = None) -> dict[str
 
 def leftovers(dataset: Path, kms: Any) -> list[str]:
     """The files of a dataset that no version knows and that are not its keys and versions."""
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     known = set()
     for number in opened.version_numbers():
         version = opened.version(number)

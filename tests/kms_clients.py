@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def keystore(folder: Path, *key_ids: str, name: str = "keystore") -> dict[str, str]:

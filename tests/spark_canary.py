@@ -20,8 +20,8 @@ from typing import Any
 from deadly_kms import Rules
 from support import pattern
 
+from ags_fast.dataset.ledger import Ledger
 from ags_fast.jobs import JobError, decrypt_files, encrypt_files, expire, rekey_files, rotate, verify_files
-from ags_fast.jobs.dataset import Dataset
 from ags_fast.keys import envelope
 from ags_fast.keys.kms import load_kms, local
 
@@ -124,7 +124,7 @@ def run_jobs(folder: Path, rules: Rules, engine: Any) -> None:
         (src / str(i)).write_bytes(pattern(2 * BLOCK_SIZE, i))
     for name, double in (("ds2", True), ("ds1", False)):
         ds = folder / name
-        dataset_id = Dataset.open_or_create(_store(ds), load_kms(rules.kms), "master").id
+        dataset_id = Ledger.open_or_create(_store(ds), load_kms(rules.kms), "master").id
         rules.set(dataset_id=dataset_id)
         encryption = {**common, "wrapping_key_id": "master", "double_wrap": double, "block_size": BLOCK_SIZE}
         encrypt_files(src, ds, **encryption).raise_for_failures()
@@ -146,7 +146,7 @@ def run_jobs(folder: Path, rules: Rules, engine: Any) -> None:
         failed = {row.error_class for row in verify_files(ds, **common).failed}
         assert "KeyAccessError" in failed or double, failed
         assert "IntegrityError" in failed, failed
-        with_unwrapped = Dataset.open(ds, load_kms(rules.kms))
+        with_unwrapped = Ledger.open(ds, load_kms(rules.kms))
         for number in with_unwrapped.version_numbers():
             for entry in with_unwrapped.entries(with_unwrapped.version(number)):
                 bound = envelope.binding(with_unwrapped.id, "dek", entry.file)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from deadly_kms import Rules
 from support import pattern, python_env
 
+from ags_fast.dataset.ledger import Ledger
 from ags_fast.fs import Store
 from ags_fast.jobs import decrypt_files, encrypt_files, sweep, verify_files
-from ags_fast.jobs.dataset import Dataset
-from ags_fast.jobs.local import LocalEngine
+from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Folders:
     def dataset_id(self, dataset: str = "ds") -> str:
         """The id of the dataset, which is made, to be of single wrap."""
         store = Store(self.root / dataset)
-        return Dataset.open_or_create(store, load_kms(self.kms), "master").id
+        return Ledger.open_or_create(store, load_kms(self.kms), "master").id
 
     def check(self, dataset: str = "ds") -> None:
         """Every file decrypts to its source; nothing is left over, and nothing is amiss."""

@@ -11,8 +11,9 @@ import pytest
 from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, write_tree
 
 from ags_fast import FormatError, IntegrityError, KeyAccessError, PolicyError, cli
-from ags_fast.jobs import Dataset, Policy, encrypt_files, expire, rekey_files, restore_keys, rotate
-from ags_fast.jobs.plan import open_plans
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.plan import open_plans
+from ags_fast.jobs import Policy, encrypt_files, expire, rekey_files, restore_keys, rotate
 from ags_fast.keys import KeyEntry, clear_cache
 from ags_fast.keys.envelope import rewrap_kek
 from ags_fast.keys.kms import load_kms, local
@@ -102,7 +103,7 @@ def test_a_rotation_to_wraps_that_do_not_open(
     before = read_tree(dataset)
     options: dict[str, Any] = {"wrapping_key_id": "other"}
     if warm:
-        Dataset.open(dataset, load_kms(broken(kms, how, masters="other"))).load()
+        Ledger.open(dataset, load_kms(broken(kms, how, masters="other"))).load()
     with pytest.raises(WRONG, match="does not open again, so it was not put to use"):
         rotate(dataset, kms=broken(kms, how, masters="other"), what=what, force_expire=True, **options)
     still_opens(dataset, kms, before)
@@ -128,7 +129,7 @@ def test_a_service_whose_rewrap_does_not_open(
     before = read_tree(dataset)
     used = broken(kms, how, BrokenRewrap)
     if warm:
-        Dataset.open(dataset, load_kms(used)).load()
+        Ledger.open(dataset, load_kms(used)).load()
     elif how == "another" and not single:
         return  # which an expiry finds, before it removes what opens: test_that_new_wraps_open_is_seen_...
     with pytest.raises(WRONG, match="does not open again, so it was not put to use"):
@@ -179,7 +180,7 @@ def test_keys_that_a_job_reserves(kms: dict[str, str], dataset: Path, how: str, 
         }
         clear_cache()
         assert decrypted(dataset, kms) == TREE
-        assert open_plans(Dataset.open(dataset, load_kms(kms)).store) == []
+        assert open_plans(Ledger.open(dataset, load_kms(kms)).store) == []
 
 
 # ---------------------------------------------------------------- the way back
@@ -290,7 +291,7 @@ def test_no_way_back(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None
 
 def test_back_to_buckets(kms: dict[str, str], dataset: Path) -> None:
     encrypt(dataset, kms)
-    keys = Dataset.open(dataset, load_kms(kms)).keys
+    keys = Ledger.open(dataset, load_kms(kms)).keys
     more = {f"k{n}": KeyEntry(f"k{n}", MASTER, b"x", "retired") for n in range(600)}
     keys.compare_and_swap(more, keys.version)
     (entry,) = keys.list("active")
@@ -298,7 +299,7 @@ def test_back_to_buckets(kms: dict[str, str], dataset: Path) -> None:
     local.set_state(kms, "other", "destroyed")
     restore_keys(dataset, kms=kms)
     clear_cache()
-    found = Dataset.open(dataset, load_kms(kms)).keys
+    found = Ledger.open(dataset, load_kms(kms)).keys
     assert len(found.list()) == 601 and found.get("k17") == more["k17"] and decrypted(dataset, kms) == TREE
     assert [change.version for change in found.history()] == [1, 2, 3, 5]  # 4 is what was left
 

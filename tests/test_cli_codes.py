@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +31,7 @@ from ags_fast.keys.kms import UnaccountedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 KEYSTORE = ["--key-file", "key"]
 KMS = ["--keystore", "keystore", *KEYSTORE]

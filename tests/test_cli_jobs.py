@@ -6,14 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support import flip, pattern, python_env
 
 pytest.importorskip("pyarrow")
 
+from typing import TYPE_CHECKING
+
 from ags_fast import cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KMS = ["--keystore", "keystore", "--key-file", "key"]
 

@@ -7,8 +7,7 @@ import os
 import pty
 import stat
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import python_env
@@ -17,6 +16,9 @@ from ags_fast import cli
 from ags_fast._arguments import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
 from ags_fast.keys import load_kms
 from ags_fast.keys.kms import local
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)

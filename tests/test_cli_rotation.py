@@ -17,6 +17,7 @@ from datasets import HERE, decrypted, read_tree, write_tree
 
 from ags_fast import cli, jobs
 from ags_fast._arguments import EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
+from ags_fast.dataset.ledger import Ledger
 from ags_fast.keys import clear_cache, load_kms
 from ags_fast.keys.command import kms_options
 from ags_fast.keys.kms import local
@@ -314,7 +315,7 @@ def test_the_commands_of_the_documentation(folder: Path, capsys: pytest.CaptureF
 
 
 def entries_of(dataset: str, kms: dict[str, str]) -> list[Any]:
-    opened = jobs.Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     return list(opened.entries(opened.current()))
 
 

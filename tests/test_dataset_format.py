@@ -18,6 +18,7 @@ from support import open_stream, pattern
 pa = pytest.importorskip("pyarrow")
 
 from ags_fast import jobs  # noqa: E402
+from ags_fast.dataset.ledger import Ledger  # noqa: E402
 from ags_fast.keys.kms import KmsClient, load_kms, local  # noqa: E402
 
 
@@ -157,7 +158,7 @@ def test_second_reader_of_a_history(tmp_path: Path) -> None:
     pins = [jobs.encrypt_files(tmp_path / "src", dataset, kms=kms, wrapping_key_id=MASTER, engine=HERE).pin]
     for _ in range(42):
         jobs.set_policy(dataset, jobs.Policy(), kms=kms)
-    opened = jobs.Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     for _ in range(42):
         opened.add_uses({opened.main_key().key_id: 1})
     jobs.set_policy(dataset, jobs.Policy(), kms=kms)

@@ -14,11 +14,11 @@ from datasets import HERE, MASTER, make_kms, write_tree
 from support import pattern
 
 from ags_fast import FormatError, IntegrityError
-from ags_fast.jobs import Dataset, encrypt_files, verify_files
-from ags_fast.jobs.dataset import (
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.plan import Plan, open_plans
+from ags_fast.dataset.tables import (
     COLUMN_KEYS,
     TABLE_NBYTES,
-    FileEntry,
     TableRef,
     decode_entries,
     decode_table,
@@ -26,7 +26,7 @@ from ags_fast.jobs.dataset import (
     encode_table,
     seal_table,
 )
-from ags_fast.jobs.plan import Plan, open_plans
+from ags_fast.jobs import encrypt_files, verify_files
 from ags_fast.keys.envelope import KIND_NBYTES, binding, seal_document
 from ags_fast.keys.iceberg import EncryptedKey
 from ags_fast.keys.kms import load_kms
@@ -34,6 +34,8 @@ from ags_fast.parquet import keytools
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ags_fast.dataset.entries import FileEntry
 
 pa = pytest.importorskip("pyarrow")
 
@@ -52,7 +54,7 @@ class Forger:
         encrypt_files(
             src, self.folder, kms=self.kms, wrapping_key_id=MASTER, block_size=1024, engine=HERE, aad_prefix="set{n}"
         ).raise_for_failures()
-        self.opened = Dataset.open(self.folder, load_kms(self.kms))
+        self.opened = Ledger.open(self.folder, load_kms(self.kms))
         self.key_id = self.opened.document_key()
         head = self.opened.current()
         assert head is not None
@@ -79,7 +81,7 @@ class Forger:
         return self.entries[0]._replace(**changes)
 
     def read(self) -> None:
-        opened = Dataset.open(self.folder, load_kms(self.kms))
+        opened = Ledger.open(self.folder, load_kms(self.kms))
         opened.load()
 
 
@@ -93,7 +95,7 @@ def forger(made: Forger, tmp_path: Path) -> Forger:
     """One that may change its dataset."""
     mine = Forger.__new__(Forger)
     mine.__dict__.update(made.__dict__, folder=shutil.copytree(made.folder, tmp_path / "dataset"))
-    mine.opened = Dataset.open(mine.folder, load_kms(mine.kms))
+    mine.opened = Ledger.open(mine.folder, load_kms(mine.kms))
     return mine
 
 
@@ -104,7 +106,7 @@ import resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (512 << 20,) * 2)
 import json
 from ags_fast import AgsError
-from ags_fast.jobs import Dataset
+from ags_fast.dataset.ledger import Ledger
 from ags_fast.keys.kms import load_kms
 from ags_fast.keys.resolver import claimed_keys
 from ags_fast.fs import Store
@@ -112,7 +114,7 @@ from ags_fast.fs import Store
 folder, kms, expected = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 
 def read():
-    Dataset.open(folder, load_kms(kms)).load()
+    Ledger.open(folder, load_kms(kms)).load()
 
 for what in (read, lambda: claimed_keys(Store(folder))) if expected == "keys" else (read,):
     began = time.process_time()
@@ -273,7 +275,7 @@ def test_impossible_numbers_in_keys(forger: Forger) -> None:
         body = {name: value for name, value in (good | change).items() if value is not None}
         forger.seal(body, KEYS)
         with pytest.raises((FormatError, IntegrityError)):
-            Dataset.open(forger.folder, load_kms(forger.kms)).keys.list()
+            Ledger.open(forger.folder, load_kms(forger.kms)).keys.list()
             pytest.fail(f"{str(change)[-200:]}")
 
 
@@ -433,7 +435,7 @@ def test_impossible_numbers_in_plans(forger: Forger, tmp_path: Path) -> None:
     for change in changes:
         forger.seal(good | change, name)
         with pytest.raises((FormatError, IntegrityError)):
-            plan = Plan.load(Dataset.open(forger.folder, load_kms(forger.kms)), job_id)
+            plan = Plan.load(Ledger.open(forger.folder, load_kms(forger.kms)), job_id)
             assert plan is not None
             plan.entries()
             pytest.fail(f"{change}")

@@ -13,8 +13,9 @@ from datasets import HERE, MASTER, make_kms, read_tree, write_tree
 from support import pattern
 
 from ags_fast import AgsError, IntegrityError, PolicyError
-from ags_fast.jobs import Dataset, decrypt_files, encrypt_files, open_file, rekey_files, sweep, verify_files
-from ags_fast.jobs.plan import Plan, open_plans
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.plan import Plan, open_plans
+from ags_fast.jobs import decrypt_files, encrypt_files, open_file, rekey_files, sweep, verify_files
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Target:
                 (self.src / path).unlink()
         self.first = read_tree(self.folder)
         self.second = read_tree(self.other)
-        (self.job,) = open_plans(Dataset.open(self.folder, load_kms(self.kms)).store)
+        (self.job,) = open_plans(Ledger.open(self.folder, load_kms(self.kms)).store)
 
     def encrypt(self, dataset: Path, **options: Any) -> None:
         encrypt_files(
@@ -87,20 +88,20 @@ class Target:
     # What a reader can do. Each raises or returns; what it returns is right.
 
     def read_versions(self) -> None:
-        opened = Dataset.open(self.folder, load_kms(self.kms))
+        opened = Ledger.open(self.folder, load_kms(self.kms))
         for number in opened.version_numbers():
             version = opened.current(version=number)
             assert version is not None and version.number == number and version.files == len(TREE)
             assert sorted(entry.path for entry in opened.entries(version)) == sorted(TREE)
 
     def read_plan(self) -> None:
-        opened = Dataset.open(self.folder, load_kms(self.kms))
+        opened = Ledger.open(self.folder, load_kms(self.kms))
         for job_id in open_plans(opened.store):
             plan = Plan.load(opened, job_id)
             assert plan is not None and sorted(entry.path for entry in plan.entries()) == sorted(MORE)
 
     def read_files(self) -> None:
-        for version in Dataset.open(self.folder, load_kms(self.kms)).version_numbers():
+        for version in Ledger.open(self.folder, load_kms(self.kms)).version_numbers():
             checked = verify_files(self.folder, kms=self.kms, version=version, engine=HERE, progress=False)
             checked.raise_for_failures()
         for path, data in TREE.items():

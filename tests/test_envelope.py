@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,6 +37,7 @@ from ags_fast.keys.kms import as_kms, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 CANARY = b"canary-key-16-by"
 BOUND = binding("dataset", "dek", "a/b.avro")

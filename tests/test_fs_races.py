@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from support import run_python, start_python
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Each operation is run again and again, and each time somebody else comes one step later: where Python says what it is
 # about to do (audit events), the folder that it is done in is moved away, and a link out of the store takes its place.
@@ -133,7 +136,7 @@ EXCHANGES = """
 JOBS = """
     import os, sys, warnings
     from ags_fast.jobs import decrypt_files, encrypt_files
-    from ags_fast.jobs.local import LocalEngine
+    from ags_fast.jobs.engines.local import LocalEngine
     from ags_fast.keys.kms import local
 
     warnings.simplefilter("ignore")  # that at times all leads out
@@ -210,7 +213,7 @@ MODES = """
         busy = False
 
     from ags_fast import cli, jobs, parquet
-    from ags_fast.jobs.local import LocalEngine
+    from ags_fast.jobs.engines.local import LocalEngine
     from ags_fast.keys.kms import local
     here = LocalEngine(processes=0)
     busy = True

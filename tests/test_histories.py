@@ -15,9 +15,9 @@ from datasets import HERE, MASTER, decrypted, make_kms, read_tree, write_tree
 from support import pattern
 
 from ags_fast import AgsError, FormatError, IntegrityError, PolicyError
+from ags_fast.dataset.ledger import Ledger
 from ags_fast.fs import Store
 from ags_fast.jobs import (
-    Dataset,
     JobResult,
     Policy,
     audit,
@@ -110,7 +110,7 @@ class World:
             "copy_file": lambda: copy_file(self.dataset, "file 1", open(os.devnull, "wb"), **given),
             "audit": lambda: audit(self.dataset, **given),
             "key_status": lambda: key_status(self.dataset, **given),
-            "open": lambda: Dataset.open(
+            "open": lambda: Ledger.open(
                 self.dataset,
                 load_kms(self.kms),
                 pin=given.get("pin"),
@@ -226,10 +226,10 @@ def test_a_pin_needs_a_dataset(world: World) -> None:
 
 def test_nothing_slips_between_the_check_and_the_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a job writes its files, the history is exchanged: what it began on must still be an ancestor."""
-    real = Dataset.commit
+    real = Ledger.commit
 
-    def late(opened: Dataset, *args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(Dataset, "commit", real)
+    def late(opened: Ledger, *args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Ledger, "commit", real)
         world.put_back(3)
         world.commit("honest")
         world.commit("also honest")
@@ -238,7 +238,7 @@ def test_nothing_slips_between_the_check_and_the_commit(world: World, monkeypatc
         return real(opened, *args, **options)
 
     before: dict[str, bytes] = {}
-    monkeypatch.setattr(Dataset, "commit", late)
+    monkeypatch.setattr(Ledger, "commit", late)
     with pytest.raises(IntegrityError, match="does not descend from version"):
         rekey_files(world.dataset, kms=world.kms, engine=HERE, progress=False)
     after = read_tree(world.dataset)
@@ -252,13 +252,13 @@ def test_a_handle_follows_one_history(world: World) -> None:
         set_policy(world.dataset, Policy(), kms=world.kms)
     other = {world.path(number): world.path(number).read_bytes() for number in (6, 7, 8)}
     world.put_back(6)
-    opened = Dataset.open(world.dataset, load_kms(world.kms))
+    opened = Ledger.open(world.dataset, load_kms(world.kms))
     head = opened.current()
     made = opened.succeed(head, "policy", "job", head.manifests if head else ())
     world.path(made.number).unlink()
     with pytest.raises(IntegrityError, match="version 7 was there before"):
         opened.current()
-    opened = Dataset.open(world.dataset, load_kms(world.kms))
+    opened = Ledger.open(world.dataset, load_kms(world.kms))
     opened.current()
     for path, data in other.items():
         path.write_bytes(data)
@@ -308,7 +308,7 @@ def test_expire_checks_every_document(world: World, number: int) -> None:
 
 def test_an_expiry_that_died_removes_only_what_it_had_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its plan names versions by number and digest. Under these numbers there may be others by now."""
-    monkeypatch.setattr("ags_fast.jobs.rotation.finish_expiry", lambda *args: 1 / 0)
+    monkeypatch.setattr("ags_fast.jobs.expiry.finish_expiry", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         expire(world.dataset, kms=world.kms)
     monkeypatch.undo()
@@ -415,7 +415,7 @@ def test_pins_of_versions_that_were_expired(tmp_path: Path) -> None:
     world = World(tmp_path, 1)
     for _ in range(NEAR + BLOCK + 3):
         set_policy(world.dataset, Policy(), kms=world.kms)
-    opened = Dataset.open(world.dataset, load_kms(world.kms))
+    opened = Ledger.open(world.dataset, load_kms(world.kms))
     versions = {version.number: version.pin for version in opened.versions()}
     (block,) = (world.dataset / "_ags/chain").iterdir()
     assert block.name == f"{sha256(block.read_bytes())}.json"
@@ -439,7 +439,7 @@ def test_pins_of_versions_that_were_expired(tmp_path: Path) -> None:
 @pytest.mark.more
 def test_a_pin_a_thousand_versions_back(tmp_path: Path) -> None:
     world = World(tmp_path, 1)
-    opened = Dataset.open(world.dataset, load_kms(world.kms))
+    opened = Ledger.open(world.dataset, load_kms(world.kms))
     head = opened.current()
     assert head is not None
     sizes = []
@@ -449,7 +449,7 @@ def test_a_pin_a_thousand_versions_back(tmp_path: Path) -> None:
         if head.number % 200 == 0:
             expire(world.dataset, kms=world.kms, keep=3).raise_for_failures()
     assert max(sizes[-20:]) <= max(sizes) < sizes[0] + 6000
-    opened = Dataset.open(world.dataset, load_kms(world.kms))
+    opened = Ledger.open(world.dataset, load_kms(world.kms))
     opened.current()
     reads: list[str] = []
     real = Store.read
@@ -458,10 +458,10 @@ def test_a_pin_a_thousand_versions_back(tmp_path: Path) -> None:
         reads.clear()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Store, "read", lambda store, path, limit: reads.append(path) or real(store, path, limit))
-            Dataset.open(world.dataset, load_kms(world.kms), pin=f"{number}-{digest}")
+            Ledger.open(world.dataset, load_kms(world.kms), pin=f"{number}-{digest}")
         assert sum("/chain/" in path for path in reads) <= 1 and sum("/versions/" in path for path in reads) == 1
     with pytest.raises(IntegrityError, match="remembers the versions from"):
-        Dataset.open(world.dataset, load_kms(world.kms), pin=world.pins[1])
+        Ledger.open(world.dataset, load_kms(world.kms), pin=world.pins[1])
 
 
 def test_what_a_commit_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

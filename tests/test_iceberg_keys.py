@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,6 +33,7 @@ from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 
 class UnitestKms(Duck):

@@ -9,35 +9,30 @@ import stat
 import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, row_of, small_tree, write_tree
 from support import pattern, run_python, seal_stream, start_python
 
-import ags_fast.jobs.task
+import ags_fast.dataset.names
+import ags_fast.jobs.work.context
+import ags_fast.jobs.work.dispatch
+import ags_fast.jobs.work.stream
 from ags_fast import AgsError, IntegrityError, PolicyError
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.plan import Plan
 from ags_fast.fs import Store
-from ags_fast.jobs import (
-    Dataset,
-    JobError,
-    decrypt_files,
-    encrypt_files,
-    open_file,
-    rekey_files,
-    rotate,
-    sweep,
-    verify_files,
-)
-from ags_fast.jobs.local import LocalEngine
-from ags_fast.jobs.plan import Plan, Task
+from ags_fast.jobs import JobError, decrypt_files, encrypt_files, open_file, rekey_files, rotate, sweep, verify_files
+from ags_fast.jobs.engines.local import LocalEngine
+from ags_fast.jobs.work.context import Task
 from ags_fast.keys.envelope import clear_cache
 from ags_fast.keys.kms import kms_calls, load_kms
 from ags_fast.keys.kms.local import LocalKms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from ags_fast.jobs import JobResult
 
@@ -118,8 +113,8 @@ def test_block_sizes_and_keys(
         write_tree(tmp_path / "src", tree), dataset, kms, block_size=block_size, dek_length=dek_length
     ).raise_for_failures()
     assert decrypted(dataset, kms) == tree
-    opened = Dataset.open(dataset, load_kms(kms))
-    context = ags_fast.jobs.task.Context("verify", "", opened.id, opened.store, opened.envelope)
+    opened = Ledger.open(dataset, load_kms(kms))
+    context = ags_fast.jobs.work.context.Context("verify", "", opened.id, opened.store, opened.envelope)
     assert {len(context.dek(entry)) for entry in opened.entries(opened.current())} == {dek_length}
 
 
@@ -277,7 +272,7 @@ def test_other_master_keys(dataset: Path, tmp_path: Path) -> None:
         encrypt_files(
             src, dataset, kms=kms, wrapping_key_id=key, double_wrap=double_wrap, engine=HERE
         ).raise_for_failures()
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     assert sorted((key.wrapping_key_id, key.double_wrap) for key in opened.keys.list()) == [
         (MASTER, False),
         (MASTER, True),
@@ -304,7 +299,7 @@ def test_a_key_that_the_kms_does_not_have(src: Path, dataset: Path, kms: dict[st
 
 def test_a_numbered_set(src: Path, dataset: Path, kms: dict[str, str]) -> None:
     encrypt(src, dataset, kms, aad_prefix="customers.part{n:05}").raise_for_failures()
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     entries = list(opened.entries(opened.current()))
     assert [entry.path for entry in entries] == sorted(small_tree())
     assert [entry.aad_prefix for entry in entries] == [b"customers.part%05d" % n for n in range(len(entries))]
@@ -335,7 +330,7 @@ def test_members_that_a_version_lacks_or_has_twice(dataset: Path, kms: dict[str,
     """Manifests cannot be forged, so these are made by somebody who has the keys."""
     src = write_tree(tmp_path / "src", {f"{n}": pattern(500, n) for n in range(4)})
     encrypt(src, dataset, kms, aad_prefix="t.{n}")
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     head = opened.current()
     entries = list(opened.entries(head))
     key_id = entries[0].key_id
@@ -508,16 +503,16 @@ def test_no_source_is_deleted_if_one_fails(
 def test_no_source_is_deleted_if_what_was_written_is_bad(
     src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = Dataset.commit
+    commit = Ledger.commit
 
-    def rot(self: Dataset, *args: Any, **options: Any) -> Any:  # the disk loses a bit after the commit
+    def rot(self: Ledger, *args: Any, **options: Any) -> Any:  # the disk loses a bit after the commit
         made = commit(self, *args, **options)
         data = bytearray((dataset / "edge/2048.ags").read_bytes())
         data[1500] ^= 1
         (dataset / "edge/2048.ags").write_bytes(data)
         return made
 
-    monkeypatch.setattr(Dataset, "commit", rot)
+    monkeypatch.setattr(Ledger, "commit", rot)
     done = encrypt(src, dataset, kms, delete_sources=True)
     assert [row.error_class for row in done.failed] == ["IntegrityError"]
     assert read_tree(src) == small_tree()
@@ -526,13 +521,13 @@ def test_no_source_is_deleted_if_what_was_written_is_bad(
 def test_a_source_that_changed_meanwhile_is_not_deleted(
     src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = Dataset.commit
+    commit = Ledger.commit
 
-    def edit(self: Dataset, *args: Any, **options: Any) -> Any:
+    def edit(self: Ledger, *args: Any, **options: Any) -> Any:
         (src / "one").write_bytes(b"edited")
         return commit(self, *args, **options)
 
-    monkeypatch.setattr(Dataset, "commit", edit)
+    monkeypatch.setattr(Ledger, "commit", edit)
     done = encrypt(src, dataset, kms, delete_sources=True)
     assert [(row.src, row.error_class) for row in done.failed] == [(str(src / "one"), "SourceChangedError")]
     assert "not deleted: it has changed since" in (done.failed[0].error or "")
@@ -627,7 +622,7 @@ def test_sources_that_change_while_they_are_read(
 ) -> None:
     victim = src / "big"
     victim.write_bytes(pattern(3 << 20))
-    write = ags_fast.jobs.task.AgsWriter.write
+    write = ags_fast.jobs.work.stream.AgsWriter.write
 
     def writing(self: Any, data: Any) -> int:
         if self.tell() == 1 << 20:
@@ -639,7 +634,7 @@ def test_sources_that_change_while_they_are_read(
                     file.write(b"changed")
         return write(self, data)
 
-    monkeypatch.setattr(ags_fast.jobs.task.AgsWriter, "write", writing)
+    monkeypatch.setattr(ags_fast.jobs.work.stream.AgsWriter, "write", writing)
     done = encrypt(src, dataset, kms, block_size=1 << 16)
     assert row_of(done, "big").error_class == "SourceChangedError"
     assert done.counts["failed"] == 1 and leftovers(dataset, kms) == []
@@ -677,14 +672,14 @@ def test_bad_files_of_a_dataset_are_rows(src: Path, dataset: Path, kms: dict[str
 
 def test_verify_after(src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     encrypt(src, dataset, kms, verify_after=True).raise_for_failures()
-    check = ags_fast.jobs.task._check
+    check = ags_fast.jobs.work.stream._check
 
     def rot(context: Any, entry: Any) -> None:
         if entry.path == "edge/1024":
             os.truncate(dataset / entry.file, 1000)
         check(context, entry)
 
-    monkeypatch.setattr(ags_fast.jobs.task, "_check", rot)
+    monkeypatch.setattr(ags_fast.jobs.work.stream, "_check", rot)
     done = rekey_files(dataset, kms=kms, engine=HERE, verify_after=True)
     assert [(row.src, row.error_class) for row in done.failed] == [(str(dataset / "edge/1024.ags"), "IntegrityError")]
     monkeypatch.undo()
@@ -739,7 +734,7 @@ def test_versions(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path)
     for version in (1, 2):
         done = decrypt_files(dataset, tmp_path / str(version), kms=kms, engine=HERE, version=version, min_version=2)
         assert done.version == version and read_tree(tmp_path / str(version)) == small_tree()
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     old, new = ({e.path: e for e in opened.entries(opened.version(n))} for n in (1, 2))
     for path, entry in new.items():
         chosen = path.startswith("edge/") or path == "one"
@@ -754,8 +749,8 @@ def test_versions(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path)
 def test_rekey_gives_new_keys(src: Path, dataset: Path, kms: dict[str, str]) -> None:
     encrypt(src, dataset, kms)
     rekey_files(dataset, kms=kms, engine=HERE, dek_length=32).raise_for_failures()
-    opened = Dataset.open(dataset, load_kms(kms))
-    context = ags_fast.jobs.task.Context("verify", "", opened.id, opened.store, opened.envelope)
+    opened = Ledger.open(dataset, load_kms(kms))
+    context = ags_fast.jobs.work.context.Context("verify", "", opened.id, opened.store, opened.envelope)
     deks = [context.dek(entry) for n in (1, 2) for entry in opened.entries(opened.version(n))]
     assert len(set(deks)) == len(deks) == 2 * len(small_tree())
     assert {len(dek) for dek in deks[len(small_tree()) :]} == {32}
@@ -788,14 +783,14 @@ def test_a_second_attempt_to_decrypt_takes_nothing_for_its_own(
     """Of a file that is there when a killed worker's file is tried again, only the bytes say who wrote it."""
     encrypt(src, dataset, kms)
     back = write_tree(tmp_path / "back", {"one": b"y", "edge/1024": small_tree()["edge/1024"]})
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     entries = {entry.path: entry for entry in opened.entries(opened.current())}
     for overwrite in (False, True):
-        context = ags_fast.jobs.task.Context(
+        context = ags_fast.jobs.work.context.Context(
             "decrypt", "j", opened.id, opened.store, opened.envelope, Store(back), overwrite=overwrite
         )
-        assert ags_fast.jobs.task.run_file(context, Task(entries["edge/1024"]), 1).status == "ok"
-        row = ags_fast.jobs.task.run_file(context, Task(entries["one"]), 1)
+        assert ags_fast.jobs.work.dispatch.run_file(context, Task(entries["edge/1024"]), 1).status == "ok"
+        row = ags_fast.jobs.work.dispatch.run_file(context, Task(entries["one"]), 1)
         assert (row.status, (back / "one").read_bytes()) == (("ok", b"x") if overwrite else ("failed", b"y"))
 
 
@@ -850,7 +845,7 @@ def test_nothing_is_written_outside(src: Path, dataset: Path, kms: dict[str, str
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "a//b", "./x", "", "a/", "a\0b", "..", "a/."])
 def test_paths_that_lead_elsewhere(path: str) -> None:
     with pytest.raises(PolicyError):
-        ags_fast.jobs.dataset.check_path(path)
+        ags_fast.dataset.names.check_path(path)
 
 
 @pytest.mark.parametrize("field", ["path", "file"])
@@ -859,7 +854,7 @@ def test_a_manifest_that_leads_elsewhere(
 ) -> None:
     """Nobody without the keys can write one. Somebody with them gets no farther."""
     encrypt(src, dataset, kms)
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     (entry, *_) = opened.entries(opened.current())
     forged = entry._replace(**{field: "../../forged"})
     ref = opened.seal_table("_ags/manifests/forged", [forged], entry.key_id, opened.envelope)
@@ -1117,7 +1112,7 @@ def test_resume_of_what_has_changed(src: Path, dataset: Path, kms: dict[str, str
     interrupted(src, dataset, kms, 5)
     (job_id,) = dead(dataset)
     first = {path for path in read_tree(dataset) if not path.startswith("_ags/")}
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     plan = Plan.load(opened, job_id)
     assert plan is not None
     old = {entry.path: entry for entry in plan.entries()}
@@ -1131,7 +1126,7 @@ def test_resume_of_what_has_changed(src: Path, dataset: Path, kms: dict[str, str
     del expected["empty"]
     assert decrypted(dataset, kms) == expected and leftovers(dataset, kms) == []
     entries = {entry.path: entry for entry in opened.entries(opened.current())}
-    context = ags_fast.jobs.task.Context("verify", "", opened.id, opened.store, opened.envelope)
+    context = ags_fast.jobs.work.context.Context("verify", "", opened.id, opened.store, opened.envelope)
     for path, entry in entries.items():
         if path in changed:
             assert entry.file == f"{path}.{job_id}.2.ags"
@@ -1169,7 +1164,7 @@ def test_resume_takes_no_living_jobs_plan(src: Path, dataset: Path, kms: dict[st
 def test_of_two_that_resume_one_job_one_does(src: Path, dataset: Path, kms: dict[str, str]) -> None:
     interrupted(src, dataset, kms, 3)
     (job_id,) = dead(dataset)
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     plan = Plan.take(opened, job_id)
     assert plan is not None and Plan.take(opened, job_id) is None
     done = encrypt(src, dataset, kms, resume="length")

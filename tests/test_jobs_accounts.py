@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,12 +23,14 @@ from ags_fast.jobs import (
     sweep,
     verify_files,
 )
-from ags_fast.jobs.results import JobResult
 from ags_fast.keys import clear_cache, kms_calls, load_kms, set_audit_hook
 from ags_fast.keys.kms import AUDIT_HOOK, UnaccountedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ags_fast.jobs.results import JobResult
 
 TREE = small_tree()
 

@@ -19,15 +19,16 @@ import pyarrow.parquet as pq
 from datasets import HERE, decrypted, leftovers, make_kms, read_tree, write_tree
 
 from ags_fast import cli, jobs
+from ags_fast.dataset import tables as datasets_module
+from ags_fast.dataset.keks import Want
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.plan import Plan
+from ags_fast.dataset.snapshot import Survey
 from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError
 from ags_fast.fs import Store
-from ags_fast.jobs import Dataset, Policy
-from ags_fast.jobs import dataset as datasets_module
+from ags_fast.jobs import Policy
 from ags_fast.jobs import rotation as rotation_module
-from ags_fast.jobs.dataset import Want
-from ags_fast.jobs.plan import Plan
-from ags_fast.jobs.survey import Survey
-from ags_fast.jobs.task import Context
+from ags_fast.jobs.work.context import Context
 from ags_fast.keys import clear_cache, kms_calls
 from ags_fast.keys.envelope import REMOVED
 from ags_fast.keys.kms import KmsClient, load_kms, local
@@ -157,7 +158,7 @@ def interrupted(folder: Path, kms: Any, **options: Any) -> Path:
     """The source of an encryption that has died."""
     source = write_tree(folder / "interrupted", MORE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ags_fast.jobs.dataset.Dataset.commit", die)
+        patch.setattr("ags_fast.dataset.ledger.Ledger.commit", die)
         with pytest.raises(InterruptedError):
             jobs.encrypt_files(source, folder / "ds", kms=kms, wrapping_key_id="sales", engine=HERE, **options)
     return source
@@ -396,7 +397,7 @@ def without(kms: dict[str, str], folder: Path, key_id: str, version: int | None)
 def everything(dataset: Path, kms: Any) -> None:
     """Open all that is there: each file of each version, and each KEK."""
     clear_cache()
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     for number in opened.version_numbers():
         jobs.verify_files(dataset, kms=kms, version=number, engine=HERE).raise_for_failures()
     for entry in opened.keys.list():
@@ -431,7 +432,7 @@ def test_what_may_be_destroyed(state: Callable[..., Path], tmp_path: Path) -> No
     newest = max(int(version) for key_id, version in verdicts(dataset, kms) if key_id == "sales" and version)
     before = check_verdicts(dataset, kms, tmp_path)
     assert False in [may for (key_id, version), may in before.items() if key_id == "sales" and version != str(newest)]
-    if any(not entry.double_wrap for entry in Dataset.open(dataset, load_kms(kms)).keys.list()):
+    if any(not entry.double_wrap for entry in Ledger.open(dataset, load_kms(kms)).keys.list()):
         jobs.rotate(dataset, kms=kms)
         jobs.rotate(dataset, kms=kms, what="mek")
         assert check_verdicts(dataset, kms, tmp_path)["sales", "1"] is False  # for the data keys of older versions
@@ -633,7 +634,7 @@ def test_what_the_kms_wraps_without_a_kek_between(tmp_path: Path, monkeypatch: p
     with pytest.raises(AgsError):
         everything(dataset, without(kms, tmp_path, "sales", 1))
     local.rotate_key(kms, "sales")
-    monkeypatch.setattr(Dataset, "document_key", lambda opened: entry.key_id)
+    monkeypatch.setattr(Ledger, "document_key", lambda opened: entry.key_id)
     encrypt(tmp_path, kms)  # with data keys under a KEK
     monkeypatch.undo()
     assert check_verdicts(dataset, kms, tmp_path) == {("sales", "2"): False}
@@ -767,7 +768,7 @@ def test_what_a_copy_opens(tmp_path: Path) -> None:
     def opens_here() -> dict[str, bytes]:
         """What the keys of the copy open of the files of the dataset."""
         clear_cache()
-        old = Dataset.open(copy, load_kms(kms))
+        old = Ledger.open(copy, load_kms(kms))
         context = Context("verify", "", old.id, Store(dataset), old.envelope)
         found = {}
         for entry in old.entries(old.current()):

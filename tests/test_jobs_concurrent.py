@@ -12,7 +12,8 @@ import pytest
 from datasets import MASTER, decrypted, leftovers, make_kms, write_tree
 from support import pattern, python_env
 
-from ags_fast.jobs import Dataset, verify_files
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.jobs import verify_files
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def kms(tmp_path: Path) -> dict[str, str]:
 
 def check(dataset: Path, kms: Any, *allowed: dict[str, bytes]) -> dict[str, bytes]:
     """Every version opens, and the newest has nothing but what a source had; nothing is left over."""
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     for number in opened.version_numbers():
         found = decrypted(dataset, kms, version=number)
         for path, data in found.items():
@@ -170,7 +171,7 @@ def test_many_that_append(tmp_path: Path, kms: dict[str, str]) -> None:
     assert answers == [({"ok": 3, "skipped": 0, "failed": 0}, [])] * 4
     everything = {path: data for tree in trees for path, data in tree.items()}
     assert check(dataset, kms, everything) == everything
-    assert Dataset.open(dataset, load_kms(kms)).version_numbers() == [1, 2, 3, 4]
+    assert Ledger.open(dataset, load_kms(kms)).version_numbers() == [1, 2, 3, 4]
 
 
 def test_a_job_and_sweeps(tmp_path: Path, kms: dict[str, str], runners: list[Runner]) -> None:

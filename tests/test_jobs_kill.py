@@ -16,7 +16,8 @@ import pytest
 from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, write_tree
 from support import pattern, python_env, run_python
 
-from ags_fast.jobs import Dataset, encrypt_files, rekey_files, sweep, verify_files
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.jobs import encrypt_files, rekey_files, sweep, verify_files
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ import itertools, os, shutil, signal, sys
 from pathlib import Path
 from datasets import HERE, MASTER, decrypted, leftovers, read_tree, write_tree
 from ags_fast.fs import NewFile, Store
-from ags_fast.jobs import encrypt_files, rekey_files, sweep, verify_files, Dataset
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.jobs import encrypt_files, rekey_files, sweep, verify_files
 from ags_fast.keys.kms import load_kms
 
 folder, op, kms = Path(sys.argv[1]), sys.argv[2], eval(sys.argv[3])
@@ -207,7 +209,7 @@ def test_random_moments(tmp_path: Path, kms: dict[str, str], rounds: int) -> Non
                 for path in rng.sample(sorted(tree), 5):
                     tree[path] = pattern(rng.randrange(30_000), rng.randrange(1 << 30))
                 write_tree(src, {path: data for path, data in tree.items() if old.get(path) != data})
-            base = Dataset.open(dataset, load_kms(kms)).version_numbers()[-1]
+            base = Ledger.open(dataset, load_kms(kms)).version_numbers()[-1]
             resume: dict[str, str] = {}
             for _ in range(rng.choice([1, 1, 1, 3])):  # and kill what takes it up, too
                 code = jobs.run(rng.uniform(0, seconds), rng.random() < 0.7, op=op, **resume)
@@ -217,7 +219,7 @@ def test_random_moments(tmp_path: Path, kms: dict[str, str], rounds: int) -> Non
                 resume = {"resume": rng.choice(["length", "verify"])}
                 found = decrypted(dataset, kms)
                 assert found in (old, tree), (seed, n)
-                number = Dataset.open(dataset, load_kms(kms)).version_numbers()[-1]
+                number = Ledger.open(dataset, load_kms(kms)).version_numbers()[-1]
                 assert number >= base and (number > base or found == old), (seed, n)
                 if code == 0:
                     break

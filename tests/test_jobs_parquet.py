@@ -21,11 +21,13 @@ from parquet_peers import rows_of
 from support import flip, python_env, run_python, seal_stream
 from test_dataset_format import SecondReader
 
-import ags_fast.jobs.parquet
+import ags_fast.jobs.work.parquet
 from ags_fast import IntegrityError, KeyAccessError, cli, parquet
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.names import object_name
+from ags_fast.dataset.plan import open_plans
 from ags_fast.fs import Store
 from ags_fast.jobs import (
-    Dataset,
     LocalEngine,
     copy_file,
     decrypt_files,
@@ -35,9 +37,7 @@ from ags_fast.jobs import (
     sweep,
     verify_files,
 )
-from ags_fast.jobs.dataset import object_name
-from ags_fast.jobs.plan import open_plans
-from ags_fast.jobs.task import Context
+from ags_fast.jobs.work.context import Context
 from ags_fast.keys.envelope import clear_cache
 from ags_fast.keys.kms import load_kms, set_audit_hook
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from servers import S3Server
 
+    from ags_fast.dataset.entries import FileEntry
     from ags_fast.jobs import JobResult
-    from ags_fast.jobs.dataset import FileEntry
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -89,12 +89,12 @@ def encrypt(src: Any, dataset: Any, kms: Any, **options: Any) -> JobResult:
 
 
 def entries_of(dataset: Any, kms: Any, version: int | None = None) -> dict[str, FileEntry]:
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     return {entry.path: entry for entry in opened.entries(opened.current(version=version))}
 
 
 def context_of(dataset: Any, kms: Any) -> Context:
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     return Context("verify", "", opened.id, opened.store, opened.envelope)
 
 
@@ -319,7 +319,7 @@ def test_a_source_that_changes(
 ) -> None:
     """Between the plan and the first byte, and between the first byte and the last: it is not in the dataset."""
     paths = sorted(parquets(src).values())
-    real = ags_fast.jobs.parquet.encrypt_file
+    real = ags_fast.jobs.work.parquet.encrypt_file
 
     class Late:
         def run(self, *args: Any) -> None:
@@ -335,7 +335,7 @@ def test_a_source_that_changes(
             Path(plain).write_bytes(b"PAR1")  # and so it fails
         return real(plain, new, *args, **options)
 
-    monkeypatch.setattr(ags_fast.jobs.parquet, "encrypt_file", changing)
+    monkeypatch.setattr(ags_fast.jobs.work.parquet, "encrypt_file", changing)
     done = encrypt(src, dataset, kms, engine=Late())
     assert {row.src: row.error_class for row in done.failed} == dict.fromkeys(map(str, paths[:3]), "SourceChangedError")
     assert done.counts["ok"] == 1 and leftovers(dataset, kms) == []
@@ -400,7 +400,7 @@ def test_a_column_has_a_key_of_its_own(src: Path, dataset: Path, kms: dict[str, 
                 parquet.verify(path, wrong, aad_prefix=entry.aad_prefix)
             assert caught.value.column in COLUMNS, name
     assert len(deks) == 4 * 3 and {len(dek) for dek in deks} == {32}
-    masters = {key.key_id: key.wrapping_key_id for key in Dataset.open(dataset, load_kms(kms)).keys.list()}
+    masters = {key.key_id: key.wrapping_key_id for key in Ledger.open(dataset, load_kms(kms)).keys.list()}
     assert {
         (key["column"], masters[key["key_id"]])
         for e in entries_of(dataset, kms).values()
@@ -511,7 +511,7 @@ def test_columns_under_the_master_key_of_a_newer_key(src: Path, dataset: Path, k
     encrypt_files(
         write_tree(src.parent / "more", {"x": b"1"}), dataset, kms=kms, wrapping_key_id="hr", engine=HERE
     ).raise_for_failures()
-    keys = Dataset.open(dataset, load_kms(kms)).keys.list()
+    keys = Ledger.open(dataset, load_kms(kms)).keys.list()
     assert [(key.wrapping_key_id, dict(key.properties).get("use")) for key in keys] == [
         (MASTER, None),
         ("hr", "columns"),
@@ -531,17 +531,17 @@ def test_bindings(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path)
     context = context_of(dataset, kms)
     text, number = (key["wrapped_dek"] for key in one.column_keys or ())
     theirs = (other.column_keys or ())[0]["wrapped_dek"]
-    assert ags_fast.jobs.parquet._check(context, one) == one.file_length
+    assert ags_fast.jobs.work.parquet._check(context, one) == one.file_length
     for columns in ((number, text), (theirs, number), (one.wrapped_dek, number)):
         with pytest.raises(IntegrityError, match="wrapped"):
             key_ids = [key_id for key_id, _, _ in one.wraps(context.dataset_id)]
             wraps = list(zip(key_ids, (one.wrapped_dek, *columns), strict=True))
-            ags_fast.jobs.parquet._check(context, one.with_wraps(wraps))
+            ags_fast.jobs.work.parquet._check(context, one.with_wraps(wraps))
     with pytest.raises(IntegrityError, match="wrapped"):
         context.envelope.unwrap((one.column_keys or ())[0]["key_id"], text, one.wraps(context.dataset_id)[0][2])
     stranger = Context("verify", "", "another", context.dataset, context.envelope)
     with pytest.raises(IntegrityError, match="wrapped"):
-        ags_fast.jobs.parquet._check(stranger, one)
+        ags_fast.jobs.work.parquet._check(stranger, one)
 
 
 def test_keys_are_nowhere(src: Path, dataset: Path, kms: dict[str, str]) -> None:
@@ -572,7 +572,7 @@ def test_rekey(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) ->
     assert done.counts["ok"] == 2
     after = entries_of(dataset, kms)
     context = context_of(dataset, kms)
-    masters = {key.key_id: key.wrapping_key_id for key in Dataset.open(dataset, load_kms(kms)).keys.list()}
+    masters = {key.key_id: key.wrapping_key_id for key in Ledger.open(dataset, load_kms(kms)).keys.list()}
     for name, old in before.items():
         new = after[name]
         if not name.startswith("year=2026/"):
@@ -585,7 +585,7 @@ def test_rekey(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) ->
         assert deks[0].isdisjoint(deks[1]) and {len(dek) for dek in deks[1]} == {24}
         for swapped in (old._replace(file_length=0, wrapped_dek=new.wrapped_dek), new._replace(file=old.file)):
             with pytest.raises(IntegrityError):
-                ags_fast.jobs.parquet._check(context, swapped)
+                ags_fast.jobs.work.parquet._check(context, swapped)
     assert {name: (dataset / entry.file).read_bytes() for name, entry in before.items()} == old_files
     for version in (1, 2):
         check_round_trip(src, dataset, kms, tmp_path / "out", version=version)
@@ -645,7 +645,7 @@ def test_another_file_in_its_place(src: Path, dataset: Path, kms: dict[str, str]
     for entry in entries_of(dataset, kms).values():
         if (dataset / entry.file) in (third, fourth):
             with pytest.raises(IntegrityError, match=r"is not what was written|footer"):
-                ags_fast.jobs.parquet._check(context, entry._replace(file_length=0))
+                ags_fast.jobs.work.parquet._check(context, entry._replace(file_length=0))
 
 
 def test_pages_keep_their_tags(src: Path, dataset: Path, tmp_path: Path, kms: dict[str, str]) -> None:
@@ -672,7 +672,7 @@ def test_levels_keep_their_tags(tmp_path: Path, dataset: Path, kms: dict[str, st
     pq.write_table(pa.table({"a": [1, None, 3, None]}), src / "a.parquet", data_page_version="2.0")
     encrypt(src, dataset, kms).raise_for_failures()
     (entry,) = entries_of(dataset, kms).values()
-    keys, path = ags_fast.jobs.parquet._keys(context_of(dataset, kms), entry), dataset / entry.file
+    keys, path = ags_fast.jobs.work.parquet._keys(context_of(dataset, kms), entry), dataset / entry.file
     parquet.reencrypt_file(path, path, keys, keys, aad_prefix=entry.aad_prefix, v2_layout="parquet-java")
     assert path.stat().st_size == entry.file_length
     for result in (
@@ -692,7 +692,7 @@ def test_verify_after(src: Path, dataset: Path, kms: dict[str, str], monkeypatch
     if op == "rekey":
         encrypt(src, dataset, kms).raise_for_failures()
     name = {"encrypt": "encrypt_file", "rekey": "reencrypt_file"}[op]
-    real = getattr(ags_fast.jobs.parquet, name)
+    real = getattr(ags_fast.jobs.work.parquet, name)
 
     def spoilt(plain: Any, new: Any, *args: Any, **options: Any) -> Any:
         report = real(plain, new, *args, **options)
@@ -700,7 +700,7 @@ def test_verify_after(src: Path, dataset: Path, kms: dict[str, str], monkeypatch
             Path(new.path).write_bytes(flip(Path(new.path).read_bytes(), 8 * 100))
         return report
 
-    monkeypatch.setattr(ags_fast.jobs.parquet, name, spoilt)
+    monkeypatch.setattr(ags_fast.jobs.work.parquet, name, spoilt)
     options: dict[str, Any] = {"verify_after": True, "progress": False, "engine": HERE}
     done = rekey_files(dataset, kms=kms, **options) if op == "rekey" else encrypt(src, dataset, kms, **options)
     assert [row.error_class for row in done.failed] == ["IntegrityError"] and done.counts["ok"] == 3
@@ -762,7 +762,7 @@ def test_resume_after_a_change(src: Path, dataset: Path, kms: dict[str, str], tm
             encrypt(src, dataset, kms, column_keys={"text": "hr"}, progress=stop_after(3))
         pq.write_table(flat(50), src / "year=2025/part-0.parquet")
         encrypt(src, dataset, kms, column_keys=columns, resume="length").raise_for_failures()
-        masters = {key.key_id: key.wrapping_key_id for key in Dataset.open(dataset, load_kms(kms)).keys.list()}
+        masters = {key.key_id: key.wrapping_key_id for key in Ledger.open(dataset, load_kms(kms)).keys.list()}
         for entry in entries_of(dataset, kms).values():
             assert {k["column"]: masters[k["key_id"]] for k in entry.column_keys or ()} == (columns or {})
         verify_files(dataset, kms=kms, engine=HERE).raise_for_failures()

@@ -13,6 +13,7 @@ import pytest
 from support import finish_python, pattern, start_python
 
 from ags_fast import jobs
+from ags_fast.dataset.ledger import Ledger
 from ags_fast.fs import Store
 from ags_fast.keys.kms import load_kms, local
 
@@ -72,7 +73,7 @@ def tree(folder: Path, sizes: dict[str, int]) -> dict[str, bytes]:
 
 def content(url: str, kms: dict[str, str], options: dict[str, Any]) -> dict[str, bytes]:
     """Every file of the newest version."""
-    opened = jobs.Dataset.open(url, load_kms(kms), options)
+    opened = Ledger.open(url, load_kms(kms), options)
     found = {}
     for entry in opened.entries(opened.current()):
         with jobs.open_file(url, entry.path, kms=kms, storage_options=options) as reader:
@@ -136,7 +137,7 @@ def test_a_killed_driver(server: S3Server, bucket: str, kms: dict[str, str], tmp
         time.sleep(0.01)
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    opened = jobs.Dataset.open(url, load_kms(kms), options)
+    opened = Ledger.open(url, load_kms(kms), options)
     assert opened.current() is None
     resumed = jobs.encrypt_files(
         tmp_path / "src", url, kms=kms, wrapping_key_id="master", storage_options=options, resume="length"

@@ -20,9 +20,11 @@ import pytest
 from datasets import MASTER, make_kms
 from support import python_env
 
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.names import new_job_id
+from ags_fast.dataset.plan import Plan
 from ags_fast.fs import Entry, Store
 from ags_fast.jobs import (
-    Dataset,
     Policy,
     _new_entries,
     _reserve,
@@ -32,8 +34,10 @@ from ags_fast.jobs import (
     rekey_files,
     verify_files,
 )
-from ags_fast.jobs.local import LocalEngine
-from ags_fast.jobs.plan import Plan, Task, bins, check_names, new_job_id
+from ags_fast.jobs.engines.bins import bins
+from ags_fast.jobs.engines.local import LocalEngine
+from ags_fast.jobs.sources import check_names
+from ags_fast.jobs.work.context import Task
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
@@ -65,7 +69,7 @@ def entries(count: int, folder: Path) -> Figures:
     """A plan and a version of so many entries, without the files."""
     meter = Meter()
     kms = load_kms(make_kms(folder))
-    dataset = Dataset.open_or_create(Store(folder / "dataset"), kms, MASTER)
+    dataset = Ledger.open_or_create(Store(folder / "dataset"), kms, MASTER)
     job_id = new_job_id()
     with meter.measure("list"):
         listed = [Entry(f"year=2026/month={n % 12}/part-{n:08}.avro", 4096, "1" * 19, 1.0) for n in range(count)]

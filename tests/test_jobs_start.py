@@ -18,9 +18,9 @@ from support import run_python
 pytest.importorskip("pyarrow")
 
 from ags_fast.fs import Store
-from ags_fast.jobs import start
-from ags_fast.jobs.local import Worker
-from ags_fast.jobs.task import Context
+from ags_fast.jobs.engines import start
+from ags_fast.jobs.engines.local import Worker
+from ags_fast.jobs.work.context import Context
 from ags_fast.keys import Envelope
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def test_clients_of_the_callers_own_are_found(tmp_path: Path, kms: dict[str, str
 
 FLAGS = """
 import sys
-from ags_fast.jobs.start import import_path, start_python
+from ags_fast.jobs.engines.start import import_path, start_python
 code = "import sys; sys.dont_write_bytecode or 1; print(sys.flags, sys._xoptions, sys.warnoptions, sys.path)"
 print(sys.flags, sys._xoptions, sys.warnoptions, sys.path)
 print(start_python(code, import_path()).communicate()[0].decode())
@@ -170,7 +170,7 @@ def test_embedded_interpreters(executable: str, tmp_path: Path) -> None:
         f"""
         import sys
         real, sys.executable = sys.executable, {executable}
-        from ags_fast.jobs.start import import_path, start_python
+        from ags_fast.jobs.engines.start import import_path, start_python
         code = "import ags_fast; print(ags_fast.__file__)"
         out = start_python(code, import_path()).communicate()[0].decode().strip()
         import ags_fast
@@ -214,7 +214,7 @@ def test_ctrl_c_while_a_worker_starts(after: float, kms: dict[str, str], tmp_pat
 
 def test_worker_without_a_caller_is_silent(capfd: Any) -> None:
     """One whose caller has gone before it was told anything."""
-    process = start.start_python("from ags_fast.jobs.worker import main; main()", start.import_path())
+    process = start.start_python("from ags_fast.jobs.engines.worker import main; main()", start.import_path())
     process.communicate()
     assert process.returncode == 1 and capfd.readouterr() == ("", "")
 
@@ -226,7 +226,7 @@ import sys
 import pyarrow, tqdm  # before the folder of data is on the path of this process
 from pyspark.sql import SparkSession
 from ags_fast.jobs import encrypt_files
-from ags_fast.jobs.local import run_isolated
+from ags_fast.jobs.engines.local import run_isolated
 from ags_fast.spark import SparkEngine
 import ags_fast.spark as engine
 

@@ -11,7 +11,6 @@ import signal
 import socket
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ from ags_fast.keys.resolver import BUCKET, INLINE, Entries, UnknownKeyError, cla
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from servers.postgres import Postgres
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 import io
 import itertools
 import struct
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import parquet_peers as peers
@@ -22,6 +20,10 @@ from support import run_python
 
 from ags_fast import AgsError, FormatError, IntegrityError, parquet
 from ags_fast.parquet import Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pa, pq = peers.pa, peers.pq
 BROKEN = (IntegrityError, FormatError)

@@ -13,14 +13,16 @@ from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, wr
 from support import pattern
 
 from ags_fast import FormatError, KeyAccessError, PolicyError
-from ags_fast.jobs import Dataset, Policy, encrypt_files, expire, rekey_files, rotate, set_policy, verify_files
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.jobs import Policy, encrypt_files, expire, rekey_files, rotate, set_policy, verify_files
 from ags_fast.keys import clear_cache, kms_calls, load_kms
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.versions import Version
     from ags_fast.jobs import JobResult
-    from ags_fast.jobs.dataset import FileEntry, Version
     from ags_fast.keys.envelope import KeyEntry
 
 pytest.importorskip("pyarrow")
@@ -48,8 +50,8 @@ def encrypt(dataset: Path, kms: Any, tree: dict[str, bytes] = TREE, **options: A
     return result
 
 
-def opened(dataset: Path, kms: Any) -> Dataset:
-    return Dataset.open(dataset, load_kms(kms))
+def opened(dataset: Path, kms: Any) -> Ledger:
+    return Ledger.open(dataset, load_kms(kms))
 
 
 def keys(dataset: Path, kms: Any, state: str | None = None) -> dict[str, KeyEntry]:
@@ -121,7 +123,7 @@ def test_scope_of_a_day(kms: dict[str, str], dataset: Path, monkeypatch: pytest.
             assert tz is UTC
             return datetime(2026, 11, cls.day, 23, 59, tzinfo=UTC)
 
-    monkeypatch.setattr("ags_fast.jobs.policy.datetime", Clock)
+    monkeypatch.setattr("ags_fast.dataset.policy.datetime", Clock)
     encrypt(dataset, kms, policy=Policy(kek_scope="day"))
     encrypt(dataset, kms, {"same": b""})
     Clock.day = 2
@@ -329,7 +331,7 @@ def test_it_is_carried_on(kms: dict[str, str], dataset: Path) -> None:
 def test_before_there_are_files(kms: dict[str, str], dataset: Path) -> None:
     from ags_fast.fs import Store
 
-    Dataset.open_or_create(Store(dataset), load_kms(kms), MASTER)
+    Ledger.open_or_create(Store(dataset), load_kms(kms), MASTER)
     assert set_policy(dataset, Policy(kek_scope="writer"), kms=kms) == Policy()
     result = encrypt(dataset, kms)
     assert scopes(dataset, kms).keys() == {f"writer:{result.job_id}"}
@@ -450,7 +452,7 @@ def test_keks_of_what_is_over(dataset: Path, kms: dict[str, str], monkeypatch: p
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
     expire(dataset, kms=kms)
     assert len(keys(dataset, kms, "active")) == 3  # the one that is idle now is young
-    monkeypatch.setattr("ags_fast.jobs.rotation.GRACE_MS", -1)
+    monkeypatch.setattr("ags_fast.jobs.expiry.GRACE_MS", -1)
     expire(dataset, kms=kms)
     expire(dataset, kms=kms)
     assert len(keys(dataset, kms)) == 2 and decrypted(dataset, kms) == TREE

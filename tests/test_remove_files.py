@@ -11,16 +11,8 @@ from support import pattern
 
 from ags_fast import IntegrityError
 from ags_fast.cli import main
-from ags_fast.jobs import (
-    Dataset,
-    Policy,
-    encrypt_files,
-    expire,
-    rekey_files,
-    remove_files,
-    sweep,
-    verify_files,
-)
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.jobs import Policy, encrypt_files, expire, rekey_files, remove_files, sweep, verify_files
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
@@ -53,7 +45,7 @@ def encrypt(folder: Path, kms: dict[str, str], tree: dict[str, bytes], **options
 
 
 def scopes(dataset: Path, kms: Any) -> set[str]:
-    return {key.properties.get("scope", "") for key in Dataset.open(dataset, load_kms(kms)).keys.list()}
+    return {key.properties.get("scope", "") for key in Ledger.open(dataset, load_kms(kms)).keys.list()}
 
 
 def data(dataset: Path) -> dict[str, bytes]:
@@ -120,7 +112,7 @@ def test_members_of_numbered_sets(kms: dict[str, str], tmp_path: Path) -> None:
     dataset = tmp_path / "dataset"
     remove_files(dataset, "2", kms=kms).raise_for_failures()
     assert verify_files(dataset, kms=kms, engine=HERE).counts["failed"] == 0
-    opened = Dataset.open(dataset, load_kms(kms))
+    opened = Ledger.open(dataset, load_kms(kms))
     assert {entry.path: entry.parts for entry in opened.entries(opened.current())} == {
         "0": None,
         "1": None,
@@ -134,19 +126,19 @@ def test_members_of_numbered_sets(kms: dict[str, str], tmp_path: Path) -> None:
 def test_another_job_meanwhile(
     dataset: Path, kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    real = Dataset.succeed
+    real = Ledger.succeed
     others: dict[str, Callable[[], Any]] = {
         "adds": lambda: encrypt(tmp_path, kms, {"more": b"more"}),
         "replaces": lambda: encrypt(tmp_path, kms, {"one": b"replaced"}, overwrite=True),
         "removes": lambda: remove_files(dataset, ["one", "year=2026/0.csv"], kms=kms),
     }
 
-    def late(opened: Dataset, *args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(Dataset, "succeed", real)
+    def late(opened: Ledger, *args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Ledger, "succeed", real)
         others[what]()
         return real(opened, *args, **options)
 
-    monkeypatch.setattr(Dataset, "succeed", late)
+    monkeypatch.setattr(Ledger, "succeed", late)
     result = remove_files(dataset, ["one", "year=2025/0.csv"], kms=kms)
     left = {path: content for path, content in TREE.items() if path not in ("one", "year=2025/0.csv")}
     if what == "adds":
@@ -161,7 +153,7 @@ def test_another_job_meanwhile(
 
 def test_a_removal_that_died(dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     before = read_tree(dataset)
-    monkeypatch.setattr(Dataset, "succeed", lambda *args, **options: 1 // 0)
+    monkeypatch.setattr(Ledger, "succeed", lambda *args, **options: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         remove_files(dataset, "one", kms=kms)
     monkeypatch.undo()

@@ -9,7 +9,6 @@ import json
 import pickle
 import re
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,6 +40,7 @@ from ags_fast.keys.resolver import COLUMNS, newest_active, seals_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 FIRST = "_ags/keys/00000001.json"
 

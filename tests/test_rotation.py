@@ -17,14 +17,18 @@ import pytest
 from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, write_tree
 from support import pattern
 
-from ags_fast import IntegrityError, KeyAccessError, PolicyError, jobs
+from ags_fast import IntegrityError, KeyAccessError, PolicyError
 from ags_fast._core import Key
+from ags_fast.dataset.entries import FileEntry
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.plan import open_plans
+from ags_fast.dataset.tables import MANIFEST_ENTRIES, MANIFEST_NBYTES
 from ags_fast.fs import Store
 from ags_fast.jobs import (
-    Dataset,
     Policy,
     decrypt_files,
     encrypt_files,
+    encryption,
     expire,
     rekey_files,
     rotate,
@@ -33,8 +37,6 @@ from ags_fast.jobs import (
     sweep,
     verify_files,
 )
-from ags_fast.jobs.dataset import MANIFEST_ENTRIES, MANIFEST_NBYTES, FileEntry
-from ags_fast.jobs.plan import open_plans
 from ags_fast.keys import clear_cache, kms_calls, load_kms
 from ags_fast.keys.envelope import binding
 from ags_fast.keys.kms import local
@@ -144,8 +146,8 @@ def turned(dataset: Path, kms: Any, what: str = "kek", **options: Any) -> JobRes
     return result
 
 
-def opened(dataset: Path, kms: Any) -> Dataset:
-    return Dataset.open(dataset, kms if isinstance(kms, local.LocalKms) else load_kms(kms))
+def opened(dataset: Path, kms: Any) -> Ledger:
+    return Ledger.open(dataset, kms if isinstance(kms, local.LocalKms) else load_kms(kms))
 
 
 def keys(dataset: Path, kms: Any, state: str | None = None) -> dict[str, KeyEntry]:
@@ -408,7 +410,7 @@ def test_again_and_again(kms: dict[str, str], dataset: Path) -> None:
 
 
 def test_an_empty_dataset(kms: dict[str, str], dataset: Path) -> None:
-    Dataset.open_or_create(Store(dataset), load_kms(kms), MASTER)
+    Ledger.open_or_create(Store(dataset), load_kms(kms), MASTER)
     (old,) = keys(dataset, kms)
     turned(dataset, kms)
     turned(dataset, kms, "mek")
@@ -740,16 +742,16 @@ def test_keys_of_open_jobs_stay(kms: dict[str, str], dataset: Path, monkeypatch:
     """A job that has its plan when the KEKs are replaced, and all that is old is removed by force, finishes."""
     encrypt(dataset, kms)
     (old,) = keys(dataset, kms)
-    run, rows = jobs._run, []
+    run, rows = encryption.run_tasks, []
 
     def run_late(*args: Any) -> Any:
-        monkeypatch.setattr(jobs, "_run", run)
+        monkeypatch.setattr(encryption, "run_tasks", run)
         done = turned(dataset, kms, force_expire=True)
         assert done.expired is not None
         rows.extend(row for row in done.expired.rows if row.src == old)
         return run(*args)
 
-    monkeypatch.setattr(jobs, "_run", run_late)
+    monkeypatch.setattr(encryption, "run_tasks", run_late)
     encrypt(dataset, kms, MORE)
     assert [(row.status, row.error_class) for row in rows] == [("skipped", "InUse")] and "open job" in rows[0].error
     (new,) = keys(dataset, kms, "active")
@@ -1081,7 +1083,7 @@ def test_wrapped_keys_of_50_kilobytes(kms: dict[str, str], dataset: Path, double
 
 def many_entries(dataset: Path, kms: Any, count: int) -> list[FileEntry]:
     """A dataset of so many files, as far as its manifests know: rotations read no others."""
-    found = Dataset.open_or_create(Store(dataset), load_kms(kms), MASTER)
+    found = Ledger.open_or_create(Store(dataset), load_kms(kms), MASTER)
     (key_id,) = keys(dataset, kms)
     names = [f"{n % 7}/{n:06}" for n in range(count)]
     items = [(n.to_bytes(16, "big"), binding(found.id, "dek", name)) for n, name in enumerate(names)]

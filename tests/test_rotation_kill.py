@@ -22,7 +22,8 @@ from pathlib import Path
 from datasets import HERE, MASTER, decrypted, leftovers, read_tree, write_tree
 from ags_fast import AgsError, IntegrityError, PolicyError
 from ags_fast.fs import NewFile, Store
-from ags_fast.jobs import Dataset, Policy, encrypt_files, expire, rekey_files, rotate, rotation, sweep, verify_files
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.jobs import Policy, encrypt_files, expire, rekey_files, rotate, rotation, sweep, verify_files
 from ags_fast.keys.kms import load_kms, local
 
 folder, kms, there = Path(sys.argv[1]), eval(sys.argv[2]), eval(sys.argv[3])
@@ -54,7 +55,7 @@ def ended(pid):
 
 def opens(kms):
     try:
-        return Dataset.open(dataset, load_kms(kms)) is not None
+        return Ledger.open(dataset, load_kms(kms)) is not None
     except AgsError:
         return False
 """
@@ -80,8 +81,8 @@ local.rotate_key(kms, MASTER)
 local.rotate_key(kms, "other")
 everything = {**tree, **more}
 files = {path: data for path, data in read_tree(base).items() if not path.startswith("_ags/")}
-newest = Dataset.open(base, load_kms(kms)).version_numbers()[-1]
-before = {entry.key_id for entry in Dataset.open(base, load_kms(kms)).keys.list()}
+newest = Ledger.open(base, load_kms(kms)).version_numbers()[-1]
+before = {entry.key_id for entry in Ledger.open(base, load_kms(kms)).keys.list()}
 
 def job():
     if op == "expire":
@@ -123,7 +124,7 @@ for done, step in enumerate(itertools.count(first_step, stride)):
     code = ended(child(lambda: dying(step)))
     assert code in (0, -signal.SIGKILL), (step, code)
     now = there if op == "move" and opens(there) else kms
-    for number in Dataset.open(dataset, load_kms(now)).version_numbers():
+    for number in Ledger.open(dataset, load_kms(now)).version_numbers():
         assert decrypted(dataset, now, version=number) == (tree if number == 1 else everything), (step, number)
     assert ended(child(job)) == 0, step
     now = there if op == "move" else kms
@@ -132,7 +133,7 @@ for done, step in enumerate(itertools.count(first_step, stride)):
     assert leftovers(dataset, now) == [] == os.listdir(dataset / "_ags/plans"), (step, leftovers(dataset, now))
     swept = sweep(dataset, kms=now).rows
     assert swept == [], (step, swept)  # whoever took it up has left nothing
-    opened = Dataset.open(dataset, load_kms(now))
+    opened = Ledger.open(dataset, load_kms(now))
     numbers = opened.version_numbers()
     for number in numbers:
         assert decrypted(dataset, now, version=number) == (tree if number == 1 else everything), (step, number)
@@ -217,12 +218,12 @@ def read(*allowed):
     while True:
         number = None
         try:
-            number = Dataset.open(dataset, load_kms(pair[0])).version_numbers()[-1]
+            number = Ledger.open(dataset, load_kms(pair[0])).version_numbers()[-1]
             found = decrypted(dataset, pair[0])
         except (AgsError, FileNotFoundError):
             if opens(pair[1]):
                 return
-            if number is None or Dataset.open(dataset, load_kms(pair[0])).version_numbers()[-1] == number:
+            if number is None or Ledger.open(dataset, load_kms(pair[0])).version_numbers()[-1] == number:
                 raise
             continue
         assert found in allowed, sorted(found)
@@ -292,7 +293,7 @@ while killed < wanted:
         encrypt(write_tree(folder / "src", tree), dataset, kms=pair[0], policy=Policy(kek_scope="partition", keep=4))
     if n % 5 == 0:
         swept = sweep(dataset, kms=pair[0]).rows
-        opened = Dataset.open(dataset, load_kms(pair[0]))
+        opened = Ledger.open(dataset, load_kms(pair[0]))
         for number in opened.version_numbers():
             decrypted(dataset, pair[0], version=number)
         assert leftovers(dataset, pair[0]) == [], (seed, n, op)
@@ -300,7 +301,7 @@ checked = verify_files(dataset, kms=pair[0], **quiet)
 assert checked.counts == {"ok": len(tree), "skipped": 0, "failed": 0}, (seed, checked.rows)
 expire(dataset, kms=pair[0], force=True)
 sweep(dataset, kms=pair[0])
-opened = Dataset.open(dataset, load_kms(pair[0]))
+opened = Ledger.open(dataset, load_kms(pair[0]))
 assert opened.keys.list("retired") == [] and leftovers(dataset, pair[0]) == [], seed
 read(tree)
 print(killed)

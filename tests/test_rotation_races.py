@@ -13,7 +13,6 @@ import re
 import shutil
 import threading
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,26 +20,17 @@ from datasets import HERE, MASTER, decrypted, leftovers, make_kms, write_tree
 from support import pattern
 
 from ags_fast import KeyAccessError
+from ags_fast.dataset.ledger import Ledger
 from ags_fast.errors import ConcurrentChangeError, PolicyError
 from ags_fast.fs import Store
-from ags_fast.jobs import (
-    Dataset,
-    JobResult,
-    Policy,
-    encrypt_files,
-    expire,
-    rekey_files,
-    rotate,
-    set_policy,
-    sweep,
-    verify_files,
-)
+from ags_fast.jobs import JobResult, Policy, encrypt_files, expire, rekey_files, rotate, set_policy, sweep, verify_files
 from ags_fast.keys import load_kms
 from ags_fast.keys.envelope import UnknownKeyError
 from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 pytest.importorskip("pyarrow")
 
@@ -279,8 +269,8 @@ class World:
             "read": self.read,
         }[kind]()
 
-    def opened(self) -> Dataset:
-        return Dataset.open(self.dataset, load_kms(self.kms))
+    def opened(self) -> Ledger:
+        return Ledger.open(self.dataset, load_kms(self.kms))
 
     def check(self, died: bool = False) -> None:
         """All files of all that was appended are there, and every version opens; what a rotation retired is not in

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from spark_jobs import Driver, Folders, check_canary, content, parent, spark_env, spark_home, wait_for
 
-from ags_fast.jobs.local import LocalEngine
+from ags_fast.jobs.engines.local import LocalEngine
 
 pyspark = pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")

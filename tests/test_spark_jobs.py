@@ -21,10 +21,11 @@ from spark_jobs import BLOCK_SIZE, Folders, check_canary, content, forms, leftov
 from support import run_python
 
 from ags_fast import IntegrityError
-from ags_fast.jobs import Dataset, JobError, Policy, decrypt_files, encrypt_files, rekey_files, rotate, verify_files
-from ags_fast.jobs.local import LocalEngine
-from ags_fast.jobs.plan import JOB_ID
-from ags_fast.jobs.task import run_file
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.names import JOB_ID
+from ags_fast.jobs import JobError, Policy, decrypt_files, encrypt_files, rekey_files, rotate, verify_files
+from ags_fast.jobs.engines.local import LocalEngine
+from ags_fast.jobs.work.dispatch import run_file
 from ags_fast.keys import clear_cache, load_kms
 from ags_fast.keys.kms import local
 
@@ -43,10 +44,9 @@ from ags_fast.spark import SparkEngine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ags_fast.dataset.entries import FileEntry
     from ags_fast.jobs import JobResult, Row
-    from ags_fast.jobs.dataset import FileEntry
-    from ags_fast.jobs.plan import Task
-    from ags_fast.jobs.task import Context
+    from ags_fast.jobs.work.context import Context, Task
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
@@ -227,7 +227,7 @@ def test_rotations_equal_the_local_engines(engine: SparkEngine, folders: Folders
     kinds = [sorted((row.format, row.status) for row in result.rows) for result in results.values()]
     assert kinds[0] == kinds[1]
     for name in results:
-        opened = Dataset.open(folders.root / name, load_kms(folders.kms))
+        opened = Ledger.open(folders.root / name, load_kms(folders.kms))
         active = {entry.key_id: entry for entry in opened.keys.list("active")}
         assert {entry.file for entry in entries(folders, name)} == was.keys()
         for entry in entries(folders, name):
@@ -238,7 +238,7 @@ def test_rotations_equal_the_local_engines(engine: SparkEngine, folders: Folders
 
 
 def entries(folders: Folders, name: str) -> list[FileEntry]:
-    opened = Dataset.open(folders.root / name, load_kms(folders.kms))
+    opened = Ledger.open(folders.root / name, load_kms(folders.kms))
     return list(opened.entries(opened.current()))
 
 

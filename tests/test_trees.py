@@ -13,7 +13,6 @@ import subprocess
 import threading
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,11 +31,12 @@ from ags_fast.jobs import (
     sweep,
     verify_files,
 )
-from ags_fast.jobs.local import LocalEngine
+from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 HERE = LocalEngine(processes=0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import sys
@@ -14,11 +13,14 @@ from ags_fast import jobs
 from ags_fast._arguments import EXIT_FAILED, ConfigurationError, OutputClosedError, code_of_rows
 from ags_fast._terminal import interrupts, warn
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.names import VERSIONS, numbered
+from ags_fast.dataset.plan import open_plans
+from ags_fast.dataset.policy import Policy
+from ags_fast.dataset.versions import version_numbers
 from ags_fast.errors import FormatError
 from ags_fast.fs import Store
-from ags_fast.jobs.dataset import VERSIONS, Dataset, numbered, version_numbers
-from ags_fast.jobs.plan import open_plans
-from ags_fast.jobs.policy import Policy
+from ags_fast.jobs.encryption import FORMATS
 from ags_fast.jobs.results import JobResult, shown_counts
 from ags_fast.keys.chain import sha256
 from ags_fast.keys.command import add_kms_options, kms_properties, pairs
@@ -27,6 +29,7 @@ from ags_fast.keys.kms import load_kms
 from ags_fast.keys.resolver import claimed_keys, for_columns
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 __all__ = ["add_commands", "add_dataset_options", "add_engine_options", "engine", "kms", "known", "opened", "result"]
@@ -89,7 +92,7 @@ def add_commands(groups: argparse._SubParsersAction[argparse.ArgumentParser], si
     for command in (encrypt, decrypt):
         command.add_argument("--overwrite", action="store_true", help="replace files that are there")
     encrypt.add_argument(
-        "--format", choices=jobs.FORMATS, default="ags1", help="parquet: encrypt Parquet files as such; default ags1"
+        "--format", choices=FORMATS, default="ags1", help="parquet: encrypt Parquet files as such; default ags1"
     )
     encrypt.add_argument(
         "--column-key",
@@ -178,8 +181,8 @@ def known(args: argparse.Namespace) -> dict[str, Any]:
     return {"pin": args.pin, "min_version": args.min_version, "key_store": args.key_store}
 
 
-def opened(args: argparse.Namespace) -> Dataset:
-    return Dataset.open(args.file, load_kms(kms(args)), **known(args))
+def opened(args: argparse.Namespace) -> Ledger:
+    return Ledger.open(args.file, load_kms(kms(args)), **known(args))
 
 
 def engine(args: argparse.Namespace) -> Any:
@@ -251,7 +254,7 @@ def _kek_scope(args: argparse.Namespace) -> Policy | None:
         return None
     policy = Policy()
     try:
-        dataset = Dataset.open(args.dataset, load_kms(kms(args)), **known(args))
+        dataset = Ledger.open(args.dataset, load_kms(kms(args)), **known(args))
     except FileNotFoundError:
         pass
     else:
@@ -353,7 +356,7 @@ def _ls(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _cat(args: argparse.Namespace) -> dict[str, Any]:
-    out = cast(BinaryIO, _Output())
+    out = cast("BinaryIO", _Output())
     jobs.copy_file(args.file, args.path, out, kms=kms(args), version=args.version, **known(args))
     return {}
 
@@ -378,7 +381,7 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
         args.usage("keys that are elsewhere are shown with a KMS only: --keystore PATH, or --kms NAME=VALUE")
     store = Store(args.file)
     if properties:
-        dataset = Dataset.open(store, load_kms(properties), **known(args))
+        dataset = Ledger.open(store, load_kms(properties), **known(args))
         found = [dataset.version(number) for number in dataset.version_numbers()]
         versions = [{**version._asdict(), "ancestors": version.chain.near} for version in found]
         keys, dataset_id = dataset.keys.list(), dataset.id

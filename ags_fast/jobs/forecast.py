@@ -12,32 +12,29 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.jobs.dataset import (
+from ags_fast.dataset.entries import FileEntry, wrapped_by
+from ags_fast.dataset.keks import (
     GRACE_MS,
+    REWRAPPED_MS,
     SCOPE,
     SLACK_USES,
     SUCCESSOR,
-    FileEntry,
-    TableRef,
     Want,
-    chunks,
-    named_keys,
+    is_idle,
     retired,
     retires_ms,
-    wrapped_by,
 )
-from ags_fast.jobs.policy import DAY_MS, Policy
-from ags_fast.jobs.rotation import REWRAPPED_MS, is_idle, to_replace
+from ags_fast.dataset.policy import DAY_MS, Policy
+from ags_fast.dataset.tables import TableRef, chunks, named_keys
+from ags_fast.jobs.rotation import to_replace
 from ags_fast.keys.envelope import KeyEntry
 from ags_fast.keys.resolver import DatasetKeyStore, for_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ags_fast.jobs.dataset import Version
-    from ags_fast.jobs.survey import Survey
-
-__all__ = ["Cost", "Forecast"]
+    from ags_fast.dataset.snapshot import Survey
+    from ags_fast.dataset.versions import Version
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import textwrap
 from collections import Counter
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
 from ags_fast._arguments import positive
+from ags_fast.dataset.policy import Policy
+from ags_fast.jobs.auditing import EVENTS, audit, key_status
 from ags_fast.jobs.command import (
     add_dataset_options,
     add_engine_options,
@@ -21,13 +22,12 @@ from ags_fast.jobs.command import (
     possible,
     result,
 )
-from ags_fast.jobs.key_audit import EVENTS, audit, key_status
-from ags_fast.jobs.policy import Policy
 from ags_fast.jobs.rotation import WHATS
 from ags_fast.keys import command as keystores
 from ags_fast.keys.command import add_kms_options, kms_properties
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["add_commands"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 from ags_fast.errors import AgsError
@@ -12,7 +14,23 @@ from ags_fast.keys.kms import count_calls
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["JobError", "JobResult", "Row", "counted", "shown", "shown_counts"]
+
+def describe(error: BaseException) -> str:
+    """An error in one line. Never an exception's arguments: some libraries put what they were given into them."""
+    if isinstance(error, OSError) and error.strerror:
+        named = isinstance(error.filename, (str, bytes))  # it may be a descriptor
+        return f"{error.strerror}: {os.fsdecode(error.filename)!r}" if named else error.strerror
+    if isinstance(error, (AgsError, OSError, ValueError, ImportError)) and str(error):
+        return str(error).splitlines()[0][:1000]
+    return f"an unexpected {type(error).__name__} in {_origin(error)}"
+
+
+def _origin(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "native code" if trace is None else f"{trace.tb_frame.f_globals.get('__name__')}, line {trace.tb_lineno}"
+
 
 P = ParamSpec("P")
 TAKEN_BEFORE = ("Unchanged", "AlreadyThere")  # why a file is skipped that is where it should be

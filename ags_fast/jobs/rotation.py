@@ -10,85 +10,61 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
-from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.fs import Store
-from ags_fast.jobs.dataset import (
-    ENTRY_NBYTES,
-    GRACE_MS,
-    MANIFEST_NBYTES,
-    SCOPE,
+from ags_fast.dataset.entries import FileEntry
+from ags_fast.dataset.keks import (
+    REWRAPPED_MS,
     SLACK_USES,
     SUCCESSOR,
-    VERSIONS,
-    Dataset,
-    FileEntry,
-    TableRef,
-    Version,
     Want,
-    column_binding,
-    decode_entries,
-    encode_table,
-    manifest_name,
+    is_idle,
     moved,
-    named_keys,
-    numbered,
-    open_table,
     retired,
-    retires_ms,
-    seal_table,
-    version_numbers,
-    wrapped_by,
 )
-from ags_fast.jobs.local import LocalEngine, client_for
-from ags_fast.jobs.plan import Plan, Task, new_job_id, open_plans
-from ags_fast.jobs.policy import Policy
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.names import manifest_name, new_job_id
+from ags_fast.dataset.plan import Plan
+from ags_fast.dataset.policy import Policy
+from ags_fast.dataset.tables import (
+    ENTRY_NBYTES,
+    MANIFEST_NBYTES,
+    TableRef,
+    named_keys,
+)
+from ags_fast.dataset.versions import Version
+from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.jobs.engines.local import LocalEngine, client_for
+from ags_fast.jobs.expiry import apply_retention, expire_versions, key_counts, manifest_row
 from ags_fast.jobs.results import JobResult, Row, counted, shown
-from ags_fast.jobs.task import Context, describe
+from ags_fast.jobs.work.context import Context, Task
+from ags_fast.jobs.work.manifest import MANIFEST
 from ags_fast.keys.envelope import (
     MASTER_VERSION,
     Envelope,
     KeyEntry,
     binding,
-    check_unwraps,
-    clear_cache,
     in_threads,
     rewrap_kek,
     with_version,
 )
 from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
-from ags_fast.keys.resolver import DatasetKeyStore, MemoryKeyStore, for_columns, open_key_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
-    from ags_fast.jobs import Engine
+    from ags_fast.jobs.engines.base import Engine
 
-__all__ = [
-    "apply_retention",
-    "expire",
-    "finish_expiry",
-    "is_idle",
-    "key_counts",
-    "restore_keys",
-    "rewrite_manifest",
-    "rotate",
-    "to_replace",
-]
 
 WHATS = ("kek", "mek", "double-wrap")
 GRACE = timedelta(days=7)
 CONCURRENCY = 8  # calls of a KMS at once
 BATCH = 1000  # KEKs, at least, whose new wraps a plan keeps at a time
 NOTES = 10  # times at most: each writes down all that there are by then
-REWRAPPED_MS = "rewrapped-ms"  # a property of KEKs that R3 has wrapped, until `expire` has seen that they open
-MANIFEST = "manifest"  # the format of such a file
 LOCAL_WORK, KMS_WORK = 1 << 8, 1 << 18  # bytes that could be done in the time that a DEK takes
 
 
@@ -159,7 +135,7 @@ def rotate(
         if key_id is not None:
             check_key_id(key_id)
     engine = LocalEngine(0) if engine is None else engine
-    opened = Dataset.open(
+    opened = Ledger.open(
         dataset, client_for(engine, kms, dataset), storage_options, key_store, pin=pin, min_version=min_version
     )
     if from_key_id is not None:
@@ -175,7 +151,7 @@ def rotate(
     if dry_run or result.failed:
         return result
     if force_expire:
-        result.expired = _expire(opened, 1, None, True)
+        result.expired = expire_versions(opened, 1, None, True)
     else:
         apply_retention(opened, result)
     return result
@@ -198,17 +174,12 @@ def to_replace(
     return singles + [entry for entry in doubles if in_use or master_of(entry) != entry.wrapping_key_id]
 
 
-def is_idle(entry: KeyEntry, used: Container[str]) -> bool:
-    """Whether a KEK is for some files only, and none of them is there: of a folder, day or job that is over."""
-    return SCOPE in entry.properties and entry.key_id not in used
-
-
 class _Rotation:
     """What the rotations of a dataset have in common."""
 
     def __init__(
         self,
-        opened: Dataset,
+        opened: Ledger,
         what: str,
         master: str | None,
         from_master: str | None,
@@ -293,7 +264,7 @@ class _Rotation:
                 if self.dry_run or not (new or self._moves(self.head)):
                     for old in new:
                         self._key_row(old, None, "planned")
-                    self.rows += [_manifest_row(opened, ref, "planned") for ref in self._todo(self.head, set(new))]
+                    self.rows += [manifest_row(opened, ref, "planned") for ref in self._todo(self.head, set(new))]
                     return self._result(job_id, self.head)
                 opened.store.check_writable()
                 keys = {old: entry and entry.to_json() for old, entry in new.items()}
@@ -678,505 +649,3 @@ def _parts(manifest: FileEntry, wrap_nbytes: int) -> Iterator[FileEntry]:
         rows = min(each, count - first)
         length = manifest.plain_length // count * rows
         yield manifest._replace(path=f"{manifest.path}#{first}", part=rows, parts=first, plain_length=length)
-
-
-def _as_ref(file: FileEntry) -> TableRef:
-    return TableRef(file.file, file.file_length, file.part or 0, file.key_id, file.wrapped_dek)
-
-
-def key_counts(opened: Dataset, refs: Iterable[TableRef]) -> Counter[str]:
-    """How many DEKs of the files in these manifests each key wraps."""
-    counts: Counter[str] = Counter()
-    envelope = opened.envelope
-    for ref in refs:
-        if ref.keys is None:
-            counts += wrapped_by(opened.open_table(ref, envelope))
-        else:
-            counts.update(dict(ref.keys))
-    return counts
-
-
-# ---------------------------------------------------------------------------------------------------------- in a worker
-
-
-def rewrite_manifest(context: Context, task: Task, attempt: int) -> int:
-    """Write the manifest `task.entry` with what `task.old` has, no DEK of it wrapped by a retired key; its length."""
-    assert task.old is not None
-    if (attempt or context.resume) and (length := _is_finished(context, task.entry)) is not None:
-        return length
-    file = task.entry.file
-    table = open_table(context.dataset, context.dataset_id, _as_ref(task.old), context.envelope)
-    if task.entry.parts is not None:
-        table = table.slice(task.entry.parts, task.entry.part)
-    table = _rewrapped_column(context, table)
-    table = _rewrapped_column_keys(context, table)
-    data = seal_table(encode_table(table), context.dek(task.entry), context.dataset_id, file)
-    try:
-        context.dataset.create(file, data)
-    except FileExistsError:
-        # Of another attempt, which may run beside this one. The first stays: the length of what they make can differ.
-        if (length := _is_finished(context, task.entry)) is None:
-            raise
-        return length
-    return len(data)
-
-
-def _is_finished(context: Context, entry: FileEntry) -> int | None:
-    """The length of a manifest that an earlier attempt has written, if it is whole and as it is to be now."""
-    there = context.dataset.stat(entry.file)
-    if there is None:
-        return None
-    try:
-        ref = _as_ref(entry._replace(file_length=there.size))
-        entries = decode_entries(open_table(context.dataset, context.dataset_id, ref, context.envelope), entry.file)
-    except AgsError:
-        return None
-    return there.size if context.moves.keys().isdisjoint(wrapped_by(entries)) else None
-
-
-def _rewrapped_column(context: Context, table: Any) -> Any:
-    """The table with the DEKs of its files wrapped anew."""
-    import pyarrow.compute as pc
-
-    key_ids = table.column("key_id").combine_chunks()
-    names = table.column("file").combine_chunks()
-    wrapped = table.column("wrapped_dek").combine_chunks()
-    prefix = binding(context.dataset_id, "dek", "")
-    for old in pc.unique(key_ids).to_pylist():
-        new = context.moves.get(old)
-        if new is None:
-            continue
-        mine = pc.equal(key_ids, old)
-        some = not pc.all(mine).as_py()
-        those = (names.filter(mine), wrapped.filter(mine)) if some else (names, wrapped)
-        fresh = context.envelope.rewrap_column(old, new, prefix, *those, context.ready, context.concurrency)
-        wrapped = pc.replace_with_mask(wrapped, mine, fresh) if some else fresh
-        key_ids = pc.if_else(mine, new, key_ids)
-    table = table.set_column(table.column_names.index("key_id"), table.schema.field("key_id"), key_ids)
-    return table.set_column(table.column_names.index("wrapped_dek"), table.schema.field("wrapped_dek"), wrapped)
-
-
-def _rewrapped_column_keys(context: Context, table: Any) -> Any:
-    """The table with the DEKs of columns wrapped anew."""
-    import pyarrow as pa
-
-    at = table.column_names.index("column_keys")
-    rows = table.column(at).to_pylist() if table.column(at).null_count < table.num_rows else []
-    names = table.column("file").to_pylist() if rows else []
-    todo: dict[str, list[tuple[dict[str, Any], bytes]]] = {}
-    for name, keys in zip(names, rows, strict=True):
-        for key in keys or ():
-            if key["key_id"] in context.moves:
-                bound = column_binding(context.dataset_id, key["column"], name)
-                todo.setdefault(key["key_id"], []).append((key, bound))
-    for old, keys in todo.items():
-        new = context.moves[old]
-        items = [(key["wrapped_dek"], bound) for key, bound in keys]
-        fresh = context.envelope.rewrap_many(old, new, items, context.ready, context.concurrency)
-        for (key, _), wrapped in zip(keys, fresh, strict=True):
-            key |= {"key_id": new, "wrapped_dek": wrapped}
-    if not todo:
-        return table
-    return table.set_column(at, table.schema.field(at), pa.array(rows, table.schema.field(at).type))
-
-
-# -------------------------------------------------------------------------------------------------------------- restore
-
-
-def restore_keys(
-    dataset: Any,
-    *,
-    kms: KmsClient | Mapping[str, str],
-    version: int | None = None,
-    dry_run: bool = False,
-    min_version: int | None = None,
-    pin: str | None = None,
-    key_store: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> JobResult:
-    """Go back to an older document of the key store of `dataset`, where the newest does not open with this KMS.
-
-    version: of the key store, the number in ``_ags/keys``; None takes the newest one before the current one whose
-    active KEKs the KMS unwraps, but for those of columns, and only if it does not unwrap those of the current one.
-
-    The new document has the content of the old one, and comes after the current one. Nothing is removed, so this can
-    be taken back in the same way. Keys that were made since are not in it; those that were retired since wrap again.
-
-    A row for each KEK, and for each version of the dataset that these keys do not open any more ("failed"). In a
-    result's `version` is that of the dataset. If the newest keys open, nothing is done, and the rows are "skipped".
-    dry_run: look only. PolicyError if the keys are in a database, which has a past of its own. KeyAccessError if no
-    document opens.
-    """
-    client = as_kms(kms)
-    store = dataset if isinstance(dataset, Store) else Store(dataset, storage_options)
-    keys = open_key_store(key_store, client, store=store, storage_options=storage_options)
-    if not isinstance(keys, DatasetKeyStore):
-        raise PolicyError(f"{keys!r} keeps no documents: put the database back, or rows of it, by its own means")
-    clear_cache()  # whether the KMS opens a key is not what this process remembers
-    if version is None:
-        try:
-            there = _needed(keys.list())
-            _check_unwraps_all(client.for_dataset(keys.dataset_id), there)
-        except AgsError:
-            pass
-        else:
-            Dataset.open(store, client, key_store=keys, pin=pin, min_version=min_version)
-            row = Row(
-                "", None, "skipped", "Current", "the newest keys open: name a version to go back anyway", format="key"
-            )
-            rows = [row._replace(src=entry.key_id, key_id=entry.key_id) for entry in there]
-            return JobResult(new_job_id(), "restore", store.url, max(version_numbers(store), default=None), rows)
-    found, why = None, ""
-    for number in [version] if version is not None else keys.earlier_numbers():
-        try:
-            earlier = keys.earlier(number)
-            if version is None:
-                _check_unwraps_all(client.for_dataset(earlier.dataset_id), _needed(earlier.entries.values()))
-            found = earlier
-            break
-        except (AgsError, FileNotFoundError) as error:
-            if version is not None:
-                raise
-            why = why or f": version {number}: {describe(error)}"
-    if found is None:
-        raise KeyAccessError(f"no older document in _ags/keys of {store.url} opens with this KMS{why}")
-    preview = MemoryKeyStore(found.dataset_id, found.entries, found.newest + 1)
-    opened = Dataset(store, client, preview, pin, min_version)
-    if pin is not None or min_version:
-        opened.current()
-    own, done = client.for_dataset(found.dataset_id), "planned" if dry_run else "ok"
-    rows = [_unwrap_row(own, entry, done) for entry in found.entries.values()]
-    numbers, seen = opened.version_numbers(), None
-    for n in numbers:
-        try:
-            seen = opened.version(n)
-            for ref in seen.manifests:
-                opened.open_table(ref, opened.envelope)
-        except AgsError as error:
-            path = store.full_path(VERSIONS + numbered(n))
-            rows.append(Row(path, None, "failed", type(error).__name__, describe(error), format="version"))
-    if not dry_run:
-        store.check_writable()
-        keys.restore(found)
-    pinned = seen.pin if seen is not None and seen.number == numbers[-1] else None
-    return JobResult(new_job_id(), "restore", store.url, numbers[-1] if numbers else None, rows, pinned)
-
-
-def _needed(entries: Iterable[KeyEntry]) -> list[KeyEntry]:
-    return [entry for entry in entries if entry.state == "active" and not for_columns(entry)]
-
-
-def _check_unwraps_all(kms: KmsClient, entries: Iterable[KeyEntry]) -> None:
-    for entry in entries:
-        if entry.double_wrap:
-            check_unwraps(kms, entry, None)
-
-
-def _unwrap_row(kms: KmsClient, entry: KeyEntry, status: str) -> Row:
-    try:
-        _check_unwraps_all(kms, [entry])
-    except AgsError as error:
-        return Row(
-            entry.key_id, None, "failed", type(error).__name__, describe(error), format="key", key_id=entry.key_id
-        )
-    return Row(entry.key_id, None, status, format="key", key_id=entry.key_id)
-
-
-# --------------------------------------------------------------------------------------------------------------- expire
-
-
-@counted
-def expire(
-    dataset: Any,
-    *,
-    kms: KmsClient | Mapping[str, str],
-    keep: int = 1,
-    older_than: timedelta | None = None,
-    force: bool = False,
-    dry_run: bool = False,
-    min_version: int | None = None,
-    pin: str | None = None,
-    key_store: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> JobResult:
-    """Remove old versions of `dataset`, and then whatever no version needs: manifests, files, keys.
-
-    keep: how many of the newest versions stay, at least 1. older_than: and those that are younger. Then go manifests
-    and files of no other version; retired KEKs that nothing names and whose grace is over, or with `force` at once; and
-    what the key store has of its past, where KEKs are still wrapped by old versions of master keys. Before that, each
-    KEK that was wrapped anew since the last time is unwrapped once, to see that it opens.
-
-    What open jobs may need stays. A row for each thing that was removed, and one with the status "skipped" for each KEK
-    that is retired and stays. A run that died is finished by the next one. This is final: what was removed and not
-    copied elsewhere cannot be read again, and of what was copied, old KEKs that are removed here open nothing more.
-    """
-    if keep < 1:
-        raise ValueError(f"keep must be at least 1, not {keep}: the newest version stays")
-    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
-    return _expire(opened, keep, older_than, force, dry_run)
-
-
-def apply_retention(opened: Dataset, result: JobResult) -> None:
-    """After a job: expire what the dataset's policy does not keep."""
-    try:
-        head = opened.current()
-        if head is None or head.policy.keep is None:
-            return
-        days = head.policy.keep_days
-        older_than = None if days is None else timedelta(days=days)
-        result.expired = _expire(opened, head.policy.keep, older_than, False, spare=GRACE_MS / 1000)
-    except (AgsError, OSError) as error:  # the job itself has done what it had to do
-        row = Row(opened.store.url, None, "failed", type(error).__name__, describe(error))
-        result.expired = JobResult(new_job_id(), "expire", opened.store.url, result.version, [row], result.pin)
-
-
-def _expire(
-    opened: Dataset,
-    keep: int,
-    older_than: timedelta | None,
-    force: bool,
-    dry_run: bool = False,
-    spare: float = 0.0,
-) -> JobResult:
-    rows: list[Row] = []
-    facts = {"operation": "expire", "source": shown(opened.store.url)}
-    opened.committed(opened.current())  # without a version, no key and no manifest would be seen to be needed
-    opened.check_history()
-    with ExitStack() as held:
-        begun = None if dry_run else Plan.resume(opened, facts, held)
-        if begun is not None:
-            finish_expiry(opened, begun, rows)
-            begun.end()
-        head = opened.current()
-        versions = list(opened.versions())[::-1]
-        youngest = time.time_ns() // 1_000_000 - int((older_than or timedelta(0)) / timedelta(milliseconds=1))
-        gone = [version for version in versions[:-keep] if older_than is None or version.time_ms < youngest]
-        kept = {ref.path for version in versions if version not in gone for ref in version.manifests}
-        refs = {ref.path: ref for version in gone for ref in version.manifests if ref.path not in kept}
-        job_id = new_job_id()
-        if dry_run:
-            numbers = {version.number for version in gone}
-            paths = [opened.store.full_path(VERSIONS + numbered(number)) for number in sorted(numbers)]
-            rows += [Row(path, None, "planned", format="version") for path in paths]
-            for ref, entries in _unneeded(opened, list(refs.values()), numbers):
-                rows += [_file_row(opened, entry, "planned") for entry in entries]
-                rows.append(_manifest_row(opened, ref, "planned"))
-            _remove_keys(opened, rows, force, numbers)
-        elif gone:
-            opened.store.check_writable()
-            plan = Plan.create(
-                opened,
-                job_id,
-                [],
-                "running",
-                base=head.number if head else 0,
-                versions=[[version.number, version.sha256] for version in gone],
-                manifests=[ref.to_json() for ref in refs.values()],
-                **facts,
-            )
-            held.callback(plan.release)
-            finish_expiry(opened, plan, rows)
-            plan.end()
-        if not dry_run:
-            _remove_keys(opened, rows, force, spare=spare)
-            for path in opened.chain_orphans():
-                opened.store.delete(path)
-                rows.append(Row(opened.store.full_path(path), None, "ok", format="chain"))
-    number, pinned = (head.number, head.pin) if head else (None, None)
-    return JobResult(job_id, "expire", opened.store.url, number, rows, pinned)
-
-
-def _manifest_row(opened: Dataset, ref: TableRef, status: str = "ok") -> Row:
-    return Row(
-        opened.store.full_path(ref.path), None, status, file_length=ref.length, format=MANIFEST, key_id=ref.key_id
-    )
-
-
-def _file_row(opened: Dataset, entry: FileEntry, status: str = "ok") -> Row:
-    name = opened.store.full_path(entry.file)
-    return Row(name, None, status, file_length=entry.file_length, format="file", key_id=entry.key_id)
-
-
-def finish_expiry(opened: Dataset, plan: Plan, rows: list[Row]) -> None:
-    """Do what the plan of an expiry says, as far as it has not been done; of another job's, nothing.
-
-    The versions go first, so that none is seen that lacks something; then of each manifest the files and it itself:
-    whoever takes up the plan finds what is left by the manifests that are there.
-    """
-    if plan.body.get("operation") != "expire":
-        return
-    store = opened.store
-    removed = [number for number, digest in sorted(plan.body["versions"]) if opened.remove_version(number, digest)]
-    rows += [Row(store.full_path(VERSIONS + numbered(n)), None, "ok", format="version") for n in removed]
-    refs = [TableRef.from_json(ref) for ref in plan.body["manifests"]]
-    left = [ref for ref in refs if store.stat(ref.path) is not None]
-    for ref, entries in _unneeded(opened, left, set(), plan.job_id):
-        for entry in entries:
-            if store.stat(entry.file) is not None:
-                store.delete(entry.file)
-                rows.append(_file_row(opened, entry))
-        store.delete(ref.path)
-        rows.append(_manifest_row(opened, ref))
-
-
-def _unneeded(
-    opened: Dataset, refs: Sequence[TableRef], gone: set[int], job_id: str = ""
-) -> Iterator[tuple[TableRef, list[FileEntry]]]:
-    """Of these manifests those that no version but `gone` needs, each with the files that neither a version nor another
-    job needs."""
-    if not refs:
-        return
-    needed: set[str] = set()
-    for other in open_plans(opened.store):
-        if other != job_id:
-            needed |= Plan.names(opened, other)
-    opened.keys.refresh()
-    envelope = opened.envelope
-    seen: set[str] = set()
-    for version in opened.versions():
-        with _unless_expired(opened, version):
-            for ref in version.manifests if version.number not in gone else ():
-                if ref.path not in seen:
-                    needed.update(entry.file for entry in opened.open_table(ref, envelope))
-                    seen.add(ref.path)
-    for ref in refs:
-        try:
-            entries = opened.open_table(ref, envelope) if ref.path not in seen else []
-        except IntegrityError:
-            if opened.store.stat(ref.path) is None:
-                continue  # another expiry was first
-            raise
-        if ref.path not in seen:
-            yield ref, [entry for entry in entries if entry.file not in needed]
-
-
-@contextmanager
-def _unless_expired(opened: Dataset, version: Version) -> Iterator[None]:
-    """What is missing of a version is no fault if the version is gone, too."""
-    try:
-        yield
-    except IntegrityError:
-        if version.number in opened.version_numbers():
-            raise
-
-
-def _remove_keys(
-    opened: Dataset, rows: list[Row], force: bool, planned: set[int] | None = None, spare: float = 0.0
-) -> None:
-    """Take retired keys that nothing names out of the key store, and its past with them.
-
-    planned: of a dry run, the versions that would be gone by then. spare: seconds, as `DatasetKeyStore.prune` has it.
-    """
-    keys = opened.keys
-    while True:
-        # In this order: who commits after the keys were read does not use one that is retired in them.
-        version = keys.refresh()
-        entries = keys.list()
-        known = {entry.key_id: entry for entry in entries}
-        used = _used_keys(opened, planned or set())
-        changes: dict[str, KeyEntry | None] = {}
-        stay: list[Row] = []
-        rewrapped = {entry.key_id for entry in entries if REWRAPPED_MS in entry.properties}
-        witnesses = _witnesses(opened, rewrapped) if planned is None else {}
-        now = time.time_ns() // 1_000_000
-        for entry in entries:
-            if entry.state == "active" and is_idle(entry, used):
-                if force:
-                    changes[entry.key_id] = None
-                elif now - entry.created_ms > GRACE_MS:
-                    changes[entry.key_id] = retired(entry, None, GRACE_MS)  # to go with a later expiry
-            if entry.state == "retired":
-                why = used.get(entry.key_id)
-                if why is None and not force and now < retires_ms(entry):
-                    days = (retires_ms(entry) - now) / 86_400_000
-                    why = f"its grace is over in {days:.1f} days"
-                if why is None:
-                    changes[entry.key_id] = None
-                else:
-                    stay.append(Row(entry.key_id, None, "skipped", "InUse", why, format="key", key_id=entry.key_id))
-        gone = {entry.key_id: entry for entry in entries if changes.get(entry.key_id, entry) is None}
-        unsure = False
-        for key_id in () if planned is not None else [entry.key_id for entry in entries]:
-            if key_id in gone:
-                continue
-            entry = changes.get(key_id) or known[key_id]
-            properties = dict(entry.properties)
-            if REWRAPPED_MS in properties:
-                # What it was wrapped by goes now, so this is the last moment to find out that the new wrap is no good.
-                try:
-                    check_unwraps(opened.kms, entry, witnesses.get(key_id))
-                    del properties[REWRAPPED_MS]
-                except KeyAccessError as error:  # as it is for who may not use the master keys of all columns
-                    unsure = True
-                    row = Row(entry.key_id, None, "skipped", "KeyAccessError", str(error), format="key")
-                    stay.append(row._replace(key_id=entry.key_id))
-            while (successor := properties.get(SUCCESSOR)) in gone:  # so that the way to it goes on
-                properties[SUCCESSOR] = gone[successor].properties.get(SUCCESSOR, "")
-            if properties != entry.properties:
-                changes[entry.key_id] = entry.replace(properties=properties)
-        if planned is not None:
-            rows += [Row(key_id, None, "planned", format="key", key_id=key_id) for key_id in gone] + stay
-            return
-        try:
-            if changes:
-                keys.compare_and_swap(changes, version, operation="expire")
-        except ConcurrentChangeError:
-            continue
-        break
-    # A job may have made its plan after we looked, and then seen that its keys were there: they come back.
-    while wanted := {key_id: gone.pop(key_id) for key_id in gone.keys() & _keys_of_jobs(opened).keys()}:
-        opened.change_keys(wanted.copy, "restore")
-    # And one may have done so while an expiry ran that died then. What has that job's key stays, or nobody could tell
-    # any more which files are that job's.
-    of_jobs = _keys_of_jobs(opened)
-    lost = keys.removed(of_jobs.keys() - {e.key_id for e in keys.list()}) if isinstance(keys, DatasetKeyStore) else {}
-    stay += [Row(i, None, "skipped", "InUse", of_jobs[i], format="key", key_id=i) for i in lost]
-    rows += [Row(key_id, None, "ok", format="key", key_id=key_id) for key_id in gone] + stay
-    # Where it cannot be seen that a KEK opens as it is wrapped now, what has it as it was wrapped stays.
-    pruned = keys.prune(spare) if isinstance(keys, DatasetKeyStore) and not (unsure or lost) else ()
-    rows += [Row(path, None, "ok", format="keys") for path in pruned]
-
-
-def _witnesses(opened: Dataset, key_ids: set[str]) -> dict[str, tuple[bytes, bytes]]:
-    """For each of these KEKs a key that it has wrapped, and its binding, if there is one."""
-    found: dict[str, tuple[bytes, bytes]] = {}
-    seen: set[str] = set()
-    envelope = opened.envelope
-    for version in opened.versions() if key_ids else ():
-        with _unless_expired(opened, version):
-            for ref in version.manifests:
-                if ref.path in seen or key_ids <= found.keys():
-                    continue
-                seen.add(ref.path)
-                found.setdefault(ref.key_id, (ref.wrapped_key, binding(opened.id, "dek", ref.path)))
-                missing = key_ids - found.keys()
-                if ref.keys is None or not missing.isdisjoint(dict(ref.keys)):
-                    for entry in opened.open_table(ref, envelope):
-                        for key_id, wrapped, bound in entry.wraps(opened.id):
-                            found.setdefault(key_id, (wrapped, bound))
-    return found
-
-
-def _keys_of_jobs(opened: Dataset) -> dict[str, str]:
-    return {
-        key_id: f"the open job {job_id} needs it: resume the job, or sweep it away"
-        for job_id in open_plans(opened.store)
-        for key_id in Plan.key_ids(opened, job_id)
-    }
-
-
-def _used_keys(opened: Dataset, gone: set[int]) -> dict[str, str]:
-    """The keys that versions, but for `gone`, and open jobs need, and which of them."""
-    used = _keys_of_jobs(opened)
-    opened_already: dict[str, Counter[str]] = {}
-    for version in opened.versions():
-        if version.number in gone:
-            continue
-        used.setdefault(version.key_id, f"version {version.number} needs it")
-        with _unless_expired(opened, version):
-            for ref in version.manifests:
-                if ref.path not in opened_already:
-                    opened_already[ref.path] = key_counts(opened, [ref])
-                    for key_id in (ref.key_id, *opened_already[ref.path]):
-                        used.setdefault(key_id, f"version {version.number} needs it")
-    return used

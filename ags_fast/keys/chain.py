@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.keys.envelope import dumps, parse_object
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
 __all__ = ["Chain", "ChainObjects", "Pin", "sha256"]
 

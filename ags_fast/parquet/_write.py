@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,7 @@ from ags_fast.parquet._transcode import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from ags_fast.parquet._file import _Edits
 

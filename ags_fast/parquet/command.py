@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -23,6 +22,7 @@ from ags_fast.fs import NewFile, NewObject, file_at, local_path
 from ags_fast.parquet._file import ALGORITHMS, FOOTER_KEY, QUIRKS, Keys
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from ags_fast.parquet import Report

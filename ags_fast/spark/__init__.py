@@ -7,17 +7,17 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.jobs.local import run_isolated
-from ags_fast.jobs.plan import bins
-from ags_fast.jobs.start import is_current_directory_trusted
-from ags_fast.jobs.task import Context, run_file
+from ags_fast.jobs.engines.bins import bins
+from ags_fast.jobs.engines.local import run_isolated
+from ags_fast.jobs.engines.start import is_current_directory_trusted
+from ags_fast.jobs.work.dispatch import run_file
 from ags_fast.keys.kms import add_calls, count_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ags_fast.jobs.plan import Task
     from ags_fast.jobs.results import Row
+    from ags_fast.jobs.work.context import Context, Task
 
 __all__ = ["SparkEngine"]
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from ags_fast.errors import FormatError
 
-__all__ = ["Policy"]
-
 SCOPES = ("dataset", "partition", "day", "writer")
 FILES = re.compile(r"files:([1-9][0-9]{0,8})")
 DAY_MS = 86_400_000

@@ -13,11 +13,12 @@ import time
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from ags_fast.jobs.task import run_file
+from ags_fast.jobs.work.dispatch import run_file
 from ags_fast.keys.kms import kms_calls
 
 if TYPE_CHECKING:
     from ags_fast.jobs.results import Row
+
 
 REPORT_SECONDS = 0.1
 

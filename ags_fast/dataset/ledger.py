@@ -6,24 +6,29 @@ numbered object, created exclusively, and that creation is the commit.
 
 from __future__ import annotations
 
-import base64
-import difflib
-import fnmatch
-import hashlib
-import json
 import os
-import re
-import struct
 import time
-import uuid
-from collections import Counter
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, MAX_BLOCK_SIZE, AgsCodec, encrypted_length
+from ags_fast.dataset.entries import FileEntry, check_lengths, wrapped_by
+from ags_fast.dataset.keks import GRACE_MS, SCOPE, SLACK_USES, SUCCESSOR, Uses, Want, master_now, moved, retired
+from ags_fast.dataset.names import CHAIN, HIDDEN, MANIFESTS, PLANS, VERSIONS, check_path, manifest_name, numbered
+from ags_fast.dataset.policy import Policy
+from ags_fast.dataset.tables import (
+    TABLE_DEK_NBYTES,
+    TableRef,
+    chunks,
+    decode_entries,
+    encode_entries,
+    named_keys,
+    open_table,
+    seal_table,
+    whole,
+)
+from ags_fast.dataset.versions import KeysAt, Version, key_store_digest, version_numbers
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.fs import NO_LOCK_SECONDS, NotAFileError, Store
-from ags_fast.jobs.policy import Policy
+from ags_fast.fs import NO_LOCK_SECONDS, Store
 from ags_fast.keys.chain import Chain, ChainObjects, Pin, sha256
 from ags_fast.keys.envelope import (
     DOCUMENT_NBYTES,
@@ -34,14 +39,11 @@ from ags_fast.keys.envelope import (
     KeyEntry,
     UnknownKeyError,
     binding,
-    check_wrap,
     document_nbytes,
-    new_kek,
     seal_document,
     taken,
 )
-from ags_fast.keys.resolver import COLUMNS, DatasetKeyStore, Entries, for_columns, open_key_store
-from ags_fast.stream import AgsReader
+from ags_fast.keys.resolver import DatasetKeyStore, Entries, for_columns, open_key_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -49,529 +51,11 @@ if TYPE_CHECKING:
     from ags_fast.keys.kms import KmsClient
     from ags_fast.keys.resolver import KeyResolver
 
-__all__ = ["Dataset", "FileEntry", "TableRef", "Version"]
 
-HIDDEN = "_ags/"
-VERSIONS = "_ags/versions/"
-MANIFESTS = "_ags/manifests/"
-PLANS = "_ags/plans/"
-CHAIN = "_ags/chain/"
-MANIFEST_ENTRIES = 10_000  # at most, in one manifest or one part of a plan
-MANIFEST_NBYTES = 8 << 20  # of encoded entries: key metadata may be large
-TABLE_NBYTES = 32 << 20  # of a table, sealed or not: a bound for what a lie can allocate
-COLUMN_KEYS = 1 << 18  # in one table
-ENTRY_NBYTES = 200  # of an entry, without its names and wrapped keys
-NAME_NBYTES = 255  # the longest name that file systems take
-TABLE_DEK_NBYTES = 16
-MAX_FILES = 1 << 40  # that a job could number
-GRACE_MS = 7 * 86_400_000  # a writer that takes longer is a mistake
-NUMBERS = {  # in a table, and the largest that each can be
-    "plain_length": (1 << 63) - 1,
-    "file_length": (1 << 63) - 1,
-    "block_size": MAX_BLOCK_SIZE,
-    "part": MAX_FILES,
-    "parts": MAX_FILES,
-    "mode": 0o777,
-}
-NO_NAMES = frozenset(("", ".", ".."))
 PARENTS = 4  # of the last versions, that a writer compares with what is there
-SLACK_USES = 64  # of a key, for the documents and tables of a job
-NEAR_NAMES = 10_000  # files, whose names are compared with one that is not there
-NAMED_KEYS = 16  # that the reference to a table tells of; if it has more, whoever asks has to open it
 
-# Properties of KEKs.
-SCOPE = "scope"  # the files that it is for; without it, it may seal documents and tables, too
-SUCCESSOR = "successor"  # of a retired one: the key that took its place
-MOVED_FROM = "moved-from"  # JSON: the master keys that it, and what it took the place of, were under before
-RETIRES_MS = "retires-ms"  # of a retired one: until then, a writer may come that knows no other
 
-
-class FileEntry(NamedTuple):
-    """One file of a dataset, as a manifest keeps it, or as a plan does before it exists."""
-
-    path: str  # what it is called in the dataset, as in the tree it came from
-    file: str  # the object that holds it
-    format: str  # "ags1" or "parquet"
-    plain_length: int  # bytes; what the source had
-    file_length: int  # bytes of the object: the trusted length; of Parquet 0 in a plan, for nobody knows it yet
-    block_size: int  # bytes; of Parquet 0
-    key_id: str  # the key that wraps the DEK
-    wrapped_dek: bytes  # of Parquet the footer key
-    column_keys: tuple[dict[str, Any], ...] | None  # Parquet: {column, key_id, wrapped_dek} of each column of its own
-    aad_prefix: bytes
-    job_id: str  # the job that wrote it
-    set_id: str | None  # the job that numbered it, with others, by an aad_prefix template
-    part: int | None  # its number there
-    parts: int | None  # how many that job numbered
-    source: str  # the path it was made from, in the source or (rekey) in the dataset
-    stamp: str  # which content of the source that was: modification time or etag
-    mode: int | None = None  # permission bits of the source, of 0o777; None where it had none, as in an object store
-    mtime_ns: int | None = None  # when the source was last changed, ns since the epoch; None if nobody knows
-
-    def key_ids(self) -> set[str]:
-        """The keys that wrap its DEKs."""
-        return {self.key_id, *(key["key_id"] for key in self.column_keys or ())}
-
-    def wraps(self, dataset_id: str) -> list[tuple[str, bytes, bytes]]:
-        """Key id, wrapped DEK and binding: of the file first, then of each of its columns."""
-        columns = [(k["key_id"], k["wrapped_dek"], _column_use(k["column"])) for k in self.column_keys or ()]
-        return [
-            (key_id, wrapped, binding(dataset_id, use, self.file))
-            for key_id, wrapped, use in ((self.key_id, self.wrapped_dek, "dek"), *columns)
-        ]
-
-    def with_wraps(self, wraps: Sequence[tuple[str, bytes]]) -> FileEntry:
-        """The same with these key ids and wrapped DEKs, in the order of `wraps`."""
-        columns = self.column_keys
-        if columns:
-            columns = tuple(
-                {**key, "key_id": key_id, "wrapped_dek": wrapped}
-                for key, (key_id, wrapped) in zip(columns, wraps[1:], strict=True)
-            )
-        return self._replace(key_id=wraps[0][0], wrapped_dek=wraps[0][1], column_keys=columns)
-
-
-def _column_use(column: str) -> str:
-    """What a column's DEK is for, as its binding has it."""
-    return f"column:{column}"
-
-
-def column_binding(dataset_id: str, column: str, file: bytes) -> bytes:
-    """Of a column's DEK, with the file's name as tables have it."""
-    return binding(dataset_id, _column_use(column), file.decode("utf-8", "surrogateescape"))
-
-
-NAMES = [FileEntry._fields.index(field) for field in ("path", "file", "source")]  # UTF-8, unless they are no text
-
-
-class TableRef(NamedTuple):
-    """Where entries are: a table in an AGS1 stream, under a key of its own."""
-
-    path: str
-    length: int  # bytes
-    entries: int
-    key_id: str
-    wrapped_key: bytes
-    keys: tuple[tuple[str, int], ...] | None = None  # the keys that wrap the entries' DEKs, and how many; None: open it
-
-    def to_json(self) -> dict[str, Any]:
-        value = {**self._asdict(), "wrapped_key": base64.b64encode(self.wrapped_key).decode()}
-        return {name: field for name, field in value.items() if field is not None} | (
-            {} if self.keys is None else {"keys": dict(self.keys)}
-        )
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> TableRef:
-        try:
-            return cls(
-                str(value["path"]),
-                whole(value["length"], TABLE_NBYTES),
-                whole(value["entries"], MANIFEST_ENTRIES),
-                str(value["key_id"]),
-                base64.b64decode(value["wrapped_key"], validate=True),
-                tuple((str(k), whole(n)) for k, n in value["keys"].items()) if "keys" in value else None,
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"a reference to a table lacks or garbles {error}") from None
-
-
-def whole(value: Any, most: int = (1 << 63) - 1, least: int = 0) -> int:
-    """A number from JSON, if it is a whole one in these bounds. ValueError otherwise."""
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{str(value)[:40]}, which is no whole number from {least} to {most}")
-    return value
-
-
-class KeysAt(NamedTuple):
-    """A version of the key store, as a version of the dataset names it."""
-
-    version: int
-    sha256: str | None  # hex; None: the store has no digests, so that only the number can be compared
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> KeysAt:
-        digest = value["sha256"]
-        return cls(whole(value["version"]), None if digest is None else str(digest))
-
-
-class Version(NamedTuple):
-    """What ``_ags/versions/00000001.json`` says."""
-
-    number: int
-    parent: int | None
-    operation: str
-    job_id: str
-    time_ms: int
-    files: int
-    plain_length: int  # bytes of all its files, decrypted
-    manifests: tuple[TableRef, ...]
-    policy: Policy = Policy()
-    key_id: str = ""  # that its document is sealed with
-    chain: Chain = Chain(1)  # the digests of the versions before it
-    keys: KeysAt = KeysAt(0, None)  # the version of the key store that it was made on
-    sha256: str = ""  # hex, of its document as it is stored
-
-    @property
-    def pin(self) -> str:
-        """What to keep of it outside of the storage: see `ags_fast.jobs.JobResult.pin`."""
-        return str(Pin(self.number, self.sha256))
-
-
-class Want(NamedTuple):
-    """A kind of key."""
-
-    wrapping_key_id: str  # the master key that it is under
-    double_wrap: bool = True
-    columns: bool = False  # it wraps data keys of Parquet columns, and nothing else
-    scope: str | None = None  # the files that it is for; None: the dataset's own, which may seal documents and tables
-
-    @classmethod
-    def of(cls, entry: KeyEntry) -> Want:
-        """The kind that a key is of."""
-        return cls(entry.wrapping_key_id, entry.double_wrap, for_columns(entry), entry.properties.get(SCOPE))
-
-    def new_kek(self, kms: KmsClient) -> KeyEntry:
-        """A key of this kind, which the KMS was seen to unwrap: two calls of the KMS, in single wrap none."""
-        properties = (COLUMNS if self.columns else {}) | ({} if self.scope is None else {SCOPE: self.scope})
-        made = new_kek(kms, self.wrapping_key_id, double_wrap=self.double_wrap, properties=properties)
-        if made.double_wrap:
-            check_wrap(kms, made)
-        return made
-
-
-class Uses(NamedTuple):
-    """How often a job may use a key."""
-
-    data_keys: int = 0  # to wrap them
-    spare: int = 0  # for documents and tables, and data keys that are wrapped again
-
-
-def wrapped_by(entries: Iterable[FileEntry]) -> Counter[str]:
-    """How many DEKs of these files each key wraps."""
-    counts: Counter[str] = Counter()
-    for entry in entries:
-        counts[entry.key_id] += 1
-        counts.update(key["key_id"] for key in entry.column_keys or ())
-    return counts
-
-
-def named_keys(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...] | None:
-    """What the reference to a table says of them."""
-    return tuple(sorted(counts.items())) if len(counts) <= NAMED_KEYS else None
-
-
-def numbered(number: int) -> str:
-    return f"{number:08d}.json"
-
-
-def object_name(path: str, *marks: object, format: str = "ags1") -> str:
-    """The object that holds `path`: named as it is, and by the marks. What no file system would take is shortened.
-
-    An AGS1 stream is named ``x.avro.mark.ags``. A Parquet file keeps its name and its suffix: ``x.mark.parquet``.
-    """
-    folder, slash, name = path.rpartition("/")
-    suffix = ".ags"
-    if format == "parquet":
-        stem, dot, last = name.rpartition(".")
-        name, suffix = (stem, dot + last) if stem and len(last) < 16 else (name, "")
-    tail = "".join(f".{mark}" for mark in marks) + suffix
-    raw = name.encode("utf-8", "surrogateescape")
-    more = len(tail.encode("utf-8", "surrogateescape"))
-    if len(raw) + more > NAME_NBYTES:
-        digest = hashlib.sha256(raw).hexdigest()[:16]
-        name = f"{raw[: NAME_NBYTES - more - len(digest) - 1].decode(errors='ignore')}.{digest}"
-    return folder + slash + name + tail
-
-
-def manifest_name(job_id: str) -> str:
-    """The path of a new manifest, which says whose it is: what a job leaves that dies is told by that."""
-    return f"{MANIFESTS}{job_id}-{uuid.uuid4()}.arrow.ags"
-
-
-def check_path(path: str) -> str:
-    """A file's name in a dataset: relative, and nowhere else. What a manifest says is checked before it is followed."""
-    if "\0" in path or not NO_NAMES.isdisjoint(path.split("/")):
-        raise PolicyError(f"{path!r} is no path inside a dataset")
-    return path
-
-
-# ----------------------------------------------------------------------------------------------------- entries, tables
-
-
-def entry_schema() -> Any:
-    import pyarrow as pa
-
-    column_key = pa.struct([("column", pa.string()), ("key_id", pa.string()), ("wrapped_dek", pa.binary())])
-    return pa.schema(
-        [
-            pa.field("path", pa.binary(), nullable=False),  # a name need not be text
-            pa.field("file", pa.binary(), nullable=False),
-            pa.field("format", pa.string(), nullable=False),
-            pa.field("plain_length", pa.int64(), nullable=False),
-            pa.field("file_length", pa.int64(), nullable=False),
-            pa.field("block_size", pa.int64(), nullable=False),
-            pa.field("key_id", pa.string(), nullable=False),
-            pa.field("wrapped_dek", pa.binary(), nullable=False),
-            pa.field("column_keys", pa.list_(column_key)),
-            pa.field("aad_prefix", pa.binary(), nullable=False),
-            pa.field("job_id", pa.string(), nullable=False),
-            pa.field("set_id", pa.string()),
-            pa.field("part", pa.int64()),
-            pa.field("parts", pa.int64()),
-            pa.field("source", pa.binary(), nullable=False),
-            pa.field("stamp", pa.string(), nullable=False),
-            pa.field("mode", pa.int64()),
-            pa.field("mtime_ns", pa.int64()),
-        ]
-    )
-
-
-def encode_entries(entries: Sequence[FileEntry]) -> bytes:
-    """A table of them, as it is sealed."""
-    import pyarrow as pa
-
-    schema = entry_schema()
-    columns = list(zip(*entries, strict=True)) or [()] * len(schema)
-    for i in NAMES:
-        columns[i] = tuple(name.encode("utf-8", "surrogateescape") for name in columns[i])
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return encode_table(pa.table(arrays, schema=schema))
-
-
-def encode_table(table: Any) -> bytes:
-    """An Arrow table as it is sealed: how long its IPC stream of one record batch is (8 bytes), and that in Zstandard.
-
-    Arrow's format, and not Parquet, for nothing in it takes more memory than it has bytes: who has a KEK could seal a
-    Parquet file of 12 KiB that decodes to gigabytes.
-    """
-    import pyarrow as pa
-
-    (batch,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_batch(batch)
-    plain = sink.getvalue()
-    nbytes: int = plain.size
-    packed: bytes = pa.Codec("zstd").compress(plain, asbytes=True)
-    return nbytes.to_bytes(8, "little") + packed
-
-
-def decode_table(data: bytes, where: str, count: int) -> Any:
-    """What `encode_table` returned, as an Arrow table of `entry_schema`, which has `count` rows."""
-    import pyarrow as pa
-
-    schema = entry_schema()
-    try:
-        nbytes = int.from_bytes(data[:8], "little")
-        if nbytes > TABLE_NBYTES:
-            raise ValueError(f"it would have {nbytes} bytes, and {TABLE_NBYTES} are the most")
-        plain = pa.Codec("zstd").decompress(pa.py_buffer(data)[8:], decompressed_size=nbytes)
-        messages = pa.ipc.MessageReader.open_stream(plain)
-        first, second = messages.read_next_message(), messages.read_next_message()
-        if (first.type, second.type) != ("schema", "record batch") or _has_compression(second.metadata.to_pybytes()):
-            raise ValueError("it is no plain record batch")
-        found = pa.ipc.read_schema(first)
-        if any(found.field(field.name).type != field.type for field in schema):
-            raise ValueError("its columns have other types")
-        batch = pa.ipc.read_record_batch(second, found)
-        if batch.num_rows == count:
-            table = pa.Table.from_batches([batch]).select(schema.names)
-            table.validate(full=True)
-            return _checked(table.cast(schema))
-    except (pa.ArrowException, KeyError, OSError, StopIteration, ValueError, struct.error) as error:
-        raise FormatError(f"{where} is no table of entries: {error}") from None
-    raise IntegrityError(f"{where} has {batch.num_rows} entries, not the {count} that there should be")
-
-
-def _has_compression(metadata: bytes) -> bool:
-    """Whether the metadata of a record batch (a flatbuffer) says that its buffers are compressed: what is in them would
-    have to be made room for as they say."""
-
-    def field(table: int, number: int) -> int:
-        """Where the table has this field; 0: it has none."""
-        vtable = table - int(struct.unpack_from("<i", metadata, table)[0])
-        at = 4 + 2 * number
-        size, offset = struct.unpack_from("<H", metadata, vtable)[0], 0
-        if at < size:
-            offset = struct.unpack_from("<H", metadata, vtable + at)[0]
-        return table + offset if offset else 0
-
-    def table_at(at: int) -> int:
-        return at + int(struct.unpack_from("<I", metadata, at)[0])
-
-    batch = field(table_at(0), 2)  # Message.header
-    return batch == 0 or field(table_at(batch), 3) != 0  # RecordBatch.compression
-
-
-def _checked(table: Any) -> Any:
-    """The table, if its numbers are some that files can have. ValueError otherwise."""
-    import pyarrow.compute as pc
-
-    for name, most in NUMBERS.items():
-        span = pc.min_max(table.column(name)).as_py()
-        if span["min"] is not None and not 0 <= span["min"] <= span["max"] <= most:
-            raise ValueError(f"a {name} is from 0 to {most}, not from {span['min']} to {span['max']}")
-    column_keys = table.column("column_keys")
-    if sum(len(chunk.flatten()) for chunk in column_keys.chunks) > COLUMN_KEYS:
-        raise ValueError(f"it has keys of more than {COLUMN_KEYS} columns")
-    return table
-
-
-def decode_entries(table: Any, where: str, only: str | None = None) -> list[FileEntry]:
-    """The entries of a table; or the one of the path `only`, if it is there."""
-    import pyarrow as pa
-
-    if only is not None:
-        names = table.column("path").to_pylist()
-        name = only.encode("utf-8", "surrogateescape")
-        table = table.slice(names.index(name), 1) if name in names else table.slice(0, 0)
-    known: dict[Any, Any] = {}  # to have equal texts once: most columns say the same in every row
-    columns = [
-        [known.setdefault(v, v) for v in c.to_pylist()] if c.type == pa.string() else c.to_pylist()
-        for c in table.columns
-    ]
-    try:
-        for i in NAMES:
-            names = [name.decode("utf-8", "surrogateescape") for name in columns[i]]
-            columns[i] = [known.setdefault(name, name) for name in names]
-    except AttributeError:
-        raise FormatError(f"{where} has an entry without a name") from None
-    keys = FileEntry._fields.index("column_keys")
-    columns[keys] = [None if value is None else tuple(value) for value in columns[keys]]
-    return [FileEntry(*row) for row in zip(*columns, strict=True)]
-
-
-def check_lengths(entries: Iterable[FileEntry]) -> None:
-    """IntegrityError if a file cannot have the length and what is said to be in it."""
-    for entry in entries:
-        if entry.format == "ags1" and entry.file_length != _stream_length(entry):
-            raise IntegrityError(
-                f"{entry.file} is said to have {entry.file_length} bytes, and to hold {entry.plain_length} in blocks "
-                f"of {entry.block_size}: that cannot be"
-            )
-
-
-def _stream_length(entry: FileEntry) -> int | None:
-    """The bytes of the AGS1 stream that an entry tells of; None if there can be none."""
-    try:
-        return encrypted_length(entry.plain_length, entry.block_size)
-    except ValueError:
-        return None
-
-
-def chunks(entries: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
-    """Cut into what one manifest holds."""
-    chunk: list[FileEntry] = []
-    nbytes = 0
-    for entry in entries:
-        size = ENTRY_NBYTES + len(entry.path) + len(entry.file) + len(entry.source) + len(entry.wrapped_dek)
-        if entry.column_keys:
-            size += sum(len(key["column"]) + len(key["wrapped_dek"]) for key in entry.column_keys)
-        if size > TABLE_NBYTES // 2:
-            raise PolicyError(f"the keys of {entry.path!r} have {size} bytes: group its columns under fewer of them")
-        if chunk and (len(chunk) == MANIFEST_ENTRIES or nbytes + size > MANIFEST_NBYTES):
-            yield chunk
-            chunk, nbytes = [], 0
-        chunk.append(entry)
-        nbytes += size
-    if chunk:
-        yield chunk
-
-
-def seal_table(data: bytes, dek: bytes, dataset_id: str, path: str) -> bytes:
-    """A table as it is stored: an AGS1 stream that is bound to its dataset and path."""
-    return AgsCodec(dek, aad_prefix=binding(dataset_id, "table", path), threads=1).encrypt(data)
-
-
-def open_table(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> Any:
-    """What a table holds, as an Arrow table. IntegrityError if it is missing, or not what was written."""
-    check_path(ref.path)
-    if ref.length > TABLE_NBYTES:
-        raise FormatError(f"{ref.path} would have {ref.length} bytes, and {TABLE_NBYTES} are the most of a table")
-    dek = envelope.unwrap(ref.key_id, ref.wrapped_key, binding(dataset_id, "dek", ref.path))
-    try:
-        data = store.read(ref.path, ref.length)
-    except FileNotFoundError:
-        raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
-    except NotAFileError:
-        raise IntegrityError(f"{ref.path} is no regular file, but a version or plan of the dataset names it") from None
-    except FormatError as error:  # it is longer
-        raise IntegrityError(str(error)) from None
-    if len(data) != ref.length:
-        raise IntegrityError(f"{ref.path} has {len(data)} bytes, its version says {ref.length}")
-    prefix = binding(dataset_id, "table", ref.path)
-    try:
-        with AgsReader(
-            data, dek, length=ref.length, aad_prefix=prefix, block_size=DEFAULT_BLOCK_SIZE, threads=1
-        ) as reader:
-            plain = reader.read()
-    except (IntegrityError, FormatError) as error:
-        raise IntegrityError(f"{ref.path} is not what was written: {error}") from None
-    return decode_table(plain, ref.path, ref.entries)
-
-
-def left_masters(entry: KeyEntry) -> list[str]:
-    """The master keys that it, and those that it took the place of, were under."""
-    try:
-        return [str(key_id) for key_id in json.loads(entry.properties.get(MOVED_FROM, "[]"))]
-    except (TypeError, ValueError):
-        raise FormatError(f"the key {entry.key_id!r} has an impossible {MOVED_FROM}") from None
-
-
-def moved(entry: KeyEntry, old: KeyEntry) -> KeyEntry:
-    """A key that takes the place of `old`, and says which master keys were left on the way."""
-    left = {*left_masters(entry), *left_masters(old), old.wrapping_key_id} - {entry.wrapping_key_id}
-    properties = {name: text for name, text in entry.properties.items() if name != MOVED_FROM}
-    return entry.replace(properties=properties | ({MOVED_FROM: json.dumps(sorted(left))} if left else {}))
-
-
-def _master_now(wrapping_key_id: str, active: Iterable[KeyEntry]) -> str:
-    """The master key itself, or if no active key is under it any more, the one to which a dataset has left it."""
-    active = list(active)
-    if any(entry.wrapping_key_id == wrapping_key_id for entry in active):
-        return wrapping_key_id
-    moved_to = (entry.wrapping_key_id for entry in active if wrapping_key_id in left_masters(entry))
-    return next(moved_to, wrapping_key_id)
-
-
-def retires_ms(entry: KeyEntry) -> int:
-    """Until when a retired key stays, in milliseconds since the epoch."""
-    text = entry.properties.get(RETIRES_MS, "0")
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise FormatError(f"the key {entry.key_id!r} has an impossible {RETIRES_MS}")
-    return int(text)
-
-
-def retired(entry: KeyEntry, successor: str | None, grace_ms: int) -> KeyEntry:
-    """A key that opens, and no longer wraps. Until the grace is over, writers may come that know no other."""
-    properties = {**entry.properties, RETIRES_MS: str(time.time_ns() // 1_000_000 + grace_ms)}
-    if successor is not None:
-        properties[SUCCESSOR] = successor
-    return entry.replace(state="retired", properties=properties)
-
-
-def chosen_files(entries: Sequence[FileEntry], paths: str | Sequence[str]) -> list[FileEntry]:
-    """Those whose path matches one of the patterns. FileNotFoundError if a pattern matches none: it may be a typo."""
-    patterns = [paths] if isinstance(paths, str) else list(paths)
-    chosen: dict[str, FileEntry] = {}
-    for pattern in patterns:
-        found = [entry for entry in entries if fnmatch.fnmatchcase(entry.path, pattern)]
-        if not found:
-            near = difflib.get_close_matches(pattern, [entry.path for entry in entries[:NEAR_NAMES]], 1, 0.5)
-            if any(entry.path.startswith(pattern.rstrip("/") + "/") for entry in entries):
-                near = [pattern.rstrip("/") + "/*"]
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise FileNotFoundError(f"no file of the dataset matches {pattern!r}{hint}")
-        chosen |= {entry.path: entry for entry in found}
-    if not patterns:
-        raise ValueError("paths is an empty list, which matches no file: None takes all of them")
-    return [entry for entry in entries if entry.path in chosen]
-
-
-# ------------------------------------------------------------------------------------------------------------- dataset
-
-
-class Dataset:
+class Ledger:
     """An encrypted dataset, opened with the caller's KMS. Holds no key: those stay in the process-wide cache.
 
     The newest version that was read is remembered: each version that is read after it must descend from it, or be an
@@ -602,7 +86,7 @@ class Dataset:
         *,
         pin: str | None = None,
         min_version: int | None = None,
-    ) -> Dataset:
+    ) -> Ledger:
         """FileNotFoundError if there is no dataset at `url`. key_store: where its keys are, if not in the dataset.
 
         pin: the newest version must be the pinned one or descend from it, now (IntegrityError), and whenever it is
@@ -618,7 +102,7 @@ class Dataset:
         return opened
 
     @classmethod
-    def open_or_create(cls, store: Store, kms: KmsClient, wrapping_key_id: str, key_store: Any = None) -> Dataset:
+    def open_or_create(cls, store: Store, kms: KmsClient, wrapping_key_id: str, key_store: Any = None) -> Ledger:
         while True:
             opened = cls(store, kms, open_key_store(key_store, kms, store=store))
             if opened._has_keys():
@@ -713,7 +197,7 @@ class Dataset:
 
     def _check_not_left(self, wrapping_key_id: str, active: Iterable[KeyEntry]) -> None:
         """PolicyError if the dataset has left this master key: there may be a reason, of which not every job knows."""
-        now = _master_now(wrapping_key_id, active)
+        now = master_now(wrapping_key_id, active)
         if now != wrapping_key_id:
             raise PolicyError(
                 f"the keys of {self.store.url} were rotated from the master key {wrapping_key_id!r} to {now!r}: "
@@ -748,7 +232,7 @@ class Dataset:
             pass
         if entry.state == "active":
             return entry.key_id
-        want = want._replace(wrapping_key_id=_master_now(want.wrapping_key_id, self.keys.list("active")))
+        want = want._replace(wrapping_key_id=master_now(want.wrapping_key_id, self.keys.list("active")))
         return self.reserve({want: Uses()})[want].key_id
 
     def rewrap(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
@@ -1079,7 +563,7 @@ class Dataset:
         named = version.keys
         for last in (False, True):
             if self.keys.version >= named.version:
-                digest = _key_digest(self.keys, named.version)
+                digest = key_store_digest(self.keys, named.version)
                 if digest is None or named.sha256 in (None, digest):
                     return
             if not last:
@@ -1298,7 +782,7 @@ class Dataset:
             head.policy if policy is None else policy,
             key_id,
             chain,
-            KeysAt(at, _key_digest(self.keys, at)),
+            KeysAt(at, key_store_digest(self.keys, at)),
         )
         body = {
             "format": "ags-version",
@@ -1354,23 +838,6 @@ class Dataset:
     def _remove(self, refs: Iterable[TableRef]) -> None:
         for ref in refs:
             self.store.delete(ref.path)
-
-
-def _key_digest(keys: KeyResolver, version: int) -> str | None:
-    """The SHA-256 of a version of the key store; None if it does not tell."""
-    tell: Callable[[int], str | None] | None = getattr(keys, "digest", None)
-    return None if tell is None else tell(version)
-
-
-def version_numbers(store: Store) -> list[int]:
-    """Of the versions that are there, the lowest first."""
-    sizes = {
-        int(match[1]): entry.size
-        for entry in store.list(VERSIONS)
-        if (match := re.fullmatch(r"(\d{8,})\.json", entry.path.removeprefix(VERSIONS)))
-    }
-    newest = max(sizes, default=0)  # which is never one that was removed
-    return sorted(number for number, size in sizes.items() if size != len(REMOVED) or number == newest)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

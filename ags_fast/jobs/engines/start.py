@@ -19,7 +19,6 @@ from ags_fast.keys.kms import named_modules
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["import_path", "is_current_directory_trusted", "python_command", "start_python"]
 
 # Its own entries stay behind those given: the standard library's, and what its `site` has set up.
 BOOTSTRAP = "import sys; given = {path}; sys.path[:] = given + [p for p in sys.path if p not in given]; {code}"
@@ -81,9 +80,6 @@ def _interpreter() -> str:
 
 def _is_python(path: str | None) -> bool:
     return bool(path) and os.path.basename(str(path)).lower().startswith("python") and os.access(str(path), os.X_OK)
-
-
-# ---------------------------------------------------------------------------------------------------------- the path
 
 
 def import_path() -> list[str]:

@@ -8,19 +8,22 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ags_fast.dataset.entries import FileEntry, wrapped_by
+from ags_fast.dataset.names import PLANS, numbered
+from ags_fast.dataset.plan import Plan, open_plans
+from ags_fast.dataset.policy import Policy
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError
-from ags_fast.jobs.dataset import PLANS, Dataset, FileEntry, TableRef, Version, numbered, wrapped_by
-from ags_fast.jobs.plan import Plan, open_plans
-from ags_fast.jobs.policy import Policy
 from ags_fast.keys.envelope import DOCUMENT_NBYTES, MASTER_VERSION, Document, KeyEntry, parse_object, unbase64
 from ags_fast.keys.resolver import FOLDER, DatasetKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ags_fast.dataset.ledger import Ledger
+    from ags_fast.dataset.tables import TableRef
+    from ags_fast.dataset.versions import Version
     from ags_fast.keys.kms import KeyVersion
 
-__all__ = ["Job", "Master", "Survey"]
 
 ATTEMPTS = 5  # to find a dataset that nobody changes meanwhile
 
@@ -55,7 +58,7 @@ class Survey:
     in single wrap.
     """
 
-    def __init__(self, opened: Dataset, *, deep: bool = False) -> None:
+    def __init__(self, opened: Ledger, *, deep: bool = False) -> None:
         self.opened = opened
         self.opened_tables: set[str] = set()
         self.unread: list[str] = []  # what could not be: whatever depends on it is not known

@@ -6,31 +6,15 @@ one: what a killed attempt has published is then as good as what its retry would
 
 from __future__ import annotations
 
-import fnmatch
-import heapq
-import os
 import re
 import secrets
-import string
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.names import HIDDEN, JOB_ID, MANIFESTS, PLANS, numbered, object_name
+from ags_fast.dataset.tables import MANIFEST_ENTRIES, TABLE_NBYTES, TableRef, chunks, whole
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS, Store
-from ags_fast.jobs.dataset import (
-    HIDDEN,
-    MANIFEST_ENTRIES,
-    MANIFESTS,
-    PLANS,
-    TABLE_NBYTES,
-    Dataset,
-    FileEntry,
-    TableRef,
-    chunks,
-    numbered,
-    object_name,
-    whole,
-)
 from ags_fast.keys.envelope import DOCUMENT_NBYTES, Document, Envelope, KeyEntry, UnknownKeyError
 from ags_fast.keys.resolver import DatasetKeyStore
 
@@ -38,198 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from contextlib import ExitStack
 
-    from ags_fast.fs import Entry
-    from ags_fast.jobs.dataset import Version
-
-__all__ = [
-    "Choice",
-    "Plan",
-    "Task",
-    "aad_prefixes",
-    "bins",
-    "check_names",
-    "clear",
-    "is_dead",
-    "list_sources",
-    "new_job_id",
-    "open_plans",
-    "orphan_manifests",
-]
-
-JOB_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{12}")
-
-
-def new_job_id() -> str:
-    """Names the job's plan, its temporary files and, where a name is taken, its files. Sorts by time."""
-    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(6)}"
-
-
-# ------------------------------------------------------------------------------------------------------------- listing
-
-
-class Choice(NamedTuple):
-    """Which files of a source are taken: the arguments of `encrypt_files`."""
-
-    hidden: bool = False
-    include: tuple[str, ...] | None = None
-    exclude: tuple[str, ...] = ()
-    links: str = "skip"
-
-    @classmethod
-    def of(cls, hidden: bool, include: Any, exclude: Any, links: str) -> Choice:
-        if links not in ("skip", "follow", "error"):
-            raise ValueError(f"links must be 'skip', 'follow' or 'error', not {links!r}")
-        included, excluded = (
-            None if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns)
-            for patterns in (include, exclude)
-        )
-        return cls(hidden, included, excluded or (), links)
-
-
-def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[tuple[str, str, str]]]:
-    """The files of a tree in the order of their names, and what is left out: path, kind and why.
-
-    Beside what a store leaves out (see `Store.list_all`) and what `choice` excludes, that is what no reader of such a
-    tree looks at: names that begin with ``.`` or ``_`` (``_SUCCESS``), what is in folders so named unless they are
-    partitions (``_year=2026``), and checksums (``x.crc``).
-
-    PolicyError for the folder of a Delta, Iceberg or Hudi table, and for links that are to be errors. ValueError for a
-    pattern of `choice.include` that matches nothing.
-    """
-    listed, left_out = source.list_all()
-    files: list[Entry] = []
-    unused = set(choice.include or ())
-    rows: list[tuple[str, str, str]] = []
-    for entry in listed:
-        parts = entry.path.split("/")
-        _refuse_tables(source, parts)
-        reason = _left_out(entry.path, parts, choice, unused)
-        if reason is None:
-            files.append(entry)
-        else:
-            rows.append((entry.path, *reason))
-    for path, kind, why in left_out:
-        reason = _left_out(path, path.rstrip("/").split("/"), choice, unused)
-        if kind in ("OutsideLink", "DanglingLink", "LinkLoop") and reason is None:
-            if choice.links == "error":
-                raise PolicyError(f"{source.full_path(path)} is {why}: remove it, exclude it, or pass links='skip'")
-            if kind == "OutsideLink":
-                why += ": links='follow' takes what it leads to"
-        rows.append((path, *reason) if reason is not None else (path, kind, why))
-    if unused:
-        raise ValueError(f"include={sorted(unused)[0]!r} matches no file of {source.url}")
-    return files, sorted(rows)
-
-
-def _left_out(path: str, parts: Sequence[str], choice: Choice, unused: set[str]) -> tuple[str, str] | None:
-    """Kind and reason, if it is not taken. The patterns that match it are taken out of `unused`."""
-    if parts[0] == HIDDEN.rstrip("/"):
-        return "ReservedName", f"{HIDDEN} is where a dataset keeps its own files"
-    if choice.include is not None or choice.exclude:
-        above = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]  # a folder's pattern means all that is in it
-        matched = [p for p in choice.include or () if any(fnmatch.fnmatchcase(name, p) for name in above)]
-        unused.difference_update(matched)
-        if choice.include is not None and not matched:
-            return "Excluded", "no pattern of include matches it"
-        for pattern in choice.exclude:
-            if any(fnmatch.fnmatchcase(name, pattern) for name in above):
-                return "Excluded", f"exclude={pattern!r} matches it"
-    if choice.hidden:
-        return None
-    marked = path[0] in "._" or "/." in path or "/_" in path  # few are
-    if marked and any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts):
-        return "HiddenFile", "hidden, as every reader of such folders has it: hidden=True takes it"
-    if parts[-1].endswith((".crc", ".agstmp")):
-        return "HiddenFile", "a checksum or temporary file: hidden=True takes it"
-    return None
-
-
-def _refuse_tables(source: Store, parts: Sequence[str]) -> None:
-    for i, part in enumerate(parts[:-1]):
-        kind = {"_delta_log": "Delta", ".hoodie": "Hudi"}.get(part)
-        if part == "metadata" and parts[-1].endswith(".metadata.json") and i == len(parts) - 2:
-            kind = "Iceberg"
-        if kind:
-            table = "/".join([source.url.rstrip("/"), *parts[:i]])
-            raise PolicyError(
-                f"{table} is the folder of a {kind} table: its log names files by their paths and sizes, and would "
-                "name none of the encrypted ones. Export the table to plain files, or use the table's own encryption"
-            )
-
-
-def check_names(planned: Iterable[FileEntry], present: Iterable[FileEntry]) -> None:
-    """ValueError if two files would have one name, or one file the name of another's folder."""
-    for what in ("path", "file"):
-        names: dict[str, str] = {}
-        for entry in (*present, *planned):
-            name = getattr(entry, what)
-            if name in names:
-                raise ValueError(
-                    f"{entry.source!r} and {names[name]!r} would both be {name!r} in the dataset: rename one of them"
-                )
-            names[name] = entry.source
-        for name in names:
-            folder = name
-            while "/" in folder:
-                folder = folder.rpartition("/")[0]
-                if folder in names:
-                    raise ValueError(
-                        f"{names[folder]!r} would be the file {folder!r} in the dataset, and {names[name]!r} would "
-                        "need a folder of that name: rename one of them"
-                    )
-
-
-def aad_prefixes(template: str | bytes | None, count: int) -> list[bytes]:
-    """The AAD prefix of each of `count` files: 16 random bytes each, or a template's text with the file's number.
-
-    ValueError if the template has no ``{n}``: then all files would have the same prefix, and could be swapped unseen.
-    """
-    if template is None:
-        random = os.urandom(16 * count)
-        return [random[i : i + 16] for i in range(0, 16 * count, 16)]
-    if isinstance(template, bytes):
-        template = template.decode()
-    fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
-    if fields != ["n"]:
-        raise ValueError(
-            f"aad_prefix={template!r} must have the field {{n}}, the number of the file, once and no other: "
-            "'customers_2026-11-20.part{n}'"
-        )
-    return [template.format(n=n).encode() for n in range(count)]
-
-
-# ---------------------------------------------------------------------------------------------------------------- bins
-
-
-class Task(NamedTuple):
-    """What a worker does with one file."""
-
-    entry: FileEntry  # what is made, or read
-    old: FileEntry | None = None  # rekey: what it is made from
-
-
-def bins(tasks: Sequence[Task], *, target_bytes: int, open_cost: int, least: int) -> list[list[Task]]:
-    """Spread files over bins: the longest processing time first, each to the bin that has least to do.
-
-    target_bytes: of plaintext for a bin, opening a file counted as open_cost bytes. least: bins to make if there is
-    work for them: what can run at once, twice over. The fullest bin comes first, and in it the largest file.
-    """
-    if not tasks:
-        return []
-    total = sum(task.entry.plain_length + open_cost for task in tasks)
-    # A bin of less than a sixteenth of the target costs more to start than to do.
-    wanted = max(-(-total // target_bytes), min(least, -(-total * 16 // target_bytes)))
-    count = max(1, min(wanted, len(tasks)))
-    filled: list[list[Task]] = [[] for _ in range(count)]
-    loads = [(0, i) for i in range(count)]
-    for task in sorted(tasks, key=lambda task: -task.entry.plain_length):
-        load, i = loads[0]
-        filled[i].append(task)
-        heapq.heapreplace(loads, (load + task.entry.plain_length + open_cost, i))
-    return [filled[i] for _, i in sorted(loads, reverse=True)]
-
-
-# ---------------------------------------------------------------------------------------------------------------- plan
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.ledger import Ledger
+    from ags_fast.dataset.versions import Version
 
 
 class Plan:
@@ -241,7 +36,7 @@ class Plan:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Ledger,
         job_id: str,
         body: dict[str, Any],
         number: int,
@@ -269,7 +64,7 @@ class Plan:
 
     @classmethod
     def create(
-        cls, dataset: Dataset, job_id: str, entries: Sequence[FileEntry], state: str = "claimed", **facts: Any
+        cls, dataset: Ledger, job_id: str, entries: Sequence[FileEntry], state: str = "claimed", **facts: Any
     ) -> Plan:
         """Claim the names of `entries`; "running": they can be no other job's. facts: what a resumed job must know of
         the first one, as JSON has it."""
@@ -334,7 +129,7 @@ class Plan:
             )
 
     @classmethod
-    def load(cls, dataset: Dataset, job_id: str) -> Plan | None:
+    def load(cls, dataset: Ledger, job_id: str) -> Plan | None:
         """None if the job never came to have one."""
         folder = f"{PLANS}{job_id}/"
         lost: dict[str, KeyEntry] = {}
@@ -368,7 +163,7 @@ class Plan:
             raise FormatError(f"{folder} lacks or garbles {error}") from None
 
     @classmethod
-    def take(cls, dataset: Dataset, job_id: str) -> Plan | None:
+    def take(cls, dataset: Ledger, job_id: str) -> Plan | None:
         """The plan of a dead job, held. None if the job lives, has ended, or has left nothing that says what it did:
         that is removed."""
         plan = cls(dataset, job_id, {}, 0, [])
@@ -388,7 +183,7 @@ class Plan:
         return found
 
     @classmethod
-    def resume(cls, dataset: Dataset, facts: Mapping[str, Any], held: ExitStack, *, sure: bool = True) -> Plan | None:
+    def resume(cls, dataset: Ledger, facts: Mapping[str, Any], held: ExitStack, *, sure: bool = True) -> Plan | None:
         """The newest plan of a dead job that did the same; ours until `held` is closed.
 
         sure: the caller knows that such a job is dead, where the storage cannot tell. What dead jobs have left without
@@ -410,7 +205,7 @@ class Plan:
         return None
 
     @classmethod
-    def names(cls, dataset: Dataset, job_id: str) -> set[str]:
+    def names(cls, dataset: Ledger, job_id: str) -> set[str]:
         """The files that an open job may write; none if it has ended."""
         plan = cls.load(dataset, job_id)
         try:
@@ -432,7 +227,7 @@ class Plan:
         return used.union(*(dict(ref.keys or ()) for ref in refs), *(entry.key_ids() for entry in entries))
 
     @classmethod
-    def key_ids(cls, dataset: Dataset, job_id: str) -> set[str]:
+    def key_ids(cls, dataset: Ledger, job_id: str) -> set[str]:
         """The keys that an open job may need; none if it has ended."""
         claimed = cls._sealed_by(dataset, job_id)  # also if that key is gone, and nothing more can be known
         plan = cls.load(dataset, job_id)
@@ -444,7 +239,7 @@ class Plan:
             return set()
 
     @classmethod
-    def _sealed_by(cls, dataset: Dataset, job_id: str) -> set[str]:
+    def _sealed_by(cls, dataset: Ledger, job_id: str) -> set[str]:
         """The keys of a job's documents, as these claim."""
         found = set()
         for entry in dataset.store.list(f"{PLANS}{job_id}/"):
@@ -599,13 +394,13 @@ def _is_taken(store: Store, file: str) -> bool:
         return True
 
 
-def _lost(dataset: Dataset, key_ids: set[str]) -> dict[str, KeyEntry]:
+def _lost(dataset: Ledger, key_ids: set[str]) -> dict[str, KeyEntry]:
     """Of keys that were removed, those that the key store can still tell of: an expiry was about to give them back, and
     died."""
     return dataset.keys.removed(key_ids) if isinstance(dataset.keys, DatasetKeyStore) else {}
 
 
-def _were_removed(dataset: Dataset, key_ids: set[str]) -> bool:
+def _were_removed(dataset: Ledger, key_ids: set[str]) -> bool:
     """Whether one of these keys was in the key store once."""
     removed = {key_id for change in dataset.keys.history() for key_id in change.changes["removed"]}
     return not removed.isdisjoint(key_ids)
@@ -632,7 +427,7 @@ def open_plans(store: Store, *, begun: bool = False) -> list[str]:
     return sorted(ids)
 
 
-def clear(dataset: Dataset, age: float | None = None) -> None:
+def clear(dataset: Ledger, age: float | None = None) -> None:
     """Remove what jobs that died have left in `_ags/`, and that no plan tells of: temporary files, and folders of plans
     that were never finished, or were being removed. What lives is locked; where nothing can be, only what is a day old
     goes. age: only what is so many seconds old."""
@@ -649,7 +444,7 @@ def clear(dataset: Dataset, age: float | None = None) -> None:
     store.remove_empty_folders(PLANS)
 
 
-def orphan_manifests(dataset: Dataset, age: float | None, job_id: str | None = None) -> list[str]:
+def orphan_manifests(dataset: Ledger, age: float | None, job_id: str | None = None) -> list[str]:
     """Manifests of no version. A job that is about to commit has an open plan, and its id is in their names: where it
     is not, none is an orphan for sure while any plan is open. job_id: those of this job, which is over.
 

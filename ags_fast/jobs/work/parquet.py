@@ -15,11 +15,12 @@ import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.names import check_path
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import NewFile, NewObject
-from ags_fast.jobs.dataset import check_path
-from ags_fast.jobs.task import AlreadyEncryptedError, SourceChangedError, is_there
-from ags_fast.jobs.task import encrypted_already as stream_already
+from ags_fast.jobs.work.context import AlreadyEncryptedError, Outcome, SourceChangedError
+from ags_fast.jobs.work.rows import is_there
+from ags_fast.jobs.work.stream import encrypted_already as stream_already
 from ags_fast.parquet import Keys, decrypt_file, encrypt_file, reencrypt_file, verify
 from ags_fast.parquet._file import Opened, Source
 
@@ -27,18 +28,14 @@ if TYPE_CHECKING:
     import io
     from collections.abc import Callable, Iterator
 
+    from ags_fast.dataset.entries import FileEntry
     from ags_fast.fs import Entry, Store
-    from ags_fast.jobs.dataset import FileEntry
-    from ags_fast.jobs.plan import Task
-    from ags_fast.jobs.task import Context
+    from ags_fast.jobs.work.context import Context, Task
 
-__all__ = ["encrypted_already", "holds", "run", "same_as_source", "view"]
 
 # What `_encrypt` writes has a tag for everything that is encrypted: a file with less is not what was written.
 STRICT: dict[str, Any] = {"allow_ctr": False, "allow_unauthenticated_levels": False}
 KEY_MATERIAL = "AGS-DATASET"  # of key_metadata; keys are found by the dataset's manifests and by nothing in the file
-
-Outcome = tuple[str, str | None, str | None, int]  # status, class and text of a row, and bytes of the encrypted file
 
 
 def run(context: Context, task: Task, attempt: int) -> Outcome:
@@ -47,10 +44,7 @@ def run(context: Context, task: Task, attempt: int) -> Outcome:
 
 
 def _ok(file_length: int) -> Outcome:
-    return "ok", None, None, file_length
-
-
-# ------------------------------------------------------------------------------------------------------------- keys
+    return Outcome("ok", file_length=file_length)
 
 
 def _keys(context: Context, entry: FileEntry) -> Keys:
@@ -66,9 +60,6 @@ def _keys(context: Context, entry: FileEntry) -> Keys:
             raise KeyAccessError(f"column {column['column']!r}: {error}") from None
     metadata = {"keyMaterialType": KEY_MATERIAL, "datasetID": context.dataset_id}
     return Keys(context.envelope.unwrap(*file), columns, footer_metadata=json.dumps(metadata).encode())
-
-
-# ------------------------------------------------------------------------------------------------------------- files
 
 
 @contextmanager
@@ -160,9 +151,6 @@ def _already(plain: Any) -> str | None:
         return None if opened.crypto is None else "it is a Parquet file with a signed footer, and encrypted already"
 
 
-# -------------------------------------------------------------------------------------------------------- operations
-
-
 def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
     entry, source = task.entry, context.other
     assert source is not None
@@ -248,7 +236,7 @@ def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
         # As with AGS1 streams; but what it decrypts to has a length that nobody knows, so the bytes decide.
         if (attempt or context.resume or not context.overwrite) and _is_decrypted(context, entry):
             if context.resume and not attempt:
-                return "skipped", "AlreadyThere", "an earlier run wrote it", entry.file_length
+                return Outcome("skipped", "AlreadyThere", "an earlier run wrote it", entry.file_length)
             return _ok(entry.file_length)
         if not context.overwrite and not context.resume:
             raise FileExistsError(is_there(entry.path))
@@ -259,7 +247,9 @@ def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
         _decrypt_to(context, entry, source, new)
     left_out = [key["column"] for key in entry.column_keys or () if key["key_id"] in context.without]
     if left_out:
-        return "ok", "ColumnsDropped", f"without {', '.join(left_out)}: their keys are not to be had", entry.file_length
+        return Outcome(
+            "ok", "ColumnsDropped", f"without {', '.join(left_out)}: their keys are not to be had", entry.file_length
+        )
     return _ok(entry.file_length)
 
 
@@ -308,9 +298,6 @@ _OPERATIONS: dict[str, Callable[[Context, Task, int], Outcome]] = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------------- readers
-
-
 def view(context: Context, entry: FileEntry) -> io.RawIOBase:
     """A plaintext Parquet file to any reader, decrypted as far as it is read."""
     from ags_fast.parquet import open_plain
@@ -326,7 +313,7 @@ def view(context: Context, entry: FileEntry) -> io.RawIOBase:
         )
 
 
-def write_plain(context: Context, entry: FileEntry, target: Any) -> None:
+def copy(context: Context, entry: FileEntry, target: Any) -> None:
     """Decrypt a file to whatever takes bytes. Every page of it has passed its tag."""
     with _sealed(context, entry) as source:
         _decrypt_to(context, entry, source, target)

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast._threads import thread_count
 from ags_fast.fs import Store
-from ags_fast.jobs.plan import bins
-from ags_fast.jobs.start import import_path, start_python
-from ags_fast.jobs.task import Context, failed_row, run_file
+from ags_fast.jobs.engines.bins import bins
+from ags_fast.jobs.engines.start import import_path, start_python
+from ags_fast.jobs.work.dispatch import run_file
+from ags_fast.jobs.work.rows import failed_row
 from ags_fast.keys.kms import KmsClient, add_calls, as_kms, check_travels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ags_fast.jobs.plan import Task
     from ags_fast.jobs.results import Row
+    from ags_fast.jobs.work.context import Context, Task
 
-__all__ = ["LocalEngine", "client_for", "run_isolated"]
 
 STARTS = 3  # of workers that may fail in a row
 ATTEMPTS = 3  # that a file gets; each that it does not survive costs a worker
@@ -44,7 +44,7 @@ class Worker:
     ready = False
 
     def __init__(self, context: Context, path: list[str]) -> None:
-        self._process = start_python("from ags_fast.jobs.worker import main; main()", path)
+        self._process = start_python("from ags_fast.jobs.engines.worker import main; main()", path)
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._process.stdin as stdin, self._process.stdout as stdout:
             self._tasks = Connection(os.dup(stdin.fileno()), readable=False)

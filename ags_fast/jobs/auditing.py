@@ -9,42 +9,29 @@ import os
 import shlex
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.jobs.dataset import (
-    RETIRES_MS,
-    SCOPE,
-    SUCCESSOR,
-    VERSIONS,
-    Dataset,
-    Want,
-    chosen_files,
-    numbered,
-    retires_ms,
-)
+from ags_fast.dataset.entries import chosen_files
+from ags_fast.dataset.keks import RETIRES_MS, REWRAPPED_MS, SCOPE, SUCCESSOR, Want, retires_ms
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.names import VERSIONS, numbered
+from ags_fast.dataset.policy import DAY_MS
+from ags_fast.dataset.snapshot import Master, Survey
 from ags_fast.jobs.forecast import Forecast
-from ags_fast.jobs.policy import DAY_MS
 from ags_fast.jobs.results import shown
-from ags_fast.jobs.rotation import REWRAPPED_MS
-from ags_fast.jobs.survey import Master, Survey
 from ags_fast.keys.command import kms_options
-from ags_fast.keys.envelope import KeyEntry
 from ags_fast.keys.kms import KMS_TYPE, KmsClient, as_kms, local
 from ags_fast.keys.resolver import for_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ags_fast.jobs.forecast import Cost
+    from ags_fast.keys.envelope import KeyEntry
 
-__all__ = ["EVENTS", "audit", "key_status"]
 
 EVENTS = ("planned", "kek-leaked", "dek-leaked", "mek-leaked")
 NAMED = 8  # things that a sentence names
-
-
-# -------------------------------------------------------------------------------------------------------------- status
 
 
 def key_status(
@@ -67,7 +54,7 @@ def key_status(
 
     No manifest is opened unless the reference to it does not name its keys: ``manifests_opened`` counts those.
     """
-    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
+    opened = Ledger.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
     return _status(Survey(opened), "status")
 
 
@@ -176,8 +163,6 @@ def _versions(survey: Survey) -> list[dict[str, Any]]:
     return rows
 
 
-# --------------------------------------------------------------------------------------------------------------- audit
-
 NOTES = (
     "All of this is about this dataset, as it is now. Other datasets may use the same master keys: audit them, too. A "
     "copy of it that was made earlier needs what the dataset needed then.",
@@ -225,7 +210,7 @@ def audit(
         raise ValueError(f"event must be {', '.join(map(repr, EVENTS))} or None, not {event!r}")
     if paths is not None and event != "dek-leaked":
         raise ValueError("paths are for event='dek-leaked': the files whose data keys somebody may have")
-    opened = Dataset.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
+    opened = Ledger.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
     survey = Survey(opened, deep=True)
     if paths is not None:
         head = opened.committed(survey.head)
@@ -436,7 +421,7 @@ def _first(survey: Survey, shell: _Shell, key_id: str, is_current: bool, held: _
 class _Shell:
     """Commands on the dataset as a shell takes them, with the options that say which KMS."""
 
-    def __init__(self, opened: Dataset, dataset: Any, key_store: Any) -> None:
+    def __init__(self, opened: Ledger, dataset: Any, key_store: Any) -> None:
         self._dataset = dataset if isinstance(dataset, str) else shown(opened.store.url)
         if isinstance(dataset, os.PathLike):
             self._dataset = os.fspath(dataset)
@@ -462,9 +447,6 @@ class _Shell:
         ours = (KMS_TYPE, local.PATH, *local.SECRETS)
         _, path, *secret = kms_options({name: self.properties[name] for name in ours if name in self.properties})
         return shlex.join(["ags-fast", "keys", "create", path, key_id, "--new-version", *secret])
-
-
-# -------------------------------------------------------------------------------------------------------------- events
 
 
 class _Steps:

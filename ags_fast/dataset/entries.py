@@ -1,0 +1,121 @@
+"""Entries: what a manifest or a plan keeps about each file."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ags_fast.ags1 import encrypted_length
+from ags_fast.errors import IntegrityError
+from ags_fast.keys.envelope import (
+    binding,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+MAX_FILES = 1 << 40  # that a job could number
+NEAR_NAMES = 10_000  # files, whose names are compared with one that is not there
+
+
+class FileEntry(NamedTuple):
+    """One file of a dataset, as a manifest keeps it, or as a plan does before it exists."""
+
+    path: str  # what it is called in the dataset, as in the tree it came from
+    file: str  # the object that holds it
+    format: str  # "ags1" or "parquet"
+    plain_length: int  # bytes; what the source had
+    file_length: int  # bytes of the object: the trusted length; of Parquet 0 in a plan, for nobody knows it yet
+    block_size: int  # bytes; of Parquet 0
+    key_id: str  # the key that wraps the DEK
+    wrapped_dek: bytes  # of Parquet the footer key
+    column_keys: tuple[dict[str, Any], ...] | None  # Parquet: {column, key_id, wrapped_dek} of each column of its own
+    aad_prefix: bytes
+    job_id: str  # the job that wrote it
+    set_id: str | None  # the job that numbered it, with others, by an aad_prefix template
+    part: int | None  # its number there
+    parts: int | None  # how many that job numbered
+    source: str  # the path it was made from, in the source or (rekey) in the dataset
+    stamp: str  # which content of the source that was: modification time or etag
+    mode: int | None = None  # permission bits of the source, of 0o777; None where it had none, as in an object store
+    mtime_ns: int | None = None  # when the source was last changed, ns since the epoch; None if nobody knows
+
+    def key_ids(self) -> set[str]:
+        """The keys that wrap its DEKs."""
+        return {self.key_id, *(key["key_id"] for key in self.column_keys or ())}
+
+    def wraps(self, dataset_id: str) -> list[tuple[str, bytes, bytes]]:
+        """Key id, wrapped DEK and binding: of the file first, then of each of its columns."""
+        columns = [(k["key_id"], k["wrapped_dek"], _column_use(k["column"])) for k in self.column_keys or ()]
+        return [
+            (key_id, wrapped, binding(dataset_id, use, self.file))
+            for key_id, wrapped, use in ((self.key_id, self.wrapped_dek, "dek"), *columns)
+        ]
+
+    def with_wraps(self, wraps: Sequence[tuple[str, bytes]]) -> FileEntry:
+        """The same with these key ids and wrapped DEKs, in the order of `wraps`."""
+        columns = self.column_keys
+        if columns:
+            columns = tuple(
+                {**key, "key_id": key_id, "wrapped_dek": wrapped}
+                for key, (key_id, wrapped) in zip(columns, wraps[1:], strict=True)
+            )
+        return self._replace(key_id=wraps[0][0], wrapped_dek=wraps[0][1], column_keys=columns)
+
+
+def _column_use(column: str) -> str:
+    """What a column's DEK is for, as its binding has it."""
+    return f"column:{column}"
+
+
+def column_binding(dataset_id: str, column: str, file: bytes) -> bytes:
+    """Of a column's DEK, with the file's name as tables have it."""
+    return binding(dataset_id, _column_use(column), file.decode("utf-8", "surrogateescape"))
+
+
+def wrapped_by(entries: Iterable[FileEntry]) -> Counter[str]:
+    """How many DEKs of these files each key wraps."""
+    counts: Counter[str] = Counter()
+    for entry in entries:
+        counts[entry.key_id] += 1
+        counts.update(key["key_id"] for key in entry.column_keys or ())
+    return counts
+
+
+def check_lengths(entries: Iterable[FileEntry]) -> None:
+    """IntegrityError if a file cannot have the length and what is said to be in it."""
+    for entry in entries:
+        if entry.format == "ags1" and entry.file_length != _stream_length(entry):
+            raise IntegrityError(
+                f"{entry.file} is said to have {entry.file_length} bytes, and to hold {entry.plain_length} in blocks "
+                f"of {entry.block_size}: that cannot be"
+            )
+
+
+def _stream_length(entry: FileEntry) -> int | None:
+    """The bytes of the AGS1 stream that an entry tells of; None if there can be none."""
+    try:
+        return encrypted_length(entry.plain_length, entry.block_size)
+    except ValueError:
+        return None
+
+
+def chosen_files(entries: Sequence[FileEntry], paths: str | Sequence[str]) -> list[FileEntry]:
+    """Those whose path matches one of the patterns. FileNotFoundError if a pattern matches none: it may be a typo."""
+    patterns = [paths] if isinstance(paths, str) else list(paths)
+    chosen: dict[str, FileEntry] = {}
+    for pattern in patterns:
+        found = [entry for entry in entries if fnmatch.fnmatchcase(entry.path, pattern)]
+        if not found:
+            near = difflib.get_close_matches(pattern, [entry.path for entry in entries[:NEAR_NAMES]], 1, 0.5)
+            if any(entry.path.startswith(pattern.rstrip("/") + "/") for entry in entries):
+                near = [pattern.rstrip("/") + "/*"]
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise FileNotFoundError(f"no file of the dataset matches {pattern!r}{hint}")
+        chosen |= {entry.path: entry for entry in found}
+    if not patterns:
+        raise ValueError("paths is an empty list, which matches no file: None takes all of them")
+    return [entry for entry in entries if entry.path in chosen]

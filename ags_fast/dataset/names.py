@@ -1,0 +1,62 @@
+"""The names of a dataset's objects and the paths of its files."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+import uuid
+
+from ags_fast.errors import PolicyError
+
+HIDDEN = "_ags/"
+VERSIONS = "_ags/versions/"
+MANIFESTS = "_ags/manifests/"
+PLANS = "_ags/plans/"
+CHAIN = "_ags/chain/"
+NAME_NBYTES = 255  # the longest name that file systems take
+NO_NAMES = frozenset(("", ".", ".."))
+
+
+def numbered(number: int) -> str:
+    return f"{number:08d}.json"
+
+
+def object_name(path: str, *marks: object, format: str = "ags1") -> str:
+    """The object that holds `path`: named as it is, and by the marks. What no file system would take is shortened.
+
+    An AGS1 stream is named ``x.avro.mark.ags``. A Parquet file keeps its name and its suffix: ``x.mark.parquet``.
+    """
+    folder, slash, name = path.rpartition("/")
+    suffix = ".ags"
+    if format == "parquet":
+        stem, dot, last = name.rpartition(".")
+        name, suffix = (stem, dot + last) if stem and len(last) < 16 else (name, "")
+    tail = "".join(f".{mark}" for mark in marks) + suffix
+    raw = name.encode("utf-8", "surrogateescape")
+    more = len(tail.encode("utf-8", "surrogateescape"))
+    if len(raw) + more > NAME_NBYTES:
+        digest = hashlib.sha256(raw).hexdigest()[:16]
+        name = f"{raw[: NAME_NBYTES - more - len(digest) - 1].decode(errors='ignore')}.{digest}"
+    return folder + slash + name + tail
+
+
+def manifest_name(job_id: str) -> str:
+    """The path of a new manifest, which says whose it is: what a job leaves that dies is told by that."""
+    return f"{MANIFESTS}{job_id}-{uuid.uuid4()}.arrow.ags"
+
+
+def check_path(path: str) -> str:
+    """A file's name in a dataset: relative, and nowhere else. What a manifest says is checked before it is followed."""
+    if "\0" in path or not NO_NAMES.isdisjoint(path.split("/")):
+        raise PolicyError(f"{path!r} is no path inside a dataset")
+    return path
+
+
+JOB_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{12}")
+
+
+def new_job_id() -> str:
+    """Names the job's plan, its temporary files and, where a name is taken, its files. Sorts by time."""
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(6)}"

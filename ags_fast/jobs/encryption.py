@@ -1,0 +1,400 @@
+"""Encrypt a tree of files into a dataset."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
+from ags_fast.dataset.entries import FileEntry
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.names import new_job_id, object_name
+from ags_fast.dataset.plan import Plan
+from ags_fast.dataset.policy import Policy
+from ags_fast.errors import AgsError, PolicyError
+from ags_fast.fs import Store
+from ags_fast.jobs.engines.local import client_for
+from ags_fast.jobs.planning import begin_plan, continue_plan, reserve_keys
+from ags_fast.jobs.results import JobResult, Row, counted, describe, shown, shown_counts
+from ags_fast.jobs.run import Options, check_apart, commit_files, envelope_for, run_tasks
+from ags_fast.jobs.sources import Choice, aad_prefixes, check_names, list_sources
+from ags_fast.jobs.work.context import Context, SourceChangedError, Task
+from ags_fast.jobs.work.dispatch import work_on
+from ags_fast.jobs.work.rows import planned_row
+from ags_fast.jobs.work.stream import encrypted_already
+from ags_fast.keys.kms import KmsClient, check_key_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ags_fast.fs import Entry
+    from ags_fast.jobs.engines.base import Engine
+
+
+FORMATS = ("ags1", "parquet")
+
+
+@counted
+def encrypt_files(
+    src: Any,
+    dataset: Any,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    wrapping_key_id: str,
+    engine: Engine | None = None,
+    format: str = "ags1",
+    double_wrap: bool = True,
+    dek_length: int = 16,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    aad_prefix: str | bytes | None = None,
+    column_keys: Mapping[str, str] | None = None,
+    overwrite: bool = False,
+    resume: str | None = None,
+    on_error: str = "row",
+    max_failures: int | None = None,
+    fsync: bool = True,
+    verify_after: bool = False,
+    delete_sources: bool = False,
+    dry_run: bool = False,
+    policy: Policy | None = None,
+    min_version: int | None = None,
+    pin: str | None = None,
+    hidden: bool = False,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    links: str = "skip",
+    progress: Any = None,
+    key_store: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Encrypt every file under `src` into `dataset`, and make a version of it that has them.
+
+    src, dataset: folders, local or fsspec URLs; the tree is kept. kms: the properties of a KMS, or a client. Workers
+    make their own from its properties: TypeError for a client that has none, unless the engine is ``LocalEngine(0)``.
+    wrapping_key_id: the master key there. double_wrap: a key of the dataset wraps the data keys and the master key
+    wraps that one, so that a process asks the KMS once; else the KMS wraps every data key. dek_length, block_size:
+    bytes. aad_prefix: None, 16 random bytes for each file; or a template such as ``"customers.part{n}"``, which makes
+    the new files a numbered set: it is committed whole or, if one of them fails, not at all. overwrite: replace files
+    that the dataset has and whose source has changed. resume: continue a job that died on this source: "length" takes
+    what has its planned length as finished, "verify" checks its tags first. fsync: the version is committed when the
+    files are on the disk. verify_after: read every file back before it counts. delete_sources: when, after the commit,
+    every file has been read back from storage intact; also what an earlier run encrypted, if the bytes are the same.
+    dry_run: only plan; the rows say "planned". policy: how the dataset's KEKs are shared and what is kept of old
+    versions, from now on; None leaves what it has. progress: None shows a bar on a terminal, False none, and a callable
+    gets rows as they come. pin, min_version: the dataset must be there, and its newest version must descend from the
+    one that `JobResult.pin` named, or have at least this number: else IntegrityError (PolicyError for min_version), and
+    nothing is written or deleted. ValueError for a malformed pin.
+
+    format: "ags1" makes an AGS1 stream of every file, whatever it is. "parquet" encrypts Parquet files as such, under
+    their own names (Parquet Modular Encryption), and what is none fails: run the job again with "ags1", which takes
+    what is left. column_keys: {dotted path: master key} of columns, or of groups of them, that get data keys of their
+    own, which only who may use that master key can open; a file that lacks such a column fails. resume="length" takes
+    a Parquet file as finished if its footer, which is written last, opens under the planned key.
+
+    hidden: also take files whose name, or a folder's on the way, begins with ``.`` or ``_``, and checksums (``x.crc``),
+    which no reader of such folders looks at. include: take only what one of these patterns matches; exclude: leave out
+    what one matches. A pattern (of `fnmatch`, whose ``*`` also matches "/") that matches a folder stands for all in it.
+    links: symbolic links that stay inside `src` are taken as what they lead to. Those that lead out are left out
+    ("skip") or followed ("follow"); "error" refuses them, and those that lead nowhere, before anything is begun.
+
+    A file that fails is a row. on_error="raise" stops at the first, max_failures after more than so many: JobError,
+    and the plan stays for `resume`. Sources that the dataset has unchanged, and those that are encrypted already, are
+    rows with the status "skipped"; so is all that is left out, with the kind as `error_class`: "HiddenFile",
+    "Excluded", "OutsideLink", "DanglingLink", "LinkLoop", "SpecialFile" (pipes, sockets, devices),
+    "EmptyFolder", "ReservedName" (`_ags`), "TemporaryFile". `JobResult.left_out` counts them. If that leaves nothing
+    at all, there is a UserWarning.
+
+    Kept are names, content, permission bits and the time of the last change. Not kept are owners, ACLs, extended
+    attributes, setuid, setgid and sticky bits, empty folders, the identity of hard links, and holes in sparse files.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"format must be {' or '.join(map(repr, FORMATS))}, not {format!r}")
+    if column_keys is not None and format != "parquet":
+        raise ValueError("column_keys are for format='parquet'")
+    masters = _check_columns(column_keys or {})
+    if dek_length not in (16, 24, 32):
+        raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
+    check_block_size(block_size)
+    options = Options(engine, resume, on_error, max_failures, progress)
+    choice = Choice.of(hidden, include, exclude, links)
+    source = Store(src, storage_options, follow=links == "follow")
+    target = Store(dataset, storage_options)
+    check_apart(source, target)
+    if source.local and not source.exists():
+        raise FileNotFoundError(f"there is no folder {source.url}")
+    listed, left_out = list_sources(source, choice)
+    skipped = [Row(source.full_path(path), None, "skipped", kind, reason) for path, kind, reason in left_out]
+    if not listed and not left_out and not source.exists():
+        raise FileNotFoundError(f"there is no folder {source.url}")
+    counts = Counter(kind for _, kind, _ in left_out)
+    if not listed and counts.keys() - {"EmptyFolder"}:
+        warnings.warn(
+            f"nothing of {source.url} is encrypted: all of it is left out ({shown_counts(counts)})", stacklevel=3
+        )
+    client = client_for(options.engine, kms, source, target)
+    facts = {"operation": "encrypt", "source": shown(source.url)}
+    with ExitStack() as held:
+        plan, base, opened = None, None, None
+        known = pin is not None or bool(min_version)  # that it is there
+        if dry_run or known:
+            try:
+                opened = Ledger.open(target, client, key_store=key_store, pin=pin, min_version=min_version)
+            except FileNotFoundError:
+                if known:
+                    raise
+                # else it would be created
+        if not dry_run:
+            target.check_writable()
+            opened = opened or Ledger.open_or_create(target, client, wrapping_key_id, key_store)
+        entries: list[FileEntry] = []
+        if opened is not None:
+            base, entries = opened.load(writes=True)
+            plan = Plan.resume(opened, facts, held) if options.resume and not dry_run else None
+            if plan is not None and plan.committed() is not None:  # it died between its commit and its end
+                plan.end()
+                plan = None
+                base, entries = opened.load()
+        number, pinned = (base.number, base.pin) if base else (None, None)
+        present = {entry.path: entry for entry in entries}
+        job_id = plan.job_id if plan else new_job_id()
+        if aad_prefix is not None:
+            listed, encrypted = _without_encrypted(source, listed, present, format)
+            skipped += encrypted
+        planned = plan.entries() if plan is not None else []
+        entries, same = _new_entries(listed, present, overwrite, format, block_size, job_id, aad_prefix)
+        if opened is not None and plan is not None and _numbering(planned, job_id) != _numbering(entries, job_id):
+            plan.end()  # a set with other members is another set
+            plan = None
+            job_id = new_job_id()
+            entries, same = _new_entries(listed, present, overwrite, format, block_size, job_id, aad_prefix)
+        skipped += [_unchanged(source, target, entry) for entry in same]
+        replaced = {entry.path: present[entry.path].file for entry in entries if entry.path in present}
+        check_names(entries, [entry for path, entry in present.items() if path not in replaced])
+        if opened is None or dry_run:
+            rows = [planned_row(source.full_path(e.source), target.full_path(e.file), e) for e in entries]
+            return JobResult(job_id, "encrypt", target.url, number, rows + skipped, pinned)
+        if not entries:
+            if plan is not None:
+                plan.end()
+            result = JobResult(job_id, "encrypt", target.url, number, skipped, pinned)
+            if delete_sources:
+                _delete_unchanged(opened, source, same, result)
+            return result
+
+        laid_down = policy or (base.policy if base else Policy())
+        entries = reserve_keys(
+            opened, laid_down, job_id, wrapping_key_id, double_wrap, entries, [masters] * len(entries)
+        )
+        if plan is None:
+            plan, entries = begin_plan(opened, held, job_id, entries, dek_length, base=number or 0, **facts)
+        else:
+            entries = continue_plan(opened, plan, planned, entries, dek_length)
+        context = Context(
+            "encrypt",
+            job_id,
+            opened.id,
+            target,
+            envelope_for(opened, entries),
+            source,
+            fsync=fsync,
+            verify_after=verify_after,
+            resume=options.resume,
+        )
+        rows = run_tasks(context, [Task(entry) for entry in entries], options, plan)
+        if any(row.status == "failed" for row in rows) and any(entry.set_id == job_id for entry in entries):
+            return JobResult(job_id, "encrypt", target.url, number, _held_back(rows) + skipped, pinned)
+        result = commit_files(opened, plan, context, entries, rows, base, replaced, policy)
+        if delete_sources:
+            _delete_sources(opened, source, entries, result, options)
+        result.rows += skipped
+        if delete_sources:
+            _delete_unchanged(opened, source, same, result)
+        return result
+
+
+def _new_entries(
+    listed: Sequence[Entry],
+    present: Mapping[str, FileEntry],
+    overwrite: bool,
+    format: str,
+    block_size: int,
+    job_id: str,
+    template: str | bytes | None,
+) -> tuple[list[FileEntry], list[FileEntry]]:
+    """What is to be made, without keys yet, and what is there already. FileExistsError for what may not be replaced."""
+    new, same, changed = [], [], []
+    for found in listed:
+        old = present.get(found.path)
+        if old is None:
+            new.append(found)
+        elif (old.plain_length, old.stamp) == (found.size, found.stamp):
+            same.append(old)
+        else:
+            changed.append((found, old))
+    if changed and not overwrite:
+        more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
+        raise FileExistsError(
+            f"the dataset has {changed[0][0].path!r}{more} from sources that have changed since: "
+            "pass overwrite=True to replace them in a new version"
+        )
+
+    def shape(found: Entry, *marks: str) -> dict[str, Any]:
+        """The fields of an entry that depend on the format."""
+        ags1 = format == "ags1"
+        return {
+            "file": object_name(found.path, *marks, format=format),
+            "format": format,
+            "plain_length": found.size,
+            "file_length": encrypted_length(found.size, block_size) if ags1 else 0,
+            "block_size": block_size if ags1 else 0,
+        }
+
+    made = []
+    for n, (found, prefix) in enumerate(zip(new, aad_prefixes(template, len(new)), strict=True)):
+        made.append(
+            FileEntry(
+                path=found.path,
+                **shape(found),
+                key_id="",
+                wrapped_dek=b"",
+                column_keys=None,
+                aad_prefix=prefix,
+                job_id=job_id,
+                set_id=None if template is None else job_id,
+                part=None if template is None else n,
+                parts=None if template is None else len(new),
+                source=found.path,
+                stamp=found.stamp,
+                mode=found.mode,
+                mtime_ns=found.mtime_ns,
+            )
+        )
+    for found, old in changed:  # a member of a set stays that member
+        made.append(
+            old._replace(
+                **shape(found, job_id),
+                aad_prefix=os.urandom(16) if old.set_id is None else old.aad_prefix,
+                job_id=job_id,
+                source=found.path,
+                stamp=found.stamp,
+                mode=found.mode,
+                mtime_ns=found.mtime_ns,
+            )
+        )
+    return made, same
+
+
+def _unchanged(source: Store, target: Store, entry: FileEntry) -> Row:
+    return Row(
+        source.full_path(entry.path),
+        target.full_path(entry.file),
+        "skipped",
+        "Unchanged",
+        "the dataset has it, and the source has not changed since",
+        entry.plain_length,
+        entry.file_length,
+        entry.block_size or None,
+        entry.format,
+        entry.key_id,
+    )
+
+
+def _check_columns(column_keys: Mapping[str, str]) -> dict[str, str]:
+    for column, key_id in column_keys.items():
+        if not isinstance(column, str):
+            raise TypeError(f"column_keys names columns by dotted paths, not by {type(column).__name__}")
+        if not column or "\0" in column:
+            raise ValueError(f"column_keys names {column!r}, which is no column's path")
+        check_key_id(key_id)
+    return dict(column_keys)
+
+
+def _without_encrypted(
+    source: Store, listed: Sequence[Entry], present: Mapping[str, FileEntry], format: str
+) -> tuple[list[Entry], list[Row]]:
+    """What is not encrypted already, and rows of what is: a set would lack the numbers of files that are skipped."""
+    left, rows = [], []
+    for found in listed:
+        head = bytearray(8)
+        if found.path not in present and found.size >= len(head):
+            try:
+                with source.open(found.path) as file:
+                    file.readinto(head)
+            except (OSError, PolicyError):
+                pass  # to be its row, when it is its turn
+        reason = encrypted_already(bytes(head))
+        if reason is None and format == "parquet" and head[:4] == b"PAR1" and found.path not in present:
+            from ags_fast.jobs.work import parquet
+
+            reason = parquet.encrypted_already(source, found)
+        if reason is not None:
+            name = source.full_path(found.path)
+            rows.append(Row(name, None, "skipped", "AlreadyEncryptedError", reason, found.size))
+        else:
+            left.append(found)
+    return left, rows
+
+
+def _numbering(entries: Sequence[FileEntry], job_id: str) -> dict[str, tuple[Any, ...]]:
+    return {entry.path: (entry.aad_prefix, entry.part, entry.parts) for entry in entries if entry.set_id == job_id}
+
+
+def _held_back(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a set that is not committed, since it is not whole."""
+    why = "another file of its numbered set failed, so none of them is in the dataset: run the job again with resume"
+    return [
+        row._replace(status="failed", error_class="IncompleteSetError", error=why) if row.status == "ok" else row
+        for row in rows
+    ]
+
+
+def _delete_sources(
+    dataset: Ledger, source: Store, entries: Sequence[FileEntry], result: JobResult, options: Options
+) -> None:
+    """Delete what was encrypted, when all of it has been read back from storage."""
+    made = {dataset.store.full_path(entry.file): entry for entry in entries}
+    good = [made[row.dst] for row in result.rows if row.status == "ok" and row.dst in made]
+    context = Context("verify", result.job_id, dataset.id, dataset.store, envelope_for(dataset, good))
+    checked = {row.src: row for row in run_tasks(context, [Task(entry) for entry in good], options, None)}
+    for i, row in enumerate(result.rows):
+        check = checked.get(row.dst or "")
+        if check is not None and check.status != "ok":
+            result.rows[i] = row._replace(status="failed", error_class=check.error_class, error=check.error)
+    if result.failed:
+        return
+    _delete(dataset, source, good, result, lambda entry: True)
+
+
+def _delete_unchanged(dataset: Ledger, source: Store, same: Sequence[FileEntry], result: JobResult) -> None:
+    """Delete what an earlier run encrypted and did not come to delete. Since that may be long ago, the bytes decide."""
+    if result.failed or not same:
+        return
+    context = Context("decrypt", result.job_id, dataset.id, dataset.store, envelope_for(dataset, same), source)
+    _delete(dataset, source, same, result, lambda entry: work_on(entry.format).same_as_source(context, entry))
+
+
+def _delete(
+    dataset: Ledger,
+    source: Store,
+    entries: Sequence[FileEntry],
+    result: JobResult,
+    may_go: Callable[[FileEntry], bool],
+) -> None:
+    rows = {row.dst: i for i, row in enumerate(result.rows)}
+    for entry in entries:
+        try:
+            there = source.stat(entry.path)
+            if there is None:
+                continue
+            if (there.size, there.stamp) != (entry.plain_length, entry.stamp):
+                raise SourceChangedError("it has changed since")
+            if not may_go(entry):
+                raise SourceChangedError("it has other bytes, though the same size and time of change")
+            source.delete_read(there)
+        except (AgsError, OSError) as error:  # it is in the dataset, and so are others whose sources are gone by now
+            i = rows[dataset.store.full_path(entry.file)]
+            why = f"it is in the dataset, but its source was not deleted: {describe(error)}"
+            result.rows[i] = result.rows[i]._replace(status="failed", error_class=type(error).__name__, error=why)

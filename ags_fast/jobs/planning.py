@@ -1,0 +1,144 @@
+"""The keys and the plan of a job that writes files."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.keks import SLACK_USES, Uses, Want
+from ags_fast.dataset.names import object_name
+from ags_fast.dataset.plan import Plan
+from ags_fast.errors import PolicyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import ExitStack
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.ledger import Ledger
+    from ags_fast.dataset.policy import Policy
+
+
+def column_masters(dataset: Ledger, entry: FileEntry) -> dict[str, str]:
+    """The master key of each column that has a key of its own."""
+    return {key["column"]: dataset.keys.get(key["key_id"]).wrapping_key_id for key in entry.column_keys or ()}
+
+
+def reserve_keys(
+    dataset: Ledger,
+    policy: Policy,
+    job_id: str,
+    wrapping_key_id: str | None,
+    double_wrap: bool,
+    entries: Sequence[FileEntry],
+    masters: Sequence[Mapping[str, str]],
+) -> list[FileEntry]:
+    """The entries with the ids of the keys that will wrap theirs. masters: for each, {column: its master key}."""
+    while True:
+        main = wrapping_key_id or dataset.main_key().wrapping_key_id
+        try:
+            return _reserve_under(main, dataset, policy, job_id, double_wrap, entries, masters)
+        except PolicyError:
+            if wrapping_key_id is not None or dataset.main_key().wrapping_key_id == main:
+                raise  # otherwise a rotation has left it just now
+
+
+def _reserve_under(
+    main: str,
+    dataset: Ledger,
+    policy: Policy,
+    job_id: str,
+    double_wrap: bool,
+    entries: Sequence[FileEntry],
+    masters: Sequence[Mapping[str, str]],
+) -> list[FileEntry]:
+    scopes = policy.scopes([entry.path for entry in entries], job_id) if double_wrap else [None] * len(entries)
+
+    def want(scope: str | None, master: str = main) -> Want:
+        # Under the master key of the rest, a column needs no key apart: one call of the KMS opens both.
+        return Want(master, double_wrap, master != main, scope)
+
+    wraps: Counter[Want] = Counter()
+    for scope, columns in zip(scopes, masters, strict=True):
+        wraps[want(scope)] += 1
+        wraps.update(want(scope, master) for master in columns.values())
+    uses = {kind: Uses(count, spare=count) for kind, count in wraps.items()}  # where a name is taken, wrapped again
+    own = uses.get(Want(main), Uses())
+    uses[Want(main)] = own._replace(spare=own.spare + SLACK_USES + len(entries) // 1000)  # documents and tables
+    keys = dataset.reserve(uses, policy)
+    return [
+        entry._replace(
+            key_id=keys[want(scope)].key_id,
+            column_keys=tuple(
+                {"column": column, "key_id": keys[want(scope, master)].key_id, "wrapped_dek": b""}
+                for column, master in columns.items()
+            )
+            or None,
+        )
+        for entry, scope, columns in zip(entries, scopes, masters, strict=True)
+    ]
+
+
+def _with_keys(dataset: Ledger, entries: Sequence[FileEntry], dek_length: int) -> list[FileEntry]:
+    """The entries with new data keys, wrapped by the keys that they name."""
+    wraps = [entry.wraps(dataset.id) for entry in entries]
+    random = memoryview(os.urandom(dek_length * sum(map(len, wraps))))
+    todo: dict[str, list[tuple[bytes, bytes]]] = {}  # of each key, at once
+    at = 0
+    for key_id, _, bound in chain.from_iterable(wraps):
+        todo.setdefault(key_id, []).append((bytes(random[at : at + dek_length]), bound))
+        at += dek_length
+    envelope = dataset.envelope
+    done = {key_id: iter(envelope.wrap_many(key_id, items)) for key_id, items in todo.items()}
+    return [
+        entry.with_wraps([(key_id, next(done[key_id])) for key_id, _, _ in those])
+        for entry, those in zip(entries, wraps, strict=True)
+    ]
+
+
+def begin_plan(
+    dataset: Ledger,
+    held: ExitStack,
+    job_id: str,
+    entries: Sequence[FileEntry],
+    dek_length: int,
+    **facts: Any,
+) -> tuple[Plan, list[FileEntry]]:
+    """A new plan, ours until `held` is closed, and the entries as it has them."""
+    entries = _with_keys(dataset, entries, dek_length)
+    plan = Plan.create(dataset, job_id, entries, **facts)
+    held.callback(plan.release)
+    return plan, plan.claim(entries)
+
+
+def continue_plan(
+    dataset: Ledger,
+    plan: Plan,
+    planned: Sequence[FileEntry],
+    entries: Sequence[FileEntry],
+    dek_length: int,
+) -> list[FileEntry]:
+    """The entries as the plan has them; those it does not have, or of which the source has changed, planned anew."""
+    if not plan.running:  # it died before it was sure of its names
+        planned = plan.claim(planned)
+    known = {entry.path: entry for entry in planned}
+    same = []
+    anew = []
+    for entry in entries:
+        old = known.get(entry.path)
+        if old is not None and _what(dataset, old) == _what(dataset, entry):
+            same.append(old)
+        else:  # a name that no attempt has written to: what is under the old one has another key
+            file = object_name(entry.path, plan.job_id, plan.number, format=entry.format)
+            anew.append(entry._replace(file=file))
+    if anew:
+        anew = _with_keys(dataset, anew, dek_length)
+        plan.extend(anew)
+    return same + anew
+
+
+def _what(dataset: Ledger, entry: FileEntry) -> tuple[Any, ...]:
+    """What a planned file must have in common with one that would be planned now, to be as good."""
+    return entry.format, entry.plain_length, entry.stamp, entry.block_size, column_masters(dataset, entry)

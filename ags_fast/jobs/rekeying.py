@@ -1,0 +1,115 @@
+"""Write files again, each under a new data key."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.entries import wrapped_by
+from ags_fast.dataset.names import new_job_id, object_name
+from ags_fast.dataset.plan import Plan
+from ags_fast.errors import ConcurrentChangeError
+from ags_fast.jobs.engines.local import client_for
+from ags_fast.jobs.planning import begin_plan, column_masters, continue_plan, reserve_keys
+from ags_fast.jobs.results import JobResult, counted, shown
+from ags_fast.jobs.run import Options, commit_files, envelope_for, open_files, run_tasks, without_false_alarm
+from ags_fast.jobs.sources import aad_prefixes
+from ags_fast.jobs.work.context import Context, Task
+from ags_fast.jobs.work.rows import planned_row
+from ags_fast.keys.envelope import UnknownKeyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ags_fast.jobs.engines.base import Engine
+    from ags_fast.keys.kms import KmsClient
+
+
+@counted
+def rekey_files(
+    dataset: Any,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    wrapping_key_id: str | None = None,
+    engine: Engine | None = None,
+    double_wrap: bool | None = None,
+    dek_length: int = 16,
+    paths: str | Sequence[str] | None = None,
+    resume: str | None = None,
+    on_error: str = "row",
+    max_failures: int | None = None,
+    fsync: bool = True,
+    verify_after: bool = False,
+    dry_run: bool = False,
+    min_version: int | None = None,
+    pin: str | None = None,
+    progress: Any = None,
+    key_store: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Write files of `dataset` anew, each under a new data key, and make a version that has these.
+
+    The version before, and its files, stay readable until they are expired. paths: only files whose path matches one
+    of these patterns. wrapping_key_id: None takes the master key in use. The other arguments are those of
+    `encrypt_files`.
+    """
+    if dek_length not in (16, 24, 32):
+        raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
+    options = Options(engine, resume, on_error, max_failures, progress)
+    kms = client_for(options.engine, kms, dataset)
+    opened, base, chosen = open_files(
+        dataset, kms, key_store, storage_options, None, min_version, pin, paths, writes=True
+    )
+    target = opened.store
+    facts = {"operation": "rekey", "source": shown(target.url)}
+    with ExitStack() as held:
+        plan = Plan.resume(opened, facts, held) if options.resume and not dry_run else None
+        if plan is not None and (made := plan.committed()) is not None:
+            rows = [planned_row(e.file, e.file, e, "ok") for e in opened.entries(made) if e.job_id == plan.job_id]
+            plan.end()
+            return JobResult(plan.job_id, "rekey", target.url, made.number, rows, made.pin)
+        job_id = plan.job_id if plan else new_job_id()
+        prefixes = aad_prefixes(None, len(chosen))
+        entries = [
+            entry._replace(
+                file=object_name(entry.path, job_id, format=entry.format),
+                file_length=entry.file_length if entry.format == "ags1" else 0,
+                job_id=job_id,
+                aad_prefix=prefix if entry.set_id is None else entry.aad_prefix,
+            )
+            for entry, prefix in zip(chosen, prefixes, strict=True)
+        ]
+        old = {entry.path: entry for entry in chosen}
+        if dry_run or not entries:
+            rows = [planned_row(target.full_path(old[e.path].file), target.full_path(e.file), e) for e in entries]
+            return JobResult(job_id, "rekey", target.url, base.number, rows, base.pin)
+        target.check_writable()
+        if double_wrap is None:
+            double_wrap = all(opened.keys.get(key_id).double_wrap for key_id in wrapped_by(chosen))
+        columns = [column_masters(opened, entry) for entry in chosen]
+        entries = reserve_keys(opened, base.policy, job_id, wrapping_key_id, double_wrap, entries, columns)
+        if plan is None:
+            plan, entries = begin_plan(opened, held, job_id, entries, dek_length, base=base.number, **facts)
+        else:
+            entries = continue_plan(opened, plan, plan.entries(), entries, dek_length)
+        replaced = {entry.path: entry.file for entry in chosen}
+        try:
+            envelope = envelope_for(opened, entries, *chosen)
+        except UnknownKeyError:
+            plan.end()
+            raise ConcurrentChangeError(
+                "what was to get new keys was replaced and expired while the job was planned: run it again"
+            ) from None
+        context = Context(
+            "rekey",
+            job_id,
+            opened.id,
+            target,
+            envelope,
+            fsync=fsync,
+            verify_after=verify_after,
+            resume=options.resume,
+        )
+        rows = run_tasks(context, [Task(entry, old[entry.path]) for entry in entries], options, plan)
+        rows = without_false_alarm(opened, base, rows)
+        return commit_files(opened, plan, context, entries, rows, base, replaced)

@@ -1,0 +1,112 @@
+"""Make a version without some files."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.names import new_job_id
+from ags_fast.dataset.plan import Plan
+from ags_fast.errors import IntegrityError
+from ags_fast.jobs.expiry import apply_retention
+from ags_fast.jobs.planning import reserve_keys
+from ags_fast.jobs.results import JobResult, counted, shown
+from ags_fast.jobs.run import open_files
+from ags_fast.jobs.work.rows import planned_row
+from ags_fast.keys.envelope import UnknownKeyError
+from ags_fast.keys.kms import KmsClient, as_kms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ags_fast.dataset.ledger import Ledger
+
+
+@counted
+def remove_files(
+    dataset: Any,
+    paths: str | Sequence[str],
+    *,
+    kms: KmsClient | Mapping[str, str],
+    dry_run: bool = False,
+    min_version: int | None = None,
+    pin: str | None = None,
+    progress: Any = None,
+    key_store: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Make a version of `dataset` without the files whose path matches one of these patterns.
+
+    FileNotFoundError, and nothing is done, if a pattern matches no file. A row for each file. One that another job has
+    replaced meanwhile stays, and is a failed row.
+
+    **This deletes nothing yet.** Older versions have the files: `JobResult.still_in` has their numbers, and a warning
+    says so. `expire` removes these versions, and with them the objects of the files, the manifests that name them, and
+    KEKs that nothing else needs (`force=True`: without waiting for their grace). Copies of the dataset, and what the
+    storage keeps of deleted objects, are not touched by anything here.
+
+    What is left of a numbered set (`aad_prefix`) is no longer checked to be whole. A path that was removed may be
+    encrypted again. dry_run, pin, min_version, progress: as `encrypt_files` has them.
+    """
+    opened, head, chosen = open_files(
+        dataset, as_kms(kms), key_store, storage_options, None, min_version, pin, paths, writes=True
+    )
+    store, job_id = opened.store, new_job_id()
+    stays: set[str] = set()
+    if not dry_run:
+        store.check_writable()
+        reserve_keys(opened, head.policy, job_id, None, True, [], [])  # for what seals the manifests
+        with ExitStack() as held:
+            facts = {"operation": "remove", "source": shown(store.url)}
+            plan = Plan.create(opened, job_id, [], "running", base=head.number, **facts)
+            held.callback(plan.release)
+            head, refused = opened.commit_removal(job_id, chosen)
+            plan.end()
+        stays = {entry.path for entry in refused}
+    rows = [planned_row(store.full_path(entry.file), None, entry, "planned" if dry_run else "ok") for entry in chosen]
+    why = "another job has put another file of this path into the dataset meanwhile: run the job again"
+    rows = [
+        row._replace(status="failed", error_class="ConcurrentChangeError", error=why) if entry.path in stays else row
+        for entry, row in zip(chosen, rows, strict=True)
+    ]
+    if callable(progress):
+        progress(rows)
+    result = JobResult(job_id, "remove", store.url, head.number, rows, head.pin)
+    if not dry_run:
+        apply_retention(opened, result)
+    result.still_in = _versions_with(opened, {entry.path for entry in chosen} - stays, 0 if dry_run else head.number)
+    text = "Copies of the dataset, and what the storage keeps of deleted objects, still have the files."
+    if result.still_in:
+        text = f"Still in {_numbers(result.still_in)}, until expire removes that. {text}"
+    result.warnings.append(text)
+    return result
+
+
+def _versions_with(opened: Ledger, paths: set[str], but: int) -> list[int]:
+    """The numbers of the versions that have a file at one of these paths; without the number `but`."""
+    opened.keys.refresh()
+    known: dict[str, bool] = {}  # of each manifest, whether it has one
+    found = []
+    for version in opened.versions():
+        if version.number == but or not paths:
+            continue
+        try:
+            for ref in version.manifests:
+                if ref.path not in known:
+                    entries = opened.open_table(ref, opened.envelope)
+                    known[ref.path] = not paths.isdisjoint(entry.path for entry in entries)
+        except (IntegrityError, UnknownKeyError):
+            if version.number in opened.version_numbers():
+                raise
+            continue  # it was expired meanwhile
+        if any(known[ref.path] for ref in version.manifests):
+            found.append(version.number)
+    return sorted(found)
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"version {numbers[0]}"
+    if len(numbers) == numbers[-1] - numbers[0] + 1:
+        return f"versions {numbers[0]} to {numbers[-1]}"
+    return f"versions {', '.join(map(str, numbers))}"

@@ -1,0 +1,217 @@
+"""What all jobs over files share: arguments, running tasks, committing."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.entries import FileEntry, chosen_files
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.names import HIDDEN
+from ags_fast.errors import KeyAccessError
+from ags_fast.jobs.engines.base import Engine
+from ags_fast.jobs.engines.local import LocalEngine
+from ags_fast.jobs.expiry import apply_retention
+from ags_fast.jobs.results import JobError, JobResult, Row
+from ags_fast.jobs.work.rows import failed_row, is_there, make_row
+from ags_fast.keys.kms import KmsClient, as_kms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ags_fast.dataset.plan import Plan
+    from ags_fast.dataset.policy import Policy
+    from ags_fast.dataset.versions import Version
+    from ags_fast.fs import Store
+    from ags_fast.jobs.work.context import Context, Task
+    from ags_fast.keys.envelope import Envelope
+
+
+LOCAL_OPEN_COST = 512 << 10  # bytes that could be done in the time that opening a file takes
+STORE_OPEN_COST = 4 << 20
+
+
+class Options:
+    """The arguments that say how a job is run."""
+
+    def __init__(
+        self, engine: Engine | None, resume: str | None, on_error: str, max_failures: int | None, progress: Any
+    ) -> None:
+        if resume not in (None, "length", "verify"):
+            raise ValueError(f"resume must be None, 'length' or 'verify', not {resume!r}")
+        if on_error not in ("row", "raise"):
+            raise ValueError(f"on_error must be 'row' or 'raise', not {on_error!r}")
+        if max_failures is not None and max_failures < 0:
+            raise ValueError(f"max_failures must not be negative, not {max_failures}")
+        self.engine: Engine = LocalEngine() if engine is None else engine
+        self.resume = resume
+        self.max_failures = 0 if on_error == "raise" else max_failures
+        self.progress = progress
+
+
+def check_apart(one: Store, other: Store) -> None:
+    a, b = ((os.path.realpath(s.url) if s.local else s.url).rstrip("/") + "/" for s in (one, other))
+    if a.startswith(b) or b.startswith(a):
+        raise ValueError(f"{one.url} and {other.url}: neither may be the other, or inside it")
+
+
+def open_files(
+    dataset: Any,
+    kms: KmsClient | Mapping[str, str],
+    key_store: Any,
+    storage_options: Mapping[str, Any] | None,
+    version: int | None,
+    min_version: int | None,
+    pin: str | None,
+    paths: str | Sequence[str] | None,
+    writes: bool = False,
+) -> tuple[Ledger, Version, list[FileEntry]]:
+    opened = Ledger.open(dataset, as_kms(kms), storage_options, key_store, pin=pin)
+    head, entries = opened.load(version, min_version, writes=writes)
+    return opened, opened.committed(head), entries if paths is None else chosen_files(entries, paths)
+
+
+def envelope_for(dataset: Ledger, entries: Sequence[FileEntry], *more: FileEntry) -> Envelope:
+    """What opens these, and nothing else, to be sent to workers."""
+    return dataset.envelope.subset({key_id for entry in (*entries, *more) for key_id in entry.key_ids()})
+
+
+def denied_keys(dataset: Ledger, entries: Sequence[FileEntry]) -> frozenset[str]:
+    """The keys of columns that cannot be had. Each is asked for once, and here: all files are to lack the same."""
+    envelope = dataset.envelope
+    denied: dict[str, bool] = {}
+    for entry in entries:
+        for wrap in entry.wraps(dataset.id)[1:] if entry.column_keys else ():
+            if wrap[0] in denied:
+                continue
+            try:
+                envelope.unwrap(*wrap)
+                denied[wrap[0]] = False
+            except KeyAccessError:
+                denied[wrap[0]] = True
+    return frozenset(key_id for key_id, refused in denied.items() if refused)
+
+
+def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: Plan | None) -> list[Row]:
+    """Do the files, in whatever order; their rows. JobError if there are more failures than allowed."""
+    rows: list[Row] = []
+    todo = tasks
+    finished: list[Task] = []
+    if plan is not None and context.resume == "length":  # one listing, and not a look at every file
+        there = {entry.path: entry.size for entry in context.dataset.list() if not entry.path.startswith(HIDDEN)}
+        finished = [t for t in tasks if t.entry.file_length and there.get(t.entry.file) == t.entry.file_length]
+        done = {task.entry.path for task in finished}
+        todo = [task for task in tasks if task.entry.path not in done]
+    refused = []
+    if context.op == "decrypt" and context.other is not None and not context.overwrite and not context.resume:
+        # Asked here, once, and not by the workers: one of them may have another attempt of the same file beside it.
+        taken = {entry.path for entry in context.other.list()}
+        refused = [task for task in todo if task.entry.path in taken]
+        todo = [task for task in todo if task.entry.path not in taken]
+    failures = 0
+    callback = options.progress if callable(options.progress) else None
+    with _bar(context.op, sum(task.entry.plain_length for task in tasks), options.progress) as bar:
+
+        def report(more: list[Row]) -> None:
+            nonlocal failures
+            rows.extend(more)
+            failures += sum(row.status == "failed" for row in more)
+            bar.update(sum(row.plain_length or 0 for row in more))
+            if callback is not None:
+                callback(more)
+            if options.max_failures is not None and failures > options.max_failures:
+                raise _TooManyError
+
+        local = context.dataset.local and (context.other is None or context.other.local)
+        try:
+            if finished:
+                report([make_row(context, task) for task in finished])
+            if refused:
+                report([failed_row(context, t, 0, "FileExistsError", is_there(t.entry.path)) for t in refused])
+            options.engine.run(context, todo, LOCAL_OPEN_COST if local else STORE_OPEN_COST, report)
+        except BaseException as error:
+            # What was finished stays, for the plan knows it; what was not, goes.
+            _sweep_job(context, tasks)
+            if not isinstance(error, _TooManyError):
+                raise
+            result = JobResult(context.job_id, context.op, context.dataset.url, None, rows)
+            first = result.failed[0]
+            raise JobError(
+                f"stopped after {failures} failed files, of which the first is {first.src}: "
+                f"{first.error_class}: {first.error}",
+                result,
+            ) from None
+    return rows
+
+
+def without_false_alarm(dataset: Ledger, version: Version, rows: list[Row]) -> list[Row]:
+    """What is missing of a version that was expired while its files were read was not taken by a stranger."""
+    if version.number in dataset.version_numbers():
+        return rows
+    why = f"version {version.number} was expired while its files were read: run the job again"
+    return [
+        row._replace(error_class="ConcurrentChangeError", error=why) if row.error_class == "IntegrityError" else row
+        for row in rows
+    ]
+
+
+class _TooManyError(Exception):
+    pass
+
+
+def _sweep_job(context: Context, tasks: Sequence[Task]) -> None:
+    if context.op == "decrypt" and context.other is not None:
+        context.other.sweep(context.job_id, paths={task.entry.path for task in tasks})
+    elif context.op != "verify":
+        context.dataset.sweep(context.job_id, paths={task.entry.file for task in tasks})
+
+
+def _bar(op: str, total: int, progress: Any) -> Any:
+    from tqdm import tqdm
+
+    # None: only where stderr is a terminal.
+    disable = None if progress is None else not progress or callable(progress)
+    return tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, desc=op, disable=disable)
+
+
+def commit_files(
+    dataset: Ledger,
+    plan: Plan,
+    context: Context,
+    entries: Sequence[FileEntry],
+    rows: list[Row],
+    base: Version | None,
+    replaced: Mapping[str, str],
+    policy: Policy | None = None,
+) -> JobResult:
+    """Make the version with what succeeded, and end the job."""
+    by_name = {context.dataset.full_path(entry.file): entry for entry in entries}
+    made = [(by_name[row.dst], row.file_length) for row in rows if row.status == "ok" and row.dst is not None]
+    good = [entry if entry.file_length else entry._replace(file_length=length or 0) for entry, length in made]
+    good.sort(key=lambda entry: entry.path)
+    version = base
+    refused: list[FileEntry] = []
+    if good:
+        if context.fsync:
+            dataset.store.sync_folders(entry.file for entry in good)
+        version, refused = dataset.commit(
+            context.op,
+            context.job_id,
+            good,
+            base=base,
+            replaced={entry.path: replaced[entry.path] for entry in good if entry.path in replaced},
+            policy=policy,
+        )
+    if refused:
+        names = {context.dataset.full_path(entry.file) for entry in refused}
+        why = "another job has put a file of this path into the dataset meanwhile: run the job again"
+        rows = [
+            row._replace(status="failed", error_class="ConcurrentChangeError", error=why) if row.dst in names else row
+            for row in rows
+        ]
+    plan.end({entry.file for entry in good}.difference(entry.file for entry in refused))
+    number, pinned = (version.number, version.pin) if version is not None else (None, None)
+    result = JobResult(context.job_id, context.op, dataset.store.url, number, rows, pinned)
+    if good:
+        apply_retention(dataset, result)
+    return result

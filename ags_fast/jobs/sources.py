@@ -1,0 +1,148 @@
+"""Which files of a source tree a job takes, and what the files are called in the dataset."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import string
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ags_fast.dataset.names import HIDDEN
+from ags_fast.errors import PolicyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.fs import Entry, Store
+
+
+class Choice(NamedTuple):
+    """Which files of a source are taken: the arguments of `encrypt_files`."""
+
+    hidden: bool = False
+    include: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    links: str = "skip"
+
+    @classmethod
+    def of(cls, hidden: bool, include: Any, exclude: Any, links: str) -> Choice:
+        if links not in ("skip", "follow", "error"):
+            raise ValueError(f"links must be 'skip', 'follow' or 'error', not {links!r}")
+        included, excluded = (
+            None if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns)
+            for patterns in (include, exclude)
+        )
+        return cls(hidden, included, excluded or (), links)
+
+
+def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[tuple[str, str, str]]]:
+    """The files of a tree in the order of their names, and what is left out: path, kind and why.
+
+    Beside what a store leaves out (see `Store.list_all`) and what `choice` excludes, that is what no reader of such a
+    tree looks at: names that begin with ``.`` or ``_`` (``_SUCCESS``), what is in folders so named unless they are
+    partitions (``_year=2026``), and checksums (``x.crc``).
+
+    PolicyError for the folder of a Delta, Iceberg or Hudi table, and for links that are to be errors. ValueError for a
+    pattern of `choice.include` that matches nothing.
+    """
+    listed, left_out = source.list_all()
+    files: list[Entry] = []
+    unused = set(choice.include or ())
+    rows: list[tuple[str, str, str]] = []
+    for entry in listed:
+        parts = entry.path.split("/")
+        _refuse_tables(source, parts)
+        reason = _left_out(entry.path, parts, choice, unused)
+        if reason is None:
+            files.append(entry)
+        else:
+            rows.append((entry.path, *reason))
+    for path, kind, why in left_out:
+        reason = _left_out(path, path.rstrip("/").split("/"), choice, unused)
+        if kind in ("OutsideLink", "DanglingLink", "LinkLoop") and reason is None:
+            if choice.links == "error":
+                raise PolicyError(f"{source.full_path(path)} is {why}: remove it, exclude it, or pass links='skip'")
+            if kind == "OutsideLink":
+                why += ": links='follow' takes what it leads to"
+        rows.append((path, *reason) if reason is not None else (path, kind, why))
+    if unused:
+        raise ValueError(f"include={sorted(unused)[0]!r} matches no file of {source.url}")
+    return files, sorted(rows)
+
+
+def _left_out(path: str, parts: Sequence[str], choice: Choice, unused: set[str]) -> tuple[str, str] | None:
+    """Kind and reason, if it is not taken. The patterns that match it are taken out of `unused`."""
+    if parts[0] == HIDDEN.rstrip("/"):
+        return "ReservedName", f"{HIDDEN} is where a dataset keeps its own files"
+    if choice.include is not None or choice.exclude:
+        above = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]  # a folder's pattern means all that is in it
+        matched = [p for p in choice.include or () if any(fnmatch.fnmatchcase(name, p) for name in above)]
+        unused.difference_update(matched)
+        if choice.include is not None and not matched:
+            return "Excluded", "no pattern of include matches it"
+        for pattern in choice.exclude:
+            if any(fnmatch.fnmatchcase(name, pattern) for name in above):
+                return "Excluded", f"exclude={pattern!r} matches it"
+    if choice.hidden:
+        return None
+    marked = path[0] in "._" or "/." in path or "/_" in path  # few are
+    if marked and any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts):
+        return "HiddenFile", "hidden, as every reader of such folders has it: hidden=True takes it"
+    if parts[-1].endswith((".crc", ".agstmp")):
+        return "HiddenFile", "a checksum or temporary file: hidden=True takes it"
+    return None
+
+
+def _refuse_tables(source: Store, parts: Sequence[str]) -> None:
+    for i, part in enumerate(parts[:-1]):
+        kind = {"_delta_log": "Delta", ".hoodie": "Hudi"}.get(part)
+        if part == "metadata" and parts[-1].endswith(".metadata.json") and i == len(parts) - 2:
+            kind = "Iceberg"
+        if kind:
+            table = "/".join([source.url.rstrip("/"), *parts[:i]])
+            raise PolicyError(
+                f"{table} is the folder of a {kind} table: its log names files by their paths and sizes, and would "
+                "name none of the encrypted ones. Export the table to plain files, or use the table's own encryption"
+            )
+
+
+def check_names(planned: Iterable[FileEntry], present: Iterable[FileEntry]) -> None:
+    """ValueError if two files would have one name, or one file the name of another's folder."""
+    for what in ("path", "file"):
+        names: dict[str, str] = {}
+        for entry in (*present, *planned):
+            name = getattr(entry, what)
+            if name in names:
+                raise ValueError(
+                    f"{entry.source!r} and {names[name]!r} would both be {name!r} in the dataset: rename one of them"
+                )
+            names[name] = entry.source
+        for name in names:
+            folder = name
+            while "/" in folder:
+                folder = folder.rpartition("/")[0]
+                if folder in names:
+                    raise ValueError(
+                        f"{names[folder]!r} would be the file {folder!r} in the dataset, and {names[name]!r} would "
+                        "need a folder of that name: rename one of them"
+                    )
+
+
+def aad_prefixes(template: str | bytes | None, count: int) -> list[bytes]:
+    """The AAD prefix of each of `count` files: 16 random bytes each, or a template's text with the file's number.
+
+    ValueError if the template has no ``{n}``: then all files would have the same prefix, and could be swapped unseen.
+    """
+    if template is None:
+        random = os.urandom(16 * count)
+        return [random[i : i + 16] for i in range(0, 16 * count, 16)]
+    if isinstance(template, bytes):
+        template = template.decode()
+    fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+    if fields != ["n"]:
+        raise ValueError(
+            f"aad_prefix={template!r} must have the field {{n}}, the number of the file, once and no other: "
+            "'customers_2026-11-20.part{n}'"
+        )
+    return [template.format(n=n).encode() for n in range(count)]

@@ -1,0 +1,93 @@
+"""What the tasks of a job have in common, and what a task is. Both travel to every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ags_fast.dataset.names import check_path
+from ags_fast.errors import AgsError, IntegrityError
+from ags_fast.fs import NotAFileError, Store
+from ags_fast.keys.envelope import Envelope, binding
+from ags_fast.stream import AgsReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.fs import NewFile, NewObject
+
+
+class Task(NamedTuple):
+    """What a worker does with one file."""
+
+    entry: FileEntry  # what is made, or read
+    old: FileEntry | None = None  # rekey: what it is made from
+
+
+class SourceChangedError(AgsError):
+    """A source is not what was planned. The next run, or a resumed one, plans it anew, with a new key."""
+
+
+class AlreadyEncryptedError(AgsError):
+    """A source is encrypted as it is: it is skipped. To open it needs its own key, not the dataset's."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all files of a job have in common. It goes to every worker, and so holds no key: the KMS is named only by
+    its properties, and data keys are wrapped."""
+
+    op: str
+    job_id: str
+    dataset_id: str
+    dataset: Store
+    envelope: Envelope
+    other: Store | None = None  # the source of an encryption, the destination of a decryption
+    threads: int | None = None
+    fsync: bool = True
+    verify_after: bool = False
+    overwrite: bool = False
+    resume: str | None = None
+    moves: Mapping[str, str] = field(default_factory=dict)  # rotate: the keys to leave, and those to go to
+    ready: Mapping[tuple[str, bytes], bytes] = field(default_factory=dict)  # rotate: what the KMS has wrapped anew
+    concurrency: int = 1  # rotate: calls of the KMS at once
+    isolate: bool = False  # run each file in a process of its own: one of them kills its worker
+    without: frozenset[str] = frozenset()  # keys that are not to be had; of Parquet, their columns are left out
+    preserve: bool = True  # decrypt: give files the modes and times that their sources had
+
+    def dek(self, entry: FileEntry) -> bytes:
+        return self.envelope.unwrap(entry.key_id, entry.wrapped_dek, binding(self.dataset_id, "dek", entry.file))
+
+    def restored(self, entry: FileEntry) -> NewFile | NewObject:
+        """The file that an entry is decrypted to, in the making. Until it is complete, nobody else may read it."""
+        assert self.other is not None
+        mode, mtime_ns = (entry.mode, entry.mtime_ns) if self.preserve else (None, None)
+        return self.other.new(entry.path, tag=self.job_id, private=True, fsync=self.fsync, mode=mode, mtime_ns=mtime_ns)
+
+    def reader(self, entry: FileEntry, file: str | None = None) -> AgsReader:
+        """The plaintext of `entry`, or what `file` has to show for it."""
+        name = check_path(file or entry.file)
+        try:
+            return AgsReader(
+                self.dataset.source(name),
+                self.dek(entry),
+                length=entry.file_length,
+                aad_prefix=entry.aad_prefix,
+                block_size=entry.block_size,
+                threads=self.threads,
+            )
+        except FileNotFoundError:
+            raise IntegrityError(f"{name} is missing, but a manifest says it is part of the dataset") from None
+        except NotAFileError:
+            raise IntegrityError(f"{name} is no regular file, but a manifest says it is part of the dataset") from None
+
+
+class Outcome(NamedTuple):
+    """What became of a file."""
+
+    status: str  # "ok" or "skipped"; a failure is an exception
+    error_class: str | None = None
+    error: str | None = None
+    file_length: int = 0  # bytes of the encrypted file

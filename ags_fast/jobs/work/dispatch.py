@@ -1,0 +1,63 @@
+"""Run one task. The table of formats is here: one entry for each kind of file, and its module does the work."""
+
+from __future__ import annotations
+
+import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from ags_fast.errors import FormatError
+from ags_fast.jobs.results import Row, describe
+from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Outcome, Task
+from ags_fast.jobs.work.rows import make_row
+
+if TYPE_CHECKING:
+    import io
+
+    from ags_fast.dataset.entries import FileEntry
+
+# The module of each format. A module is imported when a task first needs it: Parquet's takes longer than a small job.
+MODULES = {
+    "ags1": "ags_fast.jobs.work.stream",
+    "parquet": "ags_fast.jobs.work.parquet",
+    "manifest": "ags_fast.jobs.work.manifest",
+}
+
+
+class Work(Protocol):
+    """What the module of a format offers. A manifest has `run` only."""
+
+    def run(self, context: Context, task: Task, attempt: int) -> Outcome:
+        """Do what the job does with one file."""
+
+    def view(self, context: Context, entry: FileEntry) -> io.RawIOBase:
+        """Open the plaintext of a file for reading at any position."""
+
+    def copy(self, context: Context, entry: FileEntry, target: Any) -> None:
+        """Decrypt a file to anything that takes bytes."""
+
+    def holds(self, context: Context, entry: FileEntry, file: str) -> bool:
+        """Return whether `file` holds what belongs to `entry`. Raises the reader's error if not."""
+
+    def same_as_source(self, context: Context, entry: FileEntry) -> bool:
+        """Return whether the source of a file has the bytes that the dataset holds."""
+
+
+def work_on(format: str) -> Work:
+    """Return the module that works on files of a format. FormatError for a format that only a newer ags_fast knows."""
+    if format not in MODULES:
+        raise FormatError(f"a newer ags_fast made this file: its format is {format!r}")
+    return cast("Work", import_module(MODULES[format]))
+
+
+def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
+    """Do one file. A fault of the file is in the row; only a fault of the worker is raised."""
+    begun = time.monotonic()
+    try:
+        status, error_class, text, file_length = work_on(task.entry.format).run(context, task, attempt)
+        task = task._replace(entry=task.entry._replace(file_length=file_length))
+    except AlreadyEncryptedError as error:
+        status, error_class, text = "skipped", "AlreadyEncryptedError", str(error)
+    except Exception as error:
+        status, error_class, text = "failed", type(error).__name__, describe(error)
+    return make_row(context, task, attempt, status, error_class, text, time.monotonic() - begun)

@@ -1,0 +1,98 @@
+"""Rows: what a job says about each file."""
+
+from __future__ import annotations
+
+import functools
+import socket
+from typing import TYPE_CHECKING
+
+from ags_fast.jobs.results import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.jobs.work.context import Context, Task
+
+
+def make_row(
+    context: Context,
+    task: Task,
+    attempt: int = 0,
+    status: str = "ok",
+    error_class: str | None = None,
+    error: str | None = None,
+    seconds: float = 0.0,
+) -> Row:
+    """The row of a file; without more arguments, of one with which all is well."""
+    source, destination = NAMES[context.op]
+    entry = task.entry
+    return Row(
+        source(context, task),
+        destination(context, task),
+        status,
+        error_class,
+        error,
+        entry.plain_length,
+        entry.file_length or None,
+        entry.block_size or None,
+        entry.format,
+        entry.key_id or None,
+        seconds,
+        attempt,
+        _host(),
+    )
+
+
+def planned_row(src: str, dst: str | None, entry: FileEntry, status: str = "planned") -> Row:
+    """The row of a file that nobody has done yet."""
+    return Row(
+        src,
+        dst,
+        status,
+        plain_length=entry.plain_length,
+        file_length=entry.file_length or None,
+        block_size=entry.block_size or None,
+        format=entry.format,
+        key_id=entry.key_id or None,
+    )
+
+
+def failed_row(context: Context, task: Task, attempt: int, error_class: str, error: str) -> Row:
+    return make_row(context, task, attempt, "failed", error_class, error)
+
+
+_host = functools.cache(socket.gethostname)
+
+
+def is_there(path: str) -> str:
+    return f"{path} is there already: pass overwrite=True to replace it"
+
+
+def _in_dataset(context: Context, task: Task) -> str:
+    return context.dataset.full_path(task.entry.file)
+
+
+def _source_file(context: Context, task: Task) -> str:
+    assert context.other is not None
+    return context.other.full_path(task.entry.source)
+
+
+def _destination_file(context: Context, task: Task) -> str:
+    assert context.other is not None
+    return context.other.full_path(task.entry.path)
+
+
+def _old_file(context: Context, task: Task) -> str:
+    assert task.old is not None
+    return context.dataset.full_path(task.old.file)
+
+
+# The names of what each operation reads and writes.
+NAMES: dict[str, tuple[Callable[[Context, Task], str], Callable[[Context, Task], str | None]]] = {
+    "encrypt": (_source_file, _in_dataset),
+    "decrypt": (_in_dataset, _destination_file),
+    "verify": (_in_dataset, lambda context, task: None),
+    "rekey": (_old_file, _in_dataset),
+    "rotate": (_old_file, _in_dataset),
+}

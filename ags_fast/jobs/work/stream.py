@@ -1,0 +1,235 @@
+"""What a task does to a file in the AGS1 format."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ags_fast._core import OVERHEAD_NBYTES, Key
+from ags_fast.ags1 import HEADER_NBYTES, encode_header
+from ags_fast.dataset.names import check_path
+from ags_fast.errors import AgsError, FormatError, IntegrityError
+from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Outcome, SourceChangedError, Task
+from ags_fast.jobs.work.rows import is_there
+from ags_fast.stream import AgsReader, AgsWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.fs import Store
+
+SMALL_NBYTES = 64 << 10  # of plaintext that is sealed and written by one call
+CHUNK_NBYTES = 1 << 20  # of plaintext at a time, or a block a thread if that is more
+_here = threading.local()  # a thread does one file at a time
+
+
+def _chunks(context: Context, block_size: int) -> memoryview:
+    size = max(CHUNK_NBYTES // block_size, context.threads or 1) * block_size
+    chunk: bytearray = getattr(_here, "chunk", bytearray())
+    if len(chunk) < size:
+        chunk = _here.chunk = bytearray(size)
+    return memoryview(chunk)[:size]
+
+
+def _encrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | None:
+    entry = task.entry
+    assert context.other is not None
+    if _is_finished(context, entry, attempt):
+        return None
+    if _is_small(entry) and (plain := context.other.take(entry.source, entry.plain_length, entry.stamp)) is not None:
+        _refuse_encrypted(plain)
+        _write_small(context, entry, plain)
+    else:
+        _encrypt_steps(context, context.other, entry)
+    if context.verify_after:
+        _check(context, entry)
+    return None
+
+
+def _encrypt_steps(context: Context, source: Store, entry: FileEntry) -> None:
+    with source.open(entry.source) as file:
+        if file.stamp != entry.stamp or file.size != entry.plain_length:
+            raise SourceChangedError(f"{entry.source} has changed since it was planned: run the job again")
+        chunk = _chunks(context, entry.block_size)
+        got = file.readinto(chunk)
+        _refuse_encrypted(bytes(chunk[: min(got, 8)]))
+        with _writer(context, entry) as writer:
+            while got and writer.tell() <= entry.plain_length:  # it may grow for ever
+                writer.write(chunk[:got])
+                got = file.readinto(chunk)
+            if writer.tell() != entry.plain_length or file.changed():
+                raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
+
+
+def _refuse_encrypted(head: bytes) -> None:
+    if reason := encrypted_already(head):
+        raise AlreadyEncryptedError(reason)
+
+
+def _writer(context: Context, entry: FileEntry) -> AgsWriter:
+    return AgsWriter(
+        context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync),
+        context.dek(entry),
+        aad_prefix=entry.aad_prefix,
+        block_size=entry.block_size,
+        threads=context.threads,
+    )
+
+
+def _is_small(entry: FileEntry) -> bool:
+    return entry.plain_length <= min(SMALL_NBYTES, entry.block_size)
+
+
+def _write_small(context: Context, entry: FileEntry, plain: bytes) -> None:
+    """Like a writer, but all at once: around a small file, each step costs as much as what is done with it."""
+    key, block_size = Key(context.dek(entry)), entry.block_size
+    stream = key.seal_bytes(entry.aad_prefix, block_size, encode_header(block_size), plain)
+    context.dataset.put(entry.file, stream, tag=context.job_id, fsync=context.fsync)
+
+
+def _is_finished(context: Context, entry: FileEntry, attempt: int) -> bool:
+    """Whether an earlier attempt, or the job that is resumed, published the file, and died before it could say so."""
+    if not attempt and context.resume != "verify":
+        return False
+    there = context.dataset.stat(entry.file)
+    if there is None or there.size != entry.file_length:
+        return False
+    if context.resume == "verify":
+        try:
+            _check(context, entry)
+        except (IntegrityError, FormatError):
+            return False
+    return True
+
+
+def encrypted_already(head: bytes) -> str | None:
+    """Why a file that begins so need not be encrypted; None if it is as it should be."""
+    if head[:4] == b"PARE":
+        return "it is a Parquet file with an encrypted footer already"
+    block_size = int.from_bytes(head[4:8], "little")
+    if head[:4] == b"AGS1" and len(head) >= 8 and 0 < block_size < 1 << 31:
+        return f"it is an AGS1 stream with blocks of {block_size} bytes already"
+    return None
+
+
+def _check(context: Context, entry: FileEntry) -> None:
+    if _is_small(entry) and _is_intact(context, entry):
+        return
+    with context.reader(entry) as reader:
+        reader.verify()
+
+
+def _is_intact(context: Context, entry: FileEntry) -> bool:
+    """Whether all is well with a small file. If not, a reader will say what is wrong."""
+    header = encode_header(entry.block_size)
+    if entry.file_length != HEADER_NBYTES + entry.plain_length + OVERHEAD_NBYTES:
+        return False
+    stream = context.dataset.take(check_path(entry.file), entry.file_length)
+    if stream is None or not stream.startswith(header):
+        return False
+    try:
+        key = Key(context.dek(entry))
+        key.open_bytes(entry.aad_prefix, entry.block_size, 0, stream, HEADER_NBYTES, entry.plain_length, 1)
+    except (AgsError, ValueError):
+        return False
+    return True
+
+
+def _verify(context: Context, task: Task, attempt: int) -> tuple[str, str] | None:
+    _check(context, task.entry)
+    return None
+
+
+def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | None:
+    entry = task.entry
+    destination = context.other
+    assert destination is not None
+    there = destination.stat(check_path(entry.path))
+    if there is not None:
+        same = there.size == entry.plain_length
+        # What was there before the job, its planner refused. Another attempt may have written it meanwhile, an earlier
+        # one or one that runs beside this one, and so may anybody else.
+        looks = attempt or context.resume or not context.overwrite
+        if same and (context.resume == "length" or (looks and equal(context, entry))):
+            return ("AlreadyThere", "an earlier run wrote it") if context.resume and not attempt else None
+        if not context.overwrite and not context.resume:
+            raise FileExistsError(is_there(entry.path))
+    with context.reader(entry) as reader:
+        new = context.restored(entry)
+        try:
+            chunk = _chunks(context, entry.block_size)
+            while got := reader.readinto(chunk):
+                new.write(chunk[:got])
+            new.publish()
+        finally:
+            new.discard()
+    return None
+
+
+def equal(context: Context, entry: FileEntry) -> bool:
+    """Whether the file at the entry's path elsewhere is what the dataset holds, every tag of which passes."""
+    assert context.other is not None
+    with context.reader(entry) as reader, context.other.open(entry.path) as file:
+        chunk = _chunks(context, entry.block_size)
+        while got := file.readinto(chunk):
+            if reader.read(got) != chunk[:got]:
+                return False
+        return reader.read(1) == b""
+
+
+def _rekey(context: Context, task: Task, attempt: int) -> tuple[str, str] | None:
+    entry = task.entry
+    assert task.old is not None
+    if _is_finished(context, entry, attempt):
+        return None
+    with context.reader(task.old) as reader:
+        if _is_small(entry):
+            _write_small(context, entry, reader.read())
+        else:
+            with _writer(context, entry) as writer:
+                chunk = _chunks(context, entry.block_size)
+                while got := reader.readinto(chunk):
+                    writer.write(chunk[:got])
+    if context.verify_after:
+        _check(context, entry)
+    return None
+
+
+_OPERATIONS: dict[str, Callable[[Context, Task, int], tuple[str, str] | None]] = {
+    "encrypt": _encrypt,
+    "decrypt": _decrypt,
+    "verify": _verify,
+    "rekey": _rekey,
+}
+
+
+def run(context: Context, task: Task, attempt: int) -> Outcome:
+    """Do one file."""
+    note = _OPERATIONS[context.op](context, task, attempt)
+    return Outcome("ok", file_length=task.entry.file_length) if note is None else Outcome("skipped", *note)
+
+
+def view(context: Context, entry: FileEntry) -> AgsReader:
+    """Open the plaintext of a file for reading at any position."""
+    return context.reader(entry)
+
+
+def copy(context: Context, entry: FileEntry, target: Any) -> None:
+    """Decrypt a file to anything that takes bytes. Each block is written after its tag has passed."""
+    with context.reader(entry) as reader:
+        chunk = memoryview(bytearray(max(CHUNK_NBYTES, reader.block_size)))
+        while got := reader.readinto(chunk):
+            target.write(chunk[:got])
+
+
+def holds(context: Context, entry: FileEntry, file: str) -> bool:
+    """Return whether `file` holds what belongs to `entry`. Raises the reader's error if not."""
+    with context.reader(entry, file=file) as reader:
+        reader.read(1)
+    return True
+
+
+def same_as_source(context: Context, entry: FileEntry) -> bool:
+    """Return whether the source of a file has the bytes that the dataset holds."""
+    return equal(context, entry)
