@@ -31,8 +31,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ags_fast import jobs
 from ags_fast.dataset.ledger import Ledger
+from ags_fast.fs import Store
 from ags_fast.jobs.engines.bins import bins
 from ags_fast.jobs.engines.local import LocalEngine
+from ags_fast.jobs.run import LOCAL_OPEN_COST
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.dispatch import run_file
 from ags_fast.keys.envelope import clear_cache
@@ -253,7 +255,7 @@ def plain_job(session: SparkSession, task: Callable[..., Iterator[int]], plan: l
     parts = bins(
         [PlainTask(file) for file in plan],  # type: ignore[misc]
         target_bytes=TARGET_BYTES,
-        open_cost=jobs.LOCAL_OPEN_COST,
+        open_cost=LOCAL_OPEN_COST,
         least=2 * context.defaultParallelism,
     )
     files = [[task.entry for task in part] for part in parts]
@@ -329,7 +331,7 @@ def worker_loop(dataset: Path, kms: dict[str, str], op: str, other: Path | None 
 def worker_tasks(dataset: Path, kms: dict[str, str], op: str, other: Path | None) -> tuple[Context, list[Task]]:
     opened = Ledger.open(str(dataset), load_kms(kms))
     tasks = [Task(entry) for entry in opened.entries(opened.current())]
-    source = None if other is None else jobs.Store(other)
+    source = None if other is None else Store(other)
     return Context(op, "job", opened.id, opened.store, opened.envelope, source, threads=1, fsync=False), tasks
 
 
