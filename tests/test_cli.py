@@ -16,7 +16,7 @@ import pytest
 
 import ags_fast
 from ags_fast import cli
-from ags_fast._arguments import (
+from ags_fast.cli.codes import (
     EXIT_FAILED,
     EXIT_INTEGRITY,
     EXIT_INTERRUPTED,
@@ -177,7 +177,7 @@ def test_version(capsys):
 
 
 def command(*args):
-    return [sys.executable, "-m", "ags_fast.cli", "stream", *map(str, args)]
+    return [sys.executable, "-m", "ags_fast", "stream", *map(str, args)]
 
 
 def test_files_larger_than_memory(here):

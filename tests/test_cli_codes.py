@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ags_fast import cli
-from ags_fast._arguments import code_of, code_of_all, code_of_rows
+from ags_fast.cli.codes import code_of, code_of_all, code_of_rows
 from ags_fast.errors import (
     AgsError,
     ConcurrentChangeError,

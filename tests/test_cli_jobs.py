@@ -62,7 +62,7 @@ def test_round_trip(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_cat_is_bytes(folder: Path) -> None:
     assert encrypted() == 0
-    command = [sys.executable, "-m", "ags_fast.cli", "cat", "ds", "x/a", *KMS]
+    command = [sys.executable, "-m", "ags_fast", "cat", "ds", "x/a", *KMS]
     done = subprocess.run(command, capture_output=True, env={**os.environ, **python_env()}, check=True)
     assert done.stdout == pattern(3_000_000)
     assert done.stderr == b""

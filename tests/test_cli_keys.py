@@ -13,7 +13,7 @@ import pytest
 from support import python_env
 
 from ags_fast import cli
-from ags_fast._arguments import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
+from ags_fast.cli.codes import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
 from ags_fast.keys import load_kms
 from ags_fast.keys.kms import local
 
@@ -135,7 +135,7 @@ def typed(passphrases: list[str], *args: str) -> tuple[int, str]:
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(python_env())
-        os.execv(sys.executable, [sys.executable, "-m", "ags_fast.cli", "keys", *args])
+        os.execv(sys.executable, [sys.executable, "-m", "ags_fast", "keys", *args])
     shown, prompts = b"", 0
     while True:
         try:
@@ -175,7 +175,7 @@ def test_a_passphrase_that_is_typed(here: Path) -> None:
 def test_without_a_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import subprocess
 
-    command = [sys.executable, "-m", "ags_fast.cli", "keys", "init", "keystore"]
+    command = [sys.executable, "-m", "ags_fast", "keys", "init", "keystore"]
     done = subprocess.run(
         command, env=python_env(), input="typed\n", capture_output=True, text=True, start_new_session=True, check=False
     )

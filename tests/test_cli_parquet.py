@@ -21,7 +21,7 @@ from support import flip, python_env, run_python
 
 from ags_fast import cli
 from ags_fast import parquet as apq
-from ags_fast._arguments import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
+from ags_fast.cli.codes import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
 from ags_fast.parquet import FOOTER_KEY, Keys
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ def on_a_terminal(width: int, *args: object) -> tuple[int, list[str]]:
     """The exit code and the lines of `ags-fast parquet` on a terminal of so many columns."""
     primary, secondary = pty.openpty()
     termios.tcsetwinsize(secondary, (24, width))
-    command = [sys.executable, "-m", "ags_fast.cli", "parquet", *map(str, args)]
+    command = [sys.executable, "-m", "ags_fast", "parquet", *map(str, args)]
     env = python_env()
     env.pop("COLUMNS", None)
     process = subprocess.Popen(command, stdout=secondary, stderr=secondary, env=env)

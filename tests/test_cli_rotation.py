@@ -16,10 +16,10 @@ pytest.importorskip("pyarrow")
 from datasets import HERE, decrypted, read_tree, write_tree
 
 from ags_fast import cli, jobs
-from ags_fast._arguments import EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
+from ags_fast.cli.codes import EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
+from ags_fast.cli.kms import kms_options
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.keys import clear_cache, load_kms
-from ags_fast.keys.command import kms_options
 from ags_fast.keys.kms import local
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "rotation.md"
@@ -78,7 +78,7 @@ def test_a_life_of_rotations(folder: Path, capsys: pytest.CaptureFixture[str]) -
     told = text_of(capsys, "keys", "rotate", "ds", "--what", "mek", "--dry-run", "--quiet")
     assert "1 KEK to do" in told and "Next" not in told
     told = text_of(capsys, "keys", "rotate", "ds", "--what", "mek", "--quiet")
-    assert "1 KEK done" in told and "wrapped anew" in told and "keys audit" in told
+    assert "1 KEK done" in told and "wrapped again" in told and "keys audit" in told
     told = text_of(capsys, "keys", "rotate", "ds", "--what", "mek", "--quiet")
     assert "stays" in told and "current version" in told
     done = json_of(capsys, "keys", "rotate", "ds", "--what", "kek", "--grace", "3")

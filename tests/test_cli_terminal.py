@@ -19,8 +19,9 @@ from support import pattern, python_env
 
 pytest.importorskip("pyarrow")
 
-from ags_fast import _terminal, cli
-from ags_fast._terminal import escaped, printable
+from ags_fast import cli
+from ags_fast.cli import stream, terminal
+from ags_fast.cli.terminal import escaped, printable
 
 # What a folder of data may have in it: colours and titles, bytes that are not UTF-8, ends of lines, turned directions.
 NAMES = {
@@ -192,7 +193,7 @@ def test_mistakes_of_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def run(args: object) -> dict[str, object]:
         raise RuntimeError("\x1b[31m no \x07")
 
-    monkeypatch.setattr(cli, "_inspect", run)
+    monkeypatch.setattr(stream, "open_regular", run)
     assert cli.main(["stream", "inspect", "x\x1b", "--json"]) == 1
     out, err = capsys.readouterr()
     check_lines((out + err).encode())
@@ -303,7 +304,8 @@ def test_ctrl_c_twice(tree: Path, kms: list[str]) -> None:
 INTERRUPTED = """
 import os, signal, sys, time
 from ags_fast import cli
-from ags_fast._terminal import interrupts
+from ags_fast.cli import stream
+from ags_fast.cli.terminal import interrupts
 
 class Dying:
     def __del__(self):
@@ -315,7 +317,7 @@ def run(args):
     time.sleep(100)
     return {}
 
-cli._inspect = run
+stream.open_regular = run
 sys.argv = ["ags-fast", "stream", "inspect", "x"]
 sys.exit(cli.command())
 """
@@ -334,4 +336,4 @@ def test_main_leaves_the_callers_signals_alone(tmp_path: Path, capsys: pytest.Ca
     before = signal.getsignal(signal.SIGINT), sys.unraisablehook
     assert cli.main(["stream", "inspect", str(tmp_path / "nothing")]) == 5
     assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
-    assert _terminal.interrupts._installed is False
+    assert terminal.interrupts._installed is False

@@ -1021,7 +1021,7 @@ def test_cli(
     assert run("rekey", "ds", "--path", "year*", "--quiet")[0] == 0
     assert run("decrypt", "ds", "out", "--overwrite", "--quiet")[0] == 0
     check_equal(src, tmp_path / "out")
-    command = [sys.executable, "-m", "ags_fast.cli", "cat", "ds", "year=2025/part-0.parquet", *options]
+    command = [sys.executable, "-m", "ags_fast", "cat", "ds", "year=2025/part-0.parquet", *options]
     done = subprocess.run(command, capture_output=True, env={**os.environ, **python_env()}, check=True)
     (tmp_path / "cat").write_bytes(done.stdout)
     assert rows(tmp_path / "cat") == rows(src / "year=2025/part-0.parquet") and done.stderr == b""

@@ -11,6 +11,7 @@ import time
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.cli.kms import kms_options
 from ags_fast.dataset.entries import chosen_files
 from ags_fast.dataset.keks import RETIRES_MS, REWRAPPED_MS, SCOPE, SUCCESSOR, Want, retires_ms
 from ags_fast.dataset.ledger import Ledger
@@ -19,7 +20,6 @@ from ags_fast.dataset.policy import DAY_MS
 from ags_fast.dataset.snapshot import Master, Survey
 from ags_fast.jobs.forecast import Forecast
 from ags_fast.jobs.results import shown
-from ags_fast.keys.command import kms_options
 from ags_fast.keys.kms import KMS_TYPE, KmsClient, as_kms, local
 from ags_fast.keys.resolver import for_columns
 

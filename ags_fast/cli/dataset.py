@@ -1,0 +1,386 @@
+"""``ags-fast encrypt|decrypt|verify|rekey|rm|sweep|ls|cat|inspect``: datasets."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from ags_fast import jobs
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
+from ags_fast.cli.codes import EXIT_FAILED, OutputClosedError
+from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, progress, result
+from ags_fast.cli.kms import checked, kms, kms_properties
+from ags_fast.cli.options import DRY_RUN, Command, Pairs, add_commands, hours, option, size, switch, values
+from ags_fast.cli.text import day, fields, flat, when
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.names import VERSIONS, numbered
+from ags_fast.dataset.plan import open_plans
+from ags_fast.dataset.policy import Policy
+from ags_fast.dataset.versions import version_numbers
+from ags_fast.errors import FormatError
+from ags_fast.fs import Store
+from ags_fast.jobs.encryption import FORMATS
+from ags_fast.jobs.results import shown_counts
+from ags_fast.keys.chain import sha256
+from ags_fast.keys.envelope import Document, document_nbytes
+from ags_fast.keys.kms import load_kms
+from ags_fast.keys.resolver import claimed_keys, for_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHOWN_FAILURES = 20
+
+
+def add_datasets(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands on datasets."""
+    add_commands(groups, COMMANDS, text=dataset_text)
+
+
+# ---------------------------------------------------------------------------------------------------------- options
+
+VERSION = option("--version", type=int, metavar="N", help="a version's number; default: the newest")
+PATHS = option(
+    "--path", metavar="PATTERN", action="append", dest="paths", help="only files that match; may be repeated"
+)
+MAX_FAILURES = option("--max-failures", type=int, metavar="N", help="stop after more than N failed files")
+RESUME = option("--resume", choices=("length", "verify"), help="continue a job that died")
+NO_FSYNC = switch("--no-fsync", "do not wait for the disk", off="fsync")
+OVERWRITE = switch("--overwrite", "replace files that exist")
+WRAPPING_KEY_ID = option("--wrapping-key-id", metavar="ID", help="the master key in the KMS")
+DEK_LENGTH = option(
+    "--dek-length", type=int, choices=(16, 24, 32), default=16, metavar="BYTES", help="16, 24 or 32; default 16"
+)
+VERIFY_AFTER = switch("--verify-after", "read every file back before it counts")
+WRITING = (MAX_FAILURES, DRY_RUN, RESUME, NO_FSYNC)  # arguments of every job that writes files
+ENCRYPT = (
+    *WRITING,
+    WRAPPING_KEY_ID.but(required=True),
+    DEK_LENGTH,
+    VERIFY_AFTER,
+    OVERWRITE,
+    option("--format", choices=FORMATS, default="ags1", help="parquet: encrypt Parquet files as such; default ags1"),
+    option(
+        "--column-key",
+        metavar="COLUMN=ID",
+        action=Pairs,
+        dest="column_keys",
+        help="a column of Parquet files, and the master key for its data keys; may be repeated",
+    ),
+    switch("--hidden", "include hidden files: names with a leading . or _"),
+    option("--include", metavar="PATTERN", action="append", help="only files and folders that match; may be repeated"),
+    option("--exclude", metavar="PATTERN", action="append", help="no files and folders that match; may be repeated"),
+    option(
+        "--links",
+        choices=("skip", "follow", "error"),
+        default="skip",
+        help="symbolic links that lead out of SRC; default skip. A link that stays inside is followed",
+    ),
+    switch("--single-wrap", "let the KMS wrap every data key", off="double_wrap"),
+    option("--block-size", type=size, default=DEFAULT_BLOCK_SIZE, metavar="BYTES", help="default 1M"),
+    option("--aad-prefix", metavar="TEMPLATE", help="such as 'customers.part{n}'; default: random"),
+    switch("--delete-sources", "remove the sources after all files have been read back from DATASET intact"),
+)
+KEK_SCOPE = option(
+    "--kek-scope", metavar="SCOPE", help="which files share a KEK from now on: see `ags-fast keys policy`"
+)
+DECRYPT = (
+    *WRITING,
+    PATHS,
+    VERSION,
+    OVERWRITE,
+    option(
+        "--missing",
+        choices=("error", "drop"),
+        default="error",
+        help="if the KMS refuses a Parquet column's master key: fail, or leave the column out; default error",
+    ),
+    switch("--no-preserve", "do not restore permission bits and times", off="preserve"),
+)
+VERIFY = (MAX_FAILURES, PATHS, VERSION)
+REKEY = (*WRITING, PATHS, WRAPPING_KEY_ID, DEK_LENGTH, VERIFY_AFTER)
+OLDER_THAN = option("--older-than", type=hours, metavar="HOURS", help="only files older than this")
+
+# ---------------------------------------------------------------------------------------------------------- operations
+
+
+def _shared(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of every job on files."""
+    return {"kms": kms(args), "engine": engine(args), "progress": progress(args), **known(args)}
+
+
+def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
+    options = values(args, ENCRYPT)
+    options["column_keys"] = options["column_keys"] or None
+    done = jobs.encrypt_files(args.file, args.dataset, **_shared(args), **options, policy=_policy(args))
+    shown = result(done)
+    if done.left_out_all:
+        shown["exit_code"] = EXIT_FAILED
+    return shown
+
+
+def _policy(args: argparse.Namespace) -> Policy | None:
+    """The dataset's policy with the scope of --kek-scope, or None without the option."""
+    if args.kek_scope is None:
+        return None
+    policy = Policy()
+    try:
+        dataset = Ledger.open(args.dataset, load_kms(kms(args)), **known(args))
+    except FileNotFoundError:
+        pass
+    else:
+        policy = head.policy if (head := dataset.current()) else policy
+    return policy.replace(kek_scope=args.kek_scope)
+
+
+def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
+    return result(jobs.decrypt_files(args.file, args.dst, **_shared(args), **values(args, DECRYPT)))
+
+
+def _verify(args: argparse.Namespace) -> dict[str, Any]:
+    done = jobs.verify_files(args.file, **_shared(args), **values(args, VERIFY))
+    shown = result(done)
+    if args.strict and done.extra_files and not shown["exit_code"]:
+        shown["exit_code"] = EXIT_FAILED
+    return shown
+
+
+def _rekey(args: argparse.Namespace) -> dict[str, Any]:
+    return result(jobs.rekey_files(args.file, **_shared(args), **values(args, REKEY)))
+
+
+def _rm(args: argparse.Namespace) -> dict[str, Any]:
+    done = jobs.remove_files(args.file, args.paths, kms=kms(args), dry_run=args.dry_run, progress=False, **known(args))
+    return result(done) | {"still_in": done.still_in}
+
+
+def _sweep(args: argparse.Namespace) -> dict[str, Any]:
+    properties = checked(kms_properties(args))
+    return result(jobs.sweep(args.file, kms=properties or None, older_than=args.older_than, **known(args)))
+
+
+def _ls(args: argparse.Namespace) -> dict[str, Any]:
+    dataset = opened(args)
+    head, entries = dataset.load(args.version)
+    version = dataset.committed(head)
+    shown = ("path", "file", "format", "plain_length", "file_length", "key_id")
+    files = [
+        {name: getattr(entry, name) for name in shown}
+        | {"column_keys": {key["column"]: key["key_id"] for key in entry.column_keys or ()}}
+        for entry in sorted(entries, key=lambda entry: entry.path)
+    ]
+    return {
+        "operation": args.operation,
+        "dataset": args.file,
+        "version": version.number,
+        "pin": version.pin,
+        "files": files,
+    }
+
+
+def _cat(args: argparse.Namespace) -> dict[str, Any]:
+    out = cast("BinaryIO", _Output())
+    jobs.copy_file(args.file, args.path, out, kms=kms(args), version=args.version, **known(args))
+    return {}
+
+
+class _Output(io.RawIOBase):
+    """Standard output, for bytes."""
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data)
+        try:
+            while left:  # with PYTHONUNBUFFERED a write may take less than all
+                left = left[sys.stdout.buffer.write(left) :]
+            sys.stdout.buffer.flush()
+        except BrokenPipeError as error:
+            raise OutputClosedError from error
+        return len(data)
+
+
+# ------------------------------------------------------------------------------------------------------------- inspect
+
+
+def _inspect(args: argparse.Namespace) -> dict[str, Any]:
+    properties = checked(kms_properties(args))
+    if args.key_store is not None and not properties:
+        args.usage("with --key-store the keys are shown only with a KMS: --keystore PATH, or --kms NAME=VALUE")
+    store = Store(args.file)
+    if properties:
+        dataset = Ledger.open(store, load_kms(properties), **known(args))
+        found = [dataset.version(number) for number in dataset.version_numbers()]
+        versions = [{**version._asdict(), "ancestors": version.chain.near} for version in found]
+        keys, dataset_id = dataset.keys.list(), dataset.id
+    else:
+        if args.pin is not None or args.min_version:
+            args.usage("--pin and --min-version are checked only with a KMS: --keystore PATH, or --kms NAME=VALUE")
+        versions = _claimed_versions(store)
+        if not any(store.list("_ags/keys/")):
+            raise FileNotFoundError(f"there is no encrypted dataset at {store.url}: it has no _ags/keys")
+        dataset_id, keys = claimed_keys(store)
+    return {
+        "operation": args.operation,
+        "dataset": args.file,
+        "dataset_id": dataset_id,
+        "authenticated": bool(properties),
+        "versions": _listed(versions),
+        "keys": [
+            {
+                "key_id": key.key_id,
+                "wrapping_key_id": key.wrapping_key_id,
+                "double_wrap": key.double_wrap,
+                "for_columns": for_columns(key),
+                "state": key.state,
+                "created_ms": key.created_ms,
+                "uses": key.uses,
+            }
+            for key in keys
+        ],
+        "open_jobs": open_plans(store),
+    }
+
+
+def _claimed_versions(store: Store) -> list[dict[str, Any]]:
+    """The fields of the stored versions, unauthenticated."""
+    names = [VERSIONS + numbered(number) for number in version_numbers(store)]
+    documents = [(name, store.read(name, document_nbytes("ags-version"))) for name in names]
+    claims = [(Document(data, name).claimed(), sha256(data)) for name, data in documents]
+    return [{**claim, "number": claim.get("version"), "sha256": digest} for claim, digest in claims]
+
+
+def _listed(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The shown fields of versions. follows: whether the stored parent is the true one; None: no parent is stored."""
+    shown = ("number", "parent", "operation", "job_id", "time_ms", "files", "plain_length", "sha256")
+    stored = {version["number"]: version["sha256"] for version in versions}
+    try:
+        listed = [
+            {name: version[name] for name in shown}
+            | {"parent_sha256": version["ancestors"][-1] if version["ancestors"] else None}
+            for version in versions
+        ]
+    except (KeyError, TypeError) as error:
+        raise FormatError(f"a version in {VERSIONS} lacks {error}") from None
+    for version in listed:
+        parent = stored.get(version["parent"])
+        version["follows"] = None if parent is None else parent == version["parent_sha256"]
+    return listed
+
+
+# ------------------------------------------------------------------------------------------------------------- as text
+
+
+def dataset_text(found: dict[str, Any]) -> str:
+    """The plain fields, then a line for each file, version, key, open job and failure."""
+    plain = flat(found)
+    plain.pop("exit_code", None)
+    if found.get("skipped_by"):
+        plain["skipped"] = f"{plain['skipped']} ({shown_counts(found['skipped_by'])})"
+    lines = fields(plain)
+    lines += [f"{entry['plain_length']:>15,}  {entry['path']}" for entry in found.get("files", ())]
+    for version in found.get("versions", ()):
+        lines += _version_lines(version)
+    lines += map(_key_line, found.get("keys", ()))
+    lines += [
+        f"open job {job}: it is running, or died; --resume continues it, sweep gives it up"
+        for job in found.get("open_jobs", ())
+    ]
+    lines += _row_lines([row for row in found.get("rows", ()) if row["status"] != "ok" or row["error_class"]])
+    return "\n".join(lines)
+
+
+def _version_lines(version: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"version {version['number']}: {version['operation']} at {when(version['time_ms'])} UTC by job "
+        f"{version['job_id']}, {version['files']:,} files, {version['plain_length']:,} bytes; "
+        f"pin {version['number']}-{version['sha256']}"
+    )
+    if version["follows"] is False:
+        yield f"  it does NOT follow the stored version {version['parent']}: one of the two was replaced"
+
+
+def _key_line(key: dict[str, Any]) -> str:
+    wrap = "double wrap" if key["double_wrap"] else "single wrap"
+    return (
+        f"key {key['key_id']}: {wrap} by {key['wrapping_key_id']}{', for columns' if key['for_columns'] else ''}, "
+        f"{key['state']}, made {day(key['created_ms'])}, {key['uses']:,} uses"
+    )
+
+
+def _row_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    for row in rows[:SHOWN_FAILURES]:
+        why = f": {row['error_class']}: {row['error']}" if row["error_class"] else ""
+        yield f"{row['status']}  {row['src']}{why}"
+    if len(rows) > SHOWN_FAILURES:
+        yield f"and {len(rows) - SHOWN_FAILURES} more: --json shows all"
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+COMMANDS = (
+    Command(
+        "encrypt",
+        _encrypt,
+        (
+            DATASET[0].but(metavar="SRC"),
+            option("dataset", metavar="DATASET"),
+            *DATASET[1:],
+            *ENGINE,
+            *ENCRYPT,
+            KEK_SCOPE,
+        ),
+        "Encrypt the files under SRC into DATASET, a folder or a URL. These are skipped and reported: hidden files "
+        "(names with a leading . or _, checksums x.crc), links that lead out of SRC, pipes, sockets, devices, and "
+        "empty folders. Names, content, permission bits and times are kept; owners, ACLs, extended attributes, hard "
+        "links and holes are not.",
+    ),
+    Command(
+        "decrypt",
+        _decrypt,
+        (DATASET[0], option("dst", metavar="DST"), *DATASET[1:], *ENGINE, *DECRYPT),
+        "Decrypt DATASET into the folder DST. Files get the permission bits and times of their sources.",
+    ),
+    Command(
+        "verify",
+        _verify,
+        (
+            *DATASET,
+            *ENGINE,
+            *VERIFY,
+            switch("--strict", "exit with 1 if DATASET has files that no version names"),
+        ),
+        "Check every tag of every file of DATASET, and that no file is missing.",
+    ),
+    Command("rekey", _rekey, (*DATASET, *ENGINE, *REKEY), "Encrypt the files of DATASET again, under new data keys."),
+    Command(
+        "sweep",
+        _sweep,
+        (*DATASET, OLDER_THAN),
+        "Remove what dead jobs left in DATASET; with a KMS also their plans and files.",
+    ),
+    Command(
+        "rm",
+        _rm,
+        (
+            DATASET[0],
+            option("paths", metavar="PATH", nargs="+", help="a pattern of paths, as they were under SRC"),
+            *DATASET[1:],
+            DRY_RUN.but(help="show which files would be removed, and which versions have them"),
+        ),
+        "Commit a version of DATASET without some files. Expire older versions to erase the files.",
+    ),
+    Command("ls", _ls, (*DATASET, VERSION), "List the files of DATASET."),
+    Command(
+        "cat",
+        _cat,
+        (DATASET[0], option("path", metavar="PATH", help="as it was under SRC"), *DATASET[1:], VERSION),
+        "Decrypt one file of DATASET to standard output.",
+    ),
+    Command(
+        "inspect",
+        _inspect,
+        DATASET,
+        "Show versions, keys and open jobs of DATASET; without a KMS, unauthenticated.",
+    ),
+)

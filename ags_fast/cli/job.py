@@ -1,0 +1,93 @@
+"""What commands on datasets share: the dataset's options, the engine, and the result of a job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.cli.codes import ConfigurationError, code_of_rows
+from ags_fast.cli.kms import kms, kms_group
+from ags_fast.cli.options import JSON, QUIET, option, values
+from ags_fast.cli.terminal import interrupts, warn
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.keys.kms import load_kms
+
+if TYPE_CHECKING:
+    from ags_fast.jobs.results import JobResult
+
+KNOWN = (
+    option("--key-store", metavar="URL", help="the folder or database with the dataset's KEKs; default: the dataset"),
+    option(
+        "--pin",
+        metavar="PIN",
+        help="refuse a dataset whose newest version does not descend from the version of this pin, which a job printed",
+    ),
+    option("--min-version", type=int, metavar="N", help="refuse a dataset whose newest version is older than N"),
+)
+DATASET = (option("file", metavar="DATASET"), kms_group(), *KNOWN, JSON)
+ENGINE = (
+    option("--engine", choices=("local", "spark"), default="local", help="default: local processes"),
+    option("--spark-master", metavar="URL", help="default: the Spark configuration's"),
+    QUIET,
+)
+
+
+def known(args: argparse.Namespace) -> dict[str, Any]:
+    """What the caller knows of the dataset, and where its keys are: arguments of every function that opens one."""
+    return values(args, KNOWN)
+
+
+def opened(args: argparse.Namespace) -> Ledger:
+    """The dataset of the command."""
+    return Ledger.open(args.file, load_kms(kms(args)), **known(args))
+
+
+def engine(args: argparse.Namespace) -> Any:
+    """The engine of the options, or None for local processes. ConfigurationError if Spark does not start."""
+    if args.engine == "local":
+        return None
+    import logging
+
+    from pyspark.sql import SparkSession
+
+    from ags_fast.spark import SparkEngine
+
+    # After Ctrl-C py4j logs tracebacks through the root logger. The errors that matter are raised as well.
+    logging.getLogger().addFilter(lambda record: f"{os.sep}py4j{os.sep}" not in record.pathname)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else any python3 on the path
+    builder = SparkSession.builder.appName(f"ags-fast {args.operation}")
+    try:
+        session = (builder.master(args.spark_master) if args.spark_master else builder).getOrCreate()
+    except Exception as error:
+        raise ConfigurationError(f"Spark does not start: {str(error).strip().partition(chr(10))[0]}") from None
+    interrupts.take()  # Spark has taken it
+    return SparkEngine(session)
+
+
+def progress(args: argparse.Namespace) -> bool | None:
+    """False for no progress; None lets the job decide."""
+    return False if args.quiet or args.json else None
+
+
+def result(done: JobResult) -> dict[str, Any]:
+    """The result of a job as a command shows it. Prints the job's warnings to standard error."""
+    for text in done.warnings:
+        warn(f"{done.dataset}: {text}")
+    skipped = Counter(row.error_class or "" for row in done.rows if row.status == "skipped")
+    return {
+        "operation": done.op,
+        "dataset": done.dataset,
+        "job_id": done.job_id,
+        "version": done.version,
+        "pin": done.pin,
+        **done.counts,
+        "skipped_by": dict(sorted(skipped.items())),  # skipped files by reason
+        "plain_bytes": sum(row.plain_length or 0 for row in done.rows if row.status in ("ok", "planned")),
+        "kms_calls": {f"{provider} {operation}": n for (provider, operation), n in sorted(done.kms_calls.items())},
+        "warnings": done.warnings,
+        "rows": [row._asdict() for row in done.rows],
+        "exit_code": code_of_rows(row.error_class for row in done.failed),
+    }

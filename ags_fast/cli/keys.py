@@ -1,0 +1,250 @@
+"""``ags-fast keys``: the keys of datasets; `keystore` has the commands on keystores."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+from ags_fast import jobs
+from ags_fast.cli import keystore
+from ags_fast.cli.audit import policy_lines, status_lines
+from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, progress, result
+from ags_fast.cli.kms import checked, kms, kms_group, kms_properties
+from ags_fast.cli.options import DRY_RUN, Command, add_commands, days, option, positive, switch, values
+from ags_fast.cli.text import count
+from ags_fast.dataset.policy import Policy
+from ags_fast.jobs.auditing import EVENTS, audit, key_status
+from ags_fast.jobs.rotation import WHATS
+
+SHOWN = 50  # rows of a kind, for people
+NOT_A_PROBLEM = ("InUse", "Current")
+
+
+def add_keys(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``ags-fast keys``."""
+    keys = groups.add_parser("keys", help="keys of datasets, and master keys in a local keystore", allow_abbrev=False)
+    operations = keys.add_subparsers(required=True, dest="operation", metavar="OPERATION")
+    add_commands(operations, keystore.COMMANDS, text=keystore.keystore_text)
+    add_commands(operations, COMMANDS, text=keys_text, quiet=False)
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+def _keep(text: str) -> int:
+    """A number of versions; 0 for all of them."""
+    return 0 if text == "all" else positive(text)
+
+
+ROTATE = (
+    option(
+        "--what",
+        choices=WHATS,
+        default="kek",
+        help="kek, the default: replace the KEKs, which wrap data keys; mek: wrap the KEKs by the current version of "
+        "their master key; double-wrap: wrap data keys by a KEK instead of the KMS",
+    ),
+    option("--wrapping-key-id", metavar="ID", help="the master key to use from now on"),
+    option("--from-key-id", metavar="ID", help="only what this master key wraps"),
+    switch("--documents", "in single wrap, also replace the KEK of versions and manifests"),
+    option(
+        "--grace",
+        type=days,
+        default=timedelta(days=7),
+        metavar="DAYS",
+        help="how long retired KEKs stay; default 7",
+    ),
+    switch("--force-expire", "then remove the past, as `expire --keep 1 --force` does"),
+    option("--concurrency", type=positive, default=8, metavar="N", help="KMS calls at once; default 8"),
+    option("--resume", action="store_const", const=True, help="continue the same rotation after it died"),
+    DRY_RUN,
+)
+EXPIRE = (
+    option("--keep", type=positive, default=1, metavar="N", help="keep the newest N versions; default 1"),
+    option("--older-than", type=days, metavar="DAYS", help="also keep versions younger than this"),
+    switch("--force", "do not wait for the grace of retired KEKs"),
+    DRY_RUN,
+)
+RESTORE = (
+    option(
+        "--version",
+        type=positive,
+        metavar="N",
+        help="a version of _ags/keys; default: the newest older one that opens",
+    ),
+    DRY_RUN,
+)
+AUDIT = (
+    option("--event", choices=EVENTS, help="what happened; default: nothing but the passing of time"),
+    option(
+        "--path",
+        metavar="PATTERN",
+        action="append",
+        dest="paths",
+        help="for dek-leaked: only files that match; may be repeated",
+    ),
+)
+POLICY = (
+    option(
+        "--kek-scope",
+        metavar="SCOPE",
+        help="which files share a KEK: dataset, partition, day, writer, or files:N, such as files:10000",
+    ),
+    option("--kek-lifetime", type=float, metavar="DAYS", dest="kek_lifetime_days", help="how long a KEK wraps"),
+    option("--kek-uses", type=positive, metavar="N", help="how many data keys a KEK wraps"),
+    option("--keep", type=_keep, metavar="N", help="versions that jobs keep; `all` expires none"),
+    option(
+        "--keep-days",
+        type=float,
+        metavar="DAYS",
+        help="jobs also keep versions younger than this; 0: no version because of its age",
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------------------- operations
+
+
+def _status(args: argparse.Namespace) -> dict[str, Any]:
+    if os.path.isfile(args.file):
+        return keystore.keystore_status(args)
+    return key_status(args.file, kms=kms(args), **known(args))
+
+
+def _audit(args: argparse.Namespace) -> dict[str, Any]:
+    return audit(args.file, kms=kms(args), **values(args, AUDIT), **known(args))
+
+
+def _restore(args: argparse.Namespace) -> dict[str, Any]:
+    return result(jobs.restore_keys(args.file, kms=kms(args), **values(args, RESTORE), **known(args)))
+
+
+def _rotate(args: argparse.Namespace) -> dict[str, Any]:
+    done = jobs.rotate(
+        args.file,
+        kms=kms(args),
+        new_kms=checked(kms_properties(args, new=True)) or None,
+        engine=engine(args),
+        progress=progress(args),
+        **values(args, ROTATE),
+        **known(args),
+    )
+    shown = {**result(done), "what": args.what}
+    if done.expired is not None:
+        shown["expired"] = result(done.expired)
+    return shown
+
+
+def _expire(args: argparse.Namespace) -> dict[str, Any]:
+    return result(jobs.expire(args.file, kms=kms(args), **values(args, EXPIRE), **known(args)))
+
+
+def _policy(args: argparse.Namespace) -> dict[str, Any]:
+    head = opened(args).current()
+    policy = head.policy if head else Policy()
+    changes = {name: value for name, value in values(args, POLICY).items() if value is not None}
+    if changes.get("keep") == 0:
+        changes |= {"keep": None, "keep_days": None}
+    if changes.get("keep_days") == 0:
+        changes["keep_days"] = None
+    if changes:
+        policy = policy.replace(**changes)
+        jobs.set_policy(args.file, policy, kms=kms(args), **known(args))
+    return {"operation": args.operation, "dataset": args.file, "changed": sorted(changes), "policy": policy.to_json()}
+
+
+# ------------------------------------------------------------------------------------------------------------- as text
+
+
+def keys_text(found: dict[str, Any]) -> str:
+    """The result of a command on the keys of a dataset."""
+    if "kdf" in found:
+        return keystore.keystore_text(found)
+    if found["operation"] == "policy":
+        return "\n".join(policy_lines(found["policy"]))
+    if "masters" in found:
+        return "\n".join(status_lines(found))
+    return "\n".join(_job_lines(found))
+
+
+def _job_lines(found: dict[str, Any]) -> list[str]:
+    what = f" {found['what']}" if "what" in found else ""
+    lines = [f"{found['operation']}{what} of {found['dataset']}, now at version {found['version']}"]
+    rows = found["rows"]
+    removes = found["operation"] == "expire"
+    done = {"ok": "removed" if removes else "done", "planned": "would be removed" if removes else "to do"}
+    names = {"key": "KEK", "keys": "old key document"}
+    for (status, kind), number in Counter((row["status"], row["format"]) for row in rows).items():
+        if status in done:
+            lines.append(f"  {count(number, names.get(kind, kind))} {done[status]}")
+    pairs = [row for row in rows if row["format"] == "key" and row["dst"] and row["status"] in done]
+    for row in pairs[:SHOWN]:
+        same = row["src"] == row["dst"]
+        lines.append(f"    {row['src']}" + (" wrapped again" if same else f" -> {row['dst']}"))
+    lines += [f"    and {len(pairs) - SHOWN:,} more"] if len(pairs) > SHOWN else []
+    others = [row for row in rows if row["status"] not in done]
+    for row in others[:SHOWN]:
+        verb = "stays" if row["error_class"] in NOT_A_PROBLEM else row["status"]
+        lines.append(f"  {verb}: {row['src']}: {row['error']}")
+    lines += [f"  and {len(others) - SHOWN:,} more: --json shows all"] if len(others) > SHOWN else []
+    lines += [] if rows else ["  nothing to do"]
+    lines += _job_lines(found["expired"]) if "expired" in found else []
+    return lines + _next_lines(found)
+
+
+def _next_lines(found: dict[str, Any]) -> list[str]:
+    """What to do after a rotation."""
+    rows = found["rows"]
+    if found["operation"] != "rotate" or not rows or any(row["status"] == "planned" for row in rows):
+        return []
+    if found["exit_code"]:
+        return ["Nothing was committed, and nothing is lost. The same command with --resume continues from here."]
+    if "expired" in found:
+        return []
+    if found["what"] == "mek":
+        return ["Next: `ags-fast keys audit` says whether the old version of the master key may be destroyed."]
+    return ["Next: `ags-fast keys expire` removes the old KEKs, and the versions that need them, after their grace."]
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+COMMANDS = (
+    Command(
+        "status",
+        _status,
+        (DATASET[0].but(metavar="KEYSTORE|DATASET"), *DATASET[1:]),
+        "Show the keys of a dataset, or of a keystore: their states and ages, and when what ends.",
+    ),
+    Command(
+        "rotate",
+        _rotate,
+        (*DATASET, *ROTATE, *ENGINE, kms_group(new=True)),
+        "Replace the keys above the data keys of DATASET. Data files are not written.",
+    ),
+    Command(
+        "expire",
+        _expire,
+        (*DATASET, *EXPIRE),
+        "Remove old versions of DATASET, and the keys and files that only they need. This cannot be undone.",
+    ),
+    Command(
+        "restore",
+        _restore,
+        (*DATASET, *RESTORE),
+        "Go back to older keys of DATASET if the newest keys do not open with this KMS.",
+    ),
+    Command(
+        "audit",
+        _audit,
+        (*DATASET, *AUDIT),
+        "Show what depends on which key, which master-key versions may be destroyed, and what to do.",
+    ),
+    Command(
+        "policy",
+        _policy,
+        (*DATASET, *POLICY),
+        "Show the policy of DATASET for later jobs; with options, change it.",
+    ),
+)

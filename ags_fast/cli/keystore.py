@@ -1,0 +1,151 @@
+"""``ags-fast keys init|create|list|enable|disable``: the keystore of the local KMS."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import os
+import stat
+import time
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.cli.files import warn_if_readable
+from ags_fast.cli.kms import ask_passphrase, keystore_secret
+from ags_fast.cli.options import JSON, Command, option, switch
+from ags_fast.cli.text import count, fields, flat
+from ags_fast.keys.kms import local
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+
+def _properties(args: argparse.Namespace) -> dict[str, str]:
+    given = {
+        local.PATH: os.path.abspath(args.file),
+        local.KEY_FILE: args.key_file and os.path.abspath(args.key_file),
+        local.PASSPHRASE_FILE: args.passphrase_file and os.path.abspath(args.passphrase_file),
+        local.PASSPHRASE_ENV: args.passphrase_env,
+    }
+    for path in (args.key_file, args.passphrase_file):
+        if path is not None and os.path.isfile(path):
+            warn_if_readable(path, stat.S_IMODE(os.stat(path).st_mode))
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _passphrase(args: argparse.Namespace, *, twice: bool = False) -> str | None:
+    """Ask for the passphrase; None if an option says where it is."""
+    if any(value is not None for value in (args.key_file, args.passphrase_file, args.passphrase_env)):
+        return None
+    passphrase = ask_passphrase(args.file)
+    if twice and getpass.getpass("The same again: ") != passphrase:
+        raise ValueError("the two passphrases differ; nothing was made")
+    return passphrase
+
+
+def _init(args: argparse.Namespace) -> dict[str, Any]:
+    if os.path.lexists(args.file):  # before anybody types a passphrase
+        raise FileExistsError(errno.EEXIST, local.TAKEN, args.file)
+    properties = _properties(args)
+    local.create_keystore(properties, passphrase=_passphrase(args, twice=True))
+    shown = {"encryption.kms-type": "local", **properties}
+    return {"operation": args.operation, "input": args.file, "properties": shown}
+
+
+def _create(args: argparse.Namespace) -> dict[str, Any]:
+    make = local.rotate_key if args.new_version else local.create_key
+    version = make(_properties(args), args.key_id, passphrase=_passphrase(args))
+    return {"operation": args.operation, "input": args.file, "key_id": args.key_id, "key_version": version}
+
+
+def _list(args: argparse.Namespace) -> dict[str, Any]:
+    keys = local.status(_properties(args), passphrase=_passphrase(args))["keys"]
+    shown = [
+        {
+            "key_id": key["key_id"],
+            "current_version": key["current_version"],
+            "versions": len(key["versions"]),
+            "created_ms": key["created_ms"],
+        }
+        for key in keys
+    ]
+    return {"operation": args.operation, "input": args.file, "keys": shown}
+
+
+def keystore_status(args: argparse.Namespace) -> dict[str, Any]:
+    """Each version of the master keys in a keystore: its state and its age."""
+    found = local.status(_properties(args), passphrase=_passphrase(args))
+    now_ms = time.time_ns() // 1_000_000
+    for key in found["keys"]:
+        for version in key["versions"]:
+            version["age_days"] = round(max(0, now_ms - version["created_ms"]) / 86_400_000, 1)
+    return {"operation": args.operation, "input": args.file, **found}
+
+
+def _set_state(args: argparse.Namespace) -> dict[str, Any]:
+    local.set_state(_properties(args), args.key_id, args.state, version=args.version, passphrase=_passphrase(args))
+    version = "all" if args.version is None else args.version
+    return {
+        "operation": args.operation,
+        "input": args.file,
+        "key_id": args.key_id,
+        "key_version": version,
+        "state": args.state,
+    }
+
+
+def keystore_text(result: Mapping[str, Any]) -> str:
+    """The fields, then a line for each property, or for each key and version."""
+    lines = fields(flat(result))
+    if "properties" in result:
+        lines += ["", "Properties for load_kms, and for the kms= of the jobs:"]
+        lines += [f"  {name}={value}" for name, value in result["properties"].items()]
+    if "keys" in result:
+        lines.append("")
+        for key in result["keys"]:
+            current = "none is enabled" if key["current_version"] is None else f"wraps by {key['current_version']}"
+            versions = key["versions"]
+            number = versions if isinstance(versions, int) else len(versions)
+            lines.append(f"{key['key_id']}: {count(number, 'version')}, {current}")
+            if isinstance(versions, list):
+                lines += [f"  {v['version']:>4}  {v['state']:<9}  {v['age_days']} days" for v in versions]
+        if not result["keys"]:
+            lines.append("no keys yet: `ags-fast keys create` makes one")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+
+KEYSTORE = (option("file", metavar="KEYSTORE"), keystore_secret("--", "KEYSTORE"), JSON)
+KEY_ID = option("key_id", metavar="KEY_ID")
+STATE = (*KEYSTORE, KEY_ID, option("--version", type=int, metavar="N", help="one version; default: all of them"))
+MADE = "; if it does not exist, it is made, with a new key"
+COMMANDS = (
+    Command(
+        "init",
+        _init,
+        (KEYSTORE[0], keystore_secret("--", "KEYSTORE", MADE), JSON),
+        "Make an empty KEYSTORE. Without an option the passphrase is asked for, twice.",
+    ),
+    Command(
+        "create",
+        _create,
+        (
+            *KEYSTORE,
+            KEY_ID.but(help="the name of the key: any text"),
+            switch("--new-version", "rotate the master key KEY_ID: from now on the new version wraps"),
+        ),
+        "Make a master key in KEYSTORE.",
+    ),
+    Command("list", _list, KEYSTORE, "Show the master keys in KEYSTORE."),
+    Command(
+        "enable", _set_state, STATE, "Make a master key, or one version of it, enabled.", defaults={"state": "enabled"}
+    ),
+    Command(
+        "disable",
+        _set_state,
+        STATE,
+        "Make a master key, or one version of it, disabled.",
+        defaults={"state": "disabled"},
+    ),
+)

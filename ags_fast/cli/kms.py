@@ -1,0 +1,118 @@
+"""The options that say which KMS, and the properties that they give."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from typing import TYPE_CHECKING
+
+from ags_fast.cli.codes import ConfigurationError
+from ags_fast.cli.options import Group, OneOf, Option, Pairs, option
+from ags_fast.cli.terminal import printable
+from ags_fast.errors import KeyAccessError
+from ags_fast.keys.kms import KMS_IMPL, KMS_TYPE, load_kms, local
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+TYPED_ENV = "AGS_FAST_TYPED_PASSPHRASE"  # where worker processes find a typed passphrase
+SECRETS = {"key_file": local.KEY_FILE, "passphrase_file": local.PASSPHRASE_FILE, "passphrase_env": local.PASSPHRASE_ENV}
+
+
+def kms_group(*, new: bool = False) -> Group:
+    """The options that say which KMS. new: ``--new-keystore`` and its like, for the KMS to move to."""
+    dash, a = ("--new-", "to move to another KMS: a") if new else ("--", "a")
+    return Group(
+        "the KMS to move to" if new else "KMS",
+        (
+            option(f"{dash}keystore", metavar="PATH", help=f"{a} local keystore, made by `ags-fast keys init`"),
+            keystore_secret(dash, "the keystore"),
+            option(
+                f"{dash}kms",
+                metavar="NAME=VALUE",
+                action=Pairs,
+                help=f"{a} property of another KMS, such as encryption.kms-type=aws; may be repeated",
+            ),
+        ),
+    )
+
+
+def keystore_secret(dash: str, keystore: str, made: str = "") -> OneOf:
+    """The options that say what opens a keystore."""
+    options: tuple[Option, ...] = (
+        option(f"{dash}key-file", metavar="PATH", help=f"the file with the key that opens {keystore}{made}"),
+        option(f"{dash}passphrase-file", metavar="PATH", help="the file with the passphrase"),
+        option(f"{dash}passphrase-env", metavar="NAME", help="the environment variable with the passphrase"),
+    )
+    return OneOf(options)
+
+
+def kms(args: argparse.Namespace) -> dict[str, str]:
+    """The properties of the KMS, checked once; a passphrase is asked for once. A usage error without any."""
+    held: dict[str, dict[str, str]] = vars(args).setdefault("held_properties", {})
+    if not held:
+        properties = kms_properties(args)
+        if not properties:
+            args.usage("say which KMS: --keystore PATH, or --kms NAME=VALUE for each of its properties")
+        held["kms"] = checked(properties)
+    return held["kms"]
+
+
+def checked(properties: dict[str, str]) -> dict[str, str]:
+    """`properties`, which may be empty. ConfigurationError if no client can be made of them."""
+    try:
+        if properties:
+            load_kms(properties)
+    except (ValueError, ImportError) as error:
+        raise ConfigurationError(str(error)) from None
+    return properties
+
+
+def kms_properties(args: argparse.Namespace, *, new: bool = False) -> dict[str, str]:
+    """The properties that the options give, or none. Asks for a passphrase if a keystore is named without a secret."""
+    prefix, dash, variable = ("new_", "--new-", TYPED_ENV + "_NEW") if new else ("", "--", TYPED_ENV)
+    properties = dict(getattr(args, f"{prefix}kms"))
+    keystore = getattr(args, f"{prefix}keystore")
+    given = {name: value for name in SECRETS if (value := getattr(args, prefix + name)) is not None}
+    if keystore is None:
+        if given:
+            flag = next(iter(given)).replace("_", "-")
+            args.usage(f"{dash}{flag} opens a keystore: say which, with {dash}keystore PATH")
+        return properties
+    ours = {KMS_TYPE: "local", local.PATH: os.path.abspath(keystore)}
+    for name, value in given.items():
+        ours[SECRETS[name]] = value if name == "passphrase_env" else os.path.abspath(value)
+    for name in (KMS_IMPL, *ours):
+        if properties.get(name, ours.get(name)) != ours.get(name):
+            args.usage(f"{dash}kms {name}=... does not go with {dash}keystore")
+    properties |= ours
+    if not given:
+        os.environ[variable] = ask_passphrase(keystore)
+        properties[local.PASSPHRASE_ENV] = variable
+    return properties
+
+
+def kms_options(properties: Mapping[str, str]) -> list[str]:
+    """The options that `kms_properties` would turn into `properties`."""
+    left = dict(properties)
+    options = []
+    if left.get(KMS_TYPE) == "local" and local.PATH in left:
+        del left[KMS_TYPE]
+        options += ["--keystore", left.pop(local.PATH)]
+        for name, full in SECRETS.items():
+            value = left.pop(full, None)
+            if value is not None and not value.startswith(TYPED_ENV):
+                options += ["--" + name.replace("_", "-"), value]
+    return options + [word for name, value in left.items() for word in ("--kms", f"{name}={value}")]
+
+
+def ask_passphrase(keystore: str) -> str:
+    """Ask for a passphrase on the terminal. KeyAccessError without a terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        raise KeyAccessError(
+            "there is no terminal to ask for the passphrase: use --passphrase-file, --passphrase-env or --key-file"
+        ) from None
+    return getpass.getpass(f"Passphrase of {printable(keystore)}: ")

@@ -1,0 +1,175 @@
+"""Options of commands: each is defined once, and fills the argument of a job that has its name."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+class Option(NamedTuple):
+    """An option of a command, or an operand."""
+
+    flags: tuple[str, ...]
+    settings: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The attribute that argparse sets."""
+        return str(self.settings.get("dest", self.flags[-1].lstrip("-").replace("-", "_")))
+
+    def but(self, **settings: Any) -> Option:
+        """The same option with other settings."""
+        return Option(self.flags, {**self.settings, **settings})
+
+
+class OneOf(NamedTuple):
+    """Options that exclude each other."""
+
+    options: tuple[Option, ...]
+    required: bool = False
+
+
+class Group(NamedTuple):
+    """Options under a title of their own in the help."""
+
+    title: str
+    options: tuple[Option | OneOf, ...]
+
+
+class Command(NamedTuple):
+    """A command: what it runs, what it takes, and its help."""
+
+    name: str
+    run: Callable[[argparse.Namespace], dict[str, Any]]
+    options: Sequence[Option | OneOf | Group]
+    help: str
+    defaults: Mapping[str, Any] = MappingProxyType({})
+
+
+def option(*flags: str, **settings: Any) -> Option:
+    """An option with the settings of `argparse.ArgumentParser.add_argument`."""
+    return Option(flags, settings)
+
+
+def switch(flag: str, text: str, *, off: str | None = None) -> Option:
+    """An option without a value. off: the name that it sets to False."""
+    if off is not None:
+        return option(flag, action="store_false", dest=off, help=text)
+    return option(flag, action="store_true", help=text)
+
+
+def add_commands(parsers: Any, commands: Iterable[Command], **defaults: Any) -> None:
+    """Add `commands` to what `add_subparsers` returned."""
+    for command in commands:
+        parser = parsers.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False)
+        parser.set_defaults(run=command.run, operation=command.name, usage=parser.error, **defaults, **command.defaults)
+        _add(parser, command.options)
+
+
+def _add(parser: Any, options: Iterable[Option | OneOf | Group]) -> None:
+    for one in options:
+        if isinstance(one, Group):
+            _add(parser.add_argument_group(one.title), one.options)
+        elif isinstance(one, OneOf):
+            _add(parser.add_mutually_exclusive_group(required=one.required), one.options)
+        else:
+            parser.add_argument(*one.flags, **one.settings)
+
+
+def values(args: argparse.Namespace, options: Iterable[Option]) -> dict[str, Any]:
+    """What the command line says for `options`: keyword arguments of a job."""
+    return {one.name: getattr(args, one.name) for one in options}
+
+
+class Pairs(argparse.Action):
+    """Collects the values NAME=VALUE of a repeated option into a dict, which is empty without the option."""
+
+    allows_empty = True
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest, default={}, **settings)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        """Add one pair; a usage error for a malformed pair and for two values of one name."""
+        found = dict(getattr(namespace, self.dest))
+        name, equals, value = values.partition("=")
+        if not equals or not (self.allows_empty or (name and value)):
+            parser.error(f"{flag} wants {self.metavar}, not {values!r}")
+        if found.setdefault(name, value) != value:
+            parser.error(f"{flag} gives {name} twice")
+        setattr(namespace, self.dest, found)
+
+
+class FilledPairs(Pairs):
+    """`Pairs` whose names and values are not empty."""
+
+    allows_empty = False
+
+
+# ------------------------------------------------------------------------------------------------------- kinds of value
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 is required, not {text!r}")
+    return int(text)
+
+
+def size(text: str) -> int:
+    """A number of bytes."""
+    match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"a number of bytes is required, such as 4096, 64K or 1M, not {text!r}")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+def hours(text: str) -> timedelta:
+    """A number of hours."""
+    return _duration(text, "hours")
+
+
+def days(text: str) -> timedelta:
+    """A number of days."""
+    return _duration(text, "days")
+
+
+def _duration(text: str, unit: str) -> timedelta:
+    try:
+        return timedelta(**{unit: float(text)})
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"a number of {unit} is required, not {text!r}") from None
+
+
+# --------------------------------------------------------------------------------------------- options of many commands
+
+JSON = switch("--json", "print the result, or the error, as one JSON object")
+QUIET = switch("--quiet", "show no progress")
+DRY_RUN = switch("--dry-run", "show what would be done, and change nothing")
+THREADS = option("--threads", type=positive, metavar="N", help="number of threads; default: the usable CPUs")
+FORCE = switch("--force", "replace the output if it exists")
+FSYNC = switch("--fsync", "return only when the output is on the disk")
+KEY_FORMAT = option(
+    "--key-format",
+    choices=("auto", "raw", "hex", "base64"),
+    default="auto",
+    help="how keys are written; auto (the default) fails if a key can be read in two ways",
+)
+
+
+def aad_prefix_options(new: str = "", text: str = "text that tells this file from others under the same key") -> OneOf:
+    """``--aad-prefix`` and ``--aad-prefix-hex``; with new="new-", ``--new-aad-prefix`` and its like."""
+    return OneOf(
+        (
+            option(f"--{new}aad-prefix", metavar="TEXT", help=text),
+            option(f"--{new}aad-prefix-hex", metavar="HEX", help="the same, as bytes"),
+        )
+    )
