@@ -1,18 +1,13 @@
 /* ags1.c - a run of AGS1 blocks: layout and AADs, sealed or opened in parallel. */
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "aead.h"
+#include "batch.h"
 #include "fileio.h"
-#include "pool.h"
 
 enum {
     JOB_NBYTES = AGSF_SCRATCH_NBYTES, /* small blocks make one job together, up to so many sealed bytes */
-    PARALLEL_MIN_NBYTES = 512 * 1024, /* a smaller run is over before a helper has woken up */
     SLICE_MAX_BLOCKS = 1 << 16,       /* of one call: bounds what its nonces take */
-    BUDGET_MS = 100,                  /* of one call: bounds how long an interrupt waits */
 };
 
 static const uint64_t BLOCK_MAX_NBYTES = INT32_MAX;
@@ -23,22 +18,13 @@ struct slice {
     const agsf_run *run;
     uint64_t first, end; /* blocks of the run */
     uint64_t per_job;
-    const uint8_t *nonces;      /* of the slice's blocks, when sealing */
-    _Atomic uint64_t failure;   /* lowest failed block, status and system error, packed; or UINT64_MAX */
-    agsf_lane *lanes[AGSF_MAX_THREADS];
+    const uint8_t *nonces; /* of the slice's blocks, when sealing */
+    agsf_lane **lanes;
+    agsf_parallel parallel;
 };
 
-/* Failures are packed so that the smallest number is the failure of the lowest block. */
-static uint64_t pack_failure(uint64_t block, agsf_status status, int os_error) {
-    return block << 24 | (uint64_t)status << 16 | (uint16_t)os_error;
-}
-
 static bool fail(struct slice *slice, uint64_t block, agsf_status status, int os_error) {
-    const uint64_t failure = pack_failure(block, status, os_error);
-    uint64_t lowest = atomic_load(&slice->failure);
-
-    while (failure < lowest && !atomic_compare_exchange_weak(&slice->failure, &lowest, failure)) continue;
-    return false;
+    return agsf_parallel_fail(&slice->parallel, block, status, os_error);
 }
 
 /* ---------------------------------------------------------------- layout */
@@ -248,52 +234,31 @@ static bool open_job(void *arg, unsigned lane_number, size_t number) {
 
 /* ---------------------------------------------------------------- runs */
 
-static unsigned count_lanes(const agsf_run *run, size_t njobs, size_t nbytes) {
-    unsigned nlanes = run->threads < AGSF_MAX_THREADS ? run->threads : AGSF_MAX_THREADS;
-
-    if (nbytes < PARALLEL_MIN_NBYTES || nlanes == 0) nlanes = 1;
-    return njobs < nlanes ? (unsigned)njobs : nlanes;
-}
-
-/* Borrows lanes; fewer than wanted will do, none will not. */
-static agsf_status borrow_lanes(struct slice *slice, unsigned wanted, unsigned *nlanes_ret) {
-    const unsigned with = slice->run->sealed == NULL ? AGSF_WITH_SCRATCH : 0;
-    agsf_status status = AGSF_OK;
-
-    *nlanes_ret = 0;
-    while (*nlanes_ret < wanted && status == AGSF_OK) {
-        status = agsf_lane_borrow(slice->run->key, with, &slice->lanes[*nlanes_ret]);
-        if (status == AGSF_OK) ++*nlanes_ret;
-    }
-    return *nlanes_ret > 0 ? AGSF_OK : status;
-}
-
 /* Runs the next slice: at most nblocks blocks, as many as the time allows. */
 static agsf_status run_slice(agsf_run *run, uint64_t nblocks, const uint8_t *nonces,
                              bool (*job)(void *, unsigned, size_t)) {
-    const uint64_t per_job = JOB_NBYTES / (run->block_nbytes + AGSF_OVERHEAD_NBYTES);
-    struct slice slice = {.run = run, .first = run->done, .end = run->done + nblocks, .nonces = nonces};
-    agsf_batch batch = {.job = job, .arg = &slice, .budget_ms = BUDGET_MS};
-    uint64_t failure;
+    const uint64_t fitting = JOB_NBYTES / (run->block_nbytes + AGSF_OVERHEAD_NBYTES), per_job = fitting > 0 ? fitting : 1;
+    const uint64_t end = run->done + nblocks, all = count_blocks(run->plain_nbytes, run->block_nbytes);
+    agsf_lane *lanes[AGSF_MAX_THREADS];
+    agsf_key_lanes key = {.key = run->key, .users = AGSF_MAX_THREADS, .lanes = lanes};
+    struct slice slice = {.run = run, .first = run->done, .end = end, .per_job = per_job, .nonces = nonces, .lanes = lanes};
+    agsf_parallel *const parallel = &slice.parallel;
     agsf_status status;
 
-    slice.per_job = per_job > 0 ? per_job : 1;
-    atomic_init(&slice.failure, UINT64_MAX);
-    batch.njobs = (size_t)((nblocks - 1) / slice.per_job + 1);
-    status = borrow_lanes(&slice, count_lanes(run, batch.njobs, plain_between(run, slice.first, slice.end)), &batch.nlanes);
-    if (status != AGSF_OK) return status;
-    run->done += agsf_pool_run(&batch) * slice.per_job;
-    if (run->done > slice.end) run->done = slice.end;
-    while (batch.nlanes > 0) agsf_lane_return(run->key, slice.lanes[--batch.nlanes]);
-
-    failure = atomic_load(&slice.failure);
-    if (failure != UINT64_MAX) {
-        run->bad_block = failure >> 24;
-        run->os_error = (uint16_t)failure;
-        run->done = count_blocks(run->plain_nbytes, run->block_nbytes); /* a failed run is over: it cannot go on */
-        return (agsf_status)(failure >> 16 & 0xff);
+    if (run->sealed == NULL) key.with = AGSF_WITH_SCRATCH;
+    *parallel = (agsf_parallel){.job = job, .arg = &slice, .threads = run->threads, .keys = &key, .nkeys = 1};
+    parallel->njobs = (size_t)((nblocks - 1) / per_job + 1);
+    parallel->nbytes = plain_between(run, slice.first, end);
+    status = agsf_parallel_run(parallel);
+    if (parallel->done == 0) return status; /* no thread has a lane: nothing was done */
+    run->done = parallel->done < parallel->njobs ? run->done + parallel->done * per_job : end;
+    if (status == AGSF_OK) return run->done == all ? AGSF_OK : AGSF_PAUSED;
+    if (status != AGSF_PAUSED) {
+        run->bad_block = parallel->failed_at;
+        run->os_error = parallel->os_error;
+        run->done = all; /* a failed run is over: it cannot go on */
     }
-    return run->done == count_blocks(run->plain_nbytes, run->block_nbytes) ? AGSF_OK : AGSF_PAUSED;
+    return status;
 }
 
 static bool possible(const agsf_run *run) {

@@ -2,16 +2,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "aead.h"
+#include "batch.h"
 #include "crc32.h"
-#include "pool.h"
 #include "thrift.h"
 
 enum {
     LENGTH_NBYTES = 4,
     CTR_FRAME_NBYTES = LENGTH_NBYTES + AGSF_NONCE_NBYTES, /* and what stands before any ciphertext */
-    BUDGET_MS = 100,                  /* of one call: bounds how long an interrupt waits */
-    PARALLEL_MIN_NBYTES = 512 * 1024, /* less is over before a helper has woken up */
     NONCES = 32,                      /* drawn at once, and forgotten when the job ends */
     CRC_TRIES = 100,                  /* to seal a page until its CRC has a varint of four bytes: 1 page of 600 has none yet */
     CRC_OF_4_NBYTES = 0x07ffffff,
@@ -650,19 +647,7 @@ static bool one_page(struct worker *worker) {
 
 /* ---------------------------------------------------------------- runs */
 
-/*
- * A key, and as many lanes of it as can be in use at once: one for each thread, or one for each time that a run has it,
- * whichever is less. Of five thousand columns with a key each, no thread takes more than the columns' own.
- */
-struct shared_key {
-    agsf_key *key;
-    size_t users; /* sides of runs */
-    size_t first; /* of its lanes */
-    unsigned with;
-    bool seals;
-};
-
-/* One side of a run: which key, and the how many-eth of its users this is. */
+/* One side of a run: which key, and this side's index among the key's users. */
 struct user {
     size_t key, number;
 };
@@ -672,21 +657,16 @@ struct task {
     struct user from, to;
 };
 
-struct keyed_lane {
-    agsf_key *key;
-    agsf_lane *lane;
-};
-
+/* Of five thousand columns with a key each, no thread borrows more lanes than the columns' own: see agsf_key_lanes. */
 struct job {
     struct task *tasks;
     size_t ntasks;
-    struct shared_key *keys;
+    agsf_key_lanes *keys;
     size_t nkeys;
     size_t *slots; /* a hash table of keys: 0, or a key's number and 1 more */
     size_t nslots; /* a power of two, more than there can be keys */
-    struct keyed_lane *lanes; /* of all keys, one key's behind the other's */
-    size_t nlanes;
-    unsigned nthreads;
+    agsf_lane **lanes;
+    agsf_parallel parallel;
 };
 
 static bool possible(const agsf_pages *run) {
@@ -709,9 +689,9 @@ static void clear_output(const agsf_pages *run) {
     if (run->out_nbytes > 0) memset(run->out, 0, run->out_nbytes);
 }
 
-static struct user add_user(struct job *job, const agsf_modules *modules, bool seals) {
+static struct user add_user(struct job *job, const agsf_modules *modules) {
     size_t slot;
-    struct shared_key *key;
+    agsf_key_lanes *key;
 
     if (modules == NULL) return (struct user){0};
     slot = (size_t)(((uint64_t)(uintptr_t)modules->key * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (job->nslots - 1);
@@ -722,15 +702,14 @@ static struct user add_user(struct job *job, const agsf_modules *modules, bool s
     }
     key = &job->keys[job->slots[slot] - 1];
     if (modules->ctr) key->with = AGSF_WITH_CTR;
-    key->seals |= seals;
     return (struct user){job->slots[slot] - 1, key->users++};
 }
 
 static agsf_lane *lane_of(const struct job *job, unsigned thread, const agsf_modules *modules, struct user user) {
-    const struct shared_key *const key = &job->keys[user.key];
+    const agsf_key_lanes *const key = &job->keys[user.key];
 
     if (modules == NULL) return NULL;
-    return job->lanes[key->first + (key->users < job->nthreads ? user.number : thread)].lane;
+    return key->lanes[key->users < job->parallel.nthreads ? user.number : thread];
 }
 
 static bool run_job(void *arg, unsigned thread, size_t number) {
@@ -745,80 +724,45 @@ static bool run_job(void *arg, unsigned thread, size_t number) {
     return true; /* the others go on: the lowest failure is to be found, whatever the threads */
 }
 
-static void return_lanes(struct job *job) {
-    while (job->nlanes > 0) {
-        job->nlanes--;
-        agsf_lane_return(job->lanes[job->nlanes].key, job->lanes[job->nlanes].lane);
-    }
-}
-
-/* Lanes of all keys for so many threads; all of them or none. */
-static agsf_status borrow_lanes(struct job *job, unsigned nthreads) {
-    agsf_status status = AGSF_OK;
-    size_t wanted = 0;
-
-    job->nthreads = nthreads;
-    for (size_t i = 0; i < job->nkeys; i++) {
-        job->keys[i].first = wanted;
-        wanted += job->keys[i].users < nthreads ? job->keys[i].users : nthreads;
-    }
-    free(job->lanes);
-    job->lanes = calloc(wanted + 1, sizeof(*job->lanes));
-    if (job->lanes == NULL) return AGSF_NO_MEMORY;
-    for (size_t key = 0; job->nlanes < wanted && status == AGSF_OK;) {
-        struct keyed_lane *const next = &job->lanes[job->nlanes];
-        while (key + 1 < job->nkeys && job->keys[key + 1].first == job->nlanes) key++;
-        next->key = job->keys[key].key;
-        status = agsf_lane_borrow(next->key, job->keys[key].with, &next->lane);
-        if (status == AGSF_OK) job->nlanes++;
-    }
-    if (status != AGSF_OK) return_lanes(job);
-    return status;
-}
-
 static agsf_status plan(struct job *job, agsf_pages **runs, size_t nruns) {
-    agsf_status status = AGSF_OK;
+    agsf_lane **lanes;
 
     for (job->nslots = 4; job->nslots / 4 < nruns; job->nslots *= 2) continue;
     job->tasks = calloc(nruns, sizeof(*job->tasks));
     job->keys = calloc(nruns, 2 * sizeof(*job->keys));
     job->slots = calloc(job->nslots, sizeof(*job->slots));
-    if (job->tasks == NULL || job->keys == NULL || job->slots == NULL) return AGSF_NO_MEMORY;
+    job->lanes = lanes = calloc(nruns, 2 * sizeof(*job->lanes));
+    if (job->tasks == NULL || job->keys == NULL || job->slots == NULL || lanes == NULL) return AGSF_NO_MEMORY;
     for (size_t i = 0; i < nruns; i++) {
-        if (runs[i]->stop != AGSF_STOP_NOT) continue;
-        if (!possible(runs[i])) return AGSF_BAD_ARGUMENT;
-        job->tasks[job->ntasks++] = (struct task){runs[i], add_user(job, runs[i]->from, false), add_user(job, runs[i]->to, true)};
+        agsf_pages *const run = runs[i];
+        if (run->stop != AGSF_STOP_NOT) continue;
+        if (!possible(run)) return AGSF_BAD_ARGUMENT;
+        run->in_done = run->out_done = 0;
+        /* A key's counter is made here: helpers allocate nothing. (libcrypto does, when its generator takes a new seed.) */
+        if (run->to != NULL) {
+            const agsf_status status = agsf_key_reserve(run->to->key, 0);
+            if (status != AGSF_OK) return status;
+        }
+        job->tasks[job->ntasks++] = (struct task){run, add_user(job, run->from), add_user(job, run->to)};
+        job->parallel.nbytes += run->in_nbytes;
     }
-    /* A key's counter is made here: helpers allocate nothing. (libcrypto does, when its generator takes a new seed.) */
-    for (size_t i = 0; i < job->nkeys && status == AGSF_OK; i++) {
-        if (job->keys[i].seals) status = agsf_key_reserve(job->keys[i].key, 0);
-    }
-    return status;
+    for (size_t i = 0; i < job->nkeys; lanes += job->keys[i++].users) job->keys[i].lanes = lanes;
+    return AGSF_OK;
 }
 
 agsf_status agsf_pages_run(agsf_pages **runs, size_t nruns, unsigned threads) {
-    struct job job = {.ntasks = 0};
-    agsf_batch batch = {.job = run_job, .arg = &job, .budget_ms = BUDGET_MS};
-    unsigned nthreads = threads < AGSF_MAX_THREADS ? threads : AGSF_MAX_THREADS;
+    struct job job = {.parallel = {.job = run_job, .arg = &job, .threads = threads}};
     agsf_status status;
-    uint64_t nbytes = 0;
 
     if (nruns == 0) return AGSF_OK;
     if (nruns > SIZE_MAX / 1024) return AGSF_BAD_ARGUMENT;
     status = plan(&job, runs, nruns);
-    if (status != AGSF_OK || job.ntasks == 0) goto out;
-    for (size_t i = 0; i < job.ntasks; i++) nbytes += job.tasks[i].run->in_nbytes;
-    if (nthreads == 0 || nbytes < PARALLEL_MIN_NBYTES) nthreads = 1;
-    if (nthreads > job.ntasks) nthreads = (unsigned)job.ntasks;
-    status = borrow_lanes(&job, nthreads);
-    if (status != AGSF_OK && nthreads > 1) status = borrow_lanes(&job, 1);
-    if (status != AGSF_OK) goto out;
-    for (size_t i = 0; i < job.ntasks; i++) job.tasks[i].run->in_done = job.tasks[i].run->out_done = 0;
-    batch.njobs = job.ntasks;
-    batch.nlanes = job.nthreads;
-    if (agsf_pool_run(&batch) < job.ntasks) status = AGSF_PAUSED;
-    return_lanes(&job);
-out:
+    if (status == AGSF_OK && job.ntasks > 0) {
+        job.parallel.njobs = job.ntasks;
+        job.parallel.keys = job.keys;
+        job.parallel.nkeys = job.nkeys;
+        status = agsf_parallel_run(&job.parallel);
+    }
     if (status != AGSF_OK && status != AGSF_PAUSED) {
         for (size_t i = 0; i < nruns; i++) clear_output(runs[i]);
     }

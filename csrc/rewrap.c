@@ -1,23 +1,19 @@
 /* rewrap.c - a column of wrapped keys, opened under one key and sealed under another, rows in parallel. */
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <string.h>
 
-#include "aead.h"
-#include "pool.h"
+#include "batch.h"
 
 enum {
-    JOB_ROWS = 512,           /* a job's nonces fit on a helper's stack, and what drawing them costs is shared by many */
-    PARALLEL_MIN_ROWS = 4096, /* fewer are over before a helper has woken up */
-    BUDGET_MS = 100,          /* of one call: bounds how long an interrupt waits */
+    JOB_ROWS = 512,     /* a job's nonces fit on a helper's stack, and the cost of a draw is shared by many */
+    ROW_AS_NBYTES = 128, /* a row takes about as long as this many bytes of one long message */
 };
 
 /* What the jobs of one call share. The first row of job 0 is `first`. */
 struct rows {
     const agsf_rewrap *run;
     size_t first;
-    _Atomic uint64_t failure; /* lowest failed row and its status, packed; or UINT64_MAX */
-    agsf_lane *from[AGSF_MAX_THREADS], *to[AGSF_MAX_THREADS];
+    agsf_lane **from, **to; /* one a thread */
+    agsf_parallel parallel;
 };
 
 /* Where a row's name and its wrapped key are. */
@@ -96,13 +92,6 @@ static agsf_status seal_row(const agsf_rewrap *run, agsf_lane *lane, const struc
     return status;
 }
 
-static void fail(struct rows *rows, size_t i, agsf_status status) {
-    const uint64_t failure = (uint64_t)i << 8 | status; /* the smallest number is the lowest row's */
-    uint64_t lowest = atomic_load(&rows->failure);
-
-    while (failure < lowest && !atomic_compare_exchange_weak(&rows->failure, &lowest, failure)) continue;
-}
-
 static bool rewrap_job(void *arg, unsigned lane, size_t number) {
     struct rows *rows = arg;
     const agsf_rewrap *run = rows->run;
@@ -119,60 +108,26 @@ static bool rewrap_job(void *arg, unsigned lane, size_t number) {
         if (status != AGSF_OK) break;
     }
     agsf_wipe(dek, sizeof(dek));
-    if (status != AGSF_OK) fail(rows, i, status);
-    return status == AGSF_OK;
-}
-
-/* Borrows a lane of either key for each thread; fewer pairs than wanted will do, none will not. */
-static agsf_status borrow_lanes(struct rows *rows, unsigned wanted, unsigned *nlanes_ret) {
-    agsf_status status = AGSF_OK;
-    unsigned n = 0;
-
-    while (n < wanted) {
-        status = agsf_lane_borrow(rows->run->from, 0, &rows->from[n]);
-        if (status != AGSF_OK) break;
-        status = agsf_lane_borrow(rows->run->to, 0, &rows->to[n]);
-        if (status != AGSF_OK) {
-            agsf_lane_return(rows->run->from, rows->from[n]);
-            break;
-        }
-        n++;
-    }
-    *nlanes_ret = n;
-    return n > 0 ? AGSF_OK : status;
-}
-
-static unsigned count_lanes(const agsf_rewrap *run, size_t njobs) {
-    const unsigned nlanes = run->threads < AGSF_MAX_THREADS ? run->threads : AGSF_MAX_THREADS;
-
-    if (nlanes == 0 || run->nrows - run->done < PARALLEL_MIN_ROWS) return 1;
-    return njobs < nlanes ? (unsigned)njobs : nlanes;
+    return status == AGSF_OK || agsf_parallel_fail(&rows->parallel, i, status, 0);
 }
 
 /* Goes on from `done`, as far as the time allows. */
 static agsf_status run_rows(agsf_rewrap *run) {
-    struct rows rows = {.run = run, .first = run->done};
-    agsf_batch batch = {.job = rewrap_job, .arg = &rows, .budget_ms = BUDGET_MS};
-    uint64_t failure;
+    agsf_lane *from[AGSF_MAX_THREADS], *to[AGSF_MAX_THREADS];
+    agsf_key_lanes keys[2] = {{.key = run->from, .users = AGSF_MAX_THREADS, .lanes = from},
+                              {.key = run->to, .users = AGSF_MAX_THREADS, .lanes = to}};
+    struct rows rows = {.run = run, .first = run->done, .from = from, .to = to};
+    agsf_parallel *const parallel = &rows.parallel;
+    const size_t left = run->nrows - run->done;
     agsf_status status;
 
-    atomic_init(&rows.failure, UINT64_MAX);
-    batch.njobs = (run->nrows - run->done - 1) / JOB_ROWS + 1;
-    status = borrow_lanes(&rows, count_lanes(run, batch.njobs), &batch.nlanes);
-    if (status != AGSF_OK) return status;
-    run->done += agsf_pool_run(&batch) * JOB_ROWS;
-    if (run->done > run->nrows) run->done = run->nrows;
-    while (batch.nlanes-- > 0) {
-        agsf_lane_return(run->from, rows.from[batch.nlanes]);
-        agsf_lane_return(run->to, rows.to[batch.nlanes]);
-    }
-
-    failure = atomic_load(&rows.failure);
-    if (failure != UINT64_MAX) {
-        run->bad_row = (size_t)(failure >> 8);
-        return (agsf_status)(failure & 0xff);
-    }
-    return run->done == run->nrows ? AGSF_OK : AGSF_PAUSED;
+    *parallel = (agsf_parallel){.job = rewrap_job, .arg = &rows, .threads = run->threads, .keys = keys, .nkeys = 2};
+    parallel->njobs = (left - 1) / JOB_ROWS + 1;
+    parallel->nbytes = (uint64_t)left * ROW_AS_NBYTES;
+    status = agsf_parallel_run(parallel);
+    run->done = parallel->done < parallel->njobs ? run->done + parallel->done * JOB_ROWS : run->nrows;
+    if (status != AGSF_OK && status != AGSF_PAUSED) run->bad_row = (size_t)parallel->failed_at;
+    return status;
 }
 
 agsf_status agsf_rewrap_run(agsf_rewrap *run) {
