@@ -113,8 +113,9 @@ cdef extern from "agsf.h" nogil:
         unsigned threads
         size_t done, begin, end, bad_row
     agsf_status agsf_rewrap_run(agsf_rewrap *run)
+    void agsf_wipe(void *memory, size_t nbytes)
 
-cdef extern from "agsf.h" nogil:
+cdef extern from "agsf_parquet.h" nogil:
     enum:
         AGSF_THRIFT_STOP
         AGSF_THRIFT_UUID
@@ -224,7 +225,6 @@ cdef extern from "agsf.h" nogil:
     agsf_status agsf_offset_index(const uint8_t *data, size_t nbytes, const agsf_page *table, size_t npages,
                                   int64_t in_chunk, int64_t out_chunk, uint8_t *out, size_t *nbytes_ret)
     agsf_status agsf_offset_index_pages(const uint8_t *data, size_t nbytes, size_t *npages_ret)
-    void agsf_wipe(void *memory, size_t nbytes)
 
 NONCE_NBYTES = AGSF_NONCE_NBYTES
 TAG_NBYTES = AGSF_TAG_NBYTES
@@ -1239,7 +1239,7 @@ def _module_error(agsf_status status, unsigned module, row_group, column, page):
 cdef class PageRun:
     """The pages of one column chunk, from one side to another: each plain (None) or sealed by its Modules.
 
-    `mode` is COPY, SAME_SIZE, VIEW, CHECK or LIST (csrc/agsf.h says what they do); `nbytes` and `values` the chunk's
+    `mode` is COPY, SAME_SIZE, VIEW, CHECK or LIST (csrc/agsf_parquet.h says what they do); `nbytes` and `values` the chunk's
     total_compressed_size and num_values on the side it comes from. Give it bytes with `feed`, run it with `run_pages`,
     look at `stop`: DONE, or MORE_INPUT or MORE_OUTPUT, of which at least `wanted` bytes are needed, counted from what
     is `consumed` and `produced`. `dictionary` says that the first page should be one, for the error if it is unreadable;

@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-#include "agsf.h"
+#include "agsf_parquet.h"
 
 typedef struct agsf_cursor {
     const uint8_t *at, *end;

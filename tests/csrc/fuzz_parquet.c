@@ -20,15 +20,6 @@ struct recipe {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes);
 
 static agsf_key *key_a, *key_b;
-static size_t allocated; /* by csrc since the input began: all of it together */
-
-void *__real_realloc(void *old, size_t nbytes);
-void *__wrap_realloc(void *old, size_t nbytes);
-
-void *__wrap_realloc(void *old, size_t nbytes) {
-    if (nbytes > allocated) allocated = nbytes;
-    return __real_realloc(old, nbytes);
-}
 
 /* ---------------------------------------------------------------- Thrift */
 
@@ -113,7 +104,7 @@ static void fuzz_footer(const struct recipe *recipe, const uint8_t *data, size_t
     guarded out;
 
     CHECK(status == AGSF_OK || status == AGSF_BAD_FORMAT || status == AGSF_ORDINAL);
-    CHECK(allocated <= 10 * nbytes + 4096);
+    CHECK(largest_array <= 10 * nbytes + 4096);
     if (status != AGSF_OK) return;
     CHECK(footer.end <= nbytes && footer.nschema > 0);
     metas = calloc(footer.nchunks + 1, sizeof(*metas));
@@ -417,7 +408,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     recipe = (struct recipe){data[0], data[1], data[2], data[3], 0};
     memcpy(&recipe.number, data + 4, sizeof(recipe.number));
     guarded copy = guarded_copy(data + RECIPE_NBYTES, nbytes - RECIPE_NBYTES, AT_END);
-    allocated = 0;
+    largest_array = 0;
     switch (recipe.target % TARGETS) {
         case 0: fuzz_footer(&recipe, copy.data, copy.nbytes); break;
         case 1: fuzz_thrift(&recipe, copy.data, copy.nbytes); break;

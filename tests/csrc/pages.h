@@ -7,6 +7,20 @@
 
 #include "support.h"
 
+#include "agsf_parquet.h"
+
+/* ---------------------------------------------------------------- memory */
+
+static size_t largest_array; /* that csrc has asked realloc() for, in bytes; a test sets it to 0 */
+
+void *__real_realloc(void *old, size_t nbytes);
+void *__wrap_realloc(void *old, size_t nbytes);
+
+void *__wrap_realloc(void *old, size_t nbytes) {
+    if (nbytes > largest_array) largest_array = nbytes;
+    return __real_realloc(old, nbytes);
+}
+
 /* ---------------------------------------------------------------- Thrift by hand */
 
 __attribute__((unused)) static uint8_t *put_number(uint8_t *out, uint64_t value) {

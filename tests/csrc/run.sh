@@ -67,8 +67,10 @@ compile_all() {
 build() {
     local output=$1 source=$2 objects=$3 compiler=$4
     shift 4
-    local wraps
-    wraps=$(sed -nE 's/^[a-z].*\b__wrap_([a-z0-9_]+)\(.*/-Wl,--wrap=\1/p' "$source" | sort -u)
+    local wraps headers
+    headers=$(sed -nE 's/^#include "(clock|pages)\.h"/tests\/csrc\/\1.h/p' "$source")
+    # shellcheck disable=SC2086 # the words of headers are files
+    wraps=$(sed -nE 's/^[a-z].*\b__wrap_([a-z0-9_]+)\(.*/-Wl,--wrap=\1/p' "$source" $headers | sort -u)
     # shellcheck disable=SC2086 # the words of wraps are arguments
     $compiler "${CFLAGS[@]}" "${INCLUDES[@]}" -Icsrc -Werror -Wno-missing-prototypes "$@" \
         "$source" "$objects"/*.o "${LIBCRYPTO[@]}" -pthread $wraps -o "$output"

@@ -14,6 +14,7 @@
 #include <openssl/err.h>
 #include <pthread.h>
 
+#include "agsf_parquet.h"
 #include "pool.h"
 
 /* ---------------------------------------------------------------- the allocator */

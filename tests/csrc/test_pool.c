@@ -13,34 +13,17 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <sys/resource.h>
-#include <time.h>
 
+#include "clock.h"
 #include "pool.h"
 
 /* ---------------------------------------------------------------- between csrc and the system */
 
-static _Atomic int64_t monotonic_step_ms = -1; /* below 0: the system's clock; else it goes on by so much per reading */
-static _Atomic int realtime_ahead_s;           /* so much of a helper's idle time is over when it begins */
 static _Atomic int threads_to_have = -1;       /* below 0: as many as the system gives */
 
-int __real_clock_gettime(clockid_t clock, struct timespec *now_ret);
-int __wrap_clock_gettime(clockid_t clock, struct timespec *now_ret);
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*main)(void *), void *arg);
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*main)(void *), void *arg);
-
-int __wrap_clock_gettime(clockid_t clock, struct timespec *now_ret) {
-    static _Atomic int64_t ms;
-    const int failure = __real_clock_gettime(clock, now_ret);
-
-    if (clock == CLOCK_REALTIME) now_ret->tv_sec -= realtime_ahead_s;
-    if (clock == CLOCK_MONOTONIC && monotonic_step_ms >= 0) {
-        const int64_t now = atomic_fetch_add(&ms, monotonic_step_ms);
-        *now_ret = (struct timespec){(time_t)(now / 1000), (long)(now % 1000 * 1000000)};
-    }
-    return failure;
-}
 
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*main)(void *), void *arg) {
     if (threads_to_have == 0) return EAGAIN;
@@ -136,9 +119,9 @@ static void check_budget(void) {
         record.stop_at = SIZE_MAX;
         record.spin = 20000;
         record.nlanes = batch.nlanes = nlanes;
-        monotonic_step_ms = 30; /* so that the caller has time for 4 jobs */
+        step_ms = 30; /* so that the caller has time for 4 jobs */
         claimed = agsf_pool_run(&batch);
-        monotonic_step_ms = -1;
+        step_ms = -1;
         CHECK(nlanes == 1 ? claimed == 4 : claimed >= 4 && claimed < JOBS_MAX);
         CHECK_EQUAL(record.nended, claimed);
     }

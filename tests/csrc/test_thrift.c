@@ -9,16 +9,6 @@
 #include "pages.h"
 #include "thrift.h"
 
-static size_t largest; /* that was allocated */
-
-void *__real_realloc(void *old, size_t nbytes);
-void *__wrap_realloc(void *old, size_t nbytes);
-
-void *__wrap_realloc(void *old, size_t nbytes) {
-    if (nbytes > largest) largest = nbytes;
-    return __real_realloc(old, nbytes);
-}
-
 /* ---------------------------------------------------------------- values */
 
 static void check_numbers(void) {
@@ -414,10 +404,10 @@ static void check_footer_memory(void) {
                 }
             }
         }
-        largest = 0;
+        largest_array = 0;
         status = agsf_footer_read(in, room, &footer);
         CHECK_EQUAL(status, kind == 1 || kind == 2 ? AGSF_ORDINAL : AGSF_BAD_FORMAT);
-        CHECK(largest <= 6 * room + 4096);
+        CHECK(largest_array <= 6 * room + 4096);
     }
 }
 

@@ -1,14 +1,14 @@
-/* parquet.c - Parquet's modules: AADs, framing, and the pages of a column chunk from one side to another. */
+/* pages.c - the pages of column chunks, from one side to another. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "batch.h"
 #include "crc32.h"
-#include "thrift.h"
+#include "modules.h"
+#include "page_header.h"
 
 enum {
-    LENGTH_NBYTES = 4,
-    CTR_FRAME_NBYTES = LENGTH_NBYTES + AGSF_NONCE_NBYTES, /* and what stands before any ciphertext */
+    CTR_FRAME_NBYTES = AGSF_LENGTH_NBYTES + AGSF_NONCE_NBYTES, /* and what stands before any ciphertext */
     NONCES = 32,                      /* drawn at once, and forgotten when the job ends */
     CRC_TRIES = 100,                  /* to seal a page until its CRC has a varint of four bytes: 1 page of 600 has none yet */
     CRC_OF_4_NBYTES = 0x07ffffff,
@@ -16,264 +16,6 @@ enum {
     HEADER_STEP_NBYTES = 4096,
     HEADER_MAX_NBYTES = 64 * 1024 * 1024, /* of a plain one, whose end is only where its fields end; Arrow reads 16 MiB */
 };
-
-static uint32_t get_u32(const uint8_t *in) {
-    return (uint32_t)in[0] | (uint32_t)in[1] << 8 | (uint32_t)in[2] << 16 | (uint32_t)in[3] << 24;
-}
-
-static void put_u32(uint8_t *out, uint32_t value) {
-    for (int i = 0; i < 4; i++) out[i] = (uint8_t)(value >> 8 * i);
-}
-
-/* ---------------------------------------------------------------- modules */
-
-struct suffix {
-    uint8_t bytes[7];
-    size_t nbytes;
-};
-
-/* A module's place in its file, as its AAD ends in it. Only data pages and their headers have a page ordinal. */
-static struct suffix aad_suffix(const agsf_modules *modules, unsigned type, uint32_t page) {
-    const uint16_t row_group = (uint16_t)modules->row_group, column = (uint16_t)modules->column;
-    struct suffix suffix = {{(uint8_t)type, (uint8_t)row_group, (uint8_t)(row_group >> 8), (uint8_t)column,
-                             (uint8_t)(column >> 8), (uint8_t)page, (uint8_t)(page >> 8)}, 5};
-
-    if (type == AGSF_FOOTER) suffix.nbytes = 1;
-    if (type == AGSF_DATA_PAGE || type == AGSF_DATA_PAGE_HEADER) suffix.nbytes = 7;
-    if (modules->without_aad) suffix.nbytes = 0;
-    return suffix;
-}
-
-static size_t aad_nbytes(const agsf_modules *modules) { return modules->without_aad ? 0 : modules->aad_nbytes; }
-
-/* Seals to out: length, nonce, ciphertext, tag. in may be where the ciphertext goes. */
-static agsf_status seal_frame(agsf_lane *lane, const agsf_modules *modules, unsigned type, uint32_t page,
-                              const uint8_t *nonce, const uint8_t *in, size_t nbytes, uint8_t *out) {
-    const struct suffix suffix = aad_suffix(modules, type, page);
-    uint8_t *const sealed = out + LENGTH_NBYTES + AGSF_NONCE_NBYTES;
-    agsf_status status;
-
-    put_u32(out, (uint32_t)(nbytes + AGSF_OVERHEAD_NBYTES));
-    memcpy(out + LENGTH_NBYTES, nonce, AGSF_NONCE_NBYTES);
-    status = agsf_lane_begin_seal(lane, nonce, modules->aad, aad_nbytes(modules), suffix.bytes, suffix.nbytes);
-    if (status == AGSF_OK) status = agsf_lane_update_cached(lane, in, nbytes, sealed);
-    if (status == AGSF_OK) status = agsf_lane_finish_seal(lane, sealed + nbytes);
-    return status;
-}
-
-/* Opens a frame whose length was checked. The caller clears the output if the status is not AGSF_OK. */
-static agsf_status open_frame(agsf_lane *lane, const agsf_modules *modules, unsigned type, uint32_t page,
-                              const uint8_t *in, size_t nbytes, uint8_t *out) {
-    const struct suffix suffix = aad_suffix(modules, type, page);
-    const uint8_t *const sealed = in + LENGTH_NBYTES + AGSF_NONCE_NBYTES;
-    agsf_status status = agsf_lane_begin_open(lane, in + LENGTH_NBYTES, modules->aad, aad_nbytes(modules), suffix.bytes,
-                                              suffix.nbytes);
-
-    if (status == AGSF_OK) status = agsf_lane_update_cached(lane, sealed, nbytes, out);
-    if (status == AGSF_OK) status = agsf_lane_finish_open(lane, sealed + nbytes);
-    return status;
-}
-
-agsf_status agsf_module_seal(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes,
-                             uint8_t *out) {
-    uint8_t nonce[AGSF_NONCE_NBYTES];
-    agsf_lane *lane;
-    agsf_status status;
-
-    if (in_nbytes > INT32_MAX - AGSF_FRAME_NBYTES) return AGSF_BAD_ARGUMENT;
-    status = agsf_key_reserve(modules->key, 1);
-    if (status == AGSF_OK) status = agsf_draw(nonce, sizeof(nonce));
-    if (status == AGSF_OK) status = agsf_lane_borrow(modules->key, 0, &lane);
-    if (status != AGSF_OK) return status;
-    status = seal_frame(lane, modules, type, 0, nonce, in, in_nbytes, out);
-    agsf_lane_return(modules->key, lane);
-    return status;
-}
-
-agsf_status agsf_module_open(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes, uint8_t *out,
-                             size_t *nbytes_ret, size_t *frame_nbytes_ret) {
-    agsf_lane *lane;
-    agsf_status status;
-    size_t length;
-
-    if (in_nbytes < LENGTH_NBYTES) return AGSF_BAD_FORMAT;
-    length = get_u32(in);
-    if (length < AGSF_OVERHEAD_NBYTES || length > in_nbytes - LENGTH_NBYTES) return AGSF_BAD_FORMAT;
-    *nbytes_ret = length - AGSF_OVERHEAD_NBYTES;
-    *frame_nbytes_ret = LENGTH_NBYTES + length;
-    status = agsf_lane_borrow(modules->key, 0, &lane);
-    if (status == AGSF_OK) {
-        status = open_frame(lane, modules, type, 0, in, *nbytes_ret, out);
-        agsf_lane_return(modules->key, lane);
-    }
-    if (status != AGSF_OK && *nbytes_ret > 0) memset(out, 0, *nbytes_ret);
-    return status;
-}
-
-/* ---------------------------------------------------------------- page headers */
-
-enum { PAGE_DATA = 0, PAGE_INDEX = 1, PAGE_DICTIONARY = 2, PAGE_DATA_V2 = 3 };
-
-enum {
-    HEADER_TYPE = 1,
-    HEADER_UNCOMPRESSED = 2,
-    HEADER_COMPRESSED = 3,
-    HEADER_CRC = 4,
-    HEADER_DATA = 5,
-    HEADER_DICTIONARY = 7,
-    HEADER_DATA_V2 = 8,
-    FILLER_BOOL = 14,
-    FILLER_BYTES = 15,
-};
-
-struct span {
-    size_t begin, end;
-};
-
-struct header {
-    size_t nbytes; /* of the struct */
-    int64_t type, uncompressed, compressed, crc, values, encoding;
-    int64_t levels; /* bytes of a V2 page's repetition and definition levels */
-    struct span compressed_at, crc_at; /* one behind the other, since ids ascend */
-    bool has_crc;
-    int16_t last_id;
-};
-
-static void read_page_struct(agsf_cursor *cursor, struct header *header, int16_t kind) {
-    int16_t id = 0;
-    unsigned type;
-
-    while (agsf_thrift_field(cursor, &id, &type)) {
-        if (type == AGSF_THRIFT_I32) {
-            const int64_t value = agsf_thrift_int(cursor);
-            const bool v2 = kind == HEADER_DATA_V2;
-            if (id == 1) header->values = value;
-            if (id == (v2 ? 4 : 2)) header->encoding = value;
-            if (v2 && (id == 5 || id == 6)) header->levels += value < 0 || value > INT32_MAX ? INT64_C(1) << 32 : value;
-        } else {
-            agsf_thrift_skip(cursor, type, false);
-        }
-    }
-}
-
-/* AGSF_SHORT: the header is cut, or is no Thrift: there is no telling. AGSF_BAD_FORMAT: it is one of no page. */
-static agsf_status read_header(const uint8_t *data, size_t nbytes, struct header *header) {
-    static const int16_t kinds[AGSF_PAGE_TYPES] = {HEADER_DATA, 0, HEADER_DICTIONARY, HEADER_DATA_V2};
-    agsf_cursor cursor = agsf_cursor_over(data, nbytes, 0);
-    int16_t id = 0, kind = 0;
-    unsigned type;
-
-    *header = (struct header){.type = -1, .uncompressed = -1, .compressed = -1, .values = -1, .encoding = -1};
-    while (agsf_thrift_field(&cursor, &id, &type)) {
-        const size_t begin = (size_t)(cursor.at - data);
-        if (type == AGSF_THRIFT_I32 && id >= HEADER_TYPE && id <= HEADER_CRC) {
-            const int64_t value = agsf_thrift_int(&cursor);
-            const struct span at = {begin, (size_t)(cursor.at - data)};
-            if (id == HEADER_TYPE) header->type = value;
-            if (id == HEADER_UNCOMPRESSED) header->uncompressed = value;
-            if (id == HEADER_COMPRESSED) {
-                header->compressed = value;
-                header->compressed_at = at;
-            }
-            if (id == HEADER_CRC) {
-                header->crc = value;
-                header->crc_at = at;
-                header->has_crc = true;
-            }
-        } else if (type == AGSF_THRIFT_STRUCT && (id == HEADER_DATA || id == HEADER_DICTIONARY || id == HEADER_DATA_V2)) {
-            if (kind != 0) return AGSF_BAD_FORMAT; /* of two types at once */
-            kind = id;
-            read_page_struct(&cursor, header, id);
-        } else {
-            agsf_thrift_skip(&cursor, type, false);
-        }
-        header->last_id = id;
-    }
-    header->nbytes = (size_t)(cursor.at - data);
-    if (cursor.bad) return AGSF_SHORT;
-    /* Not an index page: there are none in any file, and encryption has no type for them. */
-    if (header->type < 0 || header->type >= AGSF_PAGE_TYPES || kind == 0 || kinds[header->type] != kind ||
-        header->uncompressed < 0 || header->uncompressed > INT32_MAX || header->compressed < 0 ||
-        header->compressed > INT32_MAX || header->values < 0 || header->values > INT32_MAX ||
-        header->levels > header->compressed) {
-        return AGSF_BAD_FORMAT;
-    }
-    return AGSF_OK;
-}
-
-/* What is to become of a header. */
-struct edit {
-    uint64_t compressed;
-    uint32_t crc;
-    bool drop_crc;
-    size_t filler; /* bytes that an unknown field takes up */
-};
-
-/*
- * Fields that no reader knows take up exactly nbytes: bytes under the id 15, and, where a length of one byte more would
- * overshoot, a bool under 14. Their heads are short ones, since not every reader knows long ones. Behind fields with such
- * ids, the next two: last_id leaves room for these.
- */
-static uint8_t *put_filler(uint8_t *out, int16_t last_id, size_t nbytes) {
-    int16_t id = last_id;
-    size_t length;
-
-    if (nbytes == 0) return out;
-    length = nbytes < 2 ? 0 : nbytes - 2;
-    while (length > 0 && 1 + agsf_thrift_varint_nbytes(length) + length > nbytes) length--;
-    if (nbytes < 2 || 1 + agsf_thrift_varint_nbytes(length) + length < nbytes) {
-        const int16_t next = id < FILLER_BOOL ? FILLER_BOOL : (int16_t)(id + 1);
-        *out++ = (uint8_t)((unsigned)(next - id) << 4 | AGSF_THRIFT_TRUE);
-        id = next;
-        nbytes--;
-    }
-    if (nbytes > 0) {
-        const int16_t next = id < FILLER_BYTES ? FILLER_BYTES : (int16_t)(id + 1);
-        *out++ = (uint8_t)((unsigned)(next - id) << 4 | AGSF_THRIFT_BINARY);
-        out = agsf_thrift_put_varint(out, length);
-        memset(out, 0, length);
-        out += length;
-    }
-    return out;
-}
-
-/* Writes the header with its edits to out. All that is not edited is copied. */
-static size_t write_header(const uint8_t *data, const struct header *header, const struct edit *edit, uint8_t *out) {
-    uint8_t *const begin = out;
-    size_t copied = header->compressed_at.end;
-
-    memcpy(out, data, header->compressed_at.begin);
-    out = agsf_thrift_put_varint(out + header->compressed_at.begin, agsf_thrift_zigzag((int64_t)edit->compressed));
-    if (edit->drop_crc) {
-        /* The field between is gone: the next one's id is counted from the one before it. */
-        const agsf_thrift_edit drop = {.id = HEADER_CRC};
-        size_t nbytes, end;
-        if (agsf_thrift_splice(data, header->nbytes, &drop, 1, begin, &nbytes, &end) != AGSF_OK) return 0;
-        return nbytes; /* its other edit is none: who drops it keeps the size */
-    }
-    if (header->has_crc) {
-        memcpy(out, data + copied, header->crc_at.begin - copied);
-        out += header->crc_at.begin - copied;
-        out = agsf_thrift_put_varint(out, agsf_thrift_zigzag((int32_t)edit->crc));
-        copied = header->crc_at.end;
-    }
-    memcpy(out, data + copied, header->nbytes - 1 - copied);
-    out = put_filler(out + header->nbytes - 1 - copied, header->last_id, edit->filler);
-    *out++ = AGSF_THRIFT_STOP;
-    return (size_t)(out - begin);
-}
-
-/* How long it becomes, without a filler, if its CRC is as given. */
-static size_t header_nbytes(const struct header *header, uint64_t compressed, uint32_t crc) {
-    size_t nbytes = header->nbytes - (header->compressed_at.end - header->compressed_at.begin) +
-                    agsf_thrift_varint_nbytes(agsf_thrift_zigzag((int64_t)compressed));
-
-    if (header->has_crc) {
-        nbytes -= header->crc_at.end - header->crc_at.begin;
-        nbytes += agsf_thrift_varint_nbytes(agsf_thrift_zigzag((int32_t)crc));
-    }
-    return nbytes;
-}
 
 /* ---------------------------------------------------------------- one page */
 
@@ -287,7 +29,7 @@ struct worker {
 
 /* A page as it was found. */
 struct page {
-    struct header header;
+    agsf_page_header header;
     const uint8_t *header_data;    /* plain */
     size_t header_frame_nbytes;    /* as it stands in the input */
     size_t header_room;            /* bytes of its plaintext, with padding */
@@ -322,7 +64,7 @@ static bool fail(agsf_pages *run, agsf_status status, unsigned module) {
 }
 
 static unsigned header_module(const struct page *page) {
-    return page->header.type == PAGE_DICTIONARY ? AGSF_DICTIONARY_PAGE_HEADER : AGSF_DATA_PAGE_HEADER;
+    return page->header.type == AGSF_PAGE_DICTIONARY ? AGSF_DICTIONARY_PAGE_HEADER : AGSF_DATA_PAGE_HEADER;
 }
 
 /* What the next header ought to be, where it cannot be read. */
@@ -331,12 +73,12 @@ static unsigned next_header_module(const agsf_pages *run) {
 }
 
 static unsigned body_module(const struct page *page) {
-    return page->header.type == PAGE_DICTIONARY ? AGSF_DICTIONARY_PAGE : AGSF_DATA_PAGE;
+    return page->header.type == AGSF_PAGE_DICTIONARY ? AGSF_DICTIONARY_PAGE : AGSF_DATA_PAGE;
 }
 
 /* The page ordinal of a module: dictionary pages have none. */
 static uint32_t ordinal(const agsf_pages *run, const struct page *page) {
-    return page->header.type == PAGE_DICTIONARY ? 0 : run->page;
+    return page->header.type == AGSF_PAGE_DICTIONARY ? 0 : run->page;
 }
 
 /*
@@ -351,13 +93,13 @@ static bool open_header(struct worker *worker, const uint8_t *in, size_t nbytes,
 
     for (int i = 0; i < (run->began ? 1 : 2) && status == AGSF_BAD_TAG; i++) {
         type = types[i];
-        status = open_frame(worker->from, run->from, type, i == 0 ? run->page : 0, in, nbytes, run->header);
+        status = agsf_open_frame(worker->from, run->from, type, i == 0 ? run->page : 0, in, nbytes, run->header);
     }
     if (status != AGSF_OK) {
         agsf_wipe(run->header, nbytes);
         return fail(run, status, next_header_module(run));
     }
-    if (read_header(run->header, nbytes, &page->header) != AGSF_OK) return fail(run, AGSF_BAD_FORMAT, type);
+    if (agsf_header_read(run->header, nbytes, &page->header) != AGSF_OK) return fail(run, AGSF_BAD_FORMAT, type);
     /* A header that was sealed as another type than it says could make the rest of the chunk count wrong. */
     if (!run->from->without_aad && header_module(page) != type) return fail(run, AGSF_BAD_FORMAT, type);
     return true;
@@ -367,7 +109,7 @@ static bool find_header(struct worker *worker, const uint8_t *in, size_t left, u
     agsf_pages *const run = worker->run;
 
     if (run->from == NULL) {
-        const agsf_status status = read_header(in, left, &page->header);
+        const agsf_status status = agsf_header_read(in, left, &page->header);
         if (status != AGSF_OK) {
             if (status == AGSF_BAD_FORMAT || run->in_is_all || left >= HEADER_MAX_NBYTES) {
                 return fail(run, AGSF_BAD_FORMAT, next_header_module(run));
@@ -378,9 +120,9 @@ static bool find_header(struct worker *worker, const uint8_t *in, size_t left, u
         page->header_frame_nbytes = page->header_room = page->header.nbytes;
         return true;
     }
-    page->header_frame_nbytes = left < LENGTH_NBYTES ? LENGTH_NBYTES : LENGTH_NBYTES + (size_t)get_u32(in);
+    page->header_frame_nbytes = left < AGSF_LENGTH_NBYTES ? AGSF_LENGTH_NBYTES : AGSF_LENGTH_NBYTES + (size_t)agsf_get_u32(in);
     if (page->header_frame_nbytes > chunk_left || (run->in_is_all && page->header_frame_nbytes > left) ||
-        (left >= LENGTH_NBYTES && page->header_frame_nbytes <= AGSF_FRAME_NBYTES)) { /* a struct has bytes */
+        (left >= AGSF_LENGTH_NBYTES && page->header_frame_nbytes <= AGSF_FRAME_NBYTES)) { /* a struct has bytes */
         return fail(run, AGSF_BAD_FORMAT, next_header_module(run));
     }
     if (page->header_frame_nbytes > left) return stop_for(run, AGSF_STOP_INPUT, page->header_frame_nbytes);
@@ -396,13 +138,13 @@ static size_t body_overhead(const agsf_modules *modules) {
 
 /* Whether the frame is there, of those that the body has room for. */
 static bool frame_fits(const struct page *page, size_t lead) {
-    return get_u32(page->body + lead) == page->body_nbytes - lead - LENGTH_NBYTES;
+    return agsf_get_u32(page->body + lead) == page->body_nbytes - lead - AGSF_LENGTH_NBYTES;
 }
 
 /* Finds the frame inside a sealed body, whose bytes are all there. */
 static bool find_frame(agsf_pages *run, struct page *page) {
     const size_t overhead = body_overhead(run->from);
-    const size_t levels = page->header.type == PAGE_DATA_V2 ? (size_t)page->header.levels : 0;
+    const size_t levels = page->header.type == AGSF_PAGE_DATA_V2 ? (size_t)page->header.levels : 0;
 
     /* Levels and a frame have room in every layout: Arrow's holds the levels, parquet-java's stands behind them. */
     if (page->body_nbytes < overhead + levels) return fail(run, AGSF_BAD_FORMAT, body_module(page));
@@ -424,8 +166,8 @@ static bool find_page(struct worker *worker, struct page *page) {
     uint64_t whole;
 
     if (!find_header(worker, in, left, chunk_left, page)) return false;
-    if (page->header.type == PAGE_DICTIONARY && run->began) return fail(run, AGSF_BAD_FORMAT, AGSF_DICTIONARY_PAGE_HEADER);
-    if (page->header.type != PAGE_DICTIONARY && run->page > AGSF_ORDINAL_MAX && (run->from != NULL || run->to != NULL)) {
+    if (page->header.type == AGSF_PAGE_DICTIONARY && run->began) return fail(run, AGSF_BAD_FORMAT, AGSF_DICTIONARY_PAGE_HEADER);
+    if (page->header.type != AGSF_PAGE_DICTIONARY && run->page > AGSF_ORDINAL_MAX && (run->from != NULL || run->to != NULL)) {
         return fail(run, AGSF_ORDINAL, AGSF_DATA_PAGE_HEADER);
     }
     page->body = in + page->header_frame_nbytes;
@@ -455,11 +197,11 @@ static bool open_body(struct worker *worker, struct page *page, uint8_t *out) {
         out += page->lead_nbytes;
     }
     if (run->from->ctr) {
-        status = agsf_lane_ctr(worker->from, frame + LENGTH_NBYTES, frame + CTR_FRAME_NBYTES, nbytes, out);
+        status = agsf_lane_ctr(worker->from, frame + AGSF_LENGTH_NBYTES, frame + CTR_FRAME_NBYTES, nbytes, out);
     } else {
-        status = open_frame(worker->from, run->from, body_module(page), ordinal(run, page), frame, nbytes, out);
+        status = agsf_open_frame(worker->from, run->from, body_module(page), ordinal(run, page), frame, nbytes, out);
     }
-    if (status == AGSF_BAD_TAG && page->lead_nbytes == 0 && page->header.type == PAGE_DATA_V2 && page->header.levels > 0 &&
+    if (status == AGSF_BAD_TAG && page->lead_nbytes == 0 && page->header.type == AGSF_PAGE_DATA_V2 && page->header.levels > 0 &&
         frame_fits(page, (size_t)page->header.levels)) {
         page->lead_nbytes = (size_t)page->header.levels; /* both lengths fitted by chance */
         return open_body(worker, page, out);
@@ -479,17 +221,17 @@ static bool seal_body(struct worker *worker, const struct page *page, const uint
     out += lead;
     if (status == AGSF_OK && run->to->ctr) {
         status = agsf_lane_ctr(worker->to, nonce, in + lead, nbytes, out + CTR_FRAME_NBYTES);
-        put_u32(out, (uint32_t)(nbytes + AGSF_NONCE_NBYTES));
-        memcpy(out + LENGTH_NBYTES, nonce, AGSF_NONCE_NBYTES);
+        agsf_put_u32(out, (uint32_t)(nbytes + AGSF_NONCE_NBYTES));
+        memcpy(out + AGSF_LENGTH_NBYTES, nonce, AGSF_NONCE_NBYTES);
     } else if (status == AGSF_OK) {
-        status = seal_frame(worker->to, run->to, body_module(page), ordinal(run, page), nonce, in + lead, nbytes, out);
+        status = agsf_seal_frame(worker->to, run->to, body_module(page), ordinal(run, page), nonce, in + lead, nbytes, out);
     }
     return status == AGSF_OK ? true : fail(run, status, body_module(page));
 }
 
 /* How many bytes at a body's start stay in plaintext when it is sealed. */
 static size_t lead_of(const agsf_pages *run, const struct page *page) {
-    if (page->header.type != PAGE_DATA_V2 || run->v2_layout == 1) return 0;
+    if (page->header.type != AGSF_PAGE_DATA_V2 || run->v2_layout == 1) return 0;
     return run->v2_layout == 2 ? (size_t)page->header.levels : page->lead_nbytes;
 }
 
@@ -526,8 +268,8 @@ static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_re
     const size_t body_nbytes = page->plain_nbytes + body_overhead(run->to);
     const size_t fixed = run->mode == AGSF_PAGES_VIEW ? page->header_frame_nbytes + page->body_nbytes - body_nbytes
                        : run->mode == AGSF_PAGES_SAME_SIZE ? page->header_frame_nbytes : 0;
-    const size_t room = fixed > 0 ? fixed : header_nbytes(&page->header, body_nbytes, UINT32_C(0x80000000)) + frame;
-    struct edit edit = {.compressed = body_nbytes};
+    const size_t room = fixed > 0 ? fixed : agsf_header_nbytes(&page->header, body_nbytes, UINT32_C(0x80000000)) + frame;
+    agsf_header_edit edit = {.compressed = body_nbytes};
     uint8_t *const body = out + room;
     size_t header, written;
     const uint8_t *nonce;
@@ -537,13 +279,13 @@ static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_re
     for (unsigned tries = 1;; tries++) {
         if (!put_body(worker, page, lead, body)) return false;
         if (page->header.has_crc) edit.crc = agsf_crc32(body, body_nbytes) ^ page->crc_difference;
-        header = header_nbytes(&page->header, body_nbytes, edit.crc) + frame;
+        header = agsf_header_nbytes(&page->header, body_nbytes, edit.crc) + frame;
         if (run->mode != AGSF_PAGES_SAME_SIZE || header <= fixed) break;
         /*
          * The varint of the new CRC is longer than that of the old one, and there is no padding. With another nonce it is
          * another CRC: one of 16 has four bytes or fewer, of 2048 three.
          */
-        if (tries == CRC_TRIES || header_nbytes(&page->header, body_nbytes, CRC_OF_4_NBYTES) + frame > fixed) {
+        if (tries == CRC_TRIES || agsf_header_nbytes(&page->header, body_nbytes, CRC_OF_4_NBYTES) + frame > fixed) {
             edit.drop_crc = true; /* all else is as it was */
             run->dropped_checksums++;
             break;
@@ -556,7 +298,7 @@ static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_re
         if (page->header.last_id > INT16_MAX - 2) return fail(run, AGSF_BAD_FORMAT, header_module(page));
         edit.filler = fixed - header;
     }
-    written = write_header(page->header_data, &page->header, &edit, out + before);
+    written = agsf_header_write(page->header_data, &page->header, &edit, out + before);
     if (run->mode == AGSF_PAGES_SAME_SIZE) {
         memset(out + before + written, 0, fixed - frame - written); /* as parquet-java pads, and all readers take */
         written = fixed - frame;
@@ -564,7 +306,7 @@ static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_re
     if (run->to != NULL) {
         status = take_nonce(worker, &nonce);
         if (status == AGSF_OK) {
-            status = seal_frame(worker->to, run->to, header_module(page), ordinal(run, page), nonce, out + before,
+            status = agsf_seal_frame(worker->to, run->to, header_module(page), ordinal(run, page), nonce, out + before,
                                 written, out);
         }
         if (status != AGSF_OK) return fail(run, status, header_module(page));
@@ -582,7 +324,7 @@ static uint64_t room_for(const agsf_pages *run, const struct page *page) {
 }
 
 static void count_page(agsf_pages *run, const struct page *page, uint64_t in_nbytes, uint64_t out_nbytes) {
-    const bool data = page->header.type != PAGE_DICTIONARY;
+    const bool data = page->header.type != AGSF_PAGE_DICTIONARY;
 
     if (data && run->table != NULL) {
         run->table[run->table_count++] = (agsf_page){run->in_total, run->out_total, in_nbytes, out_nbytes};
@@ -590,7 +332,7 @@ static void count_page(agsf_pages *run, const struct page *page, uint64_t in_nby
     if (page->header.encoding >= 0 && page->header.encoding < AGSF_ENCODINGS) {
         run->encodings[page->header.type][page->header.encoding]++;
     }
-    if (page->header.type == PAGE_DATA_V2) {
+    if (page->header.type == AGSF_PAGE_DATA_V2) {
         run->v2_pages++;
         run->v2_levels += page->header.levels > 0;
     }
@@ -621,7 +363,7 @@ static bool one_page(struct worker *worker) {
     }
     if (run->in_done >= run->in_nbytes) {
         if (run->in_is_all) return fail(run, AGSF_BAD_FORMAT, next_header_module(run));
-        return stop_for(run, AGSF_STOP_INPUT, run->from != NULL ? LENGTH_NBYTES : 1);
+        return stop_for(run, AGSF_STOP_INPUT, run->from != NULL ? AGSF_LENGTH_NBYTES : 1);
     }
     if (!find_page(worker, &page)) return false;
     if (run->table != NULL && run->table_count == run->table_room) return stop_for(run, AGSF_STOP_TABLE, 0);

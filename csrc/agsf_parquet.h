@@ -1,0 +1,267 @@
+/*
+ * agsf_parquet.h - the engine of ags_fast for Parquet: footers, and the modules of Modular Encryption.
+ *
+ * agsf.h says what holds for all of the engine. Nothing here knows how values are encoded: a module is sealed or opened
+ * as it is.
+ */
+#ifndef AGSF_PARQUET_H
+#define AGSF_PARQUET_H
+
+#include "agsf.h"
+
+/* ---------------------------------------------------------------- Thrift, compact protocol */
+
+/*
+ * Parquet's footers and page headers are read without generated classes, so that what this version does not know
+ * survives. Bytes are checked before they are believed: no count or length reaches past their end, nesting has a limit,
+ * and the ids of a struct's fields ascend from 1, so that none comes twice. AGSF_BAD_FORMAT otherwise.
+ */
+enum {
+    AGSF_THRIFT_STOP,
+    AGSF_THRIFT_TRUE,
+    AGSF_THRIFT_FALSE,
+    AGSF_THRIFT_I8,
+    AGSF_THRIFT_I16,
+    AGSF_THRIFT_I32,
+    AGSF_THRIFT_I64,
+    AGSF_THRIFT_DOUBLE,
+    AGSF_THRIFT_BINARY,
+    AGSF_THRIFT_LIST,
+    AGSF_THRIFT_SET,
+    AGSF_THRIFT_MAP,
+    AGSF_THRIFT_STRUCT,
+    AGSF_THRIFT_UUID,
+};
+
+/* A value and where it stands. A bool field's value has no bytes of its own: its type says it. */
+typedef struct agsf_thrift_value {
+    int16_t id;
+    unsigned type;
+    size_t begin, end;
+} agsf_thrift_value;
+
+/*
+ * agsf_thrift_next() goes to the next field of a struct: the caller sets id to 0 and end to where the struct begins
+ * before the first call. At the struct's end type is AGSF_THRIFT_STOP, and end is behind it. With in_list, to the next
+ * element of a list whose head agsf_thrift_list_head() has read; the caller counts.
+ */
+agsf_status agsf_thrift_next(const uint8_t *data, size_t nbytes, bool in_list, agsf_thrift_value *value) AGSF_MUST_CHECK;
+agsf_status agsf_thrift_list_head(const uint8_t *data, size_t nbytes, agsf_thrift_value *value,
+                                  size_t *count_ret) AGSF_MUST_CHECK;
+
+/* A field to be put in place of the one with its id, or in order where there is none. Type AGSF_THRIFT_STOP removes. */
+typedef struct agsf_thrift_edit {
+    int16_t id;
+    unsigned type;
+    const uint8_t *value;
+    size_t nbytes;
+} agsf_thrift_edit;
+
+/*
+ * agsf_thrift_splice() copies the struct at the start of data with edits, whose ids ascend from 1. All other fields are
+ * copied as they are. out has room for agsf_thrift_splice_nbytes(), which is 0 if that overflows. In *end_ret is where
+ * the struct ended in data.
+ */
+size_t agsf_thrift_splice_nbytes(size_t nbytes, const agsf_thrift_edit *edits, size_t nedits);
+agsf_status agsf_thrift_splice(const uint8_t *data, size_t nbytes, const agsf_thrift_edit *edits, size_t nedits,
+                               uint8_t *out, size_t *nbytes_ret, size_t *end_ret) AGSF_MUST_CHECK;
+
+/* ---------------------------------------------------------------- Parquet: footers */
+
+/*
+ * A footer (FileMetaData), walked once: where its schema elements, row groups and column chunks are. All offsets are
+ * into the caller's bytes, which must outlive it. It takes less memory than they do; of hostile bytes, up to ten times
+ * as much.
+ */
+typedef struct agsf_schema_element {
+    uint32_t name, name_nbytes;
+    uint32_t children;
+} agsf_schema_element;
+
+typedef struct agsf_row_group {
+    uint32_t begin, end;
+    uint32_t first, count; /* its column chunks, in agsf_footer.chunks */
+} agsf_row_group;
+
+typedef struct agsf_chunk_span {
+    uint32_t begin, end;
+    uint32_t crypto; /* where the head of its crypto_metadata begins, or 0 */
+} agsf_chunk_span;
+
+typedef struct agsf_footer {
+    size_t end; /* of the struct; what follows is padding */
+    agsf_schema_element *schema;
+    agsf_row_group *groups;
+    agsf_chunk_span *chunks;
+    size_t nschema, ngroups, nchunks;
+} agsf_footer;
+
+/* On AGSF_OK, agsf_footer_clear() must follow. Failures: AGSF_BAD_FORMAT, AGSF_NO_MEMORY, AGSF_ORDINAL. */
+agsf_status agsf_footer_read(const uint8_t *data, size_t nbytes, agsf_footer *footer) AGSF_MUST_CHECK;
+void agsf_footer_clear(agsf_footer *footer);
+
+/*
+ * agsf_footer_plain() copies a footer's struct without crypto_metadata and encrypted_column_metadata. metas[i], where
+ * it is not NULL, becomes the meta_data of chunk i. out has room for the struct and all metas, plus 8 bytes for each.
+ */
+agsf_status agsf_footer_plain(const uint8_t *data, const agsf_footer *footer, const uint8_t *const *metas,
+                              const size_t *metas_nbytes, uint8_t *out, size_t *nbytes_ret) AGSF_MUST_CHECK;
+
+/* A ColumnMetaData's numbers. -1 where it has none. */
+typedef struct agsf_column_metadata {
+    size_t begin, end;
+    int64_t codec, num_values, uncompressed_nbytes, compressed_nbytes;
+    int64_t data_page, index_page, dictionary_page, bloom_filter, bloom_filter_nbytes;
+    size_t path, encodings, encoding_stats; /* where these values begin, or 0 */
+} agsf_column_metadata;
+
+/* A ColumnChunk's. */
+typedef struct agsf_chunk {
+    size_t begin, end;
+    size_t metadata;                      /* where its meta_data begins, or 0 */
+    size_t crypto;                        /* where its crypto_metadata begins, or 0 */
+    size_t sealed_metadata, sealed_metadata_nbytes; /* its encrypted_column_metadata; 0 if it has none */
+    bool file_path;                       /* the pages are in another file */
+    int64_t offset_index, offset_index_nbytes, column_index, column_index_nbytes;
+} agsf_chunk;
+
+agsf_status agsf_chunk_read(const uint8_t *data, size_t nbytes, size_t begin, agsf_chunk *chunk) AGSF_MUST_CHECK;
+agsf_status agsf_column_metadata_read(const uint8_t *data, size_t nbytes, size_t begin,
+                                      agsf_column_metadata *metadata) AGSF_MUST_CHECK;
+
+/* ---------------------------------------------------------------- Parquet: modules */
+
+/* The type of a module, as it stands in its AAD. */
+enum {
+    AGSF_FOOTER,
+    AGSF_COLUMN_METADATA,
+    AGSF_DATA_PAGE,
+    AGSF_DICTIONARY_PAGE,
+    AGSF_DATA_PAGE_HEADER,
+    AGSF_DICTIONARY_PAGE_HEADER,
+    AGSF_COLUMN_INDEX,
+    AGSF_OFFSET_INDEX,
+    AGSF_BLOOM_FILTER_HEADER,
+    AGSF_BLOOM_FILTER_BITSET,
+};
+
+enum {
+    AGSF_FRAME_NBYTES = 32, /* what sealing adds to a module: its length in 4 bytes, nonce and tag */
+    AGSF_ORDINAL_MAX = 32767,
+};
+
+/* How the modules of one column chunk, or a footer, are sealed. */
+typedef struct agsf_modules {
+    agsf_key *key;
+    const uint8_t *aad; /* aad_prefix followed by aad_file_unique */
+    size_t aad_nbytes;
+    int16_t row_group, column;
+    bool without_aad; /* no AAD at all: what DuckDB writes */
+    bool ctr;         /* AES_GCM_CTR_V1: the bodies of pages are encrypted, but have no tag */
+} agsf_modules;
+
+/*
+ * agsf_module_seal() seals one module, which is not a page: in_nbytes become in_nbytes + AGSF_FRAME_NBYTES. The nonce
+ * is drawn inside. agsf_module_open() opens the module at the start of in; out has room for in_nbytes, and on failure
+ * nothing or zeros. AGSF_BAD_FORMAT: in cannot hold a module as long as it says.
+ */
+agsf_status agsf_module_seal(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes,
+                             uint8_t *out) AGSF_MUST_CHECK;
+agsf_status agsf_module_open(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes, uint8_t *out,
+                             size_t *nbytes_ret, size_t *frame_nbytes_ret) AGSF_MUST_CHECK;
+
+/*
+ * An agsf_pages takes the pages of one column chunk from one side to another. Each side is plain (NULL) or sealed.
+ * Nothing of a page is decoded: its header is edited, and its body sealed or opened as it is.
+ *
+ * The caller hands out a part of the input and room for output, calls agsf_pages_run(), and looks at `stop`: whether the
+ * chunk is done or what it wants more of. What was not consumed is handed in again, with more behind it.
+ */
+typedef enum agsf_pages_mode {
+    AGSF_PAGES_COPY,      /* to the other side */
+    AGSF_PAGES_SAME_SIZE, /* sealed to sealed, in the same algorithm: every frame keeps its size */
+    AGSF_PAGES_VIEW,      /* sealed to plain: every page keeps its size, an unknown field fills its header up */
+    AGSF_PAGES_CHECK,     /* tags and CRCs are checked; out is only scratch, for one body of a sealed chunk */
+    AGSF_PAGES_LIST,      /* headers only; in_done may pass the end of what was handed in */
+} agsf_pages_mode;
+
+typedef enum agsf_pages_stop {
+    AGSF_STOP_NOT, /* not run yet */
+    AGSF_STOP_DONE,
+    AGSF_STOP_INPUT, /* `wanted` bytes of input, counted from in + in_done, or fewer if there are no more */
+    AGSF_STOP_OUTPUT, /* `wanted` bytes of output, counted from out + out_done */
+    AGSF_STOP_HEADER, /* `wanted` bytes of header */
+    AGSF_STOP_TABLE,  /* a larger table */
+    AGSF_STOP_FAILED, /* see status */
+} agsf_pages_stop;
+
+/* What a data page became. Offsets count from the chunk's first byte, sizes are header and body. */
+typedef struct agsf_page {
+    uint64_t in_offset, out_offset;
+    uint64_t in_nbytes, out_nbytes;
+} agsf_page;
+
+enum { AGSF_ENCODINGS = 16, AGSF_PAGE_TYPES = 4 };
+
+typedef struct agsf_pages {
+    const agsf_modules *from, *to;
+    agsf_pages_mode mode;
+    uint64_t nbytes;      /* the chunk's on the side it comes from; a plain one may go on if its values do */
+    uint64_t values_left; /* of a plain chunk; a sealed one ends where its bytes end */
+    int v2_layout;        /* of V2 pages to be sealed: 0 as they were, 1 all of the body, 2 only the values */
+    bool short_sizes;     /* compressed_page_size leaves out the frame: what DuckDB writes */
+    bool keep_checksum;   /* a wrong CRC stays wrong; otherwise it is AGSF_CHECKSUM */
+    bool refuse_levels;   /* levels outside of a sealed page's module are AGSF_LEVELS */
+    bool dictionary;      /* the first page should be one: says what failed if it cannot be read */
+
+    const uint8_t *in; /* of this call */
+    size_t in_nbytes;
+    bool in_is_all; /* nothing follows */
+    uint8_t *out;
+    size_t out_nbytes;
+    uint8_t *header; /* room for an opened page header: plaintext, the caller wipes it */
+    size_t header_nbytes;
+    agsf_page *table; /* of data pages, appended to */
+    size_t table_room;
+
+    size_t in_done, out_done; /* by this call */
+    agsf_pages_stop stop;
+    size_t wanted;
+    agsf_status status;
+    unsigned bad_module; /* after a failure: its type */
+
+    uint32_t page;      /* the next data page's ordinal */
+    bool began;         /* past the place where a dictionary page may be */
+    size_t table_count;
+    uint64_t in_total, out_total;
+    uint64_t uncompressed; /* total_uncompressed_size on the other side: bodies, and headers as they are there */
+    uint64_t values;
+    uint32_t dictionary_pages, v2_pages;
+    uint32_t v2_levels;        /* V2 pages with levels, which the two layouts keep differently */
+    uint32_t outside_levels;   /* V2 pages that were opened, and whose levels were outside of the module, in plain text */
+    uint32_t wrong_checksums;  /* that were kept wrong */
+    uint32_t dropped_checksums; /* which did not fit into a header of the same size */
+    uint32_t checksums;
+    uint32_t encodings[AGSF_PAGE_TYPES][AGSF_ENCODINGS]; /* pages by page type and encoding */
+} agsf_pages;
+
+/*
+ * agsf_pages_run() runs every agsf_pages whose stop is AGSF_STOP_NOT, in parallel; none may be given twice. AGSF_PAUSED:
+ * not all of them were begun, call again. A failure is one run's, whose output of this call is zero: the others are not to
+ * be used either. AGSF_BAD_ARGUMENT: a mode without the sides it needs. After it, AGSF_NO_MEMORY, AGSF_CRYPTO and
+ * AGSF_LIMIT, which are no one run's, the output of all of them is zero.
+ */
+agsf_status agsf_pages_run(agsf_pages **runs, size_t nruns, unsigned threads) AGSF_MUST_CHECK;
+
+/*
+ * agsf_offset_index() copies an OffsetIndex with new locations of its pages: from a table sorted by in_offset, both of
+ * whose offsets count from in_chunk and out_chunk, or, where table is NULL, moved by out_chunk - in_chunk. out has room
+ * for in_nbytes plus 16 for each page. AGSF_BAD_FORMAT if a page is not in the table, or cannot be where it would be.
+ */
+agsf_status agsf_offset_index(const uint8_t *in, size_t in_nbytes, const agsf_page *table, size_t npages, int64_t in_chunk,
+                              int64_t out_chunk, uint8_t *out, size_t *nbytes_ret) AGSF_MUST_CHECK;
+
+/* agsf_offset_index_pages() is how many pages it lists. */
+agsf_status agsf_offset_index_pages(const uint8_t *in, size_t in_nbytes, size_t *npages_ret) AGSF_MUST_CHECK;
+
+#endif
