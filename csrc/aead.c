@@ -26,11 +26,11 @@
 
 enum {
     KEY_MAX_NBYTES = 32,
-    LANES_KEPT = 16,         /* lanes that a key keeps when nobody uses them */
-    SCRATCHES_KEPT = 16,     /* scratch buffers that the process keeps: a thousand open files need no more of them */
+    LANES_KEPT = 16,     /* lanes that a key keeps when nobody uses them */
+    SCRATCHES_KEPT = 16, /* scratch buffers that the process keeps: a thousand open files need no more of them */
     SECRET_NBYTES = 16,
     FRESH_NBYTES = 32,
-    AAD_JOINED_NBYTES = 1024, /* up to here prefix and suffix are joined: a second call costs more than the copy */
+    AAD_JOINED_NBYTES = 1024,  /* up to here prefix and suffix are joined: a second call costs more than the copy */
     AAD_STEP_NBYTES = 1 << 30, /* EVP counts in int */
     STEP_MIN_NBYTES = 2048,
     CACHED_STEP_MIN_NBYTES = 16 * 1024,
@@ -329,7 +329,8 @@ agsf_status agsf_lane_borrow(agsf_key *key, unsigned with, agsf_lane **lane_ret)
     agsf_status status = AGSF_OK;
 
     for (size_t i = 0; i < LANES_KEPT && lane == NULL; i++) {
-        if (atomic_load_explicit(&key->idle[i], memory_order_relaxed) != NULL) lane = atomic_exchange(&key->idle[i], NULL);
+        if (atomic_load_explicit(&key->idle[i], memory_order_relaxed) != NULL)
+            lane = atomic_exchange(&key->idle[i], NULL);
     }
     if (lane == NULL) {
         status = lane_new(key, &lane);
@@ -472,7 +473,8 @@ agsf_status agsf_lane_ctr(agsf_lane *lane, const uint8_t *nonce, const uint8_t *
     if (EVP_CipherInit_ex2(lane->ctr, NULL, NULL, iv, 1, NULL) != 1) return crypto_failed();
     while (nbytes > 0) {
         const size_t step = nbytes < STEP_MAX_NBYTES ? nbytes : STEP_MAX_NBYTES;
-        if (EVP_CipherUpdate(lane->ctr, out, &written, in, (int)step) != 1 || (size_t)written != step) return crypto_failed();
+        if (EVP_CipherUpdate(lane->ctr, out, &written, in, (int)step) != 1 || (size_t)written != step)
+            return crypto_failed();
         in += step;
         out += step;
         nbytes -= step;

@@ -203,10 +203,12 @@ static bool seal_job(void *arg, unsigned lane_number, size_t number) {
     agsf_status status;
     int os_error = 0;
 
-    if (run->sealed == NULL && part.sealed_nbytes > AGSF_SCRATCH_NBYTES) return seal_large_block(slice, lane, part.first);
+    if (run->sealed == NULL && part.sealed_nbytes > AGSF_SCRATCH_NBYTES)
+        return seal_large_block(slice, lane, part.first);
     if (!seal_blocks(slice, lane, part.first, part.end, out)) return false;
     if (run->sealed != NULL) return true;
-    status = agsf_write_at(run->fd, run->fd_offset + sealed_offset(run, part.first), out, part.sealed_nbytes, &os_error);
+    status =
+        agsf_write_at(run->fd, run->fd_offset + sealed_offset(run, part.first), out, part.sealed_nbytes, &os_error);
     return status == AGSF_OK ? true : fail(slice, part.first, status, os_error);
 }
 
@@ -237,11 +239,13 @@ static bool open_job(void *arg, unsigned lane_number, size_t number) {
 /* Runs the next slice: at most nblocks blocks, as many as the time allows. */
 static agsf_status run_slice(agsf_run *run, uint64_t nblocks, const uint8_t *nonces,
                              bool (*job)(void *, unsigned, size_t)) {
-    const uint64_t fitting = JOB_NBYTES / (run->block_nbytes + AGSF_OVERHEAD_NBYTES), per_job = fitting > 0 ? fitting : 1;
+    const uint64_t fitting = JOB_NBYTES / (run->block_nbytes + AGSF_OVERHEAD_NBYTES),
+                   per_job = fitting > 0 ? fitting : 1;
     const uint64_t end = run->done + nblocks, all = count_blocks(run->plain_nbytes, run->block_nbytes);
     agsf_lane *lanes[AGSF_MAX_THREADS];
     agsf_key_lanes key = {.key = run->key, .users = AGSF_MAX_THREADS, .lanes = lanes};
-    struct slice slice = {.run = run, .first = run->done, .end = end, .per_job = per_job, .nonces = nonces, .lanes = lanes};
+    struct slice slice = {
+        .run = run, .first = run->done, .end = end, .per_job = per_job, .nonces = nonces, .lanes = lanes};
     agsf_parallel *const parallel = &slice.parallel;
     agsf_status status;
 

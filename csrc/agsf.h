@@ -202,14 +202,14 @@ typedef struct agsf_run {
     uint64_t first_block; /* index of the run's first block in its stream; the last must be below 2^32 */
     uint8_t *plain;       /* read by agsf_seal_run(), written by agsf_open_run() */
     size_t plain_nbytes;
-    uint8_t *sealed;      /* written by agsf_seal_run(), read by agsf_open_run(); NULL: use fd */
-    int fd;               /* open for pread or pwrite; its own position is neither used nor moved */
-    uint64_t fd_offset;   /* where in the file the run's first block begins */
-    unsigned threads;     /* at most so many threads work, the caller among them; at least 1 */
+    uint8_t *sealed;    /* written by agsf_seal_run(), read by agsf_open_run(); NULL: use fd */
+    int fd;             /* open for pread or pwrite; its own position is neither used nor moved */
+    uint64_t fd_offset; /* where in the file the run's first block begins */
+    unsigned threads;   /* at most so many threads work, the caller among them; at least 1 */
 
-    uint64_t done;        /* blocks finished so far */
-    uint64_t bad_block;   /* after a failure: the run's lowest failed block, counted from the run's first */
-    int os_error;         /* after AGSF_IO: the system's error number */
+    uint64_t done;      /* blocks finished so far */
+    uint64_t bad_block; /* after a failure: the run's lowest failed block, counted from the run's first */
+    int os_error;       /* after AGSF_IO: the system's error number */
 } agsf_run;
 
 /*

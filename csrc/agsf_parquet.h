@@ -45,7 +45,8 @@ typedef struct agsf_thrift_value {
  * before the first call. At the struct's end type is AGSF_THRIFT_STOP, and end is behind it. With in_list, to the next
  * element of a list whose head agsf_thrift_list_head() has read; the caller counts.
  */
-agsf_status agsf_thrift_next(const uint8_t *data, size_t nbytes, bool in_list, agsf_thrift_value *value) AGSF_MUST_CHECK;
+agsf_status agsf_thrift_next(const uint8_t *data, size_t nbytes, bool in_list,
+                             agsf_thrift_value *value) AGSF_MUST_CHECK;
 agsf_status agsf_thrift_list_head(const uint8_t *data, size_t nbytes, agsf_thrift_value *value,
                                   size_t *count_ret) AGSF_MUST_CHECK;
 
@@ -118,10 +119,10 @@ typedef struct agsf_column_metadata {
 /* A ColumnChunk's. */
 typedef struct agsf_chunk {
     size_t begin, end;
-    size_t metadata;                      /* where its meta_data begins, or 0 */
-    size_t crypto;                        /* where its crypto_metadata begins, or 0 */
+    size_t metadata;                                /* where its meta_data begins, or 0 */
+    size_t crypto;                                  /* where its crypto_metadata begins, or 0 */
     size_t sealed_metadata, sealed_metadata_nbytes; /* its encrypted_column_metadata; 0 if it has none */
-    bool file_path;                       /* the pages are in another file */
+    bool file_path;                                 /* the pages are in another file */
     int64_t offset_index, offset_index_nbytes, column_index, column_index_nbytes;
 } agsf_chunk;
 
@@ -167,8 +168,8 @@ typedef struct agsf_modules {
  */
 agsf_status agsf_module_seal(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes,
                              uint8_t *out) AGSF_MUST_CHECK;
-agsf_status agsf_module_open(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes, uint8_t *out,
-                             size_t *nbytes_ret, size_t *frame_nbytes_ret) AGSF_MUST_CHECK;
+agsf_status agsf_module_open(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes,
+                             uint8_t *out, size_t *nbytes_ret, size_t *frame_nbytes_ret) AGSF_MUST_CHECK;
 
 /*
  * An agsf_pages takes the pages of one column chunk from one side to another. Each side is plain (NULL) or sealed.
@@ -188,7 +189,7 @@ typedef enum agsf_pages_mode {
 typedef enum agsf_pages_stop {
     AGSF_STOP_NOT, /* not run yet */
     AGSF_STOP_DONE,
-    AGSF_STOP_INPUT, /* `wanted` bytes of input, counted from in + in_done, or fewer if there are no more */
+    AGSF_STOP_INPUT,  /* `wanted` bytes of input, counted from in + in_done, or fewer if there are no more */
     AGSF_STOP_OUTPUT, /* `wanted` bytes of output, counted from out + out_done */
     AGSF_STOP_HEADER, /* `wanted` bytes of header */
     AGSF_STOP_TABLE,  /* a larger table */
@@ -230,16 +231,16 @@ typedef struct agsf_pages {
     agsf_status status;
     unsigned bad_module; /* after a failure: its type */
 
-    uint32_t page;      /* the next data page's ordinal */
-    bool began;         /* past the place where a dictionary page may be */
+    uint32_t page; /* the next data page's ordinal */
+    bool began;    /* past the place where a dictionary page may be */
     size_t table_count;
     uint64_t in_total, out_total;
     uint64_t uncompressed; /* total_uncompressed_size on the other side: bodies, and headers as they are there */
     uint64_t values;
     uint32_t dictionary_pages, v2_pages;
-    uint32_t v2_levels;        /* V2 pages with levels, which the two layouts keep differently */
-    uint32_t outside_levels;   /* V2 pages that were opened, and whose levels were outside of the module, in plain text */
-    uint32_t wrong_checksums;  /* that were kept wrong */
+    uint32_t v2_levels;      /* V2 pages with levels, which the two layouts keep differently */
+    uint32_t outside_levels; /* V2 pages that were opened, and whose levels were outside of the module, in plain text */
+    uint32_t wrong_checksums;   /* that were kept wrong */
     uint32_t dropped_checksums; /* which did not fit into a header of the same size */
     uint32_t checksums;
     uint32_t encodings[AGSF_PAGE_TYPES][AGSF_ENCODINGS]; /* pages by page type and encoding */
@@ -258,8 +259,8 @@ agsf_status agsf_pages_run(agsf_pages **runs, size_t nruns, unsigned threads) AG
  * whose offsets count from in_chunk and out_chunk, or, where table is NULL, moved by out_chunk - in_chunk. out has room
  * for in_nbytes plus 16 for each page. AGSF_BAD_FORMAT if a page is not in the table, or cannot be where it would be.
  */
-agsf_status agsf_offset_index(const uint8_t *in, size_t in_nbytes, const agsf_page *table, size_t npages, int64_t in_chunk,
-                              int64_t out_chunk, uint8_t *out, size_t *nbytes_ret) AGSF_MUST_CHECK;
+agsf_status agsf_offset_index(const uint8_t *in, size_t in_nbytes, const agsf_page *table, size_t npages,
+                              int64_t in_chunk, int64_t out_chunk, uint8_t *out, size_t *nbytes_ret) AGSF_MUST_CHECK;
 
 /* agsf_offset_index_pages() is how many pages it lists. */
 agsf_status agsf_offset_index_pages(const uint8_t *in, size_t in_nbytes, size_t *npages_ret) AGSF_MUST_CHECK;

@@ -53,7 +53,8 @@ static uint64_t hash_of(const agsf_counter *counter) {
 /* The slot that has the hash's counter, or the free one where it belongs. */
 static uint32_t find_slot(const struct table *table, uint64_t hash) {
     const uint64_t wanted = hash & UINT64_MAX >> 2;
-    uint32_t slot = (uint32_t)((hash & UINT32_MAX) * table->nslots >> 32); /* the low bits, evenly over any number of slots */
+    uint32_t slot =
+        (uint32_t)((hash & UINT32_MAX) * table->nslots >> 32); /* the low bits, evenly over any number of slots */
 
     while (table->slots[slot] != 0 && hash_of(counter_at(table->slots[slot] - 1)) != wanted) {
         slot = slot + 1 < table->nslots ? slot + 1 : 0;
@@ -68,7 +69,8 @@ static bool grow(struct table *table) {
 
     if (bigger.slots == NULL) return table->nused + 1 < table->nslots; /* a free slot ends each search */
     for (uint32_t i = 0; i < table->nslots; i++) {
-        if (table->slots[i] != 0) bigger.slots[find_slot(&bigger, hash_of(counter_at(table->slots[i] - 1)))] = table->slots[i];
+        if (table->slots[i] != 0)
+            bigger.slots[find_slot(&bigger, hash_of(counter_at(table->slots[i] - 1)))] = table->slots[i];
     }
     free(table->slots);
     *table = bigger;

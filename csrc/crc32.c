@@ -4,7 +4,7 @@
 enum { SLICES = 16 };
 
 static const uint32_t POLYNOMIAL = UINT32_C(0xedb88320); /* bits reversed */
-static uint32_t tables[SLICES][256]; /* [k][b]: what a byte b adds that has k bytes behind it */
+static uint32_t tables[SLICES][256];                     /* [k][b]: what a byte b adds that has k bytes behind it */
 
 void agsf_crc32_init(void) {
     for (uint32_t b = 0; b < 256; b++) {

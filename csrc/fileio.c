@@ -206,7 +206,8 @@ static bool is_as_of(int fd, size_t nbytes, uint64_t mtime_ns) {
 
     if (agsf_read_at(fd, nbytes, &more, 1, &got, &os_error) != AGSF_SHORT) return false;
     if (fstat(fd, &status) != 0 || (uint64_t)status.st_size != nbytes || status.st_mtim.tv_sec < 0) return false;
-    return (uint64_t)status.st_mtim.tv_sec == mtime_ns / second && (uint64_t)status.st_mtim.tv_nsec == mtime_ns % second;
+    return (uint64_t)status.st_mtim.tv_sec == mtime_ns / second &&
+           (uint64_t)status.st_mtim.tv_nsec == mtime_ns % second;
 }
 
 bool agsf_read_whole(const char *root, const char *path, uint8_t *out, size_t nbytes, const uint64_t *mtime_ns) {

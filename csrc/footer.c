@@ -219,8 +219,8 @@ agsf_status agsf_chunk_read(const uint8_t *data, size_t nbytes, size_t begin, ag
     int16_t id = 0;
     unsigned type;
 
-    *chunk = (agsf_chunk){.begin = begin, .offset_index = -1, .offset_index_nbytes = -1, .column_index = -1,
-                          .column_index_nbytes = -1};
+    *chunk = (agsf_chunk){
+        .begin = begin, .offset_index = -1, .offset_index_nbytes = -1, .column_index = -1, .column_index_nbytes = -1};
     while (agsf_thrift_field(&cursor, &id, &type)) {
         int64_t *number = NULL;
         if (id == CHUNK_OFFSET_INDEX) number = &chunk->offset_index;
@@ -244,14 +244,22 @@ agsf_status agsf_chunk_read(const uint8_t *data, size_t nbytes, size_t begin, ag
     return cursor.bad ? AGSF_BAD_FORMAT : AGSF_OK;
 }
 
-agsf_status agsf_column_metadata_read(const uint8_t *data, size_t nbytes, size_t begin, agsf_column_metadata *metadata) {
+agsf_status agsf_column_metadata_read(const uint8_t *data, size_t nbytes, size_t begin,
+                                      agsf_column_metadata *metadata) {
     agsf_cursor cursor = agsf_cursor_over(data, nbytes, begin);
     int16_t id = 0;
     unsigned type;
 
-    *metadata = (agsf_column_metadata){.begin = begin, .codec = -1, .num_values = -1, .uncompressed_nbytes = -1,
-                                       .compressed_nbytes = -1, .data_page = -1, .index_page = -1,
-                                       .dictionary_page = -1, .bloom_filter = -1, .bloom_filter_nbytes = -1};
+    *metadata = (agsf_column_metadata){.begin = begin,
+                                       .codec = -1,
+                                       .num_values = -1,
+                                       .uncompressed_nbytes = -1,
+                                       .compressed_nbytes = -1,
+                                       .data_page = -1,
+                                       .index_page = -1,
+                                       .dictionary_page = -1,
+                                       .bloom_filter = -1,
+                                       .bloom_filter_nbytes = -1};
     while (agsf_thrift_field(&cursor, &id, &type)) {
         int64_t *number = NULL;
         if (id == METADATA_CODEC) number = &metadata->codec;
@@ -323,16 +331,17 @@ static uint8_t *put_location(agsf_cursor *cursor, const agsf_page *page, int64_t
         if ((id != LOCATION_OFFSET && id != LOCATION_NBYTES) || cursor->bad) continue;
         memcpy(out, copied, (size_t)(value - copied));
         out += value - copied;
-        out = agsf_thrift_put_varint(out, agsf_thrift_zigzag(id == LOCATION_OFFSET ? (int64_t)page->out_offset + out_chunk
-                                                                                   : (int64_t)page->out_nbytes));
+        out =
+            agsf_thrift_put_varint(out, agsf_thrift_zigzag(id == LOCATION_OFFSET ? (int64_t)page->out_offset + out_chunk
+                                                                                 : (int64_t)page->out_nbytes));
         copied = cursor->at;
     }
     memcpy(out, copied, (size_t)(cursor->at - copied));
     return out + (cursor->at - copied);
 }
 
-agsf_status agsf_offset_index(const uint8_t *in, size_t in_nbytes, const agsf_page *table, size_t npages, int64_t in_chunk,
-                              int64_t out_chunk, uint8_t *out, size_t *nbytes_ret) {
+agsf_status agsf_offset_index(const uint8_t *in, size_t in_nbytes, const agsf_page *table, size_t npages,
+                              int64_t in_chunk, int64_t out_chunk, uint8_t *out, size_t *nbytes_ret) {
     agsf_cursor cursor = agsf_cursor_over(in, in_nbytes, 0);
     uint8_t *const begin = out;
     const uint8_t *copied = in;

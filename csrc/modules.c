@@ -12,7 +12,8 @@ struct suffix {
 static struct suffix aad_suffix(const agsf_modules *modules, unsigned type, uint32_t page) {
     const uint16_t row_group = (uint16_t)modules->row_group, column = (uint16_t)modules->column;
     struct suffix suffix = {{(uint8_t)type, (uint8_t)row_group, (uint8_t)(row_group >> 8), (uint8_t)column,
-                             (uint8_t)(column >> 8), (uint8_t)page, (uint8_t)(page >> 8)}, 5};
+                             (uint8_t)(column >> 8), (uint8_t)page, (uint8_t)(page >> 8)},
+                            5};
 
     if (type == AGSF_FOOTER) suffix.nbytes = 1;
     if (type == AGSF_DATA_PAGE || type == AGSF_DATA_PAGE_HEADER) suffix.nbytes = 7;
@@ -23,7 +24,7 @@ static struct suffix aad_suffix(const agsf_modules *modules, unsigned type, uint
 static size_t aad_nbytes(const agsf_modules *modules) { return modules->without_aad ? 0 : modules->aad_nbytes; }
 
 agsf_status agsf_seal_frame(agsf_lane *lane, const agsf_modules *modules, unsigned type, uint32_t page,
-                              const uint8_t *nonce, const uint8_t *in, size_t nbytes, uint8_t *out) {
+                            const uint8_t *nonce, const uint8_t *in, size_t nbytes, uint8_t *out) {
     const struct suffix suffix = aad_suffix(modules, type, page);
     uint8_t *const sealed = out + AGSF_LENGTH_NBYTES + AGSF_NONCE_NBYTES;
     agsf_status status;
@@ -37,11 +38,11 @@ agsf_status agsf_seal_frame(agsf_lane *lane, const agsf_modules *modules, unsign
 }
 
 agsf_status agsf_open_frame(agsf_lane *lane, const agsf_modules *modules, unsigned type, uint32_t page,
-                              const uint8_t *in, size_t nbytes, uint8_t *out) {
+                            const uint8_t *in, size_t nbytes, uint8_t *out) {
     const struct suffix suffix = aad_suffix(modules, type, page);
     const uint8_t *const sealed = in + AGSF_LENGTH_NBYTES + AGSF_NONCE_NBYTES;
-    agsf_status status = agsf_lane_begin_open(lane, in + AGSF_LENGTH_NBYTES, modules->aad, aad_nbytes(modules), suffix.bytes,
-                                              suffix.nbytes);
+    agsf_status status = agsf_lane_begin_open(lane, in + AGSF_LENGTH_NBYTES, modules->aad, aad_nbytes(modules),
+                                              suffix.bytes, suffix.nbytes);
 
     if (status == AGSF_OK) status = agsf_lane_update_cached(lane, sealed, nbytes, out);
     if (status == AGSF_OK) status = agsf_lane_finish_open(lane, sealed + nbytes);
@@ -64,8 +65,8 @@ agsf_status agsf_module_seal(const agsf_modules *modules, unsigned type, const u
     return status;
 }
 
-agsf_status agsf_module_open(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes, uint8_t *out,
-                             size_t *nbytes_ret, size_t *frame_nbytes_ret) {
+agsf_status agsf_module_open(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes,
+                             uint8_t *out, size_t *nbytes_ret, size_t *frame_nbytes_ret) {
     agsf_lane *lane;
     agsf_status status;
     size_t length;

@@ -56,7 +56,8 @@ agsf_status agsf_header_read(const uint8_t *data, size_t nbytes, agsf_page_heade
                 header->crc_at = at;
                 header->has_crc = true;
             }
-        } else if (type == AGSF_THRIFT_STRUCT && (id == HEADER_DATA || id == HEADER_DICTIONARY || id == HEADER_DATA_V2)) {
+        } else if (type == AGSF_THRIFT_STRUCT &&
+                   (id == HEADER_DATA || id == HEADER_DICTIONARY || id == HEADER_DATA_V2)) {
             if (kind != 0) return AGSF_BAD_FORMAT; /* of two types at once */
             kind = id;
             read_page_struct(&cursor, header, id);
@@ -105,7 +106,8 @@ static uint8_t *put_filler(uint8_t *out, int16_t last_id, size_t nbytes) {
     return out;
 }
 
-size_t agsf_header_write(const uint8_t *data, const agsf_page_header *header, const agsf_header_edit *edit, uint8_t *out) {
+size_t agsf_header_write(const uint8_t *data, const agsf_page_header *header, const agsf_header_edit *edit,
+                         uint8_t *out) {
     uint8_t *const begin = out;
     size_t copied = header->compressed_at.end;
 

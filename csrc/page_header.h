@@ -40,6 +40,7 @@ agsf_status agsf_header_read(const uint8_t *data, size_t nbytes, agsf_page_heade
 size_t agsf_header_nbytes(const agsf_page_header *header, uint64_t compressed, uint32_t crc);
 
 /* agsf_header_write() writes the header to out with its edits, and returns its size. */
-size_t agsf_header_write(const uint8_t *data, const agsf_page_header *header, const agsf_header_edit *edit, uint8_t *out);
+size_t agsf_header_write(const uint8_t *data, const agsf_page_header *header, const agsf_header_edit *edit,
+                         uint8_t *out);
 
 #endif

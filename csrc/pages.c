@@ -9,12 +9,13 @@
 
 enum {
     CTR_FRAME_NBYTES = AGSF_LENGTH_NBYTES + AGSF_NONCE_NBYTES, /* and what stands before any ciphertext */
-    NONCES = 32,                      /* drawn at once, and forgotten when the job ends */
-    CRC_TRIES = 100,                  /* to seal a page until its CRC has a varint of four bytes: 1 page of 600 has none yet */
+    NONCES = 32,                                               /* drawn at once, and forgotten when the job ends */
+    CRC_TRIES = 100, /* to seal a page until its CRC has a varint of four bytes: 1 page of 600 has none yet */
     CRC_OF_4_NBYTES = 0x07ffffff,
-    HEADER_GROWTH_NBYTES = 16,        /* the most that two longer varints, and a filler's head, add to a page header */
+    HEADER_GROWTH_NBYTES = 16, /* the most that two longer varints, and a filler's head, add to a page header */
     HEADER_STEP_NBYTES = 4096,
-    HEADER_MAX_NBYTES = 64 * 1024 * 1024, /* of a plain one, whose end is only where its fields end; Arrow reads 16 MiB */
+    HEADER_MAX_NBYTES = 64 * 1024 *
+        1024, /* of a plain one, whose end is only where its fields end; Arrow reads 16 MiB */
 };
 
 /* ---------------------------------------------------------------- one page */
@@ -30,14 +31,14 @@ struct worker {
 /* A page as it was found. */
 struct page {
     agsf_page_header header;
-    const uint8_t *header_data;    /* plain */
-    size_t header_frame_nbytes;    /* as it stands in the input */
-    size_t header_room;            /* bytes of its plaintext, with padding */
-    const uint8_t *body;           /* as it stands in the input */
+    const uint8_t *header_data; /* plain */
+    size_t header_frame_nbytes; /* as it stands in the input */
+    size_t header_room;         /* bytes of its plaintext, with padding */
+    const uint8_t *body;        /* as it stands in the input */
     size_t body_nbytes;
-    size_t lead_nbytes;            /* of the body, in front of its frame: levels in parquet-java's V2 pages */
-    size_t plain_nbytes;           /* of the body */
-    uint32_t crc_difference;       /* 0, but for a wrong CRC that is to stay wrong */
+    size_t lead_nbytes;      /* of the body, in front of its frame: levels in parquet-java's V2 pages */
+    size_t plain_nbytes;     /* of the body */
+    uint32_t crc_difference; /* 0, but for a wrong CRC that is to stay wrong */
 };
 
 static agsf_status take_nonce(struct worker *worker, const uint8_t **nonce_ret) {
@@ -120,7 +121,8 @@ static bool find_header(struct worker *worker, const uint8_t *in, size_t left, u
         page->header_frame_nbytes = page->header_room = page->header.nbytes;
         return true;
     }
-    page->header_frame_nbytes = left < AGSF_LENGTH_NBYTES ? AGSF_LENGTH_NBYTES : AGSF_LENGTH_NBYTES + (size_t)agsf_get_u32(in);
+    page->header_frame_nbytes =
+        left < AGSF_LENGTH_NBYTES ? AGSF_LENGTH_NBYTES : AGSF_LENGTH_NBYTES + (size_t)agsf_get_u32(in);
     if (page->header_frame_nbytes > chunk_left || (run->in_is_all && page->header_frame_nbytes > left) ||
         (left >= AGSF_LENGTH_NBYTES && page->header_frame_nbytes <= AGSF_FRAME_NBYTES)) { /* a struct has bytes */
         return fail(run, AGSF_BAD_FORMAT, next_header_module(run));
@@ -166,8 +168,10 @@ static bool find_page(struct worker *worker, struct page *page) {
     uint64_t whole;
 
     if (!find_header(worker, in, left, chunk_left, page)) return false;
-    if (page->header.type == AGSF_PAGE_DICTIONARY && run->began) return fail(run, AGSF_BAD_FORMAT, AGSF_DICTIONARY_PAGE_HEADER);
-    if (page->header.type != AGSF_PAGE_DICTIONARY && run->page > AGSF_ORDINAL_MAX && (run->from != NULL || run->to != NULL)) {
+    if (page->header.type == AGSF_PAGE_DICTIONARY && run->began)
+        return fail(run, AGSF_BAD_FORMAT, AGSF_DICTIONARY_PAGE_HEADER);
+    if (page->header.type != AGSF_PAGE_DICTIONARY && run->page > AGSF_ORDINAL_MAX &&
+        (run->from != NULL || run->to != NULL)) {
         return fail(run, AGSF_ORDINAL, AGSF_DATA_PAGE_HEADER);
     }
     page->body = in + page->header_frame_nbytes;
@@ -201,8 +205,8 @@ static bool open_body(struct worker *worker, struct page *page, uint8_t *out) {
     } else {
         status = agsf_open_frame(worker->from, run->from, body_module(page), ordinal(run, page), frame, nbytes, out);
     }
-    if (status == AGSF_BAD_TAG && page->lead_nbytes == 0 && page->header.type == AGSF_PAGE_DATA_V2 && page->header.levels > 0 &&
-        frame_fits(page, (size_t)page->header.levels)) {
+    if (status == AGSF_BAD_TAG && page->lead_nbytes == 0 && page->header.type == AGSF_PAGE_DATA_V2 &&
+        page->header.levels > 0 && frame_fits(page, (size_t)page->header.levels)) {
         page->lead_nbytes = (size_t)page->header.levels; /* both lengths fitted by chance */
         return open_body(worker, page, out);
     }
@@ -224,7 +228,8 @@ static bool seal_body(struct worker *worker, const struct page *page, const uint
         agsf_put_u32(out, (uint32_t)(nbytes + AGSF_NONCE_NBYTES));
         memcpy(out + AGSF_LENGTH_NBYTES, nonce, AGSF_NONCE_NBYTES);
     } else if (status == AGSF_OK) {
-        status = agsf_seal_frame(worker->to, run->to, body_module(page), ordinal(run, page), nonce, in + lead, nbytes, out);
+        status =
+            agsf_seal_frame(worker->to, run->to, body_module(page), ordinal(run, page), nonce, in + lead, nbytes, out);
     }
     return status == AGSF_OK ? true : fail(run, status, body_module(page));
 }
@@ -253,7 +258,8 @@ static bool put_body(struct worker *worker, struct page *page, size_t lead, uint
     if (run->to == NULL) return open_body(worker, page, body);
     if (run->from == NULL) return seal_body(worker, page, page->body, lead, body);
     /* Opened where it will be sealed, behind the length and the nonce. */
-    return open_body(worker, page, body + CTR_FRAME_NBYTES) && seal_body(worker, page, body + CTR_FRAME_NBYTES, lead, body);
+    return open_body(worker, page, body + CTR_FRAME_NBYTES) &&
+           seal_body(worker, page, body + CTR_FRAME_NBYTES, lead, body);
 }
 
 /*
@@ -267,8 +273,10 @@ static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_re
     const size_t lead = run->to != NULL ? lead_of(run, page) : 0;
     const size_t body_nbytes = page->plain_nbytes + body_overhead(run->to);
     const size_t fixed = run->mode == AGSF_PAGES_VIEW ? page->header_frame_nbytes + page->body_nbytes - body_nbytes
-                       : run->mode == AGSF_PAGES_SAME_SIZE ? page->header_frame_nbytes : 0;
-    const size_t room = fixed > 0 ? fixed : agsf_header_nbytes(&page->header, body_nbytes, UINT32_C(0x80000000)) + frame;
+                         : run->mode == AGSF_PAGES_SAME_SIZE ? page->header_frame_nbytes
+                                                             : 0;
+    const size_t room =
+        fixed > 0 ? fixed : agsf_header_nbytes(&page->header, body_nbytes, UINT32_C(0x80000000)) + frame;
     agsf_header_edit edit = {.compressed = body_nbytes};
     uint8_t *const body = out + room;
     size_t header, written;
@@ -307,7 +315,7 @@ static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_re
         status = take_nonce(worker, &nonce);
         if (status == AGSF_OK) {
             status = agsf_seal_frame(worker->to, run->to, header_module(page), ordinal(run, page), nonce, out + before,
-                                written, out);
+                                     written, out);
         }
         if (status != AGSF_OK) return fail(run, status, header_module(page));
     }
@@ -344,8 +352,8 @@ static void count_page(agsf_pages *run, const struct page *page, uint64_t in_nby
     if (data) {
         run->page++;
         run->values += (uint64_t)page->header.values;
-        run->values_left -= run->values_left < (uint64_t)page->header.values ? run->values_left
-                                                                            : (uint64_t)page->header.values;
+        run->values_left -=
+            run->values_left < (uint64_t)page->header.values ? run->values_left : (uint64_t)page->header.values;
     } else {
         run->dictionary_pages++;
     }
@@ -413,17 +421,13 @@ struct job {
 
 static bool possible(const agsf_pages *run) {
     switch (run->mode) {
-        case AGSF_PAGES_COPY:
-            return run->from != NULL || run->to != NULL;
+        case AGSF_PAGES_COPY: return run->from != NULL || run->to != NULL;
         case AGSF_PAGES_SAME_SIZE:
             return run->from != NULL && run->to != NULL && run->from->ctr == run->to->ctr && !run->short_sizes;
-        case AGSF_PAGES_VIEW:
-            return run->from != NULL && run->to == NULL;
+        case AGSF_PAGES_VIEW: return run->from != NULL && run->to == NULL;
         case AGSF_PAGES_CHECK:
-        case AGSF_PAGES_LIST:
-            return true;
-        default:
-            return false;
+        case AGSF_PAGES_LIST: return true;
+        default: return false;
     }
 }
 
@@ -437,7 +441,8 @@ static struct user add_user(struct job *job, const agsf_modules *modules) {
 
     if (modules == NULL) return (struct user){0};
     slot = (size_t)(((uint64_t)(uintptr_t)modules->key * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (job->nslots - 1);
-    while (job->slots[slot] != 0 && job->keys[job->slots[slot] - 1].key != modules->key) slot = (slot + 1) & (job->nslots - 1);
+    while (job->slots[slot] != 0 && job->keys[job->slots[slot] - 1].key != modules->key)
+        slot = (slot + 1) & (job->nslots - 1);
     if (job->slots[slot] == 0) {
         job->keys[job->nkeys].key = modules->key;
         job->slots[slot] = ++job->nkeys;
@@ -458,8 +463,8 @@ static bool run_job(void *arg, unsigned thread, size_t number) {
     const struct job *const job = arg;
     const struct task *const task = &job->tasks[number];
     agsf_pages *const run = task->run;
-    struct worker worker = {.run = run, .from = lane_of(job, thread, run->from, task->from),
-                            .to = lane_of(job, thread, run->to, task->to)};
+    struct worker worker = {
+        .run = run, .from = lane_of(job, thread, run->from, task->from), .to = lane_of(job, thread, run->to, task->to)};
 
     while (one_page(&worker)) continue;
     if (run->stop == AGSF_STOP_FAILED) clear_output(run);

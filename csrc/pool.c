@@ -18,9 +18,9 @@ static pthread_cond_t work_waits = PTHREAD_COND_INITIALIZER; /* a batch was link
 static pthread_cond_t only_busy = PTHREAD_COND_INITIALIZER;  /* nthreads has become nbusy */
 
 /* All guarded by pool_mutex. */
-static agsf_batch *ring; /* batches that helpers may work on: a circle, next in turn first; or NULL */
-static unsigned nthreads, nidle, nbusy; /* busy: in a job. One that has just been started is neither that nor idle */
-static unsigned enders; /* callers that wait for helpers to leave */
+static agsf_batch *ring;                 /* batches that helpers may work on: a circle, next in turn first; or NULL */
+static unsigned nthreads, nidle, nbusy;  /* busy: in a job. One that has just been started is neither that nor idle */
+static unsigned enders;                  /* callers that wait for helpers to leave */
 static pthread_t left[AGSF_MAX_THREADS]; /* helpers that have left for an ender, which is to join them */
 static unsigned nleft;
 static pid_t owner; /* the process whose threads nthreads counts */

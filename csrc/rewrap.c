@@ -4,7 +4,7 @@
 #include "batch.h"
 
 enum {
-    JOB_ROWS = 512,     /* a job's nonces fit on a helper's stack, and the cost of a draw is shared by many */
+    JOB_ROWS = 512,      /* a job's nonces fit on a helper's stack, and the cost of a draw is shared by many */
     ROW_AS_NBYTES = 128, /* a row takes about as long as this many bytes of one long message */
 };
 
@@ -71,8 +71,8 @@ static const uint8_t *name_of(const agsf_rewrap *run, const struct row *row) {
 
 static agsf_status open_row(const agsf_rewrap *run, agsf_lane *lane, const struct row *row, uint8_t *dek_ret) {
     const uint8_t *nonce = run->in + row->wrapped, *in = nonce + AGSF_NONCE_NBYTES;
-    agsf_status status = agsf_lane_begin_open(lane, nonce, run->prefix, run->prefix_nbytes, name_of(run, row),
-                                              row->name_nbytes);
+    agsf_status status =
+        agsf_lane_begin_open(lane, nonce, run->prefix, run->prefix_nbytes, name_of(run, row), row->name_nbytes);
 
     if (status == AGSF_OK) status = agsf_lane_update(lane, in, row->dek_nbytes, dek_ret);
     if (status == AGSF_OK) status = agsf_lane_finish_open(lane, in + row->dek_nbytes);
@@ -82,8 +82,8 @@ static agsf_status open_row(const agsf_rewrap *run, agsf_lane *lane, const struc
 static agsf_status seal_row(const agsf_rewrap *run, agsf_lane *lane, const struct row *row, const uint8_t *nonce,
                             const uint8_t *dek) {
     uint8_t *out = run->out + row->wrapped;
-    agsf_status status = agsf_lane_begin_seal(lane, nonce, run->prefix, run->prefix_nbytes, name_of(run, row),
-                                              row->name_nbytes);
+    agsf_status status =
+        agsf_lane_begin_seal(lane, nonce, run->prefix, run->prefix_nbytes, name_of(run, row), row->name_nbytes);
 
     memcpy(out, nonce, AGSF_NONCE_NBYTES);
     out += AGSF_NONCE_NBYTES;
@@ -104,7 +104,8 @@ static bool rewrap_job(void *arg, unsigned lane, size_t number) {
     for (; status == AGSF_OK && i < end; i++) {
         struct row row;
         status = find_row(run, i, &row) ? open_row(run, rows->from[lane], &row, dek) : AGSF_BAD_ARGUMENT;
-        if (status == AGSF_OK) status = seal_row(run, rows->to[lane], &row, nonces + (i - first) * AGSF_NONCE_NBYTES, dek);
+        if (status == AGSF_OK)
+            status = seal_row(run, rows->to[lane], &row, nonces + (i - first) * AGSF_NONCE_NBYTES, dek);
         if (status != AGSF_OK) break;
     }
     agsf_wipe(dek, sizeof(dek));

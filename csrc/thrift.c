@@ -95,25 +95,14 @@ static bool pass_simple(agsf_cursor *cursor, unsigned type, bool in_list) {
         case AGSF_THRIFT_FALSE:
             if (in_list) pass(cursor, 1);
             return true;
-        case AGSF_THRIFT_I8:
-            pass(cursor, 1);
-            return true;
+        case AGSF_THRIFT_I8: pass(cursor, 1); return true;
         case AGSF_THRIFT_I16:
         case AGSF_THRIFT_I32:
-        case AGSF_THRIFT_I64:
-            pass_varint(cursor);
-            return true;
-        case AGSF_THRIFT_DOUBLE:
-            pass(cursor, 8);
-            return true;
-        case AGSF_THRIFT_BINARY:
-            pass(cursor, agsf_thrift_varint(cursor));
-            return true;
-        case AGSF_THRIFT_UUID:
-            pass(cursor, 16);
-            return true;
-        default:
-            return false;
+        case AGSF_THRIFT_I64: pass_varint(cursor); return true;
+        case AGSF_THRIFT_DOUBLE: pass(cursor, 8); return true;
+        case AGSF_THRIFT_BINARY: pass(cursor, agsf_thrift_varint(cursor)); return true;
+        case AGSF_THRIFT_UUID: pass(cursor, 16); return true;
+        default: return false;
     }
 }
 

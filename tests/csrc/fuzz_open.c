@@ -20,7 +20,14 @@ enum {
     PREFIX_MAX = 200,
     ALL_MODES = 0xff,
 };
-enum mode { FROM_FILE = 1, EDITED = 2, AT_THE_START = 4, OTHER_KEY = 8, OTHER_PREFIX = 16, MUCH = 32 + 64 + 128 /* rare */ };
+enum mode {
+    FROM_FILE = 1,
+    EDITED = 2,
+    AT_THE_START = 4,
+    OTHER_KEY = 8,
+    OTHER_PREFIX = 16,
+    MUCH = 32 + 64 + 128 /* rare */
+};
 
 struct recipe {
     uint8_t modes, key_size, threads, prefix_nbytes;
@@ -56,7 +63,8 @@ static size_t edit(uint8_t *sealed, size_t sealed_nbytes, const uint8_t *edits, 
 }
 
 /* The block in which `now` first differs from what it was, or in which it ends; UINT64_MAX if it is the same. */
-static uint64_t first_difference(const uint8_t *was, const uint8_t *now, size_t nbytes, size_t length, size_t sealed_block) {
+static uint64_t first_difference(const uint8_t *was, const uint8_t *now, size_t nbytes, size_t length,
+                                 size_t sealed_block) {
     for (size_t at = 0; at < nbytes; at += sealed_block) {
         const size_t here = nbytes - at < sealed_block ? nbytes - at : sealed_block;
         if (at + here > length || memcmp(was + at, now + at, here) != 0) return at / sealed_block;
@@ -69,10 +77,10 @@ struct trial {
     struct recipe recipe;
     agsf_run run;
     agsf_key *sealing_key;
-    guarded sealed; /* all of it, with no byte behind */
-    size_t length;  /* so much of it is in the file */
+    guarded sealed;       /* all of it, with no byte behind */
+    size_t length;        /* so much of it is in the file */
     const uint8_t *plain; /* what it holds; NULL: nobody knows */
-    uint64_t bad;   /* the lowest block that is not as it was sealed; UINT64_MAX: none */
+    uint64_t bad;         /* the lowest block that is not as it was sealed; UINT64_MAX: none */
 };
 
 /* Seals and edits. Returns false if the recipe is impossible, which the engine must have said too. */
@@ -93,7 +101,8 @@ static bool seal_and_edit(struct trial *trial, const uint8_t *edits, size_t edit
     if (possible) {
         memcpy(was, run->sealed, nbytes);
         trial->length = edit(run->sealed, nbytes, edits, edits_nbytes, trial->recipe.modes & FROM_FILE);
-        trial->bad = first_difference(was, run->sealed, nbytes, trial->length, run->block_nbytes + AGSF_OVERHEAD_NBYTES);
+        trial->bad =
+            first_difference(was, run->sealed, nbytes, trial->length, run->block_nbytes + AGSF_OVERHEAD_NBYTES);
     }
     return possible;
 }
@@ -174,11 +183,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     }
     fill(prefix, sizeof(prefix), 1);
     trial.sealing_key = key_of(16 + recipe->key_size % 3 * 8, recipe->key_size);
-    *run = (agsf_run){.key = trial.sealing_key, .aad_prefix = prefix,
+    *run = (agsf_run){.key = trial.sealing_key,
+                      .aad_prefix = prefix,
                       .aad_prefix_nbytes = recipe->prefix_nbytes % (PREFIX_MAX + 1),
-                      .block_nbytes = recipe->block_nbytes, .first_block = recipe->first_block,
-                      .plain_nbytes = recipe->plain_nbytes % ((recipe->modes & MUCH) == MUCH ? PLAIN_MAX + 1 : PLAIN_USUAL + 1),
-                      .fd = fd, .fd_offset = recipe->fd_offset, .threads = recipe->threads % 5};
+                      .block_nbytes = recipe->block_nbytes,
+                      .first_block = recipe->first_block,
+                      .plain_nbytes =
+                          recipe->plain_nbytes % ((recipe->modes & MUCH) == MUCH ? PLAIN_MAX + 1 : PLAIN_USUAL + 1),
+                      .fd = fd,
+                      .fd_offset = recipe->fd_offset,
+                      .threads = recipe->threads % 5};
     if (run->plain_nbytes / BLOCKS_MAX > run->block_nbytes) run->plain_nbytes = run->block_nbytes * BLOCKS_MAX;
 
     side = recipe->modes & AT_THE_START ? AT_START : AT_END;
@@ -225,8 +239,10 @@ static size_t input_of(uint64_t number, uint8_t *input) {
     memcpy(input, &recipe, sizeof(recipe));
     if (recipe.modes & EDITED) {
         for (uint64_t n = random_below(&random, EDITS_MAX + 1); n > 0; n--, nbytes += sizeof(struct edit)) {
-            const struct edit e = {.kind = (uint8_t)random_below(&random, 3), .value = (uint8_t)(1 + random_below(&random, 255)),
-                                   .nbytes = (uint16_t)random_below(&random, 100), .at = (uint32_t)random_below(&random, 1 << 20),
+            const struct edit e = {.kind = (uint8_t)random_below(&random, 3),
+                                   .value = (uint8_t)(1 + random_below(&random, 255)),
+                                   .nbytes = (uint16_t)random_below(&random, 100),
+                                   .at = (uint32_t)random_below(&random, 1 << 20),
                                    .from = (uint32_t)random_below(&random, 1 << 20)};
             memcpy(input + nbytes, &e, sizeof(e));
         }

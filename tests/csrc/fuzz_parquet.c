@@ -53,11 +53,14 @@ static void fuzz_thrift(const struct recipe *recipe, const uint8_t *data, size_t
     for (size_t i = 0; i < nedits; i++) {
         const unsigned how = recipe->number >> (8 * i) & 0xff;
         id += 1 + (how & 15) * (recipe->b == 7 ? 500 : 1);
-        edits[i] = (agsf_thrift_edit){.id = (int16_t)id, .type = how & 16 ? AGSF_THRIFT_STRUCT : AGSF_THRIFT_STOP,
-                                      .value = value, .nbytes = how & 16 ? 4 : 0};
+        edits[i] = (agsf_thrift_edit){.id = (int16_t)id,
+                                      .type = how & 16 ? AGSF_THRIFT_STRUCT : AGSF_THRIFT_STOP,
+                                      .value = value,
+                                      .nbytes = how & 16 ? 4 : 0};
     }
     out = guarded_new(agsf_thrift_splice_nbytes(nbytes, edits, nedits), AT_END);
-    CHECK_EQUAL(agsf_thrift_splice(data, nbytes, edits, nedits, out.data, &written, &end_too), good ? AGSF_OK : AGSF_BAD_FORMAT);
+    CHECK_EQUAL(agsf_thrift_splice(data, nbytes, edits, nedits, out.data, &written, &end_too),
+                good ? AGSF_OK : AGSF_BAD_FORMAT);
     if (good) {
         size_t at = 0, at_too = 0;
         agsf_thrift_value was = {0}, is = {0};
@@ -164,7 +167,8 @@ static void fuzz_offset_index(const struct recipe *recipe, const uint8_t *data, 
     if (status != AGSF_OK) return;
     CHECK(pages <= nbytes);
     for (size_t i = 0; i < COUNT(table); i++) {
-        table[i] = (agsf_page){.in_offset = i * recipe->b, .out_offset = i * UINT64_C(0x100000001), .out_nbytes = UINT32_MAX + i};
+        table[i] = (agsf_page){
+            .in_offset = i * recipe->b, .out_offset = i * UINT64_C(0x100000001), .out_nbytes = UINT32_MAX + i};
     }
     out = guarded_new(nbytes + 16 * pages, AT_END);
     how = agsf_offset_index(data, nbytes, moves ? NULL : table, COUNT(table), in_chunk, out_chunk, out.data, &written);
@@ -181,15 +185,26 @@ static void fuzz_offset_index(const struct recipe *recipe, const uint8_t *data, 
 static agsf_modules modules_of(agsf_key *key, uint8_t how) {
     static const uint8_t aad[] = "a prefix and eight bytes";
 
-    return (agsf_modules){.key = key, .aad = aad, .aad_nbytes = how & 4 ? sizeof(aad) : 0, .row_group = how & 1, .column = 300,
-                          .without_aad = how & 2, .ctr = how & 8};
+    return (agsf_modules){.key = key,
+                          .aad = aad,
+                          .aad_nbytes = how & 4 ? sizeof(aad) : 0,
+                          .row_group = how & 1,
+                          .column = 300,
+                          .without_aad = how & 2,
+                          .ctr = how & 8};
 }
 
 static agsf_pages pages_of(const agsf_modules *from, const agsf_modules *to, agsf_pages_mode mode, size_t nbytes,
                            const struct recipe *recipe) {
-    return (agsf_pages){.from = from, .to = to, .mode = mode, .nbytes = nbytes, .values_left = recipe->number >> 16,
-                        .v2_layout = recipe->flags >> 1 & 3, .keep_checksum = recipe->flags & 8,
-                        .short_sizes = recipe->flags & 64 && mode != AGSF_PAGES_SAME_SIZE, .table = malloc(1)};
+    return (agsf_pages){.from = from,
+                        .to = to,
+                        .mode = mode,
+                        .nbytes = nbytes,
+                        .values_left = recipe->number >> 16,
+                        .v2_layout = recipe->flags >> 1 & 3,
+                        .keep_checksum = recipe->flags & 8,
+                        .short_sizes = recipe->flags & 64 && mode != AGSF_PAGES_SAME_SIZE,
+                        .table = malloc(1)};
 }
 
 static struct driven run_pages(agsf_pages *run, const uint8_t *in, size_t in_nbytes, guarded *out, struct steps steps) {
@@ -254,13 +269,16 @@ static int64_t number_of(const uint8_t *header, size_t nbytes, int16_t id) {
     size_t end;
 
     if (!walk(header, nbytes, id, &value, &end) || value.type != AGSF_THRIFT_I32) return 0;
-    for (size_t i = 0; i < value.end - value.begin && i < 9; i++) number |= (uint64_t)(header[value.begin + i] & 0x7f) << 7 * i;
+    for (size_t i = 0; i < value.end - value.begin && i < 9; i++)
+        number |= (uint64_t)(header[value.begin + i] & 0x7f) << 7 * i;
     return (int64_t)(number >> 1) ^ -(int64_t)(number & 1);
 }
 
-static size_t seal_by_hand(const agsf_modules *modules, unsigned type, unsigned page, const uint8_t *in, size_t nbytes, uint8_t *out) {
-    const uint8_t suffix[] = {(uint8_t)type, (uint8_t)modules->row_group, 0, (uint8_t)modules->column,
-                              (uint8_t)(modules->column >> 8), (uint8_t)page, (uint8_t)(page >> 8)};
+static size_t seal_by_hand(const agsf_modules *modules, unsigned type, unsigned page, const uint8_t *in, size_t nbytes,
+                           uint8_t *out) {
+    const uint8_t suffix[] = {
+        (uint8_t)type, (uint8_t)modules->row_group, 0, (uint8_t)modules->column, (uint8_t)(modules->column >> 8),
+        (uint8_t)page, (uint8_t)(page >> 8)};
     uint8_t aad[64];
     const size_t prefix = modules->without_aad ? 0 : modules->aad_nbytes;
     const size_t length = nbytes + AGSF_OVERHEAD_NBYTES;
@@ -291,7 +309,8 @@ static size_t build_sealed(const agsf_modules *from, const uint8_t *data, size_t
         if (header > nbytes - 2) header = nbytes - 2;
         data += 2 + header;
         nbytes -= 2 + header;
-        out += seal_by_hand(from, dictionary ? AGSF_DICTIONARY_PAGE_HEADER : AGSF_DATA_PAGE_HEADER, page, header_data, header, out);
+        out += seal_by_hand(from, dictionary ? AGSF_DICTIONARY_PAGE_HEADER : AGSF_DATA_PAGE_HEADER, page, header_data,
+                            header, out);
         if (how & 2 && nbytes >= 1) { /* bytes of the input as they are */
             size_t raw = data[0];
             if (raw > nbytes - 1) raw = nbytes - 1;
@@ -311,7 +330,8 @@ static size_t build_sealed(const agsf_modules *from, const uint8_t *data, size_t
                 memset(out, 7, length);
                 out += length;
             } else {
-                out += seal_by_hand(from, dictionary ? AGSF_DICTIONARY_PAGE : AGSF_DATA_PAGE, page, body, plain - lead, out);
+                out += seal_by_hand(from, dictionary ? AGSF_DICTIONARY_PAGE : AGSF_DATA_PAGE, page, body, plain - lead,
+                                    out);
             }
         }
         page += !dictionary;
@@ -327,8 +347,10 @@ static void fuzz_sealed(const struct recipe *recipe, const uint8_t *data, size_t
     const size_t size = build_sealed(&from, data, nbytes, made);
     guarded in = guarded_copy(made, size, AT_END), out = room_of(size), viewed = guarded_new(size + 4096, AT_END);
     guarded none = guarded_new(0, AT_END), scratch = guarded_new(BODY_MAX + 600, AT_END);
-    agsf_pages open = pages_of(&from, NULL, AGSF_PAGES_COPY, size, recipe), check = pages_of(&from, NULL, AGSF_PAGES_CHECK, size, recipe);
-    agsf_pages list = pages_of(&from, NULL, AGSF_PAGES_LIST, size, recipe), view = pages_of(&from, NULL, AGSF_PAGES_VIEW, size, recipe);
+    agsf_pages open = pages_of(&from, NULL, AGSF_PAGES_COPY, size, recipe),
+               check = pages_of(&from, NULL, AGSF_PAGES_CHECK, size, recipe);
+    agsf_pages list = pages_of(&from, NULL, AGSF_PAGES_LIST, size, recipe),
+               view = pages_of(&from, NULL, AGSF_PAGES_VIEW, size, recipe);
     agsf_pages again = pages_of(&from, &to, AGSF_PAGES_COPY, size, recipe);
     const struct driven opened = run_pages(&open, in.data, size, &out, recipe->flags & 16 ? steps : all);
     const struct driven checked = run_pages(&check, in.data, size, &scratch, all);
@@ -452,10 +474,12 @@ int main(void) {
             memcpy(changed, input, nbytes);
             for (uint64_t n = i == 0 ? 0 : 1 + random_below(&random, 4); n > 0; n--) {
                 const size_t at = (size_t)random_below(&random, nbytes);
-                changed[at] ^= (uint8_t)(random_below(&random, 2) ? random_below(&random, 256) : 1U << random_below(&random, 8));
+                changed[at] ^=
+                    (uint8_t)(random_below(&random, 2) ? random_below(&random, 256) : 1U << random_below(&random, 8));
             }
             changed[0] = input[0];
-            CHECK_EQUAL(LLVMFuzzerTestOneInput(changed, i % 5 == 4 ? (size_t)random_below(&random, nbytes) : nbytes), 0);
+            CHECK_EQUAL(LLVMFuzzerTestOneInput(changed, i % 5 == 4 ? (size_t)random_below(&random, nbytes) : nbytes),
+                        0);
         }
         replayed++;
     }

@@ -29,7 +29,9 @@ __attribute__((unused)) static uint8_t *put_number(uint8_t *out, uint64_t value)
     return out;
 }
 
-__attribute__((unused)) static uint64_t zigzag(int64_t value) { return value < 0 ? ~((uint64_t)value << 1) : (uint64_t)value << 1; }
+__attribute__((unused)) static uint64_t zigzag(int64_t value) {
+    return value < 0 ? ~((uint64_t)value << 1) : (uint64_t)value << 1;
+}
 
 /* The head of a field. With `last` 0 above the id's reach, or where the test wants one, a long one. */
 __attribute__((unused)) static uint8_t *put_field(uint8_t *out, int *last, int id, unsigned type, bool long_head) {
@@ -124,7 +126,7 @@ struct driven {
 
 /* A table that run->table begins with comes from malloc() and grows. */
 __attribute__((unused)) static struct driven drive(agsf_pages *run, const uint8_t *in, size_t in_nbytes, uint8_t *out,
-                                                    size_t out_nbytes, struct steps steps) {
+                                                   size_t out_nbytes, struct steps steps) {
     struct driven driven = {.status = AGSF_OK};
     size_t in_have = steps.in > 0 && steps.in < in_nbytes ? steps.in : in_nbytes;
     size_t out_have = steps.out > 0 && steps.out < out_nbytes ? steps.out : out_nbytes;
@@ -139,7 +141,8 @@ __attribute__((unused)) static struct driven drive(agsf_pages *run, const uint8_
         run->out_nbytes = out_have - driven.produced;
         run->stop = AGSF_STOP_NOT;
         if (driven.consumed > in_have) run->in_nbytes = 0; /* a LIST that is past the end */
-        while ((driven.status = agsf_pages_run(&run, 1, steps.threads > 0 ? steps.threads : 1)) == AGSF_PAUSED) continue;
+        while ((driven.status = agsf_pages_run(&run, 1, steps.threads > 0 ? steps.threads : 1)) == AGSF_PAUSED)
+            continue;
         if (driven.status != AGSF_OK) break;
         if (run->stop == AGSF_STOP_FAILED) {
             driven.status = run->status;

@@ -71,7 +71,8 @@ static void check_vector(const struct vector *vector, enum side side) {
 
     CHECK_EQUAL(agsf_key_new(bytes.data, bytes.nbytes, &key), AGSF_OK);
     for (unsigned turn = 0; turn < 3; turn++) { /* one context all the time: sealing, opening and failing in turn */
-        CHECK_EQUAL(agsf_seal(key, nonce.data, aad.data, aad.nbytes, plain.data, plain.nbytes, sealed_now.data), AGSF_OK);
+        CHECK_EQUAL(agsf_seal(key, nonce.data, aad.data, aad.nbytes, plain.data, plain.nbytes, sealed_now.data),
+                    AGSF_OK);
         CHECK(memcmp(sealed_now.data, sealed.data, sealed.nbytes) == 0);
         CHECK_EQUAL(agsf_open(key, nonce.data, aad.data, aad.nbytes, sealed.data, plain.nbytes, opened.data), AGSF_OK);
         CHECK(memcmp(opened.data, plain.data, plain.nbytes) == 0);
@@ -96,7 +97,8 @@ static void check_vector(const struct vector *vector, enum side side) {
 
 /* An AAD in one part or in two, joined in a buffer or not, makes the same tag. */
 static void check_aad_parts(agsf_key *key) {
-    static const size_t prefixes[] = {0, 1, 12, 15, 16, 17, 123, 124, 125, 127, 128, 129, 1019, 1020, 1021, 1024, 1025, 5000};
+    static const size_t prefixes[] = {0,   1,   12,  15,   16,   17,   123,  124,  125,
+                                      127, 128, 129, 1019, 1020, 1021, 1024, 1025, 5000};
     const uint8_t nonce[AGSF_NONCE_NBYTES] = {9}, plain[33] = {7};
 
     for (size_t i = 0; i < COUNT(prefixes) * 2; i++) {
@@ -112,12 +114,14 @@ static void check_aad_parts(agsf_key *key) {
         CHECK_EQUAL(agsf_seal(key, nonce, aad.data, nbytes, plain, sizeof(plain), whole), AGSF_OK);
         CHECK_EQUAL(agsf_key_reserve(key, 1), AGSF_OK);
         CHECK_EQUAL(agsf_lane_borrow(key, 0, &lane), AGSF_OK);
-        CHECK_EQUAL(agsf_lane_begin_seal(lane, nonce, prefix.data, prefix_nbytes, aad.data + prefix_nbytes, 4), AGSF_OK);
+        CHECK_EQUAL(agsf_lane_begin_seal(lane, nonce, prefix.data, prefix_nbytes, aad.data + prefix_nbytes, 4),
+                    AGSF_OK);
         CHECK_EQUAL(agsf_lane_update(lane, plain, 16, parts), AGSF_OK);
         CHECK_EQUAL(agsf_lane_update(lane, plain + 16, sizeof(plain) - 16, parts + 16), AGSF_OK);
         CHECK_EQUAL(agsf_lane_finish_seal(lane, parts + sizeof(plain)), AGSF_OK);
         CHECK(memcmp(whole, parts, sizeof(whole)) == 0);
-        CHECK_EQUAL(agsf_lane_begin_open(lane, nonce, prefix.data, prefix_nbytes, aad.data + prefix_nbytes, 4), AGSF_OK);
+        CHECK_EQUAL(agsf_lane_begin_open(lane, nonce, prefix.data, prefix_nbytes, aad.data + prefix_nbytes, 4),
+                    AGSF_OK);
         CHECK_EQUAL(agsf_lane_update(lane, whole, sizeof(plain), opened), AGSF_OK);
         CHECK_EQUAL(agsf_lane_finish_open(lane, whole + sizeof(plain)), AGSF_OK);
         agsf_lane_return(key, lane);

@@ -24,10 +24,17 @@ struct stream {
 static const uint8_t prefix[] = {1, 2, 3};
 
 static agsf_run run_of(const struct stream *stream, bool from_memory, unsigned threads, uint8_t *plain) {
-    return (agsf_run){.key = stream->key, .aad_prefix = prefix, .aad_prefix_nbytes = sizeof(prefix),
-                      .block_nbytes = stream->block_nbytes, .first_block = 5, .plain = plain,
-                      .plain_nbytes = stream->nbytes, .sealed = from_memory ? stream->sealed.data : NULL,
-                      .fd = stream->fd, .fd_offset = HEADER, .threads = threads};
+    return (agsf_run){.key = stream->key,
+                      .aad_prefix = prefix,
+                      .aad_prefix_nbytes = sizeof(prefix),
+                      .block_nbytes = stream->block_nbytes,
+                      .first_block = 5,
+                      .plain = plain,
+                      .plain_nbytes = stream->nbytes,
+                      .sealed = from_memory ? stream->sealed.data : NULL,
+                      .fd = stream->fd,
+                      .fd_offset = HEADER,
+                      .threads = threads};
 }
 
 static struct stream stream_new(size_t block_nbytes, size_t nbytes) {
@@ -53,8 +60,8 @@ static void stream_free(struct stream *stream) {
 }
 
 /* Opens what now is in memory, or its first `length` bytes in a file: `want` must come of it, at `bad_block`. */
-static void check_open(const struct stream *stream, bool from_memory, unsigned threads, size_t length,
-                       agsf_status want, size_t bad_block) {
+static void check_open(const struct stream *stream, bool from_memory, unsigned threads, size_t length, agsf_status want,
+                       size_t bad_block) {
     guarded out = guarded_new(stream->nbytes, threads % 2 ? AT_END : AT_START);
     agsf_run run = run_of(stream, from_memory, threads, out.data);
 
@@ -93,7 +100,8 @@ static void check_bad_blocks(struct stream *stream, uint64_t seed) {
             if (place / sealed_block < bad) bad = place / sealed_block;
             want = AGSF_BAD_TAG;
         }
-        checking("blocks of %zu, trial %u: block %zd bad, %u threads", stream->block_nbytes, trial, (ssize_t)bad, threads);
+        checking("blocks of %zu, trial %u: block %zd bad, %u threads", stream->block_nbytes, trial, (ssize_t)bad,
+                 threads);
         check_open(stream, true, threads, 0, want, bad);
         if (cut) length = (size_t)random_below(&random, stream->sealed_nbytes);
         if (trial % 5 == 0) length -= length % sealed_block; /* cut between two blocks */
@@ -174,8 +182,8 @@ static void check_arguments(void) {
     const uint64_t blocks = UINT64_C(1) << 32, block_max = (UINT64_C(1) << 31) - 1;
     guarded plain = guarded_new(64, AT_END), sealed = guarded_new(64 + 4 * AGSF_OVERHEAD_NBYTES, AT_END);
     agsf_key *key = key_of(16, 3);
-    const agsf_run good = {.key = key, .block_nbytes = 16, .plain = plain.data, .plain_nbytes = 64,
-                           .sealed = sealed.data, .threads = 1};
+    const agsf_run good = {
+        .key = key, .block_nbytes = 16, .plain = plain.data, .plain_nbytes = 64, .sealed = sealed.data, .threads = 1};
     static const uint64_t last[] = {INT64_MAX, UINT64_MAX, (uint64_t)INT64_MAX - 64 - 4 * 28 + 1};
     agsf_run bad;
 
@@ -247,7 +255,11 @@ static void check_arguments(void) {
 int main(void) {
     static const struct {
         size_t block_nbytes, nbytes;
-    } shapes[] = {{1000, 900 * 1000 - 1}, {4096, 300 * 4096}, {65536, 20 * 65536 + 3}, {300000, 7 * 300000}, {1 << 20, (3 << 20) + 1}};
+    } shapes[] = {{1000, 900 * 1000 - 1},
+                  {4096, 300 * 4096},
+                  {65536, 20 * 65536 + 3},
+                  {300000, 7 * 300000},
+                  {1 << 20, (3 << 20) + 1}};
 
     start();
     for (size_t i = 0; i < COUNT(shapes); i++) {

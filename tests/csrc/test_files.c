@@ -87,8 +87,13 @@ static void check_runs(size_t block_nbytes, size_t nbytes, unsigned threads) {
     uint8_t *sealed = malloc(sealed_nbytes);
     agsf_key *key = key_of(16, KEY_SEED);
     const int fd = memfd_create("run", MFD_CLOEXEC);
-    agsf_run run = {.key = key, .block_nbytes = block_nbytes, .plain = plain.data, .plain_nbytes = nbytes, .fd = fd,
-                    .fd_offset = HEADER, .threads = threads};
+    agsf_run run = {.key = key,
+                    .block_nbytes = block_nbytes,
+                    .plain = plain.data,
+                    .plain_nbytes = nbytes,
+                    .fd = fd,
+                    .fd_offset = HEADER,
+                    .threads = threads};
 
     CHECK(fd >= 0 && sealed != NULL);
     fill(plain.data, nbytes, nbytes);
@@ -297,7 +302,8 @@ static void check_one_call(void) {
             links_by_path_only = old;
             system_is = HESITANT;
             CHECK(write_whole(folder, ".", false) && write_whole(folder, ".", true));
-            CHECK(!write_whole(folder, "no", false) && !write_whole(folder, "..", false) && !write_whole("", ".", false));
+            CHECK(!write_whole(folder, "no", false) && !write_whole(folder, "..", false) &&
+                  !write_whole("", ".", false));
             system_is = BROKEN;
             broken_errno = ENOSPC;
             for (broken_from = 0; broken_from < 5000; broken_from += 4999) CHECK(!write_whole(folder, ".", false));
@@ -393,7 +399,7 @@ static void check_advice(void) {
 int main(void) {
     start();
     for (unsigned threads = 1; threads <= 3; threads += 2) {
-        check_runs(1000, 700001, threads);   /* many to a job */
+        check_runs(1000, 700001, threads); /* many to a job */
         check_runs(100000, 1000000, threads);
         check_runs(600000, 1500000, threads); /* larger than what is read at once */
     }

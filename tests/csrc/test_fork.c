@@ -70,8 +70,8 @@ static agsf_key *key; /* the one that all threads and processes use */
 /* Seals and opens a run that is large enough for helpers. */
 static void use_runs(unsigned threads) {
     uint8_t *plain = malloc(PLAIN), *sealed = malloc(SEALED), *opened = malloc(PLAIN);
-    agsf_run run = {.key = key, .block_nbytes = BLOCK, .plain = plain, .plain_nbytes = PLAIN, .sealed = sealed,
-                    .threads = threads};
+    agsf_run run = {
+        .key = key, .block_nbytes = BLOCK, .plain = plain, .plain_nbytes = PLAIN, .sealed = sealed, .threads = threads};
 
     CHECK(plain != NULL && sealed != NULL && opened != NULL);
     fill(plain, PLAIN, 1);
@@ -88,7 +88,8 @@ static void use_runs(unsigned threads) {
 
 static void use_small(agsf_key *with) {
     uint8_t plain[10] = {1}, sealed[sizeof(plain) + AGSF_OVERHEAD_NBYTES];
-    agsf_run run = {.key = with, .block_nbytes = 10, .plain = plain, .plain_nbytes = 10, .sealed = sealed, .threads = 1};
+    agsf_run run = {
+        .key = with, .block_nbytes = 10, .plain = plain, .plain_nbytes = 10, .sealed = sealed, .threads = 1};
 
     CHECK_EQUAL(agsf_seal_run(&run), AGSF_OK);
     keep_nonce(sealed);
@@ -184,7 +185,8 @@ static void seal_without_entropy(void) {
     uint8_t plain[10] = {1}, sealed[sizeof(plain) + AGSF_OVERHEAD_NBYTES];
     agsf_run run = {.key = key, .block_nbytes = 10, .plain = plain, .plain_nbytes = 10, .sealed = sealed, .threads = 1};
 
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) return;
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        return;
     for (unsigned i = 0; i < 3; i++) CHECK_EQUAL(agsf_seal_run(&run), AGSF_NO_RANDOM);
 }
 
@@ -296,8 +298,8 @@ static void use_quickly(void) {
 }
 
 static void check_fork_loop(int64_t for_ms) {
-    void *(*const loops[])(void *) = {keep_running, keep_running, keep_drawing, keep_making_keys, keep_ending_threads,
-                                      keep_ending_threads};
+    void *(*const loops[])(void *) = {keep_running,     keep_running,        keep_drawing,
+                                      keep_making_keys, keep_ending_threads, keep_ending_threads};
     pthread_t threads[COUNT(loops)];
     const int64_t end = now_ms() + for_ms;
     unsigned forks = 0;

@@ -51,8 +51,12 @@ int main(void) {
     CHECK_EQUAL(agsf_open(key, nonce, NULL, 0, sealed, message, opened), AGSF_BAD_TAG);
 
     for (unsigned tail = 0; tail < 2; tail++) {
-        run = (agsf_run){.key = key, .block_nbytes = BLOCK_MAX, .plain = zeros, .plain_nbytes = BLOCK_MAX + tail,
-                         .sealed = sealed, .threads = 2};
+        run = (agsf_run){.key = key,
+                         .block_nbytes = BLOCK_MAX,
+                         .plain = zeros,
+                         .plain_nbytes = BLOCK_MAX + tail,
+                         .sealed = sealed,
+                         .threads = 2};
         checking("a run of %zu bytes in blocks of 2^31 - 1", run.plain_nbytes);
         CHECK_EQUAL(finish(agsf_seal_run, &run, NULL), AGSF_OK);
         run.plain = opened;

@@ -14,10 +14,10 @@
 
 #include "pool.h"
 
-static _Thread_local unsigned held;        /* mutexes, by this thread: only ours are mutexes */
-static _Thread_local const char *call;     /* what this thread is in */
+static _Thread_local unsigned held;    /* mutexes, by this thread: only ours are mutexes */
+static _Thread_local const char *call; /* what this thread is in */
 static _Atomic bool watching;
-static _Atomic unsigned long taken;        /* locks of libcrypto's, rightly */
+static _Atomic unsigned long taken; /* locks of libcrypto's, rightly */
 
 int __real_pthread_mutex_lock(pthread_mutex_t *mutex);
 int __real_pthread_mutex_unlock(pthread_mutex_t *mutex);
@@ -64,8 +64,16 @@ static void rewrap_all(agsf_key *key) {
     static const uint8_t no_names[(ROWS + 1) * sizeof(int32_t)];
     static uint8_t in[ROWS * ROW], out[ROWS * ROW], offsets[sizeof(no_names)];
     const uint8_t dek[16] = {3};
-    agsf_rewrap run = {.from = key, .to = key, .name_offsets = no_names, .offsets = offsets, .in = in, .in_nbytes = sizeof(in),
-                       .out = out, .out_nbytes = sizeof(out), .nrows = ROWS, .threads = 3};
+    agsf_rewrap run = {.from = key,
+                       .to = key,
+                       .name_offsets = no_names,
+                       .offsets = offsets,
+                       .in = in,
+                       .in_nbytes = sizeof(in),
+                       .out = out,
+                       .out_nbytes = sizeof(out),
+                       .nrows = ROWS,
+                       .threads = 3};
     agsf_status status;
 
     for (int32_t i = 0; i <= ROWS; i++) memcpy(offsets + (size_t)i * sizeof(i), &(int32_t){i * ROW}, sizeof(i));

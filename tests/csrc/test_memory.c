@@ -39,11 +39,11 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct header in_use = {&in_use, &in_use, 0, false};
 static uint8_t secret[32]; /* what is looked for: a key, as far as it goes */
 static size_t secret_nbytes;
-static bool must_be_wiped;                           /* what held the secret must be zeros now when it is freed */
-static long fail_at = -1, failed_one;                /* the allocation that fails, counted down; below 0: none */
-static bool fail_on;                                 /* and all after it */
-static unsigned helper_allocations;                  /* of threads that are not the test's */
-static bool may_reseed;                              /* helpers draw nonces: libcrypto allocates when it takes a new seed */
+static bool must_be_wiped;            /* what held the secret must be zeros now when it is freed */
+static long fail_at = -1, failed_one; /* the allocation that fails, counted down; below 0: none */
+static bool fail_on;                  /* and all after it */
+static unsigned helper_allocations;   /* of threads that are not the test's */
+static bool may_reseed;               /* helpers draw nonces: libcrypto allocates when it takes a new seed */
 static _Thread_local bool of_the_test;
 
 /* Any 8 bytes of the key in a row are too much: a schedule begins with the key, perhaps in another byte order. */
@@ -78,7 +78,9 @@ static void *allocate(size_t nbytes, bool zeroed, bool of_libcrypto) {
 }
 
 void *__wrap_malloc(size_t nbytes) { return allocate(nbytes, false, false); }
-void *__wrap_calloc(size_t n, size_t nbytes) { return n > 0 && nbytes > SIZE_MAX / n ? NULL : allocate(n * nbytes, true, false); }
+void *__wrap_calloc(size_t n, size_t nbytes) {
+    return n > 0 && nbytes > SIZE_MAX / n ? NULL : allocate(n * nbytes, true, false);
+}
 
 void __wrap_free(void *memory) {
     struct header *header;
@@ -124,7 +126,8 @@ static unsigned find_secrets(void) {
     unsigned n = 0;
 
     pthread_mutex_lock(&mutex);
-    for (struct header *h = in_use.next; h != &in_use; h = h->next) n += h->held_secret = holds_secret((uint8_t *)(h + 1), h->nbytes);
+    for (struct header *h = in_use.next; h != &in_use; h = h->next)
+        n += h->held_secret = holds_secret((uint8_t *)(h + 1), h->nbytes);
     pthread_mutex_unlock(&mutex);
     return n;
 }
@@ -152,8 +155,13 @@ static const uint8_t nonce[AGSF_NONCE_NBYTES] = {3};
 static int fd;
 
 static agsf_status run_with(agsf_key *key, bool seal, bool use_file, unsigned threads) {
-    agsf_run run = {.key = key, .block_nbytes = BLOCK, .plain = seal ? plain : out, .plain_nbytes = PLAIN, .fd = fd,
-                    .sealed = use_file ? NULL : sealed, .threads = threads};
+    agsf_run run = {.key = key,
+                    .block_nbytes = BLOCK,
+                    .plain = seal ? plain : out,
+                    .plain_nbytes = PLAIN,
+                    .fd = fd,
+                    .sealed = use_file ? NULL : sealed,
+                    .threads = threads};
 
     return finish(seal ? agsf_seal_run : agsf_open_run, &run, NULL);
 }
@@ -164,7 +172,8 @@ enum { CHUNKS = 10, PAGE = 200000, CHUNK_ROOM = PAGE + 200 };
 static uint8_t chunks[CHUNKS][CHUNK_ROOM], chunks_out[CHUNKS * CHUNK_ROOM];
 
 static agsf_status pages_with(agsf_key *key, bool seal, bool ctr) {
-    static const uint8_t header[] = {0x15, 0, 0x15, 0, 0x15, 0x80, 0xb5, 0x18, 0x2c, 0x15, 2, 0x15, 0, 0, 0}; /* of 200000 bytes */
+    static const uint8_t header[] = {0x15, 0,    0x15, 0,    0x15, 0x80, 0xb5, 0x18,
+                                     0x2c, 0x15, 2,    0x15, 0,    0,    0}; /* of 200000 bytes */
     uint8_t headers[CHUNKS][100];
     static size_t sizes[CHUNKS];
     agsf_modules modules[CHUNKS];
@@ -174,10 +183,16 @@ static agsf_status pages_with(agsf_key *key, bool seal, bool ctr) {
     for (int i = 0; i < CHUNKS; i++) {
         modules[i] = (agsf_modules){.key = key, .row_group = 1, .column = (int16_t)i, .ctr = ctr};
         if (seal) memcpy(chunks_out + i * CHUNK_ROOM, header, sizeof(header));
-        runs[i] = (agsf_pages){.from = seal ? NULL : &modules[i], .to = seal ? &modules[i] : NULL, .in_is_all = true,
-                               .in = seal ? chunks_out + i * CHUNK_ROOM : chunks[i], .out = seal ? chunks[i] : chunks_out + i * CHUNK_ROOM,
-                               .in_nbytes = seal ? sizeof(header) + PAGE : sizes[i], .out_nbytes = CHUNK_ROOM, .values_left = 1,
-                               .header = headers[i], .header_nbytes = sizeof(headers[i])};
+        runs[i] = (agsf_pages){.from = seal ? NULL : &modules[i],
+                               .to = seal ? &modules[i] : NULL,
+                               .in_is_all = true,
+                               .in = seal ? chunks_out + i * CHUNK_ROOM : chunks[i],
+                               .out = seal ? chunks[i] : chunks_out + i * CHUNK_ROOM,
+                               .in_nbytes = seal ? sizeof(header) + PAGE : sizes[i],
+                               .out_nbytes = CHUNK_ROOM,
+                               .values_left = 1,
+                               .header = headers[i],
+                               .header_nbytes = sizeof(headers[i])};
         runs[i].nbytes = runs[i].in_nbytes;
         pointers[i] = &runs[i];
     }
@@ -209,8 +224,16 @@ static agsf_status do_wrap(agsf_key *key) {
 
 static agsf_status do_rewrap(agsf_key *key) {
     static uint8_t no_names[(ROWS + 1) * sizeof(int32_t)], offsets[sizeof(no_names)];
-    agsf_rewrap run = {.from = key, .to = key, .name_offsets = no_names, .offsets = offsets, .in = wrapped,
-                       .in_nbytes = sizeof(wrapped), .out = out, .out_nbytes = sizeof(out), .nrows = ROWS, .threads = 3};
+    agsf_rewrap run = {.from = key,
+                       .to = key,
+                       .name_offsets = no_names,
+                       .offsets = offsets,
+                       .in = wrapped,
+                       .in_nbytes = sizeof(wrapped),
+                       .out = out,
+                       .out_nbytes = sizeof(out),
+                       .nrows = ROWS,
+                       .threads = 3};
     agsf_status status;
 
     for (int32_t i = 0; i <= ROWS; i++) memcpy(offsets + (size_t)i * sizeof(i), &(int32_t){i * ROW}, sizeof(i));

@@ -40,7 +40,8 @@ static void check_crc(void) {
             guarded_free(&data);
         }
     }
-    for (size_t at = 0; at < 64; at++) CHECK_EQUAL(agsf_crc32(bytes + at, sizeof(bytes) - 2 * at), crc_by_bits(bytes + at, sizeof(bytes) - 2 * at));
+    for (size_t at = 0; at < 64; at++)
+        CHECK_EQUAL(agsf_crc32(bytes + at, sizeof(bytes) - 2 * at), crc_by_bits(bytes + at, sizeof(bytes) - 2 * at));
 }
 
 /* ---------------------------------------------------------------- modules by hand */
@@ -48,7 +49,8 @@ static void check_crc(void) {
 static const uint8_t PREFIX[] = {'p', 'r', 'e', 'f', 'i', 'x', 1, 2, 3, 4, 5, 6, 7, 8};
 
 static agsf_modules modules_of(agsf_key *key, int16_t row_group, int16_t column, bool ctr) {
-    return (agsf_modules){.key = key, .aad = PREFIX, .aad_nbytes = sizeof(PREFIX), .row_group = row_group, .column = column, .ctr = ctr};
+    return (agsf_modules){
+        .key = key, .aad = PREFIX, .aad_nbytes = sizeof(PREFIX), .row_group = row_group, .column = column, .ctr = ctr};
 }
 
 /* What the specification says, table by table. */
@@ -74,25 +76,28 @@ static size_t aad_by_hand(const agsf_modules *modules, unsigned type, unsigned p
 static uint32_t length_at(const uint8_t *in) { return in[0] | in[1] << 8 | in[2] << 16 | (uint32_t)in[3] << 24; }
 
 /* Opens the frame at the start of `in`, and returns how long it is. */
-static size_t open_by_hand(const agsf_modules *modules, unsigned type, unsigned page, const uint8_t *in, size_t nbytes, uint8_t *out,
-                           size_t *out_nbytes) {
+static size_t open_by_hand(const agsf_modules *modules, unsigned type, unsigned page, const uint8_t *in, size_t nbytes,
+                           uint8_t *out, size_t *out_nbytes) {
     uint8_t aad[100];
     const size_t length = length_at(in);
 
     CHECK(nbytes >= 32 && length >= 28 && length + 4 <= nbytes);
     *out_nbytes = length - 28;
-    CHECK_EQUAL(agsf_open(modules->key, in + 4, aad, aad_by_hand(modules, type, page, aad), in + 16, length - 28, out), AGSF_OK);
+    CHECK_EQUAL(agsf_open(modules->key, in + 4, aad, aad_by_hand(modules, type, page, aad), in + 16, length - 28, out),
+                AGSF_OK);
     return length + 4;
 }
 
-static size_t seal_by_hand(const agsf_modules *modules, unsigned type, unsigned page, const uint8_t *in, size_t nbytes, uint8_t *out) {
+static size_t seal_by_hand(const agsf_modules *modules, unsigned type, unsigned page, const uint8_t *in, size_t nbytes,
+                           uint8_t *out) {
     static uint64_t nonces;
     const size_t length = nbytes + 28;
     uint8_t aad[100];
 
     for (int i = 0; i < 4; i++) out[i] = (uint8_t)(length >> 8 * i);
     fill(out + 4, 12, ++nonces);
-    CHECK_EQUAL(agsf_seal(modules->key, out + 4, aad, aad_by_hand(modules, type, page, aad), in, nbytes, out + 16), AGSF_OK);
+    CHECK_EQUAL(agsf_seal(modules->key, out + 4, aad, aad_by_hand(modules, type, page, aad), in, nbytes, out + 16),
+                AGSF_OK);
     return length + 4;
 }
 
@@ -104,7 +109,8 @@ static void check_modules(void) {
     for (unsigned type = 0; type < 10; type++) {
         for (unsigned how = 0; how < 6; how++) {
             agsf_key *key = key_of(16 + how % 3 * 8, how);
-            agsf_modules modules = modules_of(key, (int16_t)(how == 5 ? 32767 : 258), (int16_t)(how == 5 ? 32767 : 5), how & 1);
+            agsf_modules modules =
+                modules_of(key, (int16_t)(how == 5 ? 32767 : 258), (int16_t)(how == 5 ? 32767 : 5), how & 1);
             modules.without_aad = how == 4;
             for (size_t i = 0; i < COUNT(sizes); i++) {
                 const size_t nbytes = sizes[i], frame = nbytes + AGSF_FRAME_NBYTES;
@@ -119,11 +125,13 @@ static void check_modules(void) {
                 CHECK_EQUAL(agsf_module_seal(&modules, type, plain, nbytes, sealed.data), AGSF_OK);
                 CHECK(memcmp(first, sealed.data + 4, 12) != 0);
                 seal_by_hand(&modules, type, 0, plain, nbytes, sealed.data);
-                CHECK_EQUAL(agsf_module_open(&modules, type, sealed.data, frame, out.data, &opened, &frame_too), AGSF_OK);
+                CHECK_EQUAL(agsf_module_open(&modules, type, sealed.data, frame, out.data, &opened, &frame_too),
+                            AGSF_OK);
                 CHECK(opened == nbytes && frame_too == frame && memcmp(out.data, plain, nbytes) == 0);
                 for (size_t n = 0; n < frame; n += n < 33 ? 4 : 811) {
                     cut = guarded_copy(sealed.data, n, AT_END);
-                    CHECK_EQUAL(agsf_module_open(&modules, type, cut.data, n, out.data, &opened, &frame_too), AGSF_BAD_FORMAT);
+                    CHECK_EQUAL(agsf_module_open(&modules, type, cut.data, n, out.data, &opened, &frame_too),
+                                AGSF_BAD_FORMAT);
                     guarded_free(&cut);
                 }
                 for (size_t at = 0; at < frame; at += at < 40 ? 1 : 101) {
@@ -137,12 +145,14 @@ static void check_modules(void) {
                 if (how != 4 && type != 0) { /* another place */
                     modules.column++;
                     if (modules.column < 0) modules.column = 0;
-                    CHECK_EQUAL(agsf_module_open(&modules, type, sealed.data, frame, out.data, &opened, &frame_too), AGSF_BAD_TAG);
+                    CHECK_EQUAL(agsf_module_open(&modules, type, sealed.data, frame, out.data, &opened, &frame_too),
+                                AGSF_BAD_TAG);
                     modules.column = (int16_t)(how == 5 ? 32767 : 5);
                 }
                 if (how != 4) {
-                    CHECK_EQUAL(agsf_module_open(&modules, (type + 1) % 10, sealed.data, frame, out.data, &opened, &frame_too),
-                                AGSF_BAD_TAG);
+                    CHECK_EQUAL(
+                        agsf_module_open(&modules, (type + 1) % 10, sealed.data, frame, out.data, &opened, &frame_too),
+                        AGSF_BAD_TAG);
                     CHECK(all_are(out.data, nbytes, 0));
                 }
                 guarded_free(&sealed);
@@ -151,7 +161,8 @@ static void check_modules(void) {
             agsf_key_free(key);
         }
     }
-    CHECK_EQUAL(agsf_module_seal(&(agsf_modules){.key = NULL}, 1, plain, (size_t)INT32_MAX - 31, back), AGSF_BAD_ARGUMENT);
+    CHECK_EQUAL(agsf_module_seal(&(agsf_modules){.key = NULL}, 1, plain, (size_t)INT32_MAX - 31, back),
+                AGSF_BAD_ARGUMENT);
 }
 
 /* ---------------------------------------------------------------- chains of pages */
@@ -182,7 +193,8 @@ static void random_chain(struct chain *chain, uint64_t *random, bool v2) {
         }
         plan->has_crc = random_below(random, 2);
         plan->long_heads = random_below(random, 8) == 0;
-        plan->unknown = random_below(random, 3) ? 0 : 9 + (int)random_below(random, random_below(random, 2) ? 10 : 30000);
+        plan->unknown =
+            random_below(random, 3) ? 0 : 9 + (int)random_below(random, random_below(random, 2) ? 10 : 30000);
         fill(chain->bodies[i], body, *random);
         plan->crc = agsf_crc32(chain->bodies[i], body);
         if (plan->type != DICTIONARY) {
@@ -210,7 +222,8 @@ static unsigned body_type(const struct plan *plan) { return plan->type == DICTIO
 static size_t overhead_of(const agsf_modules *modules) { return modules->ctr ? 16 : 32; }
 
 /* AES-CTR as libcrypto has it, with the counter that the specification says: key_of(key_nbytes, seed)'s bytes, nonce, 1. */
-static void ctr_by_hand(size_t key_nbytes, uint64_t seed, const uint8_t *nonce, const uint8_t *in, size_t nbytes, uint8_t *out) {
+static void ctr_by_hand(size_t key_nbytes, uint64_t seed, const uint8_t *nonce, const uint8_t *in, size_t nbytes,
+                        uint8_t *out) {
     EVP_CIPHER_CTX *const ctx = EVP_CIPHER_CTX_new();
     uint8_t key[32], iv[16] = {0};
     int written;
@@ -218,7 +231,10 @@ static void ctr_by_hand(size_t key_nbytes, uint64_t seed, const uint8_t *nonce, 
     fill(key, sizeof(key), seed);
     memcpy(iv, nonce, 12);
     iv[15] = 1;
-    CHECK(EVP_DecryptInit_ex2(ctx, key_nbytes == 16 ? EVP_aes_128_ctr() : key_nbytes == 24 ? EVP_aes_192_ctr() : EVP_aes_256_ctr(),
+    CHECK(EVP_DecryptInit_ex2(ctx,
+                              key_nbytes == 16   ? EVP_aes_128_ctr()
+                              : key_nbytes == 24 ? EVP_aes_192_ctr()
+                                                 : EVP_aes_256_ctr(),
                               key, iv, NULL) == 1);
     CHECK(EVP_DecryptUpdate(ctx, out, &written, in, (int)nbytes) == 1 && (size_t)written == nbytes);
     EVP_CIPHER_CTX_free(ctx);
@@ -248,7 +264,8 @@ static size_t check_sealed(const struct chain *chain, const agsf_modules *module
             ctr_by_hand(8 + seed * 8, seed, stored + lead + 4, stored + lead + 16, body, opened);
             at += lead + 16 + body;
         } else {
-            at += lead + open_by_hand(modules, body_type(&plan), (unsigned)page, in + at + lead, nbytes - at - lead, opened, &body);
+            at += lead + open_by_hand(modules, body_type(&plan), (unsigned)page, in + at + lead, nbytes - at - lead,
+                                      opened, &body);
         }
         CHECK_EQUAL(body + lead, (size_t)chain->plans[i].compressed);
         CHECK(memcmp(opened, chain->bodies[i] + lead, body) == 0);
@@ -265,11 +282,13 @@ static size_t check_sealed(const struct chain *chain, const agsf_modules *module
 }
 
 static agsf_pages run_of(const agsf_modules *from, const agsf_modules *to, agsf_pages_mode mode, size_t nbytes) {
-    return (agsf_pages){.from = from, .to = to, .mode = mode, .nbytes = nbytes, .keep_checksum = true, .table = malloc(1)};
+    return (agsf_pages){
+        .from = from, .to = to, .mode = mode, .nbytes = nbytes, .keep_checksum = true, .table = malloc(1)};
 }
 
 static struct driven go(agsf_pages *run, const guarded *in, guarded *out, struct steps steps) {
-    const struct driven driven = drive(run, in->data, in->nbytes, out == NULL ? NULL : out->data, out == NULL ? 0 : out->nbytes, steps);
+    const struct driven driven =
+        drive(run, in->data, in->nbytes, out == NULL ? NULL : out->data, out == NULL ? 0 : out->nbytes, steps);
 
     free(run->table);
     run->table = NULL;
@@ -277,7 +296,8 @@ static struct driven go(agsf_pages *run, const guarded *in, guarded *out, struct
 }
 
 static void check_chains(void) {
-    static const struct steps windows[] = {{0, 0, 1}, {1, 1, 1}, {0, 1, 1}, {1, 0, 1}, {7, 0, 1}, {100, 33, 1}, {4096, 4096, 1}};
+    static const struct steps windows[] = {{0, 0, 1}, {1, 1, 1},    {0, 1, 1},      {1, 0, 1},
+                                           {7, 0, 1}, {100, 33, 1}, {4096, 4096, 1}};
     static struct chain chain;
     static uint8_t plain[CHAIN_MAX];
     uint64_t random = 7;
@@ -319,7 +339,8 @@ static void check_chains(void) {
         CHECK_EQUAL(driven.status, AGSF_OK);
         CHECK(driven.consumed == nbytes && run.in_total == nbytes && run.out_total == driven.produced);
         CHECK(run.page == chain.ndata && run.table_count == chain.ndata && run.values == chain.values);
-        CHECK(run.checksums == checksums && run.wrong_checksums == 0 && run.dictionary_pages == chain.npages - chain.ndata);
+        CHECK(run.checksums == checksums && run.wrong_checksums == 0 &&
+              run.dictionary_pages == chain.npages - chain.ndata);
         if (checksums == 0) CHECK_EQUAL(run.uncompressed, uncompressed + headers);
         size = driven.produced;
         CHECK_EQUAL(check_sealed(&chain, &a, turn % 3 + 1, layout, sealed.data, size, run.table), size);
@@ -426,8 +447,8 @@ static void check_chains(void) {
 enum { HAND_MAX = 20000 };
 
 /* A page, sealed by hand: its plan says what stands in it, also if that is a lie. */
-static size_t put_sealed_page(const agsf_modules *modules, const struct plan *plan, unsigned page, size_t lead, const uint8_t *body,
-                              size_t nbytes, uint8_t *out) {
+static size_t put_sealed_page(const agsf_modules *modules, const struct plan *plan, unsigned page, size_t lead,
+                              const uint8_t *body, size_t nbytes, uint8_t *out) {
     uint8_t header[HEADER_ROOM];
     const size_t header_nbytes = put_plan(header, plan);
     uint8_t *const begin = out;
@@ -448,7 +469,12 @@ static void check_fillers(void) {
 
     for (size_t u = 0; u < COUNT(unknown); u++) {
         for (size_t padding = 0; padding <= 400; padding += u == 0 ? 1 : 23) {
-            struct plan plan = {.type = V1, .uncompressed = 100, .compressed = 132, .values = 5, .unknown = unknown[u], .padding = padding};
+            struct plan plan = {.type = V1,
+                                .uncompressed = 100,
+                                .compressed = 132,
+                                .values = 5,
+                                .unknown = unknown[u],
+                                .padding = padding};
             const size_t nbytes = put_sealed_page(&modules, &plan, 0, 0, body, sizeof(body), sealed);
             guarded in = guarded_copy(sealed, nbytes, AT_END), out = guarded_new(nbytes + 300, AT_END);
             agsf_pages run = run_of(&modules, NULL, AGSF_PAGES_VIEW, nbytes);
@@ -491,7 +517,12 @@ static void check_dropped_crc(void) {
     for (int unknown = 0; unknown < 21; unknown += 10) {
         for (size_t padding = 0; padding < 8; padding++) {
             /* The CRC 0 takes one byte; it is wrong, which is kept. One of five bytes comes out, most of the time. */
-            struct plan plan = {.type = V1, .uncompressed = 50, .compressed = 82, .values = 5, .has_crc = true, .unknown = unknown,
+            struct plan plan = {.type = V1,
+                                .uncompressed = 50,
+                                .compressed = 82,
+                                .values = 5,
+                                .has_crc = true,
+                                .unknown = unknown,
                                 .padding = padding};
             const size_t nbytes = put_sealed_page(&from, &plan, 0, 0, body, sizeof(body), sealed);
             guarded in = guarded_copy(sealed, nbytes, AT_END), out = guarded_new(nbytes + 300, AT_END);
@@ -583,15 +614,24 @@ static void check_wrong_modes(void) {
         unsigned mode;
         bool short_sizes;
     } cases[] = {
-        {NULL, NULL, AGSF_PAGES_COPY, false}, {NULL, &gcm, AGSF_PAGES_SAME_SIZE, false}, {&gcm, NULL, AGSF_PAGES_SAME_SIZE, false},
-        {&gcm, &ctr, AGSF_PAGES_SAME_SIZE, false}, {&gcm, &gcm, AGSF_PAGES_SAME_SIZE, true}, {&gcm, &gcm, AGSF_PAGES_VIEW, false},
-        {NULL, NULL, AGSF_PAGES_VIEW, false}, {&gcm, NULL, 5, false},
+        {NULL, NULL, AGSF_PAGES_COPY, false},      {NULL, &gcm, AGSF_PAGES_SAME_SIZE, false},
+        {&gcm, NULL, AGSF_PAGES_SAME_SIZE, false}, {&gcm, &ctr, AGSF_PAGES_SAME_SIZE, false},
+        {&gcm, &gcm, AGSF_PAGES_SAME_SIZE, true},  {&gcm, &gcm, AGSF_PAGES_VIEW, false},
+        {NULL, NULL, AGSF_PAGES_VIEW, false},      {&gcm, NULL, 5, false},
     };
     uint8_t in[10] = {0}, out[100];
 
     for (size_t i = 0; i < COUNT(cases); i++) {
-        agsf_pages run = {.from = cases[i].from, .to = cases[i].to, .mode = (agsf_pages_mode)cases[i].mode, .nbytes = 10, .in = in,
-                          .in_nbytes = 10, .in_is_all = true, .out = out, .out_nbytes = sizeof(out), .short_sizes = cases[i].short_sizes};
+        agsf_pages run = {.from = cases[i].from,
+                          .to = cases[i].to,
+                          .mode = (agsf_pages_mode)cases[i].mode,
+                          .nbytes = 10,
+                          .in = in,
+                          .in_nbytes = 10,
+                          .in_is_all = true,
+                          .out = out,
+                          .out_nbytes = sizeof(out),
+                          .short_sizes = cases[i].short_sizes};
         agsf_pages *runs = &run;
         memset(out, SLACK, sizeof(out));
         CHECK_EQUAL(agsf_pages_run(&runs, 1, 1), AGSF_BAD_ARGUMENT);
@@ -652,7 +692,8 @@ static void check_damage(void) {
                     CHECK(a.ctr && !(turn & 4));
                     continue;
                 }
-                CHECK(now.status == expected || now.status == AGSF_BAD_FORMAT || (turn & 4 && now.status == AGSF_CHECKSUM));
+                CHECK(now.status == expected || now.status == AGSF_BAD_FORMAT ||
+                      (turn & 4 && now.status == AGSF_CHECKSUM));
                 CHECK(all_are(out.data + now.produced, out.nbytes - now.produced, 0));
                 if (at < frame) CHECK_EQUAL(run.bad_module, header_type(&chain.plans[0]));
                 if (at >= frame && run.page == 0 && !run.began) CHECK_EQUAL(run.bad_module, body_type(&chain.plans[0]));
@@ -693,7 +734,8 @@ static void check_damage(void) {
         first = frame + (size_t)chain.plans[0].compressed + overhead_of(&a);
         const guarded rest = {.data = sealed.data + first, .nbytes = frames.nbytes - first};
         run = run_of(&a, NULL, AGSF_PAGES_COPY, rest.nbytes);
-        CHECK_EQUAL(go(&run, &rest, &out, (struct steps){0}).status, chain.plans[0].type == DICTIONARY ? AGSF_OK : AGSF_BAD_TAG);
+        CHECK_EQUAL(go(&run, &rest, &out, (struct steps){0}).status,
+                    chain.plans[0].type == DICTIONARY ? AGSF_OK : AGSF_BAD_TAG);
         guarded_free(&in);
         guarded_free(&sealed);
         guarded_free(&out);
@@ -711,8 +753,15 @@ static void check_header_is_wiped(void) {
     const struct plan plan = {.type = V1, .uncompressed = 10, .compressed = 42, .values = 1, .unknown = 100};
     const size_t nbytes = put_sealed_page(&modules, &plan, 0, 0, body, sizeof(body), sealed);
     uint8_t header[200], out[500];
-    agsf_pages run = {.from = &modules, .nbytes = nbytes, .in = sealed, .in_nbytes = nbytes, .in_is_all = true, .out = out,
-                      .out_nbytes = sizeof(out), .header = header, .header_nbytes = sizeof(header)};
+    agsf_pages run = {.from = &modules,
+                      .nbytes = nbytes,
+                      .in = sealed,
+                      .in_nbytes = nbytes,
+                      .in_is_all = true,
+                      .out = out,
+                      .out_nbytes = sizeof(out),
+                      .header = header,
+                      .header_nbytes = sizeof(header)};
     agsf_pages *runs = &run;
 
     checking("what is left of a header");
@@ -720,7 +769,8 @@ static void check_header_is_wiped(void) {
     memset(header, SLACK, sizeof(header));
     CHECK_EQUAL(agsf_pages_run(&runs, 1, 1), AGSF_OK);
     CHECK(run.stop == AGSF_STOP_FAILED && run.status == AGSF_BAD_TAG);
-    CHECK(all_are(header, length_at(sealed) - 28, 0) && all_are(header + length_at(sealed) - 28, sizeof(header) + 28 - length_at(sealed), SLACK));
+    CHECK(all_are(header, length_at(sealed) - 28, 0) &&
+          all_are(header + length_at(sealed) - 28, sizeof(header) + 28 - length_at(sealed), SLACK));
     agsf_key_free(key);
 }
 
@@ -773,7 +823,8 @@ static void check_limits(void) {
     for (unsigned page = 32765; page <= 32768; page++) {
         agsf_key *key = key_of(16, 1);
         const agsf_modules modules = modules_of(key, 0, 0, false);
-        agsf_pages run = run_of(NULL, &modules, AGSF_PAGES_COPY, 3 * nbytes), list = run_of(NULL, &modules, AGSF_PAGES_LIST, 3 * nbytes);
+        agsf_pages run = run_of(NULL, &modules, AGSF_PAGES_COPY, 3 * nbytes),
+                   list = run_of(NULL, &modules, AGSF_PAGES_LIST, 3 * nbytes);
         size_t length;
         checking("three pages from %u on", page);
         run.page = list.page = page;
@@ -844,10 +895,16 @@ static void check_many_runs(unsigned nkeys, unsigned threads, bool ctr) {
         for (unsigned i = 0; i < RUNS; i++) {
             modules[i] = modules_of(keys[i % nkeys], (int16_t)(i % 7), (int16_t)i, ctr);
             const agsf_pages made = runs[i];
-            runs[i] = (agsf_pages){.from = turn > 0 ? &modules[i] : NULL, .to = turn > 0 ? NULL : &modules[i], .values_left = 1,
+            runs[i] = (agsf_pages){.from = turn > 0 ? &modules[i] : NULL,
+                                   .to = turn > 0 ? NULL : &modules[i],
+                                   .values_left = 1,
                                    .nbytes = turn > 0 ? turn == 1 ? made.out_total : made.nbytes : nbytes,
-                                   .in = turn > 0 ? sealed[i] : plain, .in_is_all = true, .out = turn > 0 ? back[i] : sealed[i],
-                                   .out_nbytes = RUN_ROOM, .header = header[i], .header_nbytes = RUN_ROOM};
+                                   .in = turn > 0 ? sealed[i] : plain,
+                                   .in_is_all = true,
+                                   .out = turn > 0 ? back[i] : sealed[i],
+                                   .out_nbytes = RUN_ROOM,
+                                   .header = header[i],
+                                   .header_nbytes = RUN_ROOM};
             runs[i].in_nbytes = (size_t)runs[i].nbytes;
             pointers[i] = &runs[i];
         }
@@ -856,7 +913,8 @@ static void check_many_runs(unsigned nkeys, unsigned threads, bool ctr) {
         CHECK_EQUAL(status, AGSF_OK);
         for (unsigned i = 0; i < RUNS; i++) {
             if (turn == 2 && i == bad) {
-                CHECK(runs[i].stop == AGSF_STOP_FAILED && runs[i].status == AGSF_BAD_TAG && all_are(back[i], RUN_ROOM, 0));
+                CHECK(runs[i].stop == AGSF_STOP_FAILED && runs[i].status == AGSF_BAD_TAG &&
+                      all_are(back[i], RUN_ROOM, 0));
                 continue;
             }
             CHECK_EQUAL(runs[i].stop, AGSF_STOP_DONE);

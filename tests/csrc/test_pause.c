@@ -17,8 +17,13 @@ static void check_many_blocks(unsigned threads, bool use_file) {
     guarded plain = guarded_new(PLAIN, AT_END), sealed = guarded_new(SEALED, AT_END), out = guarded_new(PLAIN, AT_END);
     const int fd = memfd_create("run", MFD_CLOEXEC);
     agsf_key *key = key_of(16, threads + 10 * use_file);
-    agsf_run run = {.key = key, .block_nbytes = BLOCK, .plain = plain.data, .plain_nbytes = PLAIN, .fd = fd,
-                    .sealed = use_file ? NULL : sealed.data, .threads = threads};
+    agsf_run run = {.key = key,
+                    .block_nbytes = BLOCK,
+                    .plain = plain.data,
+                    .plain_nbytes = PLAIN,
+                    .fd = fd,
+                    .sealed = use_file ? NULL : sealed.data,
+                    .threads = threads};
     unsigned pauses = 0;
 
     checking("%d blocks, %u threads, in a %s", BLOCKS, threads, use_file ? "file" : "buffer");
@@ -63,8 +68,8 @@ static void check_budget(unsigned threads, int step) {
     uint8_t *plain = malloc(PLAIN), *sealed = malloc(PLAIN + BLOCKS * AGSF_OVERHEAD_NBYTES), *out = malloc(PLAIN);
     const uint64_t jobs = (uint64_t)((BUDGET_MS + step - 1) / step); /* that one thread does in a call */
     agsf_key *key = key_of(32, threads * 10000 + (unsigned)step);
-    agsf_run run = {.key = key, .block_nbytes = BLOCK, .plain = plain, .plain_nbytes = PLAIN, .sealed = sealed,
-                    .threads = threads};
+    agsf_run run = {
+        .key = key, .block_nbytes = BLOCK, .plain = plain, .plain_nbytes = PLAIN, .sealed = sealed, .threads = threads};
     unsigned pauses = 0;
     uint64_t before;
     agsf_status status;

@@ -20,7 +20,7 @@
 
 /* ---------------------------------------------------------------- between csrc and the system */
 
-static _Atomic int threads_to_have = -1;       /* below 0: as many as the system gives */
+static _Atomic int threads_to_have = -1; /* below 0: as many as the system gives */
 
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*main)(void *), void *arg);
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*main)(void *), void *arg);
@@ -236,7 +236,8 @@ static bool meeting_job(void *barrier, unsigned lane, size_t number) {
 
 static void meet(unsigned nthreads) {
     pthread_barrier_t barrier;
-    agsf_batch batch = {.job = meeting_job, .arg = &barrier, .njobs = nthreads, .nlanes = nthreads, .budget_ms = 1000000};
+    agsf_batch batch = {
+        .job = meeting_job, .arg = &barrier, .njobs = nthreads, .nlanes = nthreads, .budget_ms = 1000000};
     sigset_t before, after;
 
     CHECK(pthread_barrier_init(&barrier, NULL, nthreads) == 0);
@@ -300,8 +301,8 @@ static void check_ending(unsigned alone) {
 
     checking("the end of idle helpers");
     while (!SANITIZED && count_tasks() > alone) usleep(1000); /* nobody joins those that left by themselves */
-    agsf_end_idle_threads(); /* none */
-    for (unsigned turn = 0; turn < 200; turn++) { /* also of those that were too late to get a job */
+    agsf_end_idle_threads();                                  /* none */
+    for (unsigned turn = 0; turn < 200; turn++) {             /* also of those that were too late to get a job */
         agsf_batch batch = {.job = nothing_job, .njobs = 2, .nlanes = 8, .budget_ms = 1000000};
         CHECK_EQUAL(agsf_pool_run(&batch), 2);
         agsf_end_idle_threads();
@@ -369,7 +370,7 @@ int main(void) {
     unsigned alone;
 
     start();
-    alone = count_tasks(); /* ThreadSanitizer starts a thread of its own, at some time */
+    alone = count_tasks();               /* ThreadSanitizer starts a thread of its own, at some time */
     CHECK_EQUAL(agsf_pool_threads(), 0); /* none before one is wanted */
     check_thread_limit();
     CHECK_EQUAL(agsf_pool_threads(), 0);

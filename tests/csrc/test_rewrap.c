@@ -14,8 +14,13 @@
 #include "aead.h"
 #include "clock.h"
 
-enum { MARGIN = 13, DEK_MAX = AGSF_DEK_MAX_NBYTES, WRAPPED_MIN = AGSF_OVERHEAD_NBYTES + 1,
-       WRAPPED_MAX = AGSF_OVERHEAD_NBYTES + DEK_MAX, JOB_ROWS = 512 };
+enum {
+    MARGIN = 13,
+    DEK_MAX = AGSF_DEK_MAX_NBYTES,
+    WRAPPED_MIN = AGSF_OVERHEAD_NBYTES + 1,
+    WRAPPED_MAX = AGSF_OVERHEAD_NBYTES + DEK_MAX,
+    JOB_ROWS = 512
+};
 
 /* ---------------------------------------------------------------- columns */
 
@@ -82,7 +87,8 @@ static struct column column_new(size_t nrows, size_t prefix_nbytes, size_t name_
     for (size_t i = 0; i < nrows; i++) {
         uint8_t *at = c.in.data + get(&c.offsets, i);
         fill(at, AGSF_NONCE_NBYTES, i);
-        CHECK_EQUAL(agsf_seal(c.from, at, aad, aad_of(&c, i, aad), dek, dek_of(i, dek), at + AGSF_NONCE_NBYTES), AGSF_OK);
+        CHECK_EQUAL(agsf_seal(c.from, at, aad, aad_of(&c, i, aad), dek, dek_of(i, dek), at + AGSF_NONCE_NBYTES),
+                    AGSF_OK);
     }
     free(aad);
     return c;
@@ -98,10 +104,20 @@ static void column_free(struct column *c) {
 
 static agsf_rewrap run_of(struct column *c, unsigned threads) {
     memset(c->out.data, SLACK, c->out.nbytes);
-    return (agsf_rewrap){.from = c->from, .to = c->to, .prefix = c->prefix.data, .prefix_nbytes = c->prefix.nbytes,
-                         .name_offsets = c->name_offsets.data, .names = c->names.data, .names_nbytes = c->names.nbytes,
-                         .offsets = c->offsets.data, .in = c->in.data, .in_nbytes = c->in.nbytes, .out = c->out.data,
-                         .out_nbytes = c->out.nbytes, .nrows = c->nrows, .threads = threads};
+    return (agsf_rewrap){.from = c->from,
+                         .to = c->to,
+                         .prefix = c->prefix.data,
+                         .prefix_nbytes = c->prefix.nbytes,
+                         .name_offsets = c->name_offsets.data,
+                         .names = c->names.data,
+                         .names_nbytes = c->names.nbytes,
+                         .offsets = c->offsets.data,
+                         .in = c->in.data,
+                         .in_nbytes = c->in.nbytes,
+                         .out = c->out.data,
+                         .out_nbytes = c->out.nbytes,
+                         .nrows = c->nrows,
+                         .threads = threads};
 }
 
 static agsf_status finish_rows(agsf_rewrap *run) {
@@ -121,7 +137,8 @@ static void check_rewrapped(const struct column *c) {
         const size_t at = (size_t)get(&c->offsets, i), nbytes = dek_of(i, dek);
         const uint8_t *sealed = c->out.data + at;
         CHECK(memcmp(sealed, c->in.data + at, AGSF_NONCE_NBYTES) != 0);
-        CHECK_EQUAL(agsf_open(c->to, sealed, aad, aad_of(c, i, aad), sealed + AGSF_NONCE_NBYTES, nbytes, opened), AGSF_OK);
+        CHECK_EQUAL(agsf_open(c->to, sealed, aad, aad_of(c, i, aad), sealed + AGSF_NONCE_NBYTES, nbytes, opened),
+                    AGSF_OK);
         CHECK(memcmp(opened, dek, nbytes) == 0);
     }
     CHECK(all_are(c->out.data, MARGIN, SLACK));
@@ -269,7 +286,7 @@ static void check_impossible(void) {
     enum { ROWS = 5000 };
     struct column c = column_new(ROWS, 45, 20);
     const struct {
-        size_t at;      /* the offset that is changed */
+        size_t at; /* the offset that is changed */
         bool of_names;
         int64_t value;
         size_t bad_row; /* SIZE_MAX: it is a good one */
@@ -325,23 +342,36 @@ static void check_impossible(void) {
 /* Offsets of all kinds, in buffers that end where memory ends. */
 static void check_hostile(void) {
     enum { ROWS = 5, DATA = 4 * WRAPPED_MAX };
-    static const int64_t odd[] = {INT32_MIN, INT32_MIN + 1, -1, 0, 1, WRAPPED_MIN, WRAPPED_MAX, DATA - 1, DATA, DATA + 1, INT32_MAX};
+    static const int64_t odd[] = {INT32_MIN,   INT32_MIN + 1, -1,   0,        1,        WRAPPED_MIN,
+                                  WRAPPED_MAX, DATA - 1,      DATA, DATA + 1, INT32_MAX};
     guarded names = guarded_new(DATA, AT_END), in = guarded_new(DATA, AT_END), out = guarded_new(DATA, AT_END);
-    guarded offsets[2] = {guarded_new((ROWS + 1) * sizeof(int32_t), AT_END), guarded_new((ROWS + 1) * sizeof(int32_t), AT_END)};
+    guarded offsets[2] = {guarded_new((ROWS + 1) * sizeof(int32_t), AT_END),
+                          guarded_new((ROWS + 1) * sizeof(int32_t), AT_END)};
     agsf_key *from = key_of(16, 1), *to = key_of(16, 2);
     uint64_t state = 1;
     unsigned bad_tags = 0;
 
     for (unsigned n = 0; n < 20000; n++) {
-        agsf_rewrap run = {.from = from, .to = to, .name_offsets = offsets[0].data, .names = names.data, .names_nbytes = DATA,
-                           .offsets = offsets[1].data, .in = in.data, .in_nbytes = DATA, .out = out.data, .out_nbytes = DATA,
-                           .nrows = 1 + (size_t)random_below(&state, ROWS), .threads = 1};
+        agsf_rewrap run = {.from = from,
+                           .to = to,
+                           .name_offsets = offsets[0].data,
+                           .names = names.data,
+                           .names_nbytes = DATA,
+                           .offsets = offsets[1].data,
+                           .in = in.data,
+                           .in_nbytes = DATA,
+                           .out = out.data,
+                           .out_nbytes = DATA,
+                           .nrows = 1 + (size_t)random_below(&state, ROWS),
+                           .threads = 1};
         agsf_status status;
         checking("hostile offsets, turn %u", n);
         for (unsigned which = 0; which < 2; which++) {
             int64_t at = (int64_t)random_below(&state, 5);
-            for (size_t i = 0; i <= ROWS; i++, at += WRAPPED_MIN + (int64_t)random_below(&state, 40)) set(&offsets[which], i, at);
-            if (n % 4 == which) set(&offsets[which], (size_t)random_below(&state, ROWS + 1), odd[random_below(&state, COUNT(odd))]);
+            for (size_t i = 0; i <= ROWS; i++, at += WRAPPED_MIN + (int64_t)random_below(&state, 40))
+                set(&offsets[which], i, at);
+            if (n % 4 == which)
+                set(&offsets[which], (size_t)random_below(&state, ROWS + 1), odd[random_below(&state, COUNT(odd))]);
         }
         status = agsf_rewrap_run(&run);
         CHECK(status == AGSF_BAD_TAG || status == AGSF_BAD_ARGUMENT);
@@ -425,7 +455,8 @@ static void check_later_parts(void) {
         check_zeros(&c);
         set(offsets, ROWS - 2, good);
     }
-    for (unsigned which = 0; which < 2; which++) { /* a row that would be good, but is outside of those that were checked */
+    for (unsigned which = 0; which < 2;
+         which++) { /* a row that would be good, but is outside of those that were checked */
         const int64_t end = which == 0 ? MARGIN - 1 + WRAPPED_MIN : get(&c.offsets, ROWS) + 1;
         checking("a row that moves out %s", which == 0 ? "at the front" : "at the end");
         run = run_of(&c, 1);

@@ -13,7 +13,7 @@
 
 static const uint8_t prefix[] = "a prefix of the AAD";
 enum {
-    FILE_SLACK = 100, /* bytes in the file behind the run, which must stay */
+    FILE_SLACK = 100,                 /* bytes in the file behind the run, which must stay */
     PIECE = AGSF_SCRATCH_NBYTES - 64, /* what ags1.c puts through a scratch buffer at once, if a block is larger */
 };
 
@@ -50,9 +50,14 @@ static void check_run(agsf_key *key, size_t block_nbytes, size_t nbytes, unsigne
     guarded from_file = guarded_new(sealed_nbytes, side);
     const int fd = file_of((size_t)offset + sealed_nbytes + FILE_SLACK);
     const uint64_t counted = agsf_key_sealed(key);
-    agsf_run run = {.key = key, .aad_prefix = prefix, .aad_prefix_nbytes = nbytes % 2 ? sizeof(prefix) : 0,
-                    .block_nbytes = block_nbytes, .first_block = first_block, .plain = plain.data,
-                    .plain_nbytes = nbytes, .threads = threads};
+    agsf_run run = {.key = key,
+                    .aad_prefix = prefix,
+                    .aad_prefix_nbytes = nbytes % 2 ? sizeof(prefix) : 0,
+                    .block_nbytes = block_nbytes,
+                    .first_block = first_block,
+                    .plain = plain.data,
+                    .plain_nbytes = nbytes,
+                    .threads = threads};
 
     checking("%zu bytes in blocks of %zu from block %" PRIu64 ", %u threads, at the %s", nbytes, block_nbytes,
              first_block, threads, side == AT_END ? "end" : "start");
@@ -93,8 +98,19 @@ static void check_run(agsf_key *key, size_t block_nbytes, size_t nbytes, unsigne
 
 /* Sizes at and around the edges of blocks, and where a last block is just small or large enough for something. */
 static void check_sizes(agsf_key *key, size_t block_nbytes) {
-    const size_t tails[] = {0, 1, 15, 16, 17, 4096, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE,
-                            AGSF_SCRATCH_NBYTES - 29, AGSF_SCRATCH_NBYTES - 28, AGSF_SCRATCH_NBYTES - 27,
+    const size_t tails[] = {0,
+                            1,
+                            15,
+                            16,
+                            17,
+                            4096,
+                            PIECE - 1,
+                            PIECE,
+                            PIECE + 1,
+                            2 * PIECE,
+                            AGSF_SCRATCH_NBYTES - 29,
+                            AGSF_SCRATCH_NBYTES - 28,
+                            AGSF_SCRATCH_NBYTES - 27,
                             block_nbytes - 1};
     const size_t many = 600000 / (block_nbytes + 50) + 1; /* blocks, so that helpers are worth it: not for tiny ones */
     const size_t counts[] = {0, 1, 2, many};
@@ -120,10 +136,11 @@ static void check_nonces(void) {
     checking("nonces");
     CHECK(plain != NULL && sealed != NULL && nonces != NULL);
     for (unsigned n = 0; n < 2; n++) {
-        agsf_run run = {.key = key, .block_nbytes = 1, .plain = plain, .plain_nbytes = BLOCKS, .sealed = sealed,
-                        .threads = 2};
+        agsf_run run = {
+            .key = key, .block_nbytes = 1, .plain = plain, .plain_nbytes = BLOCKS, .sealed = sealed, .threads = 2};
         CHECK_EQUAL(finish(agsf_seal_run, &run, NULL), AGSF_OK);
-        for (size_t i = 0; i < BLOCKS; i++, end += AGSF_NONCE_NBYTES) memcpy(end, sealed + i * SEALED, AGSF_NONCE_NBYTES);
+        for (size_t i = 0; i < BLOCKS; i++, end += AGSF_NONCE_NBYTES)
+            memcpy(end, sealed + i * SEALED, AGSF_NONCE_NBYTES);
     }
     qsort(nonces, (size_t)2 * BLOCKS, AGSF_NONCE_NBYTES, compare_nonces);
     for (uint8_t *next = nonces + AGSF_NONCE_NBYTES; next < end; next += AGSF_NONCE_NBYTES) {
@@ -156,9 +173,20 @@ static void check_nothing(void) {
 }
 
 int main(void) {
-    static const size_t blocks[] = {1, 2, 15, 16, 17, 1000, 4096, 65536, PIECE,
+    static const size_t blocks[] = {1,
+                                    2,
+                                    15,
+                                    16,
+                                    17,
+                                    1000,
+                                    4096,
+                                    65536,
+                                    PIECE,
                                     AGSF_SCRATCH_NBYTES - 28, /* with nonce and tag exactly a scratch buffer */
-                                    AGSF_SCRATCH_NBYTES - 27, 2 * PIECE, 2 * PIECE + 1, 1 << 20};
+                                    AGSF_SCRATCH_NBYTES - 27,
+                                    2 * PIECE,
+                                    2 * PIECE + 1,
+                                    1 << 20};
 
     start();
     for (size_t i = 0; i < COUNT(blocks); i++) {

@@ -17,9 +17,15 @@ static void check_numbers(void) {
         uint64_t value;
         bool bad;
     } cases[] = {
-        {"00", 0, false}, {"7f", 127, false}, {"8001", 128, false}, {"ffffffffffffffffff01", UINT64_MAX, false},
-        {"80808080808080808000", 0, false}, {"ffffffffffffffffff02", 0, true}, {"8080808080808080808000", 0, true},
-        {"ff", 0, true}, {"", 0, true},
+        {"00", 0, false},
+        {"7f", 127, false},
+        {"8001", 128, false},
+        {"ffffffffffffffffff01", UINT64_MAX, false},
+        {"80808080808080808000", 0, false},
+        {"ffffffffffffffffff02", 0, true},
+        {"8080808080808080808000", 0, true},
+        {"ff", 0, true},
+        {"", 0, true},
     };
 
     for (size_t i = 0; i < COUNT(cases); i++) {
@@ -35,7 +41,8 @@ static void check_numbers(void) {
         guarded_free(&data);
     }
     for (int bit = 0; bit < 64; bit++) {
-        const int64_t values[] = {(int64_t)(UINT64_C(1) << bit), -(int64_t)(UINT64_C(1) << bit % 63), (INT64_C(1) << bit % 62) - 1};
+        const int64_t values[] = {(int64_t)(UINT64_C(1) << bit), -(int64_t)(UINT64_C(1) << bit % 63),
+                                  (INT64_C(1) << bit % 62) - 1};
         for (size_t i = 0; i < COUNT(values); i++) {
             uint8_t data[10];
             agsf_cursor cursor = {data, agsf_thrift_put_varint(data, agsf_thrift_zigzag(values[i])), false};
@@ -51,19 +58,48 @@ static void check_skip(void) {
         const char *hex;
         bool in_list;
     } cases[] = {
-        {AGSF_THRIFT_TRUE, "", false}, {AGSF_THRIFT_FALSE, "", false}, {AGSF_THRIFT_TRUE, "02", true},
-        {AGSF_THRIFT_FALSE, "01", true}, {AGSF_THRIFT_I8, "80", false}, {AGSF_THRIFT_I16, "8001", false},
-        {AGSF_THRIFT_I32, "8080808001", false}, {AGSF_THRIFT_I64, "ffffffffffffffffff01", false},
-        {AGSF_THRIFT_DOUBLE, "0102030405060708", false}, {AGSF_THRIFT_BINARY, "03616263", false},
-        {AGSF_THRIFT_BINARY, "00", false}, {AGSF_THRIFT_UUID, "000102030405060708090a0b0c0d0e0f", false},
-        {AGSF_THRIFT_LIST, "00", false}, {AGSF_THRIFT_LIST, "310102ff", false}, {AGSF_THRIFT_SET, "25028001", false},
+        {AGSF_THRIFT_TRUE, "", false},
+        {AGSF_THRIFT_FALSE, "", false},
+        {AGSF_THRIFT_TRUE, "02", true},
+        {AGSF_THRIFT_FALSE, "01", true},
+        {AGSF_THRIFT_I8, "80", false},
+        {AGSF_THRIFT_I16, "8001", false},
+        {AGSF_THRIFT_I32, "8080808001", false},
+        {AGSF_THRIFT_I64, "ffffffffffffffffff01", false},
+        {AGSF_THRIFT_DOUBLE, "0102030405060708", false},
+        {AGSF_THRIFT_BINARY, "03616263", false},
+        {AGSF_THRIFT_BINARY, "00", false},
+        {AGSF_THRIFT_UUID, "000102030405060708090a0b0c0d0e0f", false},
+        {AGSF_THRIFT_LIST, "00", false},
+        {AGSF_THRIFT_LIST, "310102ff", false},
+        {AGSF_THRIFT_SET, "25028001", false},
         {AGSF_THRIFT_LIST, "f11001020102010201020102010201020102", false}, /* 16 bools */
         {AGSF_THRIFT_LIST, "f61400020406080a0c0e10121416181a1c1e20222426", false},
-        {AGSF_THRIFT_LIST, "29" "180161" "31010201", false}, /* of lists: one of a string, and one of bools */
-        {AGSF_THRIFT_MAP, "00", false}, {AGSF_THRIFT_MAP, "0285" "016102" "016204", true}, /* string to i32 */
-        {AGSF_THRIFT_MAP, "01110102", false}, {AGSF_THRIFT_MAP, "011d01000102030405060708090a0b0c0d0e0f", false},
-        {AGSF_THRIFT_STRUCT, "00", false}, {AGSF_THRIFT_STRUCT, "11" "158001" "0c0400" "1c00" "00", false},
-        {AGSF_THRIFT_STRUCT, "1c1c1c1c00000000" "00", false},
+        {AGSF_THRIFT_LIST,
+         "29"
+         "180161"
+         "31010201",
+         false}, /* of lists: one of a string, and one of bools */
+        {AGSF_THRIFT_MAP, "00", false},
+        {AGSF_THRIFT_MAP,
+         "0285"
+         "016102"
+         "016204",
+         true}, /* string to i32 */
+        {AGSF_THRIFT_MAP, "01110102", false},
+        {AGSF_THRIFT_MAP, "011d01000102030405060708090a0b0c0d0e0f", false},
+        {AGSF_THRIFT_STRUCT, "00", false},
+        {AGSF_THRIFT_STRUCT,
+         "11"
+         "158001"
+         "0c0400"
+         "1c00"
+         "00",
+         false},
+        {AGSF_THRIFT_STRUCT,
+         "1c1c1c1c00000000"
+         "00",
+         false},
     };
 
     for (size_t i = 0; i < COUNT(cases); i++) {
@@ -97,11 +133,20 @@ static void check_lies(void) {
         unsigned type;
         const char *hex;
     } cases[] = {
-        {AGSF_THRIFT_BINARY, "0461"}, {AGSF_THRIFT_BINARY, "ffffffffffffffffff0161"},
-        {AGSF_THRIFT_LIST, "3101"}, {AGSF_THRIFT_LIST, "f5ffffffff0f00"}, {AGSF_THRIFT_LIST, "f3ffffffffffffffffff01"},
-        {AGSF_THRIFT_LIST, "1000"}, {AGSF_THRIFT_LIST, "1e00"}, {AGSF_THRIFT_MAP, "01"}, {AGSF_THRIFT_MAP, "ff0155"},
-        {AGSF_THRIFT_MAP, "ffffffffffffffffff01550000"}, {AGSF_THRIFT_MAP, "0250000000"}, {AGSF_THRIFT_STRUCT, "1e00"},
-        {AGSF_THRIFT_STRUCT, "05"}, {AGSF_THRIFT_STRUCT, "15"},
+        {AGSF_THRIFT_BINARY, "0461"},
+        {AGSF_THRIFT_BINARY, "ffffffffffffffffff0161"},
+        {AGSF_THRIFT_LIST, "3101"},
+        {AGSF_THRIFT_LIST, "f5ffffffff0f00"},
+        {AGSF_THRIFT_LIST, "f3ffffffffffffffffff01"},
+        {AGSF_THRIFT_LIST, "1000"},
+        {AGSF_THRIFT_LIST, "1e00"},
+        {AGSF_THRIFT_MAP, "01"},
+        {AGSF_THRIFT_MAP, "ff0155"},
+        {AGSF_THRIFT_MAP, "ffffffffffffffffff01550000"},
+        {AGSF_THRIFT_MAP, "0250000000"},
+        {AGSF_THRIFT_STRUCT, "1e00"},
+        {AGSF_THRIFT_STRUCT, "05"},
+        {AGSF_THRIFT_STRUCT, "15"},
     };
     uint8_t nested[300];
 
@@ -128,7 +173,11 @@ static void check_lies(void) {
             *out++ = 0;
             if (kind == 0) memset(out, 0, depth - 1), out += depth - 1;
             cursor.end = out;
-            agsf_thrift_skip(&cursor, kind == 0 ? AGSF_THRIFT_STRUCT : kind == 1 ? AGSF_THRIFT_LIST : AGSF_THRIFT_MAP, false);
+            agsf_thrift_skip(&cursor,
+                             kind == 0   ? AGSF_THRIFT_STRUCT
+                             : kind == 1 ? AGSF_THRIFT_LIST
+                                         : AGSF_THRIFT_MAP,
+                             false);
             CHECK_EQUAL(cursor.bad, depth > 64);
         }
     }
@@ -140,10 +189,25 @@ static void check_fields(void) {
         int16_t ids[3];
         bool bad;
     } cases[] = {
-        {"00", {0}, false}, {"1100", {1}, false}, {"f100", {15}, false}, {"01fcff0300", {32766}, false},
-        {"01feff031100", {32767}, true}, {"01feff030200", {32767}, true}, {"11012001", {1, 16}, true}, {"110120f100", {1, 16, 31}, false},
-        {"110102", {1}, true}, {"11010400", {1, 2}, false}, {"11110102", {1, 2}, true}, {"0100", {0}, true}, {"0101", {0}, true}, {"01ff01", {0}, true},
-        {"0180800400", {0}, true}, {"01ffffffffffffffffff0100", {0}, true}, {"01", {0}, true}, {"", {0}, true}, {"31010400", {3}, true},
+        {"00", {0}, false},
+        {"1100", {1}, false},
+        {"f100", {15}, false},
+        {"01fcff0300", {32766}, false},
+        {"01feff031100", {32767}, true},
+        {"01feff030200", {32767}, true},
+        {"11012001", {1, 16}, true},
+        {"110120f100", {1, 16, 31}, false},
+        {"110102", {1}, true},
+        {"11010400", {1, 2}, false},
+        {"11110102", {1, 2}, true},
+        {"0100", {0}, true},
+        {"0101", {0}, true},
+        {"01ff01", {0}, true},
+        {"0180800400", {0}, true},
+        {"01ffffffffffffffffff0100", {0}, true},
+        {"01", {0}, true},
+        {"", {0}, true},
+        {"31010400", {3}, true},
     };
 
     for (size_t i = 0; i < COUNT(cases); i++) {
@@ -195,9 +259,17 @@ static void random_value(struct field *field, uint64_t *random) {
         unsigned type;
         const char *hex;
     } values[] = {
-        {AGSF_THRIFT_TRUE, ""}, {AGSF_THRIFT_FALSE, ""}, {AGSF_THRIFT_I32, "8001"}, {AGSF_THRIFT_BINARY, "0568656c6c6f"},
-        {AGSF_THRIFT_STRUCT, "150200"}, {AGSF_THRIFT_STRUCT, "00"}, {AGSF_THRIFT_LIST, "f110" "01020102010201020102010201020102"},
-        {AGSF_THRIFT_UUID, "000102030405060708090a0b0c0d0e0f"}, {AGSF_THRIFT_MAP, "01110102"}, {AGSF_THRIFT_I64, "00"},
+        {AGSF_THRIFT_TRUE, ""},
+        {AGSF_THRIFT_FALSE, ""},
+        {AGSF_THRIFT_I32, "8001"},
+        {AGSF_THRIFT_BINARY, "0568656c6c6f"},
+        {AGSF_THRIFT_STRUCT, "150200"},
+        {AGSF_THRIFT_STRUCT, "00"},
+        {AGSF_THRIFT_LIST, "f110"
+                           "01020102010201020102010201020102"},
+        {AGSF_THRIFT_UUID, "000102030405060708090a0b0c0d0e0f"},
+        {AGSF_THRIFT_MAP, "01110102"},
+        {AGSF_THRIFT_I64, "00"},
     };
     const size_t i = (size_t)random_below(random, COUNT(values));
 
@@ -325,19 +397,69 @@ static void check_plain_footers(void) {
     static const struct {
         const char *chunk, *plain, *with_meta;
     } cases[] = {
-        {"260000", "260000", NULL},                                           /* never encrypted: stays, whatever is given */
-        {"26001c150200" "5c1c0000" "00", "26001c150200" "00", "26001c1502180000" "00"}, /* footer key, nothing behind */
-        {"26001c150200" "0c101c0000" "00", "26001c150200" "00", "26001c1502180000" "00"}, /* the same, with a long head */
-        {"2600" "6c1c0000" "18027879" "00", "2600" "00", "26001c1502180000" "00"}, /* column key: no meta_data, 8 and 9 */
-        {"2600" "1c150200" "5c1c0000" "68026162" "00", "2600" "1c150200" "b8026162" "00", "2600" "1c1502180000" "b8026162" "00"},
-        {"2600" "1c150200" "5c1c0000" "f8026162" "00", "2600" "1c150200" "082e026162" "00", "2600" "1c1502180000" "082e026162" "00"},
-        {"2600" "1c150200" "5100" , "2600" "1c150200" "5100", NULL},          /* field 8 of another type is not crypto_metadata */
+        {"260000", "260000", NULL}, /* never encrypted: stays, whatever is given */
+        {"26001c150200"
+         "5c1c0000"
+         "00",
+         "26001c150200"
+         "00",
+         "26001c1502180000"
+         "00"}, /* footer key, nothing behind */
+        {"26001c150200"
+         "0c101c0000"
+         "00",
+         "26001c150200"
+         "00",
+         "26001c1502180000"
+         "00"}, /* the same, with a long head */
+        {"2600"
+         "6c1c0000"
+         "18027879"
+         "00",
+         "2600"
+         "00",
+         "26001c1502180000"
+         "00"}, /* column key: no meta_data, 8 and 9 */
+        {"2600"
+         "1c150200"
+         "5c1c0000"
+         "68026162"
+         "00",
+         "2600"
+         "1c150200"
+         "b8026162"
+         "00",
+         "2600"
+         "1c1502180000"
+         "b8026162"
+         "00"},
+        {"2600"
+         "1c150200"
+         "5c1c0000"
+         "f8026162"
+         "00",
+         "2600"
+         "1c150200"
+         "082e026162"
+         "00",
+         "2600"
+         "1c1502180000"
+         "082e026162"
+         "00"},
+        {"2600"
+         "1c150200"
+         "5100",
+         "2600"
+         "1c150200"
+         "5100",
+         NULL}, /* field 8 of another type is not crypto_metadata */
     };
     static const uint8_t meta[] = {0x15, 0x02, 0x18, 0x00, 0x00};
 
     for (size_t i = 0; i < COUNT(cases); i++) {
         for (unsigned with = 0; with < 2; with++) {
-            const char *const want = with ? cases[i].with_meta != NULL ? cases[i].with_meta : cases[i].plain : cases[i].plain;
+            const char *const want =
+                with ? cases[i].with_meta != NULL ? cases[i].with_meta : cases[i].plain : cases[i].plain;
             uint8_t chunk[100], wanted[100], in[2000], expected[2000];
             const uint8_t *metas[6];
             size_t sizes[6], nbytes, expected_nbytes, written = 0;
@@ -473,8 +595,9 @@ static void check_offset_indexes(void) {
     }
     checking("a location that comes twice");
     nbytes = strlen("\x19\x1c\x16\x02\x06\x02\x02\x15\x02") + 2;
-    CHECK_EQUAL(agsf_offset_index((const uint8_t *)"\x19\x1c\x16\x02\x06\x02\x02\x15\x02\x00", nbytes, NULL, 0, 0, 0, expected,
-                                  &written), AGSF_BAD_FORMAT);
+    CHECK_EQUAL(agsf_offset_index((const uint8_t *)"\x19\x1c\x16\x02\x06\x02\x02\x15\x02\x00", nbytes, NULL, 0, 0, 0,
+                                  expected, &written),
+                AGSF_BAD_FORMAT);
 }
 
 /* No bytes at NULL, as an empty buffer may be: to add 0 to that is undefined, which clang's sanitizer sees. */
