@@ -35,7 +35,7 @@ test-long: $(VENV)/built java services servers ## the loops that test leaves out
 bench: $(VENV)/built java ## the table and plots of the README
 	$(PY) -m benchmarks $(ARGS)
 
-lint: $(VENV)/built ## ruff, mypy, stubs against the built module, C warnings as errors
+lint: $(VENV)/built ## ruff, mypy, stubs against the built module; clang-format, clang-tidy, C warnings as errors
 	$(PY) -P -m ruff check
 	$(PY) -P -m ruff format --check
 	$(PY) -P -m mypy

@@ -177,18 +177,21 @@ agsf_status agsf_draw(uint8_t *out, size_t nbytes) {
 
 /* ---------------------------------------------------------------- keys and their counters */
 
-agsf_status agsf_key_new(const uint8_t *bytes, size_t nbytes, agsf_key **key_ret) {
-    const EVP_CIPHER *cipher = nbytes == 16 ? gcm_128 : nbytes == 24 ? gcm_192 : nbytes == 32 ? gcm_256 : NULL;
-    agsf_key *key;
+agsf_status agsf_key_new(const uint8_t *key, size_t key_nbytes, agsf_key **key_ret) {
+    const EVP_CIPHER *cipher = key_nbytes == 16   ? gcm_128
+                               : key_nbytes == 24 ? gcm_192
+                               : key_nbytes == 32 ? gcm_256
+                                                  : NULL;
+    agsf_key *made;
 
     if (cipher == NULL) return AGSF_BAD_ARGUMENT;
-    key = calloc(1, sizeof(*key));
-    if (key == NULL) return AGSF_NO_MEMORY;
-    key->cipher = cipher;
-    key->ctr = nbytes == 16 ? ctr_128 : nbytes == 24 ? ctr_192 : ctr_256;
-    key->nbytes = nbytes;
-    memcpy(key->bytes, bytes, nbytes);
-    *key_ret = key;
+    made = calloc(1, sizeof(*made));
+    if (made == NULL) return AGSF_NO_MEMORY;
+    made->cipher = cipher;
+    made->ctr = key_nbytes == 16 ? ctr_128 : key_nbytes == 24 ? ctr_192 : ctr_256;
+    made->nbytes = key_nbytes;
+    memcpy(made->bytes, key, key_nbytes);
+    *key_ret = made;
     return AGSF_OK;
 }
 

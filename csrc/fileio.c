@@ -80,7 +80,7 @@ static bool has_openat2(void) {
     static atomic_int known; /* 0: not yet, 1: yes, 2: no */
 
     if (known == 0) {
-        const char *wanted = getenv("AGS_FAST_OPENAT2");
+        const char *wanted = getenv("AGS_FAST_OPENAT2"); /* NOLINT(concurrency-mt-unsafe): once in a process */
         const int root = wanted != NULL && strcmp(wanted, "0") == 0 ? -1 : open("/", FOLDER);
         const int fd = root < 0 ? -1 : openat2_below(root, ".", FOLDER, 0);
 
@@ -149,7 +149,8 @@ int agsf_open_below(const char *root, const char *path, int flags, unsigned mode
 
     flags |= O_CLOEXEC;
     if (at >= 0) fd = has_openat2() ? openat2_below(at, path, flags, mode) : open_by_steps(at, path, flags, mode);
-    *os_error_ret = errno == EAGAIN ? EXDEV : errno; /* EAGAIN: a folder was moved while a ".." was followed */
+    if (fd < 0)
+        *os_error_ret = errno == EAGAIN ? EXDEV : errno; /* EAGAIN: a folder was moved while a ".." was followed */
     if (at >= 0) (void)close(at);
     return fd;
 }
@@ -160,7 +161,7 @@ static int open_to_read(const char *root, const char *path, int *os_error_ret) {
 
     if (root != NULL) return agsf_open_below(root, path, flags, 0, os_error_ret);
     fd = open(path, flags);
-    *os_error_ret = errno;
+    if (fd < 0) *os_error_ret = errno;
     return fd;
 }
 

@@ -115,7 +115,7 @@ static bool find_header(struct worker *worker, const uint8_t *in, size_t left, u
             if (status == AGSF_BAD_FORMAT || run->in_is_all || left >= HEADER_MAX_NBYTES) {
                 return fail(run, AGSF_BAD_FORMAT, next_header_module(run));
             }
-            return stop_for(run, AGSF_STOP_INPUT, left < HEADER_STEP_NBYTES ? 2 * HEADER_STEP_NBYTES : 2 * left);
+            return stop_for(run, AGSF_STOP_INPUT, 2 * (left < HEADER_STEP_NBYTES ? (size_t)HEADER_STEP_NBYTES : left));
         }
         page->header_data = in;
         page->header_frame_nbytes = page->header_room = page->header.nbytes;
@@ -189,26 +189,30 @@ static bool find_page(struct worker *worker, struct page *page) {
     return run->from == NULL || find_frame(run, page);
 }
 
-/* Opens the body to out. One with levels also in parquet-java's way, if it fails in Arrow's. */
-static bool open_body(struct worker *worker, struct page *page, uint8_t *out) {
-    agsf_pages *const run = worker->run;
+static agsf_status open_behind_lead(struct worker *worker, const struct page *page, uint8_t *out) {
+    const agsf_pages *const run = worker->run;
     const uint8_t *const frame = page->body + page->lead_nbytes;
     const size_t nbytes = page->plain_nbytes - page->lead_nbytes;
-    agsf_status status;
 
     if (page->lead_nbytes > 0) { /* out may be NULL, for a page without bytes */
         memcpy(out, page->body, page->lead_nbytes);
         out += page->lead_nbytes;
     }
     if (run->from->ctr) {
-        status = agsf_lane_ctr(worker->from, frame + AGSF_LENGTH_NBYTES, frame + CTR_FRAME_NBYTES, nbytes, out);
-    } else {
-        status = agsf_open_frame(worker->from, run->from, body_module(page), ordinal(run, page), frame, nbytes, out);
+        return agsf_lane_ctr(worker->from, frame + AGSF_LENGTH_NBYTES, frame + CTR_FRAME_NBYTES, nbytes, out);
     }
+    return agsf_open_frame(worker->from, run->from, body_module(page), ordinal(run, page), frame, nbytes, out);
+}
+
+/* Opens the body to out. If a V2 page with levels fails in Arrow's layout, tries parquet-java's. */
+static bool open_body(struct worker *worker, struct page *page, uint8_t *out) {
+    agsf_pages *const run = worker->run;
+    agsf_status status = open_behind_lead(worker, page, out);
+
     if (status == AGSF_BAD_TAG && page->lead_nbytes == 0 && page->header.type == AGSF_PAGE_DATA_V2 &&
         page->header.levels > 0 && frame_fits(page, (size_t)page->header.levels)) {
         page->lead_nbytes = (size_t)page->header.levels; /* both lengths fitted by chance */
-        return open_body(worker, page, out);
+        status = open_behind_lead(worker, page, out);
     }
     if (status == AGSF_OK && page->lead_nbytes > 0 && run->refuse_levels) status = AGSF_LEVELS;
     return status == AGSF_OK ? true : fail(run, status, body_module(page));
@@ -288,7 +292,7 @@ static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_re
         if (!put_body(worker, page, lead, body)) return false;
         if (page->header.has_crc) edit.crc = agsf_crc32(body, body_nbytes) ^ page->crc_difference;
         header = agsf_header_nbytes(&page->header, body_nbytes, edit.crc) + frame;
-        if (run->mode != AGSF_PAGES_SAME_SIZE || header <= fixed) break;
+        if (run->mode != AGSF_PAGES_SAME_SIZE || run->to == NULL || header <= fixed) break;
         /*
          * The varint of the new CRC is longer than that of the old one, and there is no padding. With another nonce it is
          * another CRC: one of 16 has four bytes or fewer, of 2048 three.
@@ -328,7 +332,8 @@ static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_re
 /* The most that put_page() may write, also in between. */
 static uint64_t room_for(const agsf_pages *run, const struct page *page) {
     if (run->mode == AGSF_PAGES_VIEW) return (uint64_t)page->header_frame_nbytes + page->body_nbytes; /* as it was */
-    return (uint64_t)page->header_frame_nbytes + page->plain_nbytes + 2 * AGSF_FRAME_NBYTES + HEADER_GROWTH_NBYTES;
+    return (uint64_t)page->header_frame_nbytes + page->plain_nbytes + UINT64_C(2) * AGSF_FRAME_NBYTES +
+           HEADER_GROWTH_NBYTES;
 }
 
 static void count_page(agsf_pages *run, const struct page *page, uint64_t in_nbytes, uint64_t out_nbytes) {
