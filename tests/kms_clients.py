@@ -11,8 +11,10 @@ from ags_fast.keys import KmsClient
 from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from typing_extensions import Buffer
 
 
 def keystore(folder: Path, *key_ids: str, name: str = "keystore") -> dict[str, str]:
@@ -28,30 +30,56 @@ def keystore(folder: Path, *key_ids: str, name: str = "keystore") -> dict[str, s
     return properties
 
 
-class Duck:
-    """Only what the contract needs, derived from nothing. Its wrapping is no encryption."""
+class Plain(KmsClient):
+    """The two methods that a client must have. Its wrapping is no encryption."""
+
+    provider = "plain"
 
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def initialize(self, properties: dict[str, str]) -> None:
-        self.initialized_with = properties
-
-    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         self.calls.append("wrap")
         return wrapping_key_id.encode() + b":" + bytes(byte ^ 0x55 for byte in key)
 
-    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         self.calls.append("unwrap")
         return bytes(byte ^ 0x55 for byte in wrapped.partition(b":")[2])
 
 
-class Overriding(KmsClient, Duck):
-    """Derived, with public methods of its own that know of no accounts."""
+class Overriding(Plain):
+    """With public methods of its own, which know of no accounts, and settings that it keeps to itself."""
 
     provider = "overriding"
-    wrap_key = Duck.wrap_key
-    unwrap_key = Duck.unwrap_key
+
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        self.initialized_with = properties
+
+    def wrap_key(self, key: Buffer, wrapping_key_id: str) -> bytes:
+        return super().wrap_key(key, wrapping_key_id)
+
+    def unwrap_key(self, wrapped: Buffer, wrapping_key_id: str) -> bytes:
+        return self._unwrap(bytes(wrapped), wrapping_key_id)
+
+
+class Echo(KmsClient):
+    """Public methods that return what they are sent."""
+
+    def wrap_key(self, key: Buffer, wrapping_key_id: str) -> bytes:
+        return bytes(key)
+
+    def unwrap_key(self, wrapped: Buffer, wrapping_key_id: str) -> bytes:
+        return bytes(wrapped)
+
+
+class Duck:
+    """Has the methods of a client, and is none."""
+
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return key[::-1]
+
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return wrapped[::-1]
 
 
 class Proper(KmsClient):
@@ -77,38 +105,40 @@ class Listing(Proper):
     property_names = ("kms.endpoint", "kms.listing.headers.")
 
 
-class JavaLike(Duck):
-    """Says what it can by methods, as Java's interface does."""
+class Able(Plain):
+    """Does all that a client can."""
 
-    def supports_key_generation(self) -> bool:
-        return True
+    provider = "able"
+    supports_key_generation = supports_rewrap = True
 
-    def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
-        return bytes(length), self.wrap_key(bytes(length), wrapping_key_id)
+    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        return bytes(length), self._wrap(bytes(length), wrapping_key_id)
 
-    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         return wrapped + b"!"
 
-    def key_version(self, wrapped: bytes) -> int:
-        return 7
+    def key_version(self, wrapped: bytes) -> str:
+        return "7"
 
-    def current_version(self, wrapping_key_id: str) -> int:
-        return 8
+    def _current_version(self, wrapping_key_id: str) -> str:
+        return "8"
 
     def close(self) -> None:
         self.calls.append("close")
 
 
-class Leaky(Duck):
+class Leaky(Plain):
     """Fails with the key in its message."""
 
-    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+    provider = "leaky"
+
+    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         raise RuntimeError(f"cannot wrap {key.hex()}")
 
-    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> Any:
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> Any:
         return wrapped.hex()
 
-    def current_version(self, wrapping_key_id: str) -> str:
+    def _current_version(self, wrapping_key_id: str) -> str:
         raise RuntimeError("canary-key-16-by")
 
 

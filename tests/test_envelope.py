@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from kms_clients import Duck, keystore
+from kms_clients import Plain, keystore
 from support import flip, run_python
 
 from ags_fast._json import MARKS
@@ -129,9 +129,9 @@ def test_impossible_entries_of_callers() -> None:
     with pytest.raises(ValueError, match="name of their own"):
         KeyEntry("k", "m", more={"key-id": "x"})
     with pytest.raises(ValueError, match="under 'x'"):
-        Envelope(Duck(), {"x": KeyEntry("k", "m")})
+        Envelope(Plain(), {"x": KeyEntry("k", "m")})
     with pytest.raises(ValueError, match="16, 24 or 32"):
-        new_kek(Duck(), "m", length=20)
+        new_kek(Plain(), "m", length=20)
 
 
 # ---------------------------------------------------------------- wrapping
@@ -281,15 +281,15 @@ def test_the_limit_of_a_kek(properties: dict[str, str]) -> None:
 
 
 def test_a_kms_that_gives_another_key(properties: dict[str, str]) -> None:
-    class Wrong(Duck):
+    class Wrong(Plain):
         answer = b""
 
-        def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
             self.calls.append("unwrap")
             return self.answer
 
     witness = (bytes(44), BOUND)
-    kms, kek, single = Wrong(), new_kek(Duck(), "m"), new_kek(Duck(), "m", double_wrap=False)
+    kms, kek, single = Wrong(), new_kek(Plain(), "m"), new_kek(Plain(), "m", double_wrap=False)
     for answer in (b"", b"short", bytes(15), bytes(17), bytes(33), bytes(32 + 15), bytes(64 + 16)):
         kms.answer = answer
         actions: list[Callable[[], Any]] = [
@@ -300,7 +300,7 @@ def test_a_kms_that_gives_another_key(properties: dict[str, str]) -> None:
         ]
         for action in actions:
             kms.calls = []
-            with pytest.raises(KeyAccessError, match="nothing" if not answer else "no AES key"):
+            with pytest.raises(KeyAccessError, match="nothing" if not answer else "not an AES key"):
                 action()
             assert kms.calls == ["unwrap"]  # at once: nothing was wrapped, and nobody asked again
 
@@ -354,14 +354,14 @@ def test_the_lifetime_of_what_is_kept(properties: dict[str, str], monkeypatch: p
             load_kms({**properties, "kms.cache-lifetime-seconds": text})
 
 
-class Slow(Duck):
+class Slow(Plain):
     """Counts unwraps, takes its time, and fails as told."""
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
         self.error = error
 
-    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         self.calls.append("unwrap")
         time.sleep(0.2)
         if self.error is not None:
@@ -432,7 +432,7 @@ def test_the_cache_ends_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clear_cache()
     now = [1000.0]
     monkeypatch.setattr("ags_fast.keys.envelope.time.monotonic", lambda: now[0])
-    kms = Duck()
+    kms = Plain()
     kek = new_kek(kms, "m")
     envelope = envelope_of(kms, kek)
     now[0] += 3599
@@ -444,7 +444,7 @@ def test_the_cache_ends_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_cache_is_bounded() -> None:
     clear_cache()
-    kms = Duck()
+    kms = Plain()
     keks = [new_kek(kms, "m") for _ in range(1030)]
     envelope = envelope_of(kms, *keks)
     assert len(_cache) == 1024
@@ -470,7 +470,7 @@ def test_the_cache_is_of_one_asker(tmp_path: Path) -> None:
     others = {**properties, "kms.local.key-file": str(tmp_path / "absent")}
     with pytest.raises(KeyAccessError):
         envelope_of(others, kek).prepare(kek.key_id)
-    mine, yours = Duck(), Duck()  # without properties: each is its own
+    mine, yours = Plain(), Plain()  # without properties: each is its own
     kek = new_kek(mine, "m")
     assert calls_of(lambda: envelope_of(mine, kek).prepare(kek.key_id)) == {}
     assert calls_of(lambda: envelope_of(yours, kek).prepare(kek.key_id)) == {"unwrap": 1}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from kms_clients import Duck, keystore
+from kms_clients import Plain, keystore
 from support import flip
 
 from ags_fast import AgsReader
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class UnitestKms(Duck):
+class UnitestKms(Plain):
     """As the KMS of Iceberg's own tests wraps: nonce, AES-GCM without AAD, tag."""
 
     provider = "unitest"
@@ -45,12 +45,12 @@ class UnitestKms(Duck):
         super().__init__()
         self.masters = masters or {"keyA": b"0123456789012345", "keyB": b"1123456789012345"}
 
-    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         self.calls.append("wrap")
         nonce = os.urandom(12)
         return nonce + AESGCM(self.masters[wrapping_key_id]).encrypt(nonce, key, None)
 
-    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         self.calls.append("unwrap")
         return AESGCM(self.masters[wrapping_key_id]).decrypt(wrapped[:12], wrapped[12:], None)
 
@@ -58,7 +58,9 @@ class UnitestKms(Duck):
 class Rewrapping(UnitestKms):
     """One that does both in one call."""
 
-    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    supports_rewrap = True
+
+    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         self.calls.append("rewrap")
         nonce, key = os.urandom(12), self.masters[wrapping_key_id]
         return nonce + AESGCM(key).encrypt(nonce, AESGCM(key).decrypt(wrapped[:12], wrapped[12:], None), None)

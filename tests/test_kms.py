@@ -23,17 +23,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kms_clients import Duck, Overriding, Proper, keystore
+from kms_clients import Duck, Echo, Overriding, Plain, Proper, keystore
 from kms_services import Aws, Service, started
 from support import finish_python, flip, run_python, start_python
 
 from ags_fast import jobs
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys import KmsClient, clear_cache, kms_calls, load_kms, set_audit_hook
-from ags_fast.keys import kms as kms_module
-from ags_fast.keys.kms import PROVIDERS, Pace, as_kms, find_class, local, shared_client, with_retries
+from ags_fast.keys.kms import PROVIDERS, as_kms, local, pace, shared_client
+from ags_fast.keys.kms.imports import find_class
 from ags_fast.keys.kms.names import BY_PROVIDER, COMMON, ELSEWHERE, SERVICE
-from ags_fast.keys.kms.service import ENDPOINT
+from ags_fast.keys.kms.pace import Pace
+from ags_fast.keys.kms.service import ENDPOINT, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,7 +81,7 @@ def calls_of(action: Callable[[], Any]) -> dict[tuple[str, str], int]:
         ({"encryption.kms-type": "aws", "kms.max-attempts": "0"}, r"kms\.max-attempts"),
         *(
             (
-                {"encryption.kms-impl": "kms_clients:Duck", "kms.max-calls-per-second": text},
+                {"encryption.kms-impl": "kms_clients:Plain", "kms.max-calls-per-second": text},
                 r"kms\.max-calls-per-second",
             )
             for text in ("", "0", "-1", "many", "nan", "inf")
@@ -116,8 +117,11 @@ AWS = {"encryption.kms-type": "aws"}
         ({"encryption.kms-type": "vault", "vault.adress": "https://x"}, "'vault.address'"),
         ({"encryption.kms-type": "local", "kms.local.keyfile": "x"}, "'kms.local.key-file'"),
         ({"encryption.kms-type": "pkcs11", "kms.pkcs11.pinfile": "x"}, "'kms.pkcs11.pin-file'"),
-        ({"encryption.kms-impl": "kms_clients:Duck", "encryption.allowed-key-id": "a"}, "'encryption.allowed-key-ids'"),
-        ({"encryption.kms-impl": "kms_clients:Duck", "kms.max-call-per-second": "1"}, "'kms.max-calls-per-second'"),
+        (
+            {"encryption.kms-impl": "kms_clients:Plain", "encryption.allowed-key-id": "a"},
+            "'encryption.allowed-key-ids'",
+        ),
+        ({"encryption.kms-impl": "kms_clients:Plain", "kms.max-call-per-second": "1"}, "'kms.max-calls-per-second'"),
         ({"encryption.kms-impl": "kms_clients:Listing", "kms.local.path": "x"}, "Listing may list.*property_names"),
         ({"encryption.kms-impl": "kms_clients:Listing", "kms.listing.colour": "x"}, "Listing"),
     ],
@@ -149,10 +153,10 @@ def test_names_of_others_pass(tmp_path: Path) -> None:
         "encryption.data-key-length": "16",
     }
     local_one = keystore(tmp_path, "m")
-    for properties in (AWS, local_one, {"encryption.kms-impl": "kms_clients:Duck"}):
+    for properties in (AWS, local_one, {"encryption.kms-impl": "kms_clients:Plain"}):
         assert load_kms({**catalog, **properties}).properties == {**catalog, **properties}
-    duck = {"encryption.kms-impl": "kms_clients:Duck", "kms.local.path": "x", "kms.colour": "blue"}
-    assert load_kms(duck).properties == duck
+    own = {"encryption.kms-impl": "kms_clients:Plain", "kms.local.path": "x", "kms.colour": "blue"}
+    assert load_kms(own).properties == own
     listing = {"encryption.kms-impl": "kms_clients:Listing", "kms.endpoint": "x", "kms.listing.headers.a": "b"}
     assert load_kms({**listing, "my.own": "c"}).properties["kms.endpoint"] == "x"
     inheriting = {"encryption.kms-impl": "deadly_kms:DeadlyKms", "deadly.folder": "x"}
@@ -172,7 +176,7 @@ def test_every_property_is_documented() -> None:
 def test_properties_are_text(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="text"):
         load_kms({"encryption.kms-type": "local", "kms.local.path": tmp_path})  # type: ignore[dict-item]
-    with pytest.raises(TypeError, match="no wrap_key"):
+    with pytest.raises(TypeError, match="derive it from"):
         load_kms({"encryption.kms-impl": "pathlib:Path"})
 
 
@@ -182,12 +186,12 @@ def test_a_missing_dependency_says_which_extra(monkeypatch: pytest.MonkeyPatch) 
         load_kms({"encryption.kms-type": "aws"})
 
 
-@pytest.mark.parametrize("name", ["Duck", "Overriding", "Proper", "JavaLike"])
+@pytest.mark.parametrize("name", ["Plain", "Overriding", "Proper", "Able"])
 def test_classes_of_users_are_found_counted_and_shipped(name: str) -> None:
     properties = {"encryption.kms-impl": f"kms_clients:{name}", "my.setting": "1"}
     kms = load_kms(properties)
     assert isinstance(kms, KmsClient) and kms.properties == properties
-    provider = {"Duck": "Duck", "JavaLike": "JavaLike"}.get(name, name.lower())
+    provider = name.lower()
 
     def use() -> None:
         wrapped = kms.wrap_key(bytes(range(16)), "master")
@@ -201,42 +205,59 @@ def test_classes_of_users_are_found_counted_and_shipped(name: str) -> None:
 
 
 def test_what_classes_of_users_can() -> None:
-    java = load_kms({"encryption.kms-impl": "kms_clients:JavaLike"})
-    assert java.supports_key_generation and java.supports_rewrap
-    key, wrapped = java.generate_key("m", 24)
-    assert java.unwrap_key(wrapped, "m") == key == bytes(24)
-    assert java.key_version(wrapped) == "7"
+    able = load_kms({"encryption.kms-impl": "kms_clients:Able"})
+    key, wrapped = able.generate_key("m", 24)
+    assert able.unwrap_key(wrapped, "m") == key == bytes(24)
+    assert able.key_version(wrapped) == "7"
     before = kms_calls()
-    assert java.current_version("m") == "8" and kms_calls() == before
-    assert calls_of(lambda: java.rewrap_key(wrapped, "m")) == {("JavaLike", "rewrap"): 1}
-    assert java.calls[-1] == "unwrap"  # what the adapter does not know, it asks the object for
-    java.close()
-    assert java.calls[-1] == "close"
-    duck = load_kms({"encryption.kms-impl": "kms_clients:Duck"})
-    assert not duck.supports_key_generation and not duck.supports_rewrap and duck.key_version(b"") is None
-    for client in (duck, as_kms(Overriding()), Proper()):
+    assert able.current_version("m") == "8"
+    assert kms_calls() == before
+    assert calls_of(lambda: able.rewrap_key(wrapped, "m")) == {("able", "rewrap"): 1}
+    plain = load_kms({"encryption.kms-impl": "kms_clients:Plain"})
+    assert plain.key_version(b"") is None
+    for client in (plain, Overriding(), Proper()):
         before = kms_calls()
-        assert client.current_version("m") is None and kms_calls() == before
+        assert client.current_version("m") is None
+        assert kms_calls() == before
     with pytest.raises(NotImplementedError, match="wrap it"):
-        duck.generate_key("m", 16)
-    wrapped = duck.wrap_key(b"key", "m")
-    assert calls_of(lambda: duck.rewrap_key(wrapped, "m")) == {("Duck", "unwrap"): 1, ("Duck", "wrap"): 1}
-    assert duck.initialized_with == duck.properties
-    duck.close()
+        plain.generate_key("m", 16)
+    wrapped = plain.wrap_key(b"key", "m")
+    assert calls_of(lambda: plain.rewrap_key(wrapped, "m")) == {("plain", "unwrap"): 1, ("plain", "wrap"): 1}
+    overriding = load_kms({"encryption.kms-impl": "kms_clients:Overriding", "my.own": "1"})
+    assert overriding.properties == overriding.initialized_with  # type: ignore[attr-defined]
 
 
-def test_objects_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_public_methods_of_users_are_checked() -> None:
+    """A class may override wrap_key itself: its calls are allowed, counted and reported, and its answers looked at."""
+    events: list[str] = []
+    set_audit_hook(lambda event: events.append(event["operation"]))
+    try:
+        kms = load_kms({"encryption.kms-impl": "kms_clients:Overriding", "encryption.allowed-key-ids": "m"})
+        assert kms.unwrap_key(kms.wrap_key(CANARY, "m"), "m") == CANARY
+        assert events == ["wrap", "unwrap"]
+        for ask in (kms.wrap_key, kms.unwrap_key):
+            with pytest.raises(KeyAccessError, match="allowed-key-ids"):
+                ask(CANARY, "n")
+        assert events == ["wrap", "unwrap"]
+        with pytest.raises(KeyAccessError, match="nothing was wrapped"):
+            Echo().wrap_key(CANARY, "m")
+        with pytest.raises(KeyAccessError, match="nothing was unwrapped"):
+            Echo().unwrap_key(CANARY, "m")
+    finally:
+        set_audit_hook(None)
+
+
+def test_a_client_is_derived_from_ours(tmp_path: Path) -> None:
     proper = Proper()
     assert as_kms(proper) is proper
-    duck = Duck()
-    adapted = as_kms(duck)
-    assert as_kms(adapted) is adapted
-    adapted.wrap_key(b"x", "m")
-    assert duck.calls == ["wrap"]
-    for client in (proper, adapted, as_kms(Overriding())):
+    with pytest.raises(TypeError, match="Duck is not a KMS client"):
+        load_kms({"encryption.kms-impl": "kms_clients:Duck"})
+    with pytest.raises(TypeError, match="not Duck: derive"):
+        as_kms(Duck())  # type: ignore[arg-type]
+    for client in (proper, Plain(), Overriding()):
         with pytest.raises(TypeError, match="properties"):
             pickle.dumps(client)
-        assert "kms" in repr(client) or client.provider in repr(client)
+        assert client.provider in repr(client)
     properties = keystore(tmp_path)
     assert as_kms(properties).properties == properties == shared_client(properties).properties
     assert shared_client(properties) is shared_client(dict(reversed(properties.items())))
@@ -244,13 +265,13 @@ def test_objects_are_taken_as_they_are(tmp_path: Path) -> None:
 
 def test_foreign_errors_are_translated_and_quote_nothing() -> None:
     kms = load_kms({"encryption.kms-impl": "kms_clients:Leaky"})
-    with pytest.raises(KeyAccessError, match=r"Leaky failed to wrap a key with 'm': RuntimeError") as caught:
+    with pytest.raises(KeyAccessError, match=r"leaky failed to wrap a key with 'm': RuntimeError") as caught:
         kms.wrap_key(CANARY, "m")
     text = "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value))
     assert not any(form in text for form in forms_of(CANARY)[1:])
     with pytest.raises(KeyAccessError, match="str where bytes"):
         kms.unwrap_key(b"x", "m")
-    with pytest.raises(KeyAccessError, match=r"Leaky failed to describe the key 'm': RuntimeError") as caught:
+    with pytest.raises(KeyAccessError, match=r"leaky failed to describe the key 'm': RuntimeError") as caught:
         kms.current_version("m")
     assert CANARY.decode() not in str(caught.value)
 
@@ -366,7 +387,7 @@ class Clock:
 def test_threads_share_the_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that come at once are told turns at even distances, whichever client of these properties they use."""
     clock = Clock(still=True)
-    monkeypatch.setattr(kms_module, "Pace", functools.partial(Pace, clock=clock.monotonic, sleep=clock.sleep))
+    monkeypatch.setattr(pace, "Pace", functools.partial(Pace, clock=clock.monotonic, sleep=clock.sleep))
     properties = {**keystore(tmp_path, "m"), "kms.max-calls-per-second": "4"}
     start = threading.Barrier(8)
 
@@ -395,8 +416,8 @@ def test_threads_share_the_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_limit_of_calls_for_objects_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(kms_module, "Pace", functools.partial(Pace, clock=clock.monotonic, sleep=clock.sleep))
-    kms = load_kms({"encryption.kms-impl": "kms_clients:JavaLike", "kms.max-calls-per-second": "0.5"})
+    monkeypatch.setattr(pace, "Pace", functools.partial(Pace, clock=clock.monotonic, sleep=clock.sleep))
+    kms = load_kms({"encryption.kms-impl": "kms_clients:Able", "kms.max-calls-per-second": "0.5"})
     kms.unwrap_key(kms.wrap_key(b"key", "m"), "m")
     kms.generate_key("m", 16)
     kms.current_version("m")

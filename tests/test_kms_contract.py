@@ -35,10 +35,12 @@ from support import flip, run_python
 from test_kms import CANARY, Clock, calls_of, forms_of
 
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
-from ags_fast.keys import kms as kms_module
 from ags_fast.keys import kms_calls, load_kms
-from ags_fast.keys.kms import PROVIDERS, Pace, find_class, with_retries
+from ags_fast.keys.kms import PROVIDERS, pace
 from ags_fast.keys.kms import service as service_module
+from ags_fast.keys.kms.imports import find_class
+from ags_fast.keys.kms.pace import Pace
+from ags_fast.keys.kms.service import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -85,7 +87,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """By which calls wait for their turns, and before retries."""
     clock = Clock()
     monkeypatch.setattr(service_module, "with_retries", functools.partial(with_retries, sleep=clock.sleep))
-    monkeypatch.setattr(kms_module, "Pace", functools.partial(Pace, clock=clock.monotonic, sleep=clock.sleep))
+    monkeypatch.setattr(pace, "Pace", functools.partial(Pace, clock=clock.monotonic, sleep=clock.sleep))
     return clock
 
 
@@ -420,8 +422,7 @@ def test_a_busy_service(service: Service, key_id: str, clock: Clock) -> None:
 @only(*NETWORKED)
 def test_the_budget_of_a_call(service: Service, key_id: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that stays busy is asked less and less often, at moments that others do not share, and not for long."""
-    for module in (kms_module, service_module):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(service_module, "time", clock)
     patient = {"kms.max-attempts": "1000", "kms.call-budget-ms": "20000"}
     with load_kms({**service.properties, **patient}) as kms:
         kms.wrap_key(CANARY, key_id)

@@ -892,7 +892,7 @@ def test_the_address_in_a_file_is_never_used(
     path, kms = folder / "file.parquet", load_kms(properties)
     evil = {"kms_instance_id": "evil", "kms_instance_url": "http://169.254.169.254/latest"}
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("somebody was called"))
-    monkeypatch.setattr("ags_fast.keys.kms.find_class", lambda impl: pytest.fail("another client was made"))
+    monkeypatch.setattr("ags_fast.keys.kms.registry.find_class", lambda impl: pytest.fail("another client was made"))
     for internal in (True, False):
         factory = keytools.CryptoFactory(kms, internal=internal, **evil)  # type: ignore[arg-type]
         keys = made(factory.encryption_keys("kf", path=path))
@@ -1063,7 +1063,7 @@ def test_keys_of_another_length(nbytes: int) -> None:
     kms = InMemoryKms()
     wrapped = base64.b64encode(kms.wrap_key(bytes(range(nbytes)), "kf")).decode()
     for double, changes in ((False, {"wrappedDEK": wrapped}), (True, {"wrappedKEK": wrapped})):
-        with pytest.raises(KeyAccessError, match=f"'kf' is no AES key: it has {nbytes} bytes"):
+        with pytest.raises(KeyAccessError, match=f"'kf' is not an AES key: it has {nbytes} bytes"):
             keytools.resolve(altered(internal_metadata(double)[0], **changes), kms)
 
 

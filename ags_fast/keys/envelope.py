@@ -29,16 +29,8 @@ from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, TAG_NBYTES, Key, rewra
 from ags_fast._json import check_marks, marks, marks_taken
 from ags_fast.ags1 import KEY_LIMIT
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
-from ags_fast.keys.kms import (
-    CACHE_SECONDS,
-    KmsClient,
-    Wrapped,
-    aes_key,
-    as_kms,
-    check_key_id,
-    same_counts,
-    shared_client,
-)
+from ags_fast.keys.kms import KmsClient, Wrapped, aes_key, as_kms, check_key_id, same_counts, shared_client
+from ags_fast.keys.kms.client import CACHE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import IntegrityError, KeyAccessError
-from ags_fast.keys.kms import ALLOWED, CONTEXT, KeyVersion, Wrapped, context_of
+from ags_fast.keys.kms.client import ALLOWED, CONTEXT, KeyVersion, Wrapped, context_of
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, ENDPOINT, READ_MS, UNREACHED, ServiceKms
 

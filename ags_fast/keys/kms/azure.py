@@ -12,7 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import IntegrityError, KeyAccessError
-from ags_fast.keys.kms import KeyVersion, Wrapped, find_class
+from ags_fast.keys.kms.client import KeyVersion, Wrapped
+from ags_fast.keys.kms.imports import find_class
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, READ_MS, UNREACHED, ServiceKms, on_this_machine
 
@@ -79,13 +80,7 @@ class AzureKms(ServiceKms):
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         deadline, vault = self._deadline(), self._vault(wrapping_key_id)
         version = self._newest(vault, wrapping_key_id, deadline)
-        result = self._request(
-            "wrapKey",
-            wrapping_key_id,
-            version,
-            lambda: vault.crypto(wrapping_key_id, version).wrap_key(self._algorithm, key),
-            deadline,
-        )
+        result = self._transform(vault, "wrapKey", key, wrapping_key_id, version, deadline)
         return Wrapped.by(result.encrypted_key, version)
 
     def _current_version(self, wrapping_key_id: str) -> str:
@@ -144,14 +139,7 @@ class AzureKms(ServiceKms):
         from azure.core.exceptions import HttpResponseError
 
         try:
-            result = self._request(
-                "unwrapKey",
-                name,
-                version,
-                lambda: vault.crypto(name, version).unwrap_key(self._algorithm, wrapped),
-                deadline,
-                quiet=True,
-            )
+            result = self._transform(vault, "unwrapKey", wrapped, name, version, deadline)
         except HttpResponseError as error:
             if error.status_code == 400 or _codes(error)[-1] in ("KeyDisabled", "KeyNotFound"):
                 return None
@@ -159,6 +147,15 @@ class AzureKms(ServiceKms):
         if not result.key:
             raise KeyAccessError(f"the KMS azure answered unwrapKey with {name!r} without a key")
         return result.key  # type: ignore[no-any-return]
+
+    def _transform(self, vault: _Vault, action: str, data: bytes, name: str, version: str, deadline: float) -> Any:
+        """The vault's answer to wrapKey or unwrapKey with a version of a key."""
+
+        def ask() -> Any:
+            crypto = vault.crypto(name, version)
+            return (crypto.wrap_key if action == "wrapKey" else crypto.unwrap_key)(self._algorithm, data)
+
+        return self._request(action, name, version, ask, deadline, quiet=action == "unwrapKey")
 
     def _newest(self, vault: _Vault, name: str, deadline: float, *, to: str = "wrapKey") -> str:
         """The latest version, as the vault has it now. To wrap it must be enabled: the package does not look."""

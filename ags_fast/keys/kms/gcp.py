@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from ags_fast.errors import IntegrityError, KeyAccessError
-from ags_fast.keys.kms import KeyVersion, Wrapped
+from ags_fast.keys.kms.client import KeyVersion, Wrapped
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, ENDPOINT, READ_MS, UNREACHED, ServiceKms
 

@@ -39,7 +39,7 @@ from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key
 from ags_fast._json import check_marks
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
 from ags_fast.fs import NewFile, open_regular, pwrite_all
-from ags_fast.keys.kms import KmsClient, check_key_id
+from ags_fast.keys.kms.client import KmsClient, check_key_id
 from ags_fast.keys.kms.names import BY_PROVIDER
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
-from ags_fast.keys.kms import KmsClient
+from ags_fast.keys.kms.client import KmsClient
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, ServiceKms
 

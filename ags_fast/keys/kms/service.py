@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import logging
+import math
 import os
+import random
 import threading
 import time
 from contextlib import contextmanager
@@ -13,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 from ags_fast.errors import AgsError, KeyAccessError
-from ags_fast.keys.kms import KmsClient, with_retries
+from ags_fast.keys.kms.client import KmsClient
 from ags_fast.keys.kms.deadline import OverdueError, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["BUSY", "UNREACHED", "ServiceKms", "on_this_machine"]
+__all__ = ["BUSY", "UNREACHED", "ServiceKms", "on_this_machine", "with_retries"]
 
 T = TypeVar("T")
 
@@ -86,7 +88,7 @@ class ServiceKms(KmsClient):
         pass
 
     def _trouble(self, error: Exception) -> str | None:
-        """BUSY or UNREACHED if it is worth asking again."""
+        """BUSY or UNREACHED if a retry may help."""
         raise NotImplementedError
 
     # What it calls.
@@ -126,7 +128,7 @@ class ServiceKms(KmsClient):
         return time.monotonic() + self._number(BUDGET_MS) / 1000
 
     def _ask(self, request: Callable[[], T], deadline: float | None = None) -> T:
-        """What the request returns, made again while that may help. deadline: of a call that makes several requests."""
+        """What the request returns, retried while that may help. deadline: of a call that makes several requests."""
         misses = 0
 
         def patience(error: Exception) -> float | None:
@@ -153,6 +155,42 @@ class ServiceKms(KmsClient):
             f"the KMS {self.provider} at {where} was not reached for the key {named} ({type(error).__name__}): "
             f"check the network, {check}"
         )
+
+
+def with_retries(
+    call: Callable[[], T],
+    retry_after: Callable[[Exception], float | None],
+    *,
+    attempts: int,
+    longest: float = 5.0,
+    deadline: float = math.inf,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """Return what `call` returns, tried up to `attempts` times.
+
+    The waits double, and each is cut by a random part, so that many processes do not return at the same moment.
+
+    Args:
+        call: What to try.
+        retry_after: Returns for an exception the seconds to wait before the first retry, or None not to retry.
+        attempts: How often to try at most.
+        longest: The longest wait, in seconds.
+        deadline: By time.monotonic(); no try begins after it.
+        sleep: Waits for some seconds.
+    """
+    attempt = 0
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            attempt += 1
+            first_wait = retry_after(error)
+            if first_wait is None or attempt >= attempts:
+                raise
+            wait = min(first_wait * 2 ** (attempt - 1), longest) * random.uniform(0.5, 1)
+            if time.monotonic() + wait > deadline:
+                raise
+        sleep(wait)
 
 
 def _installed(package: str) -> bool:

@@ -129,26 +129,24 @@ class VaultKms(ServiceKms):
         return _ciphertext(answer)
 
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        _version(wrapped)
-        text, deadline = wrapped.decode(), self._deadline()
-        try:
-            answer = self._call(
-                "decrypt", wrapping_key_id, lambda t, n, m: t.decrypt_data(n, text, mount_point=m), deadline
-            )
-        except _InvalidError:
-            raise self._why(wrapped, "decrypt", wrapping_key_id, deadline) from None
-        return _plaintext(answer)
+        return _plaintext(self._send("decrypt", wrapped, wrapping_key_id))
 
     def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return _ciphertext(self._send("rewrap", wrapped, wrapping_key_id))
+
+    def _send(self, action: str, wrapped: bytes, wrapping_key_id: str) -> Any:
+        """Vault's answer to a decrypt or a rewrap of a wrapped key."""
         _version(wrapped)
         text, deadline = wrapped.decode(), self._deadline()
+
+        def ask(transit: Any, name: str, mount: str) -> Any:
+            send = transit.decrypt_data if action == "decrypt" else transit.rewrap_data
+            return send(name, text, mount_point=mount)
+
         try:
-            answer = self._call(
-                "rewrap", wrapping_key_id, lambda t, n, m: t.rewrap_data(n, text, mount_point=m), deadline
-            )
+            return self._call(action, wrapping_key_id, ask, deadline)
         except _InvalidError:
-            raise self._why(wrapped, "rewrap", wrapping_key_id, deadline) from None
-        return _ciphertext(answer)
+            raise self._why(wrapped, action, wrapping_key_id, deadline) from None
 
     def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
         if length == 24:  # the engine makes none of 192 bits

@@ -1,0 +1,492 @@
+"""`KmsClient`: what every client of a key management system does, whatever the system.
+
+A client travels to other processes as its properties and never as keys, so properties hold no secret: they name a file
+or an environment variable. Which system is called, and where, follows from the caller's properties only, never from a
+file.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import time
+from contextvars import ContextVar
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+
+from ags_fast.ags1 import bytes_view
+from ags_fast.errors import AgsError, KeyAccessError
+from ags_fast.keys.kms.accounts import AUDIT_HOOK, DESCRIBE, named_hook, note_call, report_call
+from ags_fast.keys.kms.pace import wait_for_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from typing_extensions import Buffer
+
+__all__ = [
+    "ALLOWED",
+    "CACHE_SECONDS",
+    "CONTEXT",
+    "KeyVersion",
+    "KmsClient",
+    "Wrapped",
+    "aes_key",
+    "allowed_patterns",
+    "cache_lifetime",
+    "call_rate",
+    "check_key_id",
+    "context_of",
+    "remembered",
+]
+
+T = TypeVar("T")
+
+ALLOWED = "encryption.allowed-key-ids"
+RATE = "kms.max-calls-per-second"
+CONTEXT = "kms.encryption-context."
+DATASET_ID = "{dataset-id}"
+LIFETIME = "kms.cache-lifetime-seconds"
+CACHE_SECONDS = 3600.0
+AES_NBYTES = (16, 24, 32)
+MAX_KEY_NBYTES = 4096  # the limit of the strictest service
+MIN_TELLING_NBYTES = 8  # a shorter key may occur in other bytes by chance
+MAX_SHARED = 16  # clients that a process remembers
+
+
+# ---------------------------------------------------------------------------------------------------------- values
+
+
+def check_key_id(key_id: str) -> str:
+    """Return a key's id if it is text that is not empty, without control characters, and that UTF-8 can encode.
+
+    Raises:
+        TypeError: It is not text.
+        ValueError: It is other text.
+    """
+    if not isinstance(key_id, str):
+        raise TypeError(f"a key id is text, not {type(key_id).__name__}")
+    if not key_id or any(ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in key_id):
+        raise ValueError(f"a key id is text without control characters and not empty, not {key_id!r}")
+    return key_id
+
+
+class Wrapped(bytes):
+    """A wrapped key with the version of the master key that wrapped it, where only the KMS's answer tells that."""
+
+    version: str | None = None
+
+    @classmethod
+    def by(cls, wrapped: bytes, version: str | None) -> Wrapped:
+        """Make one from the bytes and the version."""
+        made = cls(wrapped)
+        made.version = version
+        return made
+
+
+class KeyVersion(NamedTuple):
+    """A version of a master key, as a KMS lists it."""
+
+    version: str | None
+    made_ms: int | None  # since the epoch
+    state: str | None  # in the words of the KMS
+
+
+def aes_key(plaintext: bytes, key_id: str, more: int = 0) -> bytes:
+    """Return what a KMS has unwrapped, if it has the size of an AES key and `more` bytes.
+
+    Args:
+        plaintext: The bytes.
+        key_id: The key that they belong to, for the error.
+        more: Bytes that follow the key.
+
+    Raises:
+        KeyAccessError: The size is another.
+    """
+    if len(plaintext) - more not in AES_NBYTES:
+        raise KeyAccessError(
+            f"what the KMS unwrapped for {key_id!r} is not an AES key: it has {len(plaintext)} bytes. Another key was "
+            "wrapped there, or the KMS answers wrongly"
+        )
+    return plaintext
+
+
+# ---------------------------------------------------------------------------------------------------------- properties
+
+
+def context_of(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the encryption context that properties name."""
+    return {name[len(CONTEXT) :]: text for name, text in properties.items() if name.startswith(CONTEXT)}
+
+
+def allowed_patterns(properties: Mapping[str, str]) -> list[str]:
+    """Return the patterns of the master keys that may be used."""
+    return [stripped for part in properties.get(ALLOWED, "*").split(",") if (stripped := part.strip())]
+
+
+def call_rate(properties: Mapping[str, str]) -> float | None:
+    """Return how many calls per second are allowed; None is no limit."""
+    if RATE not in properties:
+        return None
+    try:
+        per_second = float(properties[RATE])
+    except ValueError:
+        per_second = 0
+    if not 0 < per_second < math.inf:
+        raise ValueError(f"{RATE} is a number above 0, such as 50 or 0.5, not {properties[RATE]!r}")
+    return per_second
+
+
+def cache_lifetime(properties: Mapping[str, str]) -> float:
+    """Return how many seconds a process may keep an unwrapped key."""
+    text = properties.get(LIFETIME)
+    if text is None:
+        return CACHE_SECONDS
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise ValueError(f"{LIFETIME} is a whole number of seconds from 0 (ask each time), not {text!r}")
+    return float(text)
+
+
+# ---------------------------------------------------------------------------------------------------------- the client
+
+# The client whose call the thread is in: a public method of a subclass may call that of its base, in the same call.
+_calling: ContextVar[KmsClient | None] = ContextVar("ags_fast_kms_calling", default=None)
+
+
+class KmsClient:
+    """A client of a key management system, which keeps master keys and wraps other keys with them.
+
+    Make one with `load_kms`. For a system of your own, derive a class, name it in ``encryption.kms-impl``, and write
+    `_wrap` and `_unwrap`. If the system generates or rewraps keys, write `_generate` or `_rewrap` and set
+    `supports_key_generation` or `supports_rewrap`. If it tells versions, write `key_version` and `_current_version`.
+    The public methods check arguments and answers, wait for their turn, count, and report to the audit hook; a subclass
+    that overrides `wrap_key` and the like instead is counted and reported, too.
+
+    Threads share a client. It opens connections and files with its first call, again after `close`, and again in the
+    child of a fork. It pickles as its properties.
+
+    Every method raises KeyAccessError if the KMS refuses, does not know the key or does not answer, and IntegrityError
+    or FormatError if a wrapped key is not what was wrapped.
+    """
+
+    provider = "kms"  # the system's name in errors, counters and the audit
+    property_names: ClassVar[Collection[str] | None] = None  # see load_kms
+    supports_key_generation = False
+    supports_rewrap = False
+    _properties: dict[str, str] | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, operation in OPERATIONS.items():
+            if (own := vars(cls).get(name)) is not None:
+                setattr(cls, name, _accounted(own, operation))
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties that `load_kms` makes the same client from, in this process or in another."""
+        if self._properties is None:
+            raise TypeError(f"{self!r} was not initialized from properties: make clients with load_kms(properties)")
+        return dict(self._properties)
+
+    @property
+    def identity(self) -> bytes:
+        """The same for clients of the same properties, else unique to the object. For caches, not for storage."""
+        if self._properties is not None:
+            return json.dumps(self._properties, sort_keys=True).encode()
+        return self.__dict__.setdefault("_identity", os.urandom(16))  # type: ignore[no-any-return]
+
+    @property
+    def cache_seconds(self) -> float:
+        """How many seconds a process may keep a key that this client has unwrapped."""
+        return cache_lifetime(self._properties or {})
+
+    @classmethod
+    def with_properties(cls, properties: Mapping[str, str]) -> Self:
+        """Make an initialized client of this class."""
+        client = cls()
+        client.initialize(properties)
+        client._properties = dict(properties)
+        return client
+
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        """Take the settings, without calling the KMS.
+
+        Raises:
+            ValueError: A property is missing or impossible; the message names it.
+        """
+        self._properties = dict(properties)
+
+    @property
+    def binds_dataset(self) -> bool:
+        """Whether `for_dataset` returns another client."""
+        return any(DATASET_ID in text for text in context_of(self._properties or {}).values())
+
+    def for_dataset(self, dataset_id: str) -> KmsClient:
+        """Return the client for the keys of one dataset.
+
+        It is another client if a property ``kms.encryption-context.NAME`` has ``{dataset-id}`` in its text. The context
+        is bound to what is wrapped: the KMS logs it, and nothing opens without the same context.
+        """
+        if not self.binds_dataset:
+            return self
+        given = self.properties
+        filled = {CONTEXT + name: text.replace(DATASET_ID, dataset_id) for name, text in context_of(given).items()}
+        return remembered({**given, **filled}, type(self).with_properties)
+
+    def wrap_key(self, key: Buffer, wrapping_key_id: str) -> bytes:
+        """Encrypt a key with the current version of the master key.
+
+        Args:
+            key: 1 to 4096 bytes.
+            wrapping_key_id: The master key, in the words of the KMS.
+        """
+        key = _as_bytes(key)
+        if not 1 <= len(key) <= MAX_KEY_NBYTES:
+            raise ValueError(f"a key to wrap has 1 to {MAX_KEY_NBYTES} bytes, this one has {len(key)}")
+        return self._account("wrap", wrapping_key_id, lambda: _wrapped(self._wrap(key, wrapping_key_id), key))
+
+    def unwrap_key(self, wrapped: Buffer, wrapping_key_id: str) -> bytes:
+        """Return the key that `wrap_key` was given, whichever version of the master key wrapped it."""
+        wrapped = _as_bytes(wrapped)
+        return self._account(
+            "unwrap", wrapping_key_id, lambda: _unwrapped(self._unwrap(wrapped, wrapping_key_id), wrapped)
+        )
+
+    def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        """Make a new key in the KMS, in one call.
+
+        Args:
+            wrapping_key_id: The master key.
+            length: Bytes of the new key: 16, 24 or 32.
+
+        Returns:
+            The key, and the key wrapped.
+
+        Raises:
+            NotImplementedError: `supports_key_generation` is false: draw a key and wrap it.
+        """
+        if length not in AES_NBYTES:
+            raise ValueError(f"an AES key has 16, 24 or 32 bytes, not {length}")
+        if not self.supports_key_generation:
+            raise NotImplementedError(f"the KMS {self.provider} generates no keys: draw one and wrap it")
+        return self._account(
+            "generate", wrapping_key_id, lambda: self._generated(self._generate(wrapping_key_id, length), length)
+        )
+
+    def rewrap_key(self, wrapped: Buffer, wrapping_key_id: str) -> bytes:
+        """Return the same key, wrapped by the current version of the master key.
+
+        If the KMS rewraps (`supports_rewrap`), the key does not leave it. Otherwise this is an unwrap and a wrap.
+        """
+        wrapped = _as_bytes(wrapped)
+        if not self.supports_rewrap:
+            return self.wrap_key(self.unwrap_key(wrapped, wrapping_key_id), wrapping_key_id)
+        return self._account("rewrap", wrapping_key_id, lambda: _answer(self._rewrap(wrapped, wrapping_key_id)))
+
+    def key_version(self, wrapped: bytes) -> str | None:
+        """Return the version of the master key that wrapped a key, if the bytes tell it. This makes no call.
+
+        What `wrap_key`, `generate_key` and `rewrap_key` have just returned may tell more than its bytes (`Wrapped`).
+        """
+        return wrapped.version if isinstance(wrapped, Wrapped) else None
+
+    def current_version(self, wrapping_key_id: str) -> str | None:
+        """Return the version of the master key that wraps now, in the words of `key_version`.
+
+        If the KMS can tell, this is a call, which the audit hook sees as ``describe``.
+
+        Returns:
+            None if the KMS does not tell, or does not tell this caller.
+        """
+        if type(self)._current_version is KmsClient._current_version:
+            self._check(wrapping_key_id)
+            return None
+        return self._account(DESCRIBE, wrapping_key_id, lambda: self._current_version(wrapping_key_id))
+
+    def versions(self, wrapping_key_id: str) -> list[KeyVersion]:
+        """Return the versions that the KMS lists, or the rotations that made them.
+
+        If the KMS can list them, this is a call, which the audit hook sees as ``describe``.
+
+        Returns:
+            An empty list if the KMS lists nothing to this caller.
+        """
+        if type(self)._versions_of is KmsClient._versions_of:
+            self._check(wrapping_key_id)
+            return []
+        return self._account(DESCRIBE, wrapping_key_id, lambda: self._versions_of(wrapping_key_id))
+
+    def close(self) -> None:
+        """Close connections and forget what was read. The next call opens them again."""
+
+    # What a provider writes. An exception that is not an AgsError becomes a KeyAccessError.
+
+    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+        raise NotImplementedError
+
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        raise NotImplementedError
+
+    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        raise NotImplementedError
+
+    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        raise NotImplementedError
+
+    def _current_version(self, wrapping_key_id: str) -> str | None:
+        raise NotImplementedError
+
+    def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
+        raise NotImplementedError
+
+    # What every call goes through.
+
+    def _check(self, wrapping_key_id: str) -> None:
+        check_key_id(wrapping_key_id)
+        patterns = allowed_patterns(self._properties or {})
+        if not any(fnmatchcase(wrapping_key_id, pattern) for pattern in patterns):
+            raise KeyAccessError(f"{ALLOWED} does not have the key {wrapping_key_id!r}, so the KMS was not asked")
+
+    def _generated(self, answer: tuple[bytes, bytes], length: int) -> tuple[bytes, bytes]:
+        key, wrapped = answer
+        if len(key) != length:
+            raise KeyAccessError(f"the KMS {self.provider} was asked for {length} bytes of key, it gave {len(key)}")
+        return _answer(key), _wrapped(wrapped, key)
+
+    def _account(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
+        """Make a call: allowed, in its turn, counted, and reported to the hooks."""
+        if _calling.get() is self:
+            return call()
+        self._check(wrapping_key_id)
+        properties = self._properties or {}
+        if self.binds_dataset:
+            raise KeyAccessError(
+                f"a {CONTEXT}* has {DATASET_ID} in it, and this key does not belong to a dataset: omit that here"
+            )
+        own_hook = named_hook(properties.get(AUDIT_HOOK))
+        if (per_second := call_rate(properties)) is not None:
+            wait_for_turn(self.identity, per_second)
+        note_call(self.provider, operation)
+        time_ms, begun, outcome = time.time_ns() // 1_000_000, time.perf_counter(), "ok"
+        token = _calling.set(self)
+        try:
+            return self._carry_out(operation, wrapping_key_id, call)
+        except Exception as error:
+            outcome = type(error).__name__
+            failure = error if isinstance(error, AgsError) else self._blamed(error, operation, wrapping_key_id)
+        except BaseException as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            _calling.reset(token)
+            event = {
+                "provider": self.provider,
+                "operation": operation,
+                "wrapping_key_id": wrapping_key_id,
+                "time_ms": time_ms,
+                "seconds": time.perf_counter() - begun,
+                "outcome": outcome,
+            }
+            report_call(event, own_hook)
+        # Not chained: an unknown exception may hold the key, in its message or its frames.
+        failure.__cause__ = failure.__context__ = None
+        raise failure
+
+    def _carry_out(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
+        return call()
+
+    def _blamed(self, error: Exception, operation: str, wrapping_key_id: str) -> KeyAccessError:
+        """The error for an unknown exception: its class, and the meaning of an error number."""
+        number = error.errno if isinstance(error, OSError) and isinstance(error.errno, int) else 0
+        reason = f"{type(error).__name__} ({os.strerror(number)})" if number else type(error).__name__
+        what = "the key" if operation == DESCRIBE else "a key with"
+        return KeyAccessError(f"the KMS {self.provider} failed to {operation} {what} {wrapping_key_id!r}: {reason}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.provider}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.properties)
+
+
+OPERATIONS = {"wrap_key": "wrap", "unwrap_key": "unwrap", "generate_key": "generate", "rewrap_key": "rewrap"}
+
+
+def _accounted(method: Callable[[Any, Any, Any], Any], operation: str) -> Callable[[Any, Any, Any], Any]:
+    """A public method of a subclass, checked and counted as those of `KmsClient` are."""
+
+    @functools.wraps(method)
+    def call(self: KmsClient, first: Any, second: Any) -> Any:
+        def make() -> Any:
+            answer = method(self, first, second)
+            if operation == "generate":
+                return self._generated(answer, second)
+            if operation == "wrap":
+                return _wrapped(answer, first)
+            return _unwrapped(answer, first) if operation == "unwrap" else _answer(answer)
+
+        return self._account(operation, first if operation == "generate" else second, make)
+
+    return call
+
+
+_clients: dict[tuple[tuple[str, str], ...], KmsClient] = {}
+
+
+def remembered(properties: Mapping[str, str], make: Callable[[dict[str, str]], KmsClient]) -> KmsClient:
+    """The client of this process that has these properties; `make` makes it if there is none."""
+    name = tuple(sorted(properties.items()))
+    client = _clients.get(name)
+    if client is None:
+        client = make(dict(name))
+        if len(_clients) >= MAX_SHARED:
+            _clients.clear()
+        client = _clients.setdefault(name, client)
+    return client
+
+
+def _unpickled(kind: type[KmsClient], properties: dict[str, str]) -> KmsClient:
+    return remembered(properties, kind.with_properties)
+
+
+os.register_at_fork(after_in_child=_clients.clear)
+
+
+# ---------------------------------------------------------------------------------------------------------- answers
+
+
+def _as_bytes(data: Buffer) -> bytes:
+    """Any bytes-like object as bytes. TypeError for text and numbers."""
+    return data if type(data) is bytes else bytes(bytes_view(data))
+
+
+def _answer(answer: Any) -> bytes:
+    if not isinstance(answer, (bytes, bytearray, memoryview)):
+        raise KeyAccessError(f"the KMS client returned {type(answer).__name__} where bytes are due")
+    if not len(answer):
+        raise KeyAccessError("the KMS client returned nothing where a key is due")
+    return answer if type(answer) is Wrapped else bytes(answer)
+
+
+def _wrapped(answer: Any, key: bytes) -> bytes:
+    """A wrapped key. KeyAccessError if it has the key itself in it, as from a server that echoes what it is sent."""
+    wrapped = _answer(answer)
+    if len(key) >= MIN_TELLING_NBYTES and bytes(key) in wrapped:
+        raise KeyAccessError("the KMS client returned the key itself where a wrapped key is due: nothing was wrapped")
+    return wrapped
+
+
+def _unwrapped(answer: Any, wrapped: bytes) -> bytes:
+    """An unwrapped key. KeyAccessError if it is the wrapped key, as from a server that echoes what it is sent."""
+    key = _answer(answer)
+    if key == wrapped:
+        raise KeyAccessError("the KMS client returned the wrapped key where the key is due: nothing was unwrapped")
+    return key
