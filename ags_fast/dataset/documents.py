@@ -1,0 +1,88 @@
+"""Sealed objects of a dataset: documents and tables, each bound to the dataset and to its path."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.entries import wrapped_by
+from ags_fast.dataset.names import check_path
+from ags_fast.dataset.tables import (
+    TABLE_DEK_NBYTES,
+    TableRef,
+    decode_entries,
+    encode_entries,
+    named_keys,
+    open_table,
+    seal_table,
+)
+from ags_fast.errors import FormatError
+from ags_fast.keys.chain import sha256
+from ags_fast.keys.envelope import REMOVED, Document, Envelope, binding, document_nbytes, seal_document, taken
+from ags_fast.keys.resolver import Entries
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.fs import Store
+    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.resolver import KeyResolver
+
+
+class Documents:
+    """Seals and opens the objects of one dataset with the keys of its key store."""
+
+    def __init__(self, store: Store, kms: KmsClient, keys: KeyResolver) -> None:
+        self.store = store
+        self._kms = kms
+        self.keys = keys
+        self.proven: set[str] = set()  # keys in single wrap, as `Envelope` has it
+
+    @property
+    def kms(self) -> KmsClient:
+        return self._kms.for_dataset(self.id) if self._kms.binds_dataset else self._kms
+
+    @property
+    def id(self) -> str:
+        return self.keys.dataset_id
+
+    @property
+    def envelope(self) -> Envelope:
+        return Envelope(self.kms, Entries(self.keys), self.proven)
+
+    def seal_table(self, path: str, entries: Sequence[FileEntry], key_id: str, envelope: Envelope) -> TableRef:
+        dek = os.urandom(TABLE_DEK_NBYTES)
+        data = seal_table(encode_entries(entries), dek, self.id, path)
+        wrapped = envelope.wrap(key_id, dek, binding(self.id, "dek", path))
+        self.store.create(path, data)
+        return TableRef(path, len(data), len(entries), key_id, wrapped, named_keys(wrapped_by(entries)))
+
+    def open_table(self, ref: TableRef, envelope: Envelope, only: str | None = None) -> list[FileEntry]:
+        """What it holds; only: of this path, if it is there."""
+        entries = decode_entries(open_table(self.store, self.id, ref, envelope), ref.path, only)
+        for entry in entries:
+            check_path(entry.path)
+            check_path(entry.file)
+        return entries
+
+    def seal_body(self, path: str, body: dict[str, Any], key_id: str, envelope: Envelope) -> str:
+        """Create an authenticated document; its SHA-256. FileExistsError if somebody was first."""
+        data = taken(seal_document(envelope, key_id, self.id, path, body), body["format"], path)
+        self.store.create(path, data)
+        return sha256(data)
+
+    def open_body(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str]:
+        """What a document says, if it is authentic and of this kind; and the key that it is sealed with."""
+        return self._opened(path, kind, envelope)[:2]
+
+    def _opened(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str, str]:
+        """`open_body`, and the SHA-256 of the document."""
+        data = self.store.read(path, document_nbytes(kind))
+        if data == REMOVED:
+            raise FileNotFoundError(path)
+        document = Document(data, path)
+        body = document.authentic(envelope, self.id)
+        if body.get("format") != kind:
+            raise FormatError(f"{path} is a {body.get('format')!r}, not a {kind!r}")
+        return body, document.key_id, sha256(data)

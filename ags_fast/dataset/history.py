@@ -1,0 +1,324 @@
+"""The versions of a dataset: which one is current, and whether all are of one history.
+
+The newest version that was read is remembered: each version that is read later must descend from the remembered
+version or be an ancestor of it, and the first version that is read must fit the caller's pin. A new version names the
+digest of exactly the version that was checked. So nobody can exchange the history between a check and a commit.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ags_fast.dataset.documents import Documents
+from ags_fast.dataset.names import CHAIN, MANIFESTS, PLANS, VERSIONS, numbered
+from ags_fast.dataset.policy import Policy
+from ags_fast.dataset.tables import TableRef, whole
+from ags_fast.dataset.versions import KeysAt, Version, key_store_digest, version_numbers
+from ags_fast.errors import FormatError, IntegrityError, PolicyError
+from ags_fast.fs import NO_LOCK_SECONDS
+from ags_fast.keys.chain import Chain, ChainObjects, Pin, sha256
+from ags_fast.keys.envelope import DOCUMENT_NBYTES, LATEST_MS, REMOVED, Document, UnknownKeyError, document_nbytes
+from ags_fast.keys.resolver import DatasetKeyStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ags_fast.fs import Store
+    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.resolver import KeyResolver
+
+PARENTS = 4  # of the last versions, that a writer compares with what is there
+
+
+class History(Documents):
+    """The versions of one dataset, each checked against the newest version that was read and against the pin."""
+
+    def __init__(
+        self, store: Store, kms: KmsClient, keys: KeyResolver, pin: str | None = None, min_version: int | None = None
+    ) -> None:
+        super().__init__(store, kms, keys)
+        self._pin = None if pin is None else Pin.parse(pin)
+        self._min_version = min_version or 0
+        self._head: Version | None = None  # the newest that was read
+        self._fits = ""  # the digest of a version whose last ancestors were seen to be there as it names them
+        self._chain_objects = ChainObjects(store, CHAIN)
+
+    def version_numbers(self) -> list[int]:
+        return version_numbers(self.store)
+
+    def remove_version(self, number: int, digest: str) -> bool:
+        """Whether it was there. IntegrityError if what is there is not the document with this SHA-256.
+
+        Something stays in its place for a day: who is late with a commit must find the number taken, or would commit to
+        the past. What is older goes, too.
+        """
+        path = VERSIONS + numbered(number)
+        try:
+            data = self.store.read(path, document_nbytes("ags-version"))
+        except FileNotFoundError:
+            data = REMOVED
+        removes = data != REMOVED
+        if removes:
+            if sha256(data) != digest or self.version_numbers()[-1] == number:
+                raise IntegrityError(
+                    f"{path} is not the version {number} that an expiry was to remove: it was exchanged, or the plan "
+                    f"is of another history. Compare with your pin; remove the folder in {PLANS} if that is wrong"
+                )
+            self.store.put(path, REMOVED, fsync=True)
+        for entry in list(self.store.list(VERSIONS)):
+            if entry.size == len(REMOVED) and time.time() - entry.modified > NO_LOCK_SECONDS:
+                self.store.delete(entry.path)
+        return removes
+
+    def current(
+        self, *, version: int | None = None, min_version: int | None = None, writes: bool = False
+    ) -> Version | None:
+        """The highest version, or the one asked for. None if nothing was committed yet.
+
+        IntegrityError if the highest one descends neither from the caller's pin nor from one that was read before.
+        writes: the caller is about to change the dataset, so the documents of the last ancestors must be those that
+        the highest version names.
+        """
+        while True:
+            known = self._head  # before they are listed: another thread may read newer ones
+            numbers = self.version_numbers()
+            self.keys.refresh()  # now: a version comes after the keys that it needs
+            newest = numbers[-1] if numbers else 0
+            self._check_number(newest, known, min_version or 0)
+            if version is not None and version not in numbers:
+                raise FileNotFoundError(f"the dataset has no version {version}; it has {_ranges(numbers)}")
+            if not newest:
+                if writes and self.lost_versions() and self.version_numbers() == numbers:
+                    self.committed(None)
+                return None
+            try:
+                # Without a pin, an old version can be read even if a newer one was damaged.
+                if version in (None, newest) or self._pin is not None:
+                    head = self.version(newest)
+                    if self._head is None or head.number >= self._head.number:
+                        self._head = head
+                    if writes:
+                        self._check_parents(head, numbers)
+                    if version in (None, newest):
+                        return head
+                return self.version(version or newest)
+            except (IntegrityError, UnknownKeyError) as error:
+                if self.version_numbers() != numbers:
+                    continue  # it may have been expired
+                if isinstance(error, UnknownKeyError):  # a version comes after its key: older keys were put back
+                    raise IntegrityError(str(error)) from None
+                raise
+
+    def committed(self, version: Version | None) -> Version:
+        """The version. IntegrityError if there is none: a job on no file must not look like one that has succeeded."""
+        if version is not None:
+            return version
+        open_jobs = sorted({entry.path.split("/")[2] for entry in self.store.list(PLANS)})
+        if self.lost_versions():
+            why = f"but there are manifests: somebody took {VERSIONS} away. Restore it before anything else is done"
+        elif open_jobs:
+            jobs = f"job {open_jobs[-1]} is" if len(open_jobs) == 1 else f"the jobs {', '.join(open_jobs)} are"
+            why = f"{jobs} open: run encrypt again with resume, or sweep to give up what has died"
+        else:
+            why = "run encrypt"
+        raise IntegrityError(f"no version of {self.store.url} has been committed; {why}")
+
+    def lost_versions(self) -> bool:
+        """Where no version is there: whether there was one. Else manifests are of jobs that were planned on none."""
+        if not any(self.store.list(MANIFESTS)):
+            return False
+        plans = [entry.path for entry in self.store.list(PLANS)]
+        for path in plans:
+            try:
+                if path.endswith(".json") and Document(self.store.read(path, DOCUMENT_NBYTES), path).claimed()["base"]:
+                    return True
+            except (FileNotFoundError, FormatError, KeyError):
+                pass  # it ends just now, or is no plan that says so
+        return not plans
+
+    def version(self, number: int) -> Version:
+        """What the version's document says, if it has its place in the history as far as that is known."""
+        path = VERSIONS + numbered(number)
+        try:
+            body, key_id, digest = self._opened(path, "ags-version", self.envelope)
+        except FileNotFoundError:
+            raise IntegrityError(f"{path} is missing: it was removed after it was listed") from None
+        try:
+            if whole(body["version"]) != number:
+                raise IntegrityError(f"{path} holds the version {body['version']!r}")
+            version = Version(
+                number,
+                None if body["parent"] is None else whole(body["parent"], number - 1, 1),
+                str(body["operation"]),
+                str(body["job_id"]),
+                whole(body["time_ms"], LATEST_MS),
+                whole(body["files"]),
+                whole(body["plain_length"]),
+                tuple(TableRef.from_json(ref) for ref in body["manifests"]),
+                Policy.from_json(body.get("policy", {})),
+                key_id,
+                Chain.from_json(body, number, path),
+                KeysAt.from_json(body["key_store"]),
+                digest,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{path} lacks or garbles {error}") from None
+        if version.files != (listed := sum(ref.entries for ref in version.manifests)):
+            raise FormatError(f"{path} says that it has {version.files} files, and names manifests with {listed}")
+        self._check_place(version)
+        self._check_keys(version)
+        return version
+
+    # ---- the history
+
+    def _check_number(self, newest: int, head: Version | None, min_version: int) -> None:
+        """Whether the newest version can follow the pin, and `head`, which was read before."""
+        known = max(self._pin.number if self._pin else 0, head.number if head else 0)
+        if newest < known:
+            was = f"the pin is of version {known}" if head is None else f"version {known} was there before"
+            raise IntegrityError(
+                f"the newest version of {self.store.url} is {newest or 'gone'}, and {was}: somebody took newer ones "
+                "away, or put an older copy in their place"
+            )
+        min_version = max(min_version, self._min_version)
+        if newest < min_version:
+            raise PolicyError(
+                f"the dataset's newest version is {newest}, older than min_version={min_version}: "
+                "somebody took newer ones away"
+            )
+
+    def _check_place(self, version: Version) -> None:
+        """Whether a version and the newest one that was read, or the pin, are of one history."""
+        known = Pin(self._head.number, self._head.sha256) if self._head else self._pin
+        if known is None:
+            return
+        if version.number >= known.number:
+            digest = self.digest(version, known.number)
+            if digest == known.sha256:
+                return
+            what = f"version {version.number} of {self.store.url}"
+            if digest is None:
+                raise IntegrityError(
+                    f"{what} remembers the versions from {version.chain.first} on, and the pin is of version "
+                    f"{known.number}, which is no longer there: whether it descends from the pin cannot be told any "
+                    "more. Compare the dataset with what you know of it, and take a newer pin"
+                )
+            raise IntegrityError(
+                f"{what} does not descend from version {known.number} as "
+                f"{'it was before' if self._head else 'the pin has it'}: another history was put in the place of the "
+                "dataset's. Nothing was written or deleted. `ags-fast inspect` shows the digests of its versions: "
+                "restore what was there from the storage's own versions, or from a copy"
+            )
+        if self._head is not None:
+            self._check_ancestor(self._head, version.number, version.sha256)
+
+    def _check_ancestor(self, head: Version, number: int, found: str) -> None:
+        """Whether the document that is there of an older version is the one that `head` descends from."""
+        digest = self.digest(head, number)
+        if digest == found or (digest is None and self._pin is None):
+            return
+        path = VERSIONS + numbered(number)
+        if digest is None:
+            raise IntegrityError(
+                f"{path} is older than what version {head.number} remembers, from version {head.chain.first} on: "
+                "whether it belongs to the history that is pinned cannot be told"
+            )
+        raise IntegrityError(
+            f"{path} is not the version {number} that version {head.number} descends from: one of the two was "
+            "exchanged, as if somebody had put an older history back. Nothing was written or deleted. `ags-fast "
+            "inspect` shows their digests: put back the document that is right, from the storage's own versions or "
+            "from a copy, and take away those that do not descend from it; then try again"
+        )
+
+    def _check_parents(self, head: Version, numbers: Sequence[int]) -> None:
+        """IntegrityError if what is there of the last ancestors is not what `head` descends from."""
+        if head.sha256 == self._fits:
+            return
+        for number in numbers:
+            if head.number - PARENTS <= number < head.number:
+                try:
+                    data = self.store.read(VERSIONS + numbered(number), document_nbytes("ags-version"))
+                except FileNotFoundError:
+                    continue  # expired meanwhile
+                if data != REMOVED:
+                    self._check_ancestor(head, number, sha256(data))
+        self._fits = head.sha256
+
+    def check_history(self) -> None:
+        """IntegrityError if a document that is there, of a version or of the keys, is not of the newest one's history:
+        for who is about to delete something."""
+        self.current(writes=True)
+        for _ in self.versions():  # each is compared when it is read
+            pass
+        if isinstance(self.keys, DatasetKeyStore):
+            self.keys.check_history()
+
+    def chain_orphans(self) -> list[str]:
+        """The objects with digests that no version names any more, a day old."""
+        objects = self._chain_objects
+        old = time.time() - NO_LOCK_SECONDS
+        listed = objects.in_folder(entry.path for entry in self.store.list(CHAIN) if entry.modified < old)
+        if not listed:
+            return []
+        # Read after they were listed: of what a dead writer left, it names all or is about to name the next.
+        head = self.current()
+        named = objects.paths(head.chain.needed(head.sha256)) if head else set()
+        for version in self.versions():
+            named |= objects.paths(version.chain.blocks)
+        return [path for path in listed if path not in named]
+
+    def digest(self, version: Version, number: int) -> str | None:
+        """The SHA-256 of the document that an ancestor of a version has, or had; or of its own. None if that is older
+        than what it remembers, and than what those remember that are still there."""
+        if number == version.number:
+            return version.sha256
+        found = self._chain_objects.digest(version.chain, number)
+        oldest = version.chain.first
+        while found is None and number < oldest:
+            path = VERSIONS + numbered(oldest)
+            try:
+                body, _, digest = self._opened(path, "ags-version", self.envelope)
+            except FileNotFoundError:
+                return None
+            if digest != self._chain_objects.digest(version.chain, oldest):
+                return None
+            chain = Chain.from_json(body, oldest, path)
+            found = self._chain_objects.digest(chain, number)
+            version, oldest = version._replace(chain=chain), chain.first
+        return found
+
+    def _check_keys(self, version: Version) -> None:
+        """Whether the keys that are there are those that the version was made on, or come after them."""
+        named = version.keys
+        for last in (False, True):
+            if self.keys.version >= named.version:
+                digest = key_store_digest(self.keys, named.version)
+                if digest is None or named.sha256 in (None, digest):
+                    return
+            if not last:
+                self.keys.refresh()
+        raise IntegrityError(
+            f"{VERSIONS}{numbered(version.number)} was made on version {named.version} of the keys, and {self.keys!r} "
+            f"is at version {self.keys.version}, which does not descend from that: somebody put older keys back, or "
+            "those of another history. Restore the newer ones from the storage's own versions, or from a copy"
+        )
+
+    def versions(self, after: int = 0) -> Iterator[Version]:
+        """All versions, or those with higher numbers; the newest first. One that is expired meanwhile is left out."""
+        for number in reversed(self.version_numbers()):
+            if number <= after:
+                return
+            try:
+                version = self.version(number)
+            except IntegrityError:
+                if number in self.version_numbers():
+                    raise
+                continue
+            yield version
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "none"
+    return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
