@@ -35,9 +35,10 @@ test-long: $(VENV)/built java services servers ## the loops that test leaves out
 bench: $(VENV)/built java ## the table and plots of the README
 	$(PY) -m benchmarks $(ARGS)
 
-lint: $(VENV)/built ## ruff, mypy, stubs against the built module; clang-format, clang-tidy, C warnings as errors
+lint: $(VENV)/built ## ruff, import-linter, mypy, stubs against the built module; clang-format, clang-tidy, C warnings as errors
 	$(PY) -P -m ruff check
 	$(PY) -P -m ruff format --check
+	$(PY) -P $(VENV)/bin/lint-imports --no-cache
 	$(PY) -P -m mypy
 	$(PY) -P -m mypy.stubtest --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allowlist ags_fast
 	.ci/lint-c

@@ -1,4 +1,4 @@
-"""Where the ags-fast command begins: it says what Ctrl-C does before anything else is imported, which takes a while.
+"""The entry point of the ags-fast command: it handles Ctrl-C before the other imports, which take a while.
 
 ``python -P -m ags_fast`` is the same command. Without ``-P`` Python imports from the current directory first.
 """
@@ -7,10 +7,11 @@ import os
 import sys
 
 # The built-in module: even `signal` would have to be imported first.
-from _signal import SIGINT, signal  # type: ignore[import-not-found]
+from _signal import SIGINT, signal  # type: ignore[import-not-found]  # noqa: PLC2701
 
 
 def main() -> int:
+    """Run ``ags-fast`` with the arguments of this process and return its exit code."""
     signal(SIGINT, _leave)
     from ags_fast.cli import command
 

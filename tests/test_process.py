@@ -465,65 +465,6 @@ def test_import_brings_nothing_optional() -> None:
     assert not loaded & (optional | slow), loaded & (optional | slow)
 
 
-LAYERS = [
-    {"_version", "_lazy", "_types", "errors", "_core"},
-    {"_threads", "_json"},
-    {"ags1"},
-    {"fs"},
-    {"_objects"},
-    {"files"},
-    {"keys"},
-    {"_blocks"},
-    {"stream"},
-    {"parquet", "avro"},
-    {"dataset"},
-    {"jobs"},
-    {"cli", "spark", "iceberg"},
-    {"__main__"},
-]
-
-
-def imports_of(path: Path) -> set[tuple[str, str | None]]:
-    """The part of ags_fast that each import of a module names, and the function it is in."""
-    found: set[tuple[str, str | None]] = set()
-
-    def visit(node: ast.AST, function: str | None) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
-                continue
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                visit(child, child.name)
-                continue
-            names = []
-            if isinstance(child, ast.Import):
-                names = [alias.name for alias in child.names]
-            elif isinstance(child, ast.ImportFrom):
-                assert child.level == 0, f"{path}: a relative import"
-                names = [child.module or ""]
-                if child.module == "ags_fast":
-                    names = [f"ags_fast.{alias.name}" for alias in child.names]
-            found.update((name.split(".")[1], function) for name in names if name.startswith("ags_fast."))
-            visit(child, function)
-
-    visit(ast.parse(path.read_text()), None)
-    return found
-
-
-def test_imports_run_one_way() -> None:
-    package = Path(ags_fast.__file__).parent
-    level = {name: i for i, layer in enumerate(LAYERS) for name in layer}
-    # A store finds out from its URL what it needs. The command may need Spark. jobs.auditing writes shell lines.
-    allowed = {("fs", "_objects", "_open"), ("jobs", "cli", None), ("cli", "spark", "engine")}
-    modules = [path for path in package.rglob("*.py") if path != package / "__init__.py"]
-    assert len(modules) > 5
-    for path in modules:
-        own = path.relative_to(package).parts[0].removesuffix(".py")
-        assert own in level, f"{own} has no layer"
-        for name, function in imports_of(path):
-            if name in level and (own, name, function) not in allowed:
-                assert name == own or level[name] < level[own], f"{path.relative_to(package)} imports {name}"
-
-
 # ---------------------------------------------------------------- keys never show
 
 KEY_NAMES = {"dek", "deks", "kek", "key", "master", "opened", "passphrase", "password", "pin", "plaintext"}

@@ -1,4 +1,4 @@
-"""What a command shows: text that steers no terminal, one line for an error, nothing but one line for Ctrl-C."""
+"""The terminal: text without control characters, one line for an error, one line for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Interrupts", "complain", "escaped", "interrupts", "leave", "printable", "show_warning", "warn"]
 
-AGAIN_SECONDS = 1.0  # until another Ctrl-C is meant: some senders send two at once
+AGAIN_SECONDS = 1.0  # a second signal within this time is not meant: some senders send two at once
 
 
 def printable(text: str) -> str:
-    """`text` in one line that shows what is in it: names of files and messages may hold anything.
+    r"""Return `text` in one printable line: file names and messages may contain anything.
 
-    Control characters, line ends, what turns the direction of text, and bytes that are not UTF-8 (surrogates, as Python
-    has them) become escapes such as ``\\x1b``. A backslash stays one: only JSON is exact.
+    Control characters, line ends, marks that change the direction of text, and bytes that are not UTF-8 (surrogates in
+    Python) become escapes such as ``\x1b``. A backslash is not escaped: only JSON is exact.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
@@ -35,7 +35,7 @@ def _escape(char: str) -> str:
 
 
 def escaped(value: Any) -> Any:
-    """All text in a result, at any depth, as `printable` has it."""
+    """Apply `printable` to all text in a result, at any depth."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
@@ -46,16 +46,17 @@ def escaped(value: Any) -> Any:
 
 
 def complain(text: str) -> None:
-    """A line on standard error."""
+    """Print a line to standard error."""
     print(f"ags-fast: {printable(text)}", file=sys.stderr)
 
 
 def warn(text: str) -> None:
+    """Print a warning to standard error."""
     complain(f"warning: {text}")
 
 
 def leave(*_: object, write: Any = os.write, end: Any = os._exit, line: bytes = b"ags-fast: interrupted\n") -> None:
-    """On Ctrl-C where nothing is to be cleaned up. Works as long as the interpreter does, so its names are its own."""
+    """End the process on Ctrl-C without cleaning up. Uses no globals: they may be gone while the interpreter exits."""
     try:
         write(2, line)
     finally:
@@ -65,7 +66,7 @@ def leave(*_: object, write: Any = os.write, end: Any = os._exit, line: bytes = 
 class Interrupts:
     """What Ctrl-C does to a command: it raises KeyboardInterrupt while the command works, and ends it at other times.
 
-    A second one ends it at once, whatever is left behind then.
+    A second Ctrl-C ends the command at once, and may leave files behind.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class Interrupts:
         self._before = sys.unraisablehook
 
     def install(self) -> None:
-        """Decide for this process, which is the command's own."""
+        """Handle Ctrl-C in this process, which runs nothing but the command."""
         signal.signal(signal.SIGINT, leave)
         if not self._installed:
             self._installed = True
@@ -82,6 +83,7 @@ class Interrupts:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt on Ctrl-C inside the ``with`` block, if `install` was called."""
         if not self._installed:
             yield
             return
@@ -93,7 +95,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, leave)
 
     def take(self) -> None:
-        """Take the signal, which a library may have taken meanwhile."""
+        """Take the signal back from a library that took it."""
         if self._installed:
             signal.signal(signal.SIGINT, self._raise)
 
@@ -105,7 +107,7 @@ class Interrupts:
             leave()
 
     def _unraisable(self, unraisable: Any) -> None:
-        """A destructor or callback that is interrupted cannot raise: interrupt again, what comes after it."""
+        """Interrupt again: an interrupted destructor or callback cannot raise."""
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
             self._since = None
             main = threading.main_thread().ident or 0
@@ -120,5 +122,5 @@ interrupts = Interrupts()
 
 
 def show_warning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-    """For `warnings.showwarning`: a line, and not the source that warns."""
+    """Print one line for a warning, without its source line; for `warnings.showwarning`."""
     warn(str(message))

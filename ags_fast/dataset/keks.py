@@ -18,8 +18,6 @@ from ags_fast.keys.resolver import COLUMNS, for_columns
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-    from ags_fast.keys.kms import KmsClient
-
 
 GRACE_MS = 7 * 86_400_000  # a writer that takes longer is a mistake
 SLACK_USES = 64  # of a key, for the documents and tables of a job

@@ -12,7 +12,7 @@ from ags_fast.errors import AgsError
 from ags_fast.keys.kms import count_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
 
 def describe(error: BaseException) -> str:

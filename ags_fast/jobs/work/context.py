@@ -13,8 +13,6 @@ from ags_fast.keys.envelope import Envelope, binding
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.fs import NewFile, NewObject
 

@@ -1,0 +1,169 @@
+"""The house rules that no linter knows: sizes, faces of packages, circles of files.
+
+EXCEPTIONS is what the rules found when they were written. Take an entry out when its file obeys; add none.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = ["ags_fast", "benchmarks"]
+MAX_LINES = {"module": 600, "class": 300, "function": 60}  # of a function without its arguments and docstring
+MAX_SHARE = 0.15  # of the lines of ags_fast, in the files of one package
+
+EXCEPTIONS: set[str] = {
+    "ags_fast._objects",
+    "ags_fast.dataset.ledger",
+    "ags_fast.dataset.ledger.Ledger",
+    "ags_fast.dataset.plan.Plan",
+    "ags_fast.fs",
+    "ags_fast.fs._Folder",
+    "ags_fast.jobs.auditing",
+    "ags_fast.jobs.encryption.encrypt_files",
+    "ags_fast.jobs.expiry._remove_keys",
+    "ags_fast.jobs.forecast.Forecast",
+    "ags_fast.jobs.rotation",
+    "ags_fast.jobs.rotation._Rotation",
+    "ags_fast.jobs.rotation._Rotation._do",
+    "ags_fast.keys.envelope",
+    "ags_fast.keys.kms",
+    "ags_fast.keys.resolver",
+    "ags_fast.keys.resolver.DatasetKeyStore",
+    "ags_fast.parquet._check.verify",
+    "ags_fast.parquet._file",
+    "ags_fast.parquet._file.Opened",
+    "ags_fast.parquet._transcode",
+    "ags_fast.parquet._view",
+    "ags_fast.parquet._view.PlainView",
+    "ags_fast.parquet.keytools",
+    "benchmarks.datasets",
+    "benchmarks.jobs.avro_files",
+    "benchmarks.tour",
+    "benchmarks.tour.tour",
+    "benchmarks.tour_parquet.chapter",
+}
+CIRCLES: set[tuple[str, str]] = {
+    ("ags_fast.fs", "ags_fast._objects"),
+    ("ags_fast.keys.sql", "ags_fast.keys.resolver"),
+    ("ags_fast.parquet._filesystem", "ags_fast.parquet._view"),
+    ("benchmarks.tour", "benchmarks.tour_parquet"),
+    ("benchmarks.tour_dataset", "benchmarks.tour"),
+    ("benchmarks.tour_rotation", "benchmarks.tour"),
+}
+LARGE_PACKAGES: set[str] = {
+    "ags_fast/jobs",
+    "ags_fast/parquet",
+}
+FACES: set[str] = {
+    "ags_fast.fs",
+    "ags_fast.keys.kms",
+    "ags_fast.spark",
+}
+
+if not (ROOT / "ags_fast" / "cli").is_dir():
+    pytest.skip("the tests run without the source tree", allow_module_level=True)
+
+
+def modules() -> dict[str, Path]:
+    """The Python files by the names of their modules."""
+    found = {}
+    for program in PROGRAMS:
+        for path in sorted((ROOT / program).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    assert len(found) > 50
+    return found
+
+
+def too_long(name: str, path: Path) -> Iterator[tuple[str, int]]:
+    """What is longer in a module than the rules allow, with its number of lines."""
+    text = path.read_text()
+    if (lines := text.count("\n")) > MAX_LINES["module"]:
+        yield name, lines
+
+    def visit(node: ast.AST, place: str) -> Iterator[tuple[str, int]]:
+        for child in ast.iter_child_nodes(node):
+            inner = place
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                inner = f"{place}.{child.name}"
+                is_class = isinstance(child, ast.ClassDef)
+                body = child.body[0 if is_class or ast.get_docstring(child) is None else 1 :]
+                lines = (child.body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+                if lines > MAX_LINES["class" if is_class else "function"]:
+                    yield inner, lines
+            yield from visit(child, inner)
+
+    yield from visit(ast.parse(text), name)
+
+
+def test_nothing_is_too_long() -> None:
+    long = dict(found for name, path in modules().items() for found in too_long(name, path))
+    assert {name: lines for name, lines in long.items() if name not in EXCEPTIONS} == {}
+    assert EXCEPTIONS - long.keys() == set(), "obeys now: take it out of EXCEPTIONS"
+
+
+def test_faces_hold_names() -> None:
+    """A package's ``__init__`` defines nothing but ``__getattr__``."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    holding = {
+        name
+        for name, path in modules().items()
+        if path.name == "__init__.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, functions) and node.name != "__getattr__"
+    }
+    assert holding - FACES == set()
+    assert FACES - holding == set(), "obeys now: take it out of FACES"
+
+
+def imports_of(path: Path, known: dict[str, Path]) -> set[str]:
+    """The modules of `known` that a file imports, also for TYPE_CHECKING and inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            module = node.module or ""
+            names = {f"{module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else module for name in names}
+    return found & known.keys()
+
+
+def test_no_circles_of_files() -> None:
+    known = modules()
+    lazy = {name for name, path in known.items() if "def __getattr__" in path.read_text()}
+    graph = {
+        # A lazy face imports a module of its own when somebody asks for the name.
+        name: {other for other in imports_of(path, known) if not (name in lazy and other.startswith(f"{name}."))}
+        - {name}
+        for name, path in known.items()
+    }
+    assert {(name, other) for name, other in CIRCLES if other not in graph.get(name, ())} == set(), "obeys now"
+    for name, other in CIRCLES:
+        graph[name].discard(other)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_no_package_is_too_large() -> None:
+    lines: Counter[str] = Counter()
+    for name, path in modules().items():
+        if name.startswith("ags_fast"):
+            lines[path.parent.relative_to(ROOT).as_posix()] += path.read_text().count("\n")
+    total = sum(lines.values())
+    large = {package for package, count in lines.items() if count > MAX_SHARE * total}
+    assert large - LARGE_PACKAGES == set(), {package: f"{lines[package] / total:.1%}" for package in large}
+    assert LARGE_PACKAGES - large == set(), "obeys now: take it out of LARGE_PACKAGES"
