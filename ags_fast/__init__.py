@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ags_fast._core import openssl_version
     from ags_fast._version import __version__
     from ags_fast.ags1 import AgsCodec, encrypted_length, plaintext_length
+    from ags_fast.dataset.dataset import Dataset
     from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
     from ags_fast.stream import AgsReader, AgsWriter, open
 
@@ -22,6 +23,7 @@ __all__ = [
     "AgsError",
     "AgsReader",
     "AgsWriter",
+    "Dataset",
     "FormatError",
     "IntegrityError",
     "KeyAccessError",
@@ -38,6 +40,7 @@ _HOMES = {
     "_core": ("openssl_version",),
     "_version": ("__version__",),
     "ags1": ("AgsCodec", "encrypted_length", "plaintext_length"),
+    "dataset.dataset": ("Dataset",),
     "errors": ("AgsError", "FormatError", "IntegrityError", "KeyAccessError", "KeyLimitError", "PolicyError"),
     "stream": ("AgsReader", "AgsWriter", "open"),
 }

@@ -25,6 +25,7 @@ import ags_fast.jobs.work.parquet
 from ags_fast import IntegrityError, KeyAccessError, cli, parquet
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import object_name
+from ags_fast.dataset.parquet_files import parquet_keys
 from ags_fast.dataset.plan import open_plans
 from ags_fast.fs import Store
 from ags_fast.jobs import (
@@ -672,7 +673,7 @@ def test_levels_keep_their_tags(tmp_path: Path, dataset: Path, kms: dict[str, st
     pq.write_table(pa.table({"a": [1, None, 3, None]}), src / "a.parquet", data_page_version="2.0")
     encrypt(src, dataset, kms).raise_for_failures()
     (entry,) = entries_of(dataset, kms).values()
-    keys, path = ags_fast.jobs.work.parquet._keys(context_of(dataset, kms), entry), dataset / entry.file
+    keys, path = parquet_keys(context_of(dataset, kms).contents, entry), dataset / entry.file
     parquet.reencrypt_file(path, path, keys, keys, aad_prefix=entry.aad_prefix, v2_layout="parquet-java")
     assert path.stat().st_size == entry.file_length
     for result in (

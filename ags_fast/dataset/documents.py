@@ -24,6 +24,7 @@ from ags_fast.keys.resolver import Entries
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ags_fast.dataset.cache import TableCache
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.fs import Store
     from ags_fast.keys.kms import KmsClient
@@ -38,6 +39,7 @@ class Documents:
         self._kms = kms
         self.keys = keys
         self.proven: set[str] = set()  # keys in single wrap, as `Envelope` has it
+        self.tables: TableCache | None = None  # of a handle, which opens many files
 
     @property
     def kms(self) -> KmsClient:
@@ -60,7 +62,12 @@ class Documents:
 
     def open_table(self, ref: TableRef, envelope: Envelope, only: str | None = None) -> list[FileEntry]:
         """What it holds; only: of this path, if it is there."""
-        entries = decode_entries(open_table(self.store, self.id, ref, envelope), ref.path, only)
+
+        def load() -> Any:
+            return open_table(self.store, self.id, ref, envelope)
+
+        table = load() if self.tables is None else self.tables.get(ref.path, load)
+        entries = decode_entries(table, ref.path, only)
         for entry in entries:
             check_path(entry.path)
             check_path(entry.file)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.access import Access
+from ags_fast.dataset.contents import Contents, denied_keys
 from ags_fast.dataset.names import new_job_id
 from ags_fast.fs import Store
 from ags_fast.jobs.engines.base import Engine
@@ -12,9 +14,7 @@ from ags_fast.jobs.results import JobResult, counted
 from ags_fast.jobs.run import (
     Options,
     check_apart,
-    denied_keys,
     envelope_for,
-    open_files,
     run_tasks,
     without_false_alarm,
 )
@@ -72,21 +72,22 @@ def decrypt_files(
         raise ValueError(f"missing must be 'error' or 'drop', not {missing!r}")
     options = Options(engine, resume, on_error, max_failures, progress)
     kms = client_for(options.engine, kms, dataset, dst)
-    opened, head, entries = open_files(dataset, kms, key_store, storage_options, version, min_version, pin, paths)
+    opened, head, entries = Access.of(dataset, kms, key_store, storage_options, version, min_version, pin).load(paths)
     destination = Store(dst, storage_options)
     check_apart(destination, opened.store)
     job_id = new_job_id()
+    contents = Contents(opened.id, opened.store, envelope_for(opened, entries))
     context = Context(
         "decrypt",
         job_id,
         opened.id,
         opened.store,
-        envelope_for(opened, entries),
+        contents.envelope,
         destination,
         fsync=fsync,
         overwrite=overwrite,
         resume=options.resume,
-        without=denied_keys(opened, entries) if missing == "drop" else frozenset(),
+        without=denied_keys(contents, entries) if missing == "drop" else frozenset(),
         preserve=preserve,
     )
     tasks = [Task(entry) for entry in entries]

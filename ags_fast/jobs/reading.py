@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.dataset import Dataset
 from ags_fast.errors import ConcurrentChangeError
-from ags_fast.jobs.run import denied_keys, envelope_for
-from ags_fast.jobs.work.context import Context
-from ags_fast.jobs.work.dispatch import work_on
-from ags_fast.keys.kms import KmsClient, as_kms
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from ags_fast.dataset.entries import FileEntry
-    from ags_fast.stream import AgsReader
+    from ags_fast._types import FilePath, WritableFile
+    from ags_fast.fs import Store
+    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.resolver import KeyResolver
+
+Result = TypeVar("Result")
 
 
 def open_file(
-    dataset: Any,
+    dataset: FilePath | Store,
     path: str,
     *,
     kms: KmsClient | Mapping[str, str],
@@ -29,65 +29,91 @@ def open_file(
     pin: str | None = None,
     missing: str = "error",
     threads: int | None = None,
-    key_store: Any = None,
+    key_store: FilePath | Store | KeyResolver | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> AgsReader | io.RawIOBase:
-    """One file of a dataset as a seekable binary file; `path` as it was in the tree that was encrypted.
+) -> io.RawIOBase:
+    """Open one file of a dataset as a seekable binary file of its plaintext.
 
-    Of a Parquet file it is what `ags_fast.parquet.open_plain` makes: a plaintext Parquet file to any reader, decrypted
-    as far as it is read. missing: columns whose master key the KMS does not give are an "error", or "hide" them.
+    To open several files, open a `Dataset` and use its `open_file`: what it reads once serves all of them.
+
+    Args:
+        dataset: The dataset's folder: a path, or a URL of fsspec.
+        path: The file's path in the dataset.
+        kms: The properties of a KMS, or a client.
+        version: The version to read; None is the newest.
+        min_version: The least number that the newest version may have (else PolicyError).
+        pin: A pin that the newest version must descend from (else IntegrityError).
+        missing: What becomes of Parquet columns whose master key the KMS refuses: "error", or "hide" them.
+        threads: How many threads may work on one read; None as for AgsCodec.
+        key_store: Where the dataset's keys are, if not in the dataset.
+        storage_options: Options for fsspec.
+
+    Raises:
+        FileNotFoundError: There is no such dataset, version or file.
+        IntegrityError: No version was committed, or something is not what was written.
+        KeyAccessError: The KMS refuses.
     """
-    if missing not in ("error", "hide"):
-        raise ValueError(f"missing must be 'error' or 'hide', not {missing!r}")
-    context, entry = _one_file(
-        dataset, path, kms, key_store, storage_options, version, min_version, pin, threads, missing == "hide"
+    opened = Dataset.open(
+        dataset,
+        kms=kms,
+        version=version,
+        min_version=min_version,
+        pin=pin,
+        key_store=key_store,
+        storage_options=storage_options,
     )
-    return work_on(entry.format).view(context, entry)
+    return _on_newest(opened, lambda: opened.open_file(path, missing=missing, threads=threads))
 
 
 def copy_file(
-    dataset: Any,
+    dataset: FilePath | Store,
     path: str,
-    target: BinaryIO,
+    target: WritableFile,
     *,
     kms: KmsClient | Mapping[str, str],
     version: int | None = None,
     min_version: int | None = None,
     pin: str | None = None,
     threads: int | None = None,
-    key_store: Any = None,
+    key_store: FilePath | Store | KeyResolver | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Decrypt one file of a dataset to a file open for writing, which need not seek. What is written passed its tag."""
-    context, entry = _one_file(
-        dataset, path, kms, key_store, storage_options, version, min_version, pin, threads, False
+    """Decrypt one file of a dataset to a file open for writing, which need not seek. What is written passed its tag.
+
+    Args:
+        dataset: The dataset's folder: a path, or a URL of fsspec.
+        path: The file's path in the dataset.
+        target: A binary file, open for writing.
+        kms: The properties of a KMS, or a client.
+        version: The version to read; None is the newest.
+        min_version: The least number that the newest version may have (else PolicyError).
+        pin: A pin that the newest version must descend from (else IntegrityError).
+        threads: How many threads may work on the file; None as for AgsCodec.
+        key_store: Where the dataset's keys are, if not in the dataset.
+        storage_options: Options for fsspec.
+
+    Raises:
+        FileNotFoundError: There is no such dataset, version or file.
+        IntegrityError: No version was committed, or something is not what was written.
+        KeyAccessError: The KMS refuses.
+    """
+    opened = Dataset.open(
+        dataset,
+        kms=kms,
+        version=version,
+        min_version=min_version,
+        pin=pin,
+        key_store=key_store,
+        storage_options=storage_options,
     )
-    work_on(entry.format).copy(context, entry, target)
+    _on_newest(opened, lambda: opened.copy_file(path, target, threads=threads))
 
 
-def _one_file(
-    dataset: Any,
-    path: str,
-    kms: KmsClient | Mapping[str, str],
-    key_store: Any,
-    storage_options: Mapping[str, Any] | None,
-    version: int | None,
-    min_version: int | None,
-    pin: str | None,
-    threads: int | None,
-    hide: bool,
-) -> tuple[Context, FileEntry]:
-    opened = Ledger.open(dataset, as_kms(kms), storage_options, key_store, pin=pin)
+def _on_newest(dataset: Dataset, read: Callable[[], Result]) -> Result:
+    """Read; again if the version was expired before the file was open, and there is a newer one."""
     while True:
-        head = opened.committed(opened.current(version=version, min_version=min_version))
         try:
-            entry = opened.find(head, path)
-            break
+            return read()
         except ConcurrentChangeError:
-            if version is not None:
+            if not dataset.refresh():
                 raise
-    if entry is None:
-        raise FileNotFoundError(f"the dataset's version {head.number} has no {path!r}")
-    envelope = envelope_for(opened, [entry])
-    without = denied_keys(opened, [entry]) if hide else frozenset()
-    return Context("verify", "", opened.id, opened.store, envelope, threads=threads, without=without), entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.access import Access
 from ags_fast.dataset.entries import wrapped_by
 from ags_fast.dataset.names import new_job_id, object_name
 from ags_fast.dataset.plan import Plan
@@ -12,7 +13,7 @@ from ags_fast.errors import ConcurrentChangeError
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.planning import begin_plan, column_masters, continue_plan, reserve_keys
 from ags_fast.jobs.results import JobResult, counted, shown
-from ags_fast.jobs.run import Options, commit_files, envelope_for, open_files, run_tasks, without_false_alarm
+from ags_fast.jobs.run import Options, commit_files, envelope_for, run_tasks, without_false_alarm
 from ags_fast.jobs.sources import aad_prefixes
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.rows import planned_row
@@ -57,8 +58,8 @@ def rekey_files(
         raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
     options = Options(engine, resume, on_error, max_failures, progress)
     kms = client_for(options.engine, kms, dataset)
-    opened, base, chosen = open_files(
-        dataset, kms, key_store, storage_options, None, min_version, pin, paths, writes=True
+    opened, base, chosen = Access.of(dataset, kms, key_store, storage_options, None, min_version, pin).load(
+        paths, writes=True
     )
     target = opened.store
     facts = {"operation": "rekey", "source": shown(target.url)}

@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.access import Access
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.plan import Plan
 from ags_fast.errors import IntegrityError
 from ags_fast.jobs.expiry import apply_retention
 from ags_fast.jobs.planning import reserve_keys
 from ags_fast.jobs.results import JobResult, counted, shown
-from ags_fast.jobs.run import open_files
 from ags_fast.jobs.work.rows import planned_row
 from ags_fast.keys.envelope import UnknownKeyError
-from ags_fast.keys.kms import KmsClient, as_kms
+from ags_fast.keys.kms import KmsClient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,8 +48,8 @@ def remove_files(
     What is left of a numbered set (`aad_prefix`) is no longer checked to be whole. A path that was removed may be
     encrypted again. dry_run, pin, min_version, progress: as `encrypt_files` has them.
     """
-    opened, head, chosen = open_files(
-        dataset, as_kms(kms), key_store, storage_options, None, min_version, pin, paths, writes=True
+    opened, head, chosen = Access.of(dataset, kms, key_store, storage_options, None, min_version, pin).load(
+        paths, writes=True
     )
     store, job_id = opened.store, new_job_id()
     stays: set[str] = set()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.dataset.entries import FileEntry, chosen_files
+from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import HIDDEN
-from ags_fast.errors import KeyAccessError
 from ags_fast.jobs.engines.base import Engine
 from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.expiry import apply_retention
 from ags_fast.jobs.results import JobError, JobResult, Row
 from ags_fast.jobs.work.rows import failed_row, is_there, make_row
-from ags_fast.keys.kms import KmsClient, as_kms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,41 +53,9 @@ def check_apart(one: Store, other: Store) -> None:
         raise ValueError(f"{one.url} and {other.url}: neither may be the other, or inside it")
 
 
-def open_files(
-    dataset: Any,
-    kms: KmsClient | Mapping[str, str],
-    key_store: Any,
-    storage_options: Mapping[str, Any] | None,
-    version: int | None,
-    min_version: int | None,
-    pin: str | None,
-    paths: str | Sequence[str] | None,
-    writes: bool = False,
-) -> tuple[Ledger, Version, list[FileEntry]]:
-    opened = Ledger.open(dataset, as_kms(kms), storage_options, key_store, pin=pin)
-    head, entries = opened.load(version, min_version, writes=writes)
-    return opened, opened.committed(head), entries if paths is None else chosen_files(entries, paths)
-
-
 def envelope_for(dataset: Ledger, entries: Sequence[FileEntry], *more: FileEntry) -> Envelope:
     """What opens these, and nothing else, to be sent to workers."""
     return dataset.envelope.subset({key_id for entry in (*entries, *more) for key_id in entry.key_ids()})
-
-
-def denied_keys(dataset: Ledger, entries: Sequence[FileEntry]) -> frozenset[str]:
-    """The keys of columns that cannot be had. Each is asked for once, and here: all files are to lack the same."""
-    envelope = dataset.envelope
-    denied: dict[str, bool] = {}
-    for entry in entries:
-        for wrap in entry.wraps(dataset.id)[1:] if entry.column_keys else ():
-            if wrap[0] in denied:
-                continue
-            try:
-                envelope.unwrap(*wrap)
-                denied[wrap[0]] = False
-            except KeyAccessError:
-                denied[wrap[0]] = True
-    return frozenset(key_id for key_id, refused in denied.items() if refused)
 
 
 def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: Plan | None) -> list[Row]:

@@ -6,12 +6,13 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.access import Access
 from ags_fast.dataset.names import HIDDEN, new_job_id
 from ags_fast.dataset.plan import Plan, open_plans
 from ags_fast.errors import AgsError
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted
-from ags_fast.jobs.run import Options, envelope_for, open_files, run_tasks, without_false_alarm
+from ags_fast.jobs.run import Options, envelope_for, run_tasks, without_false_alarm
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.dispatch import work_on
 
@@ -53,7 +54,7 @@ def verify_files(
     """
     options = Options(engine, None, on_error, max_failures, progress)
     kms = client_for(options.engine, kms, dataset)
-    opened, head, entries = open_files(dataset, kms, key_store, storage_options, version, min_version, pin, paths)
+    opened, head, entries = Access.of(dataset, kms, key_store, storage_options, version, min_version, pin).load(paths)
     job_id = new_job_id()
     context = Context("verify", job_id, opened.id, opened.store, envelope_for(opened, entries))
     rows = without_false_alarm(opened, head, run_tasks(context, [Task(entry) for entry in entries], options, None))

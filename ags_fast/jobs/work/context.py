@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from ags_fast.dataset.names import check_path
-from ags_fast.errors import AgsError, IntegrityError
-from ags_fast.fs import NotAFileError, Store
-from ags_fast.keys.envelope import Envelope, binding
-from ags_fast.stream import AgsReader
+from ags_fast.dataset.contents import Contents
+from ags_fast.dataset.stream_files import view
+from ags_fast.errors import AgsError
 
 if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.fs import NewFile, NewObject
+    from ags_fast.fs import NewFile, NewObject, Store
+    from ags_fast.keys.envelope import Envelope
+    from ags_fast.stream import AgsReader
 
 
 class Task(NamedTuple):
@@ -55,8 +56,14 @@ class Context:
     without: frozenset[str] = frozenset()  # keys that are not to be had; of Parquet, their columns are left out
     preserve: bool = True  # decrypt: give files the modes and times that their sources had
 
+    @cached_property
+    def contents(self) -> Contents:
+        """What opens and seals the dataset's files."""
+        return Contents(self.dataset_id, self.dataset, self.envelope, self.threads, self.without)
+
     def dek(self, entry: FileEntry) -> bytes:
-        return self.envelope.unwrap(entry.key_id, entry.wrapped_dek, binding(self.dataset_id, "dek", entry.file))
+        """Unwrap the data key of a file."""
+        return self.contents.dek(entry)
 
     def restored(self, entry: FileEntry) -> NewFile | NewObject:
         """The file that an entry is decrypted to, in the making. Until it is complete, nobody else may read it."""
@@ -65,21 +72,8 @@ class Context:
         return self.other.new(entry.path, tag=self.job_id, private=True, fsync=self.fsync, mode=mode, mtime_ns=mtime_ns)
 
     def reader(self, entry: FileEntry, file: str | None = None) -> AgsReader:
-        """The plaintext of `entry`, or what `file` has to show for it."""
-        name = check_path(file or entry.file)
-        try:
-            return AgsReader(
-                self.dataset.source(name),
-                self.dek(entry),
-                length=entry.file_length,
-                aad_prefix=entry.aad_prefix,
-                block_size=entry.block_size,
-                threads=self.threads,
-            )
-        except FileNotFoundError:
-            raise IntegrityError(f"{name} is missing, but a manifest says it is part of the dataset") from None
-        except NotAFileError:
-            raise IntegrityError(f"{name} is no regular file, but a manifest says it is part of the dataset") from None
+        """Open the plaintext of `entry`, or of `file` in its place."""
+        return view(self.contents, entry, file)
 
 
 class Outcome(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from ags_fast.errors import FormatError
 from ags_fast.jobs.results import Row, describe
@@ -12,8 +12,6 @@ from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Outcome, 
 from ags_fast.jobs.work.rows import make_row
 
 if TYPE_CHECKING:
-    import io
-
     from ags_fast.dataset.entries import FileEntry
 
 # The module of each format. A module is imported when a task first needs it: Parquet's takes longer than a small job.
@@ -29,12 +27,6 @@ class Work(Protocol):
 
     def run(self, context: Context, task: Task, attempt: int) -> Outcome:
         """Do what the job does with one file."""
-
-    def view(self, context: Context, entry: FileEntry) -> io.RawIOBase:
-        """Open the plaintext of a file for reading at any position."""
-
-    def copy(self, context: Context, entry: FileEntry, target: Any) -> None:
-        """Decrypt a file to anything that takes bytes."""
 
     def holds(self, context: Context, entry: FileEntry, file: str) -> bool:
         """Return whether `file` holds what belongs to `entry`. Raises the reader's error if not."""

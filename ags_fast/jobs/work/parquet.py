@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import tempfile
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.names import check_path
-from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.dataset.parquet_files import STRICT, closing, decrypt_to, parquet_keys, sealed
+from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.fs import NewFile, NewObject
 from ags_fast.jobs.work.context import AlreadyEncryptedError, Outcome, SourceChangedError
 from ags_fast.jobs.work.rows import is_there
@@ -25,17 +24,11 @@ from ags_fast.parquet import Keys, decrypt_file, encrypt_file, reencrypt_file, v
 from ags_fast.parquet._file import Opened, Source
 
 if TYPE_CHECKING:
-    import io
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.fs import Entry, Store
     from ags_fast.jobs.work.context import Context, Task
-
-
-# What `_encrypt` writes has a tag for everything that is encrypted: a file with less is not what was written.
-STRICT: dict[str, Any] = {"allow_ctr": False, "allow_unauthenticated_levels": False}
-KEY_MATERIAL = "AGS-DATASET"  # of key_metadata; keys are found by the dataset's manifests and by nothing in the file
 
 
 def run(context: Context, task: Task, attempt: int) -> Outcome:
@@ -45,58 +38,6 @@ def run(context: Context, task: Task, attempt: int) -> Outcome:
 
 def _ok(file_length: int) -> Outcome:
     return Outcome("ok", file_length=file_length)
-
-
-def _keys(context: Context, entry: FileEntry) -> Keys:
-    """The keys of a file, but for those of columns that the job does without."""
-    file, *wraps = entry.wraps(context.dataset_id)
-    columns = {}
-    for wrap, column in zip(wraps, entry.column_keys or (), strict=True):
-        if wrap[0] in context.without:
-            continue
-        try:
-            columns[column["column"]] = context.envelope.unwrap(*wrap)
-        except KeyAccessError as error:
-            raise KeyAccessError(f"column {column['column']!r}: {error}") from None
-    metadata = {"keyMaterialType": KEY_MATERIAL, "datasetID": context.dataset_id}
-    return Keys(context.envelope.unwrap(*file), columns, footer_metadata=json.dumps(metadata).encode())
-
-
-@contextmanager
-def _closing(source: Any) -> Iterator[Any]:
-    """A store's source: a path, or a file to be closed."""
-    try:
-        yield source
-    finally:
-        if hasattr(source, "close"):
-            source.close()
-
-
-def _source(context: Context, entry: FileEntry, file: str | None = None) -> Any:
-    """The encrypted file of `entry`, or `file` in its place, as far as its name and its size go."""
-    name = check_path(file or entry.file)
-    there = context.dataset.stat(name)
-    if there is None:
-        raise IntegrityError(f"{name} is missing, but a manifest says it is part of the dataset")
-    if entry.file_length and there.size != entry.file_length:
-        raise IntegrityError(f"{name} has {there.size} bytes, its manifest says {entry.file_length}")
-    return context.dataset.source(name, there)
-
-
-@contextmanager
-def _as_planned(name: str) -> Iterator[None]:
-    """The manifest says how a file is protected: one that is less so is not an old or a plain one, but another."""
-    try:
-        yield
-    except PolicyError as error:
-        raise IntegrityError(f"{name} is not what was written: {error}") from None
-
-
-@contextmanager
-def _sealed(context: Context, entry: FileEntry, file: str | None = None) -> Iterator[Any]:
-    """`_source`, while it is used."""
-    with _closing(_source(context, entry, file)) as source, _as_planned(file or entry.file):
-        yield source
 
 
 class _Checked(NewObject):
@@ -136,7 +77,7 @@ def _is_parquet(source: Any) -> bool:
 def encrypted_already(source: Store, found: Entry) -> str | None:
     """Why a source need not be encrypted; None if it must be, or to try will tell."""
     try:
-        with _closing(source.source(found.path, found)) as plain:
+        with closing(source.source(found.path, found)) as plain:
             return _already(plain)
     except (FormatError, IntegrityError, OSError, PolicyError):
         return None
@@ -169,14 +110,14 @@ def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
             raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
 
     with (
-        _closing(source.source(entry.source, there)) as plain,
+        closing(source.source(entry.source, there)) as plain,
         _Checked(context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync), check) as new,
     ):
         try:
             report = encrypt_file(
                 plain,
                 new,
-                _keys(context, entry),
+                parquet_keys(context.contents, entry),
                 aad_prefix=entry.aad_prefix,
                 store_aad_prefix=False,
                 threads=context.threads,
@@ -203,8 +144,8 @@ def _finished(context: Context, entry: FileEntry, attempt: int) -> int | None:
     if not (attempt or context.resume) or context.dataset.stat(entry.file) is None:
         return None
     try:
-        with _sealed(context, entry) as source:
-            with Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix) as opened:
+        with sealed(context.contents, entry) as source:
+            with Opened(source, parquet_keys(context.contents, entry), aad_prefix=entry.aad_prefix) as opened:
                 length = opened.source.size
             if context.resume == "verify":
                 _verify_source(context, entry, source)
@@ -214,13 +155,13 @@ def _finished(context: Context, entry: FileEntry, attempt: int) -> int | None:
 
 
 def _check(context: Context, entry: FileEntry) -> int:
-    with _sealed(context, entry) as source:
+    with sealed(context.contents, entry) as source:
         return _verify_source(context, entry, source)
 
 
 def _verify_source(context: Context, entry: FileEntry, source: Any) -> int:
     return verify(
-        source, _keys(context, entry), aad_prefix=entry.aad_prefix, threads=context.threads, **STRICT
+        source, parquet_keys(context.contents, entry), aad_prefix=entry.aad_prefix, threads=context.threads, **STRICT
     ).file_length
 
 
@@ -241,10 +182,10 @@ def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
         if not context.overwrite and not context.resume:
             raise FileExistsError(is_there(entry.path))
     with (
-        _sealed(context, entry) as source,
+        sealed(context.contents, entry) as source,
         context.restored(entry) as new,
     ):
-        _decrypt_to(context, entry, source, new)
+        decrypt_to(context.contents, entry, source, new)
     left_out = [key["column"] for key in entry.column_keys or () if key["key_id"] in context.without]
     if left_out:
         return Outcome(
@@ -253,32 +194,20 @@ def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
     return _ok(entry.file_length)
 
 
-def _decrypt_to(context: Context, entry: FileEntry, source: Any, target: Any) -> None:
-    decrypt_file(
-        source,
-        target,
-        _keys(context, entry),
-        aad_prefix=entry.aad_prefix,
-        missing="drop" if context.without else "error",
-        threads=context.threads,
-        **STRICT,
-    )
-
-
 def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
     entry, old = task.entry, task.old
     assert old is not None
     if length := _finished(context, entry, attempt):
         return _ok(length)
     with (
-        _sealed(context, old) as source,
+        sealed(context.contents, old) as source,
         context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync) as new,
     ):
         report = reencrypt_file(
             source,
             new,
-            _keys(context, old),
-            _keys(context, entry),
+            parquet_keys(context.contents, old),
+            parquet_keys(context.contents, entry),
             aad_prefix=old.aad_prefix,
             new_aad_prefix=entry.aad_prefix,
             store_aad_prefix=False,
@@ -298,33 +227,12 @@ _OPERATIONS: dict[str, Callable[[Context, Task, int], Outcome]] = {
 }
 
 
-def view(context: Context, entry: FileEntry) -> io.RawIOBase:
-    """A plaintext Parquet file to any reader, decrypted as far as it is read."""
-    from ags_fast.parquet import open_plain
-
-    with _as_planned(entry.file):
-        return open_plain(
-            _source(context, entry),
-            _keys(context, entry),
-            aad_prefix=entry.aad_prefix,
-            missing="hide" if context.without else "error",
-            threads=context.threads,
-            **STRICT,
-        )
-
-
-def copy(context: Context, entry: FileEntry, target: Any) -> None:
-    """Decrypt a file to whatever takes bytes. Every page of it has passed its tag."""
-    with _sealed(context, entry) as source:
-        _decrypt_to(context, entry, source, target)
-
-
 def holds(context: Context, entry: FileEntry, file: str) -> bool:
     """Whether `file` has what belongs to `entry`. Raises if not."""
     there = entry._replace(file_length=0)
     with (
-        _sealed(context, there, file) as source,
-        Opened(source, _keys(context, entry), aad_prefix=entry.aad_prefix),
+        sealed(context.contents, there, file) as source,
+        Opened(source, parquet_keys(context.contents, entry), aad_prefix=entry.aad_prefix),
     ):
         return True
 
@@ -350,9 +258,9 @@ class _Comparison:
 def _is_decrypted(context: Context, entry: FileEntry) -> bool:
     """Whether the file at the entry's path elsewhere is what the dataset's decrypts to, every tag of which passes."""
     assert context.other is not None
-    with context.other.open(entry.path) as file, _sealed(context, entry) as source:
+    with context.other.open(entry.path) as file, sealed(context.contents, entry) as source:
         try:
-            _decrypt_to(context, entry, source, _Comparison(file))
+            decrypt_to(context.contents, entry, source, _Comparison(file))
         except _DifferentError:
             return False
         return not file.readinto(bytearray(1))
@@ -379,10 +287,10 @@ def same_as_source(context: Context, entry: FileEntry) -> bool:
     source = context.other
     assert source is not None
     ours, its = _Digest(), _Digest()
-    with _sealed(context, entry) as sealed:
-        _decrypt_to(context, entry, sealed, ours)
+    with sealed(context.contents, entry) as file:
+        decrypt_to(context.contents, entry, file, ours)
     keys = Keys(os.urandom(16))
-    with _closing(source.source(entry.path)) as plain, tempfile.TemporaryFile() as between:
+    with closing(source.source(entry.path)) as plain, tempfile.TemporaryFile() as between:
         encrypt_file(plain, between, keys, threads=context.threads)
         decrypt_file(between, its, keys, threads=context.threads)
     return ours.value() == its.value()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ags_fast._core import OVERHEAD_NBYTES, Key
 from ags_fast.ags1 import HEADER_NBYTES, encode_header
@@ -11,7 +11,7 @@ from ags_fast.dataset.names import check_path
 from ags_fast.errors import AgsError, FormatError, IntegrityError
 from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Outcome, SourceChangedError, Task
 from ags_fast.jobs.work.rows import is_there
-from ags_fast.stream import AgsReader, AgsWriter
+from ags_fast.stream import AgsWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,19 +208,6 @@ def run(context: Context, task: Task, attempt: int) -> Outcome:
     """Do one file."""
     note = _OPERATIONS[context.op](context, task, attempt)
     return Outcome("ok", file_length=task.entry.file_length) if note is None else Outcome("skipped", *note)
-
-
-def view(context: Context, entry: FileEntry) -> AgsReader:
-    """Open the plaintext of a file for reading at any position."""
-    return context.reader(entry)
-
-
-def copy(context: Context, entry: FileEntry, target: Any) -> None:
-    """Decrypt a file to anything that takes bytes. Each block is written after its tag has passed."""
-    with context.reader(entry) as reader:
-        chunk = memoryview(bytearray(max(CHUNK_NBYTES, reader.block_size)))
-        while got := reader.readinto(chunk):
-            target.write(chunk[:got])
 
 
 def holds(context: Context, entry: FileEntry, file: str) -> bool:

@@ -1,0 +1,68 @@
+"""How a dataset is reached: the arguments that every function on datasets shares, in one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.entries import chosen_files
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.fs import Store
+from ags_fast.keys.kms import KmsClient, as_kms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ags_fast._types import FilePath
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.versions import Version
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where a dataset is, what opens it, and which version is wanted. Holds no key.
+
+    It pickles as these arguments: the KMS client as its properties. `storage_options` may hold secrets of the storage.
+    """
+
+    store: Store
+    kms: KmsClient = field(repr=False)
+    key_store: Any = field(default=None, repr=False)
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    version: int | None = None
+    min_version: int | None = None
+    pin: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        dataset: FilePath | Store,
+        kms: KmsClient | Mapping[str, str],
+        key_store: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        min_version: int | None = None,
+        pin: str | None = None,
+    ) -> Access:
+        """Take the arguments of a public function."""
+        store = dataset if isinstance(dataset, Store) else Store(dataset, storage_options)
+        return cls(store, as_kms(kms), key_store, storage_options, version, min_version, pin)
+
+    def open(self) -> Ledger:
+        """Open the dataset. FileNotFoundError if there is none; IntegrityError if it does not descend from the pin."""
+        return Ledger.open(
+            self.store, self.kms, self.storage_options, self.key_store, pin=self.pin, min_version=self.min_version
+        )
+
+    def load(
+        self, paths: str | Sequence[str] | None = None, *, writes: bool = False
+    ) -> tuple[Ledger, Version, list[FileEntry]]:
+        """Open the wanted version with its files, or those that match a pattern of `paths`.
+
+        Args:
+            paths: Patterns of `fnmatch`; None takes every file. FileNotFoundError if a pattern matches none.
+            writes: Whether the caller is about to change the dataset.
+        """
+        opened = self.open()
+        head, entries = opened.load(self.version, self.min_version, writes=writes)
+        return opened, opened.committed(head), entries if paths is None else chosen_files(entries, paths)

@@ -1,0 +1,81 @@
+"""The content of a dataset's files: which key opens a file, and what reads or writes each format.
+
+A format is one module with the functions of `Format`. `format_of` finds the module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
+
+from ags_fast.errors import FormatError, KeyAccessError
+from ags_fast.keys.envelope import binding
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Iterable
+
+    from ags_fast._types import WritableFile
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.fs import Store
+    from ags_fast.keys.envelope import Envelope
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What opens and seals files of one dataset. It is sent to tasks, so it holds no key, only wrapped ones.
+
+    Args:
+        dataset_id: The id of the dataset, to which wrapped keys are bound.
+        store: The folder of the dataset.
+        envelope: The KEKs of the files, and the KMS that unwraps them.
+        threads: How many threads may work on one file; None as for AgsCodec.
+        without: Ids of KEKs that the caller may not use. Parquet columns under these KEKs are left out.
+    """
+
+    dataset_id: str
+    store: Store
+    envelope: Envelope
+    threads: int | None = None
+    without: frozenset[str] = frozenset()
+
+    def dek(self, entry: FileEntry) -> bytes:
+        """Unwrap the data key of a file."""
+        return self.envelope.unwrap(entry.key_id, entry.wrapped_dek, binding(self.dataset_id, "dek", entry.file))
+
+
+class Format(Protocol):
+    """What the module of a format offers."""
+
+    def view(self, contents: Contents, entry: FileEntry) -> io.RawIOBase:
+        """Open the plaintext of a file for reading at any position."""
+
+    def copy(self, contents: Contents, entry: FileEntry, target: WritableFile) -> None:
+        """Decrypt a file to anything that takes bytes. Each piece is written after its tag has passed."""
+
+
+# A module is imported when a file first needs it: Parquet's takes longer than to read a small dataset.
+MODULES = {"ags1": "ags_fast.dataset.stream_files", "parquet": "ags_fast.dataset.parquet_files"}
+
+
+def format_of(entry: FileEntry) -> Format:
+    """Return the module of a file's format. FormatError for a format that only a newer ags_fast knows."""
+    if entry.format not in MODULES:
+        raise FormatError(f"a newer ags_fast made this file: its format is {entry.format!r}")
+    return cast("Format", import_module(MODULES[entry.format]))
+
+
+def denied_keys(contents: Contents, entries: Iterable[FileEntry]) -> frozenset[str]:
+    """Return the ids of the column keys that the KMS refuses. Each key is tried once, so all files lack the same."""
+    denied: dict[str, bool] = {}
+    for entry in entries:
+        for wrap in entry.wraps(contents.dataset_id)[1:] if entry.column_keys else ():
+            if wrap[0] in denied:
+                continue
+            try:
+                contents.envelope.unwrap(*wrap)
+                denied[wrap[0]] = False
+            except KeyAccessError:
+                denied[wrap[0]] = True
+    return frozenset(key_id for key_id, refused in denied.items() if refused)

@@ -1,0 +1,303 @@
+"""`Dataset`: the handle of an encrypted dataset. What it reads once serves every later call."""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ags_fast.dataset.access import Access
+from ags_fast.dataset.cache import TableCache
+from ags_fast.dataset.contents import Contents, denied_keys, format_of
+from ags_fast.dataset.entries import check_lengths
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.names import new_job_id
+from ags_fast.errors import ConcurrentChangeError, IntegrityError
+from ags_fast.keys.envelope import UnknownKeyError
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Iterator, Mapping
+
+    from ags_fast._types import FilePath, WritableFile
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.policy import Policy
+    from ags_fast.dataset.versions import Version
+    from ags_fast.fs import Store
+    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.resolver import KeyResolver
+
+__all__ = ["Dataset", "DatasetFile"]
+
+
+class DatasetFile(NamedTuple):
+    """One file of a dataset's version.
+
+    Attributes:
+        path: Its path in the dataset.
+        format: "ags1" or "parquet".
+        plain_length: Bytes that reading the file gives. Of a Parquet file: of its plaintext view.
+        file_length: Bytes of the encrypted file.
+        key_id: The id of the key that wraps the file's data key.
+    """
+
+    path: str
+    format: str
+    plain_length: int
+    file_length: int
+    key_id: str
+
+
+class Dataset:
+    """An encrypted dataset, opened once. Its version, manifests and keys serve every call.
+
+    A handle is a snapshot. It stays at its version until `refresh`, or until a transaction of this handle commits;
+    opened with ``version=``, it stays there for good. Threads may share a handle. It pickles as its URL, its version
+    and the properties of the KMS, without a key; the copy opens the dataset again when it is first used.
+
+    In double wrap the KMS is asked once for each KEK of the files that are opened, by default once for a dataset. Each
+    manifest is read at most once while the decoded manifests fit into 128 MiB.
+
+    Make one with `Dataset.open` or `Dataset.create`.
+    """
+
+    def __init__(self, access: Access, left_at: tuple[int, str] | None = None) -> None:
+        self._access = access
+        self._left_at = left_at  # the version that a pickled handle was at, and its pin
+        self._at: _At | None = None
+        self._lock = threading.RLock()
+
+    @classmethod
+    def open(
+        cls,
+        url: FilePath | Store,
+        *,
+        kms: KmsClient | Mapping[str, str],
+        version: int | None = None,
+        min_version: int | None = None,
+        pin: str | None = None,
+        key_store: FilePath | Store | KeyResolver | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Dataset:
+        """Open a dataset.
+
+        Args:
+            url: Its folder: a path, or a URL of fsspec.
+            kms: The properties of a KMS, or a client.
+            version: The version to stay at; None is the newest, until `refresh`.
+            min_version: The least number that the newest version may have.
+            pin: What `Dataset.pin` or `JobResult.pin` said before: the newest version must descend from that version.
+            key_store: Where the dataset's keys are, if not in the dataset.
+            storage_options: Options for fsspec.
+
+        Raises:
+            FileNotFoundError: There is no dataset at `url`, or it has no such version.
+            IntegrityError: The dataset was changed by a stranger, or does not descend from `pin`.
+            PolicyError: The newest version is older than `min_version`.
+            KeyAccessError: The KMS refuses.
+            ValueError: `pin` is malformed.
+        """
+        handle = cls(Access.of(url, kms, key_store, storage_options, version, min_version, pin))
+        handle._opened()
+        return handle
+
+    @classmethod
+    def create(
+        cls,
+        url: FilePath | Store,
+        *,
+        kms: KmsClient | Mapping[str, str],
+        wrapping_key_id: str,
+        policy: Policy | None = None,
+        key_store: FilePath | Store | KeyResolver | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Dataset:
+        """Create a dataset without files: its first key, and version 1.
+
+        Args:
+            url: Its folder: a path, or a URL of fsspec.
+            kms: The properties of a KMS, or a client.
+            wrapping_key_id: The master key in the KMS that wraps the dataset's first KEK.
+            policy: How KEKs are shared and what is kept of old versions; None is ``Policy()``.
+            key_store: Where the dataset's keys are to be, if not in the dataset.
+            storage_options: Options for fsspec.
+
+        Raises:
+            FileExistsError: There is a dataset at `url`.
+            KeyAccessError: The KMS refuses.
+        """
+        access = Access.of(url, kms, key_store, storage_options)
+        access.store.check_writable()
+        ledger = Ledger.open_or_create(access.store, access.kms, wrapping_key_id, key_store)
+        try:
+            if ledger.current(writes=True) is not None:
+                raise FileExistsError
+            ledger.succeed(None, "create", new_job_id(), (), policy=policy)
+        except FileExistsError:
+            raise FileExistsError(f"there is a dataset at {access.store.url}: open it with Dataset.open") from None
+        handle = cls(access)
+        handle._opened()
+        return handle
+
+    # ---- what it is
+
+    @property
+    def url(self) -> str:
+        """The dataset's folder, as a path or a URL."""
+        return self._access.store.url
+
+    @property
+    def id(self) -> str:
+        """The id of the dataset, to which its keys are bound."""
+        return self._opened().ledger.id
+
+    @property
+    def version(self) -> int | None:
+        """The number of the version that this handle shows; None if nothing was committed yet."""
+        head = self._opened().head
+        return None if head is None else head.number
+
+    @property
+    def pin(self) -> str | None:
+        """The version and its SHA-256, to keep outside of the storage; None if nothing was committed yet."""
+        head = self._opened().head
+        return None if head is None else head.pin
+
+    def __repr__(self) -> str:
+        at = self._at
+        return f"<Dataset {self._access.store!r}{'' if at is None else f', version {self.version}'}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        head = self._opened().head
+        return Dataset, (self._access, None if head is None else (head.number, head.pin))
+
+    # ---- reading
+
+    def refresh(self) -> bool:
+        """Go to the newest version, unless the handle was opened with ``version=``.
+
+        Returns:
+            Whether the handle now shows another version than before.
+
+        Raises:
+            IntegrityError: The newest version does not descend from the one that this handle shows.
+        """
+        with self._lock:
+            at = self._opened()
+            if self._access.version is not None:
+                return False
+            self._at = replace(at, head=at.ledger.current())
+            return self.version != (None if at.head is None else at.head.number)
+
+    def files(self, pattern: str | None = None) -> Iterator[DatasetFile]:
+        """Iterate over the files of this version, in no order. No file is read, only manifests.
+
+        Args:
+            pattern: Only files whose path matches, as in `fnmatch`: ``*`` also matches "/". None takes all.
+
+        Raises:
+            ConcurrentChangeError: The version was expired meanwhile: `refresh`.
+        """
+        at = self._opened()
+        for entry in at.ledger.entries(at.head):
+            if pattern is None or fnmatch.fnmatchcase(entry.path, pattern):
+                check_lengths((entry,))
+                yield DatasetFile(entry.path, entry.format, entry.plain_length, entry.file_length, entry.key_id)
+
+    def open_file(self, path: str, *, missing: str = "error", threads: int | None = None) -> io.RawIOBase:
+        """Open one file of this version as a seekable binary file of its plaintext.
+
+        If the file's manifest was read before, the storage gets requests for the file itself, and no others. A Parquet
+        file opens as a plaintext Parquet file, decrypted as far as it is read: see `ags_fast.parquet.open_plain`.
+
+        Args:
+            path: The file's path in the dataset.
+            missing: What becomes of Parquet columns whose master key the KMS refuses: "error", or "hide" them.
+            threads: How many threads may work on one read; None as for AgsCodec.
+
+        Raises:
+            FileNotFoundError: This version has no such file.
+            IntegrityError: The file is missing or is not what was written. What is read later is checked then.
+            ConcurrentChangeError: The version was expired meanwhile: `refresh`.
+            KeyAccessError: The KMS refuses.
+        """
+        if missing not in ("error", "hide"):
+            raise ValueError(f"missing must be 'error' or 'hide', not {missing!r}")
+        at = self._opened()
+        with _unless_expired(at):
+            entry = at.find(path)
+            return format_of(entry).view(at.contents(entry, threads, hide=missing == "hide"), entry)
+
+    def copy_file(self, path: str, target: WritableFile, *, threads: int | None = None) -> None:
+        """Decrypt one file of this version to a file open for writing, which need not seek.
+
+        What is written has passed its tag. The arguments and errors are those of `open_file`.
+
+        Args:
+            path: The file's path in the dataset.
+            target: A binary file, open for writing.
+            threads: How many threads may work on the file; None as for AgsCodec.
+        """
+        at = self._opened()
+        with _unless_expired(at):
+            entry = at.find(path)
+            contents = at.contents(entry, threads)
+        format_of(entry).copy(contents, entry, target)
+
+    def _opened(self) -> _At:
+        at = self._at
+        if at is None:
+            with self._lock:
+                at = self._at
+                if at is None:
+                    at = self._at = self._open()
+        return at
+
+    def _open(self) -> _At:
+        ledger = self._access.open()
+        ledger.tables = TableCache()
+        if self._left_at is None:
+            return _At(ledger, ledger.current(version=self._access.version))
+        number, pinned = self._left_at
+        head = ledger.current(version=number)
+        if head is None or head.pin != pinned:
+            raise IntegrityError(
+                f"version {number} of {self.url} is not the version that the pickled handle was at: it was exchanged"
+            )
+        return _At(ledger, head)
+
+
+@dataclass(frozen=True)
+class _At:
+    """A dataset at one version."""
+
+    ledger: Ledger
+    head: Version | None
+
+    def find(self, path: str) -> FileEntry:
+        head = self.ledger.committed(self.head)
+        entry = self.ledger.find(head, path)
+        if entry is None:
+            raise FileNotFoundError(f"the dataset's version {head.number} has no {path!r}")
+        return entry
+
+    def contents(self, entry: FileEntry, threads: int | None, hide: bool = False) -> Contents:
+        """What opens one file."""
+        ledger = self.ledger
+        contents = Contents(ledger.id, ledger.store, ledger.envelope.subset(entry.key_ids()), threads)
+        return replace(contents, without=denied_keys(contents, [entry])) if hide else contents
+
+
+@contextmanager
+def _unless_expired(at: _At) -> Iterator[None]:
+    """What is missing of a version that was expired meanwhile was not taken by a stranger."""
+    try:
+        yield
+    except (IntegrityError, UnknownKeyError):
+        if at.head is None or at.head.number in at.ledger.version_numbers():
+            raise
+        raise ConcurrentChangeError(
+            f"version {at.head.number} was expired while this handle was at it: call refresh()"
+        ) from None

@@ -1,0 +1,118 @@
+"""Files of a dataset that are Parquet: their keys, where they are, and how one is read and written.
+
+Each stays a Parquet file under its own name, encrypted module by module. The footer key is the file's DEK; columns may
+have DEKs of their own. The manifest has the AAD prefix, and the file does not, so a file does not open in another
+file's place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.names import check_path
+from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
+from ags_fast.parquet import Keys, decrypt_file, open_plain
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Iterator
+
+    from ags_fast.dataset.contents import Contents
+    from ags_fast.dataset.entries import FileEntry
+
+# What this package writes has a tag for everything that is encrypted: a file with less is not what was written.
+STRICT: dict[str, Any] = {"allow_ctr": False, "allow_unauthenticated_levels": False}
+KEY_MATERIAL = "AGS-DATASET"  # of key_metadata; keys are found by the dataset's manifests and by nothing in the file
+
+
+def parquet_keys(contents: Contents, entry: FileEntry) -> Keys:
+    """Return the keys of a file, without those of columns that `contents` does without."""
+    file, *wraps = entry.wraps(contents.dataset_id)
+    columns = {}
+    for wrap, column in zip(wraps, entry.column_keys or (), strict=True):
+        if wrap[0] in contents.without:
+            continue
+        try:
+            columns[column["column"]] = contents.envelope.unwrap(*wrap)
+        except KeyAccessError as error:
+            raise KeyAccessError(f"column {column['column']!r}: {error}") from None
+    metadata = {"keyMaterialType": KEY_MATERIAL, "datasetID": contents.dataset_id}
+    return Keys(contents.envelope.unwrap(*file), columns, footer_metadata=json.dumps(metadata).encode())
+
+
+@contextmanager
+def closing(source: Any) -> Iterator[Any]:
+    """Use a store's source: a path, or a file, which is closed afterwards."""
+    try:
+        yield source
+    finally:
+        if hasattr(source, "close"):
+            source.close()
+
+
+def _source(contents: Contents, entry: FileEntry, file: str | None = None) -> Any:
+    """Return the encrypted file of `entry`, or `file` in its place, after a look at its name and size."""
+    name = check_path(file or entry.file)
+    there = contents.store.stat(name)
+    if there is None:
+        raise IntegrityError(f"{name} is missing, but a manifest says it is part of the dataset")
+    if entry.file_length and there.size != entry.file_length:
+        raise IntegrityError(f"{name} has {there.size} bytes, its manifest says {entry.file_length}")
+    return contents.store.source(name, there)
+
+
+@contextmanager
+def _as_planned(name: str) -> Iterator[None]:
+    """The manifest says how a file is protected. A file with less protection is another file."""
+    try:
+        yield
+    except PolicyError as error:
+        raise IntegrityError(f"{name} is not what was written: {error}") from None
+
+
+@contextmanager
+def sealed(contents: Contents, entry: FileEntry, file: str | None = None) -> Iterator[Any]:
+    """Use the encrypted file of `entry`, or `file` in its place. IntegrityError if it is not what was written."""
+    with closing(_source(contents, entry, file)) as source, _as_planned(file or entry.file):
+        yield source
+
+
+def view(contents: Contents, entry: FileEntry) -> io.RawIOBase:
+    """Open a file as a plaintext Parquet file, decrypted as far as it is read."""
+    with _as_planned(entry.file):
+        return open_plain(
+            _source(contents, entry),
+            parquet_keys(contents, entry),
+            aad_prefix=entry.aad_prefix,
+            missing="hide" if contents.without else "error",
+            threads=contents.threads,
+            **STRICT,
+        )
+
+
+def decrypt_to(contents: Contents, entry: FileEntry, source: Any, target: Any) -> None:
+    """Decrypt `source`, without the columns that `contents` does without."""
+    decrypt_file(
+        source,
+        target,
+        parquet_keys(contents, entry),
+        aad_prefix=entry.aad_prefix,
+        missing="drop" if contents.without else "error",
+        threads=contents.threads,
+        **STRICT,
+    )
+
+
+def copy(contents: Contents, entry: FileEntry, target: Any) -> None:
+    """Decrypt a file to anything that takes bytes. Every page has passed its tag before it is written."""
+    with sealed(contents, entry) as source:
+        decrypt_to(contents, entry, source, target)
+
+
+def plain_length(contents: Contents, entry: FileEntry) -> int:
+    """Return the bytes of a file's plaintext view: reads the footer."""
+    with view(contents, entry) as opened:
+        return opened.seek(0, os.SEEK_END)
