@@ -158,7 +158,7 @@ def column(bench: Bench, count: int) -> Iterator[Contest]:
 
     with workspace(bench, "column") as folder:
         opened = Ledger.open_or_create(Store(folder / "dataset"), load_kms(keystore(folder)), MASTER_KEY)
-        old, new = opened.main_key(), new_kek(opened.kms, MASTER_KEY)
+        old, new = opened.keyring.main_key(), new_kek(opened.kms, MASTER_KEY)
         opened.keys.compare_and_swap({new.key_id: new}, opened.keys.version)
         made, envelope = wraps(opened, old, range(count)), opened.envelope
         names, wrapped = pa.array(made.names, pa.binary()), pa.array(made.wrapped, pa.binary())
@@ -237,7 +237,7 @@ def whole_job(bench: Bench, count: int) -> Iterator[Contest]:
         kms = keystore(folder)
         for name, number, times in (("tenth", part, PARTS), ("all", count, 1)):
             opened = Ledger.open_or_create(Store(folder / name), load_kms(kms), MASTER_KEY)
-            made = fill(opened, opened.main_key(), number)
+            made = fill(opened, opened.keyring.main_key(), number)
             row = Row(f"rotation/kek/job/{name}", f"R2: the whole job, {number:,} DEKs", "ns")
             rows.append(row)
             some = made.head(part)
@@ -261,7 +261,7 @@ def single_wrap(bench: Bench, count: int) -> Iterator[Contest]:
         kms = keystore(folder)
         opened = Ledger.open_or_create(Store(folder / "dataset"), load_kms(kms), MASTER_KEY)
         want = Want(MASTER_KEY, double_wrap=False)
-        fill(opened, opened.reserve({want: Uses(count)})[want], count)
+        fill(opened, opened.keyring.reserve({want: Uses(count)})[want], count)
         rows: list[Row] = []
         runs: dict[tuple[str, str], Run] = {}
         for at_once in AT_ONCE:

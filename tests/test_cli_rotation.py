@@ -31,7 +31,7 @@ TREE = {"x/a": b"a" * 1000, "x/b": b"b", "y/c": b""}
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     """The current directory: a keystore with the master keys m and hr, and a tree in src. Jobs run in this process."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(jobs, "LocalEngine", lambda: HERE)
+    monkeypatch.setattr("ags_fast.jobs.run.LocalEngine", lambda: HERE)
     write_tree(tmp_path / "src", TREE)
     assert cli.main(["keys", "init", "keystore", "--key-file", "key"]) == 0
     for name in ("m", "hr"):

@@ -160,7 +160,7 @@ def test_second_reader_of_a_history(tmp_path: Path) -> None:
         jobs.set_policy(dataset, jobs.Policy(), kms=kms)
     opened = Ledger.open(dataset, load_kms(kms))
     for _ in range(42):
-        opened.add_uses({opened.main_key().key_id: 1})
+        opened.keyring.add_uses({opened.keyring.main_key().key_id: 1})
     jobs.set_policy(dataset, jobs.Policy(), kms=kms)
     pins.append(jobs.verify_files(dataset, kms=kms, engine=HERE).pin)
     digests = SecondReader(dataset, load_kms(kms)).check_history()

@@ -55,7 +55,7 @@ class Forger:
             src, self.folder, kms=self.kms, wrapping_key_id=MASTER, block_size=1024, engine=HERE, aad_prefix="set{n}"
         ).raise_for_failures()
         self.opened = Ledger.open(self.folder, load_kms(self.kms))
-        self.key_id = self.opened.document_key()
+        self.key_id = self.opened.keyring.document_key()
         head = self.opened.current()
         assert head is not None
         self.entries = list(self.opened.entries(head))

@@ -21,6 +21,7 @@ from datasets import HERE, decrypted, leftovers, make_kms, read_tree, write_tree
 from ags_fast import cli, jobs
 from ags_fast.dataset import tables as datasets_module
 from ags_fast.dataset.keks import Want
+from ags_fast.dataset.keyring import Keyring
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.plan import Plan
 from ags_fast.dataset.snapshot import Survey
@@ -215,7 +216,7 @@ def test_what_an_event_calls_for_costs_what_was_said(
     """The commands are run as they are printed, and each makes the calls, and touches the files, that were foretold."""
     kms = made_kms(tmp_path, impl)
     dataset = state(tmp_path, kms)
-    monkeypatch.setattr(jobs, "LocalEngine", lambda: HERE)  # where the calls can be counted
+    monkeypatch.setattr("ags_fast.jobs.run.LocalEngine", lambda: HERE)  # where the calls can be counted
     before = read_tree(tmp_path)
     found = jobs.audit(dataset, kms=kms, event=event)
     assert read_tree(tmp_path) == before
@@ -451,7 +452,7 @@ def test_what_is_to_be_run_first(
     """When the commands that a version is said to wait for have been run, nothing needs it."""
     kms = made_kms(tmp_path)
     dataset = state(tmp_path, kms)
-    monkeypatch.setattr(jobs, "LocalEngine", lambda: HERE)
+    monkeypatch.setattr("ags_fast.jobs.run.LocalEngine", lambda: HERE)
     local.rotate_key(kms, "sales")
     waiting = [
         (master["wrapping_key_id"], row["version"], row["first"])
@@ -634,7 +635,7 @@ def test_what_the_kms_wraps_without_a_kek_between(tmp_path: Path, monkeypatch: p
     with pytest.raises(AgsError):
         everything(dataset, without(kms, tmp_path, "sales", 1))
     local.rotate_key(kms, "sales")
-    monkeypatch.setattr(Ledger, "document_key", lambda opened: entry.key_id)
+    monkeypatch.setattr(Keyring, "document_key", lambda keyring: entry.key_id)
     encrypt(tmp_path, kms)  # with data keys under a KEK
     monkeypatch.undo()
     assert check_verdicts(dataset, kms, tmp_path) == {("sales", "2"): False}

@@ -387,7 +387,7 @@ def test_kek_under_another_master_key(kms: dict[str, str], dataset: Path) -> Non
     with asked() as calls:
         turned(dataset, kms, wrapping_key_id="other")
     assert calls == Counter(wrap=1, unwrap=1)
-    assert opened(dataset, kms).main_key().wrapping_key_id == "other"
+    assert opened(dataset, kms).keyring.main_key().wrapping_key_id == "other"
     expire(dataset, kms=kms, force=True)
     local.set_state(kms, MASTER, "destroyed")
     clear_cache()

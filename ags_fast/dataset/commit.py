@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.manifests import Manifests
@@ -23,15 +22,7 @@ if TYPE_CHECKING:
 
 
 class Commits(Manifests):
-    """Makes versions. What a commit needs of the dataset's keys, a subclass has."""
-
-    @abstractmethod
-    def document_key(self) -> str:
-        """Return the key that seals documents and tables now."""
-
-    @abstractmethod
-    def rewrap(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Return the entries with no DEK that a retired key wraps."""
+    """Makes versions."""
 
     def commit(
         self,
@@ -82,8 +73,8 @@ class Commits(Manifests):
         written: dict[tuple[Any, ...], TableRef],
     ) -> tuple[Version | None, set[str]]:
         """`commit`, if `head` is still the newest version. FileExistsError, or IntegrityError, if it is not."""
-        add = self.rewrap(add)
-        key_id, envelope = self.document_key(), self.envelope
+        add = self.keyring.rewrap(add)
+        key_id, envelope = self.keyring.document_key(), self.envelope
         refused, there = self._conflicts(add, base, head, replaced, envelope)
         added = [entry for entry in add if entry.path not in refused and entry.path not in there]
         if not added:
@@ -146,7 +137,7 @@ class Commits(Manifests):
         while True:
             head = self.committed(self.current(writes=True))
             try:
-                key_id, envelope = self.document_key(), self.envelope
+                key_id, envelope = self.keyring.document_key(), self.envelope
                 refs, gone = self._without(head, files, key_id, envelope, written, job_id, sets)
                 made = self._succeed(head, "remove", job_id, refs, (), gone) if gone else head
                 now = {entry.path for entry in self.entries(made)} if len(gone) < len(remove) else set()
@@ -175,7 +166,7 @@ class Commits(Manifests):
         """
         chain, made = head.chain.next(head.sha256) if head else (Chain(1), {})
         head = head or Version(0, None, "", "", 0, 0, 0, ())
-        key_id = self.document_key()
+        key_id = self.keyring.document_key()
         at = self.keys.version
         version = Version(
             head.number + 1,

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.entries import wrapped_by
+from ags_fast.dataset.keyring import Keyring
 from ags_fast.dataset.names import check_path
 from ags_fast.dataset.tables import (
     TABLE_DEK_NBYTES,
@@ -19,7 +20,6 @@ from ags_fast.dataset.tables import (
 from ags_fast.errors import FormatError
 from ags_fast.keys.chain import sha256
 from ags_fast.keys.envelope import REMOVED, Document, Envelope, binding, document_nbytes, seal_document, taken
-from ags_fast.keys.resolver import Entries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,14 +36,13 @@ class Documents:
 
     def __init__(self, store: Store, kms: KmsClient, keys: KeyResolver) -> None:
         self.store = store
-        self._kms = kms
         self.keys = keys
-        self.proven: set[str] = set()  # keys in single wrap, as `Envelope` has it
+        self.keyring = Keyring(keys, kms, store.url)
         self.tables: TableCache | None = None  # of a handle, which opens many files
 
     @property
     def kms(self) -> KmsClient:
-        return self._kms.for_dataset(self.id) if self._kms.binds_dataset else self._kms
+        return self.keyring.kms
 
     @property
     def id(self) -> str:
@@ -51,7 +50,7 @@ class Documents:
 
     @property
     def envelope(self) -> Envelope:
-        return Envelope(self.kms, Entries(self.keys), self.proven)
+        return self.keyring.envelope
 
     def seal_table(self, path: str, entries: Sequence[FileEntry], key_id: str, envelope: Envelope) -> TableRef:
         dek = os.urandom(TABLE_DEK_NBYTES)

@@ -41,10 +41,13 @@ class Want(NamedTuple):
         """The kind that a key is of."""
         return cls(entry.wrapping_key_id, entry.double_wrap, for_columns(entry), entry.properties.get(SCOPE))
 
+    def properties(self) -> dict[str, str]:
+        """The properties of a key of this kind."""
+        return (COLUMNS if self.columns else {}) | ({} if self.scope is None else {SCOPE: self.scope})
+
     def new_kek(self, kms: KmsClient) -> KeyEntry:
-        """A key of this kind, which the KMS was seen to unwrap: two calls of the KMS, in single wrap none."""
-        properties = (COLUMNS if self.columns else {}) | ({} if self.scope is None else {SCOPE: self.scope})
-        made = new_kek(kms, self.wrapping_key_id, double_wrap=self.double_wrap, properties=properties)
+        """Make a key of this kind, and see the KMS unwrap it. Two calls of the KMS; in single wrap none."""
+        made = new_kek(kms, self.wrapping_key_id, double_wrap=self.double_wrap, properties=self.properties())
         if made.double_wrap:
             check_wrap(kms, made)
         return made
@@ -89,9 +92,14 @@ def retires_ms(entry: KeyEntry) -> int:
     return int(text)
 
 
-def retired(entry: KeyEntry, successor: str | None, grace_ms: int) -> KeyEntry:
+def clock_ms() -> int:
+    """The time now, in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def retired(entry: KeyEntry, successor: str | None, grace_ms: int, now_ms: int) -> KeyEntry:
     """A key that opens, and no longer wraps. Until the grace is over, writers may come that know no other."""
-    properties = {**entry.properties, RETIRES_MS: str(time.time_ns() // 1_000_000 + grace_ms)}
+    properties = {**entry.properties, RETIRES_MS: str(now_ms + grace_ms)}
     if successor is not None:
         properties[SUCCESSOR] = successor
     return entry.replace(state="retired", properties=properties)

@@ -94,7 +94,7 @@ class Plan:
         self._write(entries, "running", self.refs)
 
     def _write(self, entries: Sequence[FileEntry], state: str, refs: list[TableRef]) -> None:
-        key_id = self.dataset.document_key()
+        key_id = self.dataset.keyring.document_key()
         envelope = self.dataset.envelope
         if self._files is not None:
             self._files = {*(self._files if refs else ()), *(entry.file for entry in entries)}
@@ -314,7 +314,7 @@ class Plan:
         dataset_id = self.dataset.id
         renamed = entry._replace(file=file)
         wraps = [
-            (self.dataset.active(key_id), wrap, bound)
+            (self.dataset.keyring.active(key_id), wrap, bound)
             for wrap, (key_id, _, bound) in zip(entry.wraps(dataset_id), renamed.wraps(dataset_id), strict=True)
         ]
         envelope = self.dataset.envelope

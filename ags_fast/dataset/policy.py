@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -67,9 +66,9 @@ class Policy:
         count = int(self.kek_scope.partition(":")[2])
         return [f"files:{job_id}/{n // count}" for n in range(len(paths))]
 
-    def outlived(self, created_ms: int) -> bool:
-        """Whether a KEK made then is too old to wrap."""
-        return time.time_ns() // 1_000_000 - created_ms >= self.kek_lifetime_days * DAY_MS
+    def outlived(self, created_ms: int, now_ms: int) -> bool:
+        """Whether a KEK made then is too old to wrap. Both in milliseconds since the epoch."""
+        return now_ms - created_ms >= self.kek_lifetime_days * DAY_MS
 
     def has_room(self, used: int, data_keys: int, spare: int) -> bool:
         """Whether a KEK that was reserved `used` times may wrap so many more data keys, and if need be `spare` others.

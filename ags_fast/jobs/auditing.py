@@ -540,7 +540,7 @@ class _Steps:
         return any(
             entry.state == "active"
             and entry.double_wrap
-            and (policy.outlived(entry.created_ms) or entry.uses >= policy.kek_uses)
+            and (policy.outlived(entry.created_ms, now) or entry.uses >= policy.kek_uses)
             for entry in self.survey.keys.values()
         )
 

@@ -251,7 +251,7 @@ def _remove_keys(
                 if force:
                     changes[entry.key_id] = None
                 elif now - entry.created_ms > GRACE_MS:
-                    changes[entry.key_id] = retired(entry, None, GRACE_MS)  # to go with a later expiry
+                    changes[entry.key_id] = retired(entry, None, GRACE_MS, now)  # to go with a later expiry
             if entry.state == "retired":
                 why = used.get(entry.key_id)
                 if why is None and not force and now < retires_ms(entry):
@@ -292,7 +292,7 @@ def _remove_keys(
         break
     # A job may have made its plan after we looked, and then seen that its keys were there: they come back.
     while wanted := {key_id: gone.pop(key_id) for key_id in gone.keys() & _keys_of_jobs(opened).keys()}:
-        opened.change_keys(wanted.copy, "restore")
+        opened.keyring.change(wanted.copy, "restore")
     # And one may have done so while an expiry ran that died then. What has that job's key stays, or nobody could tell
     # any more which files are that job's.
     of_jobs = _keys_of_jobs(opened)

@@ -20,6 +20,7 @@ from ags_fast.dataset.keks import (
     SLACK_USES,
     SUCCESSOR,
     Want,
+    clock_ms,
     is_idle,
     retired,
     retires_ms,
@@ -209,7 +210,7 @@ class Forecast:
         made: dict[Want, KeyEntry] = {}
         for entry in old:
             if is_idle(entry, counts) and head is not None and entry.created_ms < head.time_ms:
-                self._keys[entry.key_id] = retired(entry, None, GRACE_MS)
+                self._keys[entry.key_id] = retired(entry, None, GRACE_MS, clock_ms())
                 continue
             want = Want.of(entry)._replace(wrapping_key_id=target(entry))
             if what == "double-wrap":
@@ -218,7 +219,7 @@ class Forecast:
                 self._unwrap(entry.key_id)
             if want not in made:
                 made[want] = self._new_key(want)
-            self._keys[entry.key_id] = retired(entry, made[want].key_id, GRACE_MS)
+            self._keys[entry.key_id] = retired(entry, made[want].key_id, GRACE_MS, clock_ms())
         self._keys |= {entry.key_id: entry for entry in made.values()}
         self._cost.keks += len(old) + len(made)
         moves = {
@@ -319,12 +320,12 @@ class Forecast:
             held = newest.get(want)
             spare = count + (SLACK_USES + len(chosen) // 1000) * (want == Want(main))
             over = held is not None and (
-                policy.outlived(held.created_ms) or not policy.has_room(held.uses, count, spare)
+                policy.outlived(held.created_ms, clock_ms()) or not policy.has_room(held.uses, count, spare)
             )
             if held is None or (want.double_wrap and over):
                 new = newest[want] = self._new_key(want)
                 if held is not None:
-                    self._keys[held.key_id] = retired(held, new.key_id, GRACE_MS)
+                    self._keys[held.key_id] = retired(held, new.key_id, GRACE_MS, clock_ms())
                 self._keys[new.key_id] = new
             self._cost.keks += want.double_wrap
         made = []

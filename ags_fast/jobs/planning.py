@@ -37,11 +37,11 @@ def reserve_keys(
 ) -> list[FileEntry]:
     """The entries with the ids of the keys that will wrap theirs. masters: for each, {column: its master key}."""
     while True:
-        main = wrapping_key_id or dataset.main_key().wrapping_key_id
+        main = wrapping_key_id or dataset.keyring.main_key().wrapping_key_id
         try:
             return _reserve_under(main, dataset, policy, job_id, double_wrap, entries, masters)
         except PolicyError:
-            if wrapping_key_id is not None or dataset.main_key().wrapping_key_id == main:
+            if wrapping_key_id is not None or dataset.keyring.main_key().wrapping_key_id == main:
                 raise  # otherwise a rotation has left it just now
 
 
@@ -67,7 +67,7 @@ def _reserve_under(
     uses = {kind: Uses(count, spare=count) for kind, count in wraps.items()}  # where a name is taken, wrapped again
     own = uses.get(Want(main), Uses())
     uses[Want(main)] = own._replace(spare=own.spare + SLACK_USES + len(entries) // 1000)  # documents and tables
-    keys = dataset.reserve(uses, policy)
+    keys = dataset.keyring.reserve(uses, policy)
     return [
         entry._replace(
             key_id=keys[want(scope)].key_id,

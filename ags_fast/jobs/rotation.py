@@ -22,6 +22,7 @@ from ags_fast.dataset.keks import (
     SLACK_USES,
     SUCCESSOR,
     Want,
+    clock_ms,
     is_idle,
     moved,
     retired,
@@ -194,7 +195,7 @@ class _Rotation:
         self.head = opened.current(writes=True)
         self.master = master
         # What is replaced by another master key: without from_key_id the dataset's own, and columns keep theirs.
-        self.replaced = from_master or opened.main_key().wrapping_key_id
+        self.replaced = from_master or opened.keyring.main_key().wrapping_key_id
         self.from_master = from_master
         self.documents = documents
         self.concurrency = concurrency
@@ -313,7 +314,7 @@ class _Rotation:
         self._try({key_id: made[want] for key_id, want in wants.items()})
         uses = dict.fromkeys(made, 0)
         for key_id, count in used.items():
-            successor = opened.active(key_id)
+            successor = opened.keyring.active(key_id)
             if successor in wants:
                 uses[wants[successor]] += count
         unused = {entry.key_id: None for entry in old if entry.key_id not in wants}
@@ -332,7 +333,7 @@ class _Rotation:
                 todo.add(old_id)
         refs = self._todo(self.head, todo) if todo else []
         known = opened.envelope.subset({*todo, *(ref.key_id for ref in refs)}).entries
-        envelope = Envelope(opened.kms, {**known, **{key.key_id: key for key in new.values()}}, opened.proven)
+        envelope = Envelope(opened.kms, {**known, **{key.key_id: key for key in new.values()}}, opened.keyring.proven)
         for ref in refs:
             for entry in opened.open_table(ref, envelope) if todo else ():
                 for key_id, wrapped, bound in entry.wraps(opened.id):
@@ -350,15 +351,15 @@ class _Rotation:
             for old_id, entry in new.items():
                 old = entries.get(old_id)
                 if old is not None and old.state == "active":
-                    made[old_id] = retired(old, None if entry is None else entry.key_id, grace_ms)
+                    made[old_id] = retired(old, None if entry is None else entry.key_id, grace_ms, clock_ms())
                     if entry is not None:
                         made[entry.key_id] = entry
             return made
 
-        self.opened.change_keys(changes, f"rotate-{self.what}")
+        self.opened.keyring.change(changes, f"rotate-{self.what}")
         for old_id, entry in new.items():
             if old_id in entries:  # it may have been expired since a rotation died that is resumed
-                self._key_row(old_id, None if entry is None else self.opened.active(old_id))
+                self._key_row(old_id, None if entry is None else self.opened.keyring.active(old_id))
 
     def _moves(self, version: Version | None) -> dict[str, str]:
         """The retired keys that wrap something in a version, and those that took their places."""
@@ -367,7 +368,7 @@ class _Rotation:
         used = {ref.key_id for ref in refs}.union(*(dict(ref.keys) for ref in refs if ref.keys is not None))
         known = all(ref.keys is not None for ref in refs)
         return {
-            entry.key_id: opened.active(entry.key_id)
+            entry.key_id: opened.keyring.active(entry.key_id)
             for entry in opened.keys.list("retired")
             if entry.key_id in used or (not known and SUCCESSOR in entry.properties)
         }
@@ -425,7 +426,7 @@ class _Rotation:
                     if old in moves:
                         uses[moves[old]] = uses.get(moves[old], 0) + count
         if uses:
-            self.opened.add_uses(uses)
+            self.opened.keyring.add_uses(uses)
 
     def _do(
         self, plan: Plan, engine: Engine, todo: Sequence[TableRef], moves: Mapping[str, str]
@@ -435,7 +436,7 @@ class _Rotation:
         That is one, or several if the KMS wraps to so many more bytes. None if some have failed.
         """
         opened = self.opened
-        key_id = opened.document_key()
+        key_id = opened.keyring.document_key()
         envelope = opened.envelope
         planned = {entry.path: entry for entry in plan.entries()}
         kms_bound = any(not envelope.entries[old].double_wrap for old in moves)
@@ -551,11 +552,11 @@ class _Rotation:
                 before = opened.kms
                 try:
                     if new_kms is not None:
-                        opened.use_kms(new_kms)  # which seals the version of the key store that it can open
+                        opened.keyring.use_kms(new_kms)  # which seals the version of the key store that it can open
                     keys.compare_and_swap(changes, version, operation="rotate-mek")
                     break
                 except BaseException as error:
-                    opened.use_kms(before)
+                    opened.keyring.use_kms(before)
                     if not isinstance(error, ConcurrentChangeError):
                         raise
             for entry in todo:

@@ -1,0 +1,144 @@
+"""The KEKs of one dataset: find, reserve and change them, and wrap data keys under those in use."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from ags_fast.dataset import decide
+from ags_fast.dataset.changes import until_unchanged
+from ags_fast.dataset.entries import FileEntry, wrapped_by
+from ags_fast.dataset.keks import SLACK_USES, Uses, Want, clock_ms
+from ags_fast.dataset.policy import Policy
+from ags_fast.errors import ConcurrentChangeError
+from ags_fast.keys.envelope import Envelope, KeyEntry
+from ags_fast.keys.resolver import DatasetKeyStore, Entries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ags_fast.dataset.decide import Change
+    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.resolver import KeyResolver
+
+
+class Keyring:
+    """The key store of a dataset, opened with the caller's KMS. Holds no key: those stay in the process-wide cache.
+
+    keys: the key store. proven: keys in single wrap, as `Envelope` has it. where: names the dataset in errors.
+    """
+
+    def __init__(self, keys: KeyResolver, kms: KmsClient, where: str) -> None:
+        self.keys = keys
+        self.proven: set[str] = set()
+        self._kms = kms
+        self._where = where
+
+    def use_kms(self, kms: KmsClient) -> None:
+        """From now on, this client wraps and unwraps keys."""
+        self._kms = kms
+        if isinstance(self.keys, DatasetKeyStore):
+            self.keys.use_kms(kms)
+
+    @property
+    def kms(self) -> KmsClient:
+        return self._kms.for_dataset(self.keys.dataset_id) if self._kms.binds_dataset else self._kms
+
+    @property
+    def entries(self) -> Mapping[str, KeyEntry]:
+        """The keys by their ids, each looked up when it is asked for."""
+        return Entries(self.keys)
+
+    @property
+    def envelope(self) -> Envelope:
+        return Envelope(self.kms, self.entries, self.proven)
+
+    def main_key(self) -> KeyEntry:
+        """The newest key that may seal documents; if there is none, the newest that wraps data keys.
+
+        PolicyError if there is no active key.
+        """
+        return decide.main_key(self.keys.list("active"))
+
+    def document_key(self) -> str:
+        """The key that seals documents and tables now. A job that wraps DEKs reserves SLACK_USES of it for them."""
+        entry = self.main_key()
+        if not entry.double_wrap:  # of a dataset in single wrap, made by an ags_fast that had none for documents
+            want = Want(entry.wrapping_key_id)
+            entry = self.reserve({want: Uses(spare=SLACK_USES)})[want]
+        return entry.key_id
+
+    def active(self, key_id: str) -> str:
+        """The key itself; if it is retired, the key that took its place."""
+        found = decide.heir(self.entries, self.keys.get(key_id))
+        return found.key_id if isinstance(found, KeyEntry) else self.reserve({found: Uses()})[found].key_id
+
+    def reserve(self, wants: Mapping[Want, Uses], policy: Policy | None = None) -> Mapping[Want, KeyEntry]:
+        """For each kind, reserve these uses on the newest active key, or on a new key, as `decide.reserve` has it.
+
+        One change of the key store; calls of the KMS come before it.
+        """
+        made: dict[Want, KeyEntry] = {}
+
+        def reserved(version: int) -> Change:
+            there, policy_now = self.keys.list("active"), policy or Policy()
+            return self.completed(lambda: decide.reserve(there, wants, policy_now, made, clock_ms(), self._where), made)
+
+        def swap(version: int, change: Change) -> Mapping[Want, KeyEntry]:
+            self.swap(change.keys, version)
+            return change.chosen
+
+        return until_unchanged(lambda: self.keys.version, reserved, swap)
+
+    def completed(self, decide: Callable[[], Change], made: dict[Want, KeyEntry]) -> Change:
+        """What `decide` decides when `made` has all the KEKs that it needs: the KMS makes those that are missing."""
+        change = decide()
+        while change.makes:
+            made |= {want: want.new_kek(self.kms) for want in change.makes}
+            change = decide()
+        return change
+
+    def swap(self, changes: Mapping[str, KeyEntry | None], version: int, operation: str = "change") -> None:
+        """Change the key store. ConcurrentChangeError, and the newest keys are read, if it is at another version."""
+        try:
+            if changes:
+                self.keys.compare_and_swap(changes, version, operation=operation)
+        except ConcurrentChangeError:
+            self.keys.refresh()
+            raise
+
+    def change(self, changes: Callable[[], Mapping[str, KeyEntry | None]], operation: str) -> None:
+        """Change the key store as `changes` says, which is asked again when somebody else was first."""
+        until_unchanged(
+            self.keys.refresh,
+            lambda version: changes(),
+            lambda version, made: self.swap(made, version, operation),
+        )
+
+    def add_uses(self, uses: Mapping[str, int]) -> None:
+        """Count that each of these keys wraps N keys more."""
+
+        def changes() -> dict[str, KeyEntry | None]:
+            entries = [self.keys.get(key_id) for key_id in uses]
+            return {e.key_id: e.replace(uses=e.uses + uses[e.key_id]) for e in entries if e.double_wrap}
+
+        self.change(changes, "change")
+
+    def rewrap(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
+        """The same files. DEKs that retired keys wrap are wrapped by the keys that took their places."""
+        counts = wrapped_by(entries)
+        moves = {key_id: new for key_id in counts if (new := self.active(key_id)) != key_id}
+        if not moves:
+            return list(entries)
+        self.add_uses({new: counts[old] for old, new in moves.items()})
+        envelope = self.envelope
+        wraps = [entry.wraps(self.keys.dataset_id) for entry in entries]
+        todo: dict[str, list[tuple[bytes, bytes]]] = {key_id: [] for key_id in moves}
+        for key_id, wrapped, bound in chain.from_iterable(wraps):
+            if key_id in moves:
+                todo[key_id].append((wrapped, bound))
+        done = {old: iter(envelope.rewrap_many(old, moves[old], items)) for old, items in todo.items()}
+        return [
+            entry.with_wraps([(moves[k], next(done[k])) if k in moves else (k, wrapped) for k, wrapped, _ in those])
+            for entry, those in zip(entries, wraps, strict=True)
+        ]
