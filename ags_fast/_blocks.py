@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 
 from ags_fast._core import OVERHEAD_NBYTES, Key, Span, new_bytes
+from ags_fast._cursor import Cursor
 from ags_fast.ags1 import block_offset, bytes_view, clamp
 from ags_fast.errors import IntegrityError
-from ags_fast.files.cursor import Cursor
 from ags_fast.files.source import SeekableSource
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this module

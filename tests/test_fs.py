@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import errno
+import fcntl
 import gc
 import io
 import os
@@ -25,8 +26,8 @@ import pytest
 from store_contract import StoreContract, names, put, read_all
 from support import KEY, finish_python, open_stream, pattern, python_env, run_python, start_python
 
-from ags_fast import AgsReader, AgsWriter, PolicyError, fs
-from ags_fast.fs import NewFile, NewObject, NotAFileError, Store
+from ags_fast import AgsReader, AgsWriter, PolicyError
+from ags_fast.fs import NewFile, NewObject, NotAFileError, Store, local, new
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,9 +114,9 @@ def test_list_is_one_walk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None
         for j in range(5):
             put(store, f"{i}/{j}", b"x")
     calls = mock.Mock(side_effect=os.scandir)
-    monkeypatch.setattr(fs.os, "scandir", calls)
+    monkeypatch.setattr(os, "scandir", calls)
     for name in ("stat", "lstat", "listdir", "open"):
-        monkeypatch.setattr(fs.os, name, mock.Mock(side_effect=AssertionError(name)))
+        monkeypatch.setattr(os, name, mock.Mock(side_effect=AssertionError(name)))
     assert len(names(store)) == 15 and calls.call_count == 4
     calls.reset_mock()
     assert len(names(store, "1/")) == 5 and calls.call_count == 1
@@ -146,8 +147,8 @@ def test_create_is_durable(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
 
     if sys.platform != "linux":
         pytest.skip("needs Linux")
-    monkeypatch.setattr(fs.os, "fsync", watched_fsync)
-    monkeypatch.setattr(fs.os, "link", watched_link)
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "link", watched_link)
     store.create("a/b/file", b"x")
     root = os.path.realpath(store.url)
     assert done[0].endswith(".agstmp") and done[1] == "link"
@@ -161,14 +162,14 @@ def test_create_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) ->
     store.create("a/1", b"x")
     for name in ("write", "fsync"):
         with monkeypatch.context() as patch:
-            patch.setattr(fs.os, name, mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
+            patch.setattr(os, name, mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
             with pytest.raises(OSError, match="full"):
                 store.create("a/2", b"y")
         assert names(store) == ["a/1"] and temporary(store) == []
 
 
 def test_create_without_hard_links(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fs.os, "link", mock.Mock(side_effect=OSError(errno.EPERM, "no links")))
+    monkeypatch.setattr(os, "link", mock.Mock(side_effect=OSError(errno.EPERM, "no links")))
     store.create("a/1", b"x")
     with pytest.raises(FileExistsError):
         store.create("a/1", b"y")
@@ -320,10 +321,10 @@ def test_sweep_and_publish_at_once(store: Store, tmp_path: Path) -> None:
 
 def test_a_sweep_before_the_lock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep may come between the making of a temporary file and its lock: then there is another one."""
-    lock, held = fs._lock, []
+    lock, held = new.lock, []
 
     def late(fd: int) -> bool | None:
-        monkeypatch.setattr(fs, "_lock", lock)
+        monkeypatch.setattr(new, "lock", lock)
         if held:  # the second time: the sweep is not yet through with it
             held.append(os.open(temporary_path(), os.O_RDWR))
             assert lock(held[-1])
@@ -336,10 +337,10 @@ def test_a_sweep_before_the_lock(store: Store, monkeypatch: pytest.MonkeyPatch) 
         return os.path.join(store.url, *temporary(store))
 
     for _ in range(2):
-        monkeypatch.setattr(fs, "_lock", late)
-        with store.new("file") as new:
-            new.write(b"x")
-            new.publish()
+        monkeypatch.setattr(new, "lock", late)
+        with store.new("file") as file:
+            file.write(b"x")
+            file.publish()
         assert store.read("file", 1) == b"x"
     os.close(held[-1])
     assert temporary(store) == []
@@ -349,7 +350,7 @@ def test_without_locks_age_decides(store: Store, monkeypatch: pytest.MonkeyPatch
     def flock(fd: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
-    monkeypatch.setattr(fs.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     new = store.new("file", tag="job")
     assert store.sweep() == store.sweep(older_than=60) == store.sweep("job", 60) == []
     os.utime(os.path.join(store.url, *temporary(store)), (time.time() - 100_000,) * 2)
@@ -458,8 +459,8 @@ def test_put_is_new_write_publish(store: Store, quick: bool, monkeypatch: pytest
         done.append(quick and write(*arguments))
         return done[-1]
 
-    write = fs.write_whole
-    monkeypatch.setattr(fs, "write_whole", write_whole)
+    write = local.write_whole
+    monkeypatch.setattr(local, "write_whole", write_whole)
     put(store, "a/first", b"x")
     before = os.umask(0o027)
     try:
@@ -510,9 +511,9 @@ def test_put_has_no_name_before_it_is_complete(store: Store) -> None:
     run_python(
         """
         import errno, resource, signal, sys
-        from ags_fast import fs
-        store = fs.Store(sys.argv[1])
-        new, fs.NewFile = fs.NewFile, None  # what has a temporary name
+        from ags_fast.fs import Store, local
+        store = Store(sys.argv[1])
+        new, local.NewFile = local.NewFile, None  # what has a temporary name
         store.put("a/b/file", b"complete", fsync=True)
         assert store.read("a/b/file", 9) == b"complete"
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -522,7 +523,7 @@ def test_put_has_no_name_before_it_is_complete(store: Store) -> None:
         except TypeError:  # None cannot be called: step by step, after one step was not possible
             pass
         assert [entry.path for entry in store.list()] == ["a/b/file"] and store.sweep(older_than=0) == []
-        fs.NewFile = new
+        local.NewFile = new
         try:
             store.put("a/b/large", bytes(5001))
         except OSError as error:
@@ -689,7 +690,7 @@ def test_private_while_it_is_written(store: Store, monkeypatch: pytest.MonkeyPat
 
     before = os.umask(0o027)
     try:
-        monkeypatch.setattr(fs.os, "open", watched)
+        monkeypatch.setattr(os, "open", watched)
         for mode in (0o640, 0o444, 0o666):
             with store.new("file", private=True) as new:
                 new.write(b"x")

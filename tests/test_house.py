@@ -22,12 +22,9 @@ MAX_LINES = {"module": 600, "class": 300, "function": 60}  # of a function witho
 MAX_SHARE = 0.15  # of the lines of ags_fast, in the files of one package
 
 EXCEPTIONS: set[str] = {
-    "ags_fast._objects",
     "ags_fast.dataset.ledger",
     "ags_fast.dataset.ledger.Ledger",
     "ags_fast.dataset.plan.Plan",
-    "ags_fast.fs",
-    "ags_fast.fs._Folder",
     "ags_fast.jobs.auditing",
     "ags_fast.jobs.encryption.encrypt_files",
     "ags_fast.jobs.expiry._remove_keys",
@@ -53,7 +50,6 @@ EXCEPTIONS: set[str] = {
     "benchmarks.tour_parquet.chapter",
 }
 CIRCLES: set[tuple[str, str]] = {
-    ("ags_fast.fs", "ags_fast._objects"),
     ("ags_fast.keys.sql", "ags_fast.keys.resolver"),
     ("ags_fast.parquet._filesystem", "ags_fast.parquet._view"),
     ("benchmarks.tour", "benchmarks.tour_parquet"),
@@ -65,7 +61,6 @@ LARGE_PACKAGES: set[str] = {
     "ags_fast/parquet",
 }
 FACES: set[str] = {
-    "ags_fast.fs",
     "ags_fast.keys.kms",
     "ags_fast.spark",
 }

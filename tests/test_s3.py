@@ -16,8 +16,8 @@ from store_contract import StoreContract, names, put, read_all
 from support import KEY, finish_python, open_stream, pattern, start_python
 from test_fs import race, writing
 
-from ags_fast import AgsReader, AgsWriter, IntegrityError, _objects
-from ags_fast.fs import Store
+from ags_fast import AgsReader, AgsWriter, IntegrityError
+from ags_fast.fs import Store, s3
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,8 @@ def store(server: S3Server) -> Store:
 def requests(store: Store) -> list[str]:
     """What this store asks its server from now on: operations, and the ranges of those that have one."""
     asked: list[str] = []
-    fs = store._open().connect()[0]  # type: ignore[attr-defined]
+    assert isinstance(store, s3.S3Store)
+    fs = store.connect()[0]
 
     def note(params: dict[str, Any], model: Any, **_: Any) -> None:
         asked.append(" ".join([model.name, *filter(None, [params["headers"].get("Range")])]))
@@ -122,7 +123,7 @@ def test_a_whole_bucket(server: S3Server) -> None:
         store.create("c", b"z")
     assert names(store) == ["a/b", "c"] and names(store, "a/") == ["a/b"] and read_all(store, "a/b") == b"x"
     with store.new("d") as new:
-        new.write(bytes(_objects.PART_NBYTES))
+        new.write(bytes(s3.PART_NBYTES))
         assert uploads(server, store) == ["d"]
         assert store.sweep("t", paths=["e"]) == [] and len(store.sweep("t", paths=["d"])) == 1
     store.delete("c")
@@ -135,7 +136,7 @@ def test_create_has_one_winner(store: Store, tmp_path: Path) -> None:
 
 def test_uploads_in_parts_have_one_winner(versitygw: S3Server) -> None:
     store = new_store(versitygw)  # moto's looks first and completes then
-    size = _objects.PART_NBYTES + 1000
+    size = s3.PART_NBYTES + 1000
     new = [store.new("file", exclusive=True) for _ in range(4)]
     won: list[int] = []
 
@@ -158,16 +159,15 @@ def test_uploads_in_parts_have_one_winner(versitygw: S3Server) -> None:
 
 def test_an_answer_that_was_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client repeats the request, and the server refuses that one: it was ours all the same."""
-    s3 = type(store._open())
-    call = s3.call
+    call = s3.S3Store.call
 
     def twice(self: Any, request: str, **arguments: Any) -> Any:
         if request in ("put_object", "complete_multipart_upload"):
             call(self, request, **arguments)
         return call(self, request, **arguments)
 
-    monkeypatch.setattr(s3, "call", twice)
-    for size in (10, _objects.PART_NBYTES + 10):
+    monkeypatch.setattr(s3.S3Store, "call", twice)
+    for size in (10, s3.PART_NBYTES + 10):
         store.create(f"{size}", pattern(size))
         assert read_all(store, f"{size}") == pattern(size)
         with pytest.raises(FileExistsError):
@@ -181,8 +181,7 @@ def test_refusals_by_other_names(store: Store, monkeypatch: pytest.MonkeyPatch) 
     """s3fs translates a precondition that fails in one way or another."""
     from botocore.exceptions import ClientError
 
-    s3 = type(store._open())
-    call = s3.call
+    call = s3.S3Store.call
     translated = OSError(errno.EINVAL, "At least one of the pre-conditions you specified did not hold")
     translated.__cause__ = ClientError({"Error": {"Code": "PreconditionFailed"}}, "PutObject")
     for error, expected in (
@@ -196,14 +195,14 @@ def test_refusals_by_other_names(store: Store, monkeypatch: pytest.MonkeyPatch) 
                 raise error
             return call(self, request, **arguments)
 
-        monkeypatch.setattr(s3, "call", refuse)
+        monkeypatch.setattr(s3.S3Store, "call", refuse)
         with pytest.raises(expected) as caught:
             store.create("file", b"x")
         assert type(caught.value) is expected
 
 
 def test_kill_9_and_sweep(store: Store, server: S3Server) -> None:
-    with writing(store, 2 * _objects.PART_NBYTES) as child:
+    with writing(store, 2 * s3.PART_NBYTES) as child:
         assert names(store) == [] and uploads(server, store) == ["a folder/of-it/a/file"]
         child.send_signal(signal.SIGKILL)
         child.wait()
@@ -216,7 +215,7 @@ def test_kill_9_and_sweep(store: Store, server: S3Server) -> None:
     assert uploads(server, store) == ["a folder/of-it/a/file"] and names(store) == ["b"]
     assert len(store.sweep("job-1", paths={"a/file"})) == 1
     assert uploads(server, store) == [] and names(store) == ["b"]
-    with writing(store, 2 * _objects.PART_NBYTES) as child:
+    with writing(store, 2 * s3.PART_NBYTES) as child:
         child.kill()
         child.wait()
     assert len(store.sweep(older_than=0)) == 1 and uploads(server, store) == [] and names(store) == ["b"]
@@ -225,7 +224,7 @@ def test_kill_9_and_sweep(store: Store, server: S3Server) -> None:
 def test_a_swept_upload_fails(versitygw: S3Server) -> None:
     store = new_store(versitygw)
     with store.new("file") as new:
-        new.write(pattern(_objects.PART_NBYTES))
+        new.write(pattern(s3.PART_NBYTES))
         new._parts[0].result()  # type: ignore[union-attr]
         assert len(store.sweep(older_than=0)) == 1
         with pytest.raises(OSError):
@@ -235,34 +234,33 @@ def test_a_swept_upload_fails(versitygw: S3Server) -> None:
 
 def test_an_upload_that_fails(store: Store, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that cannot be sent is an error of the write or of the end, never a shorter object."""
-    s3 = type(store._open())
-    submit = s3.submit
+    submit = s3.S3Store.submit
 
     def failing(self: Any, request: str, **arguments: Any) -> Any:
         if arguments.get("PartNumber") == 2:
             arguments["Bucket"] = "no-such-bucket"
         return submit(self, request, **arguments)
 
-    monkeypatch.setattr(s3, "submit", failing)
+    monkeypatch.setattr(s3.S3Store, "submit", failing)
     for parts in (2, 3, 9):
         with pytest.raises(OSError), AgsWriter(store.new("file"), KEY) as writer:
             for _ in range(parts):
-                writer.write(bytes(_objects.PART_NBYTES))
+                writer.write(bytes(s3.PART_NBYTES))
         assert writer.closed and names(store) == []
         no_uploads(server, store)
 
 
 def test_many_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 takes 10,000 of them: they grow, or a file that has too many is refused."""
-    assert sum(_objects.PART_NBYTES << i // 1000 for i in range(10_000)) > 5 << 40
-    assert max(_objects.PART_NBYTES << i // 1000 for i in range(10_000)) < 5 << 30
-    monkeypatch.setattr(_objects, "PARTS", 2)
+    assert sum(s3.PART_NBYTES << i // 1000 for i in range(10_000)) > 5 << 40
+    assert max(s3.PART_NBYTES << i // 1000 for i in range(10_000)) < 5 << 30
+    monkeypatch.setattr(s3, "PARTS", 2)
     with pytest.raises(OSError) as caught:
-        put(store, "file", bytes(3 * _objects.PART_NBYTES))
+        put(store, "file", bytes(3 * s3.PART_NBYTES))
     assert caught.value.errno == errno.EFBIG and names(store) == []
-    put(store, "file", bytes(2 * _objects.PART_NBYTES))
+    put(store, "file", bytes(2 * s3.PART_NBYTES))
     fixed = Store(store.url, {**store.storage_options, "fixed_upload_size": True})
-    monkeypatch.setattr(_objects, "FIXED_PART_NBYTES", 6 << 20)
+    monkeypatch.setattr(s3, "FIXED_PART_NBYTES", 6 << 20)
     put(fixed, "file", pattern(13 << 20 >> 1))
     assert read_all(fixed, "file") == pattern(13 << 20 >> 1)
 
@@ -302,7 +300,7 @@ def test_requests_of_everything(store: Store, server: S3Server) -> None:
         call()
         return asked[:]
 
-    part = _objects.PART_NBYTES
+    part = s3.PART_NBYTES
     assert cost(lambda: put(store, "a", b"x")) == ["PutObject"]
     assert cost(lambda: store.create("b", b"x")) == ["PutObject"]
     assert cost(lambda: store.read("a", 100)) == ["GetObject bytes=0-100"]
@@ -409,17 +407,17 @@ def test_replaced_while_it_is_read(store: Store) -> None:
 def test_cut_while_it_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with AgsWriter(store.new("file"), KEY, block_size=1000) as writer:
         writer.write(bytes(200_000))
-    fetch = type(store._open())._fetch
+    fetch = s3.S3Store._read_range
     monkeypatch.setattr(
-        type(store._open()), "_fetch", lambda self, path, stamp, begin, end: fetch(self, path, stamp, begin, end)[:-1]
+        s3.S3Store, "_read_range", lambda self, path, stamp, begin, end: fetch(self, path, stamp, begin, end)[:-1]
     )
     with store.source("file") as source, pytest.raises(IntegrityError, match="cut"):
         AgsReader(source, KEY, length=writer.file_length).read()
 
 
 def test_listing_in_pages(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _objects.PAGE == 1000
-    monkeypatch.setattr(_objects, "PAGE", 10)
+    assert s3.PAGE == 1000
+    monkeypatch.setattr(s3, "PAGE", 10)
     store, client = new_store(server), server.client()
     for i in range(25):
         client.put_object(Bucket=bucket_of(store), Key=f"a folder/of-it/{i:05d}/x", Body=b"")

@@ -14,10 +14,10 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from ags_fast._core import DONE, LIST, VIEW, Footer, PageRun, new_bytes, run_pages, thrift_splice
+from ags_fast._cursor import Cursor
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import bytes_view, clamp
 from ags_fast.errors import FormatError, IntegrityError
-from ags_fast.files.cursor import Cursor
 from ags_fast.files.source import with_room
 from ags_fast.parquet import _thrift as thrift
 from ags_fast.parquet._file import (

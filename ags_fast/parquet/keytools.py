@@ -479,14 +479,11 @@ class _Place:
     def rotate(self, factory: CryptoFactory, wrapper: _Wrapper, double: bool | None) -> None:
         before = self.store.stat(self.path)
         with self.store.new(self.path, fsync=True) as new:
-            if not self.store.local:
-                from ags_fast._objects import _Renamed
-
-                if isinstance(new, _Renamed):  # over a file that is there: who knows what each of them does
-                    raise PolicyError(
-                        f"{self.store!r} cannot replace a file in one step: rotate its key material in a local folder "
-                        "or in an object store"
-                    )
+            if not new.atomic:
+                raise PolicyError(
+                    f"{self.store!r} cannot replace a file in one step: rotate its key material in a local folder "
+                    "or in an object store"
+                )
             try:
                 external = {
                     reference: _dumps(_rotated(factory, wrapper, _typed(_parse(text)), double))

@@ -1,0 +1,407 @@
+"""A folder of files: `Store` checks what it is asked for, and a subclass for each kind of storage does it."""
+
+from __future__ import annotations
+
+import os
+
+from ags_fast.fs.paths import check_path, check_tag
+
+TYPE_CHECKING = False  # to import typing takes longer than all of this package
+if TYPE_CHECKING:
+    import builtins  # in the class Store, list is a method
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from typing import Any, Self
+
+    from ags_fast._types import Buffer
+    from ags_fast.fs.new import NewFile, NewObject
+
+__all__ = ["NO_LOCK_SECONDS", "Entry", "NewOptions", "ReadOnce", "Store"]
+
+NO_LOCK_SECONDS = 86_400.0  # where files cannot be locked, a file that was not written to for this long has no writer
+
+
+class Entry:
+    """A file of a store.
+
+    Attributes:
+        path: Relative to the store, with "/" between its parts.
+        size: In bytes.
+        stamp: Changes when the file is replaced: an object's etag, or else the time of the last change, in ns.
+        modified: The time of the last change, in seconds since the epoch.
+        mode: The permission bits, of 0o777, of a local file; else None.
+    """
+
+    __slots__ = ("mode", "modified", "path", "size", "stamp")
+
+    def __init__(self, path: str, size: int, stamp: str, modified: float, mode: int | None = None) -> None:
+        self.path = path
+        self.size = size
+        self.stamp = stamp
+        self.modified = modified
+        self.mode = mode
+
+    @classmethod
+    def of(cls, path: str, info: os.stat_result) -> Entry:
+        """Return the entry of a local file."""
+        return cls(path, info.st_size, str(info.st_mtime_ns), info.st_mtime, info.st_mode & 0o777)
+
+    @property
+    def mtime_ns(self) -> int | None:
+        """`modified` in nanoseconds, as exactly as the storage has it; None if it is unknown or does not fit 64 bits.
+
+        The time is unknown if `modified` is 0 and the file is not local.
+        """
+        if self.mode is not None:
+            time_ns = int(self.stamp)
+        elif self.modified:
+            time_ns = round(self.modified * 1000) * 1_000_000
+        else:
+            return None
+        return time_ns if -(1 << 63) <= time_ns < 1 << 63 else None
+
+    def __repr__(self) -> str:
+        return f"Entry(path={self.path!r}, size={self.size}, stamp={self.stamp!r}, modified={self.modified!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Entry) and self._all() == other._all()
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def _all(self) -> tuple[str, int, str, float, int | None]:
+        return self.path, self.size, self.stamp, self.modified, self.mode
+
+
+class ReadOnce:
+    """A file that is read once, from its beginning, in a ``with`` block.
+
+    Attributes:
+        size: As `Entry` has it.
+        stamp: As `Entry` has it.
+    """
+
+    size: int
+    stamp: str
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill the buffer, or as much of it as the file has left. Return the number of bytes."""
+        view, filled = memoryview(buffer), 0
+        while filled < len(view) and (got := self._read_into(view[filled:])):
+            filled += got
+        return filled
+
+    def changed(self) -> bool:
+        """Whether the file has another size or was written to since it was opened."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the file."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _read_into(self, view: memoryview) -> int:
+        """Read some of the bytes that are left; 0 at the end."""
+        raise NotImplementedError
+
+
+class NewOptions:
+    """How a new file is made: the arguments of `NewFile`."""
+
+    __slots__ = ("exclusive", "fsync", "mode", "mtime_ns", "private", "tag")
+
+    def __init__(
+        self, tag: str, exclusive: bool, private: bool, fsync: bool, mode: int | None, mtime_ns: int | None
+    ) -> None:
+        self.tag = tag
+        self.exclusive = exclusive
+        self.private = private
+        self.fsync = fsync
+        self.mode = mode
+        self.mtime_ns = mtime_ns
+
+
+class Store:
+    """A folder of files: a local path, or a URL of fsspec such as ``s3://bucket/folder`` (also ``file://``).
+
+    Paths of files are relative to the folder, with "/" between their parts. A path that would lead out of the folder is
+    refused with PolicyError: by "..", as an absolute path or through a link, also if somebody renames folders
+    meanwhile. Links that stay inside are followed, and so are links on the folder's own path.
+
+    A store can be used by many threads, pickled, and used in a fork, which gets a connection of its own. Errors are the
+    classes of OSError that a local file would raise.
+
+    Args:
+        url: The folder. It need not exist.
+        storage_options: For fsspec. They may hold secrets: repr does not show them, a pickle does hold them.
+        follow: Files that are read, not files that are written or deleted, may be wherever links lead.
+    """
+
+    local = False  # whether the folder is on this machine
+    choose: Callable[[str], type[Store]]  # the class for a URL; `ags_fast.fs.choose` sets it
+
+    def __new__(
+        cls, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, follow: bool = False
+    ) -> Store:
+        """Make a store of the class that the URL needs."""
+        return object.__new__(Store.choose(os.fsdecode(url)) if cls is Store else cls)
+
+    def __init__(
+        self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, follow: bool = False
+    ) -> None:
+        self.url = os.fsdecode(url).rstrip("/")
+        if self.url.endswith(":"):
+            self.url += "//"  # the root of a file system, such as memory://
+        self.storage_options = dict(storage_options or {})
+        self.follow = follow
+
+    def __repr__(self) -> str:
+        scheme, separator, rest = self.url.partition("://")
+        host = rest.partition("/")[0]
+        if separator and "@" in host:  # a password, perhaps
+            rest = "***@" + host.rpartition("@")[2] + rest[len(host) :]
+        return f"Store({scheme + separator + rest!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Store, (self.url, self.storage_options, self.follow)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes see the same files: not so in ``memory://``."""
+        return True
+
+    def full_path(self, path: str) -> str:
+        """Return what others call a file of this store."""
+        return self.url + path if self.url.endswith("/") else f"{self.url}/{path}"
+
+    # ---- the folder
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """List every complete file whose path begins with `prefix`, hidden ones too, in no order.
+
+        One walk, or one listing in pages. A missing folder is empty. Files in the making are left out, and so are links
+        that lead out, nowhere, or to a folder that they are in; see `list_all`.
+        """
+        raise NotImplementedError
+
+    def list_all(self) -> tuple[builtins.list[Entry], builtins.list[tuple[str, str, str]]]:
+        """List all files, and what `list` leaves out.
+
+        Returns:
+            The entries; and path, kind and reason of each thing that is left out. The kinds are "OutsideLink",
+            "DanglingLink", "LinkLoop", "SpecialFile" (pipes, sockets, devices), "EmptyFolder" (its path ends in "/")
+            and "TemporaryFile".
+        """
+        return sorted(self.list(), key=lambda entry: entry.path), []
+
+    def exists(self) -> bool:
+        """Whether there is such a folder; in an object store, anything in it."""
+        return next(self.list(), None) is not None
+
+    def check_writable(self) -> None:
+        """Raise PolicyError, before any work, if `new` would refuse each file. Makes the folder."""
+
+    def sweep(
+        self,
+        tag: str | None = None,
+        older_than: float | None = None,
+        *,
+        paths: Collection[str] = (),
+        below: str = "",
+    ) -> builtins.list[str]:
+        """Remove what dead writers left: temporary files and unfinished uploads.
+
+        A file whose writer lives is left. Of an upload, or on a file system without locks, nobody knows whether the
+        writer lives. Then only the age protects the file. Without `older_than` that age is a day, and with a `tag` it
+        is zero: the writers of a tag must be known to be dead.
+
+        Args:
+            tag: Remove only files in the making with this tag. An upload has no tag: with `tag`, the uploads to `paths`
+                are removed.
+            older_than: Remove only what was not written to for this many seconds, or, an upload, begun so long ago.
+            paths: See `tag`.
+            below: Look in this folder only; ends in a slash.
+
+        Returns:
+            The paths of what was removed.
+        """
+        if older_than is None:
+            unlocked = NO_LOCK_SECONDS if tag is None else 0.0
+        else:
+            unlocked = older_than
+        return self._sweep(None if tag is None else check_tag(tag), older_than or 0.0, unlocked, paths, below)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder that is empty. An object store has no folders."""
+        self._remove_folder(check_path(path.rstrip("/")))
+
+    def remove_empty_folders(self, path: str) -> None:
+        """Remove the empty folders in this folder. An object store has no folders."""
+        self._remove_empty_folders(check_path(path.rstrip("/")))
+
+    def sync_folders(self, paths: Iterable[str]) -> None:
+        """Bring the names of these files, and of the folders that they are in, to the disk."""
+        self._sync_folders([check_path(path) for path in paths])
+
+    # ---- reading
+
+    def stat(self, path: str) -> Entry | None:
+        """Return the file at `path`, or None."""
+        return self._stat(check_path(path))
+
+    def read(self, path: str, limit: int) -> bytes:
+        """Read all of a small file. FormatError if the file has more than `limit` bytes; no more of them are read."""
+        return self._read(check_path(path), limit)
+
+    def take(self, path: str, size: int, stamp: str | None = None) -> bytes | None:
+        """Read all of a small file of `size` bytes in one step, where the storage can.
+
+        Args:
+            path: The file.
+            size: Its size in bytes.
+            stamp: As `Entry` has it: the file must not have changed.
+
+        Returns:
+            The bytes. None for any reason: `open` and `source` do the same in several steps, and say what is wrong.
+        """
+        return self._take(check_path(path), size, stamp)
+
+    def source(self, path: str, entry: Entry | None = None) -> Any:
+        """Return what `AgsReader` takes to read a file: a `LocalFile`, or a seekable binary file, to be closed.
+
+        Each read of an object makes one request, of just these bytes. Reads that go on without a gap get bytes ahead,
+        no more than were read so far. OSError if the object is replaced meanwhile.
+
+        Args:
+            path: The file.
+            entry: The file's entry, if it is known: saves a request.
+        """
+        return self._source(check_path(path), entry)
+
+    def open(self, path: str) -> ReadOnce:
+        """Open a file that is read once, from its beginning to its end: see `ReadOnce`."""
+        return self._open(check_path(path))
+
+    # ---- writing
+
+    def create(self, path: str, data: bytes) -> None:
+        """Write a file that must not be there yet. It is there completely or not at all.
+
+        Of many processes that create one file, one succeeds. When this returns, the file is on the disk.
+
+        Raises:
+            FileExistsError: The file is there.
+            PolicyError: The store cannot do that.
+        """
+        self._create(check_path(path), data)
+
+    def new(
+        self,
+        path: str,
+        *,
+        tag: str = "",
+        exclusive: bool = False,
+        private: bool = False,
+        fsync: bool = False,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> NewFile | NewObject:
+        """Begin a file in the making, and make the folders that it is in.
+
+        The arguments are those of `NewFile`. An object has neither mode nor mtime_ns.
+
+        Raises:
+            PolicyError: The store might show a part of the file: it can neither rename files nor discard an upload.
+            NotAFileError: A pipe, a device, a socket or a folder is there.
+        """
+        return self._new(check_path(path), NewOptions(check_tag(tag), exclusive, private, fsync, mode, mtime_ns))
+
+    def put(self, path: str, data: bytes, *, tag: str = "", fsync: bool = False) -> None:
+        """Write a new file with these bytes: like `new`, `write` and `publish`, but quicker for a small file."""
+        if self._put(check_path(path), data, fsync):
+            return
+        new = self.new(path, tag=tag, fsync=fsync)
+        try:
+            new.write(data)
+            new.publish()
+        finally:
+            new.discard()
+
+    def hold(self, path: str) -> Any:
+        """Lock `path` while the returned object and this process live: see `held`. None if the storage has no locks.
+
+        Raises:
+            BlockingIOError: Somebody else holds the lock.
+        """
+        return self._hold(check_path(path))
+
+    def held(self, path: str) -> bool | None:
+        """Whether a living process holds the lock of `path`; None if nobody can tell."""
+        return self._held(check_path(path))
+
+    def delete(self, path: str) -> None:
+        """Remove a file, if it is there. Of a link, it is the link that is removed."""
+        self._delete(check_path(path), None)
+
+    def delete_read(self, entry: Entry) -> None:
+        """Remove the file that was read as `entry`.
+
+        OSError if the file has changed since, or if `path` is a link, and so what was read is elsewhere.
+        """
+        self._delete(check_path(entry.path), entry)
+
+    # ---- what a subclass does, with paths and tags that have been checked
+
+    def _stat(self, path: str) -> Entry | None:
+        raise NotImplementedError
+
+    def _read(self, path: str, limit: int) -> bytes:
+        raise NotImplementedError
+
+    def _take(self, path: str, size: int, stamp: str | None) -> bytes | None:
+        return None
+
+    def _source(self, path: str, entry: Entry | None) -> Any:
+        raise NotImplementedError
+
+    def _open(self, path: str) -> ReadOnce:
+        raise NotImplementedError
+
+    def _create(self, path: str, data: bytes) -> None:
+        raise NotImplementedError
+
+    def _new(self, path: str, options: NewOptions) -> NewFile | NewObject:
+        raise NotImplementedError
+
+    def _put(self, path: str, data: bytes, fsync: bool) -> bool:
+        """Whether it could be done in one step. If not, nothing was done."""
+        return False
+
+    def _hold(self, path: str) -> Any:
+        return None
+
+    def _held(self, path: str) -> bool | None:
+        return None
+
+    def _delete(self, path: str, read: Entry | None) -> None:
+        """read: only if it is still the file that was read so."""
+        raise NotImplementedError
+
+    def _remove_folder(self, path: str) -> None:
+        pass
+
+    def _remove_empty_folders(self, path: str) -> None:
+        pass
+
+    def _sweep(
+        self, tag: str | None, age: float, age_unlocked: float, paths: Collection[str], below: str
+    ) -> builtins.list[str]:
+        """age, age_unlocked: the least age of what is removed, in seconds, where a lock can tell and where not."""
+        return []
+
+    def _sync_folders(self, paths: builtins.list[str]) -> None:
+        pass

@@ -1,0 +1,54 @@
+"""Where a URL leads: which kind of store, and of a file's URL, which store and which name there."""
+
+from __future__ import annotations
+
+import os
+
+from ags_fast.fs.base import Store
+from ags_fast.fs.local import LocalStore
+from ags_fast.fs.paths import absolute_path, folder_of
+
+TYPE_CHECKING = False  # to import typing takes longer than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+__all__ = ["file_at", "store_class"]
+
+
+def store_class(url: str) -> type[Store]:
+    """Return the class of the store that a path or a URL leads to. What needs fsspec is imported with its first URL."""
+    if absolute_path(url) is not None:
+        return LocalStore
+    scheme = url.partition(":")[0]
+    if scheme in ("s3", "s3a") and "::" not in url:
+        from ags_fast.fs.s3 import S3Store
+
+        return S3Store
+    from ags_fast.fs.fsspec import MemoryStore, OtherStore
+
+    return MemoryStore if scheme == "memory" and "::" not in url else OtherStore
+
+
+Store.choose = store_class
+
+
+def file_at(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> tuple[Store, str]:
+    """Return the store that a file's URL or path leads to, and the file's name there.
+
+    Raises:
+        ValueError: No file can have this URL.
+    """
+    text = os.fsdecode(url)
+    chain, colons, last = "", "", text
+    if "::" in text:  # a URL of fsspec through others: the first one that has a path has the file's
+        chain, colons, last = text.partition("::")
+        if "://" in chain:
+            chain, colons, last = "", "", chain
+    rest = text[len(chain) + len(colons) + len(last) :]
+    rooted = "::" in text or last.startswith("memory://")  # elsewhere the first name is a bucket's
+    folder = f"{last.rpartition('/')[0]}/" if rooted else folder_of(last)
+    name = last.rpartition("/")[2]
+    if folder is None or not name:
+        raise ValueError(f"{text!r} is no path of a file")
+    return Store(chain + colons + folder + rest, storage_options), name

@@ -1,0 +1,290 @@
+"""A folder of this machine."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import time
+from contextlib import suppress
+
+from ags_fast._core import Descriptor, open_file, read_whole, write_whole
+from ags_fast.errors import FormatError, PolicyError
+from ags_fast.fs.base import Entry, NewOptions, ReadOnce, Store
+from ags_fast.fs.below import A_PATH, LISTED, Root, fsync_folder, lock, lstat, not_a_file, regular
+from ags_fast.fs.new import NewFile
+from ags_fast.fs.paths import absolute_path
+from ags_fast.fs.walk import sweep, walk
+
+TYPE_CHECKING = False  # to import typing takes longer than all of this package
+if TYPE_CHECKING:
+    import builtins  # in the class LocalStore, list is a method
+    from collections.abc import Collection, Iterator, Mapping
+    from typing import Any
+
+__all__ = ["LocalFile", "LocalStore"]
+
+HOLD_ATTEMPTS = 20
+MADE_FOLDERS = 4096  # that a store remembers to have made, or found
+PATH_NBYTES = 4095  # of a path, from the root of the system: what is longer nobody else could open
+
+
+class LocalFile:
+    """A file of a local store, as a source: `open` stays in the store, its path, as `os.fspath` has it, does not."""
+
+    __slots__ = ("_path", "_root")
+
+    def __init__(self, root: Root, path: str) -> None:
+        self._root = root
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return self._root.full_path(self._path)
+
+    def open(self, length: int | None, small: int) -> tuple[Descriptor | None, int, bytes]:
+        """Open the file as `ags_fast._core.open_file` opens a path. NotAFileError if it is not regular."""
+        below = None if self._root.follow else self._root.path
+        try:
+            descriptor, size, data = open_file(os.fspath(self) if below is None else self._path, length, small, below)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.ENXIO):
+                raise
+            fd, info = self._root.open_regular(self._path)
+            return Descriptor(fd), info.st_size, b""
+        if descriptor is not None and size < 0:
+            descriptor.close()
+            raise not_a_file(os.fspath(self))
+        return descriptor, size, data
+
+
+class _Sequential(ReadOnce):
+    """A local file that is read once."""
+
+    def __init__(self, fd: int, info: os.stat_result) -> None:
+        self._descriptor = Descriptor(fd)
+        self.size, self.stamp = info.st_size, str(info.st_mtime_ns)
+
+    def _read_into(self, view: memoryview) -> int:
+        with self._descriptor as fd:
+            return os.readv(fd, [view])
+
+    def changed(self) -> bool:
+        with self._descriptor as fd:
+            info = os.fstat(fd)
+        return (info.st_size, str(info.st_mtime_ns)) != (self.size, self.stamp)
+
+    def close(self) -> None:
+        self._descriptor.close()
+
+
+class LocalStore(Store):
+    """A folder of this machine. What is opened, made or removed is so below it: see `ags_fast.fs.below`."""
+
+    local = True
+
+    def __init__(
+        self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, follow: bool = False
+    ) -> None:
+        super().__init__(url, storage_options, follow)
+        path = absolute_path(os.fsdecode(url))
+        assert path is not None
+        self.url = path
+        self._root = Root(path, follow)
+        self._made_folders: set[str] = set()
+
+    # ---- the folder
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """See `Store.list`."""
+        return walk(self._root, prefix, None)
+
+    def list_all(self) -> tuple[builtins.list[Entry], builtins.list[tuple[str, str, str]]]:
+        """See `Store.list_all`."""
+        left_out: builtins.list[tuple[str, str, str]] = []
+        return sorted(walk(self._root, "", left_out), key=lambda entry: entry.path), sorted(left_out)
+
+    def exists(self) -> bool:
+        """See `Store.exists`."""
+        return os.path.isdir(self.url)
+
+    def check_writable(self) -> None:
+        """See `Store.check_writable`."""
+        self._root.make()
+
+    def _sweep(
+        self, tag: str | None, age: float, age_unlocked: float, paths: Collection[str], below: str
+    ) -> builtins.list[str]:
+        return sweep(self._root, tag, age, age_unlocked, below)
+
+    def _remove_folder(self, path: str) -> None:
+        below, _, name = path.rpartition("/")
+        with suppress(OSError):  # not empty, or not there
+            folder = self._root.folder(below, make=False)
+            os.rmdir(name, dir_fd=folder.fd)
+
+    def _remove_empty_folders(self, path: str) -> None:
+        try:
+            fd = self._root.open(path, LISTED)
+        except (FileNotFoundError, NotADirectoryError, PolicyError):
+            return
+        try:
+            for name in os.listdir(fd):
+                with suppress(OSError):  # no folder, not empty, or not there any more
+                    os.rmdir(name, dir_fd=fd)
+        finally:
+            os.close(fd)
+
+    def _sync_folders(self, paths: builtins.list[str]) -> None:
+        folders = {""}
+        for path in paths:
+            folder = path.rpartition("/")[0]
+            while folder not in folders:
+                folders.add(folder)
+                folder = folder.rpartition("/")[0]
+        for folder in sorted(folders, key=len, reverse=True):
+            self._sync(folder)
+        with suppress(PermissionError):  # one may be allowed to pass through a folder, but not to open it
+            fsync_folder(os.open(os.path.dirname(self.url), LISTED))
+
+    def _sync(self, folder: str) -> None:
+        fsync_folder(self._root.open(folder, LISTED))
+
+    # ---- reading
+
+    def _stat(self, path: str) -> Entry | None:
+        try:
+            fd = self._root.open_to_read(path, A_PATH)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # so nothing has that name
+                return None
+            raise
+        try:
+            info = os.fstat(fd)
+        finally:
+            os.close(fd)
+        return Entry.of(path, info) if stat.S_ISREG(info.st_mode) else None
+
+    def _read(self, path: str, limit: int) -> bytes:
+        fd, info = self._root.open_regular(path)
+        with io.FileIO(fd) as file:
+            size = info.st_size
+            data = b""
+            while size <= limit and (more := file.read(limit + 1 - len(data))):  # it may grow
+                data += more
+                size = max(size, len(data))
+        if size > limit:
+            raise FormatError(f"{path} has {size} bytes, and such a file may have {limit}")
+        return data
+
+    def _take(self, path: str, size: int, stamp: str | None) -> bytes | None:
+        try:
+            mtime_ns = None if stamp is None else int(stamp)
+            if self.follow:
+                return read_whole(None, self.full_path(path), size, mtime_ns)
+            return read_whole(self.url, path, size, mtime_ns)
+        except (OverflowError, ValueError):  # no stamp that a file has here
+            return None
+
+    def _source(self, path: str, entry: Entry | None) -> LocalFile:
+        return LocalFile(self._root, path)
+
+    def _open(self, path: str) -> ReadOnce:
+        return _Sequential(*self._root.open_regular(path))
+
+    # ---- writing
+
+    def _create(self, path: str, data: bytes) -> None:
+        with self._new(path, NewOptions("", True, False, True, None, None)) as new:
+            new.write(data)
+            new.publish()
+        self._sync_folders([path])
+
+    def _new(self, path: str, options: NewOptions) -> NewFile:
+        if self._is_too_long(path):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), self.full_path(path))
+        below, _, name = path.rpartition("/")
+        folder = self._root.folder(below, make=True)
+        found = lstat(name, folder.fd)
+        if found is not None and not options.exclusive and stat.S_ISLNK(found.st_mode):
+            folder, name = self._root.resolve(path)  # the link's target is what gets replaced
+            found = lstat(name, folder.fd)
+        return NewFile(
+            self.full_path(path),
+            tag=options.tag,
+            exclusive=options.exclusive,
+            private=options.private,
+            fsync=options.fsync,
+            mode=options.mode,
+            mtime_ns=options.mtime_ns,
+            within=(folder, name, found),
+        )
+
+    def _is_too_long(self, path: str) -> bool:
+        """By descriptors of folders it could be written, and then not be read by its path."""
+        whole = self.full_path(path)
+        return 4 * len(whole) > PATH_NBYTES and len(os.fsencode(whole)) > PATH_NBYTES
+
+    def _put(self, path: str, data: bytes, fsync: bool) -> bool:
+        below, _, name = path.rpartition("/")
+        if self._is_too_long(path):
+            return False
+        if below not in self._made_folders:
+            self._root.folder(below, make=True)
+            if len(self._made_folders) >= MADE_FOLDERS:
+                self._made_folders = set()
+            self._made_folders.add(below)
+        if not write_whole(self.url, below or ".", name, data, fsync):
+            return False
+        if fsync:
+            self._sync(below)
+        return True
+
+    def _hold(self, path: str) -> Any:
+        below, _, name = path.rpartition("/")
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        for _ in range(HOLD_ATTEMPTS):
+            try:
+                folder = self._root.folder(below, make=True)
+                fd, info = regular(os.open(name, flags, 0o666, dir_fd=folder.fd), self.full_path(path))
+                file = io.FileIO(fd, "ab")
+                locked = lock(fd)
+                if locked is None:
+                    file.close()
+                    return None
+                if locked and os.path.samestat(info, os.lstat(name, dir_fd=folder.fd)):
+                    return file
+                file.close()
+            except FileNotFoundError:  # removed meanwhile, or its folder
+                continue
+            time.sleep(0.01)  # a call of `held` locks the file for a moment
+        raise BlockingIOError(errno.EWOULDBLOCK, "a living process holds it", self.full_path(path))
+
+    def _held(self, path: str) -> bool | None:
+        try:
+            fd, _ = self._root.open_regular(path)
+        except FileNotFoundError:
+            return False
+        try:
+            locked = lock(fd)
+        finally:
+            os.close(fd)
+        return None if locked is None else not locked
+
+    def _delete(self, path: str, read: Entry | None) -> None:
+        below, _, name = path.rpartition("/")
+        with suppress(FileNotFoundError, NotADirectoryError):
+            folder = self._root.folder(below, make=False)
+            if read is not None:
+                found = os.lstat(name, dir_fd=folder.fd)
+                if stat.S_ISLNK(found.st_mode):
+                    target = os.readlink(name, dir_fd=folder.fd)
+                    raise OSError(f"it is a link to {target!r}, which still has the content: delete both yourself")
+                if not stat.S_ISREG(found.st_mode) or (found.st_size, str(found.st_mtime_ns)) != (
+                    read.size,
+                    read.stamp,
+                ):
+                    raise OSError("another file has taken its place since it was read")
+            os.unlink(name, dir_fd=folder.fd)

@@ -1,0 +1,293 @@
+"""Files in the making: each appears at its path when it is complete, or never."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+
+from ags_fast._core import Descriptor
+from ags_fast.fs.below import A_FOLDER, LISTED, OpenFolder, fsync_folder, lock, lstat, not_a_file
+from ags_fast.fs.paths import temporary_name
+
+TYPE_CHECKING = False  # to import typing takes longer than all of this package
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ags_fast._types import Buffer
+
+__all__ = ["NewFile", "NewObject", "pwrite_all"]
+
+
+class NewFile:
+    """A file in the making. It has a temporary name beside `path` until `publish`, and none after `discard`.
+
+    tag: a part of the temporary name, to `sweep` by. exclusive: refuse, at the beginning and again in the end, a path
+    that exists (FileExistsError). private: nobody else may read it before it is published. fsync: `publish` returns
+    only when file and folder are on the disk. mode: its permission bits when it is published, of 0o777; None is those
+    of the file that it replaces, or what the umask and the folder say. mtime_ns: when it was last changed, as `publish`
+    shall leave it, in nanoseconds since the epoch.
+
+    A ``with`` block, however it is left, and a collection discard what has not been published. The file is locked while
+    its writer lives: so `sweep` knows. A path that is there and is no regular file, such as ``/dev/null`` or a pipe,
+    cannot be replaced; it is written directly. A process forked meanwhile can neither publish nor discard: the file is
+    its parent's.
+
+    Another thread may discard the file while one writes, which then raises ValueError or goes on into what has no name.
+    To publish what another thread is writing discards it, too (ValueError).
+    """
+
+    atomic = True  # whether `publish` replaces a file that is there in one step
+    _descriptor: Descriptor | None = None
+    _folder: OpenFolder | None = None  # what its names are relative to
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tag: str = "",
+        exclusive: bool = False,
+        private: bool = False,
+        fsync: bool = False,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+        within: tuple[OpenFolder, str, os.stat_result | None] | None = None,
+    ) -> None:
+        self.path = os.fsdecode(path)
+        if not self.path.startswith("/"):  # the working directory may change
+            self.path = os.path.join(os.getcwd(), self.path)
+        self._exclusive = exclusive
+        self._fsync = fsync
+        self._owner = os.getpid()
+        self._mtime_ns = mtime_ns
+        self._temporary: str | None = None
+        if within is not None:
+            self._folder, self._name, existing = within
+        else:
+            existing = lstat(self.path)
+            if existing is not None and stat.S_ISLNK(existing.st_mode):  # its target is what gets replaced
+                self.path = os.path.realpath(self.path)
+                existing = lstat(self.path)
+        if existing is not None and exclusive:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
+        if existing is not None and not stat.S_ISREG(existing.st_mode):
+            if within is not None:  # who put it there would get what is written, all of it checked or not
+                if stat.S_ISDIR(existing.st_mode):
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+                raise not_a_file(self.path)
+            self._descriptor = Descriptor(os.open(self.path, os.O_WRONLY | os.O_CLOEXEC))  # a folder: IsADirectoryError
+            return
+        if within is None:
+            folder, _, self._name = self.path.rpartition("/")
+            self._folder = OpenFolder(os.open(folder or "/", A_FOLDER))
+        if mode is None and existing is not None:
+            mode = existing.st_mode
+        elif mode is None and private:
+            mode = self._usual_mode(tag)
+        self._made = self._make(tag, 0o666 if mode is None and not private else 0o600)
+        self._mode = self._made if mode is None else mode & 0o777
+
+    def _at(self) -> OpenFolder:
+        assert self._folder is not None
+        return self._folder
+
+    def remove_sidecar(self) -> str | None:
+        """Remove Hadoop's checksum of the file that this one will replace: with it Spark would refuse the new one.
+
+        Returns its path, or None if there is none. Below the folder that the file is made in, like all else.
+        """
+        name = f".{self._name}.crc"
+        if self._temporary is None:
+            return None
+        try:
+            os.unlink(name, dir_fd=self._at().fd)
+        except FileNotFoundError:
+            return None
+        return os.path.join(os.path.dirname(self.path), name)
+
+    def _usual_mode(self, tag: str) -> int:
+        """What the umask and the folder say, which only a file can tell: one that is never written to."""
+        try:  # it has no name: nobody else can open it
+            fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=self._at().fd)
+        except (AttributeError, OSError):
+            folder, mode = self._folder, self._make(tag, 0o666)
+            self.discard()
+            self._folder = folder
+            return mode
+        mode = os.fstat(fd).st_mode
+        os.close(fd)
+        return mode
+
+    def _make(self, tag: str, mode: int) -> int:
+        """Make the temporary file and lock it. Returns its mode."""
+        while True:
+            temporary = temporary_name(self._name, tag)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = os.open(temporary, flags, mode, dir_fd=self._at().fd)
+            self._descriptor = Descriptor(fd)
+            self._temporary = temporary
+            locked = lock(fd)
+            info = os.fstat(fd)
+            if locked is not False and info.st_nlink:
+                return stat.S_IMODE(info.st_mode)
+            folder = self._folder
+            self.discard()  # a sweep was there before the lock
+            self._folder = folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.discard()
+
+    def __del__(self) -> None:
+        if self._descriptor is not None:
+            self.discard()
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """Its file, to be written by position. Closed when it is published or discarded."""
+        assert self._descriptor is not None
+        return self._descriptor
+
+    @property
+    def positional(self) -> bool:
+        """Whether it can be written at any position."""
+        return self._temporary is not None
+
+    def write(self, data: Buffer, /) -> int:
+        """Write all of a bytes-like object where the last one ended. Returns its size in bytes."""
+        view = memoryview(data).cast("B")
+        nbytes = len(view)
+        with self.descriptor as fd:
+            while view:
+                view = view[os.write(fd, view) :]
+        return nbytes
+
+    def publish(self) -> None:
+        """Give the file its name and close it. If that fails, it is discarded."""
+        if self._owner != os.getpid() or self.descriptor.closed:
+            return
+        locked, temporary = -1, self._temporary  # what another thread discards meanwhile is not published
+        try:
+            if temporary is not None:
+                folder = self._at()
+                with self.descriptor as fd:
+                    if self._mode != self._made:
+                        os.fchmod(fd, self._mode)
+                    if self._mtime_ns is not None:
+                        os.utime(fd, ns=(time.time_ns(), self._mtime_ns))
+                    if self._fsync:
+                        os.fsync(fd)
+                    locked = os.dup(fd)
+            if not self.descriptor.close():  # before the name: some file systems report a failed write only here
+                raise ValueError("this file is being written by another thread: it is discarded")
+            if temporary is not None:
+                if self._exclusive:
+                    self._link(temporary)
+                else:
+                    os.replace(temporary, self._name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+                self._temporary = None
+                if self._fsync:
+                    fsync_folder(os.open(".", LISTED, dir_fd=folder.fd))
+        finally:
+            if locked >= 0:
+                os.close(locked)  # after the name, or a sweep might take the file for a dead writer's
+            self.discard()
+
+    def _link(self, temporary: str) -> None:
+        at, name = self._at(), self._name  # which stays open, whatever another thread does
+        folder = at.fd
+        try:
+            os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)  # unlike a rename, it never replaces
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links: claim the name with an empty file, then replace that
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder))
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        else:
+            os.unlink(temporary, dir_fd=folder)
+
+    def discard(self) -> None:
+        """Close the file and remove it, unless it has been published. Does nothing the second time."""
+        folder, temporary = self._folder, self._temporary  # the folder stays open for as long as this needs it
+        if self._descriptor is not None:
+            self._descriptor.close()
+        if folder is not None and temporary is not None and self._owner == os.getpid():
+            self._temporary = None
+            try:
+                os.unlink(temporary, dir_fd=folder.fd)
+            except FileNotFoundError:
+                pass
+        self._folder = None
+
+
+class NewObject:
+    """An object in the making: nothing is at its path until `publish`, and nothing is after `discard`.
+
+    A ``with`` block, however it is left, and a collection discard what has not been published. A process forked
+    meanwhile can neither write, publish nor discard: the object is its parent's.
+    """
+
+    atomic = True  # whether `publish` replaces a file that is there in one step
+    path: str
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._done = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path!r}{' done' if self._done else ''}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.discard()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_done", True):
+            self.discard()
+
+    def write(self, data: Buffer, /) -> int:
+        """Write all of a bytes-like object where the last one ended. Returns its size in bytes."""
+        if self._owner != os.getpid() or self._done:
+            raise ValueError("this object is complete, discarded or another process's")
+        view = memoryview(data).cast("B")
+        self._write(view)
+        return view.nbytes
+
+    def publish(self) -> None:
+        """Complete the object: it is at its path, and on the disk. If that fails, it is discarded."""
+        if self._owner != os.getpid() or self._done:
+            return
+        try:
+            self._publish()
+            self._done = True
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Give the object up, unless it has been published. Does nothing the second time."""
+        if self._owner == os.getpid() and not self._done:
+            self._done = True
+            self._discard()
+
+    def _write(self, view: memoryview) -> None:
+        raise NotImplementedError
+
+    def _publish(self) -> None:
+        raise NotImplementedError
+
+    def _discard(self) -> None:
+        raise NotImplementedError
+
+
+def pwrite_all(file: Descriptor, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`, or raise."""
+    with file as fd:
+        while data:
+            written = os.pwrite(fd, data, offset)
+            data = data[written:]
+            offset += written

@@ -1,0 +1,251 @@
+"""A folder of a file system of fsspec: what S3 and all others have in common.
+
+An object store has no temporary names: an upload goes to its final key and is not there until it is completed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+from ags_fast._cursor import Cursor
+from ags_fast.errors import FormatError, PolicyError
+from ags_fast.fs.base import Entry, ReadOnce, Store
+from ags_fast.fs.paths import temporary_tag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ags_fast._types import Buffer
+
+__all__ = ["RangeReader", "RemoteStore", "entry_of", "file_exists"]
+
+CONNECTIONS = 16  # that are kept, for stores with the same options
+AHEAD_NBYTES = 16 << 20  # the most that is read ahead of reads that go on without a gap
+
+
+class RemoteStore(Store):
+    """A folder of a file system of fsspec. Each process has a connection of its own."""
+
+    _connection: tuple[int, Any, str] | None = None
+
+    def connect(self) -> tuple[Any, str]:
+        """Return the file system, and where in it the folder is."""
+        if self._connection is None or self._connection[0] != os.getpid():
+            self._connection = (os.getpid(), *_connect(self.url, self.storage_options))
+        return self._connection[1:]
+
+    def at(self, path: str) -> str:
+        """Return the path of a file in the file system."""
+        return f"{self.connect()[1]}/{path}"
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """See `Store.list`."""
+        fs, root = self.connect()
+        folder = prefix.rpartition("/")[0]
+        try:
+            found = fs.find(f"{root}/{folder}" if folder else root, detail=True)
+        except FileNotFoundError:
+            return
+        skip = len(fs._strip_protocol(root)) + 1
+        for name, info in found.items():
+            path = name[skip:]
+            if path.startswith(prefix) and info["type"] == "file" and temporary_tag(path.rpartition("/")[2]) is None:
+                yield self._entry(path, info if info["size"] is not None else fs.info(name))
+
+    def _stat(self, path: str) -> Entry | None:
+        try:
+            info = self.connect()[0].info(self.at(path))
+        except FileNotFoundError:
+            return None
+        return self._entry(path, info) if info["type"] == "file" else None
+
+    def _entry(self, path: str, info: Mapping[str, Any]) -> Entry:
+        if info["size"] is None:
+            raise self.refusal(f"say how many bytes {path!r} has")
+        return entry_of(path, info)
+
+    def _read(self, path: str, limit: int) -> bytes:
+        data = self._read_range(path, None, 0, limit + 1)
+        if len(data) > limit:
+            raise FormatError(f"{path} has more than the {limit} bytes that such a file may have")
+        return data
+
+    def _read_range(self, path: str, stamp: str | None, begin: int, end: int) -> bytes:
+        """stamp: OSError if the object has another one by now, where the storage can tell."""
+        data: bytes = self.connect()[0].cat_file(self.at(path), start=begin, end=end)
+        return data
+
+    def _source(self, path: str, entry: Entry | None) -> RangeReader:
+        entry = entry or self._stat(path)
+        if entry is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.full_path(path))
+        stamp = entry.stamp
+        return RangeReader(lambda begin, end: self._read_range(path, stamp, begin, end), entry.size)
+
+    def _open(self, path: str) -> ReadOnce:
+        entry = self._stat(path)
+        if entry is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.full_path(path))
+        return _Sequential(self, entry)
+
+    def _create(self, path: str, data: bytes) -> None:
+        raise self.refusal("create a file only if it is not there")
+
+    def _delete(self, path: str, read: Entry | None) -> None:
+        try:
+            self.connect()[0].rm_file(self.at(path))
+        except FileNotFoundError:
+            pass
+        except NotImplementedError:
+            raise self.refusal("delete files") from None
+
+    def refusal(self, what: str) -> PolicyError:
+        """Return the error for what file systems of this kind cannot do."""
+        scheme = self.url.partition(":")[0]
+        return PolicyError(f"{scheme} file systems cannot {what}: use a local folder or S3 for this")
+
+
+# Of stores with the same options, for one of S3 takes 0.1 s to make. A child of a fork leaves its parent's alone.
+_connections: dict[tuple[int, str, str], tuple[Any, str]] = {}
+
+
+def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    scheme = url.partition(":")[0]
+    of_s3 = scheme in ("s3", "s3a") and "::" not in url
+    try:
+        import fsspec
+        from fsspec.utils import tokenize
+
+        if of_s3:
+            import s3fs
+
+            if int(s3fs.__version__.partition(".")[0]) < 2026:
+                raise ImportError(f"s3fs {s3fs.__version__} is too old")
+        key = (os.getpid(), "s3" if of_s3 else url, tokenize(options))
+        found = _connections.get(key)
+        if found is None:
+            # A listing that is remembered would be wrong, and an instance that is shared somebody else's.
+            own = {"use_listings_cache": False, "skip_instance_cache": True}
+            made = fsspec.url_to_fs(url, **{**options, **own})
+            mine = [other for other in list(_connections) if other[0] == key[0]]
+            for old in mine[: max(0, len(mine) + 1 - CONNECTIONS)]:
+                _connections.pop(old, None)
+            found = _connections.setdefault(key, made)
+        fs, root = found
+        if of_s3:
+            root = fs._strip_protocol(url)
+    except ImportError as error:
+        needed = "ags_fast[s3]" if scheme in ("s3", "s3a") else "fsspec, and its package for such URLs"
+        raise ImportError(f"{scheme} URLs need {needed}: {error}") from error
+    return fs, root.rstrip("/")
+
+
+def entry_of(path: str, info: Mapping[str, Any]) -> Entry:
+    """Return the entry of a file, from what fsspec tells about the file."""
+    changed = 0.0
+    for name in ("LastModified", "last_modified", "mtime", "modified", "updated", "created"):
+        value = info.get(name)
+        if isinstance(value, str):
+            try:
+                value = datetime.datetime.fromisoformat(value)
+            except ValueError:
+                continue
+        if isinstance(value, datetime.datetime):
+            value = value.timestamp()
+        if isinstance(value, (int, float)):
+            changed = float(value)
+            break
+    stamp = info.get("ETag") or info.get("etag")
+    return Entry(path, info["size"], str(stamp) if stamp else repr(changed), changed)
+
+
+def file_exists(path: str) -> FileExistsError:
+    """Return the error for a file that is there and must not be."""
+    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+
+class _Sequential(ReadOnce):
+    """An object that is read once, in large requests."""
+
+    def __init__(self, store: RemoteStore, entry: Entry) -> None:
+        self.size, self.stamp = entry.size, entry.stamp
+        self._store = store
+        self._entry = entry
+        self._file = store.source(entry.path, entry)
+
+    def _read_into(self, view: memoryview) -> int:
+        got: int = self._file.readinto(view)
+        return got
+
+    def changed(self) -> bool:
+        return self._store.stat(self._entry.path) != self._entry
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class RangeReader(Cursor):
+    """A seekable file over requests of ranges.
+
+    A read that is not the continuation of two others requests just its own bytes. One that is requests more of them,
+    no more than were read without a gap before it.
+    """
+
+    def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
+        self._fetch = fetch
+        self._length = size
+        self._position = 0
+        self._ahead: tuple[int, bytes] = (0, b"")  # where bytes that were read ahead begin, and the bytes
+        self._run_end = -1  # where the last read ended
+        self._run = 0  # bytes read without a gap until there
+        self._continued = 0  # reads that have continued that run
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """See `Cursor.read_at`."""
+        self._check_open()
+        begin = min(offset, self._length)
+        end = min(begin + size, self._length)
+        if begin == end:
+            return b""
+        if begin == self._run_end:
+            self._continued += 1
+        else:
+            self._run = self._continued = 0
+        data = b""
+        ahead_begin, ahead = self._ahead  # at once: another thread may read, too
+        if ahead_begin <= begin < ahead_begin + len(ahead):
+            data = ahead[begin - ahead_begin : end - ahead_begin]
+        if len(data) < end - begin:
+            more = self._request(begin + len(data), end)
+            data = data + more if data else more
+        self._run_end = begin + len(data)
+        self._run += len(data)
+        return data
+
+    def readinto_at(self, offset: int, buffer: Buffer) -> int:
+        """See `Cursor.readinto_at`."""
+        view = memoryview(buffer).cast("B")
+        data = self.read_at(offset, len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def _request(self, begin: int, end: int) -> bytes:
+        """Request these bytes, and keep what is read ahead with them."""
+        ahead = min(self._run, AHEAD_NBYTES) if self._continued >= 2 else 0
+        more_end = min(end + ahead, self._length)
+        more = self._fetch(begin, more_end)
+        if len(more) > more_end - begin:
+            raise OSError("the store returned more bytes than it was asked for")
+        if more_end == end:
+            self._ahead = 0, b""
+            return more
+        self._ahead = begin, more
+        return more[: end - begin]
+
+    def close(self) -> None:
+        """Release what was read ahead."""
+        self._ahead = 0, b""
+        super().close()

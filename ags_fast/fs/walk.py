@@ -1,0 +1,167 @@
+"""A walk through a local folder: the files that are complete, what else is there, and what dead writers left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+
+from ags_fast.errors import PolicyError
+from ags_fast.fs.base import Entry
+from ags_fast.fs.below import A_PATH, LISTED, Root, lock
+from ags_fast.fs.paths import temporary_tag
+
+TYPE_CHECKING = False  # to import typing takes longer than all of this package
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+__all__ = ["sweep", "walk"]
+
+REASONS = {
+    "OutsideLink": "a link that leads out of the folder",
+    "DanglingLink": "a link that leads nowhere",
+    "LinkLoop": "a link that leads back to itself, or to a folder that it is in",
+    "TemporaryFile": "a file in the making, or left by a dead job",
+}
+
+
+def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None) -> Iterator[Entry]:
+    """List complete files whose path begins with `prefix`; add to `left_out` what is there and is no such file."""
+    folder, slash, stem = prefix.rpartition("/")
+    # Folders to walk: their paths, and which ones they are in: (id, those above) of each on the way.
+    todo: list[tuple[str, tuple[Any, ...]]] = [(folder + slash, ())]
+    while todo:
+        shown, above = todo.pop()
+        try:
+            fd = root.open_to_read(shown.rstrip("/"), LISTED)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PolicyError:
+            if not above:
+                raise
+            if left_out is not None:  # it was a folder a moment ago
+                left_out.append((shown.rstrip("/"), "OutsideLink", REASONS["OutsideLink"]))
+            continue
+        try:
+            itself = os.fstat(fd)
+            here = ((itself.st_dev, itself.st_ino), above)
+            empty = True
+            with os.scandir(fd) as scan:
+                for found in scan:
+                    empty = False
+                    if stem and not found.name.startswith(stem):
+                        continue
+                    path = shown + found.name
+                    kind, info = _look(root, path, fd, found, here)
+                    if kind == "Folder":
+                        todo.append((f"{path}/", here))
+                    elif kind == "File" and info is not None:
+                        yield Entry.of(path, info)
+                    elif kind and left_out is not None:
+                        left_out.append((path, kind, _reason(kind, info)))
+            if empty and shown and left_out is not None:
+                left_out.append((shown, "EmptyFolder", "an empty folder: a dataset has files only"))
+        finally:
+            os.close(fd)
+        stem = ""
+
+
+def _look(
+    root: Root, path: str, folder: int, found: os.DirEntry[str], here: tuple[Any, ...]
+) -> tuple[str, os.stat_result | None]:
+    """What an entry of a folder is: "Folder"; "File" and its stat; a kind of what is left out; "" if it is gone."""
+    if found.is_symlink():
+        kind, info = _behind(root, path, folder, found.name, here)
+    elif found.is_dir(follow_symlinks=False):
+        kind, info = "Folder", None
+    else:
+        try:
+            kind, info = "File", found.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return "", None
+    if kind == "File" and info is not None:
+        if not stat.S_ISREG(info.st_mode):
+            kind = "SpecialFile"
+        elif found.name[0] == "." and temporary_tag(found.name) is not None:
+            kind = "TemporaryFile"
+    return kind, info
+
+
+def _behind(root: Root, path: str, folder: int, name: str, here: tuple[Any, ...]) -> tuple[str, os.stat_result | None]:
+    """What a link leads to: "Folder"; "File", of any kind, and its stat; or a kind of what is left out."""
+    try:
+        fd = os.open(name, A_PATH, dir_fd=folder) if root.follow else root.open(path, A_PATH)
+    except PolicyError:
+        return "OutsideLink", None
+    except (FileNotFoundError, NotADirectoryError):
+        return "DanglingLink", None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself
+            return "LinkLoop", None
+        raise
+    info = os.fstat(fd)
+    os.close(fd)
+    if not stat.S_ISDIR(info.st_mode):
+        return "File", info
+    while here:
+        if here[0] == (info.st_dev, info.st_ino):
+            return "LinkLoop", None
+        here = here[1]
+    return "Folder", None
+
+
+def _reason(kind: str, info: os.stat_result | None) -> str:
+    """Why something of this kind is left out."""
+    if kind != "SpecialFile" or info is None:
+        return REASONS[kind]
+    for name, test in (("pipe", stat.S_ISFIFO), ("socket", stat.S_ISSOCK), ("folder", stat.S_ISDIR)):
+        if test(info.st_mode):
+            return f"a {name}, which has no content to read"
+    return "a device, which has no content to read"
+
+
+def sweep(root: Root, tag: str | None, age: float, age_unlocked: float, below: str) -> list[str]:
+    """Remove temporary files whose writers are dead. The arguments are those of `Store._sweep`."""
+    swept: list[str] = []
+    todo = [below]
+    while todo:
+        shown = todo.pop()
+        try:
+            fd = root.open(shown.rstrip("/"), LISTED)
+        except (FileNotFoundError, NotADirectoryError, PolicyError):  # removed, or exchanged, meanwhile
+            continue
+        try:
+            with os.scandir(fd) as scan:
+                for found in scan:
+                    if found.is_dir(follow_symlinks=False):
+                        todo.append(f"{shown}{found.name}/")
+                        continue
+                    of = temporary_tag(found.name)
+                    if of is None or tag not in (None, of) or not found.is_file(follow_symlinks=False):
+                        continue
+                    if _sweep_file(fd, found.name, age, age_unlocked):
+                        swept.append(shown + found.name)
+        finally:
+            os.close(fd)
+    return swept
+
+
+def _sweep_file(folder: int, name: str, age: float, age_unlocked: float) -> bool:
+    """Remove a temporary file of this age, unless its writer lives. Whether it has been removed."""
+    try:
+        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except (FileNotFoundError, PermissionError):  # published or swept meanwhile, or somebody else's
+        return False
+    try:
+        locked = lock(fd)
+        least = age if locked else age_unlocked
+        if locked is False or (least > 0 and time.time() - os.fstat(fd).st_mtime < least):
+            return False
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(fd)
+    return True
