@@ -167,7 +167,8 @@ def put_controls(context: Any) -> dict[str, bytes]:
     text = controls["exception"].hex()
 
     def use(numbers: Any) -> Any:
-        assert broadcast.value and in_closure
+        assert broadcast.value
+        assert in_closure
         return [(number, in_shuffle) for number in numbers]
 
     def fail(_: Any) -> Any:

@@ -57,7 +57,8 @@ class Folders:
         self.rules.set()
         assert leftovers(self.root) == []
         verified = verify_files(self.root / dataset, kms=self.kms, engine=LocalEngine(0), progress=False)
-        assert verified.counts["failed"] == 0 and verified.counts["skipped"] == 0, verified.rows
+        assert verified.counts["failed"] == 0, verified.rows
+        assert verified.counts["skipped"] == 0, verified.rows
         result = decrypt_files(
             self.root / dataset, self.out, kms=self.kms, engine=LocalEngine(0), fsync=False, progress=False
         )

@@ -45,7 +45,8 @@ class StoreContract:
 
     def test_empty(self, store: Store) -> None:
         assert names(store) == names(store, "some/folder") == []
-        assert store.stat("nothing") is None and store.stat("no/thing") is None
+        assert store.stat("nothing") is None
+        assert store.stat("no/thing") is None
         with pytest.raises(FileNotFoundError):
             store.read("nothing", 10)
         with pytest.raises(FileNotFoundError), AgsReader(store.source("nothing"), KEY, length=None):
@@ -62,12 +63,16 @@ class StoreContract:
         assert {path: entry.size for path, entry in found.items()} == {path: i for i, path in enumerate(paths)}
         for path, entry in found.items():
             again = store.stat(path)
-            assert again is not None and (again.path, again.size, again.stamp) == (path, entry.size, entry.stamp)
-            assert 1.7e9 < entry.modified < 5e9 and read_all(store, path) == bytes(entry.size)
-            assert entry == pickle.loads(pickle.dumps(entry)) and repr(path) in repr(entry)
+            assert again is not None
+            assert (again.path, again.size, again.stamp) == (path, entry.size, entry.stamp)
+            assert 1.7e9 < entry.modified < 5e9
+            assert read_all(store, path) == bytes(entry.size)
+            assert entry == pickle.loads(pickle.dumps(entry))
+            assert repr(path) in repr(entry)
         assert names(store, "a/") == ["a/b/three", "a/one", "a/two"]
         assert names(store, "a") == ["a.agstmp", "a/b/three", "a/one", "a/two", "ab"]
-        assert names(store, "a/b/th") == ["a/b/three"] and names(store, "x") == names(store, "a/x/") == []
+        assert names(store, "a/b/th") == ["a/b/three"]
+        assert names(store, "x") == names(store, "a/x/") == []
         assert store.stat("a") is None
         put(store, "top", b"changed")
         assert store.stat("top").stamp != found["top"].stamp  # type: ignore[union-attr]
@@ -103,10 +108,12 @@ class StoreContract:
         for size in SIZES:
             path, plain = f"folder {size}/file", pattern(size)
             new = store.new(path, tag="job-1", exclusive=exclusive)
-            assert isinstance(new, (NewFile, NewObject)) and new.path.endswith(path)
+            assert isinstance(new, (NewFile, NewObject))
+            assert new.path.endswith(path)
             for begin in range(0, size, 1 << 20):
                 assert new.write(memoryview(plain)[begin : begin + (1 << 20)]) == min(1 << 20, size - begin)
-            assert store.stat(path) is None and names(store, "folder") == []
+            assert store.stat(path) is None
+            assert names(store, "folder") == []
             new.publish()
             new.publish()
             new.discard()
@@ -118,7 +125,8 @@ class StoreContract:
                 put(store, path, b"replaced")
                 assert read_all(store, path) == b"replaced"
             store.delete(path)
-        assert names(store) == [] and store.sweep(older_than=0) == []
+        assert names(store) == []
+        assert store.sweep(older_than=0) == []
 
     def test_new_that_loses_the_race(self, store: Store) -> None:
         """Nothing was there when it began, and something is in the end."""
@@ -130,7 +138,8 @@ class StoreContract:
                 new.publish()
             assert read_all(store, "file") == b"somebody was faster"
             store.delete("file")
-        assert names(store) == [] and store.sweep(older_than=0) == []
+        assert names(store) == []
+        assert store.sweep(older_than=0) == []
 
     @pytest.mark.parametrize("how", ["discard", "with", "collected"])
     def test_new_given_up(self, store: Store, how: str) -> None:
@@ -148,7 +157,8 @@ class StoreContract:
                         raise KeyboardInterrupt
                 del new
                 gc.collect()
-            assert names(store) == ["old"] and store.read("old", 9) == b"old"
+            assert names(store) == ["old"]
+            assert store.read("old", 9) == b"old"
         self.no_uploads(store)
 
     def no_uploads(self, store: Store) -> None:
@@ -189,11 +199,16 @@ class StoreContract:
             for offset, size in [*moves, (7, -1), (400_000, 5)]:
                 if offset >= 0:
                     assert file.seek(offset) == right.seek(offset)
-                assert file.read(size) == right.read(size) and file.tell() == right.tell()
-            assert file.seek(-5, io.SEEK_END) == 299_995 and file.seek(2, io.SEEK_CUR) == 299_997
+                assert file.read(size) == right.read(size)
+                assert file.tell() == right.tell()
+            assert file.seek(-5, io.SEEK_END) == 299_995
+            assert file.seek(2, io.SEEK_CUR) == 299_997
             buffer = bytearray(10)
-            assert file.readinto(buffer) == 3 and buffer == data[-3:] + bytes(7)
-            assert file.seekable() and file.readable() and not file.writable()
+            assert file.readinto(buffer) == 3
+            assert buffer == data[-3:] + bytes(7)
+            assert file.seekable()
+            assert file.readable()
+            assert not file.writable()
             with pytest.raises((ValueError, OSError)):
                 file.seek(-1)
         with pytest.raises(ValueError, match="closed"):
@@ -225,7 +240,9 @@ class StoreContract:
     def test_pickle_and_repr(self, store: Store) -> None:
         put(store, "file", b"x")
         again = pickle.loads(pickle.dumps(store))
-        assert again.url == store.url and again.local == store.local and names(again) == ["file"]
+        assert again.url == store.url
+        assert again.local == store.local
+        assert names(again) == ["file"]
         assert repr(again) == f"Store({store.url!r})"
 
     def test_sync_folders(self, store: Store) -> None:
@@ -244,12 +261,14 @@ class StoreContract:
         put(store, "file", data)
         with store.open("file") as file:
             entry = store.stat("file")
-            assert entry is not None and (file.size, file.stamp) == (entry.size, entry.stamp)
+            assert entry is not None
+            assert (file.size, file.stamp) == (entry.size, entry.stamp)
             got, buffer = bytearray(), bytearray(700_000)
             while filled := file.readinto(buffer):
                 assert filled == min(len(buffer), len(data) - len(got))
                 got += buffer[:filled]
-            assert got == data and not file.changed()
+            assert got == data
+            assert not file.changed()
         with pytest.raises(FileNotFoundError):
             store.open("nothing")
 
@@ -260,9 +279,11 @@ class StoreContract:
             store.put("a/other", data)
             store.delete("a/other")
             entry = store.stat("a/file")
-            assert entry is not None and entry.size == len(data)
+            assert entry is not None
+            assert entry.size == len(data)
             assert store.take("a/file", entry.size, entry.stamp) in (data, None)  # None: only step by step
-        assert names(store) == ["a/file"] and store.sweep("t") == []
+        assert names(store) == ["a/file"]
+        assert store.sweep("t") == []
         for path in ("a/nothing", "nothing/file"):
             assert store.take(path, 0) is None
         for path in ("../file", "/file", "a/../file"):

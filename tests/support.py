@@ -159,7 +159,8 @@ def finish_python(child: subprocess.Popen[str], timeout: float = 60) -> str:
         child.kill()
         child.wait()
         raise
-    assert child.returncode == 0 and "Exception ignored" not in err, f"exit code {child.returncode}\n{out}{err}"
+    assert child.returncode == 0, f"exit code {child.returncode}\n{out}{err}"
+    assert "Exception ignored" not in err, f"exit code {child.returncode}\n{out}{err}"
     return out
 
 

@@ -156,7 +156,8 @@ def test_a_new_dataset(kms: dict[str, str], dataset: Path, how: str, double_wrap
     # A dataset in single wrap has a KEK of its own; that one opens, where only DEKs do not.
     clear_cache()
     encrypt(dataset, kms, double_wrap=double_wrap)
-    assert decrypted(dataset, kms) == TREE and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == TREE
+    assert leftovers(dataset, kms) == []
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -205,11 +206,15 @@ def test_back_to_older_keys(kms: dict[str, str], dataset: Path, scope: str) -> N
     moved_to_a_key_that_is_gone(dataset, kms, policy=Policy(kek_scope=scope))
     before = read_tree(dataset)
     planned = restore_keys(dataset, kms=kms, dry_run=True)
-    assert read_tree(dataset) == before and {row.status for row in planned.rows} == {"planned"}
+    assert read_tree(dataset) == before
+    assert {row.status for row in planned.rows} == {"planned"}
     result = restore_keys(dataset, kms=kms)
-    assert result.op == "restore" and result.failed == [] and len(result.rows) == (1 if scope == "dataset" else 3)
+    assert result.op == "restore"
+    assert result.failed == []
+    assert len(result.rows) == (1 if scope == "dataset" else 3)
     after = read_tree(dataset)
-    assert before.items() <= after.items() and len(after) == len(before) + 1  # nothing is removed
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + 1
     clear_cache()
     assert decrypted(dataset, kms) == TREE
     (new,) = after.keys() - before.keys()
@@ -222,9 +227,12 @@ def test_back_to_older_keys(kms: dict[str, str], dataset: Path, scope: str) -> N
     # All goes on: writers, rotations, expiries, pins.
     encrypt(dataset, kms, {"2/new": b""})
     result = rotate(dataset, kms=kms, force_expire=True)
-    assert result.expired is not None and result.expired.failed == [] and len(documents(dataset)) == 1
+    assert result.expired is not None
+    assert result.expired.failed == []
+    assert len(documents(dataset)) == 1
     clear_cache()
-    assert decrypted(dataset, kms) == TREE | {"2/new": b""} and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == TREE | {"2/new": b""}
+    assert leftovers(dataset, kms) == []
 
 
 def test_back_from_what_somebody_has_put_there(kms: dict[str, str], dataset: Path) -> None:
@@ -300,7 +308,9 @@ def test_back_to_buckets(kms: dict[str, str], dataset: Path) -> None:
     restore_keys(dataset, kms=kms)
     clear_cache()
     found = Ledger.open(dataset, load_kms(kms)).keys
-    assert len(found.list()) == 601 and found.get("k17") == more["k17"] and decrypted(dataset, kms) == TREE
+    assert len(found.list()) == 601
+    assert found.get("k17") == more["k17"]
+    assert decrypted(dataset, kms) == TREE
     assert [change.version for change in found.history()] == [1, 2, 3, 5]  # 4 is what was left
 
 
@@ -311,7 +321,8 @@ def test_a_retention_leaves_the_way_back(kms: dict[str, str], dataset: Path) -> 
     for _ in range(SPARED):
         rotate(dataset, kms=kms, what="kek")
     assert len(documents(dataset)) == 1 + SPARED
-    assert decrypted(dataset, kms) == TREE and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == TREE
+    assert leftovers(dataset, kms) == []
     for name in documents(dataset):
         os.utime(dataset / "_ags/keys" / name, (1, 1))
     encrypt(dataset, kms, {"2/new": b""}, master="other")

@@ -131,7 +131,8 @@ def test_nothing_is_not_green(folder: Path, capsys: pytest.CaptureFixture[str]) 
         arguments = ["out"] if first == "decrypt" else []
         pattern = ["tpyo/*"] if first == "rm" else ["--path", "tpyo/*"]
         code = run(first, *more[:1], "ds", *arguments, *more[1:], *pattern, *KMS)
-        assert code == 5 and "tpyo" in capsys.readouterr().err, command
+        assert code == 5, command
+        assert "tpyo" in capsys.readouterr().err, command
     shutil.rmtree("ds/_ags/versions")
     for command in (["verify"], ["verify", "--strict"], ["rekey"], ["decrypt"], ["cat"], ["ls"], ["rm"]):
         arguments = {"decrypt": ["out"], "cat": ["b"], "rm": ["b"]}.get(command[0], [])
@@ -218,7 +219,8 @@ def test_files_that_no_version_knows(folder: Path, capsys: pytest.CaptureFixture
     shutil.copy("ds/b.ags", "ds/extra.ags")
     assert run("verify", "ds", *KMS) == 0
     shown = capsys.readouterr()
-    assert "ags-fast: warning: " in shown.err and "ds: 1 file is in the dataset's folder that no version" in shown.err
+    assert "ags-fast: warning: " in shown.err
+    assert "ds: 1 file is in the dataset's folder that no version" in shown.err
     assert "skipped      1 (1 ExtraFile)" in shown.out
     shutil.copy("ds/b.ags", "ds/another.ags")
     assert run("verify", "ds", "--strict", "--json", *KMS) == 1

@@ -73,7 +73,8 @@ def test_round_trip(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Encrypt, verify, re-key, decrypt; with names by default and with names given."""
     assert run("encrypt", "flat.parquet", *KEYS, "--fsync", "--threads", 2) == 0
     shown = capsys.readouterr()
-    assert shown.err == "" and "output         flat.enc.parquet" in shown.out
+    assert shown.err == ""
+    assert "output         flat.enc.parquet" in shown.out
     assert "warning" not in shown.out
     back = bytearray()
     apq.decrypt_file("flat.enc.parquet", back, ALL)
@@ -129,21 +130,26 @@ def test_options_reach_the_file(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert (result["operation"], result["algorithm"], result["footer"]) == ("encrypt", "AES_GCM_CTR_V1", "signed")
     assert result["file_length"] == os.path.getsize("flat.enc.parquet")
     said = answer(capsys, "inspect", "flat.enc.parquet")
-    assert said["aad_prefix_required"] and said["footer_key_metadata"] == "kf" and not said["authenticated"]
+    assert said["aad_prefix_required"]
+    assert said["footer_key_metadata"] == "kf"
+    assert not said["authenticated"]
     kinds = {column["path"]: (column["key"], column["key_metadata"]) for column in said["columns"]}
-    assert kinds["id"] == ("footer", None) and kinds["flag"] == ("plain", None)
+    assert kinds["id"] == ("footer", None)
+    assert kinds["flag"] == ("plain", None)
     assert kinds["text"] == ("column", "the text's key = k1")
     common = ["flat.enc.parquet", *FOOTER, "--column-key", "text=k1"]
     for operation in (["verify"], ["decrypt", "-o", "no"], ["reencrypt", "--new-footer-key-file", "new", "-o", "no"]):
         assert run(*operation, *common, "--aad-prefix", "table/1") == EXIT_FAILED
         said = capsys.readouterr().err
-        assert "claims AES_GCM_CTR_V1" in said and "--allow-ctr" in said
+        assert "claims AES_GCM_CTR_V1" in said
+        assert "--allow-ctr" in said
     common.append("--allow-ctr")
     assert run("verify", *common) == EXIT_FAILED  # the prefix is not in the file
     checked = answer(capsys, "verify", *common, "--aad-prefix", "table/1")
     rows_by_path = {column["path"]: column for column in checked["columns"]}
     assert rows_by_path["text"]["key_metadata"] == "the text's key = k1"
-    assert not rows_by_path["text"]["authenticated"] and any("CTR" in text for text in checked["warnings"])
+    assert not rows_by_path["text"]["authenticated"]
+    assert any("CTR" in text for text in checked["warnings"])
 
     changes = ["--new-aad-prefix", "table/2", "--encrypted-footer", "--algorithm", "AES_GCM_V1"]
     again = ["reencrypt", *common, "--aad-prefix", "table/1", "--new-footer-key-file", "new", *changes]
@@ -159,9 +165,11 @@ def test_columns_without_the_footer_key(here: Path, capsys: pytest.CaptureFixtur
     assert run("encrypt", "flat.parquet", *KEYS, "--plaintext-footer") == 0
     mine = ["flat.enc.parquet", "--column-key", "text=k1"]
     result = answer(capsys, "verify", *mine, "--missing", "skip")
-    assert not result["footer_verified"] and any("not verified" in text for text in result["warnings"])
+    assert not result["footer_verified"]
+    assert any("not verified" in text for text in result["warnings"])
     answer(capsys, "decrypt", *mine, "--missing", "drop", "-o", "back")
-    assert "text" in pq.read_schema("back").names and "bytes" not in pq.read_schema("back").names
+    assert "text" in pq.read_schema("back").names
+    assert "bytes" not in pq.read_schema("back").names
     with pytest.raises(SystemExit):
         run("verify", "flat.enc.parquet")
     assert "--column-key" in capsys.readouterr().err
@@ -229,7 +237,8 @@ def test_several_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("verify", files[0], files[0], "--footer-key-file", "none") == EXIT_KEY_ACCESS
     with pytest.raises(SystemExit) as stopped:
         run("decrypt", *files, *FOOTER, "-o", "one")
-    assert stopped.value.code == 2 and not os.path.exists("one")
+    assert stopped.value.code == 2
+    assert not os.path.exists("one")
 
 
 def test_a_pipe_holds_the_key_once(here: Path) -> None:
@@ -255,7 +264,8 @@ def test_integrity(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(os.listdir())
     result = answer(capsys, "verify", "flat.enc.parquet", *KEYS, code=EXIT_INTEGRITY)
     place = [result[name] for name in ("error_class", "module", "row_group", "column")]
-    assert place == ["IntegrityError", "dictionary page", 0, "id"] and result["page"] is None
+    assert place == ["IntegrityError", "dictionary page", 0, "id"]
+    assert result["page"] is None
     assert run("decrypt", "flat.enc.parquet", *KEYS, "-o", "back") == EXIT_INTEGRITY
     new = ["--new-footer-key-file", "new", "-o", "back"]
     assert run("reencrypt", "flat.enc.parquet", *KEYS, *new) == EXIT_INTEGRITY
@@ -354,11 +364,15 @@ def test_tables_fit_the_terminal(here: Path, capsys: pytest.CaptureFixture[str])
     more = ["--column-key", f"{name}=k1", "--column-key-metadata", f"{name}={'key-of-that-' * 3}"]
     common = ["long.parquet", *FOOTER, *more, "--force"]
     code, lines = on_a_terminal(80, "encrypt", *common)
-    assert code == 0 and any("encrypt: 100%" in line for line in lines)
+    assert code == 0
+    assert any("encrypt: 100%" in line for line in lines)
     table = lines[next(i for i, line in enumerate(lines) if line.startswith("column ")) :]
-    assert max(map(len, table)) <= 80 and "…" in table[1] and table[1].startswith("a_column")
+    assert max(map(len, table)) <= 80
+    assert "…" in table[1]
+    assert table[1].startswith("a_column")
     code, lines = on_a_terminal(200, "encrypt", *common, "--quiet")
-    assert code == 0 and not any("%" in line for line in lines)
+    assert code == 0
+    assert not any("%" in line for line in lines)
     assert any(name in line and "key-of-that-" * 3 in line for line in lines)
     assert run("encrypt", *common) == 0  # no terminal: nothing is cut
     assert name in capsys.readouterr().out
@@ -389,4 +403,5 @@ def test_inspect_needs_neither_pyarrow_nor_keys(here: Path) -> None:
         assert not {"pyarrow", "numpy", "pandas"} & set(sys.modules)
     """
     out = run_python(program, here / "flat.parquet")
-    assert "footer" in out and "text" in out
+    assert "footer" in out
+    assert "text" in out

@@ -183,7 +183,8 @@ def test_names_in_rows_warnings_and_audits(odd: Path, kms: list[str], capsys: py
 def test_json_is_exact(odd: Path, kms: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ls", f"{odd}/ds", "--json", *kms]) == 0
     out = capsys.readouterr().out
-    assert out.isascii() and out[:-1].isprintable()
+    assert out.isascii()
+    assert out[:-1].isprintable()
     assert {os.fsencode(file["path"]) for file in json.loads(out)["files"]} == {*NAMES}
 
 
@@ -197,7 +198,9 @@ def test_mistakes_of_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert cli.main(["stream", "inspect", "x\x1b", "--json"]) == 1
     out, err = capsys.readouterr()
     check_lines((out + err).encode())
-    assert "Traceback" in err and "\\x1b[31m no \\x07" in err and json.loads(out)["input"] == "x\x1b"
+    assert "Traceback" in err
+    assert "\\x1b[31m no \\x07" in err
+    assert json.loads(out)["input"] == "x\x1b"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
@@ -221,10 +224,12 @@ def test_readers_that_have_seen_enough(tmp_path: Path, kms: list[str], command: 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     process.stdout.read(10)
     process.stdout.close()
-    assert process.stderr.read() == b"" and process.wait() == 1
+    assert process.stderr.read() == b""
+    assert process.wait() == 1
     process.stderr.close()
 
 
@@ -249,7 +254,9 @@ def interrupt(folder: Path, after: float, *arguments: str, python: tuple[str, ..
     code = terminal.wait()
     text = terminal.output.decode()
     lines = [line for line in text.replace("\r", "\n").splitlines() if line.startswith("ags-fast")]
-    assert code == 130 and len(lines) == 1 and "interrupted" in lines[0], (after, code, text)
+    assert code == 130, (after, code, text)
+    assert len(lines) == 1, (after, code, text)
+    assert "interrupted" in lines[0], (after, code, text)
     for word in ("Traceback", "Exception", "Error", "File "):
         assert word not in text, (after, text)
 
@@ -297,7 +304,8 @@ def test_ctrl_c_twice(tree: Path, kms: list[str]) -> None:
     terminal.press_ctrl_c()
     os.kill(terminal.process.pid, signal.SIGINT)
     assert terminal.wait() == 130
-    assert b"Traceback" not in terminal.output and terminal.output.count(b"ags-fast:") == 1
+    assert b"Traceback" not in terminal.output
+    assert terminal.output.count(b"ags-fast:") == 1
     assert list(tree.glob("ds/*.agstmp")) == []
 
 
@@ -328,7 +336,9 @@ def test_ctrl_c_in_a_destructor() -> None:
     command = [sys.executable, "-P", "-c", INTERRUPTED]
     done = subprocess.run(command, env=python_env(), capture_output=True, text=True, timeout=15)
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr.startswith("ags-fast: ") and done.stderr.count("\n") == 1 and "interrupted" in done.stderr
+    assert done.stderr.startswith("ags-fast: ")
+    assert done.stderr.count("\n") == 1
+    assert "interrupted" in done.stderr
 
 
 def test_main_leaves_the_callers_signals_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,8 @@ def test_a_reader_that_was_closed_while_it_read_keeps_no_plaintext(stream: Path)
     for read in (reader.read_at, reader.readinto_at):
         with pytest.raises(ValueError, match="closed"):
             read(5, bytearray(100) if read == reader.readinto_at else 100)  # type: ignore[arg-type]
-    assert reader._hot.data == b"" and not reader._cache
+    assert reader._hot.data == b""
+    assert not reader._cache
 
 
 def test_a_view_is_closed_while_it_reads(tmp_path: Path) -> None:
@@ -277,7 +278,8 @@ def test_an_object_is_given_up_or_completed_after_the_request_in_flight(how: str
     closing.start()
     if how == "abort":
         closing.join()  # it waits for nobody
-        assert target.calls == ["write"] and writer.closed
+        assert target.calls == ["write"]
+        assert writer.closed
     target.go_on.set()
     thread.join()
     closing.join()
@@ -285,7 +287,8 @@ def test_an_object_is_given_up_or_completed_after_the_request_in_flight(how: str
         assert target.calls == ["write", "write", "discard"]
         assert results == ["I/O operation on closed file"]
     else:
-        assert target.calls[-1] == "publish" and results == [1 << 20]
+        assert target.calls[-1] == "publish"
+        assert results == [1 << 20]
         assert writer.file_length == ags_fast.encrypted_length(1 << 20, 1 << 10)
 
 
@@ -345,10 +348,14 @@ def test_a_descriptor_is_closed_by_the_last_call() -> None:
     descriptor = Descriptor(reading)
     with descriptor as first, descriptor as second:
         assert first == second == reading
-        assert descriptor.close() is False and descriptor.closed and is_open(reading)
+        assert descriptor.close() is False
+        assert descriptor.closed
+        assert is_open(reading)
         with pytest.raises(ValueError, match="closed"), descriptor:
             pass
-    assert not is_open(reading) and descriptor.close() is True and descriptor.close() is True
+    assert not is_open(reading)
+    assert descriptor.close() is True
+    assert descriptor.close() is True
 
 
 def test_a_descriptor_is_closed_when_it_is_collected() -> None:

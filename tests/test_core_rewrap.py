@@ -88,7 +88,8 @@ class Column:
 
     def check_around(self, out: bytearray) -> None:
         begin, end = self.bounds()
-        assert set(out[:begin]) <= {SLACK} and set(out[end:]) <= {SLACK}
+        assert set(out[:begin]) <= {SLACK}
+        assert set(out[end:]) <= {SLACK}
 
     def check_zeros(self, out: bytearray) -> None:
         begin, end = self.bounds()
@@ -194,7 +195,8 @@ def test_no_rows() -> None:
     for offsets in (b"", struct.pack("i", 0), struct.pack("i", -5)):
         out = bytearray(b"untouched")
         rewrap(Key(OLD), Key(NEW), PREFIX, offsets, b"", b"", b"", out)
-        assert out == b"untouched" and Key(NEW).sealed == sealed
+        assert out == b"untouched"
+        assert Key(NEW).sealed == sealed
     empty = column(3).wrapped.slice(1, 0)
     rewrap(Key(OLD), Key(NEW), PREFIX, offsets_of(empty), b"", offsets_of(empty), empty.buffers()[2], bytearray())
 
@@ -332,7 +334,8 @@ def test_the_limit_of_the_new_key() -> None:
     out = rows.out()
     with pytest.raises(KeyLimitError):
         rows.run(out, new=new)
-    assert set(out) == {SLACK} and Key(new).sealed == 100
+    assert set(out) == {SLACK}
+    assert Key(new).sealed == 100
 
 
 # ---------------------------------------------------------------- processes and threads

@@ -164,5 +164,6 @@ def test_second_reader_of_a_history(tmp_path: Path) -> None:
     jobs.set_policy(dataset, jobs.Policy(), kms=kms)
     pins.append(jobs.verify_files(dataset, kms=kms, engine=HERE).pin)
     digests = SecondReader(dataset, load_kms(kms)).check_history()
-    assert len(digests) == 44 and pins == [f"1-{digests[1]}", f"44-{digests[44]}"]
+    assert len(digests) == 44
+    assert pins == [f"1-{digests[1]}", f"44-{digests[44]}"]
     assert [len(list((dataset / f"_ags/{folder}chain").iterdir())) for folder in ("", "keys/")] == [1, 1]

@@ -62,10 +62,12 @@ def read(dataset: Dataset) -> dict[str, bytes]:
 def test_what_it_shows(url: Path, kms: dict[str, str]) -> None:
     dataset = Dataset.open(url, kms=kms)
     assert (dataset.url, dataset.version) == (str(url), 1)
-    assert dataset.pin is not None and dataset.pin.startswith("1-")
+    assert dataset.pin is not None
+    assert dataset.pin.startswith("1-")
     assert read(dataset) == TREE
     (file,) = dataset.files("day=2/11*")
-    assert (file.path, file.format, file.plain_length) == ("day=2/11.csv", "ags1", 311) and file.key_id
+    assert (file.path, file.format, file.plain_length) == ("day=2/11.csv", "ags1", 311)
+    assert file.key_id
     with dataset.open_file("day=2/11.csv") as opened:
         opened.seek(300)
         assert opened.read() == TREE["day=2/11.csv"][300:]
@@ -77,7 +79,8 @@ def test_what_it_shows(url: Path, kms: dict[str, str]) -> None:
         dataset.open_file("nothing")
     with pytest.raises(ValueError, match="missing"):
         dataset.open_file("empty", missing="drop")
-    assert kms["kms.local.path"] not in repr(dataset) and "version 1" in repr(dataset)
+    assert kms["kms.local.path"] not in repr(dataset)
+    assert "version 1" in repr(dataset)
 
 
 def test_it_is_a_snapshot(url: Path, kms: dict[str, str], tmp_path: Path) -> None:
@@ -86,7 +89,9 @@ def test_it_is_a_snapshot(url: Path, kms: dict[str, str], tmp_path: Path) -> Non
     newest = Dataset.open(url, kms=kms, min_version=2, pin=dataset.pin)
     assert (dataset.version, fixed.version, newest.version) == (1, 1, 2)
     assert read(dataset) == TREE
-    assert dataset.refresh() and not dataset.refresh() and not fixed.refresh()
+    assert dataset.refresh()
+    assert not dataset.refresh()
+    assert not fixed.refresh()
     assert (dataset.version, fixed.version, dataset.pin) == (2, 1, newest.pin)
     with dataset.open_file("empty") as new, fixed.open_file("empty") as old:
         assert (new.read(), old.read()) == (b"full", b"")
@@ -126,7 +131,9 @@ def test_create(tmp_path: Path, kms: dict[str, str]) -> None:
     with pytest.raises(FileExistsError, match=r"Dataset\.open"):
         Dataset.create(url, kms=kms, wrapping_key_id=MASTER)
     assert encrypt(tmp_path, kms, TREE, pin=pin).version == 2
-    assert not list(dataset.files()) and dataset.refresh() and read(dataset) == TREE == decrypted(url, kms)
+    assert not list(dataset.files())
+    assert dataset.refresh()
+    assert read(dataset) == TREE == decrypted(url, kms)
     assert dataset.id == Dataset.open(url, kms=kms).id
 
 
@@ -139,7 +146,8 @@ def test_creates_at_once(tmp_path: Path, kms: dict[str, str]) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         made = [dataset for dataset in pool.map(create, range(8)) if dataset is not None]
-    assert len(made) == 1 and made[0].version == 1
+    assert len(made) == 1
+    assert made[0].version == 1
 
 
 class Reads:
@@ -177,9 +185,11 @@ def test_calls_and_reads(tmp_path: Path, kms: dict[str, str], monkeypatch: pytes
         before = reads.paths.copy()
         with ThreadPoolExecutor(threads, initializer=lambda: None) as pool:
             list(pool.map(one, paths))
-    assert sum(calls.values()) <= 1 and calls.keys() <= {("local", "unwrap")}
+    assert sum(calls.values()) <= 1
+    assert calls.keys() <= {("local", "unwrap")}
     manifests = {path: n for path, n in reads.paths.items() if "manifests/" in path}
-    assert 1 <= len(manifests) <= 4 and set(manifests.values()) == {1}
+    assert 1 <= len(manifests) <= 4
+    assert set(manifests.values()) == {1}
     assert reads.paths - before == Counter(f"source {path}.ags" for path in paths)
 
 
@@ -202,8 +212,10 @@ def test_it_travels_without_a_key(url: Path, kms: dict[str, str], tmp_path: Path
     assert len(data) < 2000
     encrypt(tmp_path, kms, {"more": b"more"})
     copy = pickle.loads(data)
-    assert (copy.version, copy.pin) == (1, dataset.pin) and read(copy) == TREE
-    assert copy.refresh() and copy.version == 2
+    assert (copy.version, copy.pin) == (1, dataset.pin)
+    assert read(copy) == TREE
+    assert copy.refresh()
+    assert copy.version == 2
     (tmp_path / "handle").write_bytes(data)
     said = run_python(
         f"""
@@ -214,7 +226,8 @@ def test_it_travels_without_a_key(url: Path, kms: dict[str, str], tmp_path: Path
     )
     assert said.split() == ["1", "True"]
     fixed = pickle.loads(pickle.dumps(Dataset.open(url, kms=kms, version=1)))
-    assert not fixed.refresh() and fixed.version == 1
+    assert not fixed.refresh()
+    assert fixed.version == 1
 
 
 def test_another_version_in_its_place(url: Path, kms: dict[str, str], tmp_path: Path) -> None:

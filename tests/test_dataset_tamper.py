@@ -91,14 +91,17 @@ class Target:
         opened = Ledger.open(self.folder, load_kms(self.kms))
         for number in opened.version_numbers():
             version = opened.current(version=number)
-            assert version is not None and version.number == number and version.files == len(TREE)
+            assert version is not None
+            assert version.number == number
+            assert version.files == len(TREE)
             assert sorted(entry.path for entry in opened.entries(version)) == sorted(TREE)
 
     def read_plan(self) -> None:
         opened = Ledger.open(self.folder, load_kms(self.kms))
         for job_id in open_plans(opened.store):
             plan = Plan.load(opened, job_id)
-            assert plan is not None and sorted(entry.path for entry in plan.entries()) == sorted(MORE)
+            assert plan is not None
+            assert sorted(entry.path for entry in plan.entries()) == sorted(MORE)
 
     def read_files(self) -> None:
         for version in Ledger.open(self.folder, load_kms(self.kms)).version_numbers():

@@ -82,7 +82,8 @@ def test_entries_as_json() -> None:
     }
     assert KeyEntry.from_json(json.loads(json.dumps(value))) == entry
     single = KeyEntry("k", "m")
-    assert "encrypted-key-metadata" not in single.to_json() and not single.double_wrap
+    assert "encrypted-key-metadata" not in single.to_json()
+    assert not single.double_wrap
     assert KeyEntry.from_json(single.to_json()) == single
     assert pickle.loads(pickle.dumps(entry)) == entry == copy.deepcopy(entry)
     assert entry.replace(state="active") == KeyEntry(
@@ -90,7 +91,8 @@ def test_entries_as_json() -> None:
     )
     assert "wrapped=<8 bytes>" in repr(entry)
     huge = KeyEntry("k", "m", os.urandom(50_000), properties={"note": "n" * 50_000})
-    assert KeyEntry.from_json(huge.to_json()) == huge and len(repr(huge)) < 200
+    assert KeyEntry.from_json(huge.to_json()) == huge
+    assert len(repr(huge)) < 200
 
 
 @pytest.mark.parametrize(
@@ -139,12 +141,15 @@ def test_impossible_entries_of_callers() -> None:
 
 def test_round_trip(properties: dict[str, str], double_wrap: bool) -> None:
     kek = new_kek(properties, "m", double_wrap=double_wrap)
-    assert kek.double_wrap == double_wrap and kek.state == "active" and kek.wrapping_key_id == "m"
+    assert kek.double_wrap == double_wrap
+    assert kek.state == "active"
+    assert kek.wrapping_key_id == "m"
     envelope = envelope_of(properties, kek)
     for size in (16, 24, 32):
         dek = os.urandom(size)
         wrapped = envelope.wrap(kek.key_id, dek, BOUND)
-        assert dek not in wrapped and envelope.wrap(kek.key_id, dek, BOUND) != wrapped
+        assert dek not in wrapped
+        assert envelope.wrap(kek.key_id, dek, BOUND) != wrapped
         assert envelope.unwrap(kek.key_id, wrapped, BOUND) == dek
         assert pickle.loads(pickle.dumps(envelope)).unwrap(kek.key_id, wrapped, BOUND) == dek
     items = [(os.urandom(16), binding("dataset", "dek", f"{i}")) for i in range(50)]
@@ -161,7 +166,8 @@ def test_the_layout_of_a_double_wrap(properties: dict[str, str]) -> None:
     kek = new_kek(properties, "m")
     assert kek.wrapped is not None
     key = load_kms(properties).unwrap_key(kek.wrapped, "m")
-    assert len(key) == 32 and kek.properties == {"KEY_TIMESTAMP": str(kek.created_ms)}
+    assert len(key) == 32
+    assert kek.properties == {"KEY_TIMESTAMP": str(kek.created_ms)}
     wrapped = envelope_of(properties, kek).wrap(kek.key_id, CANARY, BOUND)
     assert BOUND == b"ags_fast\0dek\0dataset\0a/b.avro"
     assert AESGCM(key).decrypt(wrapped[:12], wrapped[12:], BOUND) == CANARY
@@ -401,7 +407,8 @@ def test_threads_share_a_refusal() -> None:
     kms = Slow(KeyAccessError("no"))
     envelope = envelope_of(kms, KeyEntry("k", "m", b"wrapped"))
     results = in_threads(8, lambda: envelope.wrap("k", CANARY, BOUND))
-    assert [type(error) for error in results] == [KeyAccessError] * 8 and len(set(map(id, results))) == 8
+    assert [type(error) for error in results] == [KeyAccessError] * 8
+    assert len(set(map(id, results))) == 8
     assert len(kms.calls) < 8
     kms.error = None
     envelope.wrap("k", CANARY, BOUND)  # a refusal is not kept

@@ -74,11 +74,13 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"local://{tmp_path}", tmp_path),
     ):
         store = Store(url)
-        assert store.local and store.url == str(path), url
+        assert store.local, url
+        assert store.url == str(path), url
     with pytest.raises(ValueError, match="three slashes"):
         Store("file://host/path")
     for url in ("memory://a", "s3://bucket/a", "s3a://bucket", "simplecache::s3://bucket/a"):
-        assert not Store(url + "/").local and Store(url + "/").url == url
+        assert not Store(url + "/").local
+        assert Store(url + "/").url == url
 
 
 def test_repr_shows_no_secret() -> None:
@@ -117,16 +119,20 @@ def test_list_is_one_walk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "scandir", calls)
     for name in ("stat", "lstat", "listdir", "open"):
         monkeypatch.setattr(os, name, mock.Mock(side_effect=AssertionError(name)))
-    assert len(names(store)) == 15 and calls.call_count == 4
+    assert len(names(store)) == 15
+    assert calls.call_count == 4
     calls.reset_mock()
-    assert len(names(store, "1/")) == 5 and calls.call_count == 1
+    assert len(names(store, "1/")) == 5
+    assert calls.call_count == 1
 
 
 def test_files_only(store: Store) -> None:
     put(store, "file", b"x")
     os.mkfifo(store.url + "/fifo")
     os.mkdir(store.url + "/empty")
-    assert names(store) == ["file"] and store.stat("fifo") is None and store.stat("file/x") is None
+    assert names(store) == ["file"]
+    assert store.stat("fifo") is None
+    assert store.stat("file/x") is None
 
 
 # ---------------------------------------------------------------- complete or absent
@@ -151,7 +157,8 @@ def test_create_is_durable(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(os, "link", watched_link)
     store.create("a/b/file", b"x")
     root = os.path.realpath(store.url)
-    assert done[0].endswith(".agstmp") and done[1] == "link"
+    assert done[0].endswith(".agstmp")
+    assert done[1] == "link"
     assert {f"{root}/a/b", f"{root}/a", root, os.path.dirname(root)} <= set(done[2:])
     done.clear()
     store.sync_folders(["a/b/file", "a/b/file2", "a/file", "top"])
@@ -165,7 +172,8 @@ def test_create_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) ->
             patch.setattr(os, name, mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
             with pytest.raises(OSError, match="full"):
                 store.create("a/2", b"y")
-        assert names(store) == ["a/1"] and temporary(store) == []
+        assert names(store) == ["a/1"]
+        assert temporary(store) == []
 
 
 def test_create_without_hard_links(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +181,8 @@ def test_create_without_hard_links(store: Store, monkeypatch: pytest.MonkeyPatch
     store.create("a/1", b"x")
     with pytest.raises(FileExistsError):
         store.create("a/1", b"y")
-    assert store.read("a/1", 1) == b"x" and temporary(store) == []
+    assert store.read("a/1", 1) == b"x"
+    assert temporary(store) == []
 
 
 RACE = """
@@ -259,7 +268,8 @@ def writing(store: Store, size: int) -> Iterator[subprocess.Popen[str]]:
     child = subprocess.Popen(command, env=python_env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with child:
         try:
-            assert child.stdout is not None and child.stdout.readline() == "writing\n"
+            assert child.stdout is not None
+            assert child.stdout.readline() == "writing\n"
             yield child
         finally:
             child.kill()
@@ -268,7 +278,8 @@ def writing(store: Store, size: int) -> Iterator[subprocess.Popen[str]]:
 def test_kill_9_and_sweep(store: Store) -> None:
     put(store, "b/.other.x.agstmp", b"a user's")
     with writing(store, 1_000_000) as child:
-        assert len(temporary(store)) == 2 and names(store) == ["b/.other.x.agstmp"]
+        assert len(temporary(store)) == 2
+        assert names(store) == ["b/.other.x.agstmp"]
         for _ in range(2):  # it lives
             assert store.sweep() == store.sweep("job-1", 0) == store.sweep(older_than=0) == []
         child.send_signal(signal.SIGKILL)
@@ -276,7 +287,8 @@ def test_kill_9_and_sweep(store: Store) -> None:
     assert store.sweep("job-2") == store.sweep("file") == store.sweep("") == store.sweep(older_than=3600) == []
     assert len(temporary(store)) == 2
     assert len(store.sweep("job-1")) == 1
-    assert temporary(store) == [".other.x.agstmp"] and names(store) == ["b/.other.x.agstmp"]
+    assert temporary(store) == [".other.x.agstmp"]
+    assert names(store) == ["b/.other.x.agstmp"]
 
 
 def test_a_living_writer_is_not_swept(store: Store) -> None:
@@ -354,7 +366,8 @@ def test_without_locks_age_decides(store: Store, monkeypatch: pytest.MonkeyPatch
     new = store.new("file", tag="job")
     assert store.sweep() == store.sweep(older_than=60) == store.sweep("job", 60) == []
     os.utime(os.path.join(store.url, *temporary(store)), (time.time() - 100_000,) * 2)
-    assert store.sweep(older_than=200_000) == [] and len(store.sweep()) == 1
+    assert store.sweep(older_than=200_000) == []
+    assert len(store.sweep()) == 1
     assert isinstance(new, NewFile)
     with pytest.raises(FileNotFoundError):
         new.publish()
@@ -367,7 +380,8 @@ def test_hold(store: Store) -> None:
     """A file shows whether the process that holds it lives."""
     assert store.held("a/lock") is False
     first = store.hold("a/lock")
-    assert first is not None and store.held("a/lock")
+    assert first is not None
+    assert store.held("a/lock")
     with pytest.raises(BlockingIOError):
         store.hold("a/lock")
     first.close()
@@ -383,7 +397,8 @@ def test_hold(store: Store) -> None:
         store.url,
     )
     with child:
-        assert child.stdout is not None and child.stdout.readline() == "held\n"
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
         assert store.held("a/lock")
         with pytest.raises(BlockingIOError):
             store.hold("a/lock")
@@ -421,7 +436,8 @@ def test_a_file_that_changes_while_it_is_read(store: Store) -> None:
     put(store, "file", b"x" * 1000)
     for change in (b"longer", b""):
         with store.open("file") as file:
-            assert file.readinto(bytearray(10)) == 10 and not file.changed()
+            assert file.readinto(bytearray(10)) == 10
+            assert not file.changed()
             with open(store.url + "/file", "ab") as other:
                 other.write(change)
                 other.truncate(500)
@@ -448,7 +464,8 @@ def test_take(store: Store) -> None:
     assert store.take("fifo", 0) is None
     lies = Store("/proc/self")  # of files that have more bytes than their sizes say
     status = lies.stat("status")
-    assert status is not None and lies.take("status", status.size, status.stamp) is None
+    assert status is not None
+    assert lies.take("status", status.size, status.stamp) is None
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -467,12 +484,15 @@ def test_put_is_new_write_publish(store: Store, quick: bool, monkeypatch: pytest
         store.put("a/one", b"one", tag="t", fsync=True)
     finally:
         os.umask(before)
-    assert stat.S_IMODE(os.stat(store.url + "/a/one").st_mode) == 0o640 and done.pop() in {quick, False}
+    assert stat.S_IMODE(os.stat(store.url + "/a/one").st_mode) == 0o640
+    assert done.pop() in {quick, False}
     store.put("a/one", b"again")  # replaces; keeps the mode
-    assert stat.S_IMODE(os.stat(store.url + "/a/one").st_mode) == 0o640 and not done.pop()
+    assert stat.S_IMODE(os.stat(store.url + "/a/one").st_mode) == 0o640
+    assert not done.pop()
     os.rename(store.url + "/a", store.url + "/away")
     store.put("a/two", b"two")  # where it should be, not where that folder is now
-    assert names(store) == ["a/two", "away/first", "away/one"] and store.read("away/one", 9) == b"again"
+    assert names(store) == ["a/two", "away/first", "away/one"]
+    assert store.read("away/one", 9) == b"again"
     os.rename(store.url, tmp_path / "elsewhere")
     with pytest.raises(FileNotFoundError):
         store.put("a/three", b"three")
@@ -491,14 +511,16 @@ def test_put_is_new_write_publish(store: Store, quick: bool, monkeypatch: pytest
     assert os.listdir(outside) == []
     os.symlink("three", store.url + "/b/inside")
     store.put("b/inside", b"through it")
-    assert store.read("b/three", 99) == b"through it" and os.path.islink(store.url + "/b/inside")
+    assert store.read("b/three", 99) == b"through it"
+    assert os.path.islink(store.url + "/b/inside")
     os.mkdir(store.url + "/b/folder")
     with pytest.raises(IsADirectoryError):
         store.put("b/folder", b"x")
     shutil.rmtree(store.url + "/b")
     os.unlink(store.url + "/a")
     store.put("b/four", b"four")
-    assert names(store) == ["b/four"] and store.sweep(older_than=0) == []
+    assert names(store) == ["b/four"]
+    assert store.sweep(older_than=0) == []
 
 
 def test_put_has_no_name_before_it_is_complete(store: Store) -> None:
@@ -562,8 +584,10 @@ def test_links_out_of_the_store(store: Store, tmp_path: Path) -> None:
     with pytest.raises((PolicyError, FileExistsError)):
         store.create("in/dangling", b"y")
     store.delete("in/link")  # the link
-    assert sorted(os.listdir(outside)) == ["file", "sub"] and (outside / "file").read_bytes() == b"precious"
-    assert os.listdir(outside / "sub") == [] and sorted(os.listdir(tmp_path)) == ["outside", "store"]
+    assert sorted(os.listdir(outside)) == ["file", "sub"]
+    assert (outside / "file").read_bytes() == b"precious"
+    assert os.listdir(outside / "sub") == []
+    assert sorted(os.listdir(tmp_path)) == ["outside", "store"]
 
 
 def test_links_inside_the_store(store: Store) -> None:
@@ -572,7 +596,8 @@ def test_links_inside_the_store(store: Store) -> None:
     os.symlink("real/file", store.url + "/alias")
     put(store, "link/two", b"2")
     put(store, "alias", b"new")
-    assert store.read("real/two", 1) == b"2" and store.read("real/file", 3) == b"new"
+    assert store.read("real/two", 1) == b"2"
+    assert store.read("real/file", 3) == b"new"
     assert os.path.islink(store.url + "/alias")
     assert names(store) == ["alias", "link/file", "link/two", "real/file", "real/two"]
     store.delete("link/two")
@@ -603,7 +628,8 @@ def test_loops_of_links(store: Store, tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "y").symlink_to(tmp_path / "store" / "a")
     os.symlink(tmp_path / "x", store.url + "/a/x")
-    assert names(store) == ["a/b/file"] and names(Store(store.url, follow=True)) == ["a/b/file"]
+    assert names(store) == ["a/b/file"]
+    assert names(Store(store.url, follow=True)) == ["a/b/file"]
     os.unlink(store.url + "/a/x")
     os.symlink("nowhere", store.url + "/dangling")
     os.symlink("selfish", store.url + "/selfish")
@@ -674,7 +700,8 @@ def test_sweep_follows_no_links(store: Store, tmp_path: Path) -> None:
     put(store, "file", b"x")
     os.symlink(outside, store.url + "/link")
     os.symlink(outside / f".file..{'0' * 16}.agstmp", f"{store.url}/.file..{'1' * 16}.agstmp")
-    assert store.sweep(older_than=0) == [] and len(os.listdir(outside)) == 1
+    assert store.sweep(older_than=0) == []
+    assert len(os.listdir(outside)) == 1
 
 
 def test_private_while_it_is_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -803,7 +830,8 @@ def test_one_that_renames_or_discards(scheme: str, filesystems: Any) -> None:
     files, store = filesystems[scheme], Store(f"{scheme}://root")
     assert names(store) == []
     put(store, "a/file", b"x" * 100, tag="t")
-    assert names(store) == ["a/file"] and store.read("a/file", 100) == b"x" * 100 == read_all(store, "a/file")
+    assert names(store) == ["a/file"]
+    assert store.read("a/file", 100) == b"x" * 100 == read_all(store, "a/file")
     with AgsWriter(store.new("a/b/stream"), KEY) as writer:
         writer.write(pattern(3 << 20))
     assert open_stream(read_all(store, "a/b/stream")) == pattern(3 << 20)
@@ -819,13 +847,15 @@ def test_one_that_renames_or_discards(scheme: str, filesystems: Any) -> None:
                 raise KeyboardInterrupt
         del new
         gc.collect()
-        assert sorted(files) == ["root/a/b/stream", "root/a/file"] and files["root/a/file"] == b"x" * 100
+        assert sorted(files) == ["root/a/b/stream", "root/a/file"]
+        assert files["root/a/file"] == b"x" * 100
     for call in (lambda: store.new("new", exclusive=True), lambda: store.create("new", b"")):
         with pytest.raises(PolicyError, match="only if it is not there"):
             call()
     left = store.new("left", tag="t")
     left.write(b"cut")
-    assert store.sweep("u") == [] and len(store.sweep("t")) == len(files) - 2 + (scheme == "renames")
+    assert store.sweep("u") == []
+    assert len(store.sweep("t")) == len(files) - 2 + (scheme == "renames")
     assert sorted(files) == ["root/a/b/stream", "root/a/file"]
     for path in names(store):
         store.delete(path)
@@ -840,6 +870,7 @@ def test_one_that_can_neither(filesystems: Any) -> None:
         with pytest.raises(PolicyError, match="rename files or discard an upload"):
             store.new(path)
     gc.collect()
-    assert filesystems["neither"] == {"root/old": b"old"} and store.read("old", 3) == b"old"
+    assert filesystems["neither"] == {"root/old": b"old"}
+    assert store.read("old", 3) == b"old"
     with pytest.raises(PolicyError):
         store.create("new", b"x")

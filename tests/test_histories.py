@@ -65,7 +65,8 @@ class World:
             self.src, self.dataset, kms=self.kms, wrapping_key_id=MASTER, engine=HERE, progress=False, **options
         )
         result.raise_for_failures()
-        assert result.version is not None and result.pin is not None
+        assert result.version is not None
+        assert result.pin is not None
         self.pins[result.version] = result.pin
         return result
 
@@ -242,7 +243,8 @@ def test_nothing_slips_between_the_check_and_the_commit(world: World, monkeypatc
     with pytest.raises(IntegrityError, match="does not descend from version"):
         rekey_files(world.dataset, kms=world.kms, engine=HERE, progress=False)
     after = read_tree(world.dataset)
-    assert {path: after.get(path) for path in before} == before and not world.path(7).exists()
+    assert {path: after.get(path) for path in before} == before
+    assert not world.path(7).exists()
 
 
 def test_a_handle_follows_one_history(world: World) -> None:
@@ -278,7 +280,8 @@ def test_a_splice_whose_documents_do_not_fit_is_refused_without_a_pin(world: Wor
             continue
         assert "version" in refused(world, name, actions[name]), name
     said = refused(world, "expire", actions["expire"])
-    assert "00000004.json is not the version 4" in said and "inspect" in said
+    assert "00000004.json is not the version 4" in said
+    assert "inspect" in said
     # What to do: the documents that are right are the honest ones, so what does not descend from them is taken away.
     world.path(6).unlink()
     keys = world.path(1).parent.parent / "keys"
@@ -319,7 +322,8 @@ def test_an_expiry_that_died_removes_only_what_it_had_seen(world: World, monkeyp
     write_tree(world.dataset, plan)
     for name in ("expire", "sweep"):
         assert "00000004.json" in refused_but_for_older(world, world.everything()[name]), name
-    assert world.path(4).stat().st_size > len(REMOVED) and world.path(5).stat().st_size > len(REMOVED)
+    assert world.path(4).stat().st_size > len(REMOVED)
+    assert world.path(5).stat().st_size > len(REMOVED)
 
 
 def refused_but_for_older(world: World, action: Callable[[], Any]) -> str:
@@ -358,8 +362,10 @@ def test_chains_cover_a_thousand_versions_by_one_read() -> None:
         for back in {1, NEAR, number - 1, 1000, 1031} & set(range(1, min(number, 1032))):
             store.reads = 0
             assert ChainObjects(store, "chain/").digest(chain, number - back) == digests[number - back], number
-            assert store.reads <= 1 and (store.reads == 0 or back > NEAR)
-        assert objects.digest(chain, number) is None and objects.digest(chain, 0) is None
+            assert store.reads <= 1
+            assert store.reads == 0 or back > NEAR
+        assert objects.digest(chain, number) is None
+        assert objects.digest(chain, 0) is None
         assert objects.digest(chain, chain.first - 1) is None
         assert Chain.from_json(json.loads(json.dumps(chain.to_json())), number, "x") == chain
         sizes.append(len(json.dumps(chain.to_json())))
@@ -367,7 +373,8 @@ def test_chains_cover_a_thousand_versions_by_one_read() -> None:
         chain, made = chain.next(digests[number])
         assert set(made) <= expected
         objects.write(made)
-    assert max(sizes) < 5500 and max(sizes[1000:1200]) >= max(sizes)  # it stays as it is
+    assert max(sizes) < 5500
+    assert max(sizes[1000:1200]) >= max(sizes)
     assert chain.number - chain.first >= BLOCK * BLOCKS + NEAR
     all_of_it = ChainObjects(store, "chain/")
     store.reads = 0
@@ -426,7 +433,8 @@ def test_pins_of_versions_that_were_expired(tmp_path: Path) -> None:
         os.utime(path, (path.stat().st_atime - age, path.stat().st_mtime - age))
     os.utime(block, (0, 0))
     expire(world.dataset, kms=world.kms).raise_for_failures()
-    assert not stale.exists() and {path.name for path in block.parent.iterdir()} == {block.name, f"{'1' * 64}.json"}
+    assert not stale.exists()
+    assert {path.name for path in block.parent.iterdir()} == {block.name, f"{'1' * 64}.json"}
     for pin in versions.values():
         assert key_status(world.dataset, kms=world.kms, pin=pin)["version"] == NEAR + BLOCK + 4
     block.unlink()
@@ -459,7 +467,8 @@ def test_a_pin_a_thousand_versions_back(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Store, "read", lambda store, path, limit: reads.append(path) or real(store, path, limit))
             Ledger.open(world.dataset, load_kms(world.kms), pin=f"{number}-{digest}")
-        assert sum("/chain/" in path for path in reads) <= 1 and sum("/versions/" in path for path in reads) == 1
+        assert sum("/chain/" in path for path in reads) <= 1
+        assert sum("/versions/" in path for path in reads) == 1
     with pytest.raises(IntegrityError, match="remembers the versions from"):
         Ledger.open(world.dataset, load_kms(world.kms), pin=world.pins[1])
 
@@ -483,7 +492,8 @@ def test_what_a_commit_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> N
         )
 
     few = count("few")
-    assert few["_ags/versions"] <= 2 + 2 * 4 and few.keys() == {"_ags/versions", "_ags/keys"}
+    assert few["_ags/versions"] <= 2 + 2 * 4
+    assert few.keys() == {"_ags/versions", "_ags/keys"}
     for _ in range(NEAR + BLOCK):
         set_policy(world.dataset, Policy(), kms=world.kms)
     assert count("many") == few
@@ -648,7 +658,9 @@ def test_inspect_shows_where_histories_part(world: World, capsysbinary: pytest.C
     world.splice()
     assert main(["inspect", str(world.dataset)]) == 0
     said = capsysbinary.readouterr().out.decode()
-    assert said.count("NOT follow") == 1 and "the version 5 that is there" in said and world.pins[5] in said
+    assert said.count("NOT follow") == 1
+    assert "the version 5 that is there" in said
+    assert world.pins[5] in said
 
 
 # -------------------------------------------------------------------------------------------- never green on nothing
@@ -731,4 +743,5 @@ def test_extra_files_are_counted(world: World) -> None:
     assert verify_files(world.dataset, kms=world.kms, engine=HERE).warnings == []
     write_tree(world.dataset, {"one": b"1", "x/two": b"2"})
     result = verify_files(world.dataset, kms=world.kms, engine=HERE)
-    assert result.extra_files == 2 and "2 files are in the dataset's folder" in result.warnings[0]
+    assert result.extra_files == 2
+    assert "2 files are in the dataset's folder" in result.warnings[0]

@@ -136,7 +136,8 @@ def test_rust_fixture(shared_data: Path) -> None:
     text = (folder / "TableMetadataV3ValidEncryption.json").read_text()
     table = json.loads(text)
     keys = read_encryption_keys(table["encryption-keys"])
-    assert [key.is_kek for key in keys] == [True, False] and keys[0].created_ms == 1781172301703
+    assert [key.is_kek for key in keys] == [True, False]
+    assert keys[0].created_ms == 1781172301703
     assert written(keys) == json.dumps(table["encryption-keys"], separators=(",", ":"), ensure_ascii=False)
     kms = UnitestKms(**{"master-1": bytes(range(16)), "master-2": bytes(16)})
     stream = (folder / "manifest-list-v3-encrypted.avro").read_bytes()
@@ -173,15 +174,12 @@ def test_round_trip(table: list[dict[str, Any]]) -> None:
         text = json.dumps(keys, separators=(",", ":"), ensure_ascii=False)
         assert written(read_encryption_keys(json.loads(text))) == text
     kek = read_encryption_keys(odd)[0]
-    assert (
-        kek.created_ms == 5
-        and kek.entry().properties["z"] == "ключ 🔑"
-        and kek.entry().more
-        == {
-            "later": 1,
-            "null": None,
-        }
-    )
+    assert kek.created_ms == 5
+    assert kek.entry().properties["z"] == "ключ 🔑"
+    assert kek.entry().more == {
+        "later": 1,
+        "null": None,
+    }
     assert repr(kek).count("later") == 0
 
 
@@ -318,7 +316,9 @@ def test_adding(table: list[dict[str, Any]]) -> None:
     """By hand, as Java will open it."""
     keys, kms = read_encryption_keys(table), UnitestKms()
     more, key_id = add_manifest_list_key(keys, metadata_of(9), kms, "keyA", now=NOW + 1)
-    assert more[:-1] == keys and len(base64.b64decode(key_id)) == 16 and kms.calls == ["unwrap"]
+    assert more[:-1] == keys
+    assert len(base64.b64decode(key_id)) == 16
+    assert kms.calls == ["unwrap"]
     last = write_encryption_keys(more)[-1]
     assert list(last) == ["key-id", "encrypted-key-metadata", "encrypted-by-id"]
     assert (last["key-id"], last["encrypted-by-id"]) == (key_id, "new")
@@ -330,10 +330,12 @@ def test_adding(table: list[dict[str, Any]]) -> None:
         kms.calls.clear()
         more, key_id = add_manifest_list_key(given, metadata_of(9), kms, master, now=now)
         kek, key = more[-2:]
-        assert kms.calls == ["wrap"] and more[:-2] == given
-        assert (
-            kek.is_kek and kek.created_ms == now and kek.encrypted_by_id == master and key.encrypted_by_id == kek.key_id
-        )
+        assert kms.calls == ["wrap"]
+        assert more[:-2] == given
+        assert kek.is_kek
+        assert kek.created_ms == now
+        assert kek.encrypted_by_id == master
+        assert key.encrypted_by_id == kek.key_id
         assert manifest_list_key(read_encryption_keys(json.loads(written(more))), key_id, kms) == metadata_of(9)
 
 
@@ -355,7 +357,8 @@ def test_new_keks(table: list[dict[str, Any]], keep_old: bool) -> None:
     rotated = rotate_keks(keys, kms, "keyA", keep_old=keep_old, now=NOW - 5)
     assert sorted(kms.calls) == ["unwrap", "unwrap", "wrap"]  # 1 wrap, and 1 unwrap for each old KEK
     kek = rotated[0]
-    assert kek.is_kek and kek.created_ms == NOW + 1  # newer than all, for Rust, though somebody's clock is ahead
+    assert kek.is_kek
+    assert kek.created_ms == NOW + 1
     left = [key for key in keys if keep_old or not key.is_kek]
     assert [key.key_id for key in rotated[1:]] == [key.key_id for key in left]
     for before, after in zip(left, rotated[1:], strict=True):
@@ -367,13 +370,15 @@ def test_new_keks(table: list[dict[str, Any]], keep_old: bool) -> None:
     clear_cache()
     kms.calls.clear()
     again = read_encryption_keys(json.loads(written(rotated)))
-    assert opened(again, kms) == opened(keys, kms)[:3] and kms.calls.count("unwrap") == 3
+    assert opened(again, kms) == opened(keys, kms)[:3]
+    assert kms.calls.count("unwrap") == 3
     with pytest.raises(IntegrityError):  # the old KEK opens none of them any more
         stolen = [*keys[:1], *(EncryptedKey(k.key_id, k.encrypted_key_metadata, keys[0].key_id) for k in again[-3:])]
         manifest_list_key(stolen, again[-1].key_id, kms)
     assert javas_choice(again, "keyA", NOW) == kek.key_id
     more, key_id = add_manifest_list_key(again, metadata_of(8), kms, "keyA", now=NOW + 2)
-    assert more[-1].encrypted_by_id == kek.key_id and manifest_list_key(more, key_id, kms) == metadata_of(8)
+    assert more[-1].encrypted_by_id == kek.key_id
+    assert manifest_list_key(more, key_id, kms) == metadata_of(8)
 
 
 def test_writers_take_the_new_kek_of_many(table: list[dict[str, Any]]) -> None:
@@ -402,7 +407,8 @@ def test_what_else_an_entry_holds_survives(table: list[dict[str, Any]]) -> None:
         lambda keys: rewrap_keks(keys, kms, new_wrapping_key_id="keyB"),
     ):
         for before, after in zip(table, write_encryption_keys(turn(read_encryption_keys(table))), strict=True):
-            assert list(before) == list(after) and before["later"] == after["later"]
+            assert list(before) == list(after)
+            assert before["later"] == after["later"]
             assert before.get("properties") == after.get("properties")
 
 

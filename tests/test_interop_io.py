@@ -77,7 +77,8 @@ def test_buffered_writer() -> None:
     with io.BufferedWriter(raw, 1000) as file:
         for begin in range(0, len(plain), 77):
             assert file.write(plain[begin : begin + 77]) == len(plain[begin : begin + 77])
-    assert raw.closed and raw.file_length == len(target.getvalue())
+    assert raw.closed
+    assert raw.file_length == len(target.getvalue())
     assert open_stream(target.getvalue()) == plain
 
 
@@ -108,7 +109,8 @@ def test_left_by_an_exception_inside_a_wrapper(tmp_path: Path) -> None:
         file = io.TextIOWrapper(raw, encoding="utf-8")
         file.write("half of it")
         raise RuntimeError
-    assert raw.closed and not path.exists()
+    assert raw.closed
+    assert not path.exists()
     with AgsWriter(path, KEY) as raw:
         file = io.TextIOWrapper(raw, encoding="utf-8")
         file.write("all of it")
@@ -160,7 +162,8 @@ def test_tar(encrypted: Any, compression: str) -> None:
     with tarfile.open(fileobj=reader, mode=f"r:{compression}") as archive:
         for name in random.Random(1).sample(sorted(contents), 30):
             file = archive.extractfile(name)
-            assert file is not None and file.read() == contents[name]
+            assert file is not None
+            assert file.read() == contents[name]
 
 
 @pytest.mark.parametrize("module", [gzip, bz2])
@@ -221,7 +224,8 @@ def test_fastavro(encrypted: Any, codec: str) -> None:
     assert list(fastavro.reader(reader)) == ROWS
     reader.seek(0)
     blocks = list(fastavro.block_reader(reader))
-    assert len(blocks) > 5 and [row for block in blocks for row in block] == ROWS
+    assert len(blocks) > 5
+    assert [row for block in blocks for row in block] == ROWS
     assert list(fastavro.reader(io.BufferedReader(encrypted(plain)))) == ROWS
 
 

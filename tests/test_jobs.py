@@ -78,22 +78,30 @@ def test_round_trip(
     engine = LocalEngine(processes)
     tree = small_tree()
     done = encrypt(src, dataset, kms, engine=engine, double_wrap=double_wrap)
-    assert done.counts == {"ok": len(tree), "skipped": 0, "failed": 0} and done.version == 1
+    assert done.counts == {"ok": len(tree), "skipped": 0, "failed": 0}
+    assert done.version == 1
     assert (done.op, done.dataset) == ("encrypt", str(dataset))
     assert {row.src for row in done.rows} == {str(src / path) for path in tree}
     row = row_of(done, "edge/1025")
     assert row[1:9] == (str(dataset / "edge/1025.ags"), "ok", None, None, 1025, 8 + 1025 + 2 * 28, 1024, "ags1")
-    assert row.key_id and row.seconds > 0 and row.attempt == 0 and row.host
+    assert row.key_id
+    assert row.seconds > 0
+    assert row.attempt == 0
+    assert row.host
     assert os.path.getsize(dataset / "edge/1025.ags") == row.file_length
-    assert done.table.num_rows == len(tree) and done.table.column_names == list(row._fields)
+    assert done.table.num_rows == len(tree)
+    assert done.table.column_names == list(row._fields)
 
     checked = verify_files(dataset, kms=kms, engine=engine)
-    assert checked.counts == done.counts and checked.version == 1, checked.failed
+    assert checked.counts == done.counts, checked.failed
+    assert checked.version == 1, checked.failed
     back = decrypt_files(dataset, tmp_path / "back", kms=kms, engine=engine)
-    assert back.counts == done.counts and read_tree(tmp_path / "back") == tree
+    assert back.counts == done.counts
+    assert read_tree(tmp_path / "back") == tree
 
     turned = rekey_files(dataset, kms=kms, engine=engine)
-    assert turned.counts == done.counts and turned.version == 2
+    assert turned.counts == done.counts
+    assert turned.version == 2
     assert decrypted(dataset, kms) == decrypted(dataset, kms, version=1) == tree
     assert leftovers(dataset, kms) == []
     with open_file(dataset, "edge/2048", kms=kms) as reader:
@@ -160,7 +168,9 @@ def test_a_tree_of_nothing(dataset: Path, kms: dict[str, str], tmp_path: Path) -
     assert encrypt(src, dataset, kms).counts == {"ok": 0, "skipped": 1, "failed": 0}
     (src / "_SUCCESS").unlink()
     done = encrypt(src, dataset, kms)
-    assert done.rows == [] and done.version is None and done.table.num_rows == 0
+    assert done.rows == []
+    assert done.version is None
+    assert done.table.num_rows == 0
     for job in (verify_files, lambda *args, **kms: decrypt_files(*args, tmp_path / "back", **kms), rekey_files):
         with pytest.raises(IntegrityError, match=r"no version of .* has been committed; run encrypt"):
             job(dataset, kms=kms)
@@ -310,7 +320,8 @@ def test_a_numbered_set(src: Path, dataset: Path, kms: dict[str, str]) -> None:
 
     (dataset / "a b/ü €/日本.txt.ags").unlink()
     (row,) = verify_files(dataset, kms=kms, engine=HERE).failed
-    assert row.error_class == "IntegrityError" and "日本.txt.ags is missing" in (row.error or "")
+    assert row.error_class == "IntegrityError"
+    assert "日本.txt.ags is missing" in (row.error or "")
 
 
 def test_swapped_members_are_named(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
@@ -356,9 +367,11 @@ def test_members_that_a_version_lacks_or_has_twice(dataset: Path, kms: dict[str,
         return verify_files(dataset, kms=kms, engine=HERE)
 
     (row,) = commit(0, 1, 3).failed
-    assert row.error_class == "IntegrityError" and "part 2 of the 4 files" in (row.error or "")
+    assert row.error_class == "IntegrityError"
+    assert "part 2 of the 4 files" in (row.error or "")
     rows = commit(0, 1, 2, 3, 3).failed
-    assert len(rows) == 2 and all("part 3 of the 4 files" in (row.error or "") for row in rows)
+    assert len(rows) == 2
+    assert all("part 3 of the 4 files" in (row.error or "") for row in rows)
     assert len(commit(0, 1, 1, 3).failed) == 3
 
 
@@ -381,11 +394,13 @@ def test_unchanged_files_are_skipped_and_new_ones_added(src: Path, dataset: Path
     encrypt(src, dataset, kms)
     before = read_tree(dataset)
     again = encrypt(src, dataset, kms)
-    assert {row.error_class for row in again.rows} == {"Unchanged"} and again.version == 1
+    assert {row.error_class for row in again.rows} == {"Unchanged"}
+    assert again.version == 1
     assert read_tree(dataset) == before
     write_tree(src, {"new/file": b"new"})
     added = encrypt(src, dataset, kms)
-    assert added.counts == {"ok": 1, "skipped": len(small_tree()), "failed": 0} and added.version == 2
+    assert added.counts == {"ok": 1, "skipped": len(small_tree()), "failed": 0}
+    assert added.version == 2
     assert decrypted(dataset, kms) == {**small_tree(), "new/file": b"new"}
     assert decrypted(dataset, kms, version=1) == small_tree()
     (src / "one").unlink()  # what is gone from the source stays in the dataset
@@ -412,7 +427,8 @@ def test_what_is_encrypted_already_is_skipped(dataset: Path, kms: dict[str, str]
     assert done.counts == {"ok": 2, "skipped": 2, "failed": 0}
     for name in ("a.ags", "b.parquet"):
         row = row_of(done, name)
-        assert row.error_class == "AlreadyEncryptedError" and "already" in (row.error or "")
+        assert row.error_class == "AlreadyEncryptedError"
+        assert "already" in (row.error or "")
     assert decrypted(dataset, kms) == {"AGS1": tree["AGS1"], "c": b"AGS1"}
     assert leftovers(dataset, kms) == []
 
@@ -469,7 +485,9 @@ def test_dry_run(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) 
     before = kms_calls()
     planned = encrypt(src, dataset, kms, dry_run=True)
     assert planned.counts == {"ok": 0, "skipped": 0, "failed": 0, "planned": len(small_tree())}
-    assert kms_calls() == before and not dataset.exists() and planned.version is None
+    assert kms_calls() == before
+    assert not dataset.exists()
+    assert planned.version is None
     assert row_of(planned, "one").dst == str(dataset / "one.ags")
     encrypt(src, dataset, kms)
     write_tree(src, {"more": b"x"})
@@ -477,7 +495,8 @@ def test_dry_run(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) 
     assert encrypt(src, dataset, kms, dry_run=True).counts["planned"] == 1
     assert rekey_files(dataset, kms=kms, dry_run=True).counts["planned"] == len(small_tree())
     assert decrypt_files(dataset, tmp_path / "no", kms=kms, dry_run=True).counts["planned"] == len(small_tree())
-    assert read_tree(dataset) == before_tree and not (tmp_path / "no").exists()
+    assert read_tree(dataset) == before_tree
+    assert not (tmp_path / "no").exists()
 
 
 # ---------------------------------------------------------------------------------------------- deleting sources
@@ -495,7 +514,8 @@ def test_no_source_is_deleted_if_one_fails(
 ) -> None:
     (src / "broken").symlink_to("/proc/self/mem")  # reads as an error
     done = encrypt(src, dataset, kms, delete_sources=True, links="follow")
-    assert done.counts["failed"] == 1 and done.version == 1
+    assert done.counts["failed"] == 1
+    assert done.version == 1
     (src / "broken").unlink()
     assert read_tree(src) == small_tree()
 
@@ -562,9 +582,11 @@ def test_a_source_that_cannot_be_deleted_is_a_row(
     outside = write_tree(tmp_path / "outside", {"kept": b"not ours to delete"})
     (src / "link").symlink_to(outside)
     done = encrypt(src, dataset, kms, delete_sources=True, links="follow")
-    assert [row.error_class for row in done.failed] == ["PolicyError"] and done.version == 1
+    assert [row.error_class for row in done.failed] == ["PolicyError"]
+    assert done.version == 1
     assert "not deleted" in (row_of(done, "link/kept").error or "")
-    assert read_tree(outside) == {"kept": b"not ours to delete"} and read_tree(src) == {}
+    assert read_tree(outside) == {"kept": b"not ours to delete"}
+    assert read_tree(src) == {}
     assert decrypted(dataset, kms) == {**small_tree(), "link/kept": b"not ours to delete"}
 
 
@@ -582,7 +604,8 @@ def test_failures_are_rows(src: Path, dataset: Path, kms: dict[str, str]) -> Non
     with pytest.raises(JobError, match="and 1 more") as caught:
         done.raise_for_failures()
     assert caught.value.result is done
-    assert decrypted(dataset, kms) == small_tree() and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == small_tree()
+    assert leftovers(dataset, kms) == []
 
 
 @pytest.mark.parametrize("change", ["shrunk", "grown", "rewritten", "gone", "folder"])
@@ -637,7 +660,8 @@ def test_sources_that_change_while_they_are_read(
     monkeypatch.setattr(ags_fast.jobs.work.stream.AgsWriter, "write", writing)
     done = encrypt(src, dataset, kms, block_size=1 << 16)
     assert row_of(done, "big").error_class == "SourceChangedError"
-    assert done.counts["failed"] == 1 and leftovers(dataset, kms) == []
+    assert done.counts["failed"] == 1
+    assert leftovers(dataset, kms) == []
 
 
 def test_bad_files_of_a_dataset_are_rows(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
@@ -667,7 +691,9 @@ def test_bad_files_of_a_dataset_are_rows(src: Path, dataset: Path, kms: dict[str
     turned = rekey_files(dataset, kms=kms, engine=HERE)
     assert turned.counts["failed"] == 4
     for row in (*checked.failed, *back.failed, *turned.failed):
-        assert row.error_class and row.error and "unexpected" not in row.error
+        assert row.error_class
+        assert row.error
+        assert "unexpected" not in row.error
 
 
 def test_verify_after(src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -683,7 +709,8 @@ def test_verify_after(src: Path, dataset: Path, kms: dict[str, str], monkeypatch
     done = rekey_files(dataset, kms=kms, engine=HERE, verify_after=True)
     assert [(row.src, row.error_class) for row in done.failed] == [(str(dataset / "edge/1024.ags"), "IntegrityError")]
     monkeypatch.undo()
-    assert decrypted(dataset, kms) == small_tree() and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == small_tree()
+    assert leftovers(dataset, kms) == []
 
 
 def test_files_of_somebody_else_are_left(src: Path, dataset: Path, kms: dict[str, str]) -> None:
@@ -691,7 +718,8 @@ def test_files_of_somebody_else_are_left(src: Path, dataset: Path, kms: dict[str
     done = encrypt(src, dataset, kms)
     assert {row.src for row in done.failed} <= {str(src / "edge/1024")}
     found = decrypted(dataset, kms)
-    assert found.items() <= small_tree().items() and found["one"] == small_tree()["one"]
+    assert found.items() <= small_tree().items()
+    assert found["one"] == small_tree()["one"]
     assert foreign.items() <= read_tree(dataset).items()
     assert verify_files(dataset, kms=kms, engine=HERE).counts["skipped"] == 2
 
@@ -733,7 +761,8 @@ def test_versions(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path)
         verify_files(dataset, kms=kms, version=9)
     for version in (1, 2):
         done = decrypt_files(dataset, tmp_path / str(version), kms=kms, engine=HERE, version=version, min_version=2)
-        assert done.version == version and read_tree(tmp_path / str(version)) == small_tree()
+        assert done.version == version
+        assert read_tree(tmp_path / str(version)) == small_tree()
     opened = Ledger.open(dataset, load_kms(kms))
     old, new = ({e.path: e for e in opened.entries(opened.version(n))} for n in (1, 2))
     for path, entry in new.items():
@@ -763,7 +792,8 @@ def test_decryption_leaves_what_is_there(src: Path, dataset: Path, kms: dict[str
     encrypt(src, dataset, kms)
     back = write_tree(tmp_path / "back", {"one": b"y", "edge/1024": b"?", "mine": b"!"})
     done = decrypt_files(dataset, back, kms=kms, engine=HERE)
-    assert {row.error_class for row in done.failed} == {"FileExistsError"} and len(done.failed) == 2
+    assert {row.error_class for row in done.failed} == {"FileExistsError"}
+    assert len(done.failed) == 2
     assert read_tree(back) == {**small_tree(), "one": b"y", "edge/1024": b"?", "mine": b"!"}
     done = decrypt_files(dataset, back, kms=kms, engine=HERE, resume="length")  # "one" has the right length
     assert done.counts == {"ok": 1, "skipped": len(small_tree()) - 1, "failed": 0}
@@ -835,7 +865,8 @@ def test_nothing_is_written_outside(src: Path, dataset: Path, kms: dict[str, str
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "edge").write_bytes(b"a file where a folder should be")
     done = decrypt_files(dataset, tmp_path / "taken", kms=kms, engine=HERE)
-    assert done.counts["failed"] == 4 and all("/edge/" in (row.dst or "") for row in done.failed)
+    assert done.counts["failed"] == 4
+    assert all("/edge/" in (row.dst or "") for row in done.failed)
     inside = tmp_path / "inside"
     (inside / "real").mkdir(parents=True)
     (inside / "edge").symlink_to("real")
@@ -907,9 +938,11 @@ def test_files_that_kill_their_workers(dataset: Path, poison: dict[str, str], tm
     assert done.counts == {"ok": 17, "skipped": 0, "failed": 3}
     for name in ("02", "03", "07"):
         row = row_of(done, name)
-        assert (row.error_class, row.attempt) == ("WorkerDiedError", 2) and "SIGKILL" in (row.error or "")
+        assert (row.error_class, row.attempt) == ("WorkerDiedError", 2)
+        assert "SIGKILL" in (row.error or "")
     left = {name: data for name, data in tree.items() if name not in ("02", "03", "07")}
-    assert decrypted(dataset, poison) == left and leftovers(dataset, poison) == []
+    assert decrypted(dataset, poison) == left
+    assert leftovers(dataset, poison) == []
     (tmp_path / "armed").unlink()
     sys.modules["poison_kms"].Poison.wrapped = 0
     encrypt(src, dataset, {**poison, "poison": "0 2"}, double_wrap=False, dek_length=24).raise_for_failures()
@@ -918,7 +951,8 @@ def test_files_that_kill_their_workers(dataset: Path, poison: dict[str, str], tm
     (tmp_path / "armed").touch()
     for job in (verify_files, lambda *args, **options: decrypt_files(args[0], tmp_path / "back", **options)):
         checked = job(dataset, kms=poison, engine=LocalEngine(1))
-        assert checked.counts["ok"] == 18 and {row.error_class for row in checked.failed} == {"WorkerDiedError"}
+        assert checked.counts["ok"] == 18
+        assert {row.error_class for row in checked.failed} == {"WorkerDiedError"}
     assert len(read_tree(tmp_path / "back")) == 18
 
 
@@ -1030,14 +1064,16 @@ def test_ctrl_c(dataset: Path, kms: dict[str, str], tmp_path: Path, op: str) -> 
     wait_for(lambda: target.exists() and len(list(target.iterdir())) > before + 10)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=30)
-    assert child.returncode != 0 and "KeyboardInterrupt" in err
+    assert child.returncode != 0
+    assert "KeyboardInterrupt" in err
     assert [path for path in read_tree(target) if path.endswith(".agstmp")] == []
     assert read_tree(src) == tree
     out_text = run_python(DRIVER, op, out, dataset, repr(kms), "{'resume': 'length'}")
     assert " 0 failed" in out_text
     if op == "decrypt":
         assert read_tree(out) == tree
-    assert decrypted(dataset, kms) == tree and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == tree
+    assert leftovers(dataset, kms) == []
     assert verify_files(dataset, kms=kms, engine=HERE).counts == {"ok": 100, "skipped": 0, "failed": 0}
 
 
@@ -1085,12 +1121,14 @@ def test_resume(src: Path, dataset: Path, kms: dict[str, str], resume: str, op: 
         else rekey_files(dataset, kms=kms, engine=HERE, resume=resume, progress=seen.extend)
     )
     assert len(seen) == len(small_tree())  # what was finished before is progress too
-    assert done.job_id == job_id and done.counts["ok"] == len(small_tree()), done.failed
+    assert done.job_id == job_id, done.failed
+    assert done.counts["ok"] == len(small_tree()), done.failed
     after = read_tree(dataset)
     assert after[other] != b"short"
     assert (after[victim] == flipped) == (resume == "length")
     assert all(after[path] == begun[path] for path in begun if path not in (victim, other))
-    assert dead(dataset) == [] and leftovers(dataset, kms) == []
+    assert dead(dataset) == []
+    assert leftovers(dataset, kms) == []
     if resume == "verify":
         assert decrypted(dataset, kms) == small_tree()
 
@@ -1099,12 +1137,16 @@ def test_without_resume_a_new_job_leaves_the_old_one(src: Path, dataset: Path, k
     interrupted(src, dataset, kms, 5)
     old = {path: data for path, data in read_tree(dataset).items() if not path.startswith("_ags/")}
     done = encrypt(src, dataset, kms)
-    assert done.counts["ok"] == len(small_tree()) and decrypted(dataset, kms) == small_tree()
-    assert len(dead(dataset)) == 1 and old.items() <= read_tree(dataset).items()
+    assert done.counts["ok"] == len(small_tree())
+    assert decrypted(dataset, kms) == small_tree()
+    assert len(dead(dataset)) == 1
+    assert old.items() <= read_tree(dataset).items()
     assert verify_files(dataset, kms=kms, engine=HERE).counts["skipped"] == 0  # what an open job knows is not extra
     swept = sweep(dataset, kms=kms)
     assert {row.src for row in swept.rows if row.format == "file"} == {str(dataset / path) for path in old}
-    assert dead(dataset) == [] and leftovers(dataset, kms) == [] and decrypted(dataset, kms) == small_tree()
+    assert dead(dataset) == []
+    assert leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == small_tree()
 
 
 def test_resume_of_what_has_changed(src: Path, dataset: Path, kms: dict[str, str]) -> None:
@@ -1121,10 +1163,12 @@ def test_resume_of_what_has_changed(src: Path, dataset: Path, kms: dict[str, str
     write_tree(src, changed)
     (src / "empty").unlink()
     done = encrypt(src, dataset, kms, resume="length")
-    assert done.job_id == job_id and done.counts["failed"] == 0
+    assert done.job_id == job_id
+    assert done.counts["failed"] == 0
     expected = {**small_tree(), **changed}
     del expected["empty"]
-    assert decrypted(dataset, kms) == expected and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == expected
+    assert leftovers(dataset, kms) == []
     entries = {entry.path: entry for entry in opened.entries(opened.current())}
     context = ags_fast.jobs.work.context.Context("verify", "", opened.id, opened.store, opened.envelope)
     for path, entry in entries.items():
@@ -1156,9 +1200,11 @@ def test_resume_takes_no_living_jobs_plan(src: Path, dataset: Path, kms: dict[st
 
     done = encrypt(src, dataset, kms, progress=progress)
     (inner,) = seen
-    assert inner.job_id != done.job_id and inner.counts["failed"] == 0
+    assert inner.job_id != done.job_id
+    assert inner.counts["failed"] == 0
     assert {row.error_class for row in done.failed} == {"ConcurrentChangeError"}  # the inner one was first
-    assert decrypted(dataset, kms) == small_tree() and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == small_tree()
+    assert leftovers(dataset, kms) == []
 
 
 def test_of_two_that_resume_one_job_one_does(src: Path, dataset: Path, kms: dict[str, str]) -> None:
@@ -1166,7 +1212,8 @@ def test_of_two_that_resume_one_job_one_does(src: Path, dataset: Path, kms: dict
     (job_id,) = dead(dataset)
     opened = Ledger.open(dataset, load_kms(kms))
     plan = Plan.take(opened, job_id)
-    assert plan is not None and Plan.take(opened, job_id) is None
+    assert plan is not None
+    assert Plan.take(opened, job_id) is None
     done = encrypt(src, dataset, kms, resume="length")
     assert done.job_id != job_id
     plan.release()
@@ -1189,7 +1236,8 @@ def test_resume_of_a_set(dataset: Path, kms: dict[str, str], tmp_path: Path) -> 
     (job_id,) = dead(dataset)
     write_tree(src, {"x2": b"2"})  # another set
     done = encrypt(src, dataset, kms, aad_prefix="t.{n}", resume="length")
-    assert done.job_id != job_id and done.counts["ok"] == 3
+    assert done.job_id != job_id
+    assert done.counts["ok"] == 3
     assert verify_files(dataset, kms=kms, engine=HERE).counts == {"ok": 13, "skipped": 0, "failed": 0}
     assert dead(dataset) == leftovers(dataset, kms) == []
 
@@ -1197,16 +1245,19 @@ def test_resume_of_a_set(dataset: Path, kms: dict[str, str], tmp_path: Path) -> 
 def test_a_set_is_committed_whole(src: Path, dataset: Path, kms: dict[str, str]) -> None:
     (src / "broken").symlink_to("/proc/self/mem")
     done = encrypt(src, dataset, kms, aad_prefix="t.{n}", links="follow")
-    assert done.version is None and done.counts["failed"] == len(small_tree()) + 1
+    assert done.version is None
+    assert done.counts["failed"] == len(small_tree()) + 1
     assert row_of(done, "broken").error_class == "OSError"
     assert row_of(done, "one").error_class == "IncompleteSetError"
-    assert decrypted(dataset, kms) == {} and len(dead(dataset)) == 1
+    assert decrypted(dataset, kms) == {}
+    assert len(dead(dataset)) == 1
     (src / "broken").unlink()
     (src / "broken").write_bytes(b"mended")
     done = encrypt(src, dataset, kms, aad_prefix="t.{n}", resume="length")
     done.raise_for_failures()
     assert decrypted(dataset, kms) == {**small_tree(), "broken": b"mended"}
-    assert verify_files(dataset, kms=kms, engine=HERE).failed == [] and leftovers(dataset, kms) == []
+    assert verify_files(dataset, kms=kms, engine=HERE).failed == []
+    assert leftovers(dataset, kms) == []
 
 
 def test_a_failed_job_can_be_resumed_while_its_error_is_kept(src: Path, dataset: Path, kms: dict[str, str]) -> None:
@@ -1217,7 +1268,8 @@ def test_a_failed_job_can_be_resumed_while_its_error_is_kept(src: Path, dataset:
     (src / "broken").unlink()
     assert encrypt(src, dataset, kms, resume="length").job_id == job_id
     assert caught.value.result.failed
-    assert decrypted(dataset, kms) == small_tree() and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == small_tree()
+    assert leftovers(dataset, kms) == []
 
 
 def test_resume_makes_one_listing_and_opens_no_file(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
@@ -1250,8 +1302,11 @@ def test_resume_makes_one_listing_and_opens_no_file(dataset: Path, kms: dict[str
         repr(kms),
     )
     files, scans, stats = map(int, out.split())
-    assert files <= 3 and scans <= 2 and stats < 40, out
-    assert len(decrypted(dataset, kms)) == 1500 and leftovers(dataset, kms) == []
+    assert files <= 3, out
+    assert scans <= 2, out
+    assert stats < 40, out
+    assert len(decrypted(dataset, kms)) == 1500
+    assert leftovers(dataset, kms) == []
 
 
 # ---------------------------------------------------------------------------------------------- sweep
@@ -1275,8 +1330,10 @@ def test_sweep(src: Path, dataset: Path, kms: dict[str, str]) -> None:
     assert sweep(dataset, kms=kms, older_than=timedelta(hours=1)).rows == []
     swept = sweep(dataset, kms=kms)
     assert {(row.src, row.format) for row in swept.rows} == {(str(dataset / p), kind) for p, kind in left.items()}
-    assert leftovers(dataset, kms) == [] and dead(dataset) == []
-    assert sweep(dataset, kms=kms).rows == [] and decrypted(dataset, kms) == small_tree()
+    assert leftovers(dataset, kms) == []
+    assert dead(dataset) == []
+    assert sweep(dataset, kms=kms).rows == []
+    assert decrypted(dataset, kms) == small_tree()
 
 
 def test_versions_without_keys(src: Path, dataset: Path, kms: dict[str, str]) -> None:

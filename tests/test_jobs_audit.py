@@ -306,7 +306,8 @@ def test_a_job_that_runs_is_let_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     jobs.rotate(dataset, kms=kms, what="mek")
     found = jobs.audit(dataset, kms=kms, event="kek-leaked")
     row = found["masters"][0]["versions"][0]
-    assert row["may_be_destroyed"] is True and f"Let {found['open_jobs'][0]['job_id']} end first" in row["why"]
+    assert row["may_be_destroyed"] is True
+    assert f"Let {found['open_jobs'][0]['job_id']} end first" in row["why"]
     step = first_job(found)
     before = read_tree(dataset)
     assert step["kms_calls"] == calls_of(lambda: jobs.rotate(dataset, kms=kms, force_expire=True))
@@ -499,9 +500,12 @@ def test_a_kms_that_tells_no_versions(tmp_path: Path) -> None:
     kms = made_kms(tmp_path, Silent)
     dataset = single(tmp_path, kms)
     (master,) = jobs.audit(dataset, kms=kms, event="planned")["masters"]
-    assert master["current_version"] is None and master["may_be_destroyed"] is False and master["others"] is None
+    assert master["current_version"] is None
+    assert master["may_be_destroyed"] is False
+    assert master["others"] is None
     (row,) = master["versions"]
-    assert (row["version"], row["may_be_destroyed"]) == (None, None) and "does not tell" in row["why"]
+    assert (row["version"], row["may_be_destroyed"]) == (None, None)
+    assert "does not tell" in row["why"]
 
 
 def test_old_key_documents_that_lie_are_not_believed(tmp_path: Path) -> None:
@@ -536,7 +540,8 @@ def test_an_open_rotation_holds_what_it_has_wrapped(tmp_path: Path, monkeypatch:
     assert "sweep" in found["steps"][0]["command"]
     (master,) = found["masters"]
     rows = {row["version"]: row for row in master["versions"]}
-    assert rows["2"]["may_be_destroyed"] is False and rows["2"]["open_jobs"] == [job["job_id"]]
+    assert rows["2"]["may_be_destroyed"] is False
+    assert rows["2"]["open_jobs"] == [job["job_id"]]
     assert any("sweep" in command for command in rows["2"]["first"])
     shutil.copytree(dataset, tmp_path / "copy")
     after = without(kms, tmp_path, "sales", 2)
@@ -581,7 +586,8 @@ def test_an_open_encryption_holds_its_data_keys(tmp_path: Path) -> None:
     local.rotate_key(kms, "sales")
     (master,) = jobs.audit(dataset, kms=kms)["masters"]
     rows = {row["version"]: row for row in master["versions"]}
-    assert rows["2"]["may_be_destroyed"] is False and len(rows["2"]["open_jobs"]) == 1
+    assert rows["2"]["may_be_destroyed"] is False
+    assert len(rows["2"]["open_jobs"]) == 1
     resume = {"wrapping_key_id": "sales", "engine": HERE, "double_wrap": False, "resume": "length"}
     shutil.copytree(dataset, tmp_path / "copy")
     after = without(kms, tmp_path, "sales", 2)
@@ -607,7 +613,8 @@ def test_what_cannot_be_read_leaves_doubts(tmp_path: Path) -> None:
     assert [version["number"] for version in found["versions"]] == [2]
     (master,) = found["masters"]
     rows = {row["version"]: row["may_be_destroyed"] for row in master["versions"]}
-    assert rows == {"1": False, "3": False} and master["others"] is None
+    assert rows == {"1": False, "3": False}
+    assert master["others"] is None
     assert jobs.key_status(dataset, kms=kms)["unread"] == found["unread"]
 
 
@@ -631,7 +638,8 @@ def test_what_the_kms_wraps_without_a_kek_between(tmp_path: Path, monkeypatch: p
     keys.compare_and_swap({entry.key_id: entry}, 0)
     dataset = tmp_path / "ds"
     (master,) = jobs.audit(dataset, kms=kms)["masters"]
-    assert master["may_be_destroyed"] is False and "the key store itself" in master["versions"][0]["why"]
+    assert master["may_be_destroyed"] is False
+    assert "the key store itself" in master["versions"][0]["why"]
     with pytest.raises(AgsError):
         everything(dataset, without(kms, tmp_path, "sales", 1))
     local.rotate_key(kms, "sales")
@@ -640,7 +648,8 @@ def test_what_the_kms_wraps_without_a_kek_between(tmp_path: Path, monkeypatch: p
     monkeypatch.undo()
     assert check_verdicts(dataset, kms, tmp_path) == {("sales", "2"): False}
     (master,) = jobs.audit(dataset, kms=kms)["masters"]
-    assert master["versions"][0]["documents"] == [1] and master["versions"][0]["data_keys"]
+    assert master["versions"][0]["documents"] == [1]
+    assert master["versions"][0]["data_keys"]
     jobs.rotate(dataset, kms=kms, what="double-wrap")
     jobs.expire(dataset, kms=kms, force=True)
     local.rotate_key(kms, "sales")
@@ -669,7 +678,8 @@ def test_status(tmp_path: Path) -> None:
     assert (old["data_keys"], old["successor"], old["uses_left"]) == (0, new["key_id"], None)
     assert 6.9 < (old["retires_ms"] - found["time_ms"]) / 86_400_000 <= 7
     assert (new["state"], new["master_version"], new["needed_by_versions"]) == ("active", "2", [2, 3, 4])
-    assert new["data_keys"] == len(TREE) + 2 and new["uses"] + new["uses_left"] == Policy().kek_uses
+    assert new["data_keys"] == len(TREE) + 2
+    assert new["uses"] + new["uses_left"] == Policy().kek_uses
     assert new["lifetime_ends_ms"] - new["created_ms"] == 10 * 86_400_000
     assert found["masters"] == [
         {
@@ -683,7 +693,8 @@ def test_status(tmp_path: Path) -> None:
     ends = [version["expires_ms"] for version in found["versions"]]
     assert ends == [times[1] + 2 * 86_400_000, None, None, None]
     assert [version["files"] for version in found["versions"]] == [6, 6, 7, 8]
-    assert found["open_jobs"] == [] and found["unread"] == []
+    assert found["open_jobs"] == []
+    assert found["unread"] == []
     counted = jobs.audit(dataset, kms=kms)["opens"]
     assert [(row["version"], row["data_keys"], row["manifests"], row["document"]) for row in counted] in (
         [(1, 6, 1, True), (2, 6, 1, True), (3, 7, 2, True), (4, 8, 3, True)],
@@ -793,4 +804,5 @@ def test_what_a_copy_opens(tmp_path: Path) -> None:
     assert opens_here() == {path: data for path, data in TREE.items() if path.startswith("part=2/")}
     jobs.rekey_files(dataset, kms=kms, engine=HERE).raise_for_failures()
     jobs.expire(dataset, kms=kms)
-    assert opens_here() == {} and decrypted(copy, kms) == decrypted(dataset, kms) == TREE
+    assert opens_here() == {}
+    assert decrypted(copy, kms) == decrypted(dataset, kms) == TREE

@@ -170,7 +170,8 @@ class Jobs:
 
     def run(self, seconds: float | None, whole_group: bool, **options: object) -> int:
         """Kill it after so many seconds. Returns what it has come to: 0 if it was done before."""
-        assert self._server.stdin is not None and self._server.stdout is not None
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
         self._server.stdin.write(repr(options) + "\n")
         self._server.stdin.flush()
         pid = int(self._server.stdout.readline())
@@ -220,7 +221,8 @@ def test_random_moments(tmp_path: Path, kms: dict[str, str], rounds: int) -> Non
                 found = decrypted(dataset, kms)
                 assert found in (old, tree), (seed, n)
                 number = Ledger.open(dataset, load_kms(kms)).version_numbers()[-1]
-                assert number >= base and (number > base or found == old), (seed, n)
+                assert number >= base, (seed, n)
+                assert number > base or found == old, (seed, n)
                 if code == 0:
                     break
             if code != 0:

@@ -48,7 +48,7 @@ def server(request: pytest.FixtureRequest) -> S3Server:
 def bucket(server: S3Server) -> Iterator[str]:
     name = f"bucket-{os.urandom(8).hex()}"
     server.client().create_bucket(Bucket=name)
-    yield f"s3://{name}"
+    return f"s3://{name}"
 
 
 @pytest.fixture

@@ -84,10 +84,12 @@ def entries(count: int, folder: Path) -> Figures:
     plan.release()
     with meter.measure("load the plan"):
         again = Plan.take(dataset, job_id)
-        assert again is not None and len(again.entries()) == count
+        assert again is not None
+        assert len(again.entries()) == count
     with meter.measure("commit"):
         version, refused = dataset.commit("encrypt", job_id, planned, base=None)
-        assert version is not None and not refused
+        assert version is not None
+        assert not refused
     with meter.measure("end"):
         again.end()
     with meter.measure("read the version"):

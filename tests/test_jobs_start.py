@@ -63,7 +63,8 @@ def console_script() -> list[str]:
 def run(command: list[str], data: Path, **env: str) -> str:
     """What it prints, run in `data`; nothing there may have been executed."""
     done = subprocess.run(command, cwd=data, env={**os.environ, **env}, capture_output=True, text=True, timeout=100)
-    assert told(data) == "" and done.returncode == 0, f"{told(data)}\n{done.stdout}{done.stderr}"
+    assert told(data) == "", f"{told(data)}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{told(data)}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
@@ -216,7 +217,8 @@ def test_worker_without_a_caller_is_silent(capfd: Any) -> None:
     """One whose caller has gone before it was told anything."""
     process = start.start_python("from ags_fast.jobs.engines.worker import main; main()", start.import_path())
     process.communicate()
-    assert process.returncode == 1 and capfd.readouterr() == ("", "")
+    assert process.returncode == 1
+    assert capfd.readouterr() == ("", "")
 
 
 # -------------------------------------------------------------------------------------------------------------- Spark
@@ -258,6 +260,7 @@ def test_spark_in_a_folder_of_data(data: Path, kms: dict[str, str]) -> None:
     env = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     command = [sys.executable, str(script), repr(kms)]
     done = subprocess.run(command, cwd=data, env={**os.environ, **env}, capture_output=True, text=True, timeout=200)
-    assert told(data) == "" and done.returncode == 0, f"{told(data)}\n{done.stdout}{done.stderr}"
+    assert told(data) == "", f"{told(data)}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{told(data)}\n{done.stdout}{done.stderr}"
     assert "RPC encryption" not in done.stderr
     assert len(list((data.parent / "out2").glob("*.ags"))) == len(MINES)

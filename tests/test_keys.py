@@ -216,7 +216,8 @@ def test_open_passes_its_arguments_on(tmp_path: Path) -> None:
         assert writer.block_size == 100
     length = writer.file_length
     with ags_fast.open(path, key=KEY, length=length, block_size=100, threads=1) as reader:
-        assert reader.block_size == 100 and reader.read() == bytes(250)
+        assert reader.block_size == 100
+        assert reader.read() == bytes(250)
     with pytest.raises(FormatError):
         ags_fast.open(path, key=KEY, length=length, block_size=99)
     with pytest.raises(FormatError):

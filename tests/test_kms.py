@@ -190,7 +190,8 @@ def test_a_missing_dependency_says_which_extra(monkeypatch: pytest.MonkeyPatch) 
 def test_classes_of_users_are_found_counted_and_shipped(name: str) -> None:
     properties = {"encryption.kms-impl": f"kms_clients:{name}", "my.setting": "1"}
     kms = load_kms(properties)
-    assert isinstance(kms, KmsClient) and kms.properties == properties
+    assert isinstance(kms, KmsClient)
+    assert kms.properties == properties
     provider = name.lower()
 
     def use() -> None:
@@ -199,7 +200,8 @@ def test_classes_of_users_are_found_counted_and_shipped(name: str) -> None:
 
     assert calls_of(use) == {(provider, "wrap"): 1, (provider, "unwrap"): 1}
     again = pickle.loads(pickle.dumps(kms))
-    assert again.properties == properties and again.unwrap_key(kms.wrap_key(b"x", "m"), "m") == b"x"
+    assert again.properties == properties
+    assert again.unwrap_key(kms.wrap_key(b"x", "m"), "m") == b"x"
     assert pickle.loads(pickle.dumps(kms)) is again  # one for all tasks of a process
     kms.close()
 
@@ -477,14 +479,17 @@ def test_local_wraps_by_versions(tmp_path: Path) -> None:
     properties = keystore(tmp_path, "m")
     kms = load_kms(properties)
     first = kms.wrap_key(CANARY, "m")
-    assert first[0] == 1 and first[1:5] == b"\1\0\0\0" and len(first) == 5 + 12 + 16 + 16
+    assert first[0] == 1
+    assert first[1:5] == b"\1\0\0\0"
+    assert len(first) == 5 + 12 + 16 + 16
     assert kms.wrap_key(CANARY, "m") != first
     assert local.rotate_key(properties, "m") == 2  # in another client of the file, which this one notices
     second = kms.wrap_key(CANARY, "m")
     assert (kms.key_version(first), kms.key_version(second)) == ("1", "2")
     assert kms.unwrap_key(first, "m") == kms.unwrap_key(second, "m") == CANARY
     third = kms.rewrap_key(first, "m")
-    assert kms.key_version(third) == "2" and kms.unwrap_key(third, "m") == CANARY
+    assert kms.key_version(third) == "2"
+    assert kms.unwrap_key(third, "m") == CANARY
     local.set_state(properties, "m", "disabled", version=1)
     with pytest.raises(KeyAccessError, match="version 1 of the local key 'm' is disabled"):
         kms.unwrap_key(first, "m")
@@ -549,7 +554,8 @@ def test_local_client_opens_again(tmp_path: Path) -> None:
     assert kms.unwrap_key(wrapped, "m") == CANARY
     assert pickle.loads(pickle.dumps(kms)).unwrap_key(wrapped, "m") == CANARY
     pickled = pickle.dumps(kms)
-    assert CANARY not in pickled and (tmp_path / "keystore.key").read_bytes() not in pickled
+    assert CANARY not in pickled
+    assert (tmp_path / "keystore.key").read_bytes() not in pickled
 
 
 def test_where_the_keystore_is_not_shared(tmp_path: Path) -> None:
@@ -593,7 +599,8 @@ def test_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kms = load_kms(properties)
     wrapped = kms.wrap_key(CANARY, "m")
     local.rotate_key(properties, "m", passphrase="Schlu\u0308ssel")  # the same letters from another keyboard
-    assert kms.unwrap_key(wrapped, "m") == CANARY and kms.key_version(kms.wrap_key(b"x", "m")) == "2"
+    assert kms.unwrap_key(wrapped, "m") == CANARY
+    assert kms.key_version(kms.wrap_key(b"x", "m")) == "2"
     assert len(derived) == 2  # the client, and the rotation
     by_env = {name: value for name, value in properties.items() if "passphrase" not in name}
     by_env["kms.local.passphrase-env"] = "AGS_TEST_PASSPHRASE"
@@ -790,7 +797,8 @@ def test_a_kill_leaves_the_old_keystore_or_the_new(tmp_path: Path) -> None:
         child.communicate()
         keys = [key["key_id"] for key in local.status(properties)["keys"]]
         mine = [key_id for key_id in keys if key_id.startswith(f"{attempt} ")]
-        assert len(keys) - made == len(mine) and len(mine) in (said, said + 1)  # what was said to be there, is
+        assert len(keys) - made == len(mine)
+        assert len(mine) in (said, said + 1)
         made = len(keys)
     (tmp_path / ".keystore.key.keystore.0123456789abcdef.agstmp").touch()  # somebody else's, who may live
     local.create_key(properties, "last")
@@ -846,7 +854,8 @@ def test_aws_on_the_wire(moto: Aws) -> None:
     """What Java's client sends, and no encryption context, which Java's could not give back."""
     key_id = moto.new_key()
     kms = load_kms(moto.properties)
-    assert kms.supports_key_generation and kms.supports_rewrap
+    assert kms.supports_key_generation
+    assert kms.supports_rewrap
     moto.calls()
     wrapped = kms.wrap_key(CANARY, key_id)
     assert kms.unwrap_key(wrapped, key_id) == CANARY
@@ -855,7 +864,8 @@ def test_aws_on_the_wire(moto: Aws) -> None:
     assert kms.unwrap_key(again, key_id) == CANARY
     for size in (16, 24, 32):
         key, sealed = kms.generate_key(key_id, size)
-        assert len(key) == size and kms.unwrap_key(sealed, key_id) == key
+        assert len(key) == size
+        assert kms.unwrap_key(sealed, key_id) == key
     assert kms.key_version(wrapped) is None
     decrypt = ("Decrypt", ["CiphertextBlob", "EncryptionAlgorithm", "KeyId"])
     reencrypt = [
@@ -1154,7 +1164,8 @@ def test_aws_throttling(moto: Aws) -> None:
     begun = time.monotonic()
     with pytest.raises(KeyAccessError, match="stayed busy"):
         kms.wrap_key(CANARY, key_id)
-    assert len(moto.calls()) == 4 and time.monotonic() - begun < 5
+    assert len(moto.calls()) == 4
+    assert time.monotonic() - begun < 5
 
 
 def test_aws_out_of_reach(moto: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1209,7 +1220,8 @@ def test_aws_keys_are_not_logged(moto: Aws) -> None:
     logged = text.getvalue()
     assert base64.b64encode(b"another's call").decode() in logged  # otherwise this looks in the wrong place
     assert not any(form in logged for form in forms_of(CANARY))
-    assert base64.b64encode(generated).decode() not in logged and generated.hex() not in logged
+    assert base64.b64encode(generated).decode() not in logged
+    assert generated.hex() not in logged
 
 
 def test_aws_in_a_fork(moto: Aws) -> None:

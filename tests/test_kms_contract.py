@@ -157,7 +157,8 @@ def test_generation(service: Service, kms: KmsClient, key_id: str) -> None:
         before = kms_calls()
         key, wrapped = kms.generate_key(key_id, length)
         assert kms_calls() - before == {(service.name, "generate"): 1}
-        assert len(key) == length and kms.unwrap_key(wrapped, key_id) == key
+        assert len(key) == length
+        assert kms.unwrap_key(wrapped, key_id) == key
         seen.add(key)
     assert len(seen) == 4
 
@@ -185,7 +186,8 @@ def test_versions(service: Service, kms: KmsClient) -> None:
         with pytest.raises(KeyAccessError) as caught:
             action()
         said = str(caught.value)
-        assert repr(key_id) in said and service.version(key_id) in said.replace(key_id, ""), said
+        assert repr(key_id) in said, said
+        assert service.version(key_id) in said.replace(key_id, ""), said
         assert "tag" not in said.lower()
         assert ("lost" in said or "destroyed" in said) is lost
 
@@ -218,7 +220,8 @@ def test_the_version_that_wraps(service: Service, kms: KmsClient) -> None:
             assert kms.key_version(wrapped) == kms.key_version(kms.generate_key(key_id, 16)[1])
         else:
             assert told == service.version(key_id, number)
-        assert told == kms.key_version(wrapped) and told not in seen
+        assert told == kms.key_version(wrapped)
+        assert told not in seen
         seen.append(told)
         service.rotate(key_id)
     with pytest.raises(KeyAccessError, match=f"{service.unknown}.*no (such )?key|no key.*{service.unknown}"):
@@ -245,12 +248,14 @@ def test_the_versions_that_are_listed(service: Service, kms: KmsClient) -> None:
         return
     assert all(one.made_ms and begun < one.made_ms / 1000 < time.time() + 1 for one in listed)
     if service.name == "aws":  # rotations, of which the newest made what wraps now
-        assert len(listed) == 2 and listed[-1].version == kms.current_version(key_id) != listed[0].version
+        assert len(listed) == 2
+        assert listed[-1].version == kms.current_version(key_id) != listed[0].version
     else:
         assert {one.version for one in listed} == {service.version(key_id, number) for number in (1, 2, 3)}
         service.enable(key_id, False)
         states = {one.version: one.state for one in kms.versions(key_id)}
-        assert states.pop(service.version(key_id)) == "DISABLED" and set(states.values()) == {"ENABLED"}
+        assert states.pop(service.version(key_id)) == "DISABLED"
+        assert set(states.values()) == {"ENABLED"}
     if service.name == "azure":
         service.fake.denied = {"list"}  # type: ignore[attr-defined]
     else:
@@ -288,7 +293,8 @@ def test_status_and_audit_of_versions(service: Service, tmp_path: Path, double_w
             current = client.current_version(key_id)
             status = jobs.key_status(dataset, kms=kms)
             kinds = {row["double_wrap"]: row["master_version"] for row in status["keys"]}
-            assert kinds.pop(True) == current and set(kinds.values()) <= {None}
+            assert kinds.pop(True) == current
+            assert set(kinds.values()) <= {None}
             assert status["masters"][0]["current_version"] == current != (first if after else None)
         (master,) = jobs.audit(dataset, kms=kms)["masters"]
         assert current in [row["version"] for row in master["listed"]]
@@ -323,7 +329,8 @@ def test_five_versions(service: Service, kms: KmsClient) -> None:
                     with pytest.raises(KeyAccessError) as caught:
                         action(blob, key_id)
                     said = str(caught.value)
-                    assert service.name in said.lower() and repr(key_id) in said, said
+                    assert service.name in said.lower(), said
+                    assert repr(key_id) in said, said
                     assert service.version(key_id, number) in said.replace(key_id, ""), said
                     assert re.search("enable|lower|set its" if number in off else "lost|destroyed", said), said
                     assert not re.search(r"\btag\b|integrity", said, re.IGNORECASE)
@@ -432,7 +439,8 @@ def test_the_budget_of_a_call(service: Service, key_id: str, clock: Clock, monke
             kms.wrap_key(CANARY, key_id)
     parts = [wait / min(0.1 * 2**number, 5) for number, wait in enumerate(clock.waits)]
     assert service.requests() == len(parts) + 1
-    assert all(0.5 <= part <= 1 for part in parts) and len(set(parts)) > 3
+    assert all(0.5 <= part <= 1 for part in parts)
+    assert len(set(parts)) > 3
     assert 15 < sum(clock.waits) < 20
 
 
@@ -585,7 +593,8 @@ def test_a_service_that_echoes(provider: str, tmp_path: Path, monkeypatch: pytes
                         raise KeyAccessError("unchanged")
                     error: BaseException = caught.value
                     assert server.status != 200 or type(error) is KeyAccessError
-                    assert error.__cause__ is None and error.__context__ is None
+                    assert error.__cause__ is None
+                    assert error.__context__ is None
                     shown += [str(error), repr(error), repr(vars(error)), *traceback.format_exception(error)]
             assert server.requests >= 10
     finally:
@@ -827,7 +836,8 @@ def test_azure_tries_older_versions_last(azure: Any) -> None:
         azure.fake.calls = []
         assert kms.unwrap_key(blobs[1], name) == CANARY
         used = [path.split("/")[3] for method, path in azure.fake.calls if method == "POST"]
-        assert used == [versions[3], versions[2], versions[1]] and len(azure.fake.calls) == 4
+        assert used == [versions[3], versions[2], versions[1]]
+        assert len(azure.fake.calls) == 4
         azure.fake.calls = []
         assert kms.unwrap_key(blobs[3], name) == CANARY
         assert len(azure.fake.calls) == 1
@@ -982,7 +992,8 @@ def test_vault_with_few_rights(vault: Any, tmp_path: Path) -> None:
             with pytest.raises(KeyAccessError, match=f"Forbidden.*transit/rewrap/{name}"):
                 kms.rewrap_key(wrapped, name)
             before = kms_calls()
-            assert kms.current_version(name) is None and kms_calls() == before
+            assert kms.current_version(name) is None
+            assert kms_calls() == before
     with (
         load_kms({**vault.properties, "vault.token-file": str(tmp_path / "none")}) as kms,
         pytest.raises(KeyAccessError, match="cannot be read here"),
@@ -1065,7 +1076,8 @@ def test_vault_approle(vault: Any, logins: Any, tmp_path: Path, monkeypatch: pyt
             second = client._connected().token
             with pytest.raises(KeyAccessError, match=f"Forbidden.*transit/encrypt/{name}"):
                 kms.wrap_key(CANARY, name)
-            assert client._connected().token == second and kms.unwrap_key(wrapped, name) == CANARY
+            assert client._connected().token == second
+            assert kms.unwrap_key(wrapped, name) == CANARY
             logins.sys.create_or_update_policy("use", POLICY)
         assert secret_id not in repr(kms) + repr(kms.properties)
     (tmp_path / "secret").write_text("wrong")
@@ -1090,7 +1102,8 @@ def test_vault_renews_a_token(vault: Any, logins: Any, tmp_path: Path, monkeypat
         assert 1700 < renews_at - now < 1900
         client._connected().renews_at = 0.0
         assert kms.unwrap_key(wrapped, name) == CANARY
-        assert client._connected().token == token and client._connected().renews_at >= renews_at
+        assert client._connected().token == token
+        assert client._connected().renews_at >= renews_at
         client._connected().ends_at = client._connected().renews_at = 0.0  # too late for that
         with pytest.raises(KeyAccessError, match="refused the login by approle"):
             kms.unwrap_key(wrapped, name)
@@ -1218,7 +1231,8 @@ def test_pkcs11_wrong_pins_are_not_repeated(pkcs11: Any, tmp_path: Path) -> None
         pkcs11.hsm.pin,
     )
     first, second = out.splitlines()
-    assert "is wrong: it was refused." in first and "not tried again" in second
+    assert "is wrong: it was refused." in first
+    assert "not tried again" in second
     assert "a wrong pin" not in out
 
 

@@ -72,9 +72,11 @@ def decrypted(source: Any, keys: Any, *, tiled: bool = True, **options: Any) -> 
     found = parquet.inspect(source)
     known = {"aad_prefix": keys.aad_prefix} if isinstance(keys, PmeKeys) else {}
     known |= {"allow_ctr": found["algorithm"] == CTR, **options}
-    assert json.dumps(found) and found["footer"] in ("encrypted", "signed")
+    assert json.dumps(found)
+    assert found["footer"] in ("encrypted", "signed")
     report = parquet.verify(source, asked, **known)
-    assert report.columns and any("belong to no module" in warning for warning in report.warnings) != tiled
+    assert report.columns
+    assert any("belong to no module" in warning for warning in report.warnings) != tiled
     parquet.decrypt_file(source, out, asked, **known)
     return pq.read_table(pa.BufferReader(out), page_checksum_verification=True)
 
@@ -312,7 +314,8 @@ def test_columns_of_others_without_the_footer_key(tmp_path: Path) -> None:
     (secret,) = {chunk.key for chunk in chunks if chunk.path == ("id",)}
     keys = Keys(None, {"id": secret})
     report = parquet.verify(tmp_path / "theirs", keys, missing="skip")
-    assert not report.footer_verified and {row.path for row in report.columns if row.key == "missing"} == {"text"}
+    assert not report.footer_verified
+    assert {row.path for row in report.columns if row.key == "missing"} == {"text"}
     with parquet.open_plain(tmp_path / "theirs", keys, missing="hide") as view:
         assert rows_of(pq.read_table(view)) == rows_of(flat().drop(["text"]))
 
@@ -323,7 +326,8 @@ def test_columns_of_parquet_java_without_the_footer_key(tmp_path: Path, parquet_
     written = PmeKeys(KF, {"id": K1, "text": K2}, plaintext_footer=True)
     parquet_java.write(tmp_path / "plain", tmp_path / "sealed", written, page_rows=100, row_group_rows=200)
     with parquet.open_plain(tmp_path / "sealed", Keys(None, {"text": K2}), missing="hide") as view:
-        assert "id" not in view.columns and not view.footer_verified
+        assert "id" not in view.columns
+        assert not view.footer_verified
         assert rows_of(pq.read_table(view)) == rows_of(flat().drop(["id"]))
 
 
@@ -371,7 +375,8 @@ def test_filters(tmp_path: Path, corpus: dict[str, Path], parquet_java: ParquetJ
         kept.add(plain["page_rows"])
         if "use" not in question:
             rows = rows_of(parquet_java.read(tmp_path / "sealed", keys, question))
-            assert rows == rows_of(parquet_java.read(corpus[name], None, question)) and len(rows) == 5
+            assert rows == rows_of(parquet_java.read(corpus[name], None, question))
+            assert len(rows) == 5
     assert {0, 20} <= kept  # something was kept out
 
 
@@ -458,7 +463,9 @@ def test_spark_reads_a_file_in_several_tasks(tmp_path: Path, corpus: dict[str, P
         timeout=250,
     )
     tasks = int(out.split("tasks ")[1].split()[0])
-    assert tasks > 3 and "rows True" in out and "filtered [333] 0" in out, out
+    assert tasks > 3, out
+    assert "rows True" in out, out
+    assert "filtered [333] 0" in out, out
 
 
 # ---------------------------------------------------------------- polars, DuckDB
@@ -551,7 +558,8 @@ def test_encrypted_files_of_parquet_testing(shared_data: Path) -> None:
         table = decrypted(path, keys, aad_prefix=prefix)
         known: dict[str, Any] = {"aad_prefix": prefix, "allow_ctr": algorithm == CTR}
         report = parquet.verify(path, keys, **known)
-        assert report.algorithm == algorithm and report.footer == ("encrypted" if magic == b"PARE" else "signed")
+        assert report.algorithm == algorithm
+        assert report.footer == ("encrypted" if magic == b"PARE" else "signed")
         assert sum(row.key == "column" for row in report.columns) == keyed
         shapes.append((table.num_rows, table.num_columns))
         if table.num_columns == 8:

@@ -166,7 +166,8 @@ def made(keys: Keys) -> Made:
     columns = {}
     for name in keys.column_metadata:
         found = keys.column(name if isinstance(name, tuple) else tuple(name.split(".")))
-        assert found is not None and isinstance(found[0], bytes)
+        assert found is not None
+        assert isinstance(found[0], bytes)
         columns[name] = found[0]
     return Made(keys.footer_key(), columns, keys.footer_metadata, dict(keys.column_metadata))
 
@@ -238,7 +239,8 @@ def test_keys_of_what_pyarrow_writes(
     keys: set[bytes] = set()
     calls = calls_of(lambda: keys.update(map(retriever, metadata.values())))
     assert calls == {"unwrap": 3 if double else 4}  # "a" and "s.x" have one master key, and so one KEK
-    assert {len(key) for key in keys} == {bits // 8} and len(keys) == 4
+    assert {len(key) for key in keys} == {bits // 8}
+    assert len(keys) == 4
     again = keytools.CryptoFactory(load_kms(properties)).retriever(str(path))
     assert calls_of(lambda: opened(path, again)).get("unwrap", 0) == 0 or not double
     assert keytools.resolve(metadata["a"], properties, path) == retriever(memoryview(metadata["a"]))
@@ -279,11 +281,13 @@ def test_another_implementation_finds_our_keys(folder: Path, double: bool, inter
     for column, metadata in keys.column_metadata.items():
         assert reader(("any",), metadata) == keys.columns[column] == factory.retriever(path)(metadata)
     everything = [keys.footer, *keys.columns.values()]
-    assert len(set(everything)) == 4 and {len(key) for key in everything} == {length}
+    assert len(set(everything)) == 4
+    assert {len(key) for key in everything} == {length}
     if double:
         material = reader.material(keys.footer_metadata)
         kek = InMemoryKms().unwrap_key(base64.b64decode(material["wrappedKEK"]), "kf")
-        assert len(kek) == 48 - length and len(base64.b64decode(material["keyEncryptionKeyID"])) == 16
+        assert len(kek) == 48 - length
+        assert len(base64.b64decode(material["keyEncryptionKeyID"])) == 16
 
 
 @modes
@@ -397,7 +401,8 @@ def test_external_material_is_never_written_over(properties: dict[str, str], fol
         with pytest.raises(FileExistsError):
             factory.encryption_keys("kf", path=path)
 
-    assert calls_of(again) == {} and material_file(path).read_bytes() == before
+    assert calls_of(again) == {}
+    assert material_file(path).read_bytes() == before
     material_file(path).rename(folder / f"_TMP{material_file(path).name}")  # parquet-java's rotation was interrupted
     assert calls_of(again) == {}
     assert factory.retriever(path)(keys.footer_metadata) == keys.footer
@@ -462,7 +467,8 @@ def test_column_keys_of_another_type(given: Any) -> None:
 
 def test_columns_under_the_footer_key(properties: dict[str, str]) -> None:
     keys = keytools.CryptoFactory(properties).encryption_keys("kf", {"a": FOOTER_KEY, ("s", "x.y"): "kc1"})
-    assert keys.column(("a",)) == (FOOTER_KEY, None) and list(keys.column_metadata) == [("s", "x.y")]
+    assert keys.column(("a",)) == (FOOTER_KEY, None)
+    assert list(keys.column_metadata) == [("s", "x.y")]
 
 
 # ---------------------------------------------------------------- parquet-java
@@ -654,7 +660,8 @@ def test_pyarrow_reads_what_was_rotated(
     assert after.keys() == before.keys()
     for reference, material in after.items():
         wrapped = base64.b64decode(material["wrappedKEK" if double else "wrappedDEK"])
-        assert kms.key_version(wrapped) == "2" and material["doubleWrapping"] is double
+        assert kms.key_version(wrapped) == "2"
+        assert material["doubleWrapping"] is double
         assert ("wrappedKEK" in material, "keyEncryptionKeyID" in material) == (double, double)
         assert all(
             material[name] != before[reference].get(name) for name in changed & material.keys() - {"doubleWrapping"}
@@ -745,7 +752,8 @@ def test_killed_while_it_rotates(properties: dict[str, str], folder: Path, name:
     check()
     keytools.rotate(folder, properties)
     check()
-    assert not sidecar.exists() and material_file(path).read_bytes() != old
+    assert not sidecar.exists()
+    assert material_file(path).read_bytes() != old
 
 
 def test_what_parquet_java_left_half_rotated(properties: dict[str, str], folder: Path) -> None:
@@ -758,7 +766,8 @@ def test_what_parquet_java_left_half_rotated(properties: dict[str, str], folder:
     assert factory.retriever(path)(keys.footer_metadata) == keys.footer
     for place in (folder, path):
         assert keytools.rotate(place, properties) == [str(path)]
-        assert material_file(path).exists() and temporary.exists()  # it may be at it right now
+        assert material_file(path).exists()
+        assert temporary.exists()
     temporary.unlink()
     assert factory.retriever(path)(keys.footer_metadata) == keys.footer
 
@@ -772,7 +781,8 @@ def test_one_that_fails_does_not_stop_the_others(properties: dict[str, str], fol
     with pytest.raises(FormatError, match="PKMT1") as caught:
         keytools.rotate(folder, properties)
     notes = "\n".join(caught.value.__notes__)
-    assert "1 of 3" in notes and str(material_file(folder / "a")) in notes
+    assert "1 of 3" in notes
+    assert str(material_file(folder / "a")) in notes
     assert material_file(folder / "a").read_text() == '{"footerKey": "{}"}'
     assert all(material_file(folder / name).read_bytes() != before[name] for name in "bc")
 
@@ -797,7 +807,8 @@ def test_a_material_that_changes_meanwhile_is_left(folder: Path) -> None:
     factory.encryption_keys("kf", path=path)
     with pytest.raises(ConcurrentChangeError):
         keytools.rotate(path, Racing())
-    assert os.listdir(folder) == [material_file(path).name] and material_file(path).read_text() == "somebody else's"
+    assert os.listdir(folder) == [material_file(path).name]
+    assert material_file(path).read_text() == "somebody else's"
 
 
 def test_object_stores(properties: dict[str, str]) -> None:
@@ -840,7 +851,8 @@ def test_s3(properties: dict[str, str], moto_s3: S3Server) -> None:
     assert keytools.rotate(urls[0], properties, storage_options=moto_s3.options()) == urls[:1]
     assert sorted(keytools.rotate(f"s3://{bucket}", properties, storage_options=moto_s3.options())) == urls
     after = objects()
-    assert after.keys() == before.keys() and all(after[name] != before[name] for name in before)
+    assert after.keys() == before.keys()
+    assert all(after[name] != before[name] for name in before)
     for url, one in keys.items():
         retriever = factory.retriever(url)
         assert retriever(one.footer_metadata) == one.footer
@@ -880,7 +892,8 @@ def test_storage_that_cannot_replace_in_one_step(folder: Path) -> None:
     assert calls_of(refused) == {}
     with pytest.raises(PolicyError, match="only if it is not there"):
         factory.encryption_keys("kf", path="moving://folder/new.parquet")
-    assert store.cat_file(place) == material_file(path).read_bytes() and len(store.ls("moving://folder")) == 1
+    assert store.cat_file(place) == material_file(path).read_bytes()
+    assert len(store.ls("moving://folder")) == 1
 
 
 # ---------------------------------------------------------------- what lies
@@ -897,7 +910,8 @@ def test_the_address_in_a_file_is_never_used(
         factory = keytools.CryptoFactory(kms, internal=internal, **evil)  # type: ignore[arg-type]
         keys = made(factory.encryption_keys("kf", path=path))
         shown = keytools.describe(keys.footer_metadata) if internal else materials(path)["footerKey"]
-        assert shown is not None and shown["kmsInstanceURL"] == evil["kms_instance_url"]  # the file does say so
+        assert shown is not None
+        assert shown["kmsInstanceURL"] == evil["kms_instance_url"]
         keytools.clear_cache()
         assert calls_of(lambda: keytools.resolve(keys.footer_metadata, kms, path)) == {"unwrap": 1}  # noqa: B023
     keytools.rotate(path, kms)
@@ -998,7 +1012,8 @@ def test_material_that_cannot_be(double: bool, changes: dict[str, Any], folder: 
                 continue  # which external material need not have
             with pytest.raises(FormatError) as caught:
                 keytools.resolve(given, InMemoryKms(), path)
-            assert len(str(caught.value)) < 300 and key.hex() not in str(caught.value)
+            assert len(str(caught.value)) < 300
+            assert key.hex() not in str(caught.value)
 
     assert calls_of(find) == {}
     if "internalStorage" not in changes:
@@ -1170,7 +1185,9 @@ def test_describe(folder: Path) -> None:
     keys = made(keytools.CryptoFactory(kms).encryption_keys("kf", {"a": "kc1"}))
     shown = keytools.describe(memoryview(keys.footer_metadata))
     assert shown == json.loads(keys.footer_metadata)
-    assert shown["masterKeyID"] == "kf" and shown["kmsInstanceURL"] == "DEFAULT" and shown["isFooterKey"] is True
+    assert shown["masterKeyID"] == "kf"
+    assert shown["kmsInstanceURL"] == "DEFAULT"
+    assert shown["isFooterKey"] is True
     assert keytools.describe(keys.column_metadata["a"]) == json.loads(keys.column_metadata["a"])
     external = made(keytools.CryptoFactory(kms, internal=False).encryption_keys("kf", path=path))
     assert keytools.describe(external.footer_metadata) == {
@@ -1197,7 +1214,9 @@ def test_factories_and_retrievers_pickle_and_tell_no_key(properties: dict[str, s
         pickled = pickle.dumps(found)
         shown = f"{found!r} {found}"
         for key in (keys.footer, keys.columns["a"]):
-            assert key not in pickled and key.hex() not in shown and repr(key)[2:-1] not in shown
+            assert key not in pickled
+            assert key.hex() not in shown
+            assert repr(key)[2:-1] not in shown
         assert properties["kms.local.key-file"] not in shown
     assert pickle.loads(pickle.dumps(retriever))(keys.footer_metadata) == keys.footer
     again = pickle.loads(pickle.dumps(factory))

@@ -65,7 +65,8 @@ def test_killed_at_random(tmp_path: Path, op: str) -> None:
             parquet.encrypt_file(tmp_path / "plain", out, OLD)
         child = start_python(WRITER, op, tmp_path, 1 + number % 2)
         try:
-            assert child.stdout is not None and child.stdout.readline() == "begins\n"
+            assert child.stdout is not None
+            assert child.stdout.readline() == "begins\n"
             # So many files are done, and one of them is half done.
             for _ in range(draw.randrange(2)):
                 child.stdout.readline()
@@ -191,9 +192,12 @@ def test_killed_before_each_step(tmp_path: Path, op: str) -> None:
     killed, last = lines[:-1], lines[-1]
     before = "none" if op in ("encrypt", "decrypt") else "old"
     after = {"encrypt": "old", "decrypt": "plain"}.get(op, "new")
-    assert all(line[1] == "-9" for line in killed) and last[1] == "0", lines
+    assert all(line[1] == "-9" for line in killed), lines
+    assert last[1] == "0", lines
     contents = [line[2] for line in killed]
-    assert set(contents) <= {before, after} and before in contents and last[2] == after
+    assert set(contents) <= {before, after}
+    assert before in contents
+    assert last[2] == after
     assert contents == sorted(contents, key=[before, after].index)  # and never back
     assert any(name.endswith(SUFFIX) for line in killed for name in line[3:])  # what a dead writer leaves
     for line in lines:

@@ -176,7 +176,8 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert data_of((tmp_path / "here.parquet").read_bytes()) == data_of(memory.cat_file(f"{folder}/back"))
     assert run("verify", f"{folder}/nowhere.parquet", *keys) != 0
     err = capsys.readouterr().err
-    assert "nowhere.parquet" in err and "Traceback" not in err
+    assert "nowhere.parquet" in err
+    assert "Traceback" not in err
 
 
 # ---------------------------------------------------------------- key metadata and length

@@ -213,7 +213,8 @@ def test_pages_under_ctr(footer: bool) -> None:
         if module.ctr:
             changed = file.flip(module)
             error = fails(changed, mode)
-            assert isinstance(error, IntegrityError) and place(error) == place_of(module)
+            assert isinstance(error, IntegrityError)
+            assert place(error) == place_of(module)
             out = unseal(changed, mode, RICH_LEAVES, check_crc=False)  # asked for
             assert len(out) > 1000
             count += 1
@@ -227,7 +228,8 @@ def test_pages_under_ctr(footer: bool) -> None:
             back = unseal(changed, mode, RICH_LEAVES)
             assert sum(a != b for a, b in zip(back, unseal(bare.data, mode, RICH_LEAVES), strict=True)) == 1
     sound = parquet.verify(seal(rich(), Mode()), Mode().keys([]))
-    assert all(row.authenticated for row in sound.columns) and sound.warnings == []
+    assert all(row.authenticated for row in sound.columns)
+    assert sound.warnings == []
 
 
 def test_a_page_that_lost_its_tag() -> None:
@@ -353,7 +355,8 @@ def test_levels_that_lie(layout: str) -> None:
                 assert out == b""
             else:
                 # The frame fills the page whatever is said of levels: then only a decoder can tell.
-                assert layout == "arrow" and 0 <= value <= right[3]
+                assert layout == "arrow"
+                assert 0 <= value <= right[3]
 
 
 META = {
@@ -488,9 +491,11 @@ def test_hostile_file_crypto_metadata() -> None:
             assert isinstance(fails(hostile, mode), IntegrityError | FormatError)
         else:
             report = parquet.decrypt_file(hostile, bytearray(), mode.keys(RICH_LEAVES), allow_ctr=True)
-            assert report.algorithm == CTR and not any(row.authenticated for row in report.columns)
+            assert report.algorithm == CTR
+            assert not any(row.authenticated for row in report.columns)
             report = parquet.verify(hostile, mode.keys(RICH_LEAVES), allow_ctr=True)
-            assert report.algorithm == CTR and not any(row.authenticated for row in report.columns)
+            assert report.algorithm == CTR
+            assert not any(row.authenticated for row in report.columns)
 
 
 # ---------------------------------------------------------------- what verify finds and decrypt_file does not
@@ -561,7 +566,8 @@ def test_verify_compares_the_footer_with_the_columns(mode: Mode) -> None:
         with pytest.raises(IntegrityError) as caught:
             parquet.verify(file.with_footer(footer), mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
             raise AssertionError(name)
-        assert caught.value.module in ("footer", "column metadata") and caught.value.row_group in (0, 1)
+        assert caught.value.module in ("footer", "column metadata")
+        assert caught.value.row_group in (0, 1)
     for edit in (lambda footer: footer.set(3, ref.I64, 25), lambda footer: footer[4].items.pop()):
         footer, _ = ref.parse(ref.serialise(file.footer))
         edit(footer)

@@ -169,7 +169,8 @@ def test_parquet_testing(shared_data: Path, name: str) -> None:
         assert contents(shown) == contents(bytes(plain))
         assert places(ParquetFile(shown)) == places(reference)
         table = pq.ParquetFile(view, page_checksum_verification=True).read()
-        assert table.equals(pq.ParquetFile(io.BytesIO(plain)).read()) and table.num_rows > 0
+        assert table.equals(pq.ParquetFile(io.BytesIO(plain)).read())
+        assert table.num_rows > 0
 
 
 # ---------------------------------------------------------------- every reader
@@ -209,7 +210,8 @@ def test_readers_that_take_little_at_a_time(corpus: dict[str, Path]) -> None:
         truth = view.read()
         once = view.decrypted
         read = functools.partial(io.BufferedReader(fresh, 8192).read, 8192)
-        assert b"".join(iter(read, b"")) == truth and fresh.decrypted == once, name
+        assert b"".join(iter(read, b"")) == truth, name
+        assert fresh.decrypted == once, name
 
 
 @pytest.mark.spark  # no Spark here, but what comes with it
@@ -236,7 +238,8 @@ def test_filters(corpus: dict[str, Path]) -> None:
     view.seek(0)
     assert 0 < some < len(view.read()) // 2  # two of three row groups were not opened
     metadata = pq.ParquetFile(view).metadata
-    assert metadata.row_group(0).column(0).has_column_index and metadata.row_group(0).column(0).statistics.max == 199
+    assert metadata.row_group(0).column(0).has_column_index
+    assert metadata.row_group(0).column(0).statistics.max == 199
 
 
 # ---------------------------------------------------------------- laziness
@@ -252,7 +255,8 @@ def test_opening_reads_the_footer_only(corpus: dict[str, Path]) -> None:
         before = len(source.requests)
         assert pq.ParquetFile(view).metadata.num_rows == 100
         assert pq.read_schema(view).names == ["bytes"]
-        assert len(source.requests) == before and view.decrypted == 0, mode
+        assert len(source.requests) == before, mode
+        assert view.decrypted == 0, mode
 
 
 def test_one_column_opens_that_column(corpus: dict[str, Path]) -> None:
@@ -278,7 +282,8 @@ def test_a_page_opens_that_page() -> None:
     assert view.decrypted == header.length + body.length
     requests = len(source.requests)
     assert view.read_at(inside + 5, 5) == truth[inside + 5 : inside + 10]  # at hand
-    assert len(source.requests) == requests and view.decrypted == header.length + body.length
+    assert len(source.requests) == requests
+    assert view.decrypted == header.length + body.length
 
 
 @pytest.mark.parametrize("source", ["memory", "path", "file-like"])
@@ -313,10 +318,12 @@ def test_many_chunks_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     chunk = Opened.chunk
     monkeypatch.setattr(Opened, "chunk", lambda *args: looked.append(args[1]) or chunk(*args))
     view = open_plain(sealed, keys)
-    assert len(view.columns) == 200 and not looked
+    assert len(view.columns) == 200
+    assert not looked
     assert pq.ParquetFile(view, pre_buffer=False).read(columns=["c77"]) == table.select(["c77"])
     assert 10 <= len(looked) < 200
-    assert pq.read_table(view) == table and view.read_at(0, view.size) == open_plain(sealed, keys).read()
+    assert pq.read_table(view) == table
+    assert view.read_at(0, view.size) == open_plain(sealed, keys).read()
 
 
 def test_a_tail_shows_no_pages() -> None:
@@ -363,9 +370,15 @@ def test_seek_and_close(tmp_path: Path) -> None:
     sealed, keys = encrypt(PAGED)
     (tmp_path / "sealed").write_bytes(sealed)
     view = open_plain(tmp_path / "sealed", keys)
-    assert isinstance(view, io.RawIOBase) and view.readable() and view.seekable() and not view.writable()
-    assert view.seek(-4, io.SEEK_END) == view.size - 4 and view.read(100) == b"PAR1" and view.read(1) == b""
-    assert view.seek(-2, io.SEEK_CUR) == view.size - 2 and view.readall() == b"R1"
+    assert isinstance(view, io.RawIOBase)
+    assert view.readable()
+    assert view.seekable()
+    assert not view.writable()
+    assert view.seek(-4, io.SEEK_END) == view.size - 4
+    assert view.read(100) == b"PAR1"
+    assert view.read(1) == b""
+    assert view.seek(-2, io.SEEK_CUR) == view.size - 2
+    assert view.readall() == b"R1"
     for bad in (
         lambda: view.seek(-1),
         lambda: view.seek(0, 7),
@@ -383,7 +396,9 @@ def test_seek_and_close(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="never pickled"):
         pickle.dumps(view)
     shown = repr(view)
-    assert "sealed" in shown and KF.decode() not in shown and repr(KF) not in shown
+    assert "sealed" in shown
+    assert KF.decode() not in shown
+    assert repr(KF) not in shown
     view.close()
     view.close()
     for closed in (lambda: view.read(1), lambda: view.read_at(0, 1), view.tell, lambda: view.seek(0)):
@@ -444,7 +459,8 @@ def test_opened_bytes_are_counted_by_many_threads() -> None:
     again = view.decrypted - first
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: view.read_at(0, view.size), range(8)))
-    assert view.decrypted == first + 9 * again and first > again > 0
+    assert view.decrypted == first + 9 * again
+    assert first > again > 0
 
 
 def test_after_a_fork() -> None:
@@ -526,7 +542,8 @@ def test_hidden_columns(plaintext_footer: bool) -> None:
     # Where a hidden column stands are zeros.
     hidden = [m for m in ParquetFile(bytes(sealed), KF, {"text": K2}).modules() if m.path == ("text",) and m.offset]
     everything = open_plain(sealed, Keys(KF), missing="hide").read()
-    assert hidden and all(not any(everything[m.offset : m.offset + m.length]) for m in hidden)
+    assert hidden
+    assert all(not any(everything[m.offset : m.offset + m.length]) for m in hidden)
 
 
 def test_every_column_hidden() -> None:
@@ -534,7 +551,8 @@ def test_every_column_hidden() -> None:
     plain = plain_file(flat().select(["id", "text"]))
     encrypt_file(plain, sealed, Keys(KF, {"id": K1, "text": K1}))
     view = open_plain(sealed, Keys(KF), missing="hide")
-    assert view.columns == [] and view.hidden == ["id", "text"]
+    assert view.columns == []
+    assert view.hidden == ["id", "text"]
     assert pq.ParquetFile(view).metadata.num_rows == 600
 
 
@@ -548,7 +566,8 @@ def test_keys_by_function() -> None:
     with pytest.raises(KeyAccessError, match="'text'"):
         open_plain(sealed, known.__getitem__)
     view = open_plain(sealed, known.__getitem__, missing="hide")
-    assert view.hidden == ["text"] and rows_of(pq.read_table(view)) == rows_of(flat().drop_columns(["text"]))
+    assert view.hidden == ["text"]
+    assert rows_of(pq.read_table(view)) == rows_of(flat().drop_columns(["text"]))
 
 
 # ---------------------------------------------------------------- files that are not what they were
@@ -809,11 +828,15 @@ def test_filesystem_tells_what_it_shows(folder: Path) -> None:
         buffer = bytearray(10)
         assert (file.readinto(buffer), bytes(buffer[:4])) == (4, b"PAR1")
     assert fs.info(path)["size"] == fs.size(path) == len(shown) != os.path.getsize(path)
-    assert fs.cat_file(path, 4, 50) == shown[4:50] and fs.cat_file(path) == shown
+    assert fs.cat_file(path, 4, 50) == shown[4:50]
+    assert fs.cat_file(path) == shown
     assert sorted(fs.ls(f"{folder}/data", detail=False)) == [f"{folder}/data/part={i}" for i in range(2)]
     assert sorted(fs.find(f"ags-parquet://{folder}/data")) == [f"{folder}/data/part={i}/a.parquet" for i in range(2)]
     assert sorted(fs.glob(f"{folder}/data/*/*.parquet")) == [f"{folder}/data/part={i}/a.parquet" for i in range(2)]
-    assert fs.exists(path) and fs.isfile(path) and fs.isdir(str(folder)) and not fs.exists(path + "x")
+    assert fs.exists(path)
+    assert fs.isfile(path)
+    assert fs.isdir(str(folder))
+    assert not fs.exists(path + "x")
     assert [entry["size"] for entry in fs.ls(os.path.dirname(path))] == [None]  # not the sealed file's
     assert fs.modified(path) == fs.fs.modified(path)
     for write in (lambda: fs.open(path, "wb"), lambda: fs.pipe_file(path, b""), lambda: fs.rm(path)):
@@ -834,7 +857,8 @@ def test_filesystem_policies(folder: Path) -> None:
     with pytest.raises(PolicyError, match="not encrypted"):
         make_filesystem(KEYS).info(plain)
     allowing = make_filesystem(KEYS, plain="allow")
-    assert allowing.cat_file(plain) == PAGED and allowing.size(plain) == len(PAGED)
+    assert allowing.cat_file(plain) == PAGED
+    assert allowing.size(plain) == len(PAGED)
     with allowing.open(plain) as file:
         assert rows_of(pq.read_table(file)) == rows_of(flat())
     with pytest.raises(KeyAccessError, match="'text'"):
@@ -876,14 +900,16 @@ def test_filesystems_are_kept_apart_and_keep_keys(folder: Path) -> None:
     pytest.importorskip("fsspec")
     path = str(folder / "data" / "part=0" / "a.parquet")
     good, bad = make_filesystem(KEYS), make_filesystem(Keys(K2))
-    assert good is not bad and good != bad
+    assert good is not bad
+    assert good != bad
     for _ in range(2):
         with pytest.raises(IntegrityError):
             bad.open(path)
         good.open(path).close()
     assert not type(good)._cache
     for hidden in (repr(good), str(vars(good)), repr(good.storage_options), good.fsid):
-        assert KF.decode() not in hidden and K1[:16].decode() not in hidden
+        assert KF.decode() not in hidden
+        assert K1[:16].decode() not in hidden
     with good.open(path) as file:
         for never in (good, file):
             with pytest.raises(TypeError, match="never pickled"):

@@ -187,7 +187,8 @@ def test_v2_pages_in_both_layouts() -> None:
         texts[layout] = " ".join(report.warnings)
         assert pages(opened(bytes(target), Keys(KF))) == pages(by_pyarrow(flat(), data_page_version="2.0"))
     assert "parquet-java and Spark will not read" in texts["arrow"]
-    assert "but parquet-java will not read" in texts["parquet-java"] and "stays visible" in texts["parquet-java"]
+    assert "but parquet-java will not read" in texts["parquet-java"]
+    assert "stays visible" in texts["parquet-java"]
 
 
 def test_column_keys_are_used() -> None:
@@ -238,7 +239,8 @@ def test_parquet_java_reads_it(tmp_path: Path) -> None:
             keys = PmeKeys(KF, columns)
             assert rows_of(java.read(path, keys)) == rows_of(nested())
             found = java.count(path, keys, column="id", **{"is": "eq", "value": 333})
-            assert (found["row_groups"], found["rows"]) == (1, 1) and found["page_rows"] <= 50
+            assert (found["row_groups"], found["rows"]) == (1, 1)
+            assert found["page_rows"] <= 50
 
 
 # ---------------------------------------------------------------------------------------------------------- inputs
@@ -340,7 +342,8 @@ def test_no_plaintext_where_files_are(tmp_path: Path, monkeypatch: pytest.Monkey
     target = Target(take)
     options = {"compression": "none", "use_dictionary": False, "row_group_size": 500, "write_page_index": True}
     apq.write_table(canaries(), target, Keys(KF, {"text": K1}), plaintext_footer=True, **options)
-    assert len(writes) > 6 and CANARY.encode() not in b"".join(writes)
+    assert len(writes) > 6
+    assert CANARY.encode() not in b"".join(writes)
     assert CANARY.encode() in by_pyarrow(canaries(), **options)
 
 
@@ -365,7 +368,8 @@ def test_no_plaintext_in_any_system_call(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = log.read_bytes()
     begin = text.index(b"f.begin")
-    assert b"PARE" in text[begin:] and text[begin:].count(b"write(") > 5  # it has seen the file
+    assert b"PARE" in text[begin:]
+    assert text[begin:].count(b"write(") > 5
     assert CANARY.encode() not in text[begin:]
     made = [line for line in text[begin:].splitlines() if b"O_CREAT" in line and b".agstmp" not in line]
     assert len(made) == 1, made  # f.begin
@@ -486,7 +490,8 @@ def test_errors_leave_nothing(
     for path in (there, new):
         with pytest.raises(error, match=words):
             apq.write_table(rows(), path, **given)
-    assert there.read_bytes() == b"precious" and os.listdir(no_leftovers) == ["there"]
+    assert there.read_bytes() == b"precious"
+    assert os.listdir(no_leftovers) == ["there"]
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:

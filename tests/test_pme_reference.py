@@ -84,17 +84,23 @@ THRIFT = bytes.fromhex(
 
 def test_thrift_comes_back_byte_for_byte() -> None:
     parsed, end = ref.parse(b"before" + THRIFT + b"after", 6)
-    assert end == 6 + len(THRIFT) and ref.serialise(parsed) == THRIFT
+    assert end == 6 + len(THRIFT)
+    assert ref.serialise(parsed) == THRIFT
     assert [parsed[i] for i in (1, 2, 3, 4, 5, 7, 1000, 999)] == [True, False, 255, -1, -(1 << 63), b"abc", 63, None]
-    assert parsed[8] == ref.List(ref.TRUE, [1, 2, 1]) and len(parsed[9].items) == 15
-    assert parsed[10] == ref.Map(ref.BINARY, ref.I32, [(b"k", 2)]) and parsed[11].items == []
-    assert parsed[12][1] == 1 and parsed[13] == bytes(range(16)) and parsed[14].items == [b""]
+    assert parsed[8] == ref.List(ref.TRUE, [1, 2, 1])
+    assert len(parsed[9].items) == 15
+    assert parsed[10] == ref.Map(ref.BINARY, ref.I32, [(b"k", 2)])
+    assert parsed[11].items == []
+    assert parsed[12][1] == 1
+    assert parsed[13] == bytes(range(16))
+    assert parsed[14].items == [b""]
 
     parsed.set(12, ref.I32, 5)
     parsed.remove(13)
     parsed.set(20, ref.BINARY, b"new")
     again, _ = ref.parse(ref.serialise(parsed))
-    assert again == parsed and [number for number, _, _ in again.fields] == [*range(1, 13), 14, 20, 1000]
+    assert again == parsed
+    assert [number for number, _, _ in again.fields] == [*range(1, 13), 14, 20, 1000]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +143,8 @@ def test_aad_of_modules() -> None:
 @pytest.mark.parametrize("plain", [b"", b"sixteen bytes ..", b"y" * 1000])
 def test_module(plain: bytes, ctr: bool) -> None:
     framed = ref.seal(K1, plain, b"aad", ctr=ctr)
-    assert len(framed) == len(plain) + (16 if ctr else 32) and struct.unpack("<I", framed[:4])[0] == len(framed) - 4
+    assert len(framed) == len(plain) + (16 if ctr else 32)
+    assert struct.unpack("<I", framed[:4])[0] == len(framed) - 4
     assert ref.unseal(K1, framed, b"aad", ctr=ctr) == plain
     assert not plain or plain not in framed
     for wrong in (framed + b"\0", framed[:-1], framed[:15], b""):
@@ -221,9 +228,11 @@ def test_pyarrow_changes_nothing_but_what_it_must(
     keys = PmeKeys(KF, algorithm=algorithm, plaintext_footer=plaintext_footer, aad_prefix=b"here")
     peers.pyarrow_write(make(), tmp_path / "sealed", keys, **options)
     plain, sealed = ParquetFile(tmp_path / "plain"), ParquetFile(tmp_path / "sealed", KF)
-    assert sealed.algorithm == algorithm and sealed.aad_prefix == b"here"
+    assert sealed.algorithm == algorithm
+    assert sealed.aad_prefix == b"here"
     contents = sealed.contents()
-    assert contents == plain.contents() and len(contents) > 150
+    assert contents == plain.contents()
+    assert len(contents) > 150
     modules = list(sealed.modules())
     assert all(module.sealed and module.ctr == (algorithm == CTR and module.kind in ref.PAGES) for module in modules)
     assert [one for one in sealed.complaints() if "[16]" not in one] == []
@@ -261,7 +270,8 @@ def test_key_material_of_pyarrow(tmp_path: Path, plaintext_footer: bool, interna
 def test_key_material_of_ones_own(tmp_path: Path, double_wrapping: bool) -> None:
     material = Pkmt1(MASTER_KEYS)
     metadata = material.metadata(K2, "kc1", footer=True, double_wrapping=double_wrapping)
-    assert material.footer(metadata) == K2 and material(("a",), metadata) == K2
+    assert material.footer(metadata) == K2
+    assert material(("a",), metadata) == K2
     assert Pkmt1({"kf": KF})(("a",), metadata) is None
     with pytest.raises(InvalidTag):
         Pkmt1({"kc1": KF}).key(metadata)
@@ -406,7 +416,8 @@ def test_prefixes_and_keys(tmp_path: Path) -> None:
     with pytest.raises(MalformedError, match="needs its key"):
         ParquetFile(stored)
     open_footer = small(tmp_path / "open", PmeKeys(KF, plaintext_footer=True))
-    assert ParquetFile(open_footer).leaves == [("a",), ("b",)] and opened(open_footer)[1:] == []
+    assert ParquetFile(open_footer).leaves == [("a",), ("b",)]
+    assert opened(open_footer)[1:] == []
     with pytest.raises(MalformedError, match="signature"):
         ParquetFile(open_footer, K1)
     assert KF.decode() not in repr(list(ParquetFile(stored, KF).chunks()))
@@ -612,7 +623,8 @@ def test_key_material_of_parquet_java(
     external = None if internal else path
     material = Pkmt1(MASTER_KEYS, external)
     file = ParquetFile(path, material.footer, material)
-    assert len(list(file.chunks())) == 7 and len(file.footer_key) == 24
+    assert len(list(file.chunks())) == 7
+    assert len(file.footer_key) == 24
     assert rows_of(peers.pyarrow_factory_read(path, MASTER_KEYS, external=not internal)) == rows_of(flat())
 
     path = tmp_path / "pyarrow.parquet"
@@ -660,7 +672,8 @@ def test_splits_of_parquet_java(tmp_path: Path, parquet_java: ParquetJava) -> No
         assert sorted(group for task in tasks for group in task["row_groups"]) == [0, 1, 2, 3]
         assert sum(task["rows"] for task in tasks) == 600
         offsets = [offset for task in tasks for offset in task["offsets"]]
-        assert offsets == sorted(offsets) and offsets[0] == 4
+        assert offsets == sorted(offsets)
+        assert offsets[0] == 4
 
 
 @needs_java
@@ -668,7 +681,8 @@ def test_splits_of_parquet_java(tmp_path: Path, parquet_java: ParquetJava) -> No
 def test_rewriter_of_parquet_java(tmp_path: Path, parquet_java: ParquetJava, keys: PmeKeys) -> None:
     pq.write_table(flat(), tmp_path / "plain")
     seconds = parquet_java.rewrite(tmp_path / "plain", tmp_path / "sealed", keys, times=2)
-    assert len(seconds) == 2 and min(seconds) > 0
+    assert len(seconds) == 2
+    assert min(seconds) > 0
     assert rows_of(parquet_java.read(tmp_path / "sealed", keys)) == rows_of(flat())
     sealed = [chunk.path for chunk in ParquetFile(tmp_path / "sealed", KF, keys.columns).chunks() if chunk.key]
     assert sealed == ([("id",)] if keys.columns else [(name,) for name in flat().column_names])
@@ -699,7 +713,8 @@ def test_the_cache_is_filled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         calls = [threads.submit(peers.cached, "thing", make) for _ in range(4)]
         waiting.set()
         folders = {call.result() for call in calls}
-    assert len(begun) == 1 and [(folder / "content").read_text() for folder in folders] == ["whole"]
+    assert len(begun) == 1
+    assert [(folder / "content").read_text() for folder in folders] == ["whole"]
 
     for ci, outcome in (("", pytest.skip.Exception), ("true", pytest.fail.Exception)):
         monkeypatch.setenv("CI", ci)
@@ -727,7 +742,8 @@ def test_polars(tmp_path: Path, parquet_java: ParquetJava, mode: str) -> None:
     file = ParquetFile(tmp_path / "polars", keys.footer, keys.columns, aad_prefix=keys.aad_prefix)
     sealed = [".".join(chunk.path) for chunk in file.chunks() if chunk.key]
     assert sealed == [".".join(path) for path in file.leaves if not keys.columns or ".".join(path) in keys.columns]
-    assert any(module.sealed for module in file.modules()) and file.complaints() == []
+    assert any(module.sealed for module in file.modules())
+    assert file.complaints() == []
     pq.write_table(table, tmp_path / "plain")
     parquet_java.write(tmp_path / "plain", tmp_path / "java", keys)
     assert rows_of(peers.polars_read(tmp_path / "java", keys)) == rows_of(table)
@@ -784,6 +800,7 @@ def test_older_pyarrow(tmp_path: Path, version: str) -> None:
     assert rows_of(peers.pyarrow_factory_read(old, MASTER_KEYS)) == rows_of(table)
     material = Pkmt1(MASTER_KEYS)
     file = ParquetFile(old, material.footer, material)
-    assert f"version {version}." in file.footer[6].decode() and list(file.modules())
+    assert f"version {version}." in file.footer[6].decode()
+    assert list(file.modules())
     with pytest.raises(PeerError, match="no master key"):
         peers.with_old_pyarrow(version, peers.pyarrow_factory_read, new, {"kf": KF})

@@ -228,7 +228,8 @@ def test_lifetime(kms: dict[str, str], dataset: Path) -> None:
     encrypt(dataset, kms, {"day=1/b": b"b"})
     active, retired = keys(dataset, kms, "active"), keys(dataset, kms, "retired")
     assert {entry.properties.get("scope") for entry in retired.values()} == {None, "partition:day=1"}
-    assert retired.keys() < first.keys() and len(active) == len(first)
+    assert retired.keys() < first.keys()
+    assert len(active) == len(first)
     for entry in retired.values():
         successor = active[entry.properties["successor"]]
         assert successor.properties.get("scope") == entry.properties.get("scope")
@@ -241,7 +242,8 @@ def test_lifetime(kms: dict[str, str], dataset: Path) -> None:
     rotate(dataset, kms=kms).raise_for_failures()
     expire(dataset, kms=kms, force=True)
     assert {entry.state for entry in keys(dataset, kms).values()} == {"active"}
-    assert len(decrypted(dataset, kms)) == len(TREE) + 2 and leftovers(dataset, kms) == []
+    assert len(decrypted(dataset, kms)) == len(TREE) + 2
+    assert leftovers(dataset, kms) == []
 
 
 def test_uses(kms: dict[str, str], dataset: Path) -> None:
@@ -266,7 +268,8 @@ def test_uses_of_a_scope(kms: dict[str, str], dataset: Path) -> None:
     tree = {f"p={n % 4}/{n}": b"%d" % n for n in range(80)}
     encrypt(dataset, kms, tree, policy=Policy(kek_scope="partition", kek_uses=30))
     known = keys(dataset, kms)
-    assert len(known) == 5 and all(entry.uses <= 30 for entry in known.values())
+    assert len(known) == 5
+    assert all(entry.uses <= 30 for entry in known.values())
     more = {f"p={n % 4}/more {n}": b"%d" % n for n in range(80)}
     encrypt(dataset, kms, more)
     assert all(entry.uses <= 30 for entry in keys(dataset, kms).values())
@@ -292,10 +295,13 @@ def test_few_uses(kms: dict[str, str], dataset: Path) -> None:
 def test_room() -> None:
     """AES-GCM's own limit is kept for whatever is wrapped."""
     most = Policy().kek_uses
-    assert Policy().has_room(most - 10, 6, 4) and not Policy().has_room(most - 10, 6, 5)
-    assert Policy(kek_uses=10).has_room(7, 3, 100) and not Policy(kek_uses=10).has_room(8, 3, 0)
+    assert Policy().has_room(most - 10, 6, 4)
+    assert not Policy().has_room(most - 10, 6, 5)
+    assert Policy(kek_uses=10).has_room(7, 3, 100)
+    assert not Policy(kek_uses=10).has_room(8, 3, 0)
     assert Policy().reserved(100, 10, 74) == 184
-    assert Policy(kek_uses=10).reserved(0, 1, 65) == 1 and Policy(kek_uses=100).reserved(0, 98, 65) == 100
+    assert Policy(kek_uses=10).reserved(0, 1, 65) == 1
+    assert Policy(kek_uses=100).reserved(0, 98, 65) == 100
     assert Policy(kek_uses=10).reserved(0, 50, 65) == 50  # of a rotation
 
 
@@ -317,10 +323,12 @@ def test_it_is_carried_on(kms: dict[str, str], dataset: Path) -> None:
     for what in ("kek", "mek", "double-wrap"):
         rotate(dataset, kms=kms, what=what).raise_for_failures()
     expire(dataset, kms=kms, force=True)
-    assert head(dataset, kms).policy == policy and head(dataset, kms).number == 5
+    assert head(dataset, kms).policy == policy
+    assert head(dataset, kms).number == 5
     new = Policy(keep=3)
     assert set_policy(dataset, new, kms=kms) == policy
-    assert head(dataset, kms).policy == new and head(dataset, kms).operation == "policy"
+    assert head(dataset, kms).policy == new
+    assert head(dataset, kms).operation == "policy"
     rotate(dataset, kms=kms).raise_for_failures()
     assert head(dataset, kms).policy == new
     encrypt(dataset, kms, {"then": b""}, policy=policy)
@@ -359,12 +367,14 @@ def test_rotation_keeps_scopes(kms: dict[str, str], dataset: Path, scope: str) -
     assert scopes(dataset, kms) == before
     assert old.isdisjoint(entry.key_id for entry in entries(dataset, kms).values())
     active = keys(dataset, kms, "active")
-    assert len(active) == count and sealers(dataset) - old < active.keys()
+    assert len(active) == count
+    assert sealers(dataset) - old < active.keys()
     assert {ref.key_id for ref in head(dataset, kms).manifests} <= active.keys()
     expire(dataset, kms=kms, force=True)
     assert keys(dataset, kms).keys() == active.keys()
     clear_cache()
-    assert decrypted(dataset, kms) == TREE and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == TREE
+    assert leftovers(dataset, kms) == []
 
 
 # ---------------------------------------------------------------------------------------------- the class
@@ -410,7 +420,8 @@ def test_a_newer_one_is_read() -> None:
     assert Policy.from_json({**policy.to_json(), "of tomorrow": {}}) == policy
     assert Policy.from_json({}) == Policy() == Policy.from_json(json.loads(json.dumps(Policy().to_json())))
     assert pickle.loads(pickle.dumps(policy)) == policy == Policy("files:7").replace(keep=2)
-    assert Policy().kek_lifetime_days == 730 and Policy().kek_uses < 1 << 32
+    assert Policy().kek_lifetime_days == 730
+    assert Policy().kek_uses < 1 << 32
 
 
 # ---------------------------------------------------------------- what was left stays left
@@ -448,14 +459,16 @@ def test_keks_of_what_is_over(dataset: Path, kms: dict[str, str], monkeypatch: p
     assert keys(dataset, kms)[idle.key_id].state == "retired"
     assert "successor" not in keys(dataset, kms)[idle.key_id].properties
     expire(dataset, kms=kms, force=True)
-    assert idle.key_id not in keys(dataset, kms) and len(keys(dataset, kms)) == 2
+    assert idle.key_id not in keys(dataset, kms)
+    assert len(keys(dataset, kms)) == 2
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
     expire(dataset, kms=kms)
     assert len(keys(dataset, kms, "active")) == 3  # the one that is idle now is young
     monkeypatch.setattr("ags_fast.jobs.expiry.GRACE_MS", -1)
     expire(dataset, kms=kms)
     expire(dataset, kms=kms)
-    assert len(keys(dataset, kms)) == 2 and decrypted(dataset, kms) == TREE
+    assert len(keys(dataset, kms)) == 2
+    assert decrypted(dataset, kms) == TREE
 
 
 def test_all_keks_go_to_another_kms(tmp_path: Path, dataset: Path, kms: dict[str, str]) -> None:

@@ -151,7 +151,8 @@ def test_fsspec_sources(tmp_path: Path) -> None:
         with fsspec.open(url, "wb") as file:
             file.write(sealed)
         with fsspec.open(url, "rb") as file, AgsReader(file, KEY, length=len(sealed)) as reader:
-            assert reader.read_at(150_000, 99) == plain[150_000:150_099] and reader.read() == plain
+            assert reader.read_at(150_000, 99) == plain[150_000:150_099]
+            assert reader.read() == plain
 
 
 def test_sources_that_cannot_be_used(tmp_path: Path) -> None:
@@ -705,7 +706,8 @@ def test_read_ahead_of_a_source_that_ends(step: int) -> None:
     with pytest.raises(IntegrityError):
         while True:
             got += reader.read(step)
-    assert len(got) == 12 * BLOCK // step * step and plain.startswith(got)
+    assert len(got) == 12 * BLOCK // step * step
+    assert plain.startswith(got)
 
 
 @pytest.mark.parametrize("kind", ["buffered file", "BytesIO"])
@@ -734,10 +736,10 @@ def test_empty_streams(kind: str, tmp_path: Path) -> None:
     for data in (sealed, sealed[:8]):
         source = KINDS[kind](data, tmp_path / "file")
         reader = AgsReader(source, KEY, length=len(data))
-        assert (
-            reader.length == 0 and reader.read() == b"" == reader.read(10) == reader.read_at(0, 5) == reader.readall()
-        )
-        assert reader.readinto(bytearray(5)) == 0 and reader.read_ranges([(0, 5)]) == [b""]
+        assert reader.length == 0
+        assert reader.read() == b"" == reader.read(10) == reader.read_at(0, 5) == reader.readall()
+        assert reader.readinto(bytearray(5)) == 0
+        assert reader.read_ranges([(0, 5)]) == [b""]
         assert reader.seek(0, io.SEEK_END) == 0
         reader.verify()
         close(source)
@@ -774,8 +776,10 @@ def test_verify_reports(tmp_path: Path) -> None:
                 with pytest.raises(IntegrityError, match=expected) as caught:
                     reader.verify(passed.append)
                 assert caught.value.block_index is None
-            assert sum(passed) == len(plain) and min(passed) > 0
-            assert reader.tell() == 17 and reader.read(3) == plain[17:20]
+            assert sum(passed) == len(plain)
+            assert min(passed) > 0
+            assert reader.tell() == 17
+            assert reader.read(3) == plain[17:20]
     header, blocks = split_stream(sealed)
     bad = header + b"".join([*blocks[:20], flip(blocks[20], 5), blocks[21], flip(blocks[22], 5), *blocks[23:]])
     with AgsReader(bad, KEY, length=len(bad)) as reader:
@@ -804,7 +808,8 @@ def test_closed(tmp_path: Path) -> None:
     with reader as entered:
         assert entered is reader
     reader.close()
-    assert reader.closed and "closed" in repr(reader)
+    assert reader.closed
+    assert "closed" in repr(reader)
     for call in (
         reader.read,
         lambda: reader.read(0),
@@ -824,7 +829,8 @@ def test_closed(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match="closed"):
             call()
-    assert reader.length == 100_000 and reader.block_size == BLOCK
+    assert reader.length == 100_000
+    assert reader.block_size == BLOCK
 
 
 def test_file_protocol(tmp_path: Path) -> None:
@@ -832,7 +838,10 @@ def test_file_protocol(tmp_path: Path) -> None:
     sealed = seal_stream(lines, block_size=4)
     reader = AgsReader(sealed, KEY, length=len(sealed))
     assert isinstance(reader, io.RawIOBase)
-    assert reader.readable() and reader.seekable() and not reader.writable() and not reader.isatty()
+    assert reader.readable()
+    assert reader.seekable()
+    assert not reader.writable()
+    assert not reader.isatty()
     assert reader.mode == "rb"
     assert list(reader) == lines.splitlines(keepends=True)
     for call in (reader.fileno, lambda: reader.write(b"x"), reader.truncate):
@@ -846,8 +855,10 @@ def test_file_protocol(tmp_path: Path) -> None:
         reader.readinto(memoryview(bytearray(10))[::2])
     ints = array.array("i", [0] * 2)
     reader.seek(0)
-    assert reader.readinto(ints) == 8 and ints.tobytes() == lines[:8]
-    assert reader.seek(1 << 70) == 1 << 70 and reader.read(1) == b"" == reader.read()
+    assert reader.readinto(ints) == 8
+    assert ints.tobytes() == lines[:8]
+    assert reader.seek(1 << 70) == 1 << 70
+    assert reader.read(1) == b"" == reader.read()
     for function in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError):
             function(reader)

@@ -55,23 +55,30 @@ def data(dataset: Path) -> dict[str, bytes]:
 def test_what_is_removed_and_when(dataset: Path, kms: dict[str, str]) -> None:
     before = read_tree(dataset)
     planned = remove_files(dataset, "year=2025/*", kms=kms, dry_run=True)
-    assert planned.counts["planned"] == 3 and planned.still_in == [1] and read_tree(dataset) == before
+    assert planned.counts["planned"] == 3
+    assert planned.still_in == [1]
+    assert read_tree(dataset) == before
     result = remove_files(dataset, "year=2025/*", kms=kms)
     assert (result.op, result.version, result.still_in) == ("remove", 2, [1])
     assert result.counts == {"ok": 3, "skipped": 0, "failed": 0}
     assert row_of(result, "year=2025/1.csv.ags").plain_length == 501
-    assert "Still in version 1, until expire" in result.warnings[0] and "Copies" in result.warnings[0]
-    assert decrypted(dataset, kms) == KEPT and decrypted(dataset, kms, version=1) == TREE
+    assert "Still in version 1, until expire" in result.warnings[0]
+    assert "Copies" in result.warnings[0]
+    assert decrypted(dataset, kms) == KEPT
+    assert decrypted(dataset, kms, version=1) == TREE
     assert data(dataset) == {path: content for path, content in before.items() if not path.startswith("_ags/")}
     # Then the objects, manifests and keys that only version 1 needs go, and nothing else.
     old = {path for path in before if path.startswith("_ags/manifests/")}
     assert {"partition:year=2025", "partition:year=2026"} <= scopes(dataset, kms)
     expire(dataset, kms=kms, force=True).raise_for_failures()
-    assert "partition:year=2026" in scopes(dataset, kms) and "partition:year=2025" not in scopes(dataset, kms)
+    assert "partition:year=2026" in scopes(dataset, kms)
+    assert "partition:year=2025" not in scopes(dataset, kms)
     after = read_tree(dataset)
-    assert old.isdisjoint(after) and len([path for path in after if path.startswith("_ags/manifests/")]) == 1
+    assert old.isdisjoint(after)
+    assert len([path for path in after if path.startswith("_ags/manifests/")]) == 1
     assert data(dataset) == {f"{path}.ags": before[f"{path}.ags"] for path in KEPT}
-    assert decrypted(dataset, kms) == KEPT and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == KEPT
+    assert leftovers(dataset, kms) == []
     checked = verify_files(dataset, kms=kms, engine=HERE, pin=result.pin)
     assert checked.counts == {"ok": 4, "skipped": 0, "failed": 0}
     assert remove_files(dataset, "one", kms=kms, pin=result.pin).still_in == [2]
@@ -93,7 +100,8 @@ def test_all_of_it(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
     assert remove_files(dataset, "*", kms=kms).counts["ok"] == len(TREE)
     assert decrypted(dataset, kms) == {}
     expire(dataset, kms=kms, force=True).raise_for_failures()
-    assert data(dataset) == {} and leftovers(dataset, kms) == []
+    assert data(dataset) == {}
+    assert leftovers(dataset, kms) == []
     encrypt(tmp_path, kms, {})
     assert decrypted(dataset, kms) == TREE
 
@@ -101,7 +109,9 @@ def test_all_of_it(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
 def test_what_a_policy_keeps(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
     encrypt(tmp_path, kms, {"two": b"2"}, policy=Policy(keep=1))
     result = remove_files(dataset, "one", kms=kms)
-    assert result.still_in == [] and result.expired is not None and "one.ags" not in data(dataset)
+    assert result.still_in == []
+    assert result.expired is not None
+    assert "one.ags" not in data(dataset)
     assert "Still in" not in result.warnings[0]
 
 
@@ -147,7 +157,9 @@ def test_another_job_meanwhile(
         left |= {"one": b"replaced"}
     else:
         del left["year=2026/0.csv"]
-    assert decrypted(dataset, kms) == left and result.version == 3 and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == left
+    assert result.version == 3
+    assert leftovers(dataset, kms) == []
     assert [row.error_class for row in result.failed] == ["ConcurrentChangeError"] * (what == "replaces")
 
 
@@ -157,7 +169,8 @@ def test_a_removal_that_died(dataset: Path, kms: dict[str, str], monkeypatch: py
     with pytest.raises(ZeroDivisionError):
         remove_files(dataset, "one", kms=kms)
     monkeypatch.undo()
-    assert decrypted(dataset, kms) == TREE and len(leftovers(dataset, kms)) > 1
+    assert decrypted(dataset, kms) == TREE
+    assert len(leftovers(dataset, kms)) > 1
     sweep(dataset, kms=kms)
     assert leftovers(dataset, kms) == []
     after = read_tree(dataset)

@@ -78,8 +78,10 @@ def test_newest_active() -> None:
         KeyEntry("c", "m", created_ms=2),
         KeyEntry("d", "m", state="retired", created_ms=9),
     ]
-    assert newest_active(entries) == entries[1] and newest_active(entries, "m") == entries[2]
-    assert newest_active(entries, "x") is None and newest_active([]) is None
+    assert newest_active(entries) == entries[1]
+    assert newest_active(entries, "m") == entries[2]
+    assert newest_active(entries, "x") is None
+    assert newest_active([]) is None
 
 
 def test_which_key_seals_documents(kms: dict[str, str]) -> None:
@@ -114,13 +116,17 @@ def test_which_key_seals_documents(kms: dict[str, str]) -> None:
 def test_in_a_dataset(store: Any, kms: dict[str, str]) -> None:
     keys = DatasetKeyStore(store, kms)
     made_up = keys.dataset_id
-    assert re.fullmatch(r"[0-9a-f]{32}", made_up) and keys.refresh() == 0 and keys.dataset_id == made_up
+    assert re.fullmatch(r"[0-9a-f]{32}", made_up)
+    assert keys.refresh() == 0
+    assert keys.dataset_id == made_up
     entry = new_kek(kms, "m", properties={"note": "ключ"})
     put(keys, entry)
     assert [e.path for e in store.list("_ags/")] == [FIRST]
     for dataset_id in (None, made_up):
         again = DatasetKeyStore(store, kms, dataset_id=dataset_id)
-        assert again.get(entry.key_id) == entry and again.dataset_id == made_up and again.version == 1
+        assert again.get(entry.key_id) == entry
+        assert again.dataset_id == made_up
+        assert again.version == 1
     with pytest.raises(IntegrityError, match="another dataset's"):
         DatasetKeyStore(store, kms, dataset_id="another").list()
     shipped = pickle.loads(pickle.dumps(again)) if not isinstance(store, Shelf) else again
@@ -128,7 +134,9 @@ def test_in_a_dataset(store: Any, kms: dict[str, str]) -> None:
     # A store that has read before sees what others have added when it is asked for it, and so does a conflict.
     second = new_kek(kms, "m")
     put(keys, second)
-    assert again.version == 1 and again.get(second.key_id) == second and again.version == 2
+    assert again.version == 1
+    assert again.get(second.key_id) == second
+    assert again.version == 2
     with pytest.raises(ConcurrentChangeError):
         again.compare_and_swap({}, 1)
     envelope = again.envelope()
@@ -169,7 +177,8 @@ def test_stores_of_one_dataset_race(store: Any, kms: dict[str, str]) -> None:
         thread.join()
     assert len(won) == 1
     fresh = DatasetKeyStore(store, kms)
-    assert fresh.version == 2 and [entry.key_id for entry in fresh.list()][1:] == [entries[won[0]].key_id]
+    assert fresh.version == 2
+    assert [entry.key_id for entry in fresh.list()][1:] == [entries[won[0]].key_id]
     assert all(racer.version == 2 for racer in racers)
 
 
@@ -182,7 +191,8 @@ def test_the_document(kms: dict[str, str]) -> None:
     outer = json.loads(shelf.objects[FIRST])
     body = outer["body"]
     assert outer["auth"]["key_id"] == double.key_id  # the active one that was made last
-    assert list(outer) == ["ags", "dataset_id", "auth", "sealer", "body"] and outer["dataset_id"] == "d"
+    assert list(outer) == ["ags", "dataset_id", "auth", "sealer", "body"]
+    assert outer["dataset_id"] == "d"
     assert outer["sealer"] == double.to_json()
     assert list(body)[:8] == ["format", "dataset_id", "version", "time_ms", "parent", "operation", "keys", "history"]
     assert {name: body[name] for name in list(body)[8:]} == {"ancestors": [], "chain": []}
@@ -210,7 +220,9 @@ def test_calls_of_the_kms(kms: dict[str, str]) -> None:
         reader.envelope().prepare(entry.key_id)
     assert dict(kms_calls() - before) == {("local", "unwrap"): 1}
     shelf.requests.clear()
-    assert reader.list() == reader.list() and reader.get(entry.key_id) and reader.version == 2
+    assert reader.list() == reader.list()
+    assert reader.get(entry.key_id)
+    assert reader.version == 2
     assert shelf.requests == []  # what was read is kept
     put(keys, new_kek(kms, "m"))
     assert shelf.requests == ["list", "create"]
@@ -226,7 +238,8 @@ def test_an_active_key_must_be_left(kms: dict[str, str]) -> None:
     for change in ({entry.key_id: None}, {entry.key_id: entry.replace(state="retired")}):
         with pytest.raises(PolicyError, match="active key"):
             keys.compare_and_swap(change, 1)
-    assert list(shelf.objects) == [FIRST] and keys.list() == [entry]
+    assert list(shelf.objects) == [FIRST]
+    assert keys.list() == [entry]
     other = new_kek(kms, "n")
     keys.compare_and_swap({entry.key_id: entry.replace(state="retired"), other.key_id: other}, 1)
     clear_cache()
@@ -252,8 +265,10 @@ def test_unknown_fields_survive(kms: dict[str, str]) -> None:
     put(older, new_kek(kms, "m"))
     put(older, older.get(entry.key_id).replace(uses=3))
     last = open_document(shelf.objects["_ags/keys/00000003.json"], "d", "_ags/keys/00000003.json", older.envelope())
-    assert last["retention"] == {"days": [7]} and last["version"] == 3
-    assert last["keys"][0]["scope"] == {"partition": "day=1"} and last["keys"][0]["uses"] == 3
+    assert last["retention"] == {"days": [7]}
+    assert last["version"] == 3
+    assert last["keys"][0]["scope"] == {"partition": "day=1"}
+    assert last["keys"][0]["uses"] == 3
 
 
 def test_large_entries_and_many(kms: dict[str, str]) -> None:
@@ -286,7 +301,8 @@ def test_old_versions_may_be_removed(kms: dict[str, str]) -> None:
         put(keys, entry.replace(uses=uses))
     for number in range(1, 5):
         del shelf.objects[f"_ags/keys/{number:08}.json"]
-    assert DatasetKeyStore(shelf, kms).version == 5 and len(keys.history()) == 5
+    assert DatasetKeyStore(shelf, kms).version == 5
+    assert len(keys.history()) == 5
     with pytest.raises(ConcurrentChangeError):  # though number 2 is free
         stale.compare_and_swap({entry.key_id: entry}, 1)
     assert list(shelf.objects) == ["_ags/keys/00000005.json"]

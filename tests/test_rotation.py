@@ -230,15 +230,18 @@ def test_master_key(kms: dict[str, str], dataset: Path, cold: bool, rewraps: boo
     assert calls == (COLD_OPEN if cold else Counter()) + (
         Counter(rewrap=count, unwrap=count) if rewraps else Counter(unwrap=2 * count, wrap=count)
     )
-    assert result.version == 2 and result.counts == {"ok": 4, "skipped": 0, "failed": 0}
+    assert result.version == 2
+    assert result.counts == {"ok": 4, "skipped": 0, "failed": 0}
     assert {row.format for row in result.rows} == {"key"}
     after = read_tree(dataset)
     new = after.keys() - before.keys()
     assert {path: content for path, content in after.items() if path not in new} == before
-    assert len(new) == 1 and new < set(key_documents(dataset))  # whatever the number of files
+    assert len(new) == 1
+    assert new < set(key_documents(dataset))
     with asked() as calls:
         again = turned(dataset, used, "mek")
-    assert not calls and again.counts == {"ok": 0, "skipped": 4, "failed": 0}
+    assert not calls
+    assert again.counts == {"ok": 0, "skipped": 4, "failed": 0}
     assert {row.error_class for row in again.rows} == {"Current"}
     assert read_tree(dataset) == after
 
@@ -259,7 +262,8 @@ def test_master_key_before_it_was_rotated(kms: dict[str, str], dataset: Path) ->
     before = read_tree(dataset)
     with asked() as calls:
         assert turned(dataset, kms, "mek").counts == {"ok": 0, "skipped": 1, "failed": 0}
-    assert not calls and read_tree(dataset) == before
+    assert not calls
+    assert read_tree(dataset) == before
 
 
 @pytest.mark.parametrize("rewraps", [False, True], ids=["local", "rewraps"])
@@ -295,11 +299,13 @@ def test_to_another_kms(tmp_path: Path, kms: dict[str, str], dataset: Path, cold
     assert calls == (COLD_OPEN if cold else Counter()) + Counter(unwrap=6, wrap=3)
     Path(kms["kms.local.path"]).unlink()
     clear_cache()
-    assert decrypted(dataset, there) == TREE and data(dataset) == files
+    assert decrypted(dataset, there) == TREE
+    assert data(dataset) == files
     encrypt(dataset, there, MORE, master="third")
     turned(dataset, there)
     assert expire(dataset, kms=there, force=True).failed == []
-    assert decrypted(dataset, there) == TREE | MORE and leftovers(dataset, there) == []
+    assert decrypted(dataset, there) == TREE | MORE
+    assert leftovers(dataset, there) == []
 
 
 def test_what_the_kms_wraps_itself_cannot_be_moved(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None:
@@ -330,7 +336,8 @@ def test_kek(kms: dict[str, str], dataset: Path, cold: bool) -> None:
     assert [(row.format, row.src, row.dst) for row in result.rows if row.format == "key"] == [
         ("key", old.key_id, new.key_id)
     ]
-    assert result.version == 2 and result.counts == {"ok": 2, "skipped": 0, "failed": 0}
+    assert result.version == 2
+    assert result.counts == {"ok": 2, "skipped": 0, "failed": 0}
     now = entries(dataset, kms)
     assert {path: without_keys(entry) for path, entry in now.items()} == {
         path: without_keys(entry) for path, entry in was.items()
@@ -338,7 +345,8 @@ def test_kek(kms: dict[str, str], dataset: Path, cold: bool) -> None:
     assert {entry.key_id for entry in now.values()} == {new.key_id}
     assert entries(dataset, kms, version=1) == was
     after = read_tree(dataset)
-    assert {path: after[path] for path in before} == before and leftovers(dataset, kms) == []
+    assert {path: after[path] for path in before} == before
+    assert leftovers(dataset, kms) == []
 
     # The past can be read, and whoever writes takes the new key.
     clear_cache()
@@ -346,20 +354,23 @@ def test_kek(kms: dict[str, str], dataset: Path, cold: bool) -> None:
     encrypt(dataset, kms, MORE)
     assert {entry.key_id for entry in entries(dataset, kms).values()} == {new.key_id}
     turned_again = keys(dataset, kms)[old.key_id]
-    assert turned_again.state == "retired" and opened_by(stolen, dataset, kms)["dek"] == len(TREE)
+    assert turned_again.state == "retired"
+    assert opened_by(stolen, dataset, kms)["dek"] == len(TREE)
 
     # After the past is gone the old KEK opens nothing.
     done = expire(dataset, kms=kms, force=True)
     assert old.key_id in {row.key_id for row in done.rows if row.format == "key" and row.status == "ok"}
     assert keys(dataset, kms).keys() == {new.key_id}
     found = opened_by(stolen, dataset, kms)
-    assert found.keys() == {"closed"} and found["closed"] >= len(TREE | MORE)
+    assert found.keys() == {"closed"}
+    assert found["closed"] >= len(TREE | MORE)
     assert opened_by(raw_kek(kms, keys(dataset, kms)[new.key_id]), dataset, kms)["dek"] == len(TREE | MORE)
     assert {path: content for path, content in data(dataset).items() if path in before} == {
         path: content for path, content in before.items() if not path.startswith("_ags/")
     }
     clear_cache()
-    assert decrypted(dataset, kms) == TREE | MORE and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == TREE | MORE
+    assert leftovers(dataset, kms) == []
 
 
 def test_kek_by_scope(kms: dict[str, str], dataset: Path, cold: bool) -> None:
@@ -373,7 +384,8 @@ def test_kek_by_scope(kms: dict[str, str], dataset: Path, cold: bool) -> None:
         turned(dataset, kms)
     assert calls == Counter(wrap=3, unwrap=3) + (Counter(unwrap=3) if cold else Counter())
     active = keys(dataset, kms, "active")
-    assert {entry.properties.get("scope") for entry in active.values()} == scopes and len(active) == 3
+    assert {entry.properties.get("scope") for entry in active.values()} == scopes
+    assert len(active) == 3
     for path, entry in entries(dataset, kms).items():
         assert active[entry.key_id].properties["scope"] == f"partition:{path[0]}"
     assert expire(dataset, kms=kms, force=True).failed == []
@@ -404,9 +416,11 @@ def test_again_and_again(kms: dict[str, str], dataset: Path) -> None:
     for number in opened(dataset, kms).version_numbers():
         assert TREE.items() <= decrypted(dataset, kms, version=number).items()
     assert {entry.state for entry in keys(dataset, kms).values()} == {"active", "retired"}
-    assert len(keys(dataset, kms)) == 5 and len(keys(dataset, kms, "active")) == 1
+    assert len(keys(dataset, kms)) == 5
+    assert len(keys(dataset, kms, "active")) == 1
     expire(dataset, kms=kms, force=True)
-    assert len(keys(dataset, kms)) == 1 and len(decrypted(dataset, kms)) == len(TREE) + 4
+    assert len(keys(dataset, kms)) == 1
+    assert len(decrypted(dataset, kms)) == len(TREE) + 4
 
 
 def test_an_empty_dataset(kms: dict[str, str], dataset: Path) -> None:
@@ -420,7 +434,8 @@ def test_an_empty_dataset(kms: dict[str, str], dataset: Path) -> None:
     encrypt(dataset, kms)
     assert expire(dataset, kms=kms, force=True).counts["ok"] > 0
     assert old not in keys(dataset, kms)
-    assert decrypted(dataset, kms) == TREE and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == TREE
+    assert leftovers(dataset, kms) == []
 
 
 # ---------------------------------------------------------------------------------------------- R1, and to double wrap
@@ -445,7 +460,8 @@ def test_single_wrap(kms: dict[str, str], dataset: Path, cold: bool, rewraps: bo
     now = entries(dataset, used)
     assert {used.key_version(entry.wrapped_dek) for entry in now.values()} == {"2"}
     assert [without_keys(entry) for entry in now.values()] == [without_keys(entry) for entry in was.values()]
-    assert data(dataset) == files and leftovers(dataset, kms) == []
+    assert data(dataset) == files
+    assert leftovers(dataset, kms) == []
     turned(dataset, used, "mek")  # the KEK of the documents
     expire(dataset, kms=kms, force=True)
     local.set_state(kms, MASTER, "destroyed", version=1)
@@ -490,14 +506,17 @@ def test_from_single_to_double_wrap(kms: dict[str, str], dataset: Path, cold: bo
         turned(dataset, used, "double-wrap")
     assert calls == (COLD_OPEN if cold else Counter()) + Counter(unwrap=len(TREE) + 1, wrap=1)
     (kek,) = keys(dataset, kms, "active").values()
-    assert kek.double_wrap and {entry.key_id for entry in entries(dataset, kms).values()} == {kek.key_id}
+    assert kek.double_wrap
+    assert {entry.key_id for entry in entries(dataset, kms).values()} == {kek.key_id}
     assert opened_by(raw_kek(kms, kek), dataset, kms)["dek"] == len(TREE)
     before = read_tree(dataset)
     with asked() as calls:
         assert turned(dataset, used, "double-wrap").counts == {"ok": 0, "skipped": 0, "failed": 0}
-    assert not calls and read_tree(dataset) == before
+    assert not calls
+    assert read_tree(dataset) == before
     clear_cache()
-    assert decrypted(dataset, kms) == TREE and data(dataset) == files
+    assert decrypted(dataset, kms) == TREE
+    assert data(dataset) == files
     with asked() as calls:
         clear_cache()
         turned(dataset, used)  # from here on it is cheap
@@ -514,7 +533,8 @@ def test_both_wraps_in_one_dataset(kms: dict[str, str], dataset: Path) -> None:
     with asked() as calls:
         turned(dataset, kms, "double-wrap")
     assert calls == Counter(unwrap=7, wrap=1)
-    assert decrypted(dataset, kms) == TREE | MORE and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == TREE | MORE
+    assert leftovers(dataset, kms) == []
 
 
 # ---------------------------------------------------------------------------------------------- keys of columns
@@ -561,7 +581,8 @@ def test_keks_of_columns(kms: dict[str, str], dataset: Path, tables: Path, cold:
         (MASTER, None),
     ]
     for path, entry in entries(dataset, kms).items():
-        assert without_keys(entry) == without_keys(was[path]) and entry.column_keys is not None
+        assert without_keys(entry) == without_keys(was[path])
+        assert entry.column_keys is not None
         assert active[entry.key_id].wrapping_key_id == MASTER
         assert [active[key["key_id"]].wrapping_key_id for key in entry.column_keys] == ["hr"]
     check_tables(tables, dataset, kms)
@@ -569,7 +590,8 @@ def test_keks_of_columns(kms: dict[str, str], dataset: Path, tables: Path, cold:
     expire(dataset, kms=kms, force=True)
     for kek in stolen:
         assert opened_by(kek, dataset, kms).keys() == {"closed"}
-    assert data(dataset) == files and leftovers(dataset, kms) == []
+    assert data(dataset) == files
+    assert leftovers(dataset, kms) == []
     check_tables(tables, dataset, kms)
 
 
@@ -663,7 +685,8 @@ def test_what_is_removed(kms: dict[str, str], dataset: Path) -> None:
     still = {path for path in after if not path.endswith(".json")} | documents(dataset).keys()
     assert before.keys() - still == gone
     assert len(key_documents(dataset)) == 1  # the one that lacks the old key
-    assert leftovers(dataset, kms) == [] and not any(open_plans(Store(dataset)))
+    assert leftovers(dataset, kms) == []
+    assert not any(open_plans(Store(dataset)))
     clear_cache()
     assert decrypted(dataset, kms) == TREE | MORE
     assert verify_files(dataset, kms=kms, **QUIET).counts == {"ok": 8, "skipped": 0, "failed": 0}
@@ -693,7 +716,8 @@ def test_what_is_kept(kms: dict[str, str], dataset: Path) -> None:
     def numbers() -> list[int]:
         return opened(dataset, kms).version_numbers()
 
-    assert expire(dataset, kms=kms, keep=9).version == 5 and numbers() == [1, 2, 3, 4, 5]
+    assert expire(dataset, kms=kms, keep=9).version == 5
+    assert numbers() == [1, 2, 3, 4, 5]
     expire(dataset, kms=kms, keep=1, older_than=timedelta(days=1))  # none is so old
     assert numbers() == [1, 2, 3, 4, 5]
     expire(dataset, kms=kms, keep=3)
@@ -702,7 +726,8 @@ def test_what_is_kept(kms: dict[str, str], dataset: Path) -> None:
     assert numbers() == [4, 5]
     expire(dataset, kms=kms)
     assert numbers() == [5]
-    assert len(decrypted(dataset, kms)) == len(TREE) + 4 and leftovers(dataset, kms) == []
+    assert len(decrypted(dataset, kms)) == len(TREE) + 4
+    assert leftovers(dataset, kms) == []
 
 
 def test_grace(kms: dict[str, str], dataset: Path) -> None:
@@ -721,21 +746,25 @@ def test_grace(kms: dict[str, str], dataset: Path) -> None:
     (old,) = keys(dataset, kms)
     turned(dataset, kms, grace=timedelta(0))
     expire(dataset, kms=kms)
-    assert old not in keys(dataset, kms) and decrypted(dataset, kms) == TREE
+    assert old not in keys(dataset, kms)
+    assert decrypted(dataset, kms) == TREE
 
 
 def test_forced_in_the_same_job(kms: dict[str, str], dataset: Path) -> None:
     encrypt(dataset, kms)
     (old,) = keys(dataset, kms)
     result = turned(dataset, kms, force_expire=True)
-    assert result.expired is not None and old in removed(result.expired, dataset)["key"]
-    assert opened(dataset, kms).version_numbers() == [2] and len(key_documents(dataset)) == 1
+    assert result.expired is not None
+    assert old in removed(result.expired, dataset)["key"]
+    assert opened(dataset, kms).version_numbers() == [2]
+    assert len(key_documents(dataset)) == 1
     local.rotate_key(kms, MASTER)
     assert turned(dataset, kms, "mek", force_expire=True).expired is not None
     assert len(key_documents(dataset)) == 1  # nothing is left that version 1 of the master key has wrapped
     local.set_state(kms, MASTER, "destroyed", version=1)
     clear_cache()
-    assert decrypted(dataset, kms) == TREE and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == TREE
+    assert leftovers(dataset, kms) == []
 
 
 def test_keys_of_open_jobs_stay(kms: dict[str, str], dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -753,12 +782,14 @@ def test_keys_of_open_jobs_stay(kms: dict[str, str], dataset: Path, monkeypatch:
 
     monkeypatch.setattr(encryption, "run_tasks", run_late)
     encrypt(dataset, kms, MORE)
-    assert [(row.status, row.error_class) for row in rows] == [("skipped", "InUse")] and "open job" in rows[0].error
+    assert [(row.status, row.error_class) for row in rows] == [("skipped", "InUse")]
+    assert "open job" in rows[0].error
     (new,) = keys(dataset, kms, "active")
     assert {entry.key_id for entry in entries(dataset, kms).values()} == {new}  # wrapped anew when it committed
     assert decrypted(dataset, kms) == TREE | MORE
     expire(dataset, kms=kms, force=True)
-    assert keys(dataset, kms).keys() == {new} and leftovers(dataset, kms) == []
+    assert keys(dataset, kms).keys() == {new}
+    assert leftovers(dataset, kms) == []
 
 
 def test_a_bare_copy(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None:
@@ -772,7 +803,8 @@ def test_a_bare_copy(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None
     expire(dataset, kms=kms, force=True)
     assert opened_by(stolen, dataset, kms).keys() == {"closed"}
     # The manifests of the copy, and the data, which is the same as ever:
-    assert opened_by(stolen, copy, kms)["dek"] == len(TREE) and data(copy) == data(dataset) == files
+    assert opened_by(stolen, copy, kms)["dek"] == len(TREE)
+    assert data(copy) == data(dataset) == files
     # Only a new DEK for each file ends that for the data of tomorrow.
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
     expire(dataset, kms=kms, force=True)
@@ -794,7 +826,8 @@ def test_retention_of_later_jobs(kms: dict[str, str], dataset: Path) -> None:
     seen = []
     for n in range(3):
         result = encrypt(dataset, kms, {f"then/{n}": b"%d" % n})
-        assert result.expired is not None and result.expired.op == "expire"
+        assert result.expired is not None
+        assert result.expired.op == "expire"
         seen.append(opened(dataset, kms).version_numbers())
     assert seen == [[1, 2], [2, 3], [3, 4]]
     (old,) = keys(dataset, kms)
@@ -806,7 +839,8 @@ def test_retention_of_later_jobs(kms: dict[str, str], dataset: Path) -> None:
     set_policy(dataset, Policy(keep=1, keep_days=1), kms=kms)
     encrypt(dataset, kms, MORE)
     assert opened(dataset, kms).version_numbers() == [5, 6, 7, 8]
-    assert leftovers(dataset, kms) == [] and len(decrypted(dataset, kms)) == len(TREE) + 3 + len(MORE)
+    assert leftovers(dataset, kms) == []
+    assert len(decrypted(dataset, kms)) == len(TREE) + 3 + len(MORE)
 
 
 def test_that_new_wraps_open_is_seen_before_the_old_ones_go(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None:
@@ -915,7 +949,8 @@ def test_a_kms_that_refuses(kms: dict[str, str], dataset: Path, options: dict[st
     assert (read_tree(dataset) == before) == failed
     clear_cache()
     rotate(dataset, kms=kms, **options).raise_for_failures()  # type: ignore[arg-type]
-    assert decrypted(dataset, kms) == TREE and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == TREE
+    assert leftovers(dataset, kms) == []
 
 
 def test_a_new_kms_that_refuses(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None:
@@ -948,13 +983,17 @@ def test_a_kms_that_refuses_in_single_wrap(kms: dict[str, str], dataset: Path, w
         assert read_tree(dataset) == before
     result = rotate(dataset, kms=Failing(kms, 6), what=what, concurrency=1)
     assert [(row.error_class, row.error) for row in result.failed] == [("KeyAccessError", "the tests refuse it")]
-    assert result.version is None and opened(dataset, kms).version_numbers() == [1]
+    assert result.version is None
+    assert opened(dataset, kms).version_numbers() == [1]
     assert decrypted(dataset, kms) == TREE
     again = turned(dataset, kms, what)
-    assert again.job_id == result.job_id and again.version == 2
-    assert decrypted(dataset, kms) == TREE and leftovers(dataset, kms) == []
+    assert again.job_id == result.job_id
+    assert again.version == 2
+    assert decrypted(dataset, kms) == TREE
+    assert leftovers(dataset, kms) == []
     expire(dataset, kms=kms, force=True)
-    assert decrypted(dataset, kms) == TREE and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == TREE
+    assert leftovers(dataset, kms) == []
 
 
 def test_manifests_that_are_done_are_not_asked_for_again(
@@ -969,7 +1008,8 @@ def test_manifests_that_are_done_are_not_asked_for_again(
     with asked() as calls:
         turned(dataset, kms)
     assert calls == Counter(unwrap=4, wrap=3)
-    assert len(decrypted(dataset, kms)) == 9 and leftovers(dataset, kms) == []
+    assert len(decrypted(dataset, kms)) == 9
+    assert leftovers(dataset, kms) == []
 
 
 def test_a_damaged_manifest(kms: dict[str, str], dataset: Path) -> None:
@@ -981,14 +1021,17 @@ def test_a_damaged_manifest(kms: dict[str, str], dataset: Path) -> None:
     manifests[0].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     result = rotate(dataset, kms=kms)
     assert [(Path(row.src).name, row.error_class) for row in result.failed] == [(manifests[0].name, "IntegrityError")]
-    assert result.version is None and opened(dataset, kms).version_numbers() == [1, 2]
+    assert result.version is None
+    assert opened(dataset, kms).version_numbers() == [1, 2]
     manifests[0].write_bytes(whole)
     assert decrypted(dataset, kms) == TREE | MORE
     again = turned(dataset, kms)
-    assert again.job_id == result.job_id and again.version == 3
+    assert again.job_id == result.job_id
+    assert again.version == 3
     (new,) = keys(dataset, kms, "active")
     assert {entry.key_id for entry in entries(dataset, kms).values()} == {new}
-    assert decrypted(dataset, kms) == TREE | MORE and leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == TREE | MORE
+    assert leftovers(dataset, kms) == []
 
 
 @pytest.mark.parametrize(
@@ -1050,8 +1093,10 @@ def test_dry_runs(kms: dict[str, str], dataset: Path, options: dict[str, Any], d
     before = read_tree(dataset)
     with asked() as calls:
         planned = rotate(dataset, kms=kms, dry_run=True, force_expire=True, **options)
-    assert not calls and read_tree(dataset) == before
-    assert {row.status for row in planned.rows} <= {"planned"} and planned.expired is None
+    assert not calls
+    assert read_tree(dataset) == before
+    assert {row.status for row in planned.rows} <= {"planned"}
+    assert planned.expired is None
     done = turned(dataset, kms, **options)
     assert sorted((row.format, row.src) for row in planned.rows) == sorted((r.format, r.src) for r in done.rows)
 
@@ -1069,7 +1114,8 @@ def test_wrapped_keys_of_50_kilobytes(kms: dict[str, str], dataset: Path, double
     for what in ("kek", "mek", "double-wrap"):
         turned(dataset, used, what)
         head = opened(dataset, used).current()
-        assert head is not None and sum(ref.entries for ref in head.manifests) == len(tree)
+        assert head is not None
+        assert sum(ref.entries for ref in head.manifests) == len(tree)
         assert all(ref.length < MANIFEST_NBYTES + (1 << 20) for ref in head.manifests)
         if not double_wrap and what != "double-wrap":
             assert len(head.manifests) == 2
@@ -1078,7 +1124,8 @@ def test_wrapped_keys_of_50_kilobytes(kms: dict[str, str], dataset: Path, double
     clear_cache()
     verify_files(dataset, kms=used, **QUIET).raise_for_failures()
     (kek,) = keys(dataset, used).values()
-    assert kek.wrapped is not None and len(kek.wrapped) > Bulky.NBYTES
+    assert kek.wrapped is not None
+    assert len(kek.wrapped) > Bulky.NBYTES
 
 
 def many_entries(dataset: Path, kms: Any, count: int) -> list[FileEntry]:
@@ -1105,7 +1152,8 @@ def test_manifests_of_10000_entries(kms: dict[str, str], dataset: Path) -> None:
     assert sum(row.format == "manifest" for row in result.rows) == 3
     found = opened(dataset, kms)
     head = found.current()
-    assert head is not None and [ref.entries for ref in head.manifests] == [MANIFEST_ENTRIES, MANIFEST_ENTRIES, 1]
+    assert head is not None
+    assert [ref.entries for ref in head.manifests] == [MANIFEST_ENTRIES, MANIFEST_ENTRIES, 1]
     now = list(found.entries(head))
     assert [without_keys(entry) for entry in now] == [without_keys(entry) for entry in was]
     (new,) = keys(dataset, kms, "active")
@@ -1122,7 +1170,8 @@ def test_wrapped_keys_that_grow(kms: dict[str, str], dataset: Path) -> None:
     used = client(Bulky, kms)
     turned(dataset, used)
     head = opened(dataset, used).current()
-    assert head is not None and len(head.manifests) == 2
+    assert head is not None
+    assert len(head.manifests) == 2
     assert all(ref.length < MANIFEST_NBYTES + (1 << 20) for ref in head.manifests)
 
 
@@ -1163,11 +1212,13 @@ def test_master_keys_of_many_keks_go_on(kms: dict[str, str], dataset: Path) -> N
     before = keys(dataset, kms)
     with pytest.raises(KeyAccessError, match="the tests refuse it"):
         rotate(dataset, kms=Failing(kms, 3 * 4 + 1), what="mek", concurrency=1)
-    assert keys(dataset, kms) == before and len(open_plans(Store(dataset))) == 1
+    assert keys(dataset, kms) == before
+    assert len(open_plans(Store(dataset))) == 1
     with asked() as calls:
         turned(dataset, kms, "mek")
     assert calls == Counter(unwrap=6, wrap=3)
-    assert open_plans(Store(dataset)) == [] and leftovers(dataset, kms) == []
+    assert open_plans(Store(dataset)) == []
+    assert leftovers(dataset, kms) == []
     local.set_state(kms, MASTER, "destroyed", version=1)
     clear_cache()
     assert decrypted(dataset, kms) == TREE
@@ -1209,7 +1260,8 @@ def test_retention_by_who_may_not_use_the_key_of_a_column(kms: dict[str, str], d
     set_policy(dataset, Policy(keep=1), kms=kms)
     clear_cache()
     result = encrypt(dataset, {**kms, "encryption.allowed-key-ids": MASTER}, MORE)
-    assert result.expired is not None and result.expired.failed == []
+    assert result.expired is not None
+    assert result.expired.failed == []
     assert opened(dataset, kms).version_numbers() == [3]
 
 

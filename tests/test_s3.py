@@ -121,11 +121,14 @@ def test_a_whole_bucket(server: S3Server) -> None:
     store.create("c", b"y")
     with pytest.raises(FileExistsError):
         store.create("c", b"z")
-    assert names(store) == ["a/b", "c"] and names(store, "a/") == ["a/b"] and read_all(store, "a/b") == b"x"
+    assert names(store) == ["a/b", "c"]
+    assert names(store, "a/") == ["a/b"]
+    assert read_all(store, "a/b") == b"x"
     with store.new("d") as new:
         new.write(bytes(s3.PART_NBYTES))
         assert uploads(server, store) == ["d"]
-        assert store.sweep("t", paths=["e"]) == [] and len(store.sweep("t", paths=["d"])) == 1
+        assert store.sweep("t", paths=["e"]) == []
+        assert len(store.sweep("t", paths=["d"])) == 1
     store.delete("c")
     assert names(store) == ["a/b"]
 
@@ -153,7 +156,8 @@ def test_uploads_in_parts_have_one_winner(versitygw: S3Server) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(won) == 1 and read_all(store, "file") == pattern(size, won[0])
+    assert len(won) == 1
+    assert read_all(store, "file") == pattern(size, won[0])
     assert store.sweep(older_than=0) == []
 
 
@@ -203,7 +207,8 @@ def test_refusals_by_other_names(store: Store, monkeypatch: pytest.MonkeyPatch) 
 
 def test_kill_9_and_sweep(store: Store, server: S3Server) -> None:
     with writing(store, 2 * s3.PART_NBYTES) as child:
-        assert names(store) == [] and uploads(server, store) == ["a folder/of-it/a/file"]
+        assert names(store) == []
+        assert uploads(server, store) == ["a folder/of-it/a/file"]
         child.send_signal(signal.SIGKILL)
         child.wait()
     put(store, "b", b"x")
@@ -212,13 +217,17 @@ def test_kill_9_and_sweep(store: Store, server: S3Server) -> None:
         assert Store(store.url + folder, store.storage_options).sweep(older_than=0) == []
     if server.key != "testing":  # all of moto's uploads have begun in 2010
         assert store.sweep() == store.sweep(older_than=3600) == []  # nobody can tell that it is dead
-    assert uploads(server, store) == ["a folder/of-it/a/file"] and names(store) == ["b"]
+    assert uploads(server, store) == ["a folder/of-it/a/file"]
+    assert names(store) == ["b"]
     assert len(store.sweep("job-1", paths={"a/file"})) == 1
-    assert uploads(server, store) == [] and names(store) == ["b"]
+    assert uploads(server, store) == []
+    assert names(store) == ["b"]
     with writing(store, 2 * s3.PART_NBYTES) as child:
         child.kill()
         child.wait()
-    assert len(store.sweep(older_than=0)) == 1 and uploads(server, store) == [] and names(store) == ["b"]
+    assert len(store.sweep(older_than=0)) == 1
+    assert uploads(server, store) == []
+    assert names(store) == ["b"]
 
 
 def test_a_swept_upload_fails(versitygw: S3Server) -> None:
@@ -246,7 +255,8 @@ def test_an_upload_that_fails(store: Store, server: S3Server, monkeypatch: pytes
         with pytest.raises(OSError), AgsWriter(store.new("file"), KEY) as writer:
             for _ in range(parts):
                 writer.write(bytes(s3.PART_NBYTES))
-        assert writer.closed and names(store) == []
+        assert writer.closed
+        assert names(store) == []
         no_uploads(server, store)
 
 
@@ -257,7 +267,8 @@ def test_many_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "PARTS", 2)
     with pytest.raises(OSError) as caught:
         put(store, "file", bytes(3 * s3.PART_NBYTES))
-    assert caught.value.errno == errno.EFBIG and names(store) == []
+    assert caught.value.errno == errno.EFBIG
+    assert names(store) == []
     put(store, "file", bytes(2 * s3.PART_NBYTES))
     fixed = Store(store.url, {**store.storage_options, "fixed_upload_size": True})
     monkeypatch.setattr(s3, "FIXED_PART_NBYTES", 6 << 20)
@@ -327,7 +338,10 @@ def test_one_get_per_range(store: Store) -> None:
             assert source.read(size) == data[begin : begin + size]
             assert asked == [f"GetObject bytes={begin}-{begin + size - 1}"]
             asked.clear()
-        assert source.read(0) == b"" and source.seek(0, 2) and source.read(10) == b"" and asked == []
+        assert source.read(0) == b""
+        assert source.seek(0, 2)
+        assert source.read(10) == b""
+        assert asked == []
 
 
 def test_requests_of_a_reader(store: Store) -> None:
@@ -351,7 +365,8 @@ def test_requests_of_a_reader(store: Store) -> None:
         ]
         asked.clear()
         reader.verify()
-        assert len(asked) <= 3 and covers(asked, 8, writer.file_length)
+        assert len(asked) <= 3
+        assert covers(asked, 8, writer.file_length)
     put(store, "small", open_and_seal(plain[:50_000]))
     asked.clear()
     with store.source("small") as source, AgsReader(source, KEY, length=None) as reader:
@@ -424,7 +439,8 @@ def test_listing_in_pages(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> 
     client.put_object(Bucket=bucket_of(store), Key="a folder/of-it-2/x", Body=b"")
     client.put_object(Bucket=bucket_of(store), Key="a folder/of-it/marker/", Body=b"")
     asked = requests(store)
-    assert names(store) == [f"{i:05d}/x" for i in range(25)] and asked == ["ListObjectsV2"] * 3
+    assert names(store) == [f"{i:05d}/x" for i in range(25)]
+    assert asked == ["ListObjectsV2"] * 3
     assert next(iter(store.list())).path == "00000/x"
     child = start_python(  # who looks no further leaves nothing behind
         """
@@ -434,7 +450,8 @@ def test_listing_in_pages(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> 
         """,
         pickle.dumps(store).hex(),
     )
-    assert finish_python(child) == "00000/x\n" and child.stderr is not None
+    assert finish_python(child) == "00000/x\n"
+    assert child.stderr is not None
 
 
 def test_listings_are_fresh(store: Store) -> None:
@@ -506,7 +523,8 @@ def test_a_process_that_ends_in_the_middle(store: Store, server: S3Server) -> No
     )
     assert finish_python(child, timeout=30) == ""
     assert names(store) == []
-    assert len(store.sweep(older_than=0)) <= 1 and uploads(server, store) == []
+    assert len(store.sweep(older_than=0)) <= 1
+    assert uploads(server, store) == []
 
 
 def test_many_threads(store: Store) -> None:
@@ -530,4 +548,5 @@ def test_many_threads(store: Store) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert errors == [] and len(names(store)) == 40
+    assert errors == []
+    assert len(names(store)) == 40

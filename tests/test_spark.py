@@ -39,7 +39,7 @@ from ags_fast import avro, cli  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 CANARY = secrets.token_hex(8).encode()  # the key of all jobs here: 16 bytes that would be seen in any text
 BLOCK_SIZE = 1 << 16
@@ -292,7 +292,8 @@ def test_keys_stay_out_of_what_spark_writes_down(
     in_closure = controls["closure"] * 100_000  # a closure of more than 1 MiB becomes a broadcast
 
     def write(names: Iterable[str]) -> Iterator[tuple[str, int, bytes]]:
-        assert broadcast.value and in_closure
+        assert broadcast.value
+        assert in_closure
         for name in names:
             with AgsWriter(tmp_path / name, key_file.read_bytes()) as writer:
                 writer.write(bytes(1000))

@@ -27,7 +27,7 @@ if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.timeout(300)]
 
 HOME = Path(pyspark.__file__).parent
 COUNT = 30

@@ -156,7 +156,8 @@ def test_all_that_is_left_out_has_a_row(odd: Path, kms: dict[str, str], tmp_path
         "_year=2026/x": "partition",
     }
     again = encrypt(odd, tmp_path / "dataset", kms)  # all of it is told again
-    assert again.left_out == done.left_out and again.counts["skipped"] == sum(done.left_out.values()) + 4
+    assert again.left_out == done.left_out
+    assert again.counts["skipped"] == sum(done.left_out.values()) + 4
 
 
 def test_hidden_files_and_links_on_request(odd: Path, kms: dict[str, str], tmp_path: Path) -> None:
@@ -166,7 +167,8 @@ def test_hidden_files_and_links_on_request(odd: Path, kms: dict[str, str], tmp_p
     decrypt(tmp_path / "dataset", tmp_path / "out", kms).raise_for_failures()
     back = tree(tmp_path / "out")
     assert {path: back[path] for path in HIDDEN} == {path: path for path in HIDDEN}
-    assert back["out/secret"] == back["file out"] == "secret" and len(back) == len(HIDDEN) + 6
+    assert back["out/secret"] == back["file out"] == "secret"
+    assert len(back) == len(HIDDEN) + 6
 
 
 def test_include_and_exclude(odd: Path, kms: dict[str, str], tmp_path: Path) -> None:
@@ -176,7 +178,8 @@ def test_include_and_exclude(odd: Path, kms: dict[str, str], tmp_path: Path) -> 
     assert kinds["a/part.crc"] == kinds[".env"] == kinds["fifo"] == kinds["out"] == "Excluded"
     done = encrypt(odd, tmp_path / "two", kms, exclude=[".git", "_*", "out"], hidden=True)
     kinds = left_out(done, odd)
-    assert kinds[".git/config"] == kinds["_metadata"] == kinds["out"] == "Excluded" and kinds["fifo"] == "SpecialFile"
+    assert kinds[".git/config"] == kinds["_metadata"] == kinds["out"] == "Excluded"
+    assert kinds["fifo"] == "SpecialFile"
     assert ".env" not in kinds
     with pytest.raises(ValueError, match=r"include='sale\*' matches no file"):
         encrypt(odd, tmp_path / "three", kms, include=["a/*", "sale*"])
@@ -204,7 +207,8 @@ def test_a_tree_of_hidden_files_is_not_ok(src: Path, kms: dict[str, str], tmp_pa
         warnings.simplefilter("ignore")
         assert cli.main(command) == 1
     told = capsys.readouterr().out
-    assert "1 HiddenFile" in told and "skipped" in told
+    assert "1 HiddenFile" in told
+    assert "skipped" in told
     assert cli.main([*command, "--hidden", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["skipped_by"] == {}
     (src / "_SUCCESS").unlink()  # empty folders had nothing to lose
@@ -218,7 +222,8 @@ def test_options_of_the_command(odd: Path, kms: dict[str, str], tmp_path: Path, 
     command = ["encrypt", str(odd), str(tmp_path / "dataset"), *options, "--wrapping-key-id", "master"]
     assert cli.main([*command, "--links", "follow", "--include", "plain", "--include", "out", "--exclude", "f*"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["ok"] == 2 and told["skipped_by"]["Excluded"] > 10
+    assert told["ok"] == 2
+    assert told["skipped_by"]["Excluded"] > 10
     assert cli.main(["decrypt", str(tmp_path / "dataset"), str(tmp_path / "out"), *options, "--no-preserve"]) == 0
     assert stat.S_IMODE((tmp_path / "out" / "plain").stat().st_mode) != 0o600
     assert cli.main([*command, "--links", "error"]) not in (0, 2)
@@ -245,7 +250,8 @@ def test_modes_and_times_come_back(src: Path, kms: dict[str, str], tmp_path: Pat
         info = (tmp_path / "out" / name).stat()
         assert (stat.S_IMODE(info.st_mode), info.st_mtime_ns) == (mode & 0o777, (src / name).stat().st_mtime_ns)
         fresh = (tmp_path / "fresh" / name).stat()
-        assert stat.S_IMODE(fresh.st_mode) == 0o600 and fresh.st_mtime > time.time() - 1000
+        assert stat.S_IMODE(fresh.st_mode) == 0o600
+        assert fresh.st_mtime > time.time() - 1000
     (tmp_path / "out" / "private").chmod(0o666)
     decrypt(tmp_path / "dataset", tmp_path / "out", kms, overwrite=True).raise_for_failures()
     assert stat.S_IMODE((tmp_path / "out" / "private").stat().st_mode) == 0o600
@@ -404,7 +410,10 @@ def test_what_could_block_in_place_of_a_file(
     elif kind == "manifest":
         assert {type(error) for error in (verified, decrypted, rekeyed, opened)} == {IntegrityError}
     else:
-        assert verified and decrypted and rekeyed and opened
+        assert verified
+        assert decrypted
+        assert rekeyed
+        assert opened
     assert not (tmp_path / "out").exists() or tree(tmp_path / "out") == {}
 
 
@@ -441,7 +450,8 @@ def test_a_path_that_becomes_too_long_is_a_row(src: Path, kms: dict[str, str], t
     write(src, plain="plain")
     done = encrypt(src, tmp_path / "dataset", kms)
     assert done.counts == {"ok": 1, "skipped": 0, "failed": 1}
-    assert done.failed[0].src == f"{src}/{deep}/{name}" and done.failed[0].error_class == "OSError"
+    assert done.failed[0].src == f"{src}/{deep}/{name}"
+    assert done.failed[0].error_class == "OSError"
     assert "too long" in (done.failed[0].error or "")
     decrypt(tmp_path / "dataset", tmp_path / "out", kms).raise_for_failures()
     assert tree(tmp_path / "out") == {"plain": "plain"}

@@ -192,7 +192,8 @@ def test_path_appears_when_complete(no_leftovers: Path) -> None:
                 writer.write(pattern(77))
                 assert (path.read_bytes() if path.exists() else None) == old
             partial = [other for other in no_leftovers.iterdir() if other != path]
-            assert len(partial) == 1 and partial[0].name.startswith(".")
+            assert len(partial) == 1
+            assert partial[0].name.startswith(".")
             assert partial[0].read_bytes()[:4] != b"AGS1"  # without its header it is no stream, whatever else it has
         assert open_stream(path.read_bytes()) == pattern(77) * 100
         assert os.listdir(no_leftovers) == ["file"]
@@ -216,7 +217,8 @@ def test_abort_and_exceptions_leave_what_was_there(no_leftovers: Path) -> None:
         with pytest.raises(RuntimeError) as caught, AgsWriter(path, KEY, block_size=10) as writer:
             writer.write(bytes(1000))
             raise error
-        assert caught.value is error and writer.closed
+        assert caught.value is error
+        assert writer.closed
         with pytest.raises(KeyboardInterrupt), ags_fast.open(path, "wb", key=KEY):
             raise KeyboardInterrupt
         assert (path.read_bytes() if path.exists() else None) == old
@@ -281,7 +283,8 @@ def test_exclusive(no_leftovers: Path) -> None:
     path.write_bytes(b"somebody was faster")
     with pytest.raises(FileExistsError):
         writer.close()
-    assert path.read_bytes() == b"somebody was faster" and writer.closed
+    assert path.read_bytes() == b"somebody was faster"
+    assert writer.closed
     path.unlink()
     path.symlink_to(no_leftovers / "nowhere")
     with ags_fast.open(path, "xb", key=KEY) as writer, mock.patch.object(os, "link", side_effect=OSError(errno.EPERM)):
@@ -327,7 +330,8 @@ def test_links_and_modes(no_leftovers: Path) -> None:
         for mode in (0o640, 0o600, 0o755, 0o444):  # the first: a new one by the umask
             with AgsWriter(link, KEY) as writer:
                 writer.write(b"x")
-            assert link.is_symlink() and open_stream(path.read_bytes()) == b"x"
+            assert link.is_symlink()
+            assert open_stream(path.read_bytes()) == b"x"
             if mode == 0o640:
                 assert stat.S_IMODE(path.stat().st_mode) == 0o640
             path.chmod(mode)
@@ -352,7 +356,8 @@ def test_names(no_leftovers: Path, name: str) -> None:
     path = no_leftovers / name
     with AgsWriter(path, KEY) as writer:
         writer.write(b"x")
-    assert os.listdir(no_leftovers) == [name] and open_stream(path.read_bytes()) == b"x"
+    assert os.listdir(no_leftovers) == [name]
+    assert open_stream(path.read_bytes()) == b"x"
 
 
 def test_working_directory_may_change(no_leftovers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,7 +376,8 @@ def test_what_cannot_be_published(tmp_path: Path) -> None:
     path.mkdir()
     with pytest.raises(IsADirectoryError):
         writer.close()
-    assert os.listdir(path.parent) == ["file"] and writer.closed
+    assert os.listdir(path.parent) == ["file"]
+    assert writer.closed
     path.rmdir()
     writer = AgsWriter(path, KEY)
     for other in path.parent.iterdir():
@@ -432,7 +438,8 @@ def test_file_is_written_where_it_stands(buffering: int, tmp_path: Path) -> None
         assert file.read(4) == b"head"
     content = path.read_bytes()
     assert open_stream(content[104:end]) == pattern(40)
-    assert content[end : end + 4] == b"tail" and content[end + 4 :] == b"\xa5" * (1000 - end - 4)
+    assert content[end : end + 4] == b"tail"
+    assert content[end + 4 :] == b"\xa5" * (1000 - end - 4)
     with path.open("rb") as file, pytest.raises(OSError):
         AgsWriter(file, KEY).write(bytes(3 << 20))
 
@@ -496,7 +503,9 @@ def test_a_target_that_raises(good: int) -> None:
         writer = AgsWriter(target, KEY, block_size=1000, threads=1)
         for _ in range(100):
             writer.write(bytes(1500))
-    assert caught.value is trouble and len(target.taken) == good and not target.closed
+    assert caught.value is trouble
+    assert len(target.taken) == good
+    assert not target.closed
     if good >= 8:
         assert writer.closed
         writer.close()
@@ -514,7 +523,8 @@ def test_a_target_that_raises_in_the_end() -> None:
         setattr(target, "flush" if fail_flush else "write", mock.Mock(side_effect=trouble))
         with pytest.raises(TroubleError) as caught:
             writer.close()
-        assert caught.value is trouble and writer.closed
+        assert caught.value is trouble
+        assert writer.closed
         with pytest.raises(ValueError, match="no length"):
             _ = writer.file_length
 
@@ -615,7 +625,8 @@ def test_key_limit_in_the_middle(no_leftovers: Path) -> None:
     with pytest.raises(KeyLimitError):
         writer.write(bytes(10))
         writer.close()
-    assert writer.closed and os.listdir(no_leftovers) == []
+    assert writer.closed
+    assert os.listdir(no_leftovers) == []
 
 
 def test_the_last_block_number(no_leftovers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -635,7 +646,8 @@ def test_the_last_block_number(no_leftovers: Path, monkeypatch: pytest.MonkeyPat
             with pytest.raises(FormatError, match="use larger"), AgsWriter(where, KEY, block_size=4) as writer:
                 for size in sizes:
                     writer.write(bytes(size))
-        assert writer.closed and len(target.taken) <= 8 + 3 * 32
+        assert writer.closed
+        assert len(target.taken) <= 8 + 3 * 32
     assert os.listdir(no_leftovers) == []
 
 
@@ -675,8 +687,12 @@ def test_file_protocol() -> None:
     target = io.BytesIO()
     writer = AgsWriter(target, KEY, block_size=4)
     assert isinstance(writer, io.RawIOBase)
-    assert writer.writable() and not writer.readable() and not writer.seekable() and not writer.isatty()
-    assert writer.mode == "wb" and writer.block_size == 4
+    assert writer.writable()
+    assert not writer.readable()
+    assert not writer.seekable()
+    assert not writer.isatty()
+    assert writer.mode == "wb"
+    assert writer.block_size == 4
     with pytest.raises(ValueError, match="no length"):
         _ = writer.file_length
     writer.writelines([b"one\n", b"two\n"])
@@ -697,7 +713,9 @@ def test_file_protocol() -> None:
         assert entered is writer
     writer.close()
     writer.abort()
-    assert writer.closed and writer.file_length == 8 + 2 * 32 and "closed" in repr(writer)
+    assert writer.closed
+    assert writer.file_length == 8 + 2 * 32
+    assert "closed" in repr(writer)
     for call in (writer.tell, writer.flush, lambda: writer.write(b""), writer.writable, writer.__enter__):
         with pytest.raises(ValueError, match="closed"):
             call()
@@ -835,7 +853,8 @@ KILL_LOOP = """
 
 def kill_loop(rounds: int, how: str, folder: Path) -> None:
     complete, incomplete = map(int, run_python(KILL_LOOP, rounds, folder, how, timeout=60 + rounds).split())
-    assert complete > rounds // 10 and incomplete > rounds // 20, "kills at moments that prove little"
+    assert complete > rounds // 10, "kills at moments that prove little"
+    assert incomplete > rounds // 20, "kills at moments that prove little"
 
 
 @pytest.mark.parametrize("how", ["path", "in place"])
