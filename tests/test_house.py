@@ -22,8 +22,6 @@ MAX_LINES = {"module": 600, "class": 300, "function": 60}  # of a function witho
 MAX_SHARE = 0.15  # of the lines of ags_fast, in the files of one package
 
 EXCEPTIONS: set[str] = {
-    "ags_fast.dataset.ledger",
-    "ags_fast.dataset.ledger.Ledger",
     "ags_fast.dataset.plan.Plan",
     "ags_fast.jobs.auditing",
     "ags_fast.jobs.encryption.encrypt_files",
@@ -33,7 +31,6 @@ EXCEPTIONS: set[str] = {
     "ags_fast.jobs.rotation._Rotation",
     "ags_fast.jobs.rotation._Rotation._do",
     "ags_fast.keys.envelope",
-    "ags_fast.keys.kms",
     "ags_fast.keys.resolver",
     "ags_fast.keys.resolver.DatasetKeyStore",
     "ags_fast.parquet._check.verify",
@@ -57,11 +54,9 @@ CIRCLES: set[tuple[str, str]] = {
     ("benchmarks.tour_rotation", "benchmarks.tour"),
 }
 LARGE_PACKAGES: set[str] = {
-    "ags_fast/jobs",
     "ags_fast/parquet",
 }
 FACES: set[str] = {
-    "ags_fast.keys.kms",
     "ags_fast.spark",
 }
 
