@@ -5,7 +5,8 @@ PYTHON ?= python3
 WORKERS ?= auto
 VENV := .venv
 PY := $(VENV)/bin/python
-SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_version.py $(wildcard csrc/*.c csrc/*.h)
+SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fast/_core_parquet.pxi \
+	ags_fast/_version.py $(wildcard csrc/*.c csrc/*.h)
 
 export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

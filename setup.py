@@ -316,7 +316,12 @@ CORE = Extension(
     "ags_fast._core",
     ["ags_fast/_core.pyx"],
     include_dirs=["csrc"],
-    depends=["setup.py", *sorted(str(p) for p in Path("csrc").glob("*.[ch]"))],
+    depends=[
+        "setup.py",
+        "ags_fast/_agsf.pxd",
+        "ags_fast/_core_parquet.pxi",
+        *sorted(str(p) for p in Path("csrc").glob("*.[ch]")),
+    ],
 )
 
 COMMON_FLAGS = ["-O3", "-fvisibility=hidden", "-fstack-protector-strong", "-pthread"]

@@ -1,0 +1,611 @@
+# Part of _core.pyx: Thrift, footers, modules and the pages of column chunks. csrc/agsf_parquet.h explains them.
+
+FRAME_NBYTES = AGSF_FRAME_NBYTES
+ORDINAL_MAX = AGSF_ORDINAL_MAX
+
+# By the type that stands in a module's AAD.
+MODULES = (
+    "footer", "column metadata", "data page", "dictionary page", "data page header", "dictionary page header",
+    "column index", "offset index", "bloom filter header", "bloom filter bitset",
+)
+
+# What a PageRun does, and what it stopped for.
+COPY, SAME_SIZE, VIEW, CHECK, LIST = range(5)
+DONE, MORE_INPUT, MORE_OUTPUT = AGSF_STOP_DONE, AGSF_STOP_INPUT, AGSF_STOP_OUTPUT
+
+
+cdef int _read(agsf_status status) except -1:
+    return _check(status, "a struct in Thrift's compact protocol")
+
+
+cdef int _inside(size_t offset, memoryview view) except -1:
+    if offset > _nbytes(view):
+        raise ValueError(f"there are {_nbytes(view)} bytes, none at {offset}")
+    return 0
+
+
+def thrift_fields(data, size_t offset=0):
+    """Return the fields of the struct at `offset`, {id: (type, begin, end)} of their values, and where the struct ends.
+
+    A bool has no bytes: its type is its value (1 or 2). Raises FormatError if the bytes are not the compact protocol.
+    """
+    cdef memoryview view = _hold(data, False)
+    cdef agsf_thrift_value value
+    memset(&value, 0, sizeof(value))
+    _inside(offset, view)
+    value.end = offset
+    fields = {}
+    while True:
+        _read(agsf_thrift_next(_data(view), _nbytes(view), False, &value))
+        if value.type == AGSF_THRIFT_STOP:
+            return fields, value.end
+        fields[value.id] = (value.type, value.begin, value.end)
+
+
+def thrift_list(data, size_t offset):
+    """Return the elements of the list at `offset`: their type, [(begin, end)], and where the list ends."""
+    cdef memoryview view = _hold(data, False)
+    cdef agsf_thrift_value value
+    cdef size_t count = 0
+    memset(&value, 0, sizeof(value))
+    _inside(offset, view)
+    value.begin = offset
+    _read(agsf_thrift_list_head(_data(view), _nbytes(view), &value, &count))
+    elements = []
+    for _ in range(count):
+        _read(agsf_thrift_next(_data(view), _nbytes(view), True, &value))
+        elements.append((value.begin, value.end))
+    return value.type, elements, value.end
+
+
+def thrift_splice(data, size_t offset, list edits not None):
+    """Return a copy of the struct at `offset` with edits [(id, type, value bytes or None to remove)], sorted by id.
+
+    All other fields are copied byte by byte, also those with unknown ids.
+    """
+    cdef memoryview view = _hold(data, False)
+    cdef Py_ssize_t n = len(edits), i
+    cdef int last = 0
+    cdef size_t left, room, nbytes = 0, end = 0
+    cdef list values = []  # which keeps them
+    cdef agsf_thrift_value struct
+    cdef agsf_thrift_edit *raw
+    cdef bytes value
+    _inside(offset, view)
+    raw = <agsf_thrift_edit *> calloc(n + 1, sizeof(agsf_thrift_edit))
+    if raw == NULL:
+        raise MemoryError
+    try:
+        for i, (number, kind, edit) in enumerate(list(edits)[:n]):
+            raw[i].id = number
+            if raw[i].id <= last:
+                raise ValueError("the field ids of edits must ascend from 1")
+            last = raw[i].id
+            if edit is not None:
+                value = edit
+                values.append(value)
+                if not AGSF_THRIFT_STOP < kind <= AGSF_THRIFT_UUID:
+                    raise ValueError(f"there is no type {kind} in Thrift's compact protocol")
+                raw[i].type = kind
+                raw[i].value = <const uint8_t *> PyBytes_AS_STRING(value)
+                raw[i].nbytes = <size_t> PyBytes_GET_SIZE(value)
+        memset(&struct, 0, sizeof(struct))
+        struct.end = offset
+        while True:
+            _read(agsf_thrift_next(_data(view), _nbytes(view), False, &struct))
+            if struct.type == AGSF_THRIFT_STOP:
+                break
+        left = struct.end - offset
+        room = agsf_thrift_splice_nbytes(left, raw, n)
+        if room == 0:
+            raise MemoryError
+        out = bytearray(room)
+        _read(agsf_thrift_splice(_data(view) + offset, left, raw, n, <uint8_t *> PyByteArray_AS_STRING(out),
+                                           &nbytes, &end))
+        return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(out), <Py_ssize_t> nbytes)
+    finally:
+        free(raw)
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class ColumnMetadata:
+    """The numbers of a ColumnMetaData: sizes in bytes, and offsets into the file. -1: the field is missing.
+
+    `path`, `encodings` and `encoding_stats` are where these values begin, or 0.
+    """
+
+    cdef readonly size_t begin, end, path, encodings, encoding_stats
+    cdef readonly int64_t codec, num_values, uncompressed_nbytes, compressed_nbytes
+    cdef readonly int64_t data_page, index_page, dictionary_page, bloom_filter, bloom_filter_nbytes
+
+    def __cinit__(self, data, size_t begin=0):
+        cdef memoryview view = _hold(data, False)
+        cdef agsf_column_metadata raw
+        _inside(begin, view)
+        _read(agsf_column_metadata_read(_data(view), _nbytes(view), begin, &raw))
+        self.begin, self.end, self.path = raw.begin, raw.end, raw.path
+        self.encodings, self.encoding_stats = raw.encodings, raw.encoding_stats
+        self.codec, self.num_values = raw.codec, raw.num_values
+        self.uncompressed_nbytes, self.compressed_nbytes = raw.uncompressed_nbytes, raw.compressed_nbytes
+        self.data_page, self.index_page, self.dictionary_page = raw.data_page, raw.index_page, raw.dictionary_page
+        self.bloom_filter, self.bloom_filter_nbytes = raw.bloom_filter, raw.bloom_filter_nbytes
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class ColumnChunk:
+    """A ColumnChunk of a footer: where its parts begin (0: missing), and where its indexes are in the file (-1: missing)."""
+
+    cdef readonly size_t begin, end, metadata, crypto, sealed_metadata, sealed_metadata_nbytes
+    cdef readonly bint file_path
+    cdef readonly int64_t offset_index, offset_index_nbytes, column_index, column_index_nbytes
+
+    cdef int _read(self, memoryview view, size_t begin) except -1:
+        cdef agsf_chunk raw
+        _read(agsf_chunk_read(_data(view), _nbytes(view), begin, &raw))
+        self.begin, self.end, self.metadata, self.crypto = raw.begin, raw.end, raw.metadata, raw.crypto
+        self.sealed_metadata, self.sealed_metadata_nbytes = raw.sealed_metadata, raw.sealed_metadata_nbytes
+        self.file_path = raw.file_path
+        self.offset_index, self.offset_index_nbytes = raw.offset_index, raw.offset_index_nbytes
+        self.column_index, self.column_index_nbytes = raw.column_index, raw.column_index_nbytes
+        return 0
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class Footer:
+    """A Parquet FileMetaData, walked once. Offsets are into `data`; chunks are numbered through all row groups."""
+
+    cdef readonly object data
+    cdef memoryview _view
+    cdef agsf_footer _raw
+
+    def __cinit__(self, data):
+        cdef agsf_status status
+        cdef const uint8_t *raw
+        cdef size_t nbytes
+        self.data = data
+        self._view = _hold(data, False)
+        raw, nbytes = _data(self._view), _nbytes(self._view)
+        with nogil:
+            status = agsf_footer_read(raw, nbytes, &self._raw)
+        _check(status, "the footer")
+
+    def __dealloc__(self):
+        agsf_footer_clear(&self._raw)
+
+    @property
+    def end(self):
+        """Where the struct ends. Encrypted footers may have padding behind it."""
+        return self._raw.end
+
+    @property
+    def chunks(self):
+        """How many column chunks there are."""
+        return self._raw.nchunks
+
+    def groups(self):
+        """[(begin, end, first chunk, chunks)] of the row groups."""
+        return [(g.begin, g.end, g.first, g.count) for g in self._raw.groups[:self._raw.ngroups]]
+
+    def leaves(self):
+        """The paths of the leaf columns, in order, as tuples of names; FormatError if the schema is no tree."""
+        cdef size_t i
+        cdef uint32_t children
+        cdef list left = [1], names = [], paths = []  # children still to come, and names, of the open groups
+        for i in range(self._raw.nschema):
+            element = self._raw.schema[i]
+            while left and left[-1] == 0:
+                left.pop()
+                if names:
+                    names.pop()
+            if not left:
+                raise FormatError("the footer's schema is no tree: it has elements that belong to none")
+            left[-1] -= 1
+            name = bytes((<const char *> _data(self._view))[element.name:element.name + element.name_nbytes])
+            children = element.children
+            if children:
+                if len(left) > 64:
+                    raise FormatError("the footer's schema is nested more than 64 levels deep")
+                left.append(children)
+                if i > 0:
+                    names.append(name.decode("utf-8", "surrogateescape"))
+            elif i > 0:
+                if len(paths) > AGSF_ORDINAL_MAX:
+                    raise FormatError("more than 32768 columns: Parquet encryption cannot number them")
+                paths.append((*names, name.decode("utf-8", "surrogateescape")))
+        if any(left):
+            raise FormatError("the footer's schema is no tree: a group lacks children")
+        return paths
+
+    def chunk(self, size_t number):
+        cdef ColumnChunk chunk = ColumnChunk.__new__(ColumnChunk)
+        if number >= self._raw.nchunks:
+            raise IndexError(number)
+        chunk._read(self._view, self._raw.chunks[number].begin)
+        return chunk
+
+    def encrypted(self):
+        """Return the numbers of the chunks that have crypto_metadata."""
+        cdef size_t i
+        return [i for i in range(self._raw.nchunks) if self._raw.chunks[i].crypto != 0]
+
+    def plain(self, dict opened not None):
+        """Return the footer without the fields of encryption; `opened` is {chunk number: its ColumnMetaData}."""
+        cdef const uint8_t **metas = <const uint8_t **> calloc(self._raw.nchunks + 1, sizeof(uint8_t *))
+        cdef size_t *sizes = <size_t *> calloc(self._raw.nchunks + 1, sizeof(size_t))
+        cdef size_t room = self._raw.end + 8 * self._raw.nchunks, nbytes = 0
+        cdef agsf_status status
+        cdef const uint8_t *raw
+        cdef uint8_t *target
+        cdef bytes meta
+        try:
+            if metas == NULL or sizes == NULL:
+                raise MemoryError
+            opened = dict(opened)  # which nobody else changes meanwhile
+            for number, meta in opened.items():
+                if meta is None:
+                    raise TypeError("a ColumnMetaData is bytes, not None")
+                if not 0 <= number < <Py_ssize_t> self._raw.nchunks:
+                    raise IndexError(number)
+                metas[<size_t> number] = <const uint8_t *> PyBytes_AS_STRING(meta)
+                sizes[<size_t> number] = <size_t> PyBytes_GET_SIZE(meta)
+                room += <size_t> PyBytes_GET_SIZE(meta)
+            out = bytearray()
+            PyByteArray_Resize(out, <Py_ssize_t> room)
+            raw, target = _data(self._view), <uint8_t *> PyByteArray_AS_STRING(out)
+            with nogil:
+                status = agsf_footer_plain(raw, &self._raw, metas, sizes, target, &nbytes)
+            _read(status)
+            PyByteArray_Resize(out, <Py_ssize_t> nbytes)
+            return out
+        finally:
+            free(metas)
+            free(sizes)
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class Modules:
+    """How the modules of one column chunk, or of a footer (`row_group` and `column` None), are sealed.
+
+    `aad` is aad_prefix followed by aad_file_unique; None means no AAD at all. With `ctr`, pages have no tag.
+    `label` is the column's name in errors.
+    """
+
+    cdef readonly Key key
+    cdef readonly bytes aad
+    cdef readonly object row_group, label
+    cdef agsf_modules _raw
+
+    def __cinit__(self, Key key not None, aad, row_group, column, *, bint ctr=False, label=None):
+        self.key = key
+        self.aad = aad
+        self.row_group = row_group
+        self.label = label
+        for ordinal in (row_group, column):
+            if ordinal is not None and not 0 <= ordinal <= AGSF_ORDINAL_MAX:
+                raise FormatError(f"Parquet encryption numbers row groups and columns up to 32767, not {ordinal}")
+        self._raw.key = key._key
+        self._raw.without_aad = aad is None
+        if aad is not None:
+            self._raw.aad = <const uint8_t *> PyBytes_AS_STRING(self.aad)
+            self._raw.aad_nbytes = <size_t> PyBytes_GET_SIZE(self.aad)
+        self._raw.row_group = -1 if row_group is None else row_group
+        self._raw.column = -1 if column is None else column
+        self._raw.ctr = ctr
+
+    @property
+    def ctr(self):
+        return self._raw.ctr
+
+    def __repr__(self):
+        return f"<ags_fast Parquet modules of {self.label or 'footer'!r}>"
+
+    cdef object _failed(self, agsf_status status, unsigned module, page):
+        return _module_error(status, module, self.row_group, self.label, page)
+
+    cdef int _known(self, unsigned module) except -1:
+        if module >= <unsigned> len(MODULES):
+            raise ValueError(f"there is no module type {module}")
+        return 0
+
+    def seal(self, unsigned module, data):
+        """Seal one module that is not a page. Returns its frame: length, nonce, ciphertext, tag."""
+        cdef memoryview view = _hold(data, False)
+        cdef const uint8_t *plain = _data(view)
+        cdef size_t nbytes = _nbytes(view)
+        cdef agsf_status status
+        self._known(module)
+        out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (nbytes + AGSF_FRAME_NBYTES))
+        cdef uint8_t *raw = <uint8_t *> PyBytes_AS_STRING(out)
+        with nogil:
+            status = agsf_module_seal(&self._raw, module, plain, nbytes, raw)
+        if status != AGSF_OK:
+            raise self._failed(status, module, None)
+        return out
+
+    def open(self, unsigned module, data):
+        """Open the module at the start of `data`. Returns its plaintext and the size of its frame in bytes."""
+        cdef memoryview view = _hold(data, False)
+        cdef agsf_status status
+        cdef const uint8_t *sealed = _data(view)
+        cdef size_t nbytes = 0, frame = 0
+        cdef uint8_t *raw
+        self._known(module)
+        if _nbytes(view) < AGSF_FRAME_NBYTES:
+            raise self._failed(AGSF_BAD_FORMAT, module, None)
+        frame = <size_t> (sealed[0] | sealed[1] << 8 | sealed[2] << 16 | <uint32_t> sealed[3] << 24) + 4
+        if frame > _nbytes(view) or frame < AGSF_FRAME_NBYTES:
+            raise self._failed(AGSF_BAD_FORMAT, module, None)
+        out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (frame - AGSF_FRAME_NBYTES))
+        raw = <uint8_t *> PyBytes_AS_STRING(out)
+        with nogil:
+            status = agsf_module_open(&self._raw, module, sealed, frame, raw, &nbytes, &frame)
+        if status != AGSF_OK:
+            raise self._failed(status, module, None)
+        return out, frame
+
+
+cdef object _module_error(agsf_status status, unsigned module, row_group, column, page):
+    name = MODULES[module]
+    where = name if page is None else f"{name} {page}"
+    if column is not None:
+        where += f" of column {column!r}, row group {row_group}"
+    return _error_of(status, where, {"module": name, "row_group": row_group, "column": column, "page": page})
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class PageRun:
+    """The pages of one column chunk, from one side to another. Each side is plain (None) or sealed by its Modules.
+
+    `mode` is COPY, SAME_SIZE, VIEW, CHECK or LIST: see csrc/agsf_parquet.h. `nbytes` and `values` are the chunk's
+    total_compressed_size and num_values on the side that is read. Pass bytes with `feed`, call `run_pages`, and look at
+    `stop`: DONE, MORE_INPUT or MORE_OUTPUT. The last two need at least `wanted` bytes, counted from what is `consumed`
+    or `produced`. `dictionary`: the first page should be a dictionary, which an error names if the page is unreadable.
+    `label` and `row_group` name a plain chunk in errors.
+    """
+
+    cdef readonly Modules source, target
+    cdef agsf_pages _raw
+    cdef memoryview _in, _out
+    cdef readonly size_t consumed, produced  # of what was fed
+    cdef bint _running
+    cdef object _label, _row_group
+
+    def __cinit__(self, Modules source, Modules target, int mode, uint64_t nbytes, uint64_t values, *, int v2_layout=0,
+                  bint short_sizes=False, bint keep_checksum=True, bint refuse_levels=False, bint table=False,
+                  uint32_t page=0, bint began=False, bint dictionary=False, label=None, row_group=None):
+        if mode == AGSF_PAGES_COPY and source is None and target is None:
+            raise ValueError("pages are copied from or to a sealed side")
+        if mode == AGSF_PAGES_SAME_SIZE and (source is None or target is None or source._raw.ctr != target._raw.ctr
+                                             or short_sizes):
+            raise ValueError("frames keep their size only from one sealed side to another, in the same algorithm")
+        if mode == AGSF_PAGES_VIEW and (source is None or target is not None):
+            raise ValueError("a view is of a sealed side, in plaintext")
+        if not 0 <= mode <= <int> AGSF_PAGES_LIST:
+            raise ValueError(f"there is no mode {mode}")
+        self.source, self.target = source, target
+        self._raw.source = &source._raw if source is not None else NULL
+        self._raw.to = &target._raw if target is not None else NULL
+        self._raw.mode = <agsf_pages_mode> mode
+        self._raw.nbytes = nbytes
+        self._raw.values_left = values
+        self._raw.v2_layout = v2_layout
+        self._raw.short_sizes = short_sizes
+        self._raw.keep_checksum = keep_checksum
+        self._raw.refuse_levels = refuse_levels
+        self._raw.page = page
+        self._raw.began = began
+        self._raw.dictionary = dictionary
+        self._label, self._row_group = label, row_group
+        if table:
+            self._grow_table()
+
+    def __dealloc__(self):
+        if self._raw.header != NULL:
+            agsf_wipe(self._raw.header, self._raw.header_nbytes)
+            free(self._raw.header)
+        free(self._raw.table)
+
+    cdef int _grow_table(self) except -1:
+        cdef size_t room = 64 if self._raw.table_room == 0 else self._raw.table_room * 2
+        cdef agsf_page *bigger = <agsf_page *> realloc(self._raw.table, room * sizeof(agsf_page))
+        if bigger == NULL:
+            raise MemoryError
+        self._raw.table, self._raw.table_room = bigger, room
+        return 0
+
+    cdef int _grow_header(self) except -1:
+        cdef size_t room = max(self._raw.wanted, <size_t> 4096)
+        cdef uint8_t *bigger = <uint8_t *> malloc(room)
+        if bigger == NULL:
+            raise MemoryError
+        if self._raw.header != NULL:
+            agsf_wipe(self._raw.header, self._raw.header_nbytes)
+            free(self._raw.header)
+        self._raw.header, self._raw.header_nbytes = bigger, room
+        return 0
+
+    def feed(self, data, bint is_all, out=None):
+        """Pass the input that follows, whether nothing comes after it, and room for output."""
+        if self._running:
+            raise ValueError("these pages are being run")
+        self._in = _hold(data, False)
+        self._out = None if out is None else _hold(out, True)
+        self.consumed = self.produced = 0
+        self._raw.data = _data(self._in)
+        self._raw.in_nbytes = _nbytes(self._in)
+        self._raw.in_is_all = is_all
+        self._raw.out = NULL if out is None else _data(self._out)
+        self._raw.out_nbytes = 0 if out is None else _nbytes(self._out)
+        if out is not None:
+            _refuse_overlap(self._raw.data, self._raw.in_nbytes, self._raw.out, self._raw.out_nbytes)
+        self._raw.stop = AGSF_STOP_NOT
+
+    cdef bint _again(self) except -1:
+        """Take note of a run. Returns whether it stopped only for more room here, and so goes on."""
+        cdef size_t past = min(self._raw.in_done, self._raw.in_nbytes)  # a LIST may be past the end
+        self.consumed += self._raw.in_done
+        self.produced += self._raw.out_done
+        self._raw.data += past
+        self._raw.in_nbytes -= past
+        if self._raw.out != NULL:
+            self._raw.out += self._raw.out_done
+            self._raw.out_nbytes -= self._raw.out_done
+        self._raw.in_done = self._raw.out_done = 0
+        if self._raw.stop == AGSF_STOP_HEADER:
+            self._grow_header()
+        elif self._raw.stop == AGSF_STOP_TABLE:
+            self._grow_table()
+        else:
+            return False
+        self._raw.stop = AGSF_STOP_NOT
+        return True
+
+    cdef int _clear(self) except -1:
+        if self._out is not None:
+            memset(_data(self._out), 0, _nbytes(self._out))
+        return 0
+
+    cdef object _failed(self):
+        cdef Modules modules = self.source if self.source is not None else self.target
+        page = self._raw.page if self._raw.bad_module in (AGSF_DATA_PAGE, AGSF_DATA_PAGE_HEADER) else None
+        label = self._label if modules is None else modules.label
+        row_group = self._row_group if modules is None else modules.row_group
+        return _module_error(self._raw.status, self._raw.bad_module, row_group, label, page)
+
+    @property
+    def stop(self):
+        return <int> self._raw.stop
+
+    @property
+    def wanted(self):
+        return self._raw.wanted
+
+    @property
+    def in_total(self):
+        return self._raw.in_total
+
+    @property
+    def out_total(self):
+        return self._raw.out_total
+
+    @property
+    def uncompressed(self):
+        """total_uncompressed_size of the chunk on the side that is written."""
+        return self._raw.uncompressed
+
+    @property
+    def values(self):
+        return self._raw.values
+
+    @property
+    def pages(self):
+        """The ordinal of the next data page: the number of data pages so far, if `page` was 0."""
+        return self._raw.page
+
+    @property
+    def first_data_page(self):
+        """The offset of the first data page from the chunk's first byte, or None. Needs the table."""
+        return self._raw.table[0].out_offset if self._raw.table_count else None
+
+    @property
+    def outside_levels(self):
+        """V2 pages so far with levels outside of their modules, where no tag covers them."""
+        return self._raw.outside_levels
+
+    @property
+    def counts(self):
+        return {
+            "dictionary_pages": self._raw.dictionary_pages,
+            "v2_pages": self._raw.v2_pages,
+            "v2_levels": self._raw.v2_levels,
+            "outside_levels": self._raw.outside_levels,
+            "checksums": self._raw.checksums,
+            "wrong_checksums": self._raw.wrong_checksums,
+            "dropped_checksums": self._raw.dropped_checksums,
+        }
+
+    @property
+    def encodings(self):
+        """[(page type, encoding, number of pages)], as in ColumnMetaData.encoding_stats."""
+        cdef int kind, encoding
+        return [
+            (kind, encoding, self._raw.encodings[kind][encoding])
+            for kind in range(AGSF_PAGE_TYPES)
+            for encoding in range(AGSF_ENCODINGS)
+            if self._raw.encodings[kind][encoding]
+        ]
+
+    def table(self):
+        """Return [(in offset, in bytes, out offset, out bytes)] of the data pages, from the chunk's first byte."""
+        cdef agsf_page page
+        return [
+            (page.in_offset, page.in_nbytes, page.out_offset, page.out_nbytes)
+            for page in self._raw.table[:self._raw.table_count]
+        ]
+
+    def offset_index(self, data, int64_t in_chunk, int64_t out_chunk):
+        """Return the OffsetIndex `data` with the new locations of its pages. Needs the table."""
+        return _offset_index(data, self._raw.table, self._raw.table_count, in_chunk, out_chunk)
+
+
+cdef bytes _offset_index(data, const agsf_page *table, size_t npages, int64_t in_chunk, int64_t out_chunk):
+    cdef memoryview view = _hold(data, False)
+    cdef size_t listed = 0, nbytes = 0
+    cdef bytearray out
+    _read(agsf_offset_index_pages(_data(view), _nbytes(view), &listed))
+    out = bytearray()
+    PyByteArray_Resize(out, <Py_ssize_t> (_nbytes(view) + 16 * listed))
+    _check(agsf_offset_index(_data(view), _nbytes(view), table, npages, in_chunk, out_chunk,
+                             <uint8_t *> PyByteArray_AS_STRING(out), &nbytes),
+           "an offset index, which names a page that is not in its column chunk,")
+    return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(out), <Py_ssize_t> nbytes)
+
+
+def offset_index(data, int64_t in_chunk, int64_t out_chunk):
+    """Return the OffsetIndex `data` of a chunk that was moved unchanged."""
+    return _offset_index(data, NULL, 0, in_chunk, out_chunk)
+
+
+def run_pages(list runs not None, unsigned threads):
+    """Run the chunks in parallel on what was fed. Raises the first chunk's error; then all output is zeros."""
+    cdef list held = list(runs), running = []
+    cdef Py_ssize_t n = len(held), i
+    cdef agsf_pages **raw = <agsf_pages **> malloc((n + 1) * sizeof(agsf_pages *))
+    cdef agsf_status status
+    cdef PageRun run
+    cdef bint again = True
+    if raw == NULL:
+        raise MemoryError
+    try:
+        for i in range(n):
+            run = held[i]
+            if run is None or run._running:
+                raise ValueError("each PageRun is run once at a time")
+            run._running = True
+            running.append(run)
+            raw[i] = &run._raw
+        while again:
+            with nogil:
+                status = agsf_pages_run(raw, n, threads)
+            again = status == AGSF_PAUSED
+            if not again:
+                _check(status, "the pages")
+            for run in running:
+                if run._raw.stop == AGSF_STOP_FAILED:
+                    raise run._failed()
+                if run._raw.stop != AGSF_STOP_NOT and run._again():
+                    again = True
+            PyErr_CheckSignals()
+    except BaseException:
+        for run in running:
+            run._clear()
+        raise
+    finally:
+        for run in running:
+            run._running = False
+        free(raw)
