@@ -12,9 +12,11 @@ __all__ = ["thread_count"]
 
 
 def thread_count(threads: int | None) -> int:
-    """`threads` if given, else AGS_FAST_THREADS, else a Spark task's CPUs, else the CPUs this process may use.
+    """Return `threads`, else AGS_FAST_THREADS, else the CPUs of a Spark task, else the CPUs that this process may use.
 
-    At most MAX_THREADS. Raises ValueError if either is given and below 1.
+    Raises:
+        ValueError: `threads` or AGS_FAST_THREADS is below 1, or the variable is not a number. Above MAX_THREADS is
+            clamped.
     """
     if threads is None:
         text = os.environ.get("AGS_FAST_THREADS")
@@ -30,14 +32,14 @@ def thread_count(threads: int | None) -> int:
 
 
 def _spark_task_cpus() -> int | None:
-    # Looked up, never imported: where a task runs, PySpark has been imported long ago. The whole machine's CPUs
-    # would be wrong there: as many tasks as it has CPUs run beside this one.
+    # Looked up, never imported: where a task runs, PySpark is imported already. A task must not take all CPUs of the
+    # machine, because one task a CPU runs beside it.
     module = sys.modules.get("pyspark.taskcontext")
     task = module.TaskContext.get() if module is not None else None
     return task.cpus() if task is not None else None
 
 
-_known: tuple[int, int] | None = None  # the process that asked, and what it was told
+_known: tuple[int, int] | None = None  # process id and number of CPUs, as found by that process
 
 
 def _usable_cpus() -> int:
@@ -49,7 +51,7 @@ def _usable_cpus() -> int:
 
 
 def _cgroup_cpus() -> int | None:
-    """A container's CPU quota, rounded up, or None: version 2, then version 1, as the container itself sees them."""
+    """Return the container's CPU quota, rounded up, or None. Looks at cgroup version 2, then at version 1."""
     try:
         with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
             quota, period = file.read().split()

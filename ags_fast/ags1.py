@@ -44,7 +44,7 @@ USUAL_HEADER = encode_header(DEFAULT_BLOCK_SIZE)
 
 
 def decode_header(stream: bytes | memoryview) -> int:
-    """The block size that the beginning of a stream claims. It is not authenticated."""
+    """Return the block size that a stream's header claims. The format does not authenticate this number."""
     header = bytes(stream[:HEADER_NBYTES])
     if header == USUAL_HEADER:
         return DEFAULT_BLOCK_SIZE
@@ -57,10 +57,17 @@ def decode_header(stream: bytes | memoryview) -> int:
 
 
 def encrypted_length(plain_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
-    """How many bytes the stream of `plain_length` bytes has: header, blocks, and 28 bytes more a block.
+    """Return the length in bytes of the stream that holds `plain_length` bytes.
 
-    Raises ValueError for a negative length or an impossible block size, FormatError if the stream would have more
-    than 2**31 - 1 blocks, the most that every reader takes.
+    A stream is a header of 8 bytes, the plaintext, and 28 bytes for each block (section "File structure").
+
+    Args:
+        plain_length: Bytes of plaintext.
+        block_size: Bytes of plaintext in each block but the last.
+
+    Raises:
+        ValueError: The length is negative, or the block size is not 1 to 2**31 - 1.
+        FormatError: The stream would have more than 2**31 - 1 blocks, and some readers take no more.
     """
     plain_length, block_size = operator.index(plain_length), check_block_size(block_size)
     if plain_length < 0:
@@ -74,16 +81,23 @@ def encrypted_length(plain_length: int, block_size: int = DEFAULT_BLOCK_SIZE) ->
 
 
 def plaintext_length(file_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
-    """How many bytes of plaintext a stream of `file_length` bytes holds: the inverse of `encrypted_length`.
+    """Return how many bytes of plaintext a stream of `file_length` bytes holds: the inverse of `encrypted_length`.
 
-    A header without a block (8 bytes) is an empty stream as well. Raises FormatError for any other length that no
-    stream with this block size has, ValueError for an impossible block size.
+    A header without a block (8 bytes) is an empty stream, too.
+
+    Args:
+        file_length: Bytes of the stream.
+        block_size: Bytes of plaintext in each block but the last.
+
+    Raises:
+        FormatError: No stream with this block size has this length.
+        ValueError: The block size is not 1 to 2**31 - 1.
     """
     return plaintext_in(operator.index(file_length), check_block_size(block_size))
 
 
 def plaintext_in(file_length: int, block_size: int) -> int:
-    """`plaintext_length` of numbers that have been checked to be some."""
+    """Like `plaintext_length`, for ints that were checked before."""
     full, rest = divmod(file_length - HEADER_NBYTES, block_size + OVERHEAD_NBYTES)
     if full < 0:
         raise FormatError(f"{file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}")
@@ -98,7 +112,7 @@ def plaintext_in(file_length: int, block_size: int) -> int:
 
 
 def block_offset(block: int, block_size: int) -> int:
-    """Where a block begins in its stream."""
+    """Return the offset in bytes where a block begins in its stream."""
     return HEADER_NBYTES + block * (block_size + OVERHEAD_NBYTES)
 
 
@@ -112,7 +126,7 @@ def check_length(length: int | None) -> int | None:
 
 
 def trusted_length(length: int | None, available: int) -> int:
-    """The length to believe, checked against what is there; None believes `available`."""
+    """Return the length to rely on: `length`, if that many bytes are available, or `available` if `length` is None."""
     if length is None:
         return available
     if available < length:
@@ -121,7 +135,7 @@ def trusted_length(length: int | None, available: int) -> int:
 
 
 def clamp(offset: int, size: int, end: int) -> int:
-    """How much of `size` bytes from `offset` lies before `end`, as a slice would have it."""
+    """Return how many of `size` bytes from `offset` lie before `end`, as in a slice."""
     offset, size = operator.index(offset), operator.index(size)
     if offset < 0 or size < 0:
         raise ValueError(f"offset and size cannot be negative: {offset}, {size}")
@@ -130,7 +144,7 @@ def clamp(offset: int, size: int, end: int) -> int:
 
 
 def bytes_view(data: Buffer) -> memoryview:
-    """A buffer's bytes, whatever its items and its shape."""
+    """Return a view of a buffer's bytes, for items and shapes of any kind."""
     view = memoryview(data)
     if not view.c_contiguous:
         raise BufferError("the buffer must be C-contiguous: pass a copy of it")
@@ -140,14 +154,14 @@ def bytes_view(data: Buffer) -> memoryview:
 
 
 def prefix_bytes(aad_prefix: Buffer | None) -> bytes:
-    """An AAD prefix as it is authenticated. Neither text nor a number is one, though bytes() would take a number."""
+    """Return an AAD prefix as bytes. Refuses text, and numbers, which bytes() would take."""
     if aad_prefix is None:
         return b""
     return aad_prefix if type(aad_prefix) is bytes else bytes(bytes_view(aad_prefix))
 
 
 def sealing_key(key: Buffer, sealed_before: int) -> Key:
-    """A key that other processes have sealed `sealed_before` messages with."""
+    """Return a Key whose limit counts the `sealed_before` messages of other processes."""
     sealed_before = operator.index(sealed_before)
     if sealed_before < 0:
         raise ValueError(f"sealed_before cannot be negative: {sealed_before}")
@@ -160,15 +174,23 @@ def sealing_key(key: Buffer, sealed_before: int) -> Key:
 
 
 class AgsCodec:
-    """Whole AGS1 streams and parts of them, from buffer to buffer, under one key and one AAD prefix.
+    """Encrypt and decrypt AGS1 streams, or parts of them, from buffer to buffer, under one key and one AAD prefix.
 
-    key: 16, 24 or 32 bytes. aad_prefix: bytes that tell this stream from others under the key; None is ``b""``.
-    block_size: bytes of plaintext in a block, when encrypting; decrypting honours the header. threads: how many may
-    work on one call; None is ``AGS_FAST_THREADS``, else a Spark task's CPUs, else the usable CPUs. sealed_before: how
-    many messages other processes have sealed with this key, to be counted against its limit.
+    Buffers are C-contiguous bytes-like objects. Many threads may use a codec at once. A codec keeps no nonce and cannot
+    be pickled. If a buffer changes while a call uses it, the result is garbage.
 
-    Buffers are any C-contiguous bytes-like objects. A codec may be used from many threads at once, keeps no nonce, and
-    refuses to be pickled. Changing a buffer while a call uses it gives garbage, as with any such library.
+    Args:
+        key: 16, 24 or 32 bytes.
+        aad_prefix: Bytes that tell this stream from others under the key; None is ``b""`` (section "Cipher Block
+            structure").
+        block_size: Bytes of plaintext in a block, for encryption. Decryption uses the size in the header.
+        threads: The most threads that work on one call. None is ``AGS_FAST_THREADS``, else the CPUs of a Spark task,
+            else the usable CPUs.
+        sealed_before: Messages that other processes have sealed with this key. They count against its limit of 2**32.
+
+    Raises:
+        ValueError: The key, the block size or another number is impossible.
+        KeyLimitError: `sealed_before` is above the limit.
     """
 
     __slots__ = ("_aad_prefix", "_block_size", "_key", "_threads")
@@ -197,22 +219,28 @@ class AgsCodec:
 
     @property
     def sealed(self) -> int:
-        """Messages (blocks) sealed in this process with this key's value, by whatever object."""
+        """Messages (blocks) that this process has sealed with this key's value, by any object."""
         return self._key.sealed
 
     def encrypt(self, data: Buffer) -> bytes:
-        """`data` as a stream of ``encrypted_length(len(data), block_size)`` bytes.
+        """Return `data` as a stream of ``encrypted_length(len(data), block_size)`` bytes.
 
-        Raises KeyLimitError before it seals anything, if the key would pass its limit.
+        Raises:
+            KeyLimitError: The key would pass its limit. Nothing was sealed.
         """
         out, view = new_bytes(encrypted_length(memoryview(data).nbytes, self._block_size))
         self.encrypt_into(data, view)
         return out
 
     def encrypt_into(self, data: Buffer, out: Buffer) -> int:
-        """Like `encrypt`, but into the start of the writable buffer `out`; returns how many bytes that is.
+        """Like `encrypt`, but write the stream to the start of the writable buffer `out`.
 
-        ValueError if `out` is too small, BufferError if it overlaps `data`. Bytes behind the stream stay as they were.
+        Returns:
+            The length of the stream in bytes. Bytes of `out` behind the stream stay.
+
+        Raises:
+            ValueError: `out` is too small.
+            BufferError: `out` overlaps `data`.
         """
         view = bytes_view(out)
         needed = encrypted_length(memoryview(data).nbytes, self._block_size)
@@ -223,12 +251,17 @@ class AgsCodec:
         return needed
 
     def decrypt(self, stream: Buffer, *, length: int | None) -> bytes:
-        """The plaintext of `stream`.
+        """Return the plaintext of `stream`.
 
-        length: the stream's bytes as a trusted place has them; None, which must be written out, takes all of `stream`
-        on trust, and with it that nobody cut blocks from its end. Bytes behind `length` are not looked at.
+        Args:
+            stream: The sealed bytes. Bytes behind `length` are not read.
+            length: The length of the stream in bytes, from a trusted place. AGS1 has no end marker: only this length
+                shows that blocks were cut from the end. None must be written out, and trusts all of `stream`.
 
-        Raises FormatError if it is no AGS1 stream, IntegrityError if it is not the one that was sealed.
+        Raises:
+            FormatError: `stream` is not an AGS1 stream, or `length` is impossible for its block size.
+            IntegrityError: The stream is shorter than `length`, or a block does not authenticate: `block_index` is the
+                lowest such block.
         """
         sealed = bytes_view(stream)
         out, view = new_bytes(_measure(sealed, length)[1])
@@ -236,10 +269,15 @@ class AgsCodec:
         return out
 
     def decrypt_into(self, stream: Buffer, out: Buffer, *, length: int | None) -> int:
-        """Like `decrypt`, but into the start of the writable buffer `out`; returns how many bytes that is.
+        """Like `decrypt`, but write the plaintext to the start of the writable buffer `out`.
 
-        ValueError if `out` is too small, BufferError if it overlaps `stream`. After an IntegrityError all of those
-        bytes are zero; bytes behind them stay as they were.
+        Returns:
+            The length of the plaintext in bytes. Bytes of `out` behind the plaintext stay.
+
+        Raises:
+            ValueError: `out` is too small.
+            BufferError: `out` overlaps `stream`.
+            IntegrityError: As `decrypt`. All bytes that the plaintext would have taken are zero.
         """
         sealed = bytes_view(stream)
         block_size, size, file_length = _measure(sealed, length)
@@ -254,9 +292,14 @@ class AgsCodec:
         self._key.open_run(self._aad_prefix, block_size, first, stream, offset, size, out, self._threads)
 
     def decrypt_range(self, stream: Buffer, offset: int, size: int, *, length: int | None) -> bytes:
-        """`size` bytes of plaintext from `offset`; like a slice, it ends where the plaintext ends.
+        """Return `size` bytes of plaintext from `offset`; like a slice, the result ends where the plaintext ends.
 
-        Only the blocks that hold them are opened. Raises as `decrypt` does; ValueError for a negative number.
+        Only the blocks that hold these bytes are opened. `length` is as for `decrypt`.
+
+        Raises:
+            ValueError: `offset` or `size` is negative.
+            FormatError: As `decrypt`.
+            IntegrityError: As `decrypt`.
         """
         view = bytes_view(stream)
         block_size, total, file_length = _measure(view, length)
@@ -274,7 +317,7 @@ class AgsCodec:
 
 
 def _measure(stream: memoryview, length: int | None) -> tuple[int, int, int]:
-    """Block size, plaintext bytes and stream bytes of a stream in memory."""
+    """Return block size, plaintext length and stream length of a stream in memory, all in bytes."""
     file_length = trusted_length(check_length(length), stream.nbytes)
     if file_length < HEADER_NBYTES:
         raise FormatError(f"{file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}")

@@ -1,23 +1,23 @@
 /*
  * agsf.h - the engine of ags_fast: seals and opens bytes with AES-GCM.
  *
- * This is the only header that the Python binding sees. The engine knows bytes, keys, threads and file
- * descriptors. It knows nothing of Python, of key management or of where a stream's length comes from.
+ * The Python binding sees this header and agsf_parquet.h, and no other. The engine knows bytes, keys, threads and
+ * file descriptors. It does not know Python, key management or where a stream's length comes from.
  *
- * Conventions, said once:
+ * Conventions of both headers:
  *
  * - Every size and offset is in bytes. A name that ends in _nbytes is a size, one in _ret is written by the
  *   callee, and an out-parameter is written only where the function says so.
  * - Pointers are never NULL unless the comment says so. A buffer of 0 bytes may be NULL.
- * - Every function that can fail returns agsf_status, which must be looked at. There is no errno, no global
- *   error, no printing and no abort. A size that would overflow is AGSF_BAD_ARGUMENT, never undefined.
+ * - Every function that can fail returns agsf_status, which the caller must check. Nothing sets errno or a global
+ *   error, prints or aborts. A size that would overflow is AGSF_BAD_ARGUMENT, never undefined.
  * - Every function may be called from any thread at any time. An agsf_key is immutable to its callers, so
  *   threads share it freely; it must not be freed while a call uses it.
- * - Input and output buffers must not overlap. Whoever changes a buffer while a call uses it gets garbage,
- *   but never memory corruption. The garbage may even pass its tag: on some CPUs libcrypto reads a sealed buffer
+ * - Input and output buffers must not overlap. If a buffer changes while a call uses it, the result is garbage, but
+ *   memory is never corrupted. The garbage may even pass its tag: on some CPUs libcrypto reads a sealed buffer
  *   twice. So do not open memory that somebody else can write, such as a shared mapping; a descriptor is safe.
- * - fork() is allowed at any moment, also while other threads are inside the engine: the child starts with no
- *   threads, no lock held, and a random generator that shares nothing with its parent's.
+ * - fork() is allowed at any moment, also while other threads are inside the engine. The child starts without helper
+ *   threads, with no lock held, and with a random generator that shares nothing with the parent's.
  * - The engine frees what it allocates; the caller owns every buffer it passes.
  */
 #ifndef AGSF_H
@@ -37,7 +37,7 @@ enum {
     AGSF_NONCE_NBYTES = 12,    /* random, in front of each ciphertext */
     AGSF_TAG_NBYTES = 16,      /* behind each ciphertext */
     AGSF_OVERHEAD_NBYTES = 28, /* what sealing adds to a message: nonce and tag */
-    AGSF_MAX_THREADS = 256,    /* more are asked for in vain */
+    AGSF_MAX_THREADS = 256,    /* upper bound; larger requests are clamped */
 };
 
 /* How many messages one key value may seal: NIST SP 800-38D section 8.3, for random 96-bit nonces. */
@@ -45,7 +45,7 @@ enum {
 
 typedef enum agsf_status {
     AGSF_OK = 0,
-    AGSF_PAUSED,       /* the run is not finished: look for signals, then call again */
+    AGSF_PAUSED,       /* the run is not finished: handle signals, then call again */
     AGSF_BAD_TAG,      /* a message does not authenticate: wrong key, wrong AAD, or other bytes */
     AGSF_BAD_ARGUMENT, /* a size is impossible or overflows; nothing was done */
     AGSF_NO_MEMORY,    /* nothing was done */
@@ -75,48 +75,49 @@ const char *agsf_libcrypto_version(void);
 const char *agsf_libcrypto_cpu(void);
 
 /*
- * agsf_expect_fill() tells the system that all of a fresh buffer is about to be written, so that it may come in
- * huge pages: where it comes in pages of 4 KiB, the page faults take longer than the encryption. Only advice.
+ * agsf_expect_fill() advises the system that all of a fresh buffer is about to be written, so that the buffer may get
+ * huge pages. With pages of 4 KiB, the page faults take longer than the encryption.
  */
 void agsf_expect_fill(uint8_t *buffer, size_t nbytes);
 
 /* ---------------------------------------------------------------- files */
 
 /*
- * agsf_open_below() opens a path below the folder root, whatever somebody renames meanwhile. path is relative, with no
- * "..", or it is "." for root itself. flags and mode are open()'s. Returns a descriptor, or -1 and the error number in
- * *os_error_ret. EXDEV: a link leads out of root, or only steps can tell whether one does, as with an absolute link or
- * on a kernel without openat2(). The links of root itself are followed.
+ * agsf_open_below() opens a path below the folder root, also if somebody renames folders meanwhile. path is relative
+ * and has no "..", or is "." for root itself. flags and mode are those of open(). Returns a descriptor, or -1 and the
+ * error number in *os_error_ret. EXDEV: a link leads out of root, or only a walk step by step can tell whether one does:
+ * the link is absolute, or the kernel has no openat2(). Links in root itself are followed.
  */
 int agsf_open_below(const char *root, const char *path, int flags, unsigned mode, int *os_error_ret) AGSF_MUST_CHECK;
 
 /*
- * agsf_open_file() opens a file for reading, below root unless that is NULL, and asks what it is: *nbytes_ret is the
- * size of a regular file, or UINT64_MAX of anything else. A pipe without a writer does not block. *fd_ret must be
- * closed. If nbytes is not 0, and a regular file has so many, these are read to out, the file is closed, and *fd_ret is
- * -1. AGSF_IO with the error number in *os_error_ret, EINTR and agsf_open_below()'s EXDEV too. AGSF_SHORT.
+ * agsf_open_file() opens a file for reading, below root unless root is NULL. *nbytes_ret becomes the size of a regular
+ * file, or UINT64_MAX for any other kind. A pipe without a writer does not block. The caller must close *fd_ret. If nbytes
+ * is not 0 and a regular file has at least nbytes, the first nbytes are read to out, the file is closed, and *fd_ret is
+ * -1. Failures: AGSF_SHORT, and AGSF_IO with the error number in *os_error_ret, also for EINTR and agsf_open_below()'s
+ * EXDEV.
  */
 agsf_status agsf_open_file(const char *root, const char *path, uint8_t *out, size_t nbytes, int *fd_ret,
                            uint64_t *nbytes_ret, int *os_error_ret) AGSF_MUST_CHECK;
 
-/* agsf_read_and_close() reads the first nbytes and closes the descriptor, whatever comes. AGSF_IO or AGSF_SHORT. */
+/* agsf_read_and_close() reads the first nbytes and always closes the descriptor. Failures: AGSF_IO, AGSF_SHORT. */
 agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_error_ret) AGSF_MUST_CHECK;
 
 /*
- * Small files, whole, in one call each. These two do the usual case and nothing else: false says that the file must be
- * dealt with step by step, which also tells what is wrong with it, if anything is.
+ * Whole small files, in one call each. These two functions handle the usual case only. After false, the caller reads or
+ * writes the file step by step, and so learns what is wrong, if anything is.
  *
- * agsf_read_whole() reads a regular file, below root unless that is NULL, that has exactly nbytes. mtime_ns, unless it
- * is NULL: that ends there, too, and, after it was read, still has this time of its last change, in nanoseconds since
- * the epoch.
+ * agsf_read_whole() reads a regular file of exactly nbytes, below root unless root is NULL. With mtime_ns, the file must
+ * also end there when it is read, and after the read it must still have this modification time, in nanoseconds since the
+ * epoch.
  */
 bool agsf_read_whole(const char *root, const char *path, uint8_t *out, size_t nbytes,
                      const uint64_t *mtime_ns) AGSF_MUST_CHECK;
 
 /*
- * agsf_write_whole() makes a file in a folder below root ("." for root itself). The file has no name, not even a
- * temporary one, until it is complete and, with sync, on the disk: whatever dies before leaves nothing. Then it gets
- * its name, if nobody else has it. After false there is no such file.
+ * agsf_write_whole() creates a file in a folder below root ("." for root itself). The file has no name, not even a
+ * temporary one, until it is complete and, with sync, on the disk: a process that dies before leaves nothing. Then the
+ * file gets its name, unless another file has it. After false, nothing was created.
  */
 bool agsf_write_whole(const char *root, const char *folder, const char *name, const uint8_t *in, size_t nbytes,
                       bool sync) AGSF_MUST_CHECK;
@@ -124,8 +125,8 @@ bool agsf_write_whole(const char *root, const char *folder, const char *name, co
 /* ---------------------------------------------------------------- keys */
 
 /*
- * An agsf_key holds an AES key and, for as many threads as have used it at once, a cipher context whose key
- * schedule is done. Contexts are kept between calls, so a message costs no allocation.
+ * An agsf_key holds an AES key, and one cipher context with a finished key schedule for each thread that has used the
+ * key at once. Contexts are kept between calls, so a message costs no allocation.
  */
 typedef struct agsf_key agsf_key;
 
@@ -135,37 +136,37 @@ typedef struct agsf_key agsf_key;
  */
 agsf_status agsf_key_new(const uint8_t *key, size_t key_nbytes, agsf_key **key_ret) AGSF_MUST_CHECK;
 
-/* agsf_key_free() wipes the key and everything derived from it. NULL is no key and no action. */
+/* agsf_key_free() wipes the key and everything derived from it. If key is NULL, nothing happens. */
 void agsf_key_free(agsf_key *key);
 
 /*
- * agsf_key_sealed() says how many messages this process has sealed with this key's *value*, by whatever
- * agsf_key holds it. It never goes down, also when every such agsf_key has been freed.
+ * agsf_key_sealed() returns how many messages this process has sealed with this key's *value*, by any agsf_key that
+ * holds it. The number never goes down, also when every such agsf_key has been freed.
  */
 uint64_t agsf_key_sealed(agsf_key *key);
 
 /*
- * agsf_key_carry() tells that other processes sealed sealed_before messages with this key's value. The largest
- * number told for a key value counts against AGSF_KEY_LIMIT; agsf_key_sealed() does not include it.
- * AGSF_LIMIT if it is more than AGSF_KEY_LIMIT.
+ * agsf_key_carry() notes that other processes have sealed sealed_before messages with this key's value. The largest
+ * such number counts against AGSF_KEY_LIMIT; agsf_key_sealed() does not include it. AGSF_LIMIT if sealed_before is
+ * above AGSF_KEY_LIMIT.
  */
 agsf_status agsf_key_carry(agsf_key *key, uint64_t sealed_before) AGSF_MUST_CHECK;
 
 /* ---------------------------------------------------------------- threads */
 
 /*
- * agsf_end_idle_threads() ends the helper threads that have no work, and returns when the system has them no more. Those
- * that are in a job stay: it waits for no job. Any thread may call it at any time; before a fork it leaves a program that
- * has no threads of its own single-threaded. New helpers are started when they are wanted.
+ * agsf_end_idle_threads() ends the helper threads that have no work, and returns when they have left the system. It waits
+ * for no job: helpers in a job stay. Any thread may call it at any time. Called before a fork, it makes a program without
+ * threads of its own single-threaded. New helpers are started when there is work.
  */
 void agsf_end_idle_threads(void);
 
 /* ---------------------------------------------------------------- one message */
 
 /*
- * agsf_seal() seals one message under a nonce that the caller answers for. It exists for test vectors and for
- * formats that prescribe the nonce; a nonce must never be used twice under a key. out receives in_nbytes of
- * ciphertext and then AGSF_TAG_NBYTES of tag. The message counts against the key's limit.
+ * agsf_seal() seals one message under the caller's nonce. It exists for test vectors and for formats that prescribe the
+ * nonce. The caller must never use a nonce twice under a key. out receives in_nbytes of ciphertext and then
+ * AGSF_TAG_NBYTES of tag. The message counts against the key's limit.
  */
 agsf_status agsf_seal(agsf_key *key, const uint8_t nonce[AGSF_NONCE_NBYTES], const uint8_t *aad, size_t aad_nbytes,
                       const uint8_t *in, size_t in_nbytes, uint8_t *out) AGSF_MUST_CHECK;
@@ -191,8 +192,8 @@ agsf_status agsf_open(agsf_key *key, const uint8_t nonce[AGSF_NONCE_NBYTES], con
  *
  * The caller fills in the first group of fields, sets the second group to zero, and calls agsf_seal_run() or
  * agsf_open_run() until the status is not AGSF_PAUSED. The engine comes back with AGSF_PAUSED about every
- * tenth of a second, so that a caller can answer an interrupt. A caller that gives up in the middle of opening
- * must itself clear the plain_nbytes of output.
+ * tenth of a second, so that a caller can answer an interrupt. If the caller of agsf_open_run() stops before AGSF_OK, it
+ * must zero the plain_nbytes of output.
  */
 typedef struct agsf_run {
     agsf_key *key;
@@ -205,7 +206,7 @@ typedef struct agsf_run {
     uint8_t *sealed;    /* written by agsf_seal_run(), read by agsf_open_run(); NULL: use fd */
     int fd;             /* open for pread or pwrite; its own position is neither used nor moved */
     uint64_t fd_offset; /* where in the file the run's first block begins */
-    unsigned threads;   /* at most so many threads work, the caller among them; at least 1 */
+    unsigned threads;   /* at most this many threads work, the caller among them; at least 1 */
 
     uint64_t done;      /* blocks finished so far */
     uint64_t bad_block; /* after a failure: the run's lowest failed block, counted from the run's first */
@@ -213,14 +214,14 @@ typedef struct agsf_run {
 } agsf_run;
 
 /*
- * agsf_sealed_nbytes() is the size of a sealed run, or 0 if block_nbytes or the result is impossible.
+ * agsf_sealed_nbytes() returns the size of a sealed run, or 0 if block_nbytes or the result is impossible.
  */
 uint64_t agsf_sealed_nbytes(uint64_t plain_nbytes, uint64_t block_nbytes);
 
 /*
  * agsf_seal_run() seals every block of the run, each under a nonce drawn inside this call. All blocks count
- * against the key's limit before the first is sealed. After a failure the output is undefined (but it is
- * ciphertext). Failures: AGSF_BAD_ARGUMENT, AGSF_NO_MEMORY, AGSF_LIMIT, AGSF_CRYPTO, AGSF_NO_RANDOM, AGSF_IO.
+ * against the key's limit before the first is sealed. After a failure the output is undefined, but never plaintext.
+ * Failures: AGSF_BAD_ARGUMENT, AGSF_NO_MEMORY, AGSF_LIMIT, AGSF_CRYPTO, AGSF_NO_RANDOM, AGSF_IO.
  */
 agsf_status agsf_seal_run(agsf_run *run) AGSF_MUST_CHECK;
 
@@ -238,15 +239,15 @@ agsf_status agsf_open_run(agsf_run *run) AGSF_MUST_CHECK;
 enum { AGSF_DEK_MAX_NBYTES = 64 };
 
 /*
- * A column of wrapped data keys (DEKs): each is a nonce, the DEK of 1 to AGSF_DEK_MAX_NBYTES sealed under a key
- * encryption key (KEK), and a tag. What it authenticates is `prefix` followed by the row's name. An agsf_rewrap takes
- * nrows of them from one KEK to another; nothing but the KEK and the nonce changes, so that each keeps its size.
+ * A column of wrapped data keys (DEKs). Each row is a nonce, a DEK of 1 to AGSF_DEK_MAX_NBYTES sealed under a key
+ * encryption key (KEK), and a tag. The row authenticates `prefix` followed by the row's name. An agsf_rewrap takes nrows
+ * rows from one KEK to another. Only the KEK and the nonce change, so each row keeps its size.
  *
- * Names and wrapped keys are binary arrays as Arrow has them: nrows + 1 offsets, each an int32_t in native byte order,
- * of no alignment; row i is what lies between offsets i and i + 1 of the data. The first need not be 0.
+ * Names and wrapped keys are binary arrays in Arrow's layout: nrows + 1 offsets, each an int32_t in native byte order and
+ * of any alignment. Row i lies between offsets i and i + 1 of the data. The first offset need not be 0.
  *
  * The caller fills in the first group, sets the second to zero, and calls agsf_rewrap_run() until the status is not
- * AGSF_PAUSED. One that gives up in the middle must itself clear what is between begin and end of out.
+ * AGSF_PAUSED. If the caller stops before that, it must zero out from begin to end.
  */
 typedef struct agsf_rewrap {
     agsf_key *from, *to;
@@ -256,10 +257,10 @@ typedef struct agsf_rewrap {
     size_t names_nbytes;
     const uint8_t *offsets, *in; /* of in, and of out */
     size_t in_nbytes;
-    uint8_t *out; /* as in: bytes before the first row and behind the last are left alone */
+    uint8_t *out; /* laid out as `in`; bytes before the first row and behind the last stay */
     size_t out_nbytes;
     size_t nrows;
-    unsigned threads; /* at most so many threads work, the caller among them; at least 1 */
+    unsigned threads; /* at most this many threads work, the caller among them; at least 1 */
 
     size_t done;       /* rows finished so far */
     size_t begin, end; /* of all rows, in `in` and in out */
@@ -267,19 +268,19 @@ typedef struct agsf_rewrap {
 } agsf_rewrap;
 
 /*
- * agsf_rewrap_run() opens each row under `from` and seals it under `to`, with a nonce drawn inside this call. Every
- * row's offsets are checked before anything else, and then all rows count against the limit of `to`: after
- * AGSF_BAD_ARGUMENT (a row that is not inside its buffers, or whose size no wrapped key has) and AGSF_LIMIT nothing was
- * done. After any other failure, AGSF_BAD_TAG, AGSF_NO_MEMORY, AGSF_CRYPTO or AGSF_NO_RANDOM, all of out from begin to end
- * is zero. A DEK is never anywhere but on the stack of the thread that has it, which is wiped.
+ * agsf_rewrap_run() opens each row under `from` and seals it under `to`, with a nonce drawn inside this call. First it
+ * checks the offsets of every row: AGSF_BAD_ARGUMENT if a row is not inside its buffers or has an impossible size. Then all
+ * rows count against the limit of `to`: AGSF_LIMIT. After these two failures nothing was done. After any other failure
+ * (AGSF_BAD_TAG, AGSF_NO_MEMORY, AGSF_CRYPTO, AGSF_NO_RANDOM) all of out from begin to end is zero. A DEK exists only on
+ * the stack of the thread that works on it, and is wiped there.
  *
- * If another thread changes offsets meanwhile, AGSF_BAD_ARGUMENT may come later, and then all of out is zero, too.
+ * If another thread changes the offsets meanwhile, AGSF_BAD_ARGUMENT may come later; then all of out is zero, too.
  */
 agsf_status agsf_rewrap_run(agsf_rewrap *run) AGSF_MUST_CHECK;
 
 /* ---------------------------------------------------------------- memory */
 
-/* agsf_wipe() clears memory that held plaintext, whatever the compiler thinks of that. */
+/* agsf_wipe() clears memory that held plaintext. The compiler cannot leave this out. */
 void agsf_wipe(void *memory, size_t nbytes);
 
 #endif

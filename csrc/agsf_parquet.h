@@ -1,8 +1,7 @@
 /*
  * agsf_parquet.h - the engine of ags_fast for Parquet: footers, and the modules of Modular Encryption.
  *
- * agsf.h says what holds for all of the engine. Nothing here knows how values are encoded: a module is sealed or opened
- * as it is.
+ * agsf.h has the conventions of the engine. Nothing here decodes values: a module is sealed or opened as it is.
  */
 #ifndef AGSF_PARQUET_H
 #define AGSF_PARQUET_H
@@ -12,9 +11,9 @@
 /* ---------------------------------------------------------------- Thrift, compact protocol */
 
 /*
- * Parquet's footers and page headers are read without generated classes, so that what this version does not know
- * survives. Bytes are checked before they are believed: no count or length reaches past their end, nesting has a limit,
- * and the ids of a struct's fields ascend from 1, so that none comes twice. AGSF_BAD_FORMAT otherwise.
+ * Parquet's footers and page headers are read without generated classes, so that unknown fields survive. Every count and
+ * length is checked against the bytes that are left, nesting has a limit, and the ids of a struct's fields must ascend from
+ * 1, so that no field comes twice. AGSF_BAD_FORMAT otherwise.
  */
 enum {
     AGSF_THRIFT_STOP,
@@ -33,7 +32,7 @@ enum {
     AGSF_THRIFT_UUID,
 };
 
-/* A value and where it stands. A bool field's value has no bytes of its own: its type says it. */
+/* A value and where it stands. A bool field has no bytes: its type is its value. */
 typedef struct agsf_thrift_value {
     int16_t id;
     unsigned type;
@@ -41,16 +40,16 @@ typedef struct agsf_thrift_value {
 } agsf_thrift_value;
 
 /*
- * agsf_thrift_next() goes to the next field of a struct: the caller sets id to 0 and end to where the struct begins
- * before the first call. At the struct's end type is AGSF_THRIFT_STOP, and end is behind it. With in_list, to the next
- * element of a list whose head agsf_thrift_list_head() has read; the caller counts.
+ * agsf_thrift_next() goes to the next field of a struct. Before the first call, the caller sets id to 0 and end to the
+ * beginning of the struct. At the end of the struct, type is AGSF_THRIFT_STOP, and end is behind the struct. With in_list,
+ * the function goes to the next element of a list instead: agsf_thrift_list_head() has read the head, the caller counts.
  */
 agsf_status agsf_thrift_next(const uint8_t *data, size_t nbytes, bool in_list,
                              agsf_thrift_value *value) AGSF_MUST_CHECK;
 agsf_status agsf_thrift_list_head(const uint8_t *data, size_t nbytes, agsf_thrift_value *value,
                                   size_t *count_ret) AGSF_MUST_CHECK;
 
-/* A field to be put in place of the one with its id, or in order where there is none. Type AGSF_THRIFT_STOP removes. */
+/* A field that replaces the field with the same id, or is inserted in order. Type AGSF_THRIFT_STOP removes the field. */
 typedef struct agsf_thrift_edit {
     int16_t id;
     unsigned type;
@@ -60,8 +59,8 @@ typedef struct agsf_thrift_edit {
 
 /*
  * agsf_thrift_splice() copies the struct at the start of data with edits, whose ids ascend from 1. All other fields are
- * copied as they are. out has room for agsf_thrift_splice_nbytes(), which is 0 if that overflows. In *end_ret is where
- * the struct ended in data.
+ * copied as they are. out has room for agsf_thrift_splice_nbytes(), which returns 0 if the size overflows. *end_ret
+ * becomes the end of the struct in data.
  */
 size_t agsf_thrift_splice_nbytes(size_t nbytes, const agsf_thrift_edit *edits, size_t nedits);
 agsf_status agsf_thrift_splice(const uint8_t *data, size_t nbytes, const agsf_thrift_edit *edits, size_t nedits,
@@ -71,8 +70,8 @@ agsf_status agsf_thrift_splice(const uint8_t *data, size_t nbytes, const agsf_th
 
 /*
  * A footer (FileMetaData), walked once: where its schema elements, row groups and column chunks are. All offsets are
- * into the caller's bytes, which must outlive it. It takes less memory than they do; of hostile bytes, up to ten times
- * as much.
+ * into the caller's bytes, which must outlive the agsf_footer. The arrays take less memory than the bytes; for hostile
+ * bytes, up to ten times as much.
  */
 typedef struct agsf_schema_element {
     uint32_t name, name_nbytes;
@@ -102,13 +101,13 @@ agsf_status agsf_footer_read(const uint8_t *data, size_t nbytes, agsf_footer *fo
 void agsf_footer_clear(agsf_footer *footer);
 
 /*
- * agsf_footer_plain() copies a footer's struct without crypto_metadata and encrypted_column_metadata. metas[i], where
- * it is not NULL, becomes the meta_data of chunk i. out has room for the struct and all metas, plus 8 bytes for each.
+ * agsf_footer_plain() copies a footer's struct without crypto_metadata and encrypted_column_metadata. If metas[i] is not
+ * NULL, it becomes the meta_data of chunk i. out has room for the struct and all metas, plus 8 bytes for each.
  */
 agsf_status agsf_footer_plain(const uint8_t *data, const agsf_footer *footer, const uint8_t *const *metas,
                               const size_t *metas_nbytes, uint8_t *out, size_t *nbytes_ret) AGSF_MUST_CHECK;
 
-/* A ColumnMetaData's numbers. -1 where it has none. */
+/* The numbers of a ColumnMetaData. -1: the field is missing. */
 typedef struct agsf_column_metadata {
     size_t begin, end;
     int64_t codec, num_values, uncompressed_nbytes, compressed_nbytes;
@@ -116,7 +115,7 @@ typedef struct agsf_column_metadata {
     size_t path, encodings, encoding_stats; /* where these values begin, or 0 */
 } agsf_column_metadata;
 
-/* A ColumnChunk's. */
+/* The numbers of a ColumnChunk. -1: the field is missing. */
 typedef struct agsf_chunk {
     size_t begin, end;
     size_t metadata;                                /* where its meta_data begins, or 0 */
@@ -162,9 +161,9 @@ typedef struct agsf_modules {
 } agsf_modules;
 
 /*
- * agsf_module_seal() seals one module, which is not a page: in_nbytes become in_nbytes + AGSF_FRAME_NBYTES. The nonce
- * is drawn inside. agsf_module_open() opens the module at the start of in; out has room for in_nbytes, and on failure
- * nothing or zeros. AGSF_BAD_FORMAT: in cannot hold a module as long as it says.
+ * agsf_module_seal() seals one module that is not a page: in_nbytes become in_nbytes + AGSF_FRAME_NBYTES. The nonce is
+ * drawn inside the call. agsf_module_open() opens the module at the start of in. out has room for in_nbytes, and after a
+ * failure it is unchanged or zero. AGSF_BAD_FORMAT: the module claims more bytes than in has.
  */
 agsf_status agsf_module_seal(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes,
                              uint8_t *out) AGSF_MUST_CHECK;
@@ -173,10 +172,10 @@ agsf_status agsf_module_open(const agsf_modules *modules, unsigned type, const u
 
 /*
  * An agsf_pages takes the pages of one column chunk from one side to another. Each side is plain (NULL) or sealed.
- * Nothing of a page is decoded: its header is edited, and its body sealed or opened as it is.
+ * Pages are not decoded: the header is edited, and the body is sealed or opened as it is.
  *
- * The caller hands out a part of the input and room for output, calls agsf_pages_run(), and looks at `stop`: whether the
- * chunk is done or what it wants more of. What was not consumed is handed in again, with more behind it.
+ * The caller passes part of the input and room for output, calls agsf_pages_run(), and looks at `stop`: the chunk is done,
+ * or needs more of something. The caller passes what was not consumed again, with more behind it.
  */
 typedef enum agsf_pages_mode {
     AGSF_PAGES_COPY,      /* to the other side */
@@ -247,22 +246,22 @@ typedef struct agsf_pages {
 } agsf_pages;
 
 /*
- * agsf_pages_run() runs every agsf_pages whose stop is AGSF_STOP_NOT, in parallel; none may be given twice. AGSF_PAUSED:
- * not all of them were begun, call again. A failure is one run's, whose output of this call is zero: the others are not to
- * be used either. AGSF_BAD_ARGUMENT: a mode without the sides it needs. After it, AGSF_NO_MEMORY, AGSF_CRYPTO and
- * AGSF_LIMIT, which are no one run's, the output of all of them is zero.
+ * agsf_pages_run() runs every agsf_pages whose stop is AGSF_STOP_NOT, in parallel. No run may be passed twice.
+ * AGSF_PAUSED: some runs were not begun; call again. If one run fails, its status says so, its output of this call is
+ * zero, and the output of the other runs must not be used. AGSF_BAD_ARGUMENT: a mode lacks a side that it needs. After
+ * AGSF_BAD_ARGUMENT, AGSF_NO_MEMORY, AGSF_CRYPTO or AGSF_LIMIT as this function's status, the output of all runs is zero.
  */
 agsf_status agsf_pages_run(agsf_pages **runs, size_t nruns, unsigned threads) AGSF_MUST_CHECK;
 
 /*
- * agsf_offset_index() copies an OffsetIndex with new locations of its pages: from a table sorted by in_offset, both of
- * whose offsets count from in_chunk and out_chunk, or, where table is NULL, moved by out_chunk - in_chunk. out has room
- * for in_nbytes plus 16 for each page. AGSF_BAD_FORMAT if a page is not in the table, or cannot be where it would be.
+ * agsf_offset_index() copies an OffsetIndex with new locations of its pages. The locations come from a table sorted by
+ * in_offset, whose offsets count from in_chunk and out_chunk. If table is NULL, all pages move by out_chunk - in_chunk.
+ * out has room for in_nbytes plus 16 for each page. AGSF_BAD_FORMAT: a page is not in the table, or its location overflows.
  */
 agsf_status agsf_offset_index(const uint8_t *in, size_t in_nbytes, const agsf_page *table, size_t npages,
                               int64_t in_chunk, int64_t out_chunk, uint8_t *out, size_t *nbytes_ret) AGSF_MUST_CHECK;
 
-/* agsf_offset_index_pages() is how many pages it lists. */
+/* agsf_offset_index_pages() counts the pages that an OffsetIndex lists. */
 agsf_status agsf_offset_index_pages(const uint8_t *in, size_t in_nbytes, size_t *npages_ret) AGSF_MUST_CHECK;
 
 #endif

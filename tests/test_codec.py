@@ -407,7 +407,7 @@ def test_negative_sealed_before() -> None:
 
 
 def test_more_threads_than_there_can_be() -> None:
-    """They are asked for in vain, as agsf.h says."""
+    """More are clamped, as agsf.h says."""
     for threads in (10_000, 1 << 31, 1 << 40):
         assert len(AgsCodec(KEY, threads=threads).encrypt(bytes(3 * MIB))) == encrypted_length(3 * MIB)
 
