@@ -15,12 +15,13 @@ from ags_fast.cli.kms import checked, kms, kms_properties
 from ags_fast.cli.options import DRY_RUN, Command, Pairs, add_commands, hours, option, size, switch, values
 from ags_fast.cli.text import day, fields, flat, when
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.names import VERSIONS, numbered
+from ags_fast.dataset.names import VERSIONS
 from ags_fast.dataset.plan import open_plans
 from ags_fast.dataset.policy import Policy
 from ags_fast.dataset.versions import version_numbers
 from ags_fast.errors import FormatError
 from ags_fast.fs import Store
+from ags_fast.fs.numbered import numbered
 from ags_fast.jobs.encryption import FORMATS
 from ags_fast.jobs.results import shown_counts
 from ags_fast.keys.chain import sha256

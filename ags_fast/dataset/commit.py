@@ -6,10 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.manifests import Manifests
-from ags_fast.dataset.names import VERSIONS, manifest_name, numbered
+from ags_fast.dataset.names import VERSIONS, manifest_name
 from ags_fast.dataset.tables import chunks
 from ags_fast.dataset.versions import KeysAt, Version, key_store_digest
 from ags_fast.errors import ConcurrentChangeError, IntegrityError
+from ags_fast.fs.numbered import numbered
 from ags_fast.keys.chain import Chain
 
 if TYPE_CHECKING:

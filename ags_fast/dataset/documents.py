@@ -18,8 +18,9 @@ from ags_fast.dataset.tables import (
     seal_table,
 )
 from ags_fast.errors import FormatError
+from ags_fast.fs.numbered import TOMBSTONE
 from ags_fast.keys.chain import sha256
-from ags_fast.keys.envelope import REMOVED, Document, Envelope, binding, document_nbytes, seal_document, taken
+from ags_fast.keys.envelope import Document, Envelope, binding, document_nbytes, seal_document, taken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +86,7 @@ class Documents:
     def _opened(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str, str]:
         """`open_body`, and the SHA-256 of the document."""
         data = self.store.read(path, document_nbytes(kind))
-        if data == REMOVED:
+        if data == TOMBSTONE:
             raise FileNotFoundError(path)
         document = Document(data, path)
         body = document.authentic(envelope, self.id)

@@ -11,14 +11,15 @@ import time
 from typing import TYPE_CHECKING
 
 from ags_fast.dataset.documents import Documents
-from ags_fast.dataset.names import CHAIN, MANIFESTS, PLANS, VERSIONS, numbered
+from ags_fast.dataset.names import CHAIN, MANIFESTS, PLANS, VERSIONS
 from ags_fast.dataset.policy import Policy
 from ags_fast.dataset.tables import TableRef, whole
 from ags_fast.dataset.versions import KeysAt, Version, key_store_digest, version_numbers
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS
+from ags_fast.fs.numbered import Numbered, numbered
 from ags_fast.keys.chain import Chain, ChainObjects, Pin, sha256
-from ags_fast.keys.envelope import DOCUMENT_NBYTES, LATEST_MS, REMOVED, Document, UnknownKeyError, document_nbytes
+from ags_fast.keys.envelope import DOCUMENT_NBYTES, LATEST_MS, Document, UnknownKeyError, document_nbytes
 from ags_fast.keys.resolver import DatasetKeyStore
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class History(Documents):
         self._head: Version | None = None  # the newest that was read
         self._fits = ""  # the digest of a version whose last ancestors were seen to be there as it names them
         self._chain_objects = ChainObjects(store, CHAIN)
+        self._numbered = Numbered(store, VERSIONS)
 
     def version_numbers(self) -> list[int]:
         return version_numbers(self.store)
@@ -50,26 +52,21 @@ class History(Documents):
     def remove_version(self, number: int, digest: str) -> bool:
         """Whether it was there. IntegrityError if what is there is not the document with this SHA-256.
 
-        Something stays in its place for a day: who is late with a commit must find the number taken, or would commit to
-        the past. What is older goes, too.
+        A tombstone takes its place: a late commit must find the number taken, or it would commit to the past.
         """
-        path = VERSIONS + numbered(number)
         try:
-            data = self.store.read(path, document_nbytes("ags-version"))
+            data = self._numbered.read(number, document_nbytes("ags-version"))
         except FileNotFoundError:
-            data = REMOVED
-        removes = data != REMOVED
-        if removes:
-            if sha256(data) != digest or self.version_numbers()[-1] == number:
-                raise IntegrityError(
-                    f"{path} is not the version {number} that an expiry was to remove: it was exchanged, or the plan "
-                    f"is of another history. Compare with your pin; remove the folder in {PLANS} if that is wrong"
-                )
-            self.store.put(path, REMOVED, fsync=True)
-        for entry in list(self.store.list(VERSIONS)):
-            if entry.size == len(REMOVED) and time.time() - entry.modified > NO_LOCK_SECONDS:
-                self.store.delete(entry.path)
-        return removes
+            self._numbered.sweep()
+            return False
+        if sha256(data) == digest and number < self._numbered.newest():
+            self._numbered.retire([number])
+            return True
+        raise IntegrityError(
+            f"{self._numbered.path(number)} is not the version {number} that an expiry was to remove: it was "
+            "exchanged, or the plan is of another history. Compare with your pin; remove the folder in "
+            f"{PLANS} if that is wrong"
+        )
 
     def current(
         self, *, version: int | None = None, min_version: int | None = None, writes: bool = False
@@ -238,11 +235,10 @@ class History(Documents):
         for number in numbers:
             if head.number - PARENTS <= number < head.number:
                 try:
-                    data = self.store.read(VERSIONS + numbered(number), document_nbytes("ags-version"))
+                    data = self._numbered.read(number, document_nbytes("ags-version"))
                 except FileNotFoundError:
                     continue  # expired meanwhile
-                if data != REMOVED:
-                    self._check_ancestor(head, number, sha256(data))
+                self._check_ancestor(head, number, sha256(data))
         self._fits = head.sha256
 
     def check_history(self) -> None:

@@ -19,10 +19,6 @@ NAME_NBYTES = 255  # the longest name that file systems take
 NO_NAMES = frozenset(("", ".", ".."))
 
 
-def numbered(number: int) -> str:
-    return f"{number:08d}.json"
-
-
 def object_name(path: str, *marks: object, format: str = "ags1") -> str:
     """The object that holds `path`: named as it is, and by the marks. What no file system would take is shortened.
 

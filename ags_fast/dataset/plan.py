@@ -6,15 +6,15 @@ one: what a killed attempt has published is then as good as what its retry would
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.dataset.names import HIDDEN, JOB_ID, MANIFESTS, PLANS, numbered, object_name
+from ags_fast.dataset.names import HIDDEN, JOB_ID, MANIFESTS, PLANS, object_name
 from ags_fast.dataset.tables import MANIFEST_ENTRIES, TABLE_NBYTES, TableRef, chunks, whole
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS, Store
+from ags_fast.fs.numbered import Numbered, numbered
 from ags_fast.keys.envelope import DOCUMENT_NBYTES, Document, Envelope, KeyEntry, UnknownKeyError
 from ags_fast.keys.resolver import DatasetKeyStore
 
@@ -134,8 +134,7 @@ class Plan:
         folder = f"{PLANS}{job_id}/"
         lost: dict[str, KeyEntry] = {}
         while True:
-            names = (entry.path.removeprefix(folder) for entry in dataset.store.list(folder))
-            number = max((int(name[:-5]) for name in names if re.fullmatch(r"\d{8,}\.json", name)), default=0)
+            number = Numbered(dataset.store, folder).newest()
             if number == 0:
                 return None
             dataset.keys.refresh()  # now: a plan comes after the keys that it needs

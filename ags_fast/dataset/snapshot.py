@@ -9,10 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.dataset.entries import FileEntry, wrapped_by
-from ags_fast.dataset.names import PLANS, numbered
+from ags_fast.dataset.names import PLANS
 from ags_fast.dataset.plan import Plan, open_plans
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError
+from ags_fast.fs.numbered import numbered
 from ags_fast.keys.envelope import DOCUMENT_NBYTES, MASTER_VERSION, Document, KeyEntry, parse_object, unbase64
 from ags_fast.keys.resolver import FOLDER, DatasetKeyStore
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.dataset.names import VERSIONS
 from ags_fast.dataset.policy import Policy
 from ags_fast.dataset.tables import TableRef, whole
+from ags_fast.fs.numbered import Numbered
 from ags_fast.keys.chain import Chain, Pin
-from ags_fast.keys.envelope import (
-    REMOVED,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,10 +60,4 @@ def key_store_digest(keys: KeyResolver, version: int) -> str | None:
 
 def version_numbers(store: Store) -> list[int]:
     """Of the versions that are there, the lowest first."""
-    sizes = {
-        int(match[1]): entry.size
-        for entry in store.list(VERSIONS)
-        if (match := re.fullmatch(r"(\d{8,})\.json", entry.path.removeprefix(VERSIONS)))
-    }
-    newest = max(sizes, default=0)  # which is never one that was removed
-    return sorted(number for number, size in sizes.items() if size != len(REMOVED) or number == newest)
+    return Numbered(store, VERSIONS).numbers()

@@ -38,11 +38,16 @@ if TYPE_CHECKING:
         def delete(self, path: str) -> None: ...
 
 
-__all__ = ["TOMBSTONE", "TOMBSTONE_SECONDS", "Numbered"]
+__all__ = ["TOMBSTONE", "TOMBSTONE_SECONDS", "Numbered", "numbered"]
 
 TOMBSTONE = b'{"ags":1,"removed":true}\n'  # no other object has this size, so a listing shows which ones are tombstones
 TOMBSTONE_SECONDS = 86_400.0  # longer than any writer takes between a look at the folder and its create
 ATTEMPTS = 100  # to read the newest object while newer ones appear
+
+
+def numbered(number: int) -> str:
+    """Return the name of a numbered object in its folder."""
+    return f"{number:08d}.json"
 
 
 class Numbered:
@@ -64,7 +69,7 @@ class Numbered:
 
     def path(self, number: int) -> str:
         """Return the path of an object in the store, whether the object is there or not."""
-        return f"{self.folder}{number:08d}.json"
+        return self.folder + numbered(number)
 
     def number(self, path: str) -> int | None:
         """Return the number of the object at a path, or None if the path is not that of a numbered object."""

@@ -15,9 +15,10 @@ from ags_fast.cli.kms import kms_options
 from ags_fast.dataset.entries import chosen_files
 from ags_fast.dataset.keks import RETIRES_MS, REWRAPPED_MS, SCOPE, SUCCESSOR, Want, retires_ms
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.names import VERSIONS, numbered
+from ags_fast.dataset.names import VERSIONS
 from ags_fast.dataset.policy import DAY_MS
 from ags_fast.dataset.snapshot import Master, Survey
+from ags_fast.fs.numbered import numbered
 from ags_fast.jobs.forecast import Forecast
 from ags_fast.jobs.results import shown
 from ags_fast.keys.kms import KMS_TYPE, KmsClient, as_kms, local

@@ -18,12 +18,13 @@ from ags_fast.dataset.keks import (
     retires_ms,
 )
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.names import VERSIONS, new_job_id, numbered
+from ags_fast.dataset.names import VERSIONS, new_job_id
 from ags_fast.dataset.plan import Plan, open_plans
 from ags_fast.dataset.tables import (
     TableRef,
 )
 from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, KeyAccessError
+from ags_fast.fs.numbered import numbered
 from ags_fast.jobs.results import JobResult, Row, counted, describe, shown
 from ags_fast.jobs.work.manifest import MANIFEST
 from ags_fast.keys.envelope import (

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.names import VERSIONS, new_job_id, numbered
+from ags_fast.dataset.names import VERSIONS, new_job_id
 from ags_fast.dataset.versions import version_numbers
 from ags_fast.errors import AgsError, KeyAccessError, PolicyError
 from ags_fast.fs import Store
+from ags_fast.fs.numbered import numbered
 from ags_fast.jobs.results import JobResult, Row, describe
 from ags_fast.keys.envelope import (
     KeyEntry,
