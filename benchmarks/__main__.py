@@ -107,7 +107,8 @@ def describe(bench: cases.Bench, rounds: int) -> dict[str, Any]:
     model, flags = platform.processor() or platform.machine(), ""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text()
-        model = re.search(r"model name\s*: (.*)", text)[1]
+        if named := re.search(r"model name\s*: (.*)", text):
+            model = named[1]
         flags = " ".join(
             flag for flag in ("aes", "pclmulqdq", "vaes", "vpclmulqdq", "avx512f") if re.search(rf"\b{flag}\b", text)
         )

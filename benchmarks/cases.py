@@ -11,7 +11,7 @@ from array import array
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
 from benchmarks import peers
@@ -166,11 +166,11 @@ def encrypt_and_decrypt(bench: Bench, name: str, key: bytes) -> Iterator[Contest
             ours = AgsCodec(key, aad_prefix=PREFIX, threads=n)
             if "/encrypt/" in name:
                 runs[row.name, "naive"] = nothing(peers.naive_encrypt, key, PREFIX, BLOCK, data)
-                runs[row.name, "best"] = lambda best=best: best.encrypt_into(data, bytearray(len(stream)))
+                runs[row.name, "best"] = lambda best=best: best.encrypt_into(data, bytearray(len(stream)))  # type: ignore[misc]
                 runs[row.name, "ours"] = nothing(ours.encrypt, data)
             else:
                 runs[row.name, "naive"] = nothing(peers.naive_decrypt, key, PREFIX, stream)
-                runs[row.name, "best"] = lambda best=best: best.decrypt_into(stream, bytearray(len(data)))
+                runs[row.name, "best"] = lambda best=best: best.decrypt_into(stream, bytearray(len(data)))  # type: ignore[misc]
                 runs[row.name, "ours"] = nothing(ours.decrypt, stream, length=len(stream))
         yield Contest(rows, runs)
 
@@ -204,7 +204,8 @@ def read(bench: Bench) -> Group:
 def read_in_sequence(bench: Bench, name: str, key: bytes, size: int, chunk: int) -> Iterator[Contest]:
     path, length = stream_file(bench, key, size)
     buffer = touched(chunk)
-    rows, runs = [], {}
+    rows: list[Row] = []
+    runs: dict[tuple[str, str], Run] = {}
     with ExitStack() as stack:
         file = stack.enter_context(open(path, "rb", buffering=0))
         for n in bench.threads:
@@ -296,7 +297,7 @@ def read_again(bench: Bench, name: str, label: str, offsets: list[int]) -> Itera
             for offset in offsets:
                 read_at(offset, 100)
 
-        def seek_and_read(file: io.BufferedReader) -> None:
+        def seek_and_read(file: BinaryIO | io.BufferedIOBase) -> None:
             seek, read = file.seek, file.read
             for offset in offsets:
                 seek(offset)
@@ -326,7 +327,8 @@ def write_in_chunks(bench: Bench, name: str, key: bytes, size: int, chunk: int) 
     chunks = [memoryview(data)[begin : begin + chunk] for begin in range(0, size, chunk)]
     path = bench.scratch / "written"
     nonces = os.urandom(12 * (size // BLOCK))
-    rows, runs = [], {}
+    rows: list[Row] = []
+    runs: dict[tuple[str, str], Run] = {}
 
     def fresh(write: Callable[[], object]) -> float:
         path.unlink(missing_ok=True)

@@ -43,9 +43,10 @@ from ags_fast.spark import TARGET_BYTES, SparkEngine
 from benchmarks import peers
 from benchmarks.cases import BLOCK, MIB, Bench, nothing, random_data, size_name
 from benchmarks.jobs import room_for
+from benchmarks.keystore import MASTER_KEY, keystore
 from benchmarks.limit import ROOT
 from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
-from benchmarks.tour_dataset import MASTER_KEY, keystore
+from benchmarks.session import SetupError, java_version, spark_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -115,13 +116,11 @@ def workspace(bench: Bench, name: str) -> Iterator[Path]:
 
 @contextmanager
 def session_in(folder: Path, memory: str | None = None) -> Iterator[SparkSession]:
-    from benchmarks.tour import TourError, java_version, spark_session
-
     with ExitStack() as stack:
         try:
             java_version()
             session = stack.enter_context(spark_session(folder / "spark", memory=memory))
-        except TourError as error:
+        except SetupError as error:
             raise SkippedError(str(error).splitlines()[0]) from None
         yield session
 
@@ -297,7 +296,8 @@ def verify_large_files(bench: Bench, sizes: list[tuple[int, int]]) -> Iterator[C
     """Fewer and more of them: a job's fixed costs are a part of the smaller one, and hidden by the larger."""
     with workspace(bench, "verified") as folder, session_in(folder) as session:
         kms, engine = keystore(folder), SparkEngine(session)
-        rows, runs = [], {}
+        rows: list[Row] = []
+        runs: dict[tuple[str, str], Run] = {}
         for count, size in sizes:
             name = f"datasets/spark/verify-{count}x{size >> 20}MiB"
             source, dataset, sealed = (folder / f"{what}-{name.replace('/', '-')}" for what in ("of", "ours", "plain"))
@@ -507,7 +507,8 @@ def worker(what: str, op: str, folder: Path, source: str) -> None:
 def memory_of_one_file(bench: Bench, sizes: list[int]) -> Iterator[Contest]:
     """Peaks of the JVM and its Python workers, each job in a new session. The recipe may die of a large file."""
     with ExitStack() as stack:
-        rows, runs = [], {}
+        rows: list[Row] = []
+        runs: dict[tuple[str, str], Run] = {}
         for size in sizes:
             name = tempfile.TemporaryDirectory(prefix="ags_fast-", dir=room_for(bench, 3 * size))
             folder = Path(stack.enter_context(name))

@@ -15,13 +15,14 @@ import tempfile
 from collections import deque
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ags_fast import AgsReader, AgsWriter, encrypted_length
 from benchmarks import peers
 from benchmarks.cases import BLOCK, KEYS, MIB, PREFIX, Bench, nothing, random_data, size_name, threads_name, touched
 from benchmarks.limit import ROOT
 from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
+from benchmarks.session import SetupError, java_version, spark_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -77,14 +78,14 @@ def avro_files(bench: Bench, count: int) -> Iterator[Contest]:
     length = avro.write(sealed, KEY, SCHEMA, records, aad_prefix=PREFIX)
     size = plain.stat().st_size
 
-    def opened(column: str) -> io.BufferedReader:
+    def opened(column: str) -> BinaryIO | io.BufferedIOBase:
         if column == "limit":
             return open(plain, "rb", buffering=BUFFER)
         if column == "best":
             return io.BufferedReader(peers.PythonReader(sealed, KEY, length=length, aad_prefix=PREFIX), BUFFER)
         return io.BufferedReader(AgsReader(sealed, KEY, length=length, aad_prefix=PREFIX), BUFFER)
 
-    def reading(reader: Callable[[io.BufferedReader], Iterable[object]], column: str) -> None:
+    def reading(reader: Callable[[Any], Iterable[object]], column: str) -> None:
         with opened(column) as file:
             deque(reader(file), maxlen=0)
 
@@ -149,7 +150,7 @@ def peak_memory(bench: Bench, size: int, threads: int) -> Iterator[Contest]:
         for row in rows:  # bytes take the place of seconds
             what = row.name.split("/")[-1]
             runs[row.name, "limit"] = lambda: float((threads + 2) * BLOCK + 8 * MIB)
-            runs[row.name, "ours"] = lambda what=what: float(max(peaks()[what], 1))
+            runs[row.name, "ours"] = lambda what=what: float(max(peaks()[what], 1))  # type: ignore[misc]
         yield Contest(rows, runs)
 
 
@@ -238,8 +239,6 @@ def verify_task(column: str, files: Iterable[tuple[str, int]]) -> Iterator[int]:
 
 @contextmanager
 def spark_jobs(bench: Bench) -> Iterator[Contest]:
-    from benchmarks.tour import TourError, java_version, spark_session
-
     folder = bench.scratch / "spark"
     folder.mkdir()
     large = [(str(folder / f"large-{i}"), bench.size(64 * MIB)) for i in range(8)]
@@ -260,9 +259,10 @@ def spark_jobs(bench: Bench) -> Iterator[Contest]:
         try:
             java_version()
             session = stack.enter_context(spark_session(bench.scratch))
-        except TourError as error:
+        except SetupError as error:
             raise SkippedError(str(error).splitlines()[0]) from None
-        rows, runs = [], {}
+        rows: list[Row] = []
+        runs: dict[tuple[str, str], Run] = {}
         for label, task, files in jobs:
             row = Row(f"spark/{label.replace(' ', '-')}", label, "ms")
             parts = session.sparkContext.parallelize(files, max(bench.threads))

@@ -277,6 +277,7 @@ def modules_of(path: Path) -> tuple[bytes, list[Module]]:
         data = opened.source.read(0, opened.footer_offset)
         for chunk in sorted(opened.chunks(), key=lambda chunk: chunk.begin()):
             found += chunk_modules(data, chunk, found[-1].plain + found[-1].nbytes if found else 4)
+        assert opened.aad is not None
         return opened.aad, found
 
 
@@ -307,7 +308,8 @@ def verify(bench: Bench, name: str) -> Iterator[Contest]:
     aad, modules = modules_of(sealed)
     what, label = ("verify", "verify") if name == "snappy" else ("small-pages/verify", "verify, 8 KiB pages")
     keys = parquet.Keys(KEY)
-    rows, runs = [], {}
+    rows: list[Row] = []
+    runs: dict[tuple[str, str], Run] = {}
     with open(sealed, "rb", buffering=0) as file:
         for n in threads_of(bench):
             row = Row(f"parquet/{what}/{n}t", f"{label}, {threads_name(n)}", nbytes=sealed.stat().st_size)
@@ -354,6 +356,8 @@ def pages(bench: Bench, what: str) -> Iterator[Contest]:
         sealed = bytearray(opened.source.read(begin, begin + sealed_nbytes))
         layout = list(chunk_modules(opened.source.read(0, begin + sealed_nbytes), chunk, 0))
         modules, aad = chunk.modules, opened.aad
+        assert modules is not None
+        assert aad is not None
     layout = [Module(m.plain, m.sealed - begin, m.nbytes, m.suffix) for m in layout]
     if sum(module.nbytes for module in layout) != len(plain):
         raise AssertionError("the headers of sealed pages have another length than those of plain ones")
@@ -407,7 +411,8 @@ def view(bench: Bench) -> Iterator[Contest]:
         with parquet.open_plain(sealed, parquet.Keys(KEY), threads=threads) as file:
             pq.read_table(file)
 
-    rows, runs = [], {}
+    rows: list[Row] = []
+    runs: dict[tuple[str, str], Run] = {}
     for n in threads_of(bench):
         row = Row(f"parquet/view/{n}t", f"view, {threads_name(n)}; limit: plain file", "ms")
         rows.append(row)
@@ -453,7 +458,8 @@ def write_table(bench: Bench) -> Iterator[Contest]:
 
     data, out = pq.read_table(plain_file(bench, "snappy")), bench.scratch / "out.parquet"
     writing = options(bench, "snappy")
-    rows, runs = [], {}
+    rows: list[Row] = []
+    runs: dict[tuple[str, str], Run] = {}
     for n in threads_of(bench):
         row = Row(f"parquet/write_table/{n}t", f"write_table, {threads_name(n)}; limit: pyarrow", "ms")
         rows.append(row)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -208,7 +208,7 @@ class PythonReader(io.RawIOBase):
         except InvalidTag:
             raise ValueError(f"block {index} does not authenticate") from None
 
-    def readinto(self, buffer: bytearray | memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         wanted = max(0, min(len(view), self.length - self._position))
         done = 0

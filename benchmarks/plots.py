@@ -24,7 +24,7 @@ LINES = {  # column: label, colour, line style, width
     "pycryptodome": ("pycryptodome", "#c45bb8", "none", 0),
 }
 VERDICTS = {"pass": "#2e9e5b", "best only": "#e0a100", "median only": "#e0a100", "MISSED": "#d1453b"}
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.dpi": 144,
     "font.size": 10,
     "font.family": "DejaVu Sans",
@@ -134,7 +134,7 @@ def draw_targets(targets: list[dict[str, Any]], about: dict[str, Any], output: P
 
 def reached(target: dict[str, Any], key: str) -> float:
     value = max(target[key], 1e-9)
-    return target["bound"] / value if target["less"] else value / target["bound"]
+    return float(target["bound"] / value if target["less"] else value / target["bound"])
 
 
 def size_text(nbytes: int) -> str:

@@ -28,8 +28,8 @@ from ags_fast.keys.envelope import KeyEntry, new_kek
 from ags_fast.keys.kms.local import LocalKms, rotate_key
 from ags_fast.keys.resolver import DatasetKeyStore
 from benchmarks.datasets import done, taken, workspace
+from benchmarks.keystore import MASTER_KEY, keystore
 from benchmarks.measure import Case, Contest, Group, Row, Run
-from benchmarks.tour_dataset import MASTER_KEY, keystore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

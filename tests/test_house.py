@@ -42,16 +42,10 @@ EXCEPTIONS: set[str] = {
     "ags_fast.parquet.keytools",
     "benchmarks.datasets",
     "benchmarks.jobs.avro_files",
-    "benchmarks.tour",
-    "benchmarks.tour.tour",
-    "benchmarks.tour_parquet.chapter",
 }
 CIRCLES: set[tuple[str, str]] = {
     ("ags_fast.keys.sql", "ags_fast.keys.resolver"),
     ("ags_fast.parquet._filesystem", "ags_fast.parquet._view"),
-    ("benchmarks.tour", "benchmarks.tour_parquet"),
-    ("benchmarks.tour_dataset", "benchmarks.tour"),
-    ("benchmarks.tour_rotation", "benchmarks.tour"),
 }
 LARGE_PACKAGES: set[str] = {
     "ags_fast/parquet",

@@ -49,7 +49,7 @@ def test_datasets_on_spark(tmp_path):
 
 def test_spark_example_is_the_tours():
     (example,) = [text for text in EXAMPLES if "spark" in text and "jobs" not in text]
-    assert example in (ROOT / "benchmarks" / "tour.py").read_text()
+    assert example in (ROOT / "benchmarks" / "tour" / "avro.py").read_text()
 
 
 def test_each_command_is_a_target():

@@ -441,19 +441,20 @@ def test_tour_of_a_users_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         """
         import os, sys, tempfile
         from pathlib import Path
-        from benchmarks import tour
+        from benchmarks.tour import __main__ as tour
+        from benchmarks.tour import avro
 
         arguments = ["--input", sys.argv[1], "--output", sys.argv[2], "--rounds", "0", "--records", "1000"]
         assert tour.main(arguments) == 0
         assert os.listdir(tempfile.gettempdir()) == []
-        right = tour.decrypt_on_spark
+        right = avro.decrypt_on_spark
 
         def wrong(spark, folder, lengths, target, key_file):
             right(spark, folder, lengths, target, key_file)
             with open(Path(target, "notes.txt"), "r+b") as file:
                 file.write(b"!")
 
-        tour.decrypt_on_spark = wrong
+        avro.decrypt_on_spark = wrong
         print("=" * 20)
         assert tour.main(arguments) == 1
         """,
@@ -507,7 +508,7 @@ def test_tour_that_cannot_begin(
 ) -> None:
     """It says why, on the error stream, before Spark starts or anything is written."""
     monkeypatch.syspath_prepend(ROOT)
-    tour = pytest.importorskip("benchmarks.tour")
+    tour = pytest.importorskip("benchmarks.tour.__main__")
     monkeypatch.setattr(tour, "spark_session", lambda scratch: pytest.fail("Spark starts"))
     source, output = tmp_path / "in", tmp_path / "out"
     if case != "no input":

@@ -11,35 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
-from ags_fast.keys.kms import kms_calls, local
+from ags_fast.keys.kms import kms_calls
 from ags_fast.spark import SparkEngine
+from benchmarks.keystore import MASTER_KEY, keystore
+from benchmarks.tour.steps import first_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
-    from benchmarks.tour import Steps
+    from benchmarks.tour.steps import Steps
 
 # --------------------------------------------------------------------------------------- what a user would write
-
-MASTER_KEY = "orders"
-
-
-def keystore(folder: Path) -> dict[str, str]:
-    """The properties of a KMS: here a local keystore, made with a master key if it is not there."""
-    kms = {
-        "encryption.kms-type": "local",
-        "kms.local.path": str(folder / "keystore.json"),
-        "kms.local.key-file": str(folder / "keystore.key"),
-    }
-    if not (folder / "keystore.json").exists():
-        fd = os.open(folder / "keystore.key", os.O_WRONLY | os.O_CREAT, 0o600)
-        with open(fd, "wb") as file:
-            file.write(os.urandom(32))
-        local.create_keystore(kms)
-        local.create_key(kms, MASTER_KEY)
-    return kms
 
 
 def encrypt(spark: SparkSession, source: Path, dataset: Path, kms: dict[str, str], **more: Any) -> jobs.JobResult:
@@ -84,25 +68,28 @@ def chapter(
     steps.check(
         f"version {result.version}: {counts['ok']:,} files, {counts['skipped']:,} skipped; KMS calls of the driver: "
         f"{sum(kms_calls().values())}",
-        _first_failure(result),
+        first_failure(result),
     )
     with steps.step("Another checks every tag, and that no file is missing"):
         result = run(lambda: jobs.verify_files(dataset, kms=kms, engine=engine, progress=False))
     extra = [row.src for row in result.rows if row.error_class == "ExtraFile"]
     steps.check(
         f"{result.counts['ok']:,} files are authentic, none is missing, and there is no other",
-        _first_failure(result) or "".join(f"{name} belongs to nothing" for name in extra[:1]),
+        first_failure(result) or "".join(f"{name} belongs to nothing" for name in extra[:1]),
     )
     with steps.step("Another gives every file a new data key"):
         result = run(lambda: jobs.rekey_files(dataset, kms=kms, engine=engine, progress=False))
-    steps.check(f"version {result.version}; the one before can still be read", _first_failure(result))
+    steps.check(f"version {result.version}; the one before can still be read", first_failure(result))
     with steps.step("Another decrypts the dataset"):
         shutil.rmtree(restored, ignore_errors=True)
         result = run(lambda: jobs.decrypt_files(dataset, restored, kms=kms, engine=engine, progress=False))
-    steps.check(f"{result.counts['ok']:,} files, bit for bit the originals", _first_failure(result) or equal(restored))
+    steps.check(f"{result.counts['ok']:,} files, bit for bit the originals", first_failure(result) or equal(restored))
     leftovers = [path for folder in (dataset, restored) for path in folder.rglob("*.agstmp")]
     steps.check("no temporary file is left", "".join(f"{path} is left" for path in leftovers[:1]))
+    _print_jobs(results)
 
+
+def _print_jobs(results: list[tuple[jobs.JobResult, float]]) -> None:
     print(f"\n   {'job':<10}{'files':>8}{'MB':>10}{'seconds':>10}{'MB/s':>10}{'failed':>8}")
     for result, seconds in results:
         done = [row for row in result.rows if row.status == "ok"]
@@ -113,10 +100,6 @@ def chapter(
             f"{result.counts['failed']:>8}"
         )
     print()
-
-
-def _first_failure(result: jobs.JobResult) -> str:
-    return "".join(f"{row.src}: {row.error_class}: {row.error}" for row in result.failed[:1])
 
 
 class _InterruptionError(Exception):

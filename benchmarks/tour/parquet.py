@@ -15,6 +15,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
+
 from ags_fast import IntegrityError, cli, parquet
 from ags_fast.keys import load_kms
 from ags_fast.keys.kms import local
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from pyarrow.parquet.encryption import CryptoFactory
     from pyspark.sql import DataFrame, SparkSession
 
-    from benchmarks.tour import Steps
+    from benchmarks.tour.steps import Steps
 
 # --------------------------------------------------------------------------------------- what a user would write
 
@@ -38,12 +40,11 @@ FOOTER_KEY, COLUMN_KEYS = "orders", {"customers": ["customer"], "prices": ["pric
 
 def read_with_pyarrow(path: Path, kms: dict[str, str]) -> pa.Table:
     """By pyarrow's own decryption. All it needs of us is to ask the KMS."""
-    import pyarrow.parquet as pq
     import pyarrow.parquet.encryption as pe
 
     client = load_kms(kms)
 
-    class Kms(pe.KmsClient):
+    class Kms(pe.KmsClient):  # type: ignore[misc] # pyarrow has no types
         def __init__(self, config: pe.KmsConnectionConfig) -> None:
             super().__init__()
 
@@ -71,7 +72,7 @@ def read_with_spark(spark: SparkSession, path: Path, kms: dict[str, str]) -> Dat
 
 # ---------------------------------------------------------------------------------------------------- for the JVM
 
-SOURCE = Path(__file__).with_name("jvm") / "LocalKeystore.scala"
+SOURCE = Path(__file__).parents[1] / "jvm" / "LocalKeystore.scala"
 
 
 def jvm_classes() -> Path | None:
@@ -101,7 +102,7 @@ def _compiled() -> Path | None:
         if not folder.exists():
             made = Path(work) / "made"
             made.mkdir()
-            scalac = [java, "-cp", f"{jars}/*", "scala.tools.nsc.Main", "-usejavacp", "-d", made, SOURCE]
+            scalac = [java, "-cp", f"{jars}/*", "scala.tools.nsc.Main", "-usejavacp", "-d", str(made), str(SOURCE)]
             if subprocess.run(scalac, stdin=subprocess.DEVNULL, capture_output=True).returncode != 0:
                 return None
             made.rename(folder)
@@ -114,26 +115,17 @@ def _compiled() -> Path | None:
 def chapter(
     spark: SparkSession, steps: Steps, kms: dict[str, str], folder: Path, rows: int, rounds: int, classes: Path | None
 ) -> None:
-    """Encrypt, inspect, read, re-key, verify and decrypt a Parquet file of so many rows; rounds: of the table."""
-    import pyarrow.parquet as pq
-
+    """Encrypt, inspect, read, re-key, verify and decrypt a Parquet file of `rows` rows; rounds: of the table."""
     folder.mkdir(parents=True, exist_ok=True)
     plain, sealed, rekeyed, opened = (
         folder / name for name in ("orders.parquet", "encrypted.parquet", "rekeyed.parquet", "decrypted.parquet")
     )
-    with steps.step(f"pyarrow writes {rows:,} rows to a Parquet file"):
-        data = table(rows)
-        pq.write_table(data, plain, row_group_size=max(1, -(-rows // 4)))
-        for key_id in COLUMN_KEYS.keys() - {key["key_id"] for key in local.status(kms)["keys"]}:
-            local.create_key(kms, key_id)
-    metadata = pq.read_metadata(plain)
-    size = plain.stat().st_size
-    steps.say(f"{size / 1e6:,.1f} MB, {metadata.num_columns} columns x {metadata.num_row_groups} row groups")
-
+    data = _write(steps, kms, plain, rows)
     factory = keytools.CryptoFactory(kms)
     with steps.step("It is encrypted, two columns with keys of their own"):
         keys = factory.encryption_keys(FOOTER_KEY, COLUMN_KEYS)
         report = parquet.encrypt_file(plain, sealed, keys, plaintext_footer=True)
+    size = plain.stat().st_size
     more = report.file_length - size
     steps.say(
         f"{sum(column.modules for column in report.columns):,} modules; {more:,} bytes more, {100 * more / size:.3f} %"
@@ -141,20 +133,7 @@ def chapter(
     steps.say("`ags-fast parquet inspect`, which has no keys:\n")
     print_inspection(sealed)
 
-    def same(read: pa.Table) -> str:
-        return "" if read.equals(data) else "what was read is not what was written"
-
-    with steps.step("pyarrow reads it, with its own decryption"):
-        problem = same(read_with_pyarrow(sealed, kms))
-    steps.check(f"{rows:,} rows, equal to the original's", problem)
-    with (
-        steps.step("pyarrow reads a column as if nothing was encrypted"),
-        parquet.open_plain(sealed, factory.retriever()) as file,
-    ):
-        column = pq.read_table(file, columns=["price"])
-        problem = "" if column.equals(data.select(["price"])) else "the column is not the original's"
-        decrypted = file.decrypted
-    steps.check(f"equal; of {report.file_length:,} bytes {decrypted:,} were decrypted", problem)
+    _read(steps, kms, factory, sealed, data, report.file_length)
     if classes is None:
         steps.say("Spark's parquet-java is left out: its KMS client could not be compiled")
     else:
@@ -165,30 +144,67 @@ def chapter(
     with steps.step("It is given new keys, without plaintext on the way"):
         new_keys = factory.encryption_keys(FOOTER_KEY, COLUMN_KEYS)
         parquet.reencrypt_file(sealed, rekeyed, factory.retriever(), new_keys)
+    _check(steps, factory, keys, rekeyed)
+    with steps.step("It is decrypted"):
+        parquet.decrypt_file(rekeyed, opened, factory.retriever())
+        problem = _same(pq.read_table(opened), data)
+    steps.check("a plain Parquet file again, equal to the original", problem)
+    if rounds:
+        with steps.step("Side by side with pyarrow, which reads and writes"):
+            measured = compare(plain, sealed, rekeyed, opened, keys, new_keys, rounds)
+        print_table(measured)
+
+
+def _same(read: pa.Table, data: pa.Table) -> str:
+    return "" if read.equals(data) else "what was read is not what was written"
+
+
+def _write(steps: Steps, kms: dict[str, str], path: Path, rows: int) -> pa.Table:
+    """Write the plain file, and make the master keys of its columns."""
+    with steps.step(f"pyarrow writes {rows:,} rows to a Parquet file"):
+        data = table(rows)
+        pq.write_table(data, path, row_group_size=max(1, -(-rows // 4)))
+        for key_id in COLUMN_KEYS.keys() - {key["key_id"] for key in local.status(kms)["keys"]}:
+            local.create_key(kms, key_id)
+    found = pq.read_metadata(path)
+    steps.say(f"{path.stat().st_size / 1e6:,.1f} MB, {found.num_columns} columns x {found.num_row_groups} row groups")
+    return data
+
+
+def _read(
+    steps: Steps, kms: dict[str, str], factory: keytools.CryptoFactory, sealed: Path, data: pa.Table, length: int
+) -> None:
+    """Read the file with pyarrow's own decryption, and a column of it through the plaintext view."""
+    with steps.step("pyarrow reads it, with its own decryption"):
+        problem = _same(read_with_pyarrow(sealed, kms), data)
+    steps.check(f"{data.num_rows:,} rows, equal to the original's", problem)
+    with (
+        steps.step("pyarrow reads a column as if nothing was encrypted"),
+        parquet.open_plain(sealed, factory.retriever()) as file,
+    ):
+        column = pq.read_table(file, columns=["price"])
+        problem = "" if column.equals(data.select(["price"])) else "the column is not the original's"
+        decrypted = file.decrypted
+    steps.check(f"equal; of {length:,} bytes {decrypted:,} were decrypted", problem)
+
+
+def _check(steps: Steps, factory: keytools.CryptoFactory, old_keys: parquet.Keys, rekeyed: Path) -> None:
+    """Verify the re-keyed file, also after a bit is flipped and with the old keys."""
     with steps.step("Every tag of it is checked, also after a bit is flipped"):
         report = parquet.verify(rekeyed, factory.retriever())
-        changed = flipped(rekeyed)
         try:
-            parquet.verify(changed, factory.retriever())
+            parquet.verify(flipped(rekeyed), factory.retriever())
             noticed = ""
         except IntegrityError as error:
             noticed = f"{type(error).__name__}, {str(error).partition(':')[0].replace(' does not authenticate', '')}"
         try:
-            parquet.verify(rekeyed, keys)
+            parquet.verify(rekeyed, old_keys)
             problem = "the old keys open the new file"
         except IntegrityError:
             problem = ""
     modules = sum(column.modules for column in report.columns)
     steps.check(f"{modules:,} modules are authentic; the old keys open none of them", problem)
     steps.check(f"one bit flipped: {noticed}", "" if noticed else "one bit flipped: nobody noticed")
-    with steps.step("It is decrypted"):
-        parquet.decrypt_file(rekeyed, opened, factory.retriever())
-        problem = same(pq.read_table(opened))
-    steps.check("a plain Parquet file again, equal to the original", problem)
-    if rounds:
-        with steps.step("Side by side with pyarrow, which reads and writes"):
-            measured = compare(plain, sealed, rekeyed, opened, keys, new_keys, rounds)
-        print_table(measured)
 
 
 def print_inspection(path: Path) -> None:
@@ -226,7 +242,6 @@ def compare(
     plain: Path, sealed: Path, rekeyed: Path, opened: Path, keys: parquet.Keys, new_keys: parquet.Keys, rounds: int
 ) -> list[Row]:
     """Ours, and pyarrow that decodes the values of a file and encodes them again, with one key."""
-    import pyarrow.parquet as pq
     import pyarrow.parquet.encryption as pe
 
     uniform, out = sealed.with_name("uniform.parquet"), sealed.with_name("out.parquet")

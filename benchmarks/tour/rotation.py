@@ -11,6 +11,7 @@ from ags_fast.jobs.expiry import key_counts
 from ags_fast.keys import kms_calls, load_kms
 from ags_fast.keys.kms import local
 from ags_fast.spark import SparkEngine
+from benchmarks.tour.steps import first_failure
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from benchmarks.tour import Steps
+    from benchmarks.tour.steps import Steps
 
 # --------------------------------------------------------------------------------------- what a user would write
 
@@ -41,7 +42,7 @@ def rotate_everything(spark: SparkSession, kms: dict[str, str], double: Path, si
 WHATS = (
     "R3, double wrap: KEKs wrapped by the new master version",
     "R2, double wrap: new KEKs, data keys wrapped by them",
-    "R1, single wrap: every data key wrapped anew by the KMS",
+    "R1, single wrap: every data key wrapped again by the KMS",
     "R3, single wrap: the KEK of the manifests",
 )
 
@@ -69,7 +70,7 @@ def chapter(spark: SparkSession, steps: Steps, kms: dict[str, str], source: Path
     with steps.step("The master key is rotated, then on Spark what it wraps"):
         results = rotate_everything(spark, kms, double, single)
     for what, result in zip(WHATS, results, strict=True):
-        steps.check(f"{what}: version {result.version}", _first_failure(result))
+        steps.check(f"{what}: version {result.version}", first_failure(result))
     steps.say(f"KMS calls of the driver: {_calls(kms_calls() - calls)}; of every worker: its own unwraps")
     with steps.step(f"Its version {before_version} is destroyed, and both datasets are read"):
         local.set_state(kms, MASTER_KEY, "destroyed", version=int(before_version))
@@ -84,7 +85,7 @@ def chapter(spark: SparkSession, steps: Steps, kms: dict[str, str], source: Path
     steps.check(
         f"removed: {gone.get('version', 0)} versions, {gone.get('manifest', 0)} manifests, {gone.get('key', 0)} keys, "
         f"{gone.get('keys', 0)} superseded lists of keys",
-        "".join(_first_failure(result) for result in expired) or ("" if gone.get("key") else "no key was removed"),
+        "".join(first_failure(result) for result in expired) or ("" if gone.get("key") else "no key was removed"),
     )
     steps.say("What depends on which key now:")
     _print_keys(kms, double, single)
@@ -122,8 +123,4 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 def _read_back(dataset: Path, tree: Path, target: Path, shared: dict[str, Any]) -> str:
     result = jobs.decrypt_files(dataset, target, **shared)
-    return _first_failure(result) or ("" if _files(target) == _files(tree) else f"{dataset.name} has other files")
-
-
-def _first_failure(result: jobs.JobResult) -> str:
-    return "".join(f"{row.src}: {row.error_class}: {row.error}" for row in result.failed[:1])
+    return first_failure(result) or ("" if _files(target) == _files(tree) else f"{dataset.name} has other files")
