@@ -151,6 +151,68 @@ class Commits(Manifests):
             self._remove(ref for ref in written.values() if ref not in made.manifests)
             return made, [entry for entry in remove if entry.path in now]
 
+    def commit_whole(
+        self,
+        operation: str,
+        job_id: str,
+        add: Sequence[FileEntry],
+        remove: Sequence[FileEntry],
+    ) -> Version:
+        """Make a version with the files of `add` and without those of `remove`; all of it, or nothing.
+
+        A path of `add` must be free, or in `remove`. ConcurrentChangeError if another job has changed one of the paths
+        since they were looked at.
+        """
+        written: dict[tuple[Any, ...], TableRef] = {}  # manifests made for an attempt that lost, for the next one
+        while True:
+            head = self.current(writes=True)
+            try:
+                made = self._commit_whole_on(head, operation, job_id, add, remove, written)
+            except FileExistsError:
+                continue
+            except ConcurrentChangeError:
+                self._remove(written.values())
+                raise
+            except IntegrityError:
+                if self.is_newest(head):
+                    raise
+                continue  # what the head has was expired meanwhile
+            self._remove(ref for ref in written.values() if ref not in made.manifests)
+            return made
+
+    def _commit_whole_on(
+        self,
+        head: Version | None,
+        operation: str,
+        job_id: str,
+        add: Sequence[FileEntry],
+        remove: Sequence[FileEntry],
+        written: dict[tuple[Any, ...], TableRef],
+    ) -> Version:
+        """`commit_whole`, if `head` is still the newest version. FileExistsError, or IntegrityError, if it is not."""
+        if head is not None and head.job_id == job_id:
+            return head  # the answer to an earlier attempt was lost
+        add = self.keyring.rewrap(add)
+        key_id, envelope = self.keyring.document_key(), self.envelope
+        old = {entry.path: entry.file for entry in remove}
+        paths = old.keys() | {entry.path for entry in add}
+        there = {
+            entry.path: entry.file
+            for ref in (head.manifests if head else ())
+            for entry in self.open_table(ref, envelope)
+            if entry.path in paths
+        }
+        changed = sorted(path for path in paths if there.get(path) != old.get(path))
+        if changed:
+            more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
+            raise ConcurrentChangeError(
+                f"another job has changed {changed[0]!r}{more} in the dataset meanwhile: nothing was committed"
+            )
+        sets = {entry.set_id for entry in remove} - {None}
+        refs, gone = self._without(head, old, key_id, envelope, written, job_id, sets) if head else ([], [])
+        refs += [self._manifest(chunk, key_id, envelope, written, job_id) for chunk in chunks(add)]
+        return self._succeed(head, operation, job_id, refs, add, gone)
+
     def succeed(
         self,
         head: Version | None,

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import io
     from collections.abc import Iterable
 
-    from ags_fast._types import WritableFile
+    from ags_fast._types import Buffer, WritableFile
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.fs import Store
+    from ags_fast.fs import NewFile, NewObject, Store
     from ags_fast.keys.envelope import Envelope
 
 
@@ -53,6 +53,25 @@ class Format(Protocol):
 
     def copy(self, contents: Contents, entry: FileEntry, target: WritableFile) -> None:
         """Decrypt a file to anything that takes bytes. Each piece is written after its tag has passed."""
+
+    def write(self, contents: Contents, entry: FileEntry, new: NewFile | NewObject) -> FormatWriter:
+        """Begin a file. `finish` publishes the file."""
+
+
+class FormatWriter(Protocol):
+    """A file of a dataset in the making, in one format."""
+
+    def write(self, data: Buffer, /) -> int:
+        """Take all of `data`."""
+
+    def tell(self) -> int:
+        """Return the bytes of plaintext written so far."""
+
+    def finish(self) -> tuple[int, int]:
+        """Publish the file. Returns its plaintext length and its file length, in bytes."""
+
+    def abort(self) -> None:
+        """Discard the file. After `finish`, do nothing."""
 
 
 # A module is imported when a file first needs it: Parquet's takes longer than to read a small dataset.

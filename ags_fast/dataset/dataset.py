@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.cache import TableCache
 from ags_fast.dataset.contents import Contents, denied_keys, format_of
 from ags_fast.dataset.entries import check_lengths
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id
+from ags_fast.dataset.transaction import Settings, Transaction
 from ags_fast.errors import ConcurrentChangeError, IntegrityError
 from ags_fast.keys.envelope import UnknownKeyError
 
@@ -245,6 +247,46 @@ class Dataset:
             entry = at.find(path)
             contents = at.contents(entry, threads)
         format_of(entry).copy(contents, entry, target)
+
+    # ---- writing
+
+    def transaction(
+        self,
+        *,
+        wrapping_key_id: str | None = None,
+        double_wrap: bool = True,
+        dek_length: int = 16,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        column_keys: Mapping[str, str] | None = None,
+        fsync: bool = True,
+        threads: int | None = None,
+    ) -> Transaction:
+        """Make a transaction on this version, to be used in a ``with`` block: see `Transaction`.
+
+        Args:
+            wrapping_key_id: The master key of the new files; None is the one in use.
+            double_wrap: Whether a KEK of the dataset wraps data keys; if not, the KMS wraps each of them.
+            dek_length: Bytes of a data key: 16, 24 or 32.
+            block_size: Bytes of plaintext in a block of an AGS1 file.
+            column_keys: Of Parquet files, the master keys of columns that get data keys of their own, by dotted path.
+            fsync: Whether files are on the disk before the version is committed.
+            threads: How many threads may work on one file; None as for AgsCodec.
+
+        Raises:
+            ValueError: The handle was opened with ``version=``, or an argument is impossible.
+        """
+        if self._access.version is not None:
+            raise ValueError(f"this handle stays at version {self._access.version}: open the dataset without version=")
+        settings = Settings(wrapping_key_id, double_wrap, dek_length, block_size, column_keys, fsync, threads)
+        at = self._opened()
+        return Transaction(at.ledger, at.head, settings, self._show)
+
+    def _show(self, version: Version) -> None:
+        """Go to a version that a transaction of this handle has made."""
+        with self._lock:
+            at = self._opened()
+            if at.head is None or version.number > at.head.number:
+                self._at = replace(at, head=version)
 
     def _opened(self) -> _At:
         at = self._at

@@ -51,6 +51,18 @@ def check_path(path: str) -> str:
 
 
 JOB_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{12}")
+JOB_MARK = re.compile(rf"\.({JOB_ID.pattern})(?=[.-]|$)")  # in the name of an object
+
+
+def written_name(path: str, job_id: str, format: str) -> str:
+    """Return a new name for the object that holds `path`: it has the job's id, and no other attempt has the name."""
+    return object_name(path, f"{job_id}-{secrets.token_hex(4)}", format=format)
+
+
+def job_in_name(file: str) -> str | None:
+    """Return the id of the job that an object's name says wrote the object; None if the name has none."""
+    found = JOB_MARK.search(file.rpartition("/")[2])
+    return found[1] if found else None
 
 
 def new_job_id() -> str:

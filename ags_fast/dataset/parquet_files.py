@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
-from ags_fast.parquet import Keys, decrypt_file, open_plain
+from ags_fast.parquet import Keys, decrypt_file, encrypt_file, open_plain
+from ags_fast.stream import AgsReader, AgsWriter
 
 if TYPE_CHECKING:
     import io
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
 
     from ags_fast.dataset.contents import Contents
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.fs import NewFile, NewObject
 
 # What this package writes has a tag for everything that is encrypted: a file with less is not what was written.
 STRICT: dict[str, Any] = {"allow_ctr": False, "allow_unauthenticated_levels": False}
 KEY_MATERIAL = "AGS-DATASET"  # of key_metadata; keys are found by the dataset's manifests and by nothing in the file
+
+SPOOL_NBYTES = 16 << 20  # of a file in the making that are held in memory
 
 
 def parquet_keys(contents: Contents, entry: FileEntry) -> Keys:
@@ -110,6 +115,48 @@ def copy(contents: Contents, entry: FileEntry, target: Any) -> None:
     """Decrypt a file to anything that takes bytes. Every page has passed its tag before it is written."""
     with sealed(contents, entry) as source:
         decrypt_to(contents, entry, source, target)
+
+
+class ParquetWriter:
+    """A plaintext Parquet file, taken from any writer, that is encrypted when it is complete.
+
+    Until then its bytes are sealed as an AGS1 stream under a key that only this object has: up to 16 MiB in memory,
+    more in a temporary file. So no plaintext comes to a disk.
+    """
+
+    def __init__(self, contents: Contents, entry: FileEntry, new: NewFile | NewObject) -> None:
+        self._contents, self._entry, self._new = contents, entry, new
+        self._key = os.urandom(16)
+        self._spool = tempfile.SpooledTemporaryFile(SPOOL_NBYTES)  # noqa: SIM115
+        self._writer = AgsWriter(self._spool, self._key, threads=contents.threads)
+        self.write = self._writer.write
+        self.tell = self._writer.tell
+
+    def finish(self) -> tuple[int, int]:
+        """Encrypt and publish the file. Returns the length of its plaintext view and its file length, in bytes."""
+        contents, entry = self._contents, self._entry
+        self._writer.close()
+        with self._spool, AgsReader(self._spool, self._key, length=self._writer.file_length) as plain:
+            report = encrypt_file(
+                plain,
+                self._new,
+                parquet_keys(contents, entry),
+                aad_prefix=entry.aad_prefix,
+                store_aad_prefix=False,
+                threads=contents.threads,
+            )
+        return plain_length(contents, entry), report.file_length
+
+    def abort(self) -> None:
+        """Discard the file. After `finish`, do nothing."""
+        self._writer.abort()
+        self._spool.close()
+        self._new.discard()
+
+
+def write(contents: Contents, entry: FileEntry, new: NewFile | NewObject) -> ParquetWriter:
+    """Begin a Parquet file."""
+    return ParquetWriter(contents, entry, new)
 
 
 def plain_length(contents: Contents, entry: FileEntry) -> int:

@@ -10,7 +10,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.dataset.names import HIDDEN, JOB_ID, MANIFESTS, PLANS, object_name
+from ags_fast.dataset.names import HIDDEN, JOB_ID, MANIFESTS, PLANS, job_in_name, object_name
 from ags_fast.dataset.tables import MANIFEST_ENTRIES, TABLE_NBYTES, TableRef, chunks, whole
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS, Store
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.ledger import Ledger
     from ags_fast.dataset.versions import Version
+
+WRITE = "write"  # the operation of a transaction, whose files are told by the job's id in their names
 
 
 class Plan:
@@ -49,7 +51,7 @@ class Plan:
         self.number = number
         self.refs = refs
         self.key_id = key_id  # that the document is sealed with
-        self.taken = False  # over from a job that died
+        self.taken = False  # over from a job that died, or given up by its own
         self.lost: dict[str, KeyEntry] = {}  # keys that open it, and that were removed since: nobody can go on with it
         self._lock: Any = None
         self._files: set[str] | None = None  # what its tables name, if all of them were written here
@@ -222,6 +224,7 @@ class Plan:
         """The keys that it needs itself, with these entries, and those of what a rotation or an expiry deals with."""
         refs = [*self.refs, *map(TableRef.from_json, self.body.get("manifests", ()))]
         used = {self.key_id, *(ref.key_id for ref in refs), *self.body.get("keys", ()), *self.body.get("moves", ())}
+        used |= {str(key_id) for key_id in self.body.get("wraps", ())}
         used |= self._new_key_ids()
         return used.union(*(dict(ref.keys or ()) for ref in refs), *(entry.key_ids() for entry in entries))
 
@@ -263,11 +266,18 @@ class Plan:
         known = self.dataset.envelope.entries
         return bool(self.lost) or any(key_id not in known for key_id in {ref.key_id for ref in self.refs})
 
+    def wrote(self, files: Collection[str] | None) -> None:
+        """Say which files the job has written, all of them; None: find them by their names when it ends."""
+        self._files = None if files is None else set(files)
+
     def files(self) -> set[str]:
         """What the job may have written."""
         return self._named() if self._files is None else set(self._files)
 
     def _named(self) -> set[str]:
+        """The files of its tables; of a transaction, the objects that have its id in their names."""
+        if self.body.get("operation") == WRITE:
+            return {entry.path for entry in self.dataset.store.list() if job_in_name(entry.path) == self.job_id}
         return {entry.file for entry in self._known()}
 
     def _known(self) -> list[FileEntry]:
@@ -441,6 +451,39 @@ def clear(dataset: Ledger, age: float | None = None) -> None:
         if job_id not in planned and is_dead(store, job_id, age):
             Plan.take(dataset, job_id)
     store.remove_empty_folders(PLANS)
+
+
+def orphan_files(dataset: Ledger) -> list[str]:
+    """Objects that have the id of a job in their names, of jobs that are over, and that no version names.
+
+    Looked at in this order: an object of a job that ran when the objects were listed is in the job's plan still, or by
+    then in a version, or in none for ever.
+    """
+    listed = [entry.path for entry in dataset.store.list() if job_in_name(entry.path) is not None]
+    listed = [path for path in listed if not path.startswith(HIDDEN)]
+    if not listed:
+        return []
+    running = open_plans(dataset.store)
+    known = set[str]().union(*(Plan.names(dataset, job_id) for job_id in running))
+    ended = [path for path in listed if path not in known and job_in_name(path) not in running]
+    named = named_files(dataset) if ended else set()
+    return [path for path in ended if path not in named]
+
+
+def named_files(dataset: Ledger) -> set[str]:
+    """The objects of all files of all versions."""
+    named: set[str] = set()
+    seen: set[str] = set()
+    for version in dataset.versions():
+        try:
+            for ref in version.manifests:
+                if ref.path not in seen:
+                    named.update(entry.file for entry in dataset.open_table(ref, dataset.envelope))
+                    seen.add(ref.path)
+        except (IntegrityError, UnknownKeyError):
+            if version.number in dataset.version_numbers():
+                raise  # else it was expired meanwhile
+    return named
 
 
 def orphan_manifests(dataset: Ledger, age: float | None, job_id: str | None = None) -> list[str]:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import IntegrityError
 from ags_fast.fs import NotAFileError
-from ags_fast.stream import AgsReader
+from ags_fast.stream import AgsReader, AgsWriter
 
 if TYPE_CHECKING:
     from ags_fast._types import WritableFile
     from ags_fast.dataset.contents import Contents
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.fs import NewFile, NewObject
 
 CHUNK_NBYTES = 1 << 20  # of plaintext that is copied at a time
 
@@ -41,3 +42,30 @@ def copy(contents: Contents, entry: FileEntry, target: WritableFile) -> None:
         chunk = memoryview(bytearray(max(CHUNK_NBYTES, reader.block_size)))
         while got := reader.readinto(chunk):
             target.write(chunk[:got])
+
+
+class StreamWriter:
+    """An AGS1 stream in the making, under the entry's data key."""
+
+    def __init__(self, contents: Contents, entry: FileEntry, new: NewFile | NewObject) -> None:
+        self._writer = AgsWriter(
+            new,
+            contents.dek(entry),
+            aad_prefix=entry.aad_prefix,
+            block_size=entry.block_size,
+            threads=contents.threads,
+        )
+        self.write = self._writer.write
+        self.tell = self._writer.tell
+        self.abort = self._writer.abort
+
+    def finish(self) -> tuple[int, int]:
+        """Publish the stream. Returns its plaintext length and its file length, in bytes."""
+        plain_length = self._writer.tell()
+        self._writer.close()
+        return plain_length, self._writer.file_length
+
+
+def write(contents: Contents, entry: FileEntry, new: NewFile | NewObject) -> StreamWriter:
+    """Begin a stream."""
+    return StreamWriter(contents, entry, new)

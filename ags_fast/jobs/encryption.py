@@ -13,11 +13,11 @@ from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id, object_name
 from ags_fast.dataset.plan import Plan
+from ags_fast.dataset.planning import begin_plan, continue_plan, reserve_keys
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import AgsError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.jobs.engines.local import client_for
-from ags_fast.jobs.planning import begin_plan, continue_plan, reserve_keys
 from ags_fast.jobs.results import JobResult, Row, counted, describe, shown, shown_counts
 from ags_fast.jobs.run import Options, check_apart, commit_files, envelope_for, run_tasks
 from ags_fast.jobs.sources import Choice, aad_prefixes, check_names, list_sources

@@ -9,9 +9,9 @@ from ags_fast.dataset.access import Access
 from ags_fast.dataset.entries import wrapped_by
 from ags_fast.dataset.names import new_job_id, object_name
 from ags_fast.dataset.plan import Plan
+from ags_fast.dataset.planning import begin_plan, column_masters, continue_plan, reserve_keys
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.jobs.engines.local import client_for
-from ags_fast.jobs.planning import begin_plan, column_masters, continue_plan, reserve_keys
 from ags_fast.jobs.results import JobResult, counted, shown
 from ags_fast.jobs.run import Options, commit_files, envelope_for, run_tasks, without_false_alarm
 from ags_fast.jobs.sources import aad_prefixes

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.plan import Plan
+from ags_fast.dataset.planning import reserve_keys
 from ags_fast.errors import IntegrityError
 from ags_fast.jobs.expiry import apply_retention
-from ags_fast.jobs.planning import reserve_keys
 from ags_fast.jobs.results import JobResult, counted, shown
 from ags_fast.jobs.work.rows import planned_row
 from ags_fast.keys.envelope import UnknownKeyError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import MANIFESTS, PLANS, new_job_id
-from ags_fast.dataset.plan import Plan, clear, is_dead, open_plans, orphan_manifests
+from ags_fast.dataset.plan import Plan, clear, is_dead, open_plans, orphan_files, orphan_manifests
 from ags_fast.dataset.policy import Policy
 from ags_fast.fs import Store
 from ags_fast.jobs.expiry import finish_expiry
@@ -64,6 +64,9 @@ def sweep(
             elif any(store.list(f"{PLANS}{job_id}/")):  # it lives
                 continue
             rows.append(Row(store.full_path(f"{PLANS}{job_id}"), None, "ok", format="plan"))
+        for path in orphan_files(opened):
+            store.delete(path)
+            rows.append(Row(store.full_path(path), None, "ok", format="file"))
         for path in orphan_manifests(opened, age):
             store.delete(path)
             rows.append(Row(store.full_path(path), None, "ok", format="manifest"))

@@ -98,6 +98,19 @@ def _with_keys(dataset: Ledger, entries: Sequence[FileEntry], dek_length: int) -
     ]
 
 
+def wrapped_under(dataset: Ledger, entries: Sequence[FileEntry], wanted: Sequence[FileEntry]) -> list[FileEntry]:
+    """Return the entries with their data keys wrapped by the keys that `wanted`, the same files, name."""
+    envelope = dataset.envelope
+    done = []
+    for entry, new in zip(entries, wanted, strict=True):
+        wraps = []
+        for old, (key_id, _, _) in zip(entry.wraps(dataset.id), new.wraps(dataset.id), strict=True):
+            same = old[0] == key_id
+            wraps.append((key_id, old[1] if same else envelope.wrap(key_id, envelope.unwrap(*old), old[2])))
+        done.append(entry.with_wraps(wraps))
+    return done
+
+
 def begin_plan(
     dataset: Ledger,
     held: ExitStack,
