@@ -37,7 +37,7 @@ from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.run import LOCAL_OPEN_COST
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.dispatch import run_file
-from ags_fast.keys.envelope import clear_cache
+from ags_fast.keys.cache import clear_cache
 from ags_fast.keys.kms import load_kms
 from ags_fast.spark import TARGET_BYTES, SparkEngine
 from benchmarks import peers

@@ -19,14 +19,15 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ags_fast import jobs
 from ags_fast.dataset.entries import FileEntry
-from ags_fast.dataset.keks import SCOPE, Uses, Want
+from ags_fast.dataset.keks import Uses, Want
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.tables import MANIFEST_ENTRIES
 from ags_fast.fs import Store
 from ags_fast.keys import binding, load_kms
-from ags_fast.keys.envelope import KeyEntry, new_kek
+from ags_fast.keys.entry import SCOPE, KeyEntry
+from ags_fast.keys.kek import new_kek
 from ags_fast.keys.kms.local import LocalKms, rotate_key
-from ags_fast.keys.resolver import DatasetKeyStore
+from ags_fast.keys.stores import DatasetKeyStore
 from benchmarks.datasets import done, taken, workspace
 from benchmarks.keystore import MASTER_KEY, keystore
 from benchmarks.measure import Case, Contest, Group, Row, Run

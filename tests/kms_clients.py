@@ -153,7 +153,11 @@ class Shelf:
     def list(self, prefix: str = "") -> Iterator[Any]:
         self.requests.append("list")
         with self.lock:
-            found = [SimpleNamespace(path=path) for path in self.objects if path.startswith(prefix)]
+            found = [
+                SimpleNamespace(path=path, size=len(data), modified=time.time())
+                for path, data in self.objects.items()
+                if path.startswith(prefix)
+            ]
         return iter(found)
 
     def read(self, path: str, limit: int) -> bytes:
@@ -168,6 +172,19 @@ class Shelf:
             if path in self.objects:
                 raise FileExistsError(path)
             self.objects[path] = data
+
+    def put(self, path: str, data: bytes, *, fsync: bool = False) -> None:
+        self.requests.append("put")
+        with self.lock:
+            self.objects[path] = data
+
+    def delete(self, path: str) -> None:
+        self.requests.append("delete")
+        with self.lock:
+            self.objects.pop(path, None)
+
+    def full_path(self, path: str) -> str:
+        return f"shelf/{path}"
 
     def __repr__(self) -> str:
         return "Shelf"

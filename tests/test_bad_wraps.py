@@ -15,9 +15,9 @@ from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.plan import open_plans
 from ags_fast.jobs import Policy, encrypt_files, expire, rekey_files, restore_keys, rotate
 from ags_fast.keys import KeyEntry, clear_cache
-from ags_fast.keys.envelope import rewrap_kek
+from ags_fast.keys.kek import rewrap_kek
 from ags_fast.keys.kms import load_kms, local
-from ags_fast.keys.resolver import SPARED
+from ags_fast.keys.stores.upkeep import SPARED
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from ags_fast.dataset.cache import TableCache
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.fs import Store
 from ags_fast.jobs import Policy, encrypt_files, expire, remove_files
-from ags_fast.keys.envelope import clear_cache
+from ags_fast.keys.cache import clear_cache
 from ags_fast.keys.kms import count_calls
 
 if TYPE_CHECKING:

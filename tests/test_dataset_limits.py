@@ -27,7 +27,8 @@ from ags_fast.dataset.tables import (
     seal_table,
 )
 from ags_fast.jobs import encrypt_files, verify_files
-from ags_fast.keys.envelope import KIND_NBYTES, binding, seal_document
+from ags_fast.keys.document import KIND_NBYTES, seal_document
+from ags_fast.keys.envelope import binding
 from ags_fast.keys.iceberg import EncryptedKey
 from ags_fast.keys.kms import load_kms
 from ags_fast.parquet import keytools
@@ -108,7 +109,7 @@ import json
 from ags_fast import AgsError
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.keys.kms import load_kms
-from ags_fast.keys.resolver import claimed_keys
+from ags_fast.keys.stores import claimed_keys
 from ags_fast.fs import Store
 
 folder, kms, expected = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
@@ -462,7 +463,7 @@ def test_json_that_would_take_much_memory(tmp_path: Path) -> None:
         load_kms(kms).wrap_key(b"k" * 16, MASTER)
     with pytest.raises(FormatError, match="are the most that are taken"):
         keytools._parse(bomb, "key material", 64 << 20)
-    sql = pytest.importorskip("ags_fast.keys.sql")
+    sql = pytest.importorskip("ags_fast.keys.stores.sql")
     with pytest.raises(FormatError, match="are the most"):
         sql._json(bomb[: 31 << 20].decode())
     with pytest.raises(FormatError, match="33554432 are the most"):

@@ -24,15 +24,10 @@ from ags_fast._json import MARKS
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
 from ags_fast.keys import Envelope, KeyEntry, binding, clear_cache, kms_calls, load_kms, new_kek, seal_document
 from ags_fast.keys import open_document as open_document_
-from ags_fast.keys.envelope import (
-    HEADER_NBYTES,
-    _Cache,
-    _cache,
-    check_unwraps,
-    dumps,
-    rewrap_kek,
-    taken,
-)
+from ags_fast.keys.cache import KeyCache, unwrapped_keks
+from ags_fast.keys.document import HEADER_NBYTES, taken
+from ags_fast.keys.encoding import dumps
+from ags_fast.keys.kek import check_unwraps, rewrap_kek
 from ags_fast.keys.kms import as_kms, local
 
 if TYPE_CHECKING:
@@ -325,7 +320,7 @@ def test_keys_that_the_kms_makes() -> None:
 def test_the_lifetime_of_what_is_kept(properties: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """After it, and with 0 at once, the KMS is asked again, and what was revoked meanwhile is refused."""
     now = time.monotonic()
-    monkeypatch.setattr("ags_fast.keys.envelope.time.monotonic", lambda: now)
+    monkeypatch.setattr("ags_fast.keys.cache.time.monotonic", lambda: now)
     kek = new_kek(properties, "m")
     wrapped = envelope_of(properties, kek).wrap(kek.key_id, CANARY, BOUND)
     for text, seconds in ((None, 3600), ("90", 90), ("0", 0)):
@@ -354,7 +349,7 @@ def test_the_lifetime_of_what_is_kept(properties: dict[str, str], monkeypatch: p
     never = {**properties, "kms.cache-lifetime-seconds": "0"}
     made = new_kek(never, "m")
     assert calls_of(lambda: envelope_of(never, made).wrap(made.key_id, CANARY, BOUND)) == {"unwrap": 1}
-    assert len(_cache) == 0
+    assert len(unwrapped_keks) == 0
     for text in ("", "-1", "1.5", "an hour", "9999999999"):
         with pytest.raises(ValueError, match=r"kms\.cache-lifetime-seconds"):
             load_kms({**properties, "kms.cache-lifetime-seconds": text})
@@ -438,14 +433,14 @@ def test_a_thread_that_is_stopped_does_not_stop_others() -> None:
 def test_the_cache_ends_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clear_cache()
     now = [1000.0]
-    monkeypatch.setattr("ags_fast.keys.envelope.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ags_fast.keys.cache.time.monotonic", lambda: now[0])
     kms = Plain()
     kek = new_kek(kms, "m")
     envelope = envelope_of(kms, kek)
     now[0] += 3599
     assert calls_of(lambda: envelope.prepare(kek.key_id)) == {}
     now[0] += 2  # an hour after it was made, however often it was used
-    assert len(_cache) == 0
+    assert len(unwrapped_keks) == 0
     assert calls_of(lambda: envelope.prepare(kek.key_id)) == {"unwrap": 1}
 
 
@@ -454,10 +449,10 @@ def test_the_cache_is_bounded() -> None:
     kms = Plain()
     keks = [new_kek(kms, "m") for _ in range(1030)]
     envelope = envelope_of(kms, *keks)
-    assert len(_cache) == 1024
+    assert len(unwrapped_keks) == 1024
     assert calls_of(lambda: envelope.prepare(keks[-1].key_id)) == {}
     assert calls_of(lambda: envelope.prepare(keks[0].key_id)) == {"unwrap": 1}
-    small = _Cache(entries=2)
+    small = KeyCache(entries=2)
     for name in (b"a", b"b"):
         small.get(name, lambda: object())  # type: ignore[arg-type, return-value]
     held = small.get(b"a", lambda: pytest.fail("it is there"))
@@ -465,7 +460,7 @@ def test_the_cache_is_bounded() -> None:
     assert small.get(b"a", lambda: pytest.fail("b was used longer ago")) is held
     assert len(small) == 2
     clear_cache()
-    assert len(_cache) == 0
+    assert len(unwrapped_keks) == 0
 
 
 def test_the_cache_is_of_one_asker(tmp_path: Path) -> None:
@@ -492,21 +487,21 @@ def test_a_fork_has_an_empty_cache(tmp_path: Path) -> None:
         from pathlib import Path
         from kms_clients import keystore
         from ags_fast.keys import Envelope, kms_calls, new_kek
-        from ags_fast.keys.envelope import _cache
+        from ags_fast.keys.cache import unwrapped_keks
         properties = keystore(Path(sys.argv[1]), "m")
         kek = new_kek(properties, "m")
         envelope = Envelope(properties, {kek.key_id: kek})
         wrapped = envelope.wrap(kek.key_id, bytes(16), b"bound")
-        _cache._lock.acquire()  # as another thread might hold it
+        unwrapped_keks._lock.acquire()  # as another thread might hold it
         nonces = set()
         for _ in range(3):
             if (pid := os.fork()) == 0:
-                assert len(_cache) == 0
+                assert len(unwrapped_keks) == 0
                 assert envelope.unwrap(kek.key_id, wrapped, b"bound") == bytes(16)
                 print(envelope.wrap(kek.key_id, bytes(16), b"bound")[:12].hex(), dict(kms_calls()), flush=True)
                 os._exit(0)
             assert os.waitpid(pid, 0)[1] == 0
-        _cache._lock.release()
+        unwrapped_keks._lock.release()
         print(envelope.wrap(kek.key_id, bytes(16), b"bound")[:12].hex(), dict(kms_calls()))
         """,
         tmp_path,
@@ -523,7 +518,7 @@ def test_evicted_keys_are_wiped() -> None:
         """
         import gc, os
         from ags_fast.keys import Envelope, KeyEntry, clear_cache
-        from ags_fast.keys.envelope import _cache
+        from ags_fast.keys.cache import unwrapped_keks
         from ags_fast._core import Key
         invert = bytes(255 - i for i in range(256))
         needle = os.urandom(32)  # the key with every bit turned over, so that looking for it makes no copies
@@ -549,21 +544,22 @@ def test_evicted_keys_are_wiped() -> None:
             key = bytearray(32)
             for i in range(32):
                 key[i] = invert[needle[i]]
-            _cache.put(name, Key(key))
+            unwrapped_keks.put(name, Key(key))
             for i in range(32):
                 key[i] = 0
 
-        for evict in (clear_cache, lambda: setattr(_cache, "entries", 0) or _cache.put(b"x", Key(bytes(16)))):
+        small = lambda: setattr(unwrapped_keks, "entries", 0) or unwrapped_keks.put(b"x", Key(bytes(16)))
+        for evict in (clear_cache, small):
             put(b"name")
             assert copies() >= 1
             evict()
             gc.collect()
             assert copies() == 0, copies()
-            _cache.entries = 10
+            unwrapped_keks.entries = 10
         put(b"name")
-        _cache._keys[b"name"] = 0.0, _cache._keys[b"name"][1]  # its time is over
-        _cache._until = 0.0
-        assert len(_cache) == 0
+        unwrapped_keks._keys[b"name"] = 0.0, unwrapped_keks._keys[b"name"][1]  # its time is over
+        unwrapped_keks._until = 0.0
+        assert len(unwrapped_keks) == 0
         assert copies() == 0
         """
     )
@@ -641,7 +637,7 @@ def test_odd_documents(properties: dict[str, str]) -> None:
     def sealed(text: str) -> bytes:
         """What has the KEK could put in: a body that is no JSON of ours, under a tag that is right."""
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("ags_fast.keys.envelope.dumps", lambda value: text if value is BODY else dumps(value))
+            patched.setattr("ags_fast.keys.document.dumps", lambda value: text if value is BODY else dumps(value))
             return seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
 
     assert written(outer) == data
@@ -722,7 +718,7 @@ def test_nothing_is_parsed_before_its_tag(properties: dict[str, str], monkeypatc
     kek = new_kek(properties, "m")
     envelope = envelope_of(properties, kek)
     data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
-    monkeypatch.setattr("ags_fast.keys.envelope.parse_object", lambda *_: pytest.fail("it was parsed"))
+    monkeypatch.setattr("ags_fast.keys.document.parse_object", lambda *_: pytest.fail("it was parsed"))
     for changed in (data[:-3] + b" \n}\n", flip(data, 8 * len(data) - 40)):
         with pytest.raises(IntegrityError):
             opened(changed, envelope)
@@ -781,7 +777,7 @@ def test_large_documents(properties: dict[str, str]) -> None:
 
 
 def test_keys_never_show(properties: dict[str, str], double_wrap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ags_fast.keys.envelope.secrets.token_bytes", lambda size: (CANARY * 2)[:size])
+    monkeypatch.setattr("ags_fast.keys.document.secrets.token_bytes", lambda size: (CANARY * 2)[:size])
     monkeypatch.setattr(local.secrets, "token_bytes", lambda size: (CANARY * 2)[:size])
     local.create_key(properties, "canary")
     kek = new_kek(properties, "canary", double_wrap=double_wrap)
@@ -791,7 +787,7 @@ def test_keys_never_show(properties: dict[str, str], double_wrap: bool, monkeypa
     shown: list[Any] = [
         envelope,
         kek,
-        _cache,
+        unwrapped_keks,
         envelope.kms,
         list(envelope.entries.values()),
         kek.to_json(),

@@ -17,6 +17,7 @@ from support import pattern
 from ags_fast import AgsError, FormatError, IntegrityError, PolicyError
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.fs import Store
+from ags_fast.fs.numbered import TOMBSTONE
 from ags_fast.jobs import (
     JobResult,
     Policy,
@@ -35,7 +36,6 @@ from ags_fast.jobs import (
     verify_files,
 )
 from ags_fast.keys.chain import BLOCK, BLOCKS, NEAR, Chain, ChainObjects, sha256
-from ags_fast.keys.envelope import REMOVED
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def test_a_pin_is_taken_as_long_as_it_is_an_ancestor(world: World) -> None:
         if isinstance(result, JobResult):
             result.raise_for_failures()
             assert result.pin == f"{result.version}-{sha256(world.path(result.version or 0).read_bytes())}", name
-    assert [path.name for path in world.path(1).parent.iterdir() if path.stat().st_size != len(REMOVED)] != []
+    assert [path.name for path in world.path(1).parent.iterdir() if path.stat().st_size != len(TOMBSTONE)] != []
     world.commit("later", pin=world.pins[2])  # which has been expired
 
 
@@ -322,8 +322,8 @@ def test_an_expiry_that_died_removes_only_what_it_had_seen(world: World, monkeyp
     write_tree(world.dataset, plan)
     for name in ("expire", "sweep"):
         assert "00000004.json" in refused_but_for_older(world, world.everything()[name]), name
-    assert world.path(4).stat().st_size > len(REMOVED)
-    assert world.path(5).stat().st_size > len(REMOVED)
+    assert world.path(4).stat().st_size > len(TOMBSTONE)
+    assert world.path(5).stat().st_size > len(TOMBSTONE)
 
 
 def refused_but_for_older(world: World, action: Callable[[], Any]) -> str:

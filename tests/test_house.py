@@ -30,9 +30,6 @@ EXCEPTIONS: set[str] = {
     "ags_fast.jobs.rotation",
     "ags_fast.jobs.rotation._Rotation",
     "ags_fast.jobs.rotation._Rotation._do",
-    "ags_fast.keys.envelope",
-    "ags_fast.keys.resolver",
-    "ags_fast.keys.resolver.DatasetKeyStore",
     "ags_fast.parquet._check.verify",
     "ags_fast.parquet._file",
     "ags_fast.parquet._file.Opened",
@@ -44,7 +41,6 @@ EXCEPTIONS: set[str] = {
     "benchmarks.jobs.avro_files",
 }
 CIRCLES: set[tuple[str, str]] = {
-    ("ags_fast.keys.sql", "ags_fast.keys.resolver"),
     ("ags_fast.parquet._filesystem", "ags_fast.parquet._view"),
 }
 LARGE_PACKAGES: set[str] = {

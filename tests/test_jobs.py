@@ -26,7 +26,7 @@ from ags_fast.fs import Store
 from ags_fast.jobs import JobError, decrypt_files, encrypt_files, open_file, rekey_files, rotate, sweep, verify_files
 from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.work.context import Task
-from ags_fast.keys.envelope import clear_cache
+from ags_fast.keys.cache import clear_cache
 from ags_fast.keys.kms import kms_calls, load_kms
 from ags_fast.keys.kms.local import LocalKms
 

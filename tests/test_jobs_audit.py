@@ -27,13 +27,13 @@ from ags_fast.dataset.plan import Plan
 from ags_fast.dataset.snapshot import Survey
 from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError
 from ags_fast.fs import Store
+from ags_fast.fs.numbered import TOMBSTONE
 from ags_fast.jobs import Policy
 from ags_fast.jobs import rotation as rotation_module
 from ags_fast.jobs.work.context import Context
 from ags_fast.keys import clear_cache, kms_calls
-from ags_fast.keys.envelope import REMOVED
 from ags_fast.keys.kms import KmsClient, load_kms, local
-from ags_fast.keys.resolver import DatasetKeyStore
+from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -247,7 +247,7 @@ def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 def check_touched(before: dict[str, bytes], after: dict[str, bytes], step: dict[str, Any]) -> None:
     def amounts(one: dict[str, bytes], other: dict[str, bytes]) -> tuple[dict[str, int], int]:
-        names = {name for name in one if one[name] != REMOVED and other.get(name, REMOVED) == REMOVED}
+        names = {name for name in one if one[name] != TOMBSTONE and other.get(name, TOMBSTONE) == TOMBSTONE}
         manifests = [name for name in names if name.startswith("_ags/manifests/")]
         files = [name for name in names if not name.startswith("_ags/")]
         versions = [name for name in names if name.startswith("_ags/versions/")]
@@ -530,7 +530,7 @@ def test_an_open_rotation_holds_what_it_has_wrapped(tmp_path: Path, monkeypatch:
     local.rotate_key(kms, "sales")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ags_fast.keys.resolver.DatasetKeyStore.compare_and_swap", die)
+        patch.setattr("ags_fast.keys.stores.DatasetKeyStore.compare_and_swap", die)
         with pytest.raises(InterruptedError):
             jobs.rotate(dataset, kms=kms)
     local.rotate_key(kms, "sales")
@@ -565,7 +565,7 @@ def test_an_open_rotation_lets_go_of_what_a_later_version_wraps(
     monkeypatch.setattr(rotation_module, "BATCH", 1)
 
     with monkeypatch.context() as patch:
-        patch.setattr("ags_fast.keys.resolver.DatasetKeyStore.compare_and_swap", die)
+        patch.setattr("ags_fast.keys.stores.DatasetKeyStore.compare_and_swap", die)
         with pytest.raises(InterruptedError):
             jobs.rotate(dataset, kms=kms, what="mek")
     assert len(jobs.key_status(dataset, kms=kms)["open_jobs"]) == 1

@@ -39,7 +39,7 @@ from ags_fast.jobs import (
     verify_files,
 )
 from ags_fast.jobs.work.context import Context
-from ags_fast.keys.envelope import clear_cache
+from ags_fast.keys.cache import clear_cache
 from ags_fast.keys.kms import load_kms, set_audit_hook
 
 if TYPE_CHECKING:

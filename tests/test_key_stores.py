@@ -33,7 +33,9 @@ from ags_fast.keys import (
     open_key_store,
     seal_document,
 )
-from ags_fast.keys.resolver import BUCKET, INLINE, Entries, UnknownKeyError, claimed_keys
+from ags_fast.keys.entry import UnknownKeyError
+from ags_fast.keys.stores import Entries, claimed_keys
+from ags_fast.keys.stores.parts import BUCKET, INLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -375,9 +377,9 @@ def test_a_hundred_thousand_keys(kms: dict[str, str]) -> None:
     entries = many(100_000)
     assert keys.compare_and_swap({sealer.key_id: sealer, **entries}, 0) == 1
     assert len(shelf.objects[shelf.newest()]) < 100_000
-    assert len(shelf.objects) == 1 + 256 + 1
-    for key_id in list(entries)[::9973]:  # as docs/dataset-format.md has it: of 2**8 buckets, the first 8 bits
-        part = shelf.body()["buckets"][hashlib.sha256(key_id.encode()).digest()[0]]
+    assert len(shelf.objects) == 1 + 512 + 1
+    for key_id in list(entries)[::9973]:  # as docs/dataset-format.md has it: of 2**9 buckets, the first 9 bits
+        part = shelf.body()["buckets"][int.from_bytes(hashlib.sha256(key_id.encode()).digest()[:2]) >> 7]
         data = shelf.objects[part["path"]]
         assert base64.b64decode(part["sha256"]) == hashlib.sha256(data).digest()
         assert part["length"] == len(data)
@@ -438,14 +440,14 @@ def test_growing_and_shrinking(kms: dict[str, str]) -> None:
     expected = {sealer.key_id: sealer}
     put(keys, sealer)
     numbers = []
-    for begin, end in ((0, 499), (499, 500), (500, 900), (900, 2500), (2500, 2501)):
+    for begin, end in ((0, 63), (63, 64), (64, 300), (300, 1600), (1600, 1601)):
         new = many(end - begin, begin)
         put(keys, *new.values())
         expected |= new
         check(shelf, kms, expected)
         numbers.append(len(shelf.body().get("buckets", ())))
-    assert numbers == [0, 2, 4, 8, 8]
-    for left in (1700, 700, 501, 500, 3):
+    assert numbers == [0, 1, 2, 8, 8]
+    for left in (1100, 450, 65, 64, 3):
         gone = list(expected)[left:]
         keys.compare_and_swap(dict.fromkeys(gone), keys.version)
         expected = {key_id: entry for key_id, entry in expected.items() if key_id not in gone}
@@ -524,8 +526,8 @@ def test_the_sealer_of_many(kms: dict[str, str]) -> None:
 
 
 def test_history_moves_out(kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ags_fast.keys.resolver.HISTORY_NBYTES", 300)
-    monkeypatch.setattr("ags_fast.keys.resolver.HISTORY", 7)
+    monkeypatch.setattr("ags_fast.keys.stores.parts.HISTORY_NBYTES", 300)
+    monkeypatch.setattr("ags_fast.keys.stores.parts.HISTORY", 7)
     shelf = Meter()
     keys = DatasetKeyStore(shelf, kms, dataset_id="d")
     entry = new_kek(kms, "m")

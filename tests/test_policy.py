@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.versions import Version
     from ags_fast.jobs import JobResult
-    from ags_fast.keys.envelope import KeyEntry
+    from ags_fast.keys.entry import KeyEntry
 
 pytest.importorskip("pyarrow")
 

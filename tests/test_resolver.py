@@ -35,8 +35,9 @@ from ags_fast.keys import (
     open_document,
     seal_document,
 )
+from ags_fast.keys.entry import COLUMNS, newest_active, seals_documents
 from ags_fast.keys.kms import local
-from ags_fast.keys.resolver import COLUMNS, newest_active, seals_documents
+from ags_fast.keys.stores.parts import INLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -276,14 +277,14 @@ def test_large_entries_and_many(kms: dict[str, str]) -> None:
     keys = DatasetKeyStore(shelf, kms)
     entry = new_kek(kms, "m", properties={"note": "n" * 50_000})
     huge = KeyEntry("huge", "m", bytes(range(256)) * 200, "retired")
-    many = [KeyEntry(f"key {i}", "m", bytes(65), "retired", i + 1) for i in range(450)]
+    many = [KeyEntry(f"key {i}", "m", bytes(65), "retired", i + 1) for i in range(INLINE - 2)]
     put(keys, entry, huge, *many)
     assert DatasetKeyStore(shelf, kms).list() == [huge, *many, entry]
     assert list(shelf.objects) == [FIRST]
 
 
 def test_history_is_bounded(kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ags_fast.keys.resolver.HISTORY", 3)
+    monkeypatch.setattr("ags_fast.keys.stores.parts.HISTORY", 3)
     keys = DatasetKeyStore(Shelf(), kms)
     entry = new_kek(kms, "m")
     for uses in range(5):

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from ags_fast.jobs import JobResult
     from ags_fast.keys import KmsClient
-    from ags_fast.keys.envelope import KeyEntry
+    from ags_fast.keys.entry import KeyEntry
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

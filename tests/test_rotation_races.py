@@ -25,7 +25,7 @@ from ags_fast.errors import ConcurrentChangeError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.jobs import JobResult, Policy, encrypt_files, expire, rekey_files, rotate, set_policy, sweep, verify_files
 from ags_fast.keys import load_kms
-from ags_fast.keys.envelope import UnknownKeyError
+from ags_fast.keys.entry import UnknownKeyError
 from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:

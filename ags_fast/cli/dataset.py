@@ -25,9 +25,10 @@ from ags_fast.fs.numbered import numbered
 from ags_fast.jobs.encryption import FORMATS
 from ags_fast.jobs.results import shown_counts
 from ags_fast.keys.chain import sha256
-from ags_fast.keys.envelope import Document, document_nbytes
+from ags_fast.keys.document import Document, document_nbytes
+from ags_fast.keys.entry import for_columns
 from ags_fast.keys.kms import load_kms
-from ags_fast.keys.resolver import claimed_keys, for_columns
+from ags_fast.keys.stores import claimed_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

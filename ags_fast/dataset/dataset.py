@@ -17,7 +17,7 @@ from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.transaction import Settings, Transaction
 from ags_fast.errors import ConcurrentChangeError, IntegrityError
-from ags_fast.keys.envelope import UnknownKeyError
+from ags_fast.keys.entry import UnknownKeyError
 
 if TYPE_CHECKING:
     import io
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.versions import Version
     from ags_fast.fs import Store
     from ags_fast.keys.kms import KmsClient
-    from ags_fast.keys.resolver import KeyResolver
+    from ags_fast.keys.stores import KeyResolver
 
 __all__ = ["Dataset", "DatasetFile"]
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ags_fast.dataset.keks import GRACE_MS, SCOPE, SUCCESSOR, Uses, Want, master_now, moved, retired
+from ags_fast.dataset.keks import GRACE_MS, Uses, Want, master_now
 from ags_fast.errors import PolicyError
-from ags_fast.keys.envelope import KeyEntry
-from ags_fast.keys.resolver import for_columns
+from ags_fast.keys.entry import SCOPE, SUCCESSOR, KeyEntry, for_columns, moved, retired
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -20,7 +20,8 @@ from ags_fast.dataset.tables import (
 from ags_fast.errors import FormatError
 from ags_fast.fs.numbered import TOMBSTONE
 from ags_fast.keys.chain import sha256
-from ags_fast.keys.envelope import Document, Envelope, binding, document_nbytes, seal_document, taken
+from ags_fast.keys.document import Document, document_nbytes, seal_document, taken
+from ags_fast.keys.envelope import Envelope, binding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.fs import Store
     from ags_fast.keys.kms import KmsClient
-    from ags_fast.keys.resolver import KeyResolver
+    from ags_fast.keys.stores import KeyResolver
 
 
 class Documents:

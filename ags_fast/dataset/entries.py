@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.ags1 import encrypted_length
 from ags_fast.errors import IntegrityError
-from ags_fast.keys.envelope import (
-    binding,
-)
+from ags_fast.keys.envelope import binding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -19,15 +19,16 @@ from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS
 from ags_fast.fs.numbered import Numbered, numbered
 from ags_fast.keys.chain import Chain, ChainObjects, Pin, sha256
-from ags_fast.keys.envelope import DOCUMENT_NBYTES, LATEST_MS, Document, UnknownKeyError, document_nbytes
-from ags_fast.keys.resolver import DatasetKeyStore
+from ags_fast.keys.document import DOCUMENT_NBYTES, Document, document_nbytes
+from ags_fast.keys.entry import LATEST_MS, UnknownKeyError
+from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ags_fast.fs import Store
     from ags_fast.keys.kms import KmsClient
-    from ags_fast.keys.resolver import KeyResolver
+    from ags_fast.keys.stores import KeyResolver
 
 PARENTS = 4  # of the last versions, that a writer compares with what is there
 

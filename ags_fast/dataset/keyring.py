@@ -11,15 +11,19 @@ from ags_fast.dataset.entries import FileEntry, wrapped_by
 from ags_fast.dataset.keks import SLACK_USES, Uses, Want, clock_ms
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import ConcurrentChangeError
-from ags_fast.keys.envelope import Envelope, KeyEntry
-from ags_fast.keys.resolver import DatasetKeyStore, Entries
+from ags_fast.keys.entry import KeyEntry
+from ags_fast.keys.envelope import Envelope
+from ags_fast.keys.stores import DatasetKeyStore, Entries
+from ags_fast.keys.uses import has_reserved, reserved_ahead, take_reserved, uses_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ags_fast.dataset.decide import Change
     from ags_fast.keys.kms import KmsClient
-    from ags_fast.keys.resolver import KeyResolver
+    from ags_fast.keys.stores import KeyResolver
+
+AHEAD_USES = 1 << 24  # a policy that allows a KEK fewer uses has none reserved ahead
 
 
 class Keyring:
@@ -76,19 +80,54 @@ class Keyring:
     def reserve(self, wants: Mapping[Want, Uses], policy: Policy | None = None) -> Mapping[Want, KeyEntry]:
         """For each kind, reserve these uses on the newest active key, or on a new key, as `decide.reserve` has it.
 
-        One change of the key store; calls of the KMS come before it.
+        One change of the key store; calls of the KMS come before it. A process that reserves often reserves ahead, and
+        then needs no change.
         """
         made: dict[Want, KeyEntry] = {}
+        ahead: dict[Want, int] = {}
+        policy = policy or Policy()
+        if (ready := self._reserved_before(wants, policy)) is not None:
+            return ready
 
         def reserved(version: int) -> Change:
-            there, policy_now = self.keys.list("active"), policy or Policy()
-            return self.completed(lambda: decide.reserve(there, wants, policy_now, made, clock_ms(), self._where), made)
+            there = self.keys.list("active")
+            ahead.clear()
+            ahead.update(self._uses_ahead(there, wants, policy))
+            more = {want: uses._replace(data_keys=uses.data_keys + ahead.get(want, 0)) for want, uses in wants.items()}
+            return self.completed(lambda: decide.reserve(there, more, policy, made, clock_ms(), self._where), made)
 
         def swap(version: int, change: Change) -> Mapping[Want, KeyEntry]:
             self.swap(change.keys, version)
+            for want, count in ahead.items():
+                reserved_ahead(self.keys, change.chosen[want].key_id, count)
             return change.chosen
 
         return until_unchanged(lambda: self.keys.version, reserved, swap)
+
+    def _reserved_before(self, wants: Mapping[Want, Uses], policy: Policy) -> Mapping[Want, KeyEntry] | None:
+        """The newest active key of each kind, if this process has reserved these uses of all of them before."""
+        if not has_reserved(self.keys.dataset_id):
+            return None
+        self.keys.refresh()
+        newest = {Want.of(key): key for key in decide.active(self.keys.list("active"))}
+        if any(want not in newest or policy.outlived(newest[want].created_ms, clock_ms()) for want in wants):
+            return None
+        chosen = {want: newest[want] for want in wants}
+        if all(take_reserved(self.keys, key.key_id, sum(wants[want])) for want, key in chosen.items()):
+            return chosen
+        return None  # what was taken is lost: the key store counts more uses than there are, never fewer
+
+    def _uses_ahead(self, there: Sequence[KeyEntry], wants: Mapping[Want, Uses], policy: Policy) -> Mapping[Want, int]:
+        """How many uses of each key to reserve for later. None if a key is new: the next job will want another, too."""
+        newest = {Want.of(key): key for key in decide.active(there)}
+        if policy.kek_uses < AHEAD_USES or any(want not in newest or not want.double_wrap for want in wants):
+            return {}
+        ahead = {}
+        for want, uses in wants.items():
+            count = uses_ahead(self.keys, newest[want].key_id, sum(uses))
+            room = policy.has_room(newest[want].uses, uses.data_keys + count, uses.spare)
+            ahead[want] = count if room else 0
+        return ahead
 
     def completed(self, decide: Callable[[], Change], made: dict[Want, KeyEntry]) -> Change:
         """What `decide` decides when `made` has all the KEKs that it needs: the KMS makes those that are missing."""

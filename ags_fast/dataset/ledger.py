@@ -13,7 +13,7 @@ from ags_fast.dataset.keks import Want
 from ags_fast.dataset.names import HIDDEN, PLANS
 from ags_fast.errors import ConcurrentChangeError, IntegrityError, PolicyError
 from ags_fast.fs import Store
-from ags_fast.keys.resolver import open_key_store
+from ags_fast.keys.stores import open_key_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ags_fast.dataset.entries import check_lengths
 from ags_fast.dataset.history import History
 from ags_fast.errors import ConcurrentChangeError, IntegrityError
-from ags_fast.keys.envelope import UnknownKeyError
+from ags_fast.keys.entry import UnknownKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,10 @@ from ags_fast.dataset.tables import MANIFEST_ENTRIES, TABLE_NBYTES, TableRef, ch
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS, Store
 from ags_fast.fs.numbered import Numbered, numbered
-from ags_fast.keys.envelope import DOCUMENT_NBYTES, Document, Envelope, KeyEntry, UnknownKeyError
-from ags_fast.keys.resolver import DatasetKeyStore
+from ags_fast.keys.document import DOCUMENT_NBYTES, Document
+from ags_fast.keys.entry import KeyEntry, UnknownKeyError
+from ags_fast.keys.envelope import Envelope
+from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

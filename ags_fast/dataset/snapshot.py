@@ -14,8 +14,11 @@ from ags_fast.dataset.plan import Plan, open_plans
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.fs.numbered import numbered
-from ags_fast.keys.envelope import DOCUMENT_NBYTES, MASTER_VERSION, Document, KeyEntry, parse_object, unbase64
-from ags_fast.keys.resolver import FOLDER, DatasetKeyStore
+from ags_fast.keys.document import DOCUMENT_NBYTES, Document
+from ags_fast.keys.encoding import parse_object, unbase64
+from ags_fast.keys.entry import MASTER_VERSION, KeyEntry
+from ags_fast.keys.stores import DatasetKeyStore
+from ags_fast.keys.stores.parts import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -174,8 +177,8 @@ class Survey:
         """The same of the newest document of the key store."""
         keys = self.opened.keys
         if isinstance(keys, DatasetKeyStore) and not any(entry.double_wrap for entry in self.keys.values()):
-            path = f"{FOLDER}/{numbered(keys.version)}"
-            document = Document(keys._store.read(path, DOCUMENT_NBYTES), path)
+            path = f"{FOLDER}{numbered(keys.version)}"
+            document = Document(keys.store.read(path, DOCUMENT_NBYTES), path)
             return Counter([self._master(document.key_id, document.wrapped_key)])
         return Counter()
 
@@ -230,12 +233,12 @@ class Survey:
             return counts
         for path in keys.superseded():
             with suppress(FileNotFoundError, AgsError):  # somebody removes it; or it is a part, which documents name
-                body = Document(keys._store.read(path, DOCUMENT_NBYTES), path).authentic(
+                body = Document(keys.store.read(path, DOCUMENT_NBYTES), path).authentic(
                     self.opened.envelope, self.opened.id
                 )
                 found = list(body.get("keys", ()))
                 for part in filter(None, body.get("buckets", ())):
-                    data = keys._store.read(part["path"], DOCUMENT_NBYTES)
+                    data = keys.store.read(part["path"], DOCUMENT_NBYTES)
                     if hashlib.sha256(data).digest() == unbase64(part["sha256"]):
                         found += parse_object(data, part["path"])["keys"]
                 entries = map(KeyEntry.from_json, found)

@@ -11,10 +11,7 @@ from ags_fast.dataset.entries import MAX_FILES, FileEntry
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.fs import NotAFileError, Store
-from ags_fast.keys.envelope import (
-    Envelope,
-    binding,
-)
+from ags_fast.keys.envelope import Envelope, binding
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:

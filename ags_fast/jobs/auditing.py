@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.cli.kms import kms_options
 from ags_fast.dataset.entries import chosen_files
-from ags_fast.dataset.keks import RETIRES_MS, REWRAPPED_MS, SCOPE, SUCCESSOR, Want, retires_ms
+from ags_fast.dataset.keks import Want
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import VERSIONS
 from ags_fast.dataset.policy import DAY_MS
@@ -21,14 +21,14 @@ from ags_fast.dataset.snapshot import Master, Survey
 from ags_fast.fs.numbered import numbered
 from ags_fast.jobs.forecast import Forecast
 from ags_fast.jobs.results import shown
+from ags_fast.keys.entry import RETIRES_MS, REWRAPPED_MS, SCOPE, SUCCESSOR, for_columns, retires_ms
 from ags_fast.keys.kms import KMS_TYPE, KmsClient, as_kms, local
-from ags_fast.keys.resolver import for_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ags_fast.jobs.forecast import Cost
-    from ags_fast.keys.envelope import KeyEntry
+    from ags_fast.keys.entry import KeyEntry
 
 
 EVENTS = ("planned", "kek-leaked", "dek-leaked", "mek-leaked")

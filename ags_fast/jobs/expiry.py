@@ -9,14 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.entries import FileEntry, wrapped_by
-from ags_fast.dataset.keks import (
-    GRACE_MS,
-    REWRAPPED_MS,
-    SUCCESSOR,
-    is_idle,
-    retired,
-    retires_ms,
-)
+from ags_fast.dataset.keks import GRACE_MS, is_idle
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import VERSIONS, new_job_id
 from ags_fast.dataset.plan import Plan, open_plans
@@ -27,13 +20,11 @@ from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, Key
 from ags_fast.fs.numbered import numbered
 from ags_fast.jobs.results import JobResult, Row, counted, describe, shown
 from ags_fast.jobs.work.manifest import MANIFEST
-from ags_fast.keys.envelope import (
-    KeyEntry,
-    binding,
-    check_unwraps,
-)
+from ags_fast.keys.entry import REWRAPPED_MS, SUCCESSOR, KeyEntry, retired, retires_ms
+from ags_fast.keys.envelope import binding
+from ags_fast.keys.kek import check_unwraps
 from ags_fast.keys.kms import KmsClient, as_kms
-from ags_fast.keys.resolver import DatasetKeyStore
+from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -13,23 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.entries import FileEntry, wrapped_by
-from ags_fast.dataset.keks import (
-    GRACE_MS,
-    REWRAPPED_MS,
-    SCOPE,
-    SLACK_USES,
-    SUCCESSOR,
-    Want,
-    clock_ms,
-    is_idle,
-    retired,
-    retires_ms,
-)
+from ags_fast.dataset.keks import GRACE_MS, SLACK_USES, Want, clock_ms, is_idle
 from ags_fast.dataset.policy import DAY_MS, Policy
 from ags_fast.dataset.tables import TableRef, chunks, named_keys
 from ags_fast.jobs.rotation import to_replace
-from ags_fast.keys.envelope import KeyEntry
-from ags_fast.keys.resolver import DatasetKeyStore, for_columns
+from ags_fast.keys.entry import REWRAPPED_MS, SCOPE, SUCCESSOR, KeyEntry, for_columns, retired, retires_ms
+from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ags_fast._types import FilePath, WritableFile
     from ags_fast.fs import Store
     from ags_fast.keys.kms import KmsClient
-    from ags_fast.keys.resolver import KeyResolver
+    from ags_fast.keys.stores import KeyResolver
 
 Result = TypeVar("Result")
 

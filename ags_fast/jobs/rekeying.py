@@ -17,7 +17,7 @@ from ags_fast.jobs.run import Options, commit_files, envelope_for, run_tasks, wi
 from ags_fast.jobs.sources import aad_prefixes
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.rows import planned_row
-from ags_fast.keys.envelope import UnknownKeyError
+from ags_fast.keys.entry import UnknownKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from ags_fast.errors import IntegrityError
 from ags_fast.jobs.expiry import apply_retention
 from ags_fast.jobs.results import JobResult, counted, shown
 from ags_fast.jobs.work.rows import planned_row
-from ags_fast.keys.envelope import UnknownKeyError
+from ags_fast.keys.entry import UnknownKeyError
 from ags_fast.keys.kms import KmsClient
 
 if TYPE_CHECKING:

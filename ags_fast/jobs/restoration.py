@@ -11,13 +11,11 @@ from ags_fast.errors import AgsError, KeyAccessError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.fs.numbered import numbered
 from ags_fast.jobs.results import JobResult, Row, describe
-from ags_fast.keys.envelope import (
-    KeyEntry,
-    check_unwraps,
-    clear_cache,
-)
+from ags_fast.keys.cache import clear_cache
+from ags_fast.keys.entry import KeyEntry, for_columns
+from ags_fast.keys.kek import check_unwraps
 from ags_fast.keys.kms import KmsClient, as_kms
-from ags_fast.keys.resolver import DatasetKeyStore, MemoryKeyStore, for_columns, open_key_store
+from ags_fast.keys.stores import DatasetKeyStore, MemoryKeyStore, open_key_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -17,16 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.entries import FileEntry
-from ags_fast.dataset.keks import (
-    REWRAPPED_MS,
-    SLACK_USES,
-    SUCCESSOR,
-    Want,
-    clock_ms,
-    is_idle,
-    moved,
-    retired,
-)
+from ags_fast.dataset.keks import SLACK_USES, Want, clock_ms, is_idle
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import manifest_name, new_job_id
 from ags_fast.dataset.plan import Plan
@@ -44,15 +35,9 @@ from ags_fast.jobs.expiry import apply_retention, expire_versions, key_counts, m
 from ags_fast.jobs.results import JobResult, Row, counted, shown
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.manifest import MANIFEST
-from ags_fast.keys.envelope import (
-    MASTER_VERSION,
-    Envelope,
-    KeyEntry,
-    binding,
-    in_threads,
-    rewrap_kek,
-    with_version,
-)
+from ags_fast.keys.entry import MASTER_VERSION, REWRAPPED_MS, SUCCESSOR, KeyEntry, moved, retired, with_version
+from ags_fast.keys.envelope import Envelope, binding, in_threads
+from ags_fast.keys.kek import rewrap_kek
 from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
 
 if TYPE_CHECKING:

@@ -12,15 +12,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ags_fast.keys.envelope import (
-        Envelope,
-        KeyEntry,
-        binding,
-        clear_cache,
-        new_kek,
-        open_document,
-        seal_document,
-    )
+    from ags_fast.keys.cache import clear_cache
+    from ags_fast.keys.document import open_document, seal_document
+    from ags_fast.keys.entry import KeyEntry
+    from ags_fast.keys.envelope import Envelope, binding
     from ags_fast.keys.iceberg import (
         EncryptedKey,
         add_manifest_list_key,
@@ -30,9 +25,10 @@ if TYPE_CHECKING:
         rotate_keks,
         write_encryption_keys,
     )
+    from ags_fast.keys.kek import new_kek
     from ags_fast.keys.kms import KmsClient, kms_calls, load_kms, set_audit_hook
-    from ags_fast.keys.resolver import DatasetKeyStore, KeyResolver, MemoryKeyStore, open_key_store
-    from ags_fast.keys.sql import SqlKeyStore
+    from ags_fast.keys.stores import DatasetKeyStore, KeyResolver, MemoryKeyStore, open_key_store
+    from ags_fast.keys.stores.sql import SqlKeyStore
 
 __all__ = [
     "DatasetKeyStore",
@@ -62,10 +58,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "kms": ("KmsClient", "kms_calls", "load_kms", "set_audit_hook"),
-    "envelope": ("Envelope", "KeyEntry", "binding", "clear_cache", "new_kek", "open_document", "seal_document"),
-    "resolver": ("DatasetKeyStore", "KeyResolver", "MemoryKeyStore", "open_key_store"),
-    "sql": ("SqlKeyStore",),
+    "cache": ("clear_cache",),
+    "document": (
+        "open_document",
+        "seal_document",
+    ),
+    "entry": ("KeyEntry",),
+    "envelope": (
+        "Envelope",
+        "binding",
+    ),
     "iceberg": (
         "EncryptedKey",
         "add_manifest_list_key",
@@ -75,6 +77,20 @@ _HOMES = {
         "rotate_keks",
         "write_encryption_keys",
     ),
+    "kek": ("new_kek",),
+    "kms": (
+        "KmsClient",
+        "kms_calls",
+        "load_kms",
+        "set_audit_hook",
+    ),
+    "stores": (
+        "DatasetKeyStore",
+        "KeyResolver",
+        "MemoryKeyStore",
+        "open_key_store",
+    ),
+    "stores.sql": ("SqlKeyStore",),
 }
 
 

@@ -1,8 +1,8 @@
-"""Numbered documents that name those before them by SHA-256, and pins: what a user keeps of such a document.
+"""Chains of numbered documents, each of which names its ancestors by SHA-256, and pins of such documents.
 
-A document holds the digests of the last few before it. Those of older ones are in objects of 32 digests each, named by
-their own SHA-256, and the document names the last 32 of these objects. So a document stays short, and the digest of any
-of the last 1,032 documents is found by reading one object at most.
+A document holds the digests of the last few documents. Older digests are in objects of 32 digests each, named by their
+own SHA-256, and the document names the last 32 of these objects. So a document stays short, and the digest of any of
+the last 1,032 documents is found by reading at most one object. See docs/dataset-format.md, "Chains and pins".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 from ags_fast.errors import FormatError, IntegrityError
-from ags_fast.keys.envelope import dumps, parse_object
+from ags_fast.keys.encoding import dumps, parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -30,6 +30,7 @@ FORMAT = "ags-chain"
 
 
 def sha256(data: bytes) -> str:
+    """Return the SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -38,14 +39,14 @@ def _are_digests(value: Any) -> TypeGuard[list[str]]:
 
 
 class Pin(NamedTuple):
-    """A version of a dataset, as its user remembers it."""
+    """A version of a dataset, as a user keeps it outside of the storage."""
 
     number: int
     sha256: str  # hex, of its document as it is stored
 
     @classmethod
     def parse(cls, text: Any) -> Pin:
-        """ValueError if it is malformed."""
+        """Parse a pin. ValueError if it is malformed."""
         match = PIN.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise ValueError(
@@ -58,7 +59,7 @@ class Pin(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """What the document of version `number` says of those before it, which are numbered without a gap."""
+    """The digests of earlier versions that the document of version `number` names. Numbers have no gaps."""
 
     number: int
     near: tuple[str, ...] = ()  # digests of the versions before it, up to number - 1
@@ -71,6 +72,7 @@ class Chain(NamedTuple):
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], number: int, where: str) -> Chain:
+        """Return the chain of a document. FormatError, which names `where`, if it is malformed."""
         near, blocks = body.get("ancestors"), body.get("chain", [])
         for digests, most in ((near, MOVE - 1), (blocks, BLOCKS)):
             if not _are_digests(digests) or len(digests) > most:
@@ -82,11 +84,18 @@ class Chain(NamedTuple):
         return chain
 
     def to_json(self) -> dict[str, Any]:
+        """Return the chain as documents hold it."""
         return {"ancestors": list(self.near), "chain": list(self.blocks)}
 
     def next(self, digest: str) -> tuple[Chain, dict[str, bytes]]:
-        """The chain of the version after this one, whose document has that digest; and the objects that it needs
-        beside those there are, by name."""
+        """Return the chain of the version after this one.
+
+        Args:
+            digest: The SHA-256 of this version's document, in hex.
+
+        Returns:
+            The chain, and the objects that it needs beside those that are there, by name.
+        """
         near, made = (*self.near, digest), {}
         blocks = self.blocks
         if len(near) == MOVE:
@@ -101,19 +110,19 @@ class Chain(NamedTuple):
         return sha256(data), data
 
     def needed(self, digest: str) -> set[str]:
-        """The objects that this chain names, and the one that a version after it may be about to name."""
+        """Return the objects that this chain names, and the one that the next version may be about to name."""
         return {*self.blocks, *self.next(digest)[1]}
 
 
 class Store(Protocol):
-    """What is needed of the folder: paths are relative to it, with slashes."""
+    """What chains need of a folder. Paths are relative to it, with slashes."""
 
     def read(self, path: str, limit: int) -> bytes: ...
     def put(self, path: str, data: bytes, *, fsync: bool = False) -> None: ...  # in the place of what is there
 
 
 class ChainObjects:
-    """The objects with older digests: ``<folder><SHA-256>.json``. What was read is kept."""
+    """The objects with older digests: ``<folder><SHA-256>.json``. It remembers what it has read."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self._store = store
@@ -121,20 +130,27 @@ class ChainObjects:
         self._read: dict[str, tuple[str, ...]] = {}
 
     def path(self, name: str) -> str:
+        """Return the path of an object."""
         return f"{self._folder}{name}.json"
 
     def paths(self, names: Collection[str]) -> set[str]:
+        """Return the paths of objects."""
         return {self.path(name) for name in names}
 
     def write(self, made: Mapping[str, bytes]) -> None:
-        """Before the document that names them. One that is there, of a version that lost, has the same bytes or is
-        damaged: so it is replaced."""
+        """Write objects, before the document that names them.
+
+        An object that is there, of a version that lost, has the same bytes or is damaged: so it is replaced.
+        """
         for name, data in made.items():
             self._store.put(self.path(name), data, fsync=True)
 
     def digest(self, chain: Chain, number: int) -> str | None:
-        """The digest of an ancestor; None if it is older than what the chain covers. IntegrityError if the object that
-        has it is missing, or is not what the chain names."""
+        """Return the digest of an ancestor; None if it is older than what the chain covers.
+
+        Raises:
+            IntegrityError: The object that has the digest is missing, or is not what the chain names.
+        """
         if not chain.first <= number < chain.number:
             return None
         at = number - chain.number  # from the end
@@ -163,6 +179,6 @@ class ChainObjects:
         return digests
 
     def in_folder(self, paths: Iterator[str]) -> list[str]:
-        """Those of the paths that are such objects."""
+        """Return the paths that are such objects."""
         pattern = re.compile(re.escape(self._folder) + r"[0-9a-f]{64}\.json")
         return [path for path in paths if pattern.fullmatch(path)]

@@ -20,7 +20,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
-from ags_fast.keys.envelope import KEY_TIMESTAMP, LATEST_MS, Envelope, KeyEntry, new_kek, unbase64, with_version
+from ags_fast.keys.encoding import unbase64
+from ags_fast.keys.entry import KEY_TIMESTAMP, LATEST_MS, KeyEntry, with_version
+from ags_fast.keys.envelope import Envelope
+from ags_fast.keys.kek import new_kek
 from ags_fast.keys.kms import aes_key, as_kms, check_key_id, shared_client
 from ags_fast.keys.metadata import StandardKeyMetadata
 
@@ -59,6 +62,7 @@ class EncryptedKey:
 
     @property
     def is_kek(self) -> bool:
+        """Whether this is a KEK."""
         return KEY_TIMESTAMP in self.properties
 
     @property
@@ -87,6 +91,7 @@ class EncryptedKey:
         return cls(key_id, metadata, by_id, dict(properties), dict(value))
 
     def to_json(self) -> dict[str, Any]:
+        """Return the entry as the table's metadata holds it."""
         known: dict[str, Any] = {
             "key-id": self.key_id,
             "encrypted-key-metadata": base64.b64encode(self.encrypted_key_metadata).decode(),

@@ -41,7 +41,9 @@ from ags_fast._json import check_marks
 from ags_fast.ags1 import bytes_view
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import Store, folder_of
-from ags_fast.keys.envelope import KEY_NBYTES, _Cache, unbase64
+from ags_fast.keys.cache import KeyCache
+from ags_fast.keys.encoding import unbase64
+from ags_fast.keys.kek import KEY_NBYTES
 from ags_fast.keys.kms import KmsClient, aes_key, as_kms, check_key_id, shared_client
 
 if TYPE_CHECKING:
@@ -648,7 +650,7 @@ class _Keks:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._opened = _Cache(seconds)
+        self._opened = KeyCache(seconds)
         self._lock = threading.Lock()
         self._current: dict[bytes, tuple[float, _Kek]] = {}
 

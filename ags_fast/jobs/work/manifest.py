@@ -14,9 +14,7 @@ from ags_fast.dataset.tables import (
 )
 from ags_fast.errors import AgsError
 from ags_fast.jobs.work.context import Context, Outcome, Task
-from ags_fast.keys.envelope import (
-    binding,
-)
+from ags_fast.keys.envelope import binding
 
 MANIFEST = "manifest"  # the format of such a file
 

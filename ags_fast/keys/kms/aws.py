@@ -1,5 +1,8 @@
-"""AWS KMS. What is stored is the service's ciphertext, as Iceberg's Java client stores it: with no encryption context,
-unless one is asked for."""
+"""AWS KMS.
+
+A wrapped key is the service's ciphertext, as Iceberg's Java client stores it: without an encryption context, unless the
+properties name one.
+"""
 
 from __future__ import annotations
 
@@ -95,6 +98,7 @@ class AwsKms(ServiceKms):
 
     @property
     def supports_key_generation(self) -> bool:  # type: ignore[override]
+        """Whether the algorithm is symmetric: only such keys generate."""
         return self._algorithm == SYMMETRIC
 
     @property
@@ -102,6 +106,7 @@ class AwsKms(ServiceKms):
         return self.properties.get(ALGORITHM, SYMMETRIC)
 
     def initialize(self, properties: Mapping[str, str]) -> None:
+        """As `KmsClient` has it."""
         role = properties.get(ROLE)
         if role is None and (given := [name for name in properties if name.startswith("client.assume-role.")]):
             raise ValueError(f"{given[0]} is about a role: name it in {ROLE}, or omit that")

@@ -69,6 +69,7 @@ class AzureKms(ServiceKms):
     )
 
     def initialize(self, properties: Mapping[str, str]) -> None:
+        """As `KmsClient` has it."""
         if not properties.get(URL):
             raise ValueError(f"set {URL}: the vault, such as https://my-vault.vault.azure.net")
         if not properties[URL].startswith("https:"):

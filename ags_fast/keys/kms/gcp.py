@@ -80,6 +80,7 @@ class GcpKms(ServiceKms):
     )
 
     def initialize(self, properties: Mapping[str, str]) -> None:
+        """As `KmsClient` has it."""
         seconds = properties.get(LIFETIME, "3600")
         if not (seconds.isascii() and seconds.isdecimal() and 1 <= int(seconds) <= 43200):
             raise ValueError(f"{LIFETIME} is a number of seconds from 1 to 43200, not {seconds!r}")
@@ -175,7 +176,7 @@ class GcpKms(ServiceKms):
             )
         except GoogleAuthError as error:
             raise _no_credentials(error) from None
-        transport._session.max_redirects = 0  # what was sent would go along, to wherever
+        transport._session.max_redirects = 0  # noqa: SLF001  # a redirect would take what is sent to another host
         return kms.KeyManagementServiceClient(transport=transport)
 
     def _credentials(self, scheme: str) -> Any:

@@ -92,14 +92,17 @@ class LocalKms(KmsClient):
         self._store: _Keystore | None = None
 
     def initialize(self, properties: Mapping[str, str]) -> None:
+        """As `KmsClient` has it."""
         super().initialize(properties)
         _check_properties(properties)
 
     def close(self) -> None:
+        """As `KmsClient` has it."""
         with self._here():
             self._store_key = self._stamp = self._store = None
 
     def key_version(self, wrapped: bytes) -> str | None:
+        """As `KmsClient` has it."""
         return str(_blob_version(wrapped))
 
     def _current_version(self, wrapping_key_id: str) -> str:
@@ -268,7 +271,7 @@ class _Keystore:
 
     def newest(self, key_id: str) -> tuple[int, Key]:
         """The newest version that is enabled: what wraps."""
-        for version in reversed(self._versions(key_id)):
+        for version in reversed(self.versions_of(key_id)):
             if version["state"] == "enabled":
                 return version["version"], self.master(key_id, version["version"])
         raise KeyAccessError(
@@ -276,7 +279,7 @@ class _Keystore:
         )
 
     def master(self, key_id: str, number: int) -> Key:
-        versions = self._versions(key_id)
+        versions = self.versions_of(key_id)
         version = next((v for v in versions if v["version"] == number), None)
         if version is None:
             raise KeyAccessError(
@@ -298,7 +301,7 @@ class _Keystore:
             self._open[key_id, number] = master
         return master
 
-    def _versions(self, key_id: str) -> list[dict[str, Any]]:
+    def versions_of(self, key_id: str) -> list[dict[str, Any]]:
         if key_id not in self.keys:
             raise KeyAccessError(
                 f"the keystore {self._path} has no key {key_id!r}: `ags-fast keys create` makes it, `keys list` "
@@ -322,7 +325,7 @@ class _Keystore:
 
     def set_state(self, key_id: str, number: int | None, state: str) -> None:
         """Of one version, or of all that are not destroyed."""
-        versions = self._versions(key_id)
+        versions = self.versions_of(key_id)
         if number is not None and all(v["version"] != number for v in versions):
             raise KeyAccessError(f"the local key {key_id!r} has no version {number}")
         for version in versions:
@@ -457,7 +460,7 @@ def rotate_key(properties: Mapping[str, str], key_id: str, *, passphrase: str | 
     """Make a new version of a master key and return its number. It wraps from now on; the older ones still unwrap."""
 
     def change(store: _Keystore) -> int:
-        store._versions(key_id)
+        store.versions_of(key_id)
         return store.add_version(key_id, _now_ms())
 
     return _change(properties, passphrase, change)

@@ -69,9 +69,11 @@ class Pkcs11Kms(ServiceKms):
     secret_properties = {"kms.pkcs11.pin": PINS}  # noqa: RUF012, of the base class
     supports_key_generation = True
 
-    _carry_out = KmsClient._carry_out  # a library that was left in the middle of something could not be used again
+    # In the caller's thread: a library that was left in the middle of a call could not be used again.
+    _carry_out = KmsClient._carry_out  # noqa: SLF001
 
     def initialize(self, properties: Mapping[str, str]) -> None:
+        """As `KmsClient` has it."""
         for name in (LIBRARY, TOKEN):
             if not properties.get(name):
                 raise ValueError(f"set {LIBRARY} (the vendor's library) and {TOKEN}")
@@ -80,6 +82,7 @@ class Pkcs11Kms(ServiceKms):
         super().initialize(properties)
 
     def key_version(self, wrapped: bytes) -> str | None:
+        """As `KmsClient` has it."""
         return _split(wrapped)[0].hex()
 
     def _current_version(self, wrapping_key_id: str) -> str:

@@ -57,6 +57,7 @@ class ServiceKms(KmsClient):
         self._connection: Any = None
 
     def initialize(self, properties: Mapping[str, str]) -> None:
+        """As `KmsClient` has it."""
         for name in DEFAULTS:
             text = properties.get(name, "1")
             if not (text.isascii() and text.isdecimal()) or int(text) < 1:
@@ -74,6 +75,7 @@ class ServiceKms(KmsClient):
         super().initialize(properties)
 
     def close(self) -> None:
+        """As `KmsClient` has it."""
         with self._here():
             held, self._connection = self._connection, None
         if held is not None:
@@ -209,6 +211,7 @@ def _check_url(name: str, text: str) -> None:
 
 
 def on_this_machine(url: str) -> bool:
+    """Whether a URL's host is this machine."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -89,6 +89,7 @@ class VaultKms(ServiceKms):
     supports_rewrap = True
 
     def initialize(self, properties: Mapping[str, str]) -> None:
+        """As `KmsClient` has it."""
         if not properties.get(ADDRESS):
             raise ValueError(f"set {ADDRESS}: the server, such as https://vault.example.com:8200")
         if properties.get(TOKEN_FILE) and properties.get(TOKEN_ENV):
@@ -110,6 +111,7 @@ class VaultKms(ServiceKms):
         super().initialize(properties)
 
     def key_version(self, wrapped: bytes) -> str | None:
+        """As `KmsClient` has it."""
         return str(_version(wrapped))
 
     def _current_version(self, wrapping_key_id: str) -> str | None:

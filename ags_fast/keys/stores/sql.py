@@ -33,8 +33,19 @@ except ImportError:
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.chain import sha256
-from ags_fast.keys.envelope import KeyEntry, binding, parse_object
-from ags_fast.keys.resolver import HISTORY, Change, Entries, check_changes, conflict, mend_after_fork, summary, unknown
+from ags_fast.keys.encoding import parse_object
+from ags_fast.keys.entry import KeyEntry
+from ags_fast.keys.envelope import binding
+from ags_fast.keys.stores.base import (
+    HISTORY,
+    Change,
+    Entries,
+    check_changes,
+    conflict,
+    mend_after_fork,
+    summary,
+    unknown,
+)
 
 if TYPE_CHECKING:
     import builtins
@@ -127,10 +138,12 @@ class SqlKeyStore:
 
     @property
     def version(self) -> int:
+        """As `KeyResolver` has it."""
         with self._lock:
             return self.refresh() if self._version is None else self._version
 
     def refresh(self) -> int:
+        """As `KeyResolver` has it."""
         newest = select(func.max(VERSIONS.c.version)).where(VERSIONS.c.dataset_id == self.dataset_id)
         with self._lock:
             self._known, self._version = {}, None
@@ -140,9 +153,11 @@ class SqlKeyStore:
 
     @property
     def entries(self) -> Entries:
+        """The entries as an `Envelope` takes them."""
         return Entries(self)
 
     def get(self, key_id: str) -> KeyEntry:
+        """As `KeyResolver` has it."""
         with self._lock:
             entry = self._known.get(key_id)
             if entry is None:
@@ -155,6 +170,7 @@ class SqlKeyStore:
             return entry
 
     def list(self, state: str | None = None) -> builtins.list[KeyEntry]:
+        """As `KeyResolver` has it."""
         query = select(KEYS.c.key_id, KEYS.c.entry).where(KEYS.c.dataset_id == self.dataset_id)
         if state is not None:
             query = query.where(KEYS.c.state == state)
@@ -172,6 +188,7 @@ class SqlKeyStore:
     def compare_and_swap(
         self, changes: Mapping[str, KeyEntry | None], expected_version: int, *, operation: str = "change"
     ) -> int:
+        """As `KeyResolver` has it."""
         check_changes(changes)
         for key_id in changes:
             if len(key_id) > KEY_CHARS:
@@ -190,6 +207,7 @@ class SqlKeyStore:
             return self._version
 
     def history(self) -> builtins.list[Change]:
+        """As `KeyResolver` has it."""
         query = select(VERSIONS.c.version, VERSIONS.c.time_ms, VERSIONS.c.changes).where(
             VERSIONS.c.dataset_id == self.dataset_id
         )
@@ -208,7 +226,8 @@ class SqlKeyStore:
             raise TypeError("a key store on an Engine stays in its process: make it of a URL")
         return _restore, (self._url, self.dataset_id)
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
+        """Make a new lock, and connect again."""
         self._lock = threading.RLock()
         self._engine.dispose(close=False)  # the connections are the parent's
 

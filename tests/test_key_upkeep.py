@@ -1,0 +1,203 @@
+"""Key stores stay small: what commits reserve and write, and what upkeep removes and leaves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from kms_clients import Shelf, keystore
+from support import run_python
+
+from ags_fast.dataset.keks import Uses, Want
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.policy import Policy
+from ags_fast.fs import Store
+from ags_fast.fs.numbered import TOMBSTONE
+from ags_fast.keys import DatasetKeyStore, KeyEntry, clear_cache, kms_calls, load_kms, new_kek, uses
+from ags_fast.keys.kek import rewrap_kek
+from ags_fast.keys.kms import local
+from ags_fast.keys.stores.upkeep import SPARED, TIDY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def kms(tmp_path: Path) -> dict[str, str]:
+    clear_cache()
+    uses._held.clear()
+    return keystore(tmp_path, "m", "n")
+
+
+def documents(shelf: Shelf) -> list[int]:
+    """The numbers of the documents that are there."""
+    return [
+        int(path[-13:-5])
+        for path, data in sorted(shelf.objects.items())
+        if path.startswith("_ags/keys/0") and data != TOMBSTONE
+    ]
+
+
+def count_to(keys: DatasetKeyStore, entry: KeyEntry, version: int) -> None:
+    """Make versions that only count uses."""
+    for number in range(keys.version + 1, version + 1):
+        entry = entry.replace(uses=number)
+        keys.compare_and_swap({entry.key_id: entry}, number - 1)
+
+
+def test_old_documents_go(kms: dict[str, str]) -> None:
+    shelf = Shelf()
+    keys = DatasetKeyStore(shelf, kms)
+    entry = new_kek(kms, "m")
+    count_to(keys, entry, TIDY - 1)
+    assert len(documents(shelf)) == TIDY - 1
+    before = kms_calls()
+    count_to(keys, entry, TIDY)
+    assert kms_calls() == before
+    assert documents(shelf) == [*range(TIDY - SPARED, TIDY + 1)]
+    assert shelf.objects["_ags/keys/00000001.json"] == TOMBSTONE
+    assert [keys.digest(number) is not None for number in (1, TIDY)] == [True, True]
+    assert len(keys.history()) == TIDY
+    keys.check_history()
+    earlier = keys.earlier(TIDY - SPARED)  # the way back stays
+    assert keys.restore(earlier) == TIDY + 1
+    with pytest.raises(FileNotFoundError, match="was removed"):
+        keys.earlier(TIDY - SPARED - 1)
+
+
+def test_its_size_ends(kms: dict[str, str]) -> None:
+    """Neither the document nor what is stored grows with the number of versions, but for tombstones of a day."""
+    shelf = Shelf()
+    keys = DatasetKeyStore(shelf, kms)
+    entry = new_kek(kms, "m")
+    sizes = []
+    for number in (20 * TIDY, 40 * TIDY):
+        count_to(keys, entry, number)
+        sizes.append(sum(len(data) for data in shelf.objects.values() if data != TOMBSTONE))
+        newest = len(shelf.objects[f"_ags/keys/{number:08}.json"])
+        assert newest < 20_000
+    assert sizes[1] < 1.2 * sizes[0]
+    assert len(keys.history()) == 1000
+    assert keys.digest(40 * TIDY - 1032) is not None
+
+
+@pytest.mark.parametrize("what", ["removed", "rewrapped"])
+def test_what_only_old_documents_hold_stays(kms: dict[str, str], what: str) -> None:
+    """A KEK that is gone may be an open job's; an older wrap is the way back until an expiry has tried the new one."""
+    shelf, client = Shelf(), load_kms(kms)
+    keys = DatasetKeyStore(shelf, kms)
+    entry, other = new_kek(kms, "m"), new_kek(kms, "m", now=1, properties={"scope": "x"})
+    keys.compare_and_swap({entry.key_id: entry, other.key_id: other}, 0)
+    if what == "removed":
+        keys.compare_and_swap({other.key_id: None}, 1)
+    else:
+        local.rotate_key(kms, "m")
+        keys.compare_and_swap({other.key_id: rewrap_kek(client, other)}, 1)
+    count_to(keys, entry, 2 * TIDY)
+    assert documents(shelf) == [*range(1, 2 * TIDY + 1)]
+    assert keys.prune() != []  # as an expiry does
+    assert documents(shelf) == [2 * TIDY]
+    count_to(keys, entry, 3 * TIDY)
+    assert documents(shelf) == [*range(3 * TIDY - SPARED, 3 * TIDY + 1)]
+
+
+def test_an_exchanged_document_stays(kms: dict[str, str]) -> None:
+    """It is evidence: `check_history` shows it."""
+    shelf = Shelf()
+    keys = DatasetKeyStore(shelf, kms)
+    entry = new_kek(kms, "m")
+    count_to(keys, entry, 20)
+    shelf.objects["_ags/keys/00000005.json"] = shelf.objects["_ags/keys/00000006.json"]
+    count_to(keys, entry, TIDY)
+    assert documents(shelf) == [*range(5, TIDY + 1)]
+
+
+def test_buckets_of_old_documents_go(kms: dict[str, str]) -> None:
+    shelf = Shelf()
+    keys = DatasetKeyStore(shelf, kms)
+    entry = new_kek(kms, "m")
+    many = {f"key {i}": KeyEntry(f"key {i}", "m", bytes([i % 256]) * 60, "retired", i) for i in range(700)}
+    keys.compare_and_swap({entry.key_id: entry, **many}, 0)
+    count_to(keys, entry, TIDY)
+    named = keys.objects(TIDY).union(*(keys.objects(n) for n in range(TIDY - SPARED, TIDY)))
+    assert {path for path, data in shelf.objects.items() if data != TOMBSTONE} == named
+    assert DatasetKeyStore(shelf, kms).list() == keys.list()
+
+
+def make(tmp_path: Path, kms: dict[str, str]) -> Ledger:
+    return Ledger.open_or_create(Store(tmp_path / "dataset"), load_kms(kms), "m")
+
+
+def reserve(ledger: Ledger, policy: Policy | None = None) -> KeyEntry:
+    want = Want("m")
+    return ledger.keyring.reserve({want: Uses(1, 64)}, policy)[want]
+
+
+def test_few_reservations_write_keys(tmp_path: Path, kms: dict[str, str]) -> None:
+    """A process that commits often reserves ahead, and never uses more than it has reserved."""
+    ledger = make(tmp_path, kms)
+    for number in range(1, 2001):
+        reserve(ledger)
+        if number in (uses.OFTEN, 2000):
+            assert ledger.keys.list()[0].uses >= 65 * number
+        if number == uses.OFTEN:
+            assert ledger.keys.version == 1 + uses.OFTEN
+            assert ledger.keys.list()[0].uses == 65 * number
+    assert ledger.keys.version < 1 + uses.OFTEN + 25
+    assert ledger.keys.list()[0].uses <= 65 * 2000 + uses.MOST + 65
+
+
+def test_what_is_reserved_is_one_history_s(tmp_path: Path, kms: dict[str, str]) -> None:
+    """Keys that were put back do not count what was reserved in those that are gone."""
+    ledger = make(tmp_path, kms)
+    folder = tmp_path / "dataset/_ags/keys"
+    for _ in range(uses.OFTEN + 2):
+        reserve(ledger)
+    kept = {path: path.read_bytes() for path in folder.glob("*.json")}
+    reserve(ledger)
+    assert uses.has_reserved(ledger.id)
+    for path in {*folder.glob("*.json")} - kept.keys():
+        path.unlink()
+    older = Ledger.open(Store(tmp_path / "dataset"), load_kms(kms))
+    before = older.keys.list()[0].uses
+    assert reserve(older).uses >= before + 65
+
+
+def test_a_retired_key_is_not_taken(tmp_path: Path, kms: dict[str, str]) -> None:
+    ledger = make(tmp_path, kms)
+    for _ in range(uses.OFTEN + 1):
+        first = reserve(ledger)
+    assert uses.has_reserved(ledger.id)
+    other = Ledger.open(Store(tmp_path / "dataset"), load_kms(kms))
+    new = new_kek(kms, "m")
+    held = other.keys.get(first.key_id)
+    other.keys.compare_and_swap({held.key_id: held.replace(state="retired"), new.key_id: new}, other.keys.version)
+    assert reserve(ledger).key_id == new.key_id
+
+
+def test_small_limits_are_exact(tmp_path: Path, kms: dict[str, str]) -> None:
+    ledger = make(tmp_path, kms)
+    policy = Policy(kek_uses=100_000)
+    for number in range(1, 2 * uses.OFTEN):
+        assert reserve(ledger, policy).uses == 65 * number
+
+
+def test_a_fork_has_reserved_nothing(tmp_path: Path) -> None:
+    out = run_python(
+        """
+        import os, sys
+        from pathlib import Path
+        from test_key_upkeep import keystore, make, reserve, uses
+        ledger = make(Path(sys.argv[1]), keystore(Path(sys.argv[1]), "m"))
+        for _ in range(uses.OFTEN + 1):
+            reserve(ledger)
+        assert uses.has_reserved(ledger.id)
+        if (pid := os.fork()) == 0:
+            print(uses.has_reserved(ledger.id), flush=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        print(uses.has_reserved(ledger.id))
+        """,
+        tmp_path,
+    )
+    assert out.split() == ["False", "True"]
