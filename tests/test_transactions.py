@@ -18,7 +18,7 @@ from ags_fast import Dataset, FormatError, PolicyError
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.jobs import Policy, encrypt_files, expire, rekey_files, remove_files, rotate, sweep, verify_files
-from ags_fast.keys.envelope import clear_cache
+from ags_fast.keys.cache import clear_cache
 from ags_fast.keys.kms import count_calls, load_kms
 
 pa = pytest.importorskip("pyarrow")

@@ -23,8 +23,8 @@ from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys.encoding import unbase64
 from ags_fast.keys.entry import KEY_TIMESTAMP, LATEST_MS, KeyEntry, with_version
 from ags_fast.keys.envelope import Envelope
-from ags_fast.keys.kek import new_kek
-from ags_fast.keys.kms import aes_key, as_kms, check_key_id, shared_client
+from ags_fast.keys.kek import check_wrap, new_kek, rewrap_kek
+from ags_fast.keys.kms import as_kms, check_key_id, shared_client
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class EncryptedKey:
 
 
 def read_encryption_keys(value: Iterable[Any]) -> list[EncryptedKey]:
-    """The entries of the parsed JSON list. FormatError if it is none, or has two of one id."""
+    """Return the entries of the parsed JSON list. FormatError if it is malformed, or two entries have one id."""
     if not isinstance(value, list | tuple):
         raise FormatError(f"encryption-keys is a JSON list, not {type(value).__name__}")
     keys = [EncryptedKey.from_json(item) for item in value]
@@ -143,16 +143,23 @@ def read_encryption_keys(value: Iterable[Any]) -> list[EncryptedKey]:
 
 
 def write_encryption_keys(keys: Iterable[EncryptedKey]) -> list[dict[str, Any]]:
-    """The inverse of `read_encryption_keys`."""
+    """Return the JSON list that `read_encryption_keys` reads."""
     return [key.to_json() for key in _named(keys).values()]
 
 
 def manifest_list_key(
     keys: Iterable[EncryptedKey], key_id: str, kms: KmsClient | Mapping[str, str]
 ) -> StandardKeyMetadata:
-    """What opens the manifest list of the snapshot whose ``key-id`` this is. One KMS call for a KEK, then none.
+    """Return what opens a manifest list. This is one KMS call for a KEK, and then none.
 
-    KeyAccessError if it, or its KEK, is not there. IntegrityError if it was changed, or its KEK's timestamp was.
+    Args:
+        keys: The table's list.
+        key_id: The snapshot's ``key-id``.
+        kms: A client or its properties.
+
+    Raises:
+        KeyAccessError: The key, or its KEK, is not in the list.
+        IntegrityError: The key, or the timestamp of its KEK, was changed.
     """
     named = _named(keys)
     key = named.get(key_id)
@@ -172,11 +179,21 @@ def add_manifest_list_key(
     length: int = 32,
     now: int | None = None,
 ) -> tuple[list[EncryptedKey], str]:
-    """The list with the key of one more manifest list, and that key's id, for the snapshot.
+    """Add the key of one more manifest list.
 
-    It is wrapped by the newest active KEK under the master key `wrapping_key_id`. If none is younger than 730 days, a
-    new one of `length` bytes is made. Java wants `metadata` to say the ``file_length``. now: milliseconds since the
-    epoch.
+    The key is wrapped by the newest active KEK under the master key. If no such KEK is younger than 730 days, a new one
+    is made, and the KMS unwraps it once, to see that it opens.
+
+    Args:
+        keys: The table's list.
+        metadata: The key. Java wants it to have the ``file_length``.
+        kms: A client or its properties.
+        wrapping_key_id: The master key, as the table's property ``encryption.key-id`` names it.
+        length: Bytes of a new KEK: 16, 24 or 32.
+        now: Milliseconds since the epoch.
+
+    Returns:
+        The new list, and the key's id, for the snapshot.
     """
     keys, client = list(_named(keys).values()), _client(kms)
     now = _now_ms() if now is None else now
@@ -191,7 +208,7 @@ def add_manifest_list_key(
     if wrapping:
         kek = max(wrapping, key=lambda key: key.created_ms)
     else:
-        kek = EncryptedKey.of(new_kek(client, wrapping_key_id, length=length, now=now).replace(key_id=_new_id()))
+        kek = _new_kek(client, wrapping_key_id, length, now, _new_id())
         keys.append(kek)
     wrapped = _wrapped(kek, [metadata.encode()], client)[0]
     keys.append(EncryptedKey(_new_id(), wrapped, kek.key_id))
@@ -207,18 +224,25 @@ def rotate_keks(
     length: int = 32,
     now: int | None = None,
 ) -> list[EncryptedKey]:
-    """Every key of a manifest list, wrapped by a new KEK of `length` bytes under the master key `wrapping_key_id`.
+    """Wrap every key of a manifest list by a new KEK.
 
-    Ids stay, so no snapshot changes. One wrap in the KMS, and at most one unwrap for each old KEK that wraps anything.
-    The new KEK comes first, and is the one that Java's writers, too, take from now on. Old ones stay for writers that
-    have begun, or go at once (`keep_old=False`): then keys that such writers add cannot be opened by anybody.
+    Ids stay, so no snapshot changes. The KMS wraps once, unwraps the new KEK once, to see that it opens, and unwraps
+    each old KEK that wraps anything at most once. The new KEK comes first: Java's writers, too, use it from now on.
+
+    Args:
+        keys: The table's list.
+        kms: A client or its properties.
+        wrapping_key_id: The master key of the new KEK.
+        keep_old: Whether old KEKs stay, for writers that have begun. Otherwise nobody can open the keys that such
+            writers add.
+        length: Bytes of the new KEK: 16, 24 or 32.
+        now: Milliseconds since the epoch.
     """
     named, client = _named(keys), _client(kms)
     old = [key for key in named.values() if key.is_kek]
     # The newest one is what Rust's writers take.
     made = max([_now_ms() if now is None else now, *(key.created_ms + 1 for key in old)])
-    entry = new_kek(client, wrapping_key_id, length=length, now=made)
-    kek = EncryptedKey.of(entry.replace(key_id=_new_id(first_of=len(named) + 1)))
+    kek = _new_kek(client, wrapping_key_id, length, made, _new_id(first_of=len(named) + 1))
     by_kek: dict[str, list[EncryptedKey]] = {}
     for key in named.values():
         if not key.is_kek:
@@ -238,36 +262,61 @@ def rewrap_keks(
     new_kms: KmsClient | Mapping[str, str] | None = None,
     new_wrapping_key_id: str | None = None,
 ) -> list[EncryptedKey]:
-    """Every KEK, wrapped by the current version of its master key; or by another master key, or in another KMS.
+    """Wrap every KEK by the current version of its master key, by another master key, or in another KMS.
 
-    Ids and timestamps stay, and nothing else changes. For each KEK one rewrap where the KMS can, else an unwrap and a
-    wrap; none for those that the current version has wrapped, where the KMS tells.
+    Ids and timestamps stay, and nothing else changes. For each KEK this is one rewrap if the KMS rewraps, otherwise an
+    unwrap and a wrap, and then one unwrap, which shows that the new wrap opens what the KEK has wrapped. A KEK that the
+    current version has wrapped takes no call, if the KMS tells versions.
 
     Java unwraps all KEKs by the master key that the table's property ``encryption.key-id`` names: with
-    `new_wrapping_key_id`, change that in the same commit.
+    `new_wrapping_key_id`, change that property in the same commit.
+
+    Args:
+        keys: The table's list.
+        kms: The client, or its properties, that unwraps the KEKs now.
+        new_kms: The client, or its properties, that wraps them from now on; None is `kms`.
+        new_wrapping_key_id: The new master key; None keeps each KEK's.
+
+    Raises:
+        IntegrityError: A new wrap opens as another key, or a KEK does not open what it has wrapped.
+        KeyAccessError: The KMS refuses, or does not unwrap what it has just wrapped.
     """
     client = _client(kms)
-    target = client if new_kms is None else _client(new_kms)
+    target = None if new_kms is None else _client(new_kms)
+    named = _named(keys)
+    witnesses = {key.encrypted_by_id: key for key in named.values() if not key.is_kek}
     current: dict[str, str | None] = {}
     result = []
-    for key in _named(keys).values():
+    for key in named.values():
         if key.is_kek:
-            key.created_ms  # noqa: B018  # FormatError, before it is too late
+            key.created_ms  # noqa: B018  # FormatError, before anything is wrapped
             old, new = key.encrypted_by_id, new_wrapping_key_id or key.encrypted_by_id
-            if new_kms is not None or new != old:
-                kek = aes_key(client.unwrap_key(key.encrypted_key_metadata, old), key.key_id)
-                wrapped = target.wrap_key(kek, new)
-            else:
-                version = client.key_version(key.encrypted_key_metadata)
-                if version is not None and old not in current:
-                    current[old] = client.current_version(old)
-                if version is not None and version == current[old]:
-                    wrapped = key.encrypted_key_metadata
-                else:
-                    wrapped = client.rewrap_key(key.encrypted_key_metadata, old)
-            key = replace(key, encrypted_key_metadata=wrapped, encrypted_by_id=new)
+            version = client.key_version(key.encrypted_key_metadata) if target is None and new == old else None
+            if version is not None and old not in current:
+                current[old] = client.current_version(old)
+            if version is None or version != current[old]:
+                key = _rewrapped(key, witnesses.get(key.key_id), client, target, new)
         result.append(key)
     return result
+
+
+def _rewrapped(
+    key: EncryptedKey, witness: EncryptedKey | None, client: KmsClient, target: KmsClient | None, master: str
+) -> EncryptedKey:
+    """A KEK, wrapped again. witness: a key that it has wrapped."""
+    changed = rewrap_kek(client, key.entry(), target, master)
+    assert changed.wrapped is not None
+    made = replace(key, encrypted_key_metadata=changed.wrapped, encrypted_by_id=master)
+    if witness is not None:
+        _unwrapped({key.key_id: made}, key.key_id, [witness], target or client)
+    return made
+
+
+def _new_kek(client: KmsClient, wrapping_key_id: str, length: int, now: int, key_id: str) -> EncryptedKey:
+    """A new KEK, which the KMS was seen to unwrap."""
+    entry = new_kek(client, wrapping_key_id, length=length, now=now)
+    check_wrap(client, entry)
+    return EncryptedKey.of(entry.replace(key_id=key_id))
 
 
 def _named(keys: Iterable[EncryptedKey]) -> dict[str, EncryptedKey]:
