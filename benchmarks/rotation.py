@@ -23,6 +23,7 @@ from ags_fast.dataset.keks import Uses, Want
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.tables import MANIFEST_ENTRIES
 from ags_fast.fs import Store
+from ags_fast.fs.local import LocalStore
 from ags_fast.keys import binding, load_kms
 from ags_fast.keys.entry import SCOPE, KeyEntry
 from ags_fast.keys.kek import new_kek
@@ -331,7 +332,7 @@ def master_key_of_slow_kms(bench: Bench, count: int) -> Iterator[Contest]:
         yield Contest([row], runs)
 
 
-class CountingStore(Store):
+class CountingStore(LocalStore):
     """A store that counts the bytes that are read."""
 
     nbytes = 0

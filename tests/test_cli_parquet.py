@@ -197,7 +197,7 @@ def test_columns_without_keys(here: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_v2_layouts_quirks_and_bloom_filters(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"data_page_version": "2.0", "bloom_filter_options": {"id": {"ndv": 100}}}
+    options: dict[str, Any] = {"data_page_version": "2.0", "bloom_filter_options": {"id": {"ndv": 100}}}
     pq.write_table(flat(), "v2.parquet", **options)
     for layout in ("arrow", "parquet-java"):
         result = answer(capsys, "encrypt", "v2.parquet", *FOOTER, "--v2-layout", layout, "--force")
@@ -383,7 +383,7 @@ def test_a_file_cannot_steer_the_terminal(here: Path, capsys: pytest.CaptureFixt
     pq.write_table(flat().rename_columns([name, *flat().schema.names[1:]]), "evil.parquet")
     metadata = Keys(KF, {name: K1}, footer_metadata=b"\x1b]0;x\x07", column_metadata={name: b"\x1b[31m"})
     for plaintext_footer in (True, False):
-        options = {"plaintext_footer": plaintext_footer, "aad_prefix": b"\x1b[1m"}
+        options: dict[str, Any] = {"plaintext_footer": plaintext_footer, "aad_prefix": b"\x1b[1m"}
         apq.encrypt_file("evil.parquet", "evil.enc.parquet", metadata, **options)
         assert run("inspect", "evil.enc.parquet") == 0
         assert run("inspect", "evil.parquet", "--json") == 0

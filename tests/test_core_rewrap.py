@@ -305,7 +305,7 @@ def test_rows_that_cannot_be_are_named_and_nothing_is_done() -> None:
 
 def test_the_output_overlaps_no_input() -> None:
     rows = column(4, sliced=(0, 0))
-    inputs = {
+    inputs: dict[str, Any] = {
         "prefix": bytearray(PREFIX),
         "name_offsets": bytearray(offsets_of(rows.names)),
         "names": bytearray(rows.names.buffers()[2]),

@@ -332,7 +332,7 @@ def test_the_documentations_costs(impl: Any, tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
     in_double, in_single = folders
-    scopes = {"policy": Policy(kek_scope="partition")}
+    scopes: dict[str, Any] = {"policy": Policy(kek_scope="partition")}
 
     def do(name: str, folder: Path, **options: Any) -> Callable[[], Any]:
         return lambda: getattr(jobs, name)(folder / "ds", kms=kms, **options)
@@ -588,7 +588,7 @@ def test_an_open_encryption_holds_its_data_keys(tmp_path: Path) -> None:
     rows = {row["version"]: row for row in master["versions"]}
     assert rows["2"]["may_be_destroyed"] is False
     assert len(rows["2"]["open_jobs"]) == 1
-    resume = {"wrapping_key_id": "sales", "engine": HERE, "double_wrap": False, "resume": "length"}
+    resume: dict[str, Any] = {"wrapping_key_id": "sales", "engine": HERE, "double_wrap": False, "resume": "length"}
     shutil.copytree(dataset, tmp_path / "copy")
     after = without(kms, tmp_path, "sales", 2)
     with pytest.raises((AgsError, jobs.JobError)):

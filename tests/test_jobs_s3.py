@@ -107,7 +107,7 @@ def test_round_trip(server: S3Server, bucket: str, kms: dict[str, str], tmp_path
 def test_two_at_once_and_a_third(server: S3Server, bucket: str, kms: dict[str, str], tmp_path: Path) -> None:
     """The same tree by two jobs: every path comes from one of them, and nothing of the other is left."""
     plain = tree(tmp_path / "src", {f"{i}": 100_000 + i for i in range(12)})
-    common = {"dataset": f"{bucket}/dataset", "kms": kms, "wrapping_key_id": "master"}
+    common: dict[str, Any] = {"dataset": f"{bucket}/dataset", "kms": kms, "wrapping_key_id": "master"}
     common["storage_options"] = server.options()
     arguments = json.dumps({"src": str(tmp_path / "src"), **common})
     children = [start_python(DRIVER, arguments) for _ in range(2)]
@@ -127,7 +127,7 @@ def test_a_killed_driver(server: S3Server, bucket: str, kms: dict[str, str], tmp
     """Killed with its workers in the middle of uploads in parts: the dataset is empty still; a resumed job ends it."""
     plain = tree(tmp_path / "src", {f"{i}": 20 << 20 for i in range(4)})
     url, options = f"{bucket}/dataset", server.options()
-    common = {"dataset": url, "kms": kms, "wrapping_key_id": "master", "storage_options": options}
+    common: dict[str, Any] = {"dataset": url, "kms": kms, "wrapping_key_id": "master", "storage_options": options}
     arguments = json.dumps({"src": str(tmp_path / "src"), **common})
     child = start_python("import os\nos.setsid()\n" + DRIVER, arguments)
     client, name = server.client(), bucket.removeprefix("s3://")
@@ -154,7 +154,7 @@ def test_keys_are_rotated_and_expired(server: S3Server, bucket: str, kms: dict[s
     """With the old master version gone, and a key store in another bucket folder."""
     options, url = server.options(), f"{bucket}/dataset"
     plain = tree(tmp_path / "src", {f"{n}": 100 * n for n in range(4)})
-    common = {"kms": kms, "storage_options": options, "key_store": Store(f"{bucket}/keys", options)}
+    common: dict[str, Any] = {"kms": kms, "storage_options": options, "key_store": Store(f"{bucket}/keys", options)}
     jobs.encrypt_files(tmp_path / "src", url, **common, wrapping_key_id="master", engine=jobs.LocalEngine(0))
     local.rotate_key(kms, "master")
     for what in ("mek", "kek"):

@@ -14,7 +14,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from datasets import MASTER, make_kms
@@ -113,7 +113,7 @@ def files(count: int, folder: Path) -> Figures:
             at = src / f"{n // 1000:04}"
             at.mkdir(parents=True)
         (at / f"{n:08}").write_bytes(b"%100d" % n)
-    options = {"kms": kms, "fsync": False, "progress": False, "engine": LocalEngine(2)}
+    options: dict[str, Any] = {"kms": kms, "fsync": False, "progress": False, "engine": LocalEngine(2)}
 
     class StopError(Exception):
         pass

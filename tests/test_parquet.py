@@ -197,7 +197,7 @@ def test_what_this_version_does_not_know_survives(mode: Mode) -> None:
 
     # They pass through where nothing moves, and where a column is left out.
     same, keys = bytearray(), Mode(columns=mode.columns, generation="third").keys(RICH_LEAVES)
-    known = {"aad_prefix": mode.supplied, "allow_ctr": mode.ctr}
+    known: dict[str, Any] = {"aad_prefix": mode.supplied, "allow_ctr": mode.ctr}
     parquet.reencrypt_file(sealed, same, mode.keys(RICH_LEAVES), keys, same_size=True, threads=1, **known)
     out.clear()
     parquet.decrypt_file(same, out, keys, threads=1, **known)
@@ -357,7 +357,12 @@ def test_a_plaintext_footer_shows_nothing_of_values(algorithm: str, columns: str
 def canaries() -> bytes:
     table = pa.table({name: [f"canary of {name} {i:03}" for i in range(20)] for name in ("a", "b", "c")})
     sink = io.BytesIO()
-    options = {"compression": "none", "write_page_index": True, "row_group_size": 10, "max_rows_per_page": 5}
+    options: dict[str, Any] = {
+        "compression": "none",
+        "write_page_index": True,
+        "row_group_size": 10,
+        "max_rows_per_page": 5,
+    }
     pq.write_table(table, sink, use_dictionary=["a"], **options)
     pieces = Pieces(sink.getvalue())
     for row_group, column in pieces.parts:
@@ -787,7 +792,7 @@ def test_missing_keys() -> None:
             if mode.columns == "partial" and column != "id":
                 continue
             allow: dict[str, Any] = {"allow_ctr": mode.ctr}
-            known = {**allow, "aad_prefix": mode.supplied}
+            known: dict[str, Any] = {**allow, "aad_prefix": mode.supplied}
             refused(KeyAccessError, f"'{column}'", parquet.decrypt_file, sealed, keys, **known)
             refused(KeyAccessError, f"'{column}'", parquet.reencrypt_file, sealed, keys, keys, **allow)
             with pytest.raises(KeyAccessError, match=f"'{column}'"):
@@ -807,7 +812,7 @@ def test_missing_keys() -> None:
 def test_keys_from_a_function() -> None:
     plain, mode = rich(), Mode(columns="columns", prefix="stored")
     sealed = seal(plain, mode)
-    known = {b"of the footer": mode.footer}
+    known: dict[str, Any] = {b"of the footer": mode.footer}
     known |= {b"of " + ".".join(path).encode(): value for path, value in mode.leaf_keys(RICH_LEAVES).items()}
     asked: list[bytes] = []
 
@@ -1224,7 +1229,7 @@ def test_only_the_footer_is_encrypted(corpus: dict[str, bytes]) -> None:
     for name in ("page index", "nested", "empty table", "no columns"):
         for footer in (False, True):
             sealed, back = bytearray(), bytearray()
-            options = {"other_columns": "plain", "plaintext_footer": footer}
+            options: dict[str, Any] = {"other_columns": "plain", "plaintext_footer": footer}
             report = parquet.encrypt_file(corpus[name], sealed, Keys(KF), **options)
             assert {row.key for row in report.columns} <= {"plain"}
             file = ref.ParquetFile(bytes(sealed), KF)
@@ -1283,7 +1288,12 @@ def v2(nulls: str) -> bytes:
     if nulls == "required":
         table = table.cast(pa.schema([pa.field("a", pa.int64(), nullable=False)]))
     sink = io.BytesIO()
-    options = {"max_rows_per_page": 10, "write_batch_size": 10, "write_page_checksum": True, "write_page_index": True}
+    options: dict[str, Any] = {
+        "max_rows_per_page": 10,
+        "write_batch_size": 10,
+        "write_page_checksum": True,
+        "write_page_index": True,
+    }
     pq.write_table(table, sink, data_page_version="2.0", compression="snappy", use_dictionary=False, **options)
     return sink.getvalue()
 
@@ -1443,7 +1453,7 @@ def test_reencrypt(corpus: dict[str, bytes], mode: Mode) -> None:
     turned = Mode(
         CTR if mode.algorithm == GCM else GCM, not mode.plaintext_footer, mode.columns, "supplied", 32, "second"
     )
-    options = {**turned.options, "new_aad_prefix": turned.aad_prefix}
+    options: dict[str, Any] = {**turned.options, "new_aad_prefix": turned.aad_prefix}
     del options["aad_prefix"]
     for name, plain in list(corpus.items())[::4]:
         leaves = files.leaves_of(plain)
@@ -1979,7 +1989,7 @@ def test_large_files_pass_in_parts(tmp_path: Path) -> None:
     values = pa.array([os.urandom(5000) for _ in range(2000)], pa.binary())
     table = pa.table({"a": values, "b": values})
     source, sealed, back = (tmp_path / name for name in ("plain", "sealed", "back"))
-    options = {"data_page_size": 100_000, "write_batch_size": 10, "compression": "none"}
+    options: dict[str, Any] = {"data_page_size": 100_000, "write_batch_size": 10, "compression": "none"}
     pq.write_table(table, source, use_dictionary=False, **options)
     assert source.stat().st_size > 20_000_000
     for threads in (1, 2):

@@ -70,7 +70,7 @@ def decrypted(source: Any, keys: Any, *, tiled: bool = True, **options: Any) -> 
     out = bytearray()
     asked = ours(keys) if isinstance(keys, PmeKeys) else keys
     found = parquet.inspect(source)
-    known = {"aad_prefix": keys.aad_prefix} if isinstance(keys, PmeKeys) else {}
+    known: dict[str, Any] = {"aad_prefix": keys.aad_prefix} if isinstance(keys, PmeKeys) else {}
     known |= {"allow_ctr": found["algorithm"] == CTR, **options}
     assert json.dumps(found)
     assert found["footer"] in ("encrypted", "signed")
@@ -154,7 +154,11 @@ def test_older_pyarrows(tmp_path: Path, version: str) -> None:
         read = peers.with_old_pyarrow(version, peers.pyarrow_factory_read, tmp_path / "ours", MASTER_KEYS)
         assert rows_of(read) == rows_of(table)
         theirs = tmp_path / "theirs"
-        config = {"column_keys": {"kc1": ["id"]}, "plaintext_footer": footer, "encryption_algorithm": algorithm}
+        config: dict[str, Any] = {
+            "column_keys": {"kc1": ["id"]},
+            "plaintext_footer": footer,
+            "encryption_algorithm": algorithm,
+        }
         peers.with_old_pyarrow(version, peers.pyarrow_factory_write, table, theirs, MASTER_KEYS, "kf", **config)
         assert rows_of(decrypted(theirs, material.key)) == rows_of(table)
 
@@ -164,7 +168,11 @@ def test_older_pyarrows(tmp_path: Path, version: str) -> None:
 def test_ctr_that_calls_itself_gcm(tmp_path: Path, version: str) -> None:
     """Up to pyarrow 25: a plaintext footer with column keys. Nobody reads such a file, and it is turned to the spec."""
     table, theirs = flat(), tmp_path / "theirs"
-    config = {"column_keys": {"kc1": ["id"], "kc2": ["text"]}, "plaintext_footer": True, "encryption_algorithm": CTR}
+    config: dict[str, Any] = {
+        "column_keys": {"kc1": ["id"], "kc2": ["text"]},
+        "plaintext_footer": True,
+        "encryption_algorithm": CTR,
+    }
     peers.with_old_pyarrow(version, peers.pyarrow_factory_write, table, theirs, MASTER_KEYS, "kf", **config)
     material = ref.Pkmt1(MASTER_KEYS)
     with pytest.raises(Exception, match=r"(?i)decrypt|tag|length|size|overflow|deserialize"):
@@ -187,7 +195,7 @@ def test_ctr_that_calls_itself_gcm(tmp_path: Path, version: str) -> None:
     )
     for algorithm in (GCM, CTR):
         turned = tmp_path / algorithm
-        options = {"quirks": quirk, "algorithm": algorithm, "other_columns": "plain", "allow_ctr": True}
+        options: dict[str, Any] = {"quirks": quirk, "algorithm": algorithm, "other_columns": "plain", "allow_ctr": True}
         parquet.reencrypt_file(theirs, turned, material.key, new, **options)
         assert rows_of(peers.pyarrow_factory_read(turned, MASTER_KEYS)) == rows_of(table)
         assert ref.ParquetFile(turned, material.footer, material).algorithm == algorithm
@@ -271,7 +279,13 @@ def test_what_parquet_java_writes(tmp_path: Path, parquet_java: ParquetJava, mod
     """Its padded modules and its V2 pages; decrypted, with other keys, and with other keys in the same place."""
     keys = JAVA[mode]
     pq.write_table(flat(), tmp_path / "plain")
-    options = {"writer": writer, "bloom_filters": ["id"], "page_rows": 100, "row_group_rows": 200, "codec": "snappy"}
+    options: dict[str, Any] = {
+        "writer": writer,
+        "bloom_filters": ["id"],
+        "page_rows": 100,
+        "row_group_rows": 200,
+        "codec": "snappy",
+    }
     parquet_java.write(tmp_path / "plain", tmp_path / "sealed", keys, **options)
     sealed = (tmp_path / "sealed").read_bytes()
     assert rows_of(decrypted(sealed, keys)) == rows_of(flat())
@@ -307,7 +321,7 @@ def test_what_parquet_java_writes(tmp_path: Path, parquet_java: ParquetJava, mod
 
 def test_columns_of_others_without_the_footer_key(tmp_path: Path) -> None:
     """By pyarrow's factory, with a signed footer."""
-    config = {"column_keys": {"kc1": ["id"], "kc2": ["text"]}, "plaintext_footer": True}
+    config: dict[str, Any] = {"column_keys": {"kc1": ["id"], "kc2": ["text"]}, "plaintext_footer": True}
     peers.pyarrow_factory_write(flat(), tmp_path / "theirs", MASTER_KEYS, "kf", **config)
     material = ref.Pkmt1(MASTER_KEYS)
     chunks = ref.ParquetFile(tmp_path / "theirs", material.footer, material).chunks()
@@ -343,7 +357,7 @@ def test_columns_that_pass_are_read_with_their_old_keys(tmp_path: Path, parquet_
             parquet_java.write(tmp_path / "plain", tmp_path / "sealed", keys, page_rows=100, row_group_rows=200)
         new = PmeKeys(key("new"), keys.columns)
         size = (tmp_path / "sealed").stat().st_size
-        options = {"same_size": True, "allow_ctr": algorithm == CTR}
+        options: dict[str, Any] = {"same_size": True, "allow_ctr": algorithm == CTR}
         parquet.reencrypt_file(tmp_path / "sealed", tmp_path / "sealed", Keys(KF), Keys(new.footer), **options)
         assert (tmp_path / "sealed").stat().st_size == size
         assert rows_of(parquet_java.read(tmp_path / "sealed", new)) == rows_of(flat())

@@ -80,7 +80,7 @@ def same(one: Any, other: Any) -> bool:
 
 # ---------------------------------------------------------------------------------------------------------- equality
 
-PAGED = {"write_page_index": True, "max_rows_per_page": 50, "write_page_checksum": True}
+PAGED: dict[str, Any] = {"write_page_index": True, "max_rows_per_page": 50, "write_page_checksum": True}
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "page index": {"row_group_size": 200, **PAGED},
@@ -123,7 +123,7 @@ def test_it_is_the_file_that_pyarrow_writes(options: str, table: str, threads: i
 
 def test_bloom_filters_follow_their_row_group() -> None:
     """Elsewhere than pyarrow has them, which has no use for a place that the format does not prescribe."""
-    chosen = {"row_group_size": 200, "bloom_filter_options": {"id": {"ndv": 300, "fpp": 0.01}}, **PAGED}
+    chosen: dict[str, Any] = {"row_group_size": 200, "bloom_filter_options": {"id": {"ndv": 300, "fpp": 0.01}}, **PAGED}
     data = sealed(flat(), **chosen)
     plain, back = by_pyarrow(flat(), **chosen), opened(data, keys_of(flat()))
     assert len(back) == len(plain) + len(back) - len(pages(back)) - (len(plain) - len(pages(plain)))
@@ -153,7 +153,7 @@ def test_modes(mode: str) -> None:
     target = bytearray()
     report = apq.write_table(table, target, keys, row_group_size=250, **MODES[mode], **PAGED)
     prefix = MODES[mode].get("aad_prefix")
-    known = {"aad_prefix": prefix, "allow_ctr": "CTR" in mode}
+    known: dict[str, Any] = {"aad_prefix": prefix, "allow_ctr": "CTR" in mode}
     columns = {} if mode == "uniform" else {path: K1 if path[0] == "list" else K2 for path in LEAVES}
     modules = list(ref.ParquetFile(bytes(target), KF, columns, aad_prefix=prefix).modules())
     assert {module.row_group for module in modules} == {None, 0, 1, 2}
@@ -215,7 +215,7 @@ def test_column_keys_are_used() -> None:
 
 
 def test_pyarrow_reads_it(tmp_path: Path) -> None:
-    options = {"row_group_size": 200, "aad_prefix": b"p", "algorithm": CTR, **PAGED}
+    options: dict[str, Any] = {"row_group_size": 200, "aad_prefix": b"p", "algorithm": CTR, **PAGED}
     apq.write_table(flat(), tmp_path / "f", Keys(KF), **options)
     assert same(peers.pyarrow_read(tmp_path / "f", PmeKeys(KF)), flat())
 
@@ -340,7 +340,12 @@ def test_no_plaintext_where_files_are(tmp_path: Path, monkeypatch: pytest.Monkey
         return len(data)
 
     target = Target(take)
-    options = {"compression": "none", "use_dictionary": False, "row_group_size": 500, "write_page_index": True}
+    options: dict[str, Any] = {
+        "compression": "none",
+        "use_dictionary": False,
+        "row_group_size": 500,
+        "write_page_index": True,
+    }
     apq.write_table(canaries(), target, Keys(KF, {"text": K1}), plaintext_footer=True, **options)
     assert len(writes) > 6
     assert CANARY.encode() not in b"".join(writes)
@@ -354,7 +359,7 @@ def test_no_plaintext_in_any_system_call(tmp_path: Path) -> None:
         import sys
         from test_parquet_write import K1, KF, apq, canaries
         table, keys = canaries(), apq.Keys(KF, {"text": K1})
-        options = {"compression": "none", "use_dictionary": False, "row_group_size": 500, "threads": 2}
+        options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "row_group_size": 500, "threads": 2}
         with open(sys.argv[1] + ".begin", "w"):
             apq.write_table(table, sys.argv[1], keys, **options)
     """
@@ -529,7 +534,7 @@ def test_what_cannot_be_numbered(no_leftovers: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(FormatError, match="32768 columns"):
         apq.write_table(wide, no_leftovers / "f", Keys(KF))
     assert not encoded
-    paged = {"max_rows_per_page": 1, "write_batch_size": 1, "use_dictionary": False}
+    paged: dict[str, Any] = {"max_rows_per_page": 1, "write_batch_size": 1, "use_dictionary": False}
     with pytest.raises(FormatError, match="pages"):
         apq.write_table(table, no_leftovers / "f", Keys(KF), **paged)
     target = Target()

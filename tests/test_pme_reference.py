@@ -223,7 +223,7 @@ def test_parquet_testing(shared_data: Path, name: str) -> None:
 def test_pyarrow_changes_nothing_but_what_it_must(
     tmp_path: Path, algorithm: str, plaintext_footer: bool, version: str, make: Callable[[], Any]
 ) -> None:
-    options = {**PAGED, "data_page_version": version}
+    options: dict[str, Any] = {**PAGED, "data_page_version": version}
     pq.write_table(make(), tmp_path / "plain", **options)
     keys = PmeKeys(KF, algorithm=algorithm, plaintext_footer=plaintext_footer, aad_prefix=b"here")
     peers.pyarrow_write(make(), tmp_path / "sealed", keys, **options)
@@ -244,7 +244,7 @@ def test_pyarrow_changes_nothing_but_what_it_must(
 def test_key_material_of_pyarrow(tmp_path: Path, plaintext_footer: bool, internal: bool, double_wrapping: bool) -> None:
     """Column keys of 256 bits, columns in the open, and a key that is not held."""
     path = tmp_path / "file"
-    config = {"double_wrapping": double_wrapping, "internal_key_material": internal}
+    config: dict[str, Any] = {"double_wrapping": double_wrapping, "internal_key_material": internal}
     columns = {"kc1": ["id"], "kc2": ["text", "bytes"]}
     peers.pyarrow_factory_write(
         flat(), path, MASTER_KEYS, "kf", column_keys=columns, plaintext_footer=plaintext_footer, data_key_length_bits=256, **config  # noqa: E501
@@ -286,7 +286,7 @@ def small(path: Path, keys: PmeKeys, **options: Any) -> bytes:
     """Two columns of numbers, in pages of equal length."""
     table = pa.table({"a": pa.array(range(32), pa.int64()), "b": pa.array(range(32), pa.int64())})
     plain = {"use_dictionary": False, "compression": "none", "store_schema": False, "write_statistics": False}
-    more = {"row_group_size": 16, "max_rows_per_page": 8, "write_page_index": False, **plain, **options}
+    more: dict[str, Any] = {"row_group_size": 16, "max_rows_per_page": 8, "write_page_index": False, **plain, **options}
     peers.pyarrow_write(table, path, keys, **more)
     return path.read_bytes()
 
@@ -374,7 +374,7 @@ def test_page_checksums_are_looked_at(tmp_path: Path, parquet_java: ParquetJava)
 
 def test_counts_and_places_that_do_not_fit(tmp_path: Path) -> None:
     """What is sealed rightly and is not true."""
-    options = {"write_page_index": True, "bloom_filter_options": {"id": {"ndv": 10}}}
+    options: dict[str, Any] = {"write_page_index": True, "bloom_filter_options": {"id": {"ndv": 10}}}
     pq.write_table(flat(), tmp_path / "file", **options)
     file = ParquetFile(tmp_path / "file")
     for number in (5, 14, 15):  # values, place and length of the bloom filter
@@ -425,7 +425,7 @@ def test_prefixes_and_keys(tmp_path: Path) -> None:
 
 def test_what_is_complained_of(tmp_path: Path) -> None:
     """Footers that are sealed again, with what other readers trip over."""
-    options = {"row_group_size": 300, "max_rows_per_page": 100}
+    options: dict[str, Any] = {"row_group_size": 300, "max_rows_per_page": 100}
     peers.pyarrow_write(flat(), tmp_path / "file", PmeKeys(KF), **options)
     peers.pyarrow_write(flat(), tmp_path / "open", PmeKeys(KF, plaintext_footer=True), **options)
 
@@ -581,9 +581,13 @@ def test_parquet_java_changes_nothing_but_what_it_must(
 ) -> None:
     """Column keys, a column of the footer key, the rest open or not; in V2 pages levels are in the open."""
     pq.write_table(nested(), tmp_path / "source")
-    options = {"writer": writer, "bloom_filters": ["id"], "page_rows": 50, "row_group_rows": 200}
+    options: dict[str, Any] = {"writer": writer, "bloom_filters": ["id"], "page_rows": 50, "row_group_rows": 200}
     columns = {"id": K1, "list.list.element": None, ("map", "key_value", "key"): K2 * 2}
-    more = {"plaintext_footer": plaintext_footer, "complete": complete, "algorithm": CTR if complete else GCM}
+    more: dict[str, Any] = {
+        "plaintext_footer": plaintext_footer,
+        "complete": complete,
+        "algorithm": CTR if complete else GCM,
+    }
     keys = PmeKeys(KF, columns, aad_prefix=b"p", store_aad_prefix=complete, column_metadata={"id": b"k1"}, **more)
     parquet_java.write(tmp_path / "source", tmp_path / "plain", **options)
     parquet_java.write(tmp_path / "source", tmp_path / "sealed", keys, **options)
@@ -628,7 +632,7 @@ def test_key_material_of_parquet_java(
     assert rows_of(peers.pyarrow_factory_read(path, MASTER_KEYS, external=not internal)) == rows_of(flat())
 
     path = tmp_path / "pyarrow.parquet"
-    config = {"column_keys": {"kc1": ["id", "text"]}, "double_wrapping": double_wrapping}
+    config: dict[str, Any] = {"column_keys": {"kc1": ["id", "text"]}, "double_wrapping": double_wrapping}
     peers.pyarrow_factory_write(flat(), path, MASTER_KEYS, "kf", internal_key_material=internal, **config)
     assert rows_of(parquet_java.read(path, peers.keytools_conf(MASTER_KEYS))) == rows_of(flat())
     with pytest.raises(PeerError, match="no master key kc1"):
@@ -775,7 +779,7 @@ def test_readers_of_file_objects(corpus: dict[str, Path]) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/peers/file.parquet", path.read_bytes())
     try:
-        where = {"columns": ("id", "text"), "where": "id < 7"}
+        where: dict[str, Any] = {"columns": ("id", "text"), "where": "id < 7"}
         some = peers.duckdb_read_through(memory, "memory://peers/file.parquet", **where)
     finally:
         memory.rm("/peers", recursive=True)

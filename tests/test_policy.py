@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytest.importorskip("pyarrow")
 
 TREE = {"top": b"top", **{f"day={n % 3}/{n}": pattern(200 * n, n) for n in range(7)}}
-QUIET = {"engine": HERE, "progress": False}
+QUIET: dict[str, Any] = {"engine": HERE, "progress": False}
 SLACK = 64  # uses of the dataset's own KEK that a job counts for its documents
 
 

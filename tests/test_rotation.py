@@ -53,7 +53,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 TREE = {f"{n % 2}/{n}": pattern(300 * n, n) for n in range(6)}
 MORE = {f"more/{n}": pattern(200 * n, n) for n in range(2)}
-QUIET = {"engine": HERE, "progress": False}
+QUIET: dict[str, Any] = {"engine": HERE, "progress": False}
 COLD_OPEN = Counter(unwrap=1)  # to see that the key store is authentic, which is asked of each process once
 
 
@@ -134,7 +134,7 @@ def cold(request: pytest.FixtureRequest) -> bool:
 
 def encrypt(dataset: Path, kms: Any, tree: dict[str, bytes] = TREE, master: str = MASTER, **options: Any) -> JobResult:
     src = write_tree(dataset.parent / f"src {len(tree)} {min(tree).replace('/', ' ')}", tree)
-    options = {**QUIET, "fsync": False, "block_size": 4096, **options}
+    options: dict[str, Any] = {**QUIET, "fsync": False, "block_size": 4096, **options}
     result = encrypt_files(src, dataset, kms=kms, wrapping_key_id=master, **options)
     result.raise_for_failures()
     return result
@@ -551,7 +551,13 @@ def tables(tmp_path: Path) -> Path:
 
 
 def protect(tables: Path, dataset: Path, kms: Any, **options: Any) -> None:
-    options = {**QUIET, "format": "parquet", "column_keys": {"pay": "hr"}, "wrapping_key_id": MASTER, **options}
+    options: dict[str, Any] = {
+        **QUIET,
+        "format": "parquet",
+        "column_keys": {"pay": "hr"},
+        "wrapping_key_id": MASTER,
+        **options,
+    }
     encrypt_files(tables, dataset, kms=kms, **options).raise_for_failures()
 
 

@@ -37,7 +37,7 @@ pytest.importorskip("pyarrow")
 TREE = {f"{n % 2}/{n}": pattern(300 * n, n) for n in range(4)}
 STEPS = ("create", "put", "delete", "list", "read")  # of a Store
 CHANGING = "1/1"  # the file of them that gets other contents
-QUIET = {"engine": HERE, "progress": False}
+QUIET: dict[str, Any] = {"engine": HERE, "progress": False}
 PATIENCE = 60.0  # seconds for a step that takes some milliseconds
 
 
@@ -194,7 +194,7 @@ class World:
     def append(self, name: str, **options: Any) -> Actor:
         tree = {f"{name}/{n}": f"{name} {n}".encode() for n in range(2)}
         src = write_tree(self.folder / f"src {name}", tree)
-        options = {**QUIET, "wrapping_key_id": MASTER, "block_size": 4096, **options}
+        options: dict[str, Any] = {**QUIET, "wrapping_key_id": MASTER, "block_size": 4096, **options}
 
         def work() -> JobResult:
             try:
@@ -210,7 +210,7 @@ class World:
 
     def overwrite(self, name: str) -> Actor:
         src = write_tree(self.folder / f"src {name}", {CHANGING: name.encode()})
-        options = {**QUIET, "wrapping_key_id": MASTER, "block_size": 4096, "overwrite": True}
+        options: dict[str, Any] = {**QUIET, "wrapping_key_id": MASTER, "block_size": 4096, "overwrite": True}
 
         def work() -> JobResult:
             try:
@@ -312,7 +312,12 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str],
     for name, dataset in datasets.items():
         policy = Policy("partition", keep=4) if name == "scopes" else None
         for src in (one, two):
-            options = {**QUIET, "wrapping_key_id": MASTER, "double_wrap": name != "single", "policy": policy}
+            options: dict[str, Any] = {
+                **QUIET,
+                "wrapping_key_id": MASTER,
+                "double_wrap": name != "single",
+                "policy": policy,
+            }
             encrypt_files(src, dataset, kms=kms, **options).raise_for_failures()
     return kms, datasets
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import KEY, KEYS, OTHER_KEY, Source, flip, pattern, run_python, seal_stream, split_stream
@@ -30,7 +30,7 @@ def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     path = tmp_path / "stream"
 
     def every(stream: bytes, key: bytes = KEY, prefix: bytes = b"", length: int | None = None) -> Iterator:
-        options = {"aad_prefix": prefix, "length": len(stream) if length is None else length}
+        options: dict[str, Any] = {"aad_prefix": prefix, "length": len(stream) if length is None else length}
         codec = AgsCodec(key, aad_prefix=prefix)
         yield lambda: codec.decrypt(stream, length=options["length"])
         yield lambda: codec.decrypt_range(stream, 0, 1 << 40, length=options["length"])
@@ -238,7 +238,7 @@ def test_lies_allocate_nothing(tmp_path: Path) -> None:
                 calls = [lambda: ags_fast.AgsCodec(bytes(16)).decrypt(stream, length=length)]
                 for source in (path, stream, io.BytesIO(stream)):
                     def read():
-                        options = {"length": length, "max_block_size": (1 << 32) - 1, "threads": 1}
+                        options: dict[str, Any] = {"length": length, "max_block_size": (1 << 32) - 1, "threads": 1}
                         with ags_fast.AgsReader(source, bytes(16), **options) as reader:
                             reader.read(10)
                     calls.append(read)

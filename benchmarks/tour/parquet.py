@@ -44,7 +44,7 @@ def read_with_pyarrow(path: Path, kms: dict[str, str]) -> pa.Table:
 
     client = load_kms(kms)
 
-    class Kms(pe.KmsClient):  # type: ignore[misc] # pyarrow has no types
+    class Kms(pe.KmsClient):
         def __init__(self, config: pe.KmsConnectionConfig) -> None:
             super().__init__()
 
