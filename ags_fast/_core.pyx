@@ -1,8 +1,8 @@
 # cython: language_level=3, binding=True, autotestdict=False
 """The binding: holds buffers, checks sizes, makes one call without the GIL, turns one status into one exception.
 
-Formats and streams are above the binding, cryptography and threads below. csrc counts messages and keeps threads once in
-a process, so there is one extension module; the half for Parquet is the text of _core_parquet.pxi.
+Formats and streams are above the binding, cryptography and threads below. csrc counts messages and keeps threads once
+in a process, so there is one extension module; the half for Parquet is the text of _core_parquet.pxi.
 """
 
 cimport cython
@@ -105,7 +105,7 @@ cdef uint8_t _nothing[1]
 
 
 cdef inline uint8_t *_data(memoryview view):
-    """Never NULL, unlike an empty buffer's pointer: in C, even adding 0 to NULL or copying 0 bytes from it is an error."""
+    """Never NULL, unlike an empty buffer's pointer: C forbids even adding 0 to NULL, or copying 0 bytes from it."""
     cdef uint8_t *data = <uint8_t *> PyMemoryView_GET_BUFFER(view).buf
     return data if data != NULL else _nothing
 
@@ -125,9 +125,9 @@ cdef int _refuse_overlap(const uint8_t *a, size_t a_nbytes, const uint8_t *b, si
 cdef class Descriptor:
     """The number of an open file, which stays the number of this file while a call uses it.
 
-    The system gives a closed number to the next file that is opened. So `close` only marks the file while other threads
-    read or write: no further call begins (ValueError), and the last call in flight closes the file. `close` never waits.
-    A `with` block counts as a call in flight. It gives the number, which must not be kept.
+    The system gives a closed number to the next file that is opened. So `close` only marks the file while other
+    threads read or write: no further call begins (ValueError), and the last call in flight closes the file. `close`
+    never waits. A `with` block counts as a call in flight. It gives the number, which must not be kept.
     """
 
     # Read and written with the GIL held, and never across a call that could let go of it.
@@ -220,7 +220,7 @@ cdef int _go_on(agsf_run *run, bint seal, Descriptor file) except -1:
 
 
 cdef object _source(agsf_run *run, object source, uint64_t offset):
-    """Let the run read its sealed side in `source` from `offset`. Returns what `_go` takes. Keep `source` until then."""
+    """Let the run read its sealed side in `source` from `offset`. Keep `source`. Returns what `_go` takes."""
     cdef memoryview view
     cdef const uint8_t *data
     cdef uint64_t sealed, nbytes
@@ -294,7 +294,7 @@ cdef class Key:
         _check(agsf_key_carry(self._key, sealed_before), "the key")
 
     def seal(self, nonce, data, aad):
-        """Seal one message under a nonce of 12 bytes; the caller must never use a nonce twice. Returns ciphertext and tag."""
+        """Seal one message under a nonce of 12 bytes, which must never be used twice. Returns ciphertext and tag."""
         cdef memoryview nonce_view = _nonce(nonce), view = _hold(data, False), aad_view = _hold(aad, False)
         out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (_nbytes(view) + AGSF_TAG_NBYTES))
         _check(agsf_seal(self._key, _data(nonce_view), _data(aad_view), _nbytes(aad_view), _data(view), _nbytes(view),
@@ -412,8 +412,8 @@ cdef object _impossible_row(const agsf_rewrap *run):
     name, key = _row_span(run.name_offsets, run.bad_row), _row_span(run.offsets, run.bad_row)
     return ValueError(
         f"row {run.bad_row} is impossible: its name goes from {name[0]} to {name[1]} of {run.names_nbytes} bytes, its "
-        f"wrapped key, of {AGSF_OVERHEAD_NBYTES + 1} to {AGSF_OVERHEAD_NBYTES + AGSF_DEK_MAX_NBYTES} bytes, from {key[0]} "
-        f"to {key[1]} of {run.in_nbytes} bytes, and {run.out_nbytes} of output"
+        f"wrapped key, of {AGSF_OVERHEAD_NBYTES + 1} to {AGSF_OVERHEAD_NBYTES + AGSF_DEK_MAX_NBYTES} bytes, from "
+        f"{key[0]} to {key[1]} of {run.in_nbytes} bytes, and {run.out_nbytes} of output"
     )
 
 
@@ -484,10 +484,10 @@ def grow(bytearray buffer not None, Py_ssize_t nbytes):
 @cython.final
 @cython.auto_pickle(False)
 cdef class Pending:
-    """Plaintext that a writer has taken and not yet sealed, and the turn to work on it: one thread has the turn at a time.
+    """Plaintext that a writer has taken and not yet sealed, and the turn to work on it. One thread has the turn.
 
-    A `with` block waits for the turn. Inside of its own block a thread cannot get the turn again (RuntimeError): only a
-    signal handler would ask. `add` needs no turn, because it ends before another thread can run.
+    A `with` block waits for the turn. Inside of its own block a thread cannot get the turn again (RuntimeError): only
+    a signal handler would ask. `add` needs no turn, because it ends before another thread can run.
     """
 
     cdef public bytearray buffer  # its first `filled` bytes are pending
@@ -568,9 +568,9 @@ def open_file(path, length, uint64_t small, root=None):
     """Open a file for reading, below the folder `root` unless `root` is None. Returns (Descriptor, size in bytes, b"").
 
     The size is -1 if the file is not a regular one. If `length` bytes (None: all bytes) of a regular file are at most
-    `small`, they are read and the file is closed: returns (None, size, the bytes). OSError with EXDEV: see `open_below`.
+    `small`, they are read and the file is closed: returns (None, size, the bytes). OSError with EXDEV: as `open_below`.
     """
-    # One call in place of os.open, fstat, pread and close: for a small file, Python's calls cost as much as the system's.
+    # One call in place of os.open, fstat, pread and close: for a small file, Python's part costs as much as theirs.
     cdef bytes raw = _path(path), raw_root = None if root is None else _path(root)
     cdef const char *name = PyBytes_AS_STRING(raw)
     cdef const char *at = NULL if root is None else PyBytes_AS_STRING(raw_root)
@@ -607,8 +607,8 @@ def open_file(path, length, uint64_t small, root=None):
 def read_whole(root, path, uint64_t nbytes, mtime_ns):
     """Read all of a regular file of `nbytes`, below the folder `root` unless `root` is None, in one call.
 
-    Returns None if anything is unusual: then read the file step by step. With mtime_ns, the file must have been modified
-    last at that time (nanoseconds since the epoch), also after it was read.
+    Returns None if anything is unusual: then read the file step by step. With mtime_ns, the file must have been
+    modified last at that time (nanoseconds since the epoch), also after it was read.
     """
     cdef bytes raw = _path(path), raw_root = None if root is None else _path(root)
     cdef const char *name = PyBytes_AS_STRING(raw)
@@ -694,7 +694,7 @@ if agsf_library_init() != AGSF_OK:
 
 
 def _end_idle_threads():
-    """Run before a fork: Python 3.12 and newer warn if the process has several threads, and helpers linger for seconds."""
+    """Run before a fork: Python 3.12 and newer warn of a process with several threads, and helpers linger."""
     with nogil:
         agsf_end_idle_threads()
 

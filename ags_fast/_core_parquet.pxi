@@ -18,10 +18,11 @@ cdef int _read(agsf_status status) except -1:
     return _check(status, "a struct in Thrift's compact protocol")
 
 
-cdef int _inside(size_t offset, memoryview view) except -1:
+cdef memoryview _hold_from(object data, size_t offset):
+    cdef memoryview view = _hold(data, False)
     if offset > _nbytes(view):
         raise ValueError(f"there are {_nbytes(view)} bytes, none at {offset}")
-    return 0
+    return view
 
 
 def thrift_fields(data, size_t offset=0):
@@ -29,10 +30,9 @@ def thrift_fields(data, size_t offset=0):
 
     A bool has no bytes: its type is its value (1 or 2). Raises FormatError if the bytes are not the compact protocol.
     """
-    cdef memoryview view = _hold(data, False)
+    cdef memoryview view = _hold_from(data, offset)
     cdef agsf_thrift_value value
     memset(&value, 0, sizeof(value))
-    _inside(offset, view)
     value.end = offset
     fields = {}
     while True:
@@ -44,11 +44,10 @@ def thrift_fields(data, size_t offset=0):
 
 def thrift_list(data, size_t offset):
     """Return the elements of the list at `offset`: their type, [(begin, end)], and where the list ends."""
-    cdef memoryview view = _hold(data, False)
+    cdef memoryview view = _hold_from(data, offset)
     cdef agsf_thrift_value value
     cdef size_t count = 0
     memset(&value, 0, sizeof(value))
-    _inside(offset, view)
     value.begin = offset
     _read(agsf_thrift_list_head(_data(view), _nbytes(view), &value, &count))
     elements = []
@@ -63,7 +62,7 @@ def thrift_splice(data, size_t offset, list edits not None):
 
     All other fields are copied byte by byte, also those with unknown ids.
     """
-    cdef memoryview view = _hold(data, False)
+    cdef memoryview view = _hold_from(data, offset)
     cdef Py_ssize_t n = len(edits), i
     cdef int last = 0
     cdef size_t left, room, nbytes = 0, end = 0
@@ -71,7 +70,6 @@ def thrift_splice(data, size_t offset, list edits not None):
     cdef agsf_thrift_value struct
     cdef agsf_thrift_edit *raw
     cdef bytes value
-    _inside(offset, view)
     raw = <agsf_thrift_edit *> calloc(n + 1, sizeof(agsf_thrift_edit))
     if raw == NULL:
         raise MemoryError
@@ -120,9 +118,8 @@ cdef class ColumnMetadata:
     cdef readonly int64_t data_page, index_page, dictionary_page, bloom_filter, bloom_filter_nbytes
 
     def __cinit__(self, data, size_t begin=0):
-        cdef memoryview view = _hold(data, False)
+        cdef memoryview view = _hold_from(data, begin)
         cdef agsf_column_metadata raw
-        _inside(begin, view)
         _read(agsf_column_metadata_read(_data(view), _nbytes(view), begin, &raw))
         self.begin, self.end, self.path = raw.begin, raw.end, raw.path
         self.encodings, self.encoding_stats = raw.encodings, raw.encoding_stats
@@ -135,7 +132,7 @@ cdef class ColumnMetadata:
 @cython.final
 @cython.auto_pickle(False)
 cdef class ColumnChunk:
-    """A ColumnChunk of a footer: where its parts begin (0: missing), and where its indexes are in the file (-1: missing)."""
+    """A ColumnChunk of a footer: where its parts begin (0: missing), and its indexes in the file (-1: missing)."""
 
     cdef readonly size_t begin, end, metadata, crypto, sealed_metadata, sealed_metadata_nbytes
     cdef readonly bint file_path
@@ -405,10 +402,14 @@ cdef class PageRun:
             self._grow_table()
 
     def __dealloc__(self):
+        self._free_header()
+        free(self._raw.table)
+
+    cdef int _free_header(self) except -1:
         if self._raw.header != NULL:
             agsf_wipe(self._raw.header, self._raw.header_nbytes)
             free(self._raw.header)
-        free(self._raw.table)
+        return 0
 
     cdef int _grow_table(self) except -1:
         cdef size_t room = 64 if self._raw.table_room == 0 else self._raw.table_room * 2
@@ -423,9 +424,7 @@ cdef class PageRun:
         cdef uint8_t *bigger = <uint8_t *> malloc(room)
         if bigger == NULL:
             raise MemoryError
-        if self._raw.header != NULL:
-            agsf_wipe(self._raw.header, self._raw.header_nbytes)
-            free(self._raw.header)
+        self._free_header()
         self._raw.header, self._raw.header_nbytes = bigger, room
         return 0
 

@@ -26,7 +26,7 @@
 
 enum {
     KEY_MAX_NBYTES = 32,
-    LANES_KEPT = 16,     /* lanes that a key keeps when nobody uses them */
+    LANES_KEPT = 16,     /* unused lanes that a key keeps */
     SCRATCHES_KEPT = 16, /* scratch buffers that the process keeps: a thousand open files need no more of them */
     SECRET_NBYTES = 16,
     FRESH_NBYTES = 32,
@@ -87,8 +87,8 @@ static void after_fork_in_child(void) {
 
 /*
  * libcrypto's generator, an instance of our own under its primary one. RAND_bytes() would make one for each thread, and
- * take a lock of libcrypto's when that thread ends, where no fork handler can wait for it. So would the first thread that
- * asked for the primary one, and so this is done at once.
+ * take a lock of libcrypto's when that thread ends, where no fork handler can wait for it. So would the first thread
+ * that asked for the primary one, and so this is done at once.
  */
 static EVP_RAND_CTX *new_generator(void) {
     char cipher[] = "AES-256-CTR";
@@ -159,8 +159,9 @@ agsf_status agsf_draw(uint8_t *out, size_t nbytes) {
     bool ok;
 
     /*
-     * The generator's state is memory: two virtual machines that are resumed from one snapshot have the same, and would draw
-     * the same nonces. So each draw takes in what the kernel gives now, which it makes anew when it sees that it was resumed.
+     * The generator's state is memory: two virtual machines resumed from one snapshot have the same state, and would
+     * draw the same nonces. So each draw mixes in fresh bytes from the kernel, which reseeds when it notices that it
+     * was resumed.
      */
     if (getentropy(fresh, sizeof(fresh)) != 0) return AGSF_NO_RANDOM;
     agsf_aead_lock();
@@ -210,8 +211,8 @@ void agsf_key_free(agsf_key *key) {
 }
 
 /*
- * What a key's value is counted under. The secret keeps others from choosing keys that share a counter with one of ours,
- * and what is left in memory from telling anything about a key.
+ * What a key's value is counted under. The secret keeps others from choosing keys that share a counter with one of
+ * ours, and what is left in memory from telling anything about a key.
  */
 static agsf_status hash_of(const agsf_key *key, uint64_t *hash_ret) {
     uint8_t bytes[sizeof(secret) + KEY_MAX_NBYTES], digest[EVP_MAX_MD_SIZE];

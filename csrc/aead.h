@@ -45,15 +45,15 @@ agsf_status agsf_lane_finish_seal(agsf_lane *lane, uint8_t tag_ret[AGSF_TAG_NBYT
 agsf_status agsf_lane_finish_open(agsf_lane *lane, const uint8_t tag[AGSF_TAG_NBYTES]) AGSF_MUST_CHECK;
 
 /*
- * agsf_lane_ctr() encrypts or decrypts, which is the same, with AES-CTR, whose counter begins at 1 behind the nonce. There
- * is no tag: whoever has the bytes can change them.
+ * agsf_lane_ctr() encrypts or decrypts, which is the same, with AES-CTR, whose counter begins at 1 behind the nonce.
+ * There is no tag: a change of the bytes goes unnoticed.
  */
 agsf_status agsf_lane_ctr(agsf_lane *lane, const uint8_t *nonce, const uint8_t *in, size_t nbytes,
                           uint8_t *out) AGSF_MUST_CHECK;
 
 /*
- * agsf_key_reserve() counts messages that are about to be sealed, all or none of them. It is the only way to
- * seal: whoever begins a seal has reserved it. AGSF_LIMIT if the key's value would pass its limit.
+ * agsf_key_reserve() counts messages that are about to be sealed, all or none of them. Every seal must
+ * be reserved before it begins. AGSF_LIMIT if the key's value would pass its limit.
  */
 agsf_status agsf_key_reserve(agsf_key *key, uint64_t messages) AGSF_MUST_CHECK;
 

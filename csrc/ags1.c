@@ -6,7 +6,7 @@
 #include "fileio.h"
 
 enum {
-    JOB_NBYTES = AGSF_SCRATCH_NBYTES, /* small blocks make one job together, up to so many sealed bytes */
+    JOB_NBYTES = AGSF_SCRATCH_NBYTES, /* small blocks make one job together, up to this many sealed bytes */
     SLICE_MAX_BLOCKS = 1 << 16,       /* of one call: bounds what its nonces take */
 };
 
@@ -302,7 +302,7 @@ agsf_status agsf_seal_run(agsf_run *run) {
 agsf_status agsf_open_run(agsf_run *run) {
     agsf_status status = AGSF_BAD_ARGUMENT;
 
-    if (run->plain_nbytes > PTRDIFF_MAX) return status; /* no buffer has so many bytes: none to be cleared */
+    if (run->plain_nbytes > PTRDIFF_MAX) return status; /* no buffer is that large: there is nothing to clear */
     if (possible(run)) status = run_slice(run, next_blocks(run), NULL, open_job);
     if (status != AGSF_OK && status != AGSF_PAUSED && run->plain_nbytes > 0) memset(run->plain, 0, run->plain_nbytes);
     return status;

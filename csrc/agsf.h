@@ -85,17 +85,17 @@ void agsf_expect_fill(uint8_t *buffer, size_t nbytes);
 /*
  * agsf_open_below() opens a path below the folder root, also if somebody renames folders meanwhile. path is relative
  * and has no "..", or is "." for root itself. flags and mode are those of open(). Returns a descriptor, or -1 and the
- * error number in *os_error_ret. EXDEV: a link leads out of root, or only a walk step by step can tell whether one does:
- * the link is absolute, or the kernel has no openat2(). Links in root itself are followed.
+ * error number in *os_error_ret. EXDEV: a link leads out of root, or only a walk step by step can tell whether one
+ * does: the link is absolute, or the kernel has no openat2(). Links in root itself are followed.
  */
 int agsf_open_below(const char *root, const char *path, int flags, unsigned mode, int *os_error_ret) AGSF_MUST_CHECK;
 
 /*
  * agsf_open_file() opens a file for reading, below root unless root is NULL. *nbytes_ret becomes the size of a regular
- * file, or UINT64_MAX for any other kind. A pipe without a writer does not block. The caller must close *fd_ret. If nbytes
- * is not 0 and a regular file has at least nbytes, the first nbytes are read to out, the file is closed, and *fd_ret is
- * -1. Failures: AGSF_SHORT, and AGSF_IO with the error number in *os_error_ret, also for EINTR and agsf_open_below()'s
- * EXDEV.
+ * file, or UINT64_MAX for any other kind. A pipe without a writer does not block. The caller must close *fd_ret. If
+ * nbytes is not 0 and a regular file has at least nbytes, the first nbytes are read to out, the file is closed, and
+ * *fd_ret is -1. Failures: AGSF_SHORT, and AGSF_IO with the error number in *os_error_ret, also for EINTR and
+ * agsf_open_below()'s EXDEV.
  */
 agsf_status agsf_open_file(const char *root, const char *path, uint8_t *out, size_t nbytes, int *fd_ret,
                            uint64_t *nbytes_ret, int *os_error_ret) AGSF_MUST_CHECK;
@@ -107,9 +107,9 @@ agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_err
  * Whole small files, in one call each. These two functions handle the usual case only. After false, the caller reads or
  * writes the file step by step, and so learns what is wrong, if anything is.
  *
- * agsf_read_whole() reads a regular file of exactly nbytes, below root unless root is NULL. With mtime_ns, the file must
- * also end there when it is read, and after the read it must still have this modification time, in nanoseconds since the
- * epoch.
+ * agsf_read_whole() reads a regular file of exactly nbytes, below root unless root is NULL. With mtime_ns, the file
+ * must also end there when it is read, and after the read it must still have this modification time, in nanoseconds
+ * since the epoch.
  */
 bool agsf_read_whole(const char *root, const char *path, uint8_t *out, size_t nbytes,
                      const uint64_t *mtime_ns) AGSF_MUST_CHECK;
@@ -155,9 +155,9 @@ agsf_status agsf_key_carry(agsf_key *key, uint64_t sealed_before) AGSF_MUST_CHEC
 /* ---------------------------------------------------------------- threads */
 
 /*
- * agsf_end_idle_threads() ends the helper threads that have no work, and returns when they have left the system. It waits
- * for no job: helpers in a job stay. Any thread may call it at any time. Called before a fork, it makes a program without
- * threads of its own single-threaded. New helpers are started when there is work.
+ * agsf_end_idle_threads() ends the helper threads that have no work, and returns when they have left the system. It
+ * waits for no job: helpers in a job stay. Any thread may call it at any time. Called before a fork, it makes a program
+ * without threads of its own single-threaded. New helpers are started when there is work.
  */
 void agsf_end_idle_threads(void);
 
@@ -192,8 +192,8 @@ agsf_status agsf_open(agsf_key *key, const uint8_t nonce[AGSF_NONCE_NBYTES], con
  *
  * The caller fills in the first group of fields, sets the second group to zero, and calls agsf_seal_run() or
  * agsf_open_run() until the status is not AGSF_PAUSED. The engine comes back with AGSF_PAUSED about every
- * tenth of a second, so that a caller can answer an interrupt. If the caller of agsf_open_run() stops before AGSF_OK, it
- * must zero the plain_nbytes of output.
+ * tenth of a second, so that a caller can answer an interrupt. If the caller of agsf_open_run() stops before AGSF_OK,
+ * it must zero the plain_nbytes of output.
  */
 typedef struct agsf_run {
     agsf_key *key;
@@ -240,11 +240,11 @@ enum { AGSF_DEK_MAX_NBYTES = 64 };
 
 /*
  * A column of wrapped data keys (DEKs). Each row is a nonce, a DEK of 1 to AGSF_DEK_MAX_NBYTES sealed under a key
- * encryption key (KEK), and a tag. The row authenticates `prefix` followed by the row's name. An agsf_rewrap takes nrows
- * rows from one KEK to another. Only the KEK and the nonce change, so each row keeps its size.
+ * encryption key (KEK), and a tag. The row authenticates `prefix` followed by the row's name. An agsf_rewrap takes
+ * nrows rows from one KEK to another. Only the KEK and the nonce change, so each row keeps its size.
  *
- * Names and wrapped keys are binary arrays in Arrow's layout: nrows + 1 offsets, each an int32_t in native byte order and
- * of any alignment. Row i lies between offsets i and i + 1 of the data. The first offset need not be 0.
+ * Names and wrapped keys are binary arrays in Arrow's layout: nrows + 1 offsets, each an int32_t in native byte order
+ * and of any alignment. Row i lies between offsets i and i + 1 of the data. The first offset need not be 0.
  *
  * The caller fills in the first group, sets the second to zero, and calls agsf_rewrap_run() until the status is not
  * AGSF_PAUSED. If the caller stops before that, it must zero out from begin to end.
@@ -269,10 +269,10 @@ typedef struct agsf_rewrap {
 
 /*
  * agsf_rewrap_run() opens each row under `from` and seals it under `to`, with a nonce drawn inside this call. First it
- * checks the offsets of every row: AGSF_BAD_ARGUMENT if a row is not inside its buffers or has an impossible size. Then all
- * rows count against the limit of `to`: AGSF_LIMIT. After these two failures nothing was done. After any other failure
- * (AGSF_BAD_TAG, AGSF_NO_MEMORY, AGSF_CRYPTO, AGSF_NO_RANDOM) all of out from begin to end is zero. A DEK exists only on
- * the stack of the thread that works on it, and is wiped there.
+ * checks the offsets of every row: AGSF_BAD_ARGUMENT if a row is not inside its buffers or has an impossible size. Then
+ * all rows count against the limit of `to`: AGSF_LIMIT. After these two failures nothing was done. After any other
+ * failure (AGSF_BAD_TAG, AGSF_NO_MEMORY, AGSF_CRYPTO, AGSF_NO_RANDOM) all of out from begin to end is zero. A DEK
+ * exists only on the stack of the thread that works on it, and is wiped there.
  *
  * If another thread changes the offsets meanwhile, AGSF_BAD_ARGUMENT may come later; then all of out is zero, too.
  */

@@ -11,9 +11,9 @@
 /* ---------------------------------------------------------------- Thrift, compact protocol */
 
 /*
- * Parquet's footers and page headers are read without generated classes, so that unknown fields survive. Every count and
- * length is checked against the bytes that are left, nesting has a limit, and the ids of a struct's fields must ascend from
- * 1, so that no field comes twice. AGSF_BAD_FORMAT otherwise.
+ * Parquet's footers and page headers are read without generated classes, so that unknown fields survive. Every count
+ * and length is checked against the bytes that are left, nesting has a limit, and the ids of a struct's fields must
+ * ascend from 1, so that no field comes twice. AGSF_BAD_FORMAT otherwise.
  */
 enum {
     AGSF_THRIFT_STOP,
@@ -41,15 +41,16 @@ typedef struct agsf_thrift_value {
 
 /*
  * agsf_thrift_next() goes to the next field of a struct. Before the first call, the caller sets id to 0 and end to the
- * beginning of the struct. At the end of the struct, type is AGSF_THRIFT_STOP, and end is behind the struct. With in_list,
- * the function goes to the next element of a list instead: agsf_thrift_list_head() has read the head, the caller counts.
+ * beginning of the struct. At the end of the struct, type is AGSF_THRIFT_STOP, and end is behind the struct. With
+ * in_list, the function goes to the next element of a list instead: agsf_thrift_list_head() has read the head, the
+ * caller counts.
  */
 agsf_status agsf_thrift_next(const uint8_t *data, size_t nbytes, bool in_list,
                              agsf_thrift_value *value) AGSF_MUST_CHECK;
 agsf_status agsf_thrift_list_head(const uint8_t *data, size_t nbytes, agsf_thrift_value *value,
                                   size_t *count_ret) AGSF_MUST_CHECK;
 
-/* A field that replaces the field with the same id, or is inserted in order. Type AGSF_THRIFT_STOP removes the field. */
+/* Replaces the field with the same id, or is inserted in order. Type AGSF_THRIFT_STOP removes the field. */
 typedef struct agsf_thrift_edit {
     int16_t id;
     unsigned type;
@@ -101,8 +102,8 @@ agsf_status agsf_footer_read(const uint8_t *data, size_t nbytes, agsf_footer *fo
 void agsf_footer_clear(agsf_footer *footer);
 
 /*
- * agsf_footer_plain() copies a footer's struct without crypto_metadata and encrypted_column_metadata. If metas[i] is not
- * NULL, it becomes the meta_data of chunk i. out has room for the struct and all metas, plus 8 bytes for each.
+ * agsf_footer_plain() copies a footer's struct without crypto_metadata and encrypted_column_metadata. If metas[i] is
+ * not NULL, it becomes the meta_data of chunk i. out has room for the struct and all metas, plus 8 bytes for each.
  */
 agsf_status agsf_footer_plain(const uint8_t *data, const agsf_footer *footer, const uint8_t *const *metas,
                               const size_t *metas_nbytes, uint8_t *out, size_t *nbytes_ret) AGSF_MUST_CHECK;
@@ -162,8 +163,8 @@ typedef struct agsf_modules {
 
 /*
  * agsf_module_seal() seals one module that is not a page: in_nbytes become in_nbytes + AGSF_FRAME_NBYTES. The nonce is
- * drawn inside the call. agsf_module_open() opens the module at the start of in. out has room for in_nbytes, and after a
- * failure it is unchanged or zero. AGSF_BAD_FORMAT: the module claims more bytes than in has.
+ * drawn inside the call. agsf_module_open() opens the module at the start of in. out has room for in_nbytes, and after
+ * a failure it is unchanged or zero. AGSF_BAD_FORMAT: the module claims more bytes than in has.
  */
 agsf_status agsf_module_seal(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes,
                              uint8_t *out) AGSF_MUST_CHECK;
@@ -174,8 +175,8 @@ agsf_status agsf_module_open(const agsf_modules *modules, unsigned type, const u
  * An agsf_pages takes the pages of one column chunk from one side to another. Each side is plain (NULL) or sealed.
  * Pages are not decoded: the header is edited, and the body is sealed or opened as it is.
  *
- * The caller passes part of the input and room for output, calls agsf_pages_run(), and looks at `stop`: the chunk is done,
- * or needs more of something. The caller passes what was not consumed again, with more behind it.
+ * The caller passes part of the input and room for output, calls agsf_pages_run(), and looks at `stop`: the chunk is
+ * done, or needs more of something. The caller passes what was not consumed again, with more behind it.
  */
 typedef enum agsf_pages_mode {
     AGSF_PAGES_COPY,      /* to the other side */
@@ -249,14 +250,16 @@ typedef struct agsf_pages {
  * agsf_pages_run() runs every agsf_pages whose stop is AGSF_STOP_NOT, in parallel. No run may be passed twice.
  * AGSF_PAUSED: some runs were not begun; call again. If one run fails, its status says so, its output of this call is
  * zero, and the output of the other runs must not be used. AGSF_BAD_ARGUMENT: a mode lacks a side that it needs. After
- * AGSF_BAD_ARGUMENT, AGSF_NO_MEMORY, AGSF_CRYPTO or AGSF_LIMIT as this function's status, the output of all runs is zero.
+ * AGSF_BAD_ARGUMENT, AGSF_NO_MEMORY, AGSF_CRYPTO or AGSF_LIMIT as this function's status, the output of all runs is
+ * zero.
  */
 agsf_status agsf_pages_run(agsf_pages **runs, size_t nruns, unsigned threads) AGSF_MUST_CHECK;
 
 /*
  * agsf_offset_index() copies an OffsetIndex with new locations of its pages. The locations come from a table sorted by
  * in_offset, whose offsets count from in_chunk and out_chunk. If table is NULL, all pages move by out_chunk - in_chunk.
- * out has room for in_nbytes plus 16 for each page. AGSF_BAD_FORMAT: a page is not in the table, or its location overflows.
+ * out has room for in_nbytes plus 16 for each page. AGSF_BAD_FORMAT: a page is not in the table, or its location
+ * overflows.
  */
 agsf_status agsf_offset_index(const uint8_t *in, size_t in_nbytes, const agsf_page *table, size_t npages,
                               int64_t in_chunk, int64_t out_chunk, uint8_t *out, size_t *nbytes_ret) AGSF_MUST_CHECK;

@@ -17,8 +17,8 @@
 enum { AGSF_PARALLEL_MIN_NBYTES = 512 * 1024 };
 
 /*
- * A key that jobs use. Thread i works in lanes[i]. When a key has fewer users than the run has threads, its lanes belong
- * to the users instead: user i works in lanes[i].
+ * A key that jobs use. Thread i works in lanes[i]. When a key has fewer users than the run has threads, its lanes
+ * belong to the users instead: user i works in lanes[i].
  */
 typedef struct agsf_key_lanes {
     agsf_key *key;

@@ -7,9 +7,10 @@
 #include "agsf.h"
 
 /*
- * Counters are numbered, and stand in chunks, which never move. A hash is found through a table of numbers, open addressing
- * with linear probing. There are some tables, by the first bits of the hash, so that no caller waits while a large one
- * grows. Tables are between 3/5 and 4/5 full: 16 bytes of counter and at most 4 * 5/3 of table for each key value.
+ * Counters are numbered, and stand in chunks, which never move. A hash is found through a table of numbers, open
+ * addressing with linear probing. There are some tables, by the first bits of the hash, so that no caller waits while a
+ * large one grows. Tables are between 3/5 and 4/5 full: 16 bytes of counter and at most 4 * 5/3 of table for each key
+ * value.
  */
 enum {
     CHUNK_COUNTERS = 1024,
@@ -20,7 +21,7 @@ enum {
 
 #define COUNT_MASK ((UINT64_C(1) << COUNT_BITS) - 1)
 
-/* Either count has 31 bits of the hash above it, which never change. The other two bits are among the table's number. */
+/* Either count has 31 bits of the hash above it, which never change. The table's number has the other two bits. */
 struct agsf_counter {
     _Atomic uint64_t sealed;
     _Atomic uint64_t before; /* by other processes, as told */
@@ -62,7 +63,7 @@ static uint32_t find_slot(const struct table *table, uint64_t hash) {
     return slot;
 }
 
-/* Makes a table larger by a third. If there is no memory for that, it goes on, only slower, until it is full. */
+/* Makes a table larger by a third. Without memory for that, the table still works, only slower, until it is full. */
 static bool grow(struct table *table) {
     const uint32_t nslots = table->nslots == 0 ? TABLE_MIN_SLOTS : table->nslots + table->nslots / 3;
     struct table bigger = {.slots = calloc(nslots, sizeof(*bigger.slots)), .nslots = nslots, .nused = table->nused};

@@ -236,7 +236,7 @@ static bool give_name(int fd, int folder, const char *name) {
     char link[32];
 
     if (linkat(fd, "", folder, name, AT_EMPTY_PATH) == 0) return true;
-    if (errno != ENOENT) return false; /* so says a kernel before 6.10 to who lacks CAP_DAC_READ_SEARCH */
+    if (errno != ENOENT) return false; /* from kernels before 6.10 without CAP_DAC_READ_SEARCH */
     (void)snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
     return linkat(AT_FDCWD, link, folder, name, AT_SYMLINK_FOLLOW) == 0;
 }

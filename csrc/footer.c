@@ -36,7 +36,7 @@ enum {
     LOCATION_NBYTES = 2,
 };
 
-enum { STRUCT_MIN_NBYTES = 3 }; /* of one with a field: the required ones are no bools */
+enum { STRUCT_MIN_NBYTES = 3 }; /* of a struct with one field: no required field is a bool */
 
 /* ---------------------------------------------------------------- walking a footer */
 

@@ -1,4 +1,4 @@
-/* memory.c - what the system is told about large buffers. */
+/* memory.c - advice to the system about large buffers. */
 #define _DEFAULT_SOURCE
 #include "agsf.h"
 

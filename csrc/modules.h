@@ -25,8 +25,8 @@ agsf_status agsf_seal_frame(agsf_lane *lane, const agsf_modules *modules, unsign
                             const uint8_t *nonce, const uint8_t *in, size_t in_nbytes, uint8_t *out) AGSF_MUST_CHECK;
 
 /*
- * agsf_open_frame() opens a frame with out_nbytes of plaintext. The caller has checked its length, and clears out if the
- * status is not AGSF_OK.
+ * agsf_open_frame() opens a frame with out_nbytes of plaintext. The caller has checked its length, and clears out if
+ * the status is not AGSF_OK.
  */
 agsf_status agsf_open_frame(agsf_lane *lane, const agsf_modules *modules, unsigned type, uint32_t page,
                             const uint8_t *in, size_t out_nbytes, uint8_t *out) AGSF_MUST_CHECK;

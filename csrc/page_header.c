@@ -79,9 +79,9 @@ agsf_status agsf_header_read(const uint8_t *data, size_t nbytes, agsf_page_heade
 }
 
 /*
- * Writes fields of exactly nbytes that no reader knows: a binary with id 15, and in front of it a bool with id 14 if one
- * more byte of length would overshoot. If last_id is 14 or more, the next ids are taken: last_id leaves room for two. Their
- * heads are short, because some readers do not know long ones.
+ * Writes fields of exactly nbytes that no reader knows: a binary with id 15, and in front of it a bool with id 14 if
+ * one more byte of length would overshoot. If last_id is 14 or more, the next ids are taken: last_id leaves room for
+ * two. Their heads are short, because some readers do not know long ones.
  */
 static uint8_t *put_filler(uint8_t *out, int16_t last_id, size_t nbytes) {
     int16_t id = last_id;

@@ -83,8 +83,8 @@ static uint32_t ordinal(const agsf_pages *run, const struct page *page) {
 }
 
 /*
- * Opens the header's frame. Whether the first page is a dictionary is not told by all writers in the same way, so its tag
- * decides: a header that opens under a type's AAD is of that type.
+ * Opens the header's frame. Writers do not agree on how a footer names a dictionary as the first page, so the tag
+ * decides: a header that opens under the AAD of a type has that type.
  */
 static bool open_header(struct worker *worker, const uint8_t *in, size_t nbytes, struct page *page) {
     static const unsigned types[2] = {AGSF_DATA_PAGE_HEADER, AGSF_DICTIONARY_PAGE_HEADER};
@@ -238,13 +238,13 @@ static bool seal_body(struct worker *worker, const struct page *page, const uint
     return status == AGSF_OK ? true : fail(run, status, body_module(page));
 }
 
-/* How many bytes at a body's start stay in plaintext when it is sealed. */
+/* How many bytes at the start of a body stay in plaintext when the body is sealed. */
 static size_t lead_of(const agsf_pages *run, const struct page *page) {
     if (page->header.type != AGSF_PAGE_DATA_V2 || run->v2_layout == 1) return 0;
     return run->v2_layout == 2 ? (size_t)page->header.levels : page->lead_nbytes;
 }
 
-/* A CRC is over the body as it is stored. One that was wrong stays as wrong, so that nothing is hidden or invented. */
+/* A CRC covers the stored body. A wrong CRC stays wrong by the same bits, so that no damage is hidden or added. */
 static bool check_crc(agsf_pages *run, struct page *page) {
     page->crc_difference = 0;
     if (!page->header.has_crc) return true;
@@ -267,8 +267,8 @@ static bool put_body(struct worker *worker, struct page *page, size_t lead, uint
 }
 
 /*
- * Puts the page to the output. The header stands in front of the body but holds the CRC of it as it is stored, so the body
- * comes first, behind the room that the header can need most.
+ * Puts the page to the output. The header stands in front of the body but holds the CRC of the stored body. So the body
+ * is put first, behind as much room as the header can need.
  */
 static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_ret) {
     agsf_pages *const run = worker->run;
@@ -294,8 +294,8 @@ static bool put_page(struct worker *worker, struct page *page, size_t *nbytes_re
         header = agsf_header_nbytes(&page->header, body_nbytes, edit.crc) + frame;
         if (run->mode != AGSF_PAGES_SAME_SIZE || run->to == NULL || header <= fixed) break;
         /*
-         * The varint of the new CRC is longer than that of the old one, and there is no padding. With another nonce it is
-         * another CRC: one of 16 has four bytes or fewer, of 2048 three.
+         * The varint of the new CRC is longer than the varint of the old CRC, and the header has no padding. Another
+         * nonce makes another CRC: one in 16 takes at most four bytes, one in 2048 at most three.
          */
         if (tries == CRC_TRIES || agsf_header_nbytes(&page->header, body_nbytes, CRC_OF_4_NBYTES) + frame > fixed) {
             edit.drop_crc = true; /* all else is as it was */
@@ -490,7 +490,8 @@ static agsf_status plan(struct job *job, agsf_pages **runs, size_t nruns) {
         if (run->stop != AGSF_STOP_NOT) continue;
         if (!possible(run)) return AGSF_BAD_ARGUMENT;
         run->in_done = run->out_done = 0;
-        /* A key's counter is made here: helpers allocate nothing. (libcrypto does, when its generator takes a new seed.) */
+        /* A key's counter is made here: helpers allocate nothing. (libcrypto does, when its generator takes a new
+         * seed.) */
         if (run->to != NULL) {
             const agsf_status status = agsf_key_reserve(run->to->key, 0);
             if (status != AGSF_OK) return status;

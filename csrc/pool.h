@@ -1,9 +1,9 @@
 /*
  * pool.h - threads that help callers with their batches. Private to csrc; knows nothing of cryptography.
  *
- * There is one pool in a process. It has no thread until a batch wants help, and its threads leave when nobody
- * has wanted any for some seconds. They have small stacks and allocate nothing. A thread that cannot be started
- * is done without: the caller always works on its own batch, so a batch ends with no helper at all.
+ * There is one pool in a process. It has no thread until a batch needs help, and its threads leave after some seconds
+ * without work. They have small stacks and allocate nothing. If no thread can be started, the batch still ends: the
+ * caller always works on its own batch.
  *
  * Batches of several callers share the helpers in turn, job by job.
  */
@@ -28,7 +28,7 @@ typedef struct agsf_batch {
     void *arg;
     size_t njobs;
     unsigned nlanes;    /* 1 to AGSF_MAX_THREADS: how many threads may work at once, the caller among them */
-    unsigned budget_ms; /* when so many milliseconds have passed, no further number is claimed */
+    unsigned budget_ms; /* after this many milliseconds, no further number is claimed */
 
     size_t next;      /* numbers below this are claimed */
     unsigned helping; /* helpers inside job() */

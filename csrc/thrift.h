@@ -33,8 +33,8 @@ const uint8_t *agsf_thrift_binary(agsf_cursor *cursor, size_t *nbytes_ret);
  * agsf_thrift_field() reads the head of a struct's next field: *id goes from the last field's id (0 at first) to this
  * one's, and *type_ret becomes its type. False at the end of the struct, which is passed, or if the cursor is bad.
  *
- * Ids must ascend from 1, as all writers have them. The protocol does not ask for it; but of a field that comes twice, one
- * reader believes the first and another the last, and an edit of the one would leave the other as it was.
+ * Ids must ascend from 1, as all writers have them. The protocol does not ask for it; but of a field that comes twice,
+ * one reader believes the first and another the last, and an edit of the one would leave the other as it was.
  */
 bool agsf_thrift_field(agsf_cursor *cursor, int16_t *id, unsigned *type_ret);
 

@@ -1,12 +1,14 @@
 /*
  * fuzz_parquet.c - a libFuzzer target: Parquet's footers, indexes and pages as somebody else wrote them.
  *
- * The first byte of an input chooses what reads it, three more and a number choose how, the rest is what is read. Sealed
- * pages are sealed here, with the input's bytes as their headers, so that the fuzzer comes past the tags. Whatever the
- * input is: nothing is touched outside of the buffers (guard pages), which have just the room that agsf.h asks for; memory
- * stays below a few times the input; what was not changed is there byte by byte; what failed leaves zeros.
+ * The first byte of an input chooses what reads it, three more and a number choose how, the rest is what is read.
+ * Sealed pages are sealed here, with the input's bytes as their headers, so that the fuzzer comes past the tags.
+ * Whatever the input is: nothing is touched outside of the buffers (guard pages), which have just the room that agsf.h
+ * asks for; memory stays below a few times the input; what was not changed is there byte by byte; what failed leaves
+ * zeros.
  *
- * Without libFuzzer (-DFUZZ_ALONE) it is a test: it replays the inputs in the folder that CORPUS names, and changes of them.
+ * Without libFuzzer (-DFUZZ_ALONE) it is a test: it replays the inputs in the folder that CORPUS names, and changes of
+ * them.
  */
 #include "pages.h"
 
@@ -293,8 +295,8 @@ static size_t seal_by_hand(const agsf_modules *modules, unsigned type, unsigned 
 }
 
 /*
- * The input is pages: how, the header's length, the header; then, unless the body is to be made as the header says, the body's
- * length and the body. All is sealed as the AADs must be: what is wrong with it is what the parser has to find.
+ * The input is pages: how, the header's length, the header; then, unless the body is to be made as the header says, the
+ * body's length and the body. All is sealed as the AADs must be: what is wrong with it is what the parser has to find.
  */
 static size_t build_sealed(const agsf_modules *from, const uint8_t *data, size_t nbytes, uint8_t *out) {
     static const uint8_t body[BODY_MAX] = {0};

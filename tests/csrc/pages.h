@@ -1,6 +1,6 @@
 /*
- * pages.h - what the tests of Parquet's pages share: headers and bodies put together by hand, and a driver that hands an
- * agsf_pages its input and its room for output in steps of any size.
+ * pages.h - what the tests of Parquet's pages share: headers and bodies put together by hand, and a driver that hands
+ * an agsf_pages its input and its room for output in steps of any size.
  */
 #ifndef AGSF_TEST_PAGES_H
 #define AGSF_TEST_PAGES_H

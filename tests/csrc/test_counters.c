@@ -1,9 +1,9 @@
 /*
  * test_counters.c - counters of very many key values.
  *
- * Guards: with any number of key values, all that is kept for them is at most 24 bytes for each, also while a table grows;
- * none is forgotten, none is counted for another one, and a child of a fork has them; where memory ends in the midst,
- * nothing is lost and nothing goes uncounted.
+ * Guards: with any number of key values, all that is kept for them is at most 24 bytes for each, also while a table
+ * grows; none is forgotten, none is counted for another one, and a child of a fork has them; where memory ends in the
+ * midst, nothing is lost and nothing goes uncounted.
  *
  * All allocations come through here by --wrap, and count with what the allocator itself adds.
  */

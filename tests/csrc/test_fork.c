@@ -4,8 +4,8 @@
  * Guards: parent, child and grandchild never share a nonce, not even where they have the same process id (namespaces,
  * or an id that comes round again), which is all that libcrypto looks at; a child that was forked while batches ran,
  * keys were made and threads came and went has a pool and a library that work, and so has its child. A child that the
- * system gives no entropy seals nothing. Two processes whose memory is the same, generator and all, as that of two virtual
- * machines is that are resumed from one snapshot, draw different nonces.
+ * system gives no entropy seals nothing. Two processes whose memory is the same, generator and all, as that of two
+ * virtual machines is that are resumed from one snapshot, draw different nonces.
  *
  * The sanitizers' allocators may themselves be left locked by a fork beside other threads: under them the loop at the
  * end is left out. ThreadSanitizer starts no thread in a child of threads at all: run.sh leaves out all of this there.
@@ -203,8 +203,8 @@ int __wrap_getentropy(void *out, size_t nbytes) {
 }
 
 /*
- * Forks so that neither our handlers run nor libcrypto sees another process id. That the two then have one generator shows
- * where the kernel gives both the same: so do they. (A shared libcrypto has its own getpid(), and sees the fork.)
+ * Forks so that neither our handlers run nor libcrypto sees another process id. That the two then have one generator
+ * shows where the kernel gives both the same: so do they. (A shared libcrypto has its own getpid(), and sees the fork.)
  */
 static void check_clones(bool cloned_kernel) {
     pid_t child;

@@ -1,11 +1,12 @@
 /*
  * test_parquet.c - Parquet's modules, and the pages of column chunks from one side to another.
  *
- * Guards: every module is the frame and has the AAD that the specification says, in both directions, checked against single
- * messages sealed by hand; chains of random pages (V1, V2 in both layouts, dictionaries, CRCs, GCM and CTR, unknown fields,
- * padding) are what they must be on the other side, and come back byte by byte, however small the pieces are in which input
- * and room are handed out; a view and a same-size copy keep every page's size, with fillers of every size; whatever is
- * changed, cut, swapped or forged is refused, and leaves zeros; the limits of keys and ordinals; thousands of runs and keys.
+ * Guards: every module is the frame and has the AAD that the specification says, in both directions, checked against
+ * single messages sealed by hand; chains of random pages (V1, V2 in both layouts, dictionaries, CRCs, GCM and CTR,
+ * unknown fields, padding) are what they must be on the other side, and come back byte by byte, however small the
+ * pieces are in which input and room are handed out; a view and a same-size copy keep every page's size, with fillers
+ * of every size; whatever is changed, cut, swapped or forged is refused, and leaves zeros; the limits of keys and
+ * ordinals; thousands of runs and keys.
  */
 #include "pages.h"
 
@@ -221,7 +222,8 @@ static unsigned header_type(const struct plan *plan) { return plan->type == DICT
 static unsigned body_type(const struct plan *plan) { return plan->type == DICTIONARY ? 3 : 2; }
 static size_t overhead_of(const agsf_modules *modules) { return modules->ctr ? 16 : 32; }
 
-/* AES-CTR as libcrypto has it, with the counter that the specification says: key_of(key_nbytes, seed)'s bytes, nonce, 1. */
+/* AES-CTR as libcrypto has it, with the counter that the specification says: key_of(key_nbytes, seed)'s bytes,
+ * nonce, 1. */
 static void ctr_by_hand(size_t key_nbytes, uint64_t seed, const uint8_t *nonce, const uint8_t *in, size_t nbytes,
                         uint8_t *out) {
     EVP_CIPHER_CTX *const ctx = EVP_CIPHER_CTX_new();

@@ -24,7 +24,8 @@ enum {
 
 /* ---------------------------------------------------------------- columns */
 
-/* Both columns, in buffers that end where memory ends; the rows begin MARGIN bytes into their data and end as far off. */
+/* Both columns, in buffers that end where memory ends; rows begin MARGIN bytes into the data, and end MARGIN before its
+ * end. */
 struct column {
     agsf_key *from, *to;
     size_t nrows;

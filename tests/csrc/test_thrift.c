@@ -1,10 +1,12 @@
 /*
- * test_thrift.c - the compact protocol: the cursor, edits, and what Parquet's footers and offset indexes are made of it.
+ * test_thrift.c - the compact protocol: the cursor, edits, and what Parquet's footers and offset indexes are made of
+ * it.
  *
- * Guards: every type is passed as long as it is, cut anywhere it is bad; nesting, counts and lengths that lie are bad, and
- * never read past the end; ids that do not ascend are refused; a struct that is edited is, byte by byte, the one that would
- * have been written so, in just the room that was asked for; crypto_metadata leaves a footer in every way that it stands
- * there; an offset index moves, and does not grow beyond its room; a footer takes no more memory than it says.
+ * Guards: every type is passed as long as it is, cut anywhere it is bad; nesting, counts and lengths that lie are bad,
+ * and never read past the end; ids that do not ascend are refused; a struct that is edited is, byte by byte, the one
+ * that would have been written so, in just the room that was asked for; crypto_metadata leaves a footer in every way
+ * that it stands there; an offset index moves, and does not grow beyond its room; a footer takes no more memory than it
+ * says.
  */
 #include "pages.h"
 #include "thrift.h"
@@ -304,7 +306,7 @@ static void check_splices(void) {
         guarded in, out;
 
         checking("splice %u", turn);
-        /* Of what is there, some are replaced or removed; of what is not, some are put in, others removed for nothing. */
+        /* Some fields that are there are replaced or removed; some that are missing are put in, or removed. */
         for (size_t i = 0, id = 1; i <= n; id = (size_t)(i < n ? fields[i].id : 0) + 1, i++) {
             const size_t next = i < n ? (size_t)fields[i].id : id + 30;
             if (id < next && random_below(&random, 3) == 0 && nedits < FIELDS_MAX - 1) {
