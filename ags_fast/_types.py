@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
 else:
     Buffer = object
 
-__all__ = ["Buffer", "FilePath", "ReadableFile", "ReadableSource", "WritableFile", "WritableTarget"]
+__all__ = ["Buffer", "FilePath", "ReadableFile", "ReadableSource", "Retriever", "WritableFile", "WritableTarget"]
 
 
 class ReadableFile(Protocol):
@@ -32,3 +33,4 @@ class WritableFile(Protocol):
 FilePath: TypeAlias = str | os.PathLike[str]
 ReadableSource: TypeAlias = FilePath | Buffer | ReadableFile
 WritableTarget: TypeAlias = FilePath | WritableFile
+Retriever: TypeAlias = Callable[[Any], Buffer | None]  # from a Parquet file's key_metadata (bytes, or None) to a key

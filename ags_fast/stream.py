@@ -6,11 +6,11 @@ of an `io.RawIOBase`, and read-ahead for a cursor that moves steadily, are a lay
 
 from __future__ import annotations
 
+import _thread  # noqa: PLC2701 (threading takes longer to import)
 import io
 import operator
 import os
 import warnings
-from _thread import allocate_lock
 
 from ags_fast._blocks import REQUEST_NBYTES, OpenBlocks
 from ags_fast._core import OVERHEAD_NBYTES, Descriptor, Key, Pending, grow, read_at
@@ -304,7 +304,7 @@ class AgsWriter(io.RawIOBase):
         self._pending = Pending()
         self._blocks = 0  # sealed so far
         self._sealed = bytearray()  # blocks on their way to a target that is written in order
-        self._fate = allocate_lock()  # taken once: by the call that completes the stream or discards it
+        self._fate = _thread.allocate_lock()  # taken once: by the call that completes the stream or discards it
         self._target = open_sink(target, exclusive, fsync)
         # At a regular file the threads would wait for each other, because the system lets only one write at a time.
         # Meanwhile the bytes gathered for them would leave the core's cache.

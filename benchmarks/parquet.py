@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ags_fast import parquet
 from ags_fast._core import CHECK, COPY, DONE, Modules, PageRun, run_pages
-from ags_fast.parquet._file import Opened
+from ags_fast.parquet.opened import Opened
+from ags_fast.parquet.reading import Reading
 from benchmarks.cases import KEYS, Bench, nothing, threads_name, touched
 from benchmarks.datasets import taken
 from benchmarks.limit import PIECES, ROOT, Module
@@ -273,7 +274,7 @@ def small_pages_file(bench: Bench) -> Iterator[Contest]:
 def modules_of(path: Path) -> tuple[bytes, list[Module]]:
     """The AAD that all modules of a file begin with, and the modules of its pages in their order."""
     found: list[Module] = []
-    with Opened(path, parquet.Keys(KEY)) as opened:
+    with Opened(path, Reading(parquet.Keys(KEY))) as opened:
         data = opened.source.read(0, opened.footer_offset)
         for chunk in sorted(opened.chunks(), key=lambda chunk: chunk.begin()):
             found += chunk_modules(data, chunk, found[-1].plain + found[-1].nbytes if found else 4)
@@ -346,11 +347,11 @@ def best_verify(fd: int, aad: bytes, modules: list[Module]) -> None:
 def pages(bench: Bench, what: str) -> Iterator[Contest]:
     """Pages of 8 KiB of one chunk in memory: two messages each, header and body."""
     plain_path, sealed_path = plain_file(bench, "pages"), sealed_file(bench, "pages")
-    with Opened(plain_path, None) as opened:
+    with Opened(plain_path) as opened:
         chunk = next(chunk for chunk in opened.chunks() if chunk.name == ONE)
         nbytes, values = chunk.numbers().compressed_nbytes, chunk.numbers().num_values
         plain = bytearray(opened.source.read(chunk.begin(), chunk.begin() + nbytes))
-    with Opened(sealed_path, parquet.Keys(KEY)) as opened:
+    with Opened(sealed_path, Reading(parquet.Keys(KEY))) as opened:
         chunk = next(chunk for chunk in opened.chunks() if chunk.name == ONE)
         begin, sealed_nbytes = chunk.begin(), chunk.numbers().compressed_nbytes
         sealed = bytearray(opened.source.read(begin, begin + sealed_nbytes))
@@ -426,7 +427,7 @@ def projection(bench: Bench) -> Iterator[Contest]:
     import pyarrow.parquet as pq
 
     sealed = sealed_file(bench, "snappy")
-    with Opened(sealed, parquet.Keys(KEY)) as opened:
+    with Opened(sealed, Reading(parquet.Keys(KEY))) as opened:
         nbytes = sum(chunk.numbers().compressed_nbytes for chunk in opened.chunks() if chunk.name == ONE)
 
     def ours() -> float:

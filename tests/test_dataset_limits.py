@@ -462,7 +462,7 @@ def test_json_that_would_take_much_memory(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="are the most that are taken"):
         load_kms(kms).wrap_key(b"k" * 16, MASTER)
     with pytest.raises(FormatError, match="are the most that are taken"):
-        keytools._parse(bomb, "key material", 64 << 20)
+        keytools.material.parse_json(bomb, "key material", 64 << 20)
     sql = pytest.importorskip("ags_fast.keys.stores.sql")
     with pytest.raises(FormatError, match="are the most"):
         sql._json(bomb[: 31 << 20].decode())

@@ -30,22 +30,11 @@ EXCEPTIONS: set[str] = {
     "ags_fast.jobs.rotation",
     "ags_fast.jobs.rotation._Rotation",
     "ags_fast.jobs.rotation._Rotation._do",
-    "ags_fast.parquet._check.verify",
-    "ags_fast.parquet._file",
-    "ags_fast.parquet._file.Opened",
-    "ags_fast.parquet._transcode",
-    "ags_fast.parquet._view",
-    "ags_fast.parquet._view.PlainView",
-    "ags_fast.parquet.keytools",
     "benchmarks.datasets",
     "benchmarks.jobs.avro_files",
 }
-CIRCLES: set[tuple[str, str]] = {
-    ("ags_fast.parquet._filesystem", "ags_fast.parquet._view"),
-}
-LARGE_PACKAGES: set[str] = {
-    "ags_fast/parquet",
-}
+CIRCLES: set[tuple[str, str]] = set()
+LARGE_PACKAGES: set[str] = set()
 FACES: set[str] = {
     "ags_fast.spark",
 }

@@ -1000,7 +1000,7 @@ def test_copy_file(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path
 
 
 def test_open_file(src: Path, dataset: Path, kms: dict[str, str]) -> None:
-    pytest.importorskip("ags_fast.parquet._view")
+    pytest.importorskip("ags_fast.parquet.view")
     encrypt(src, dataset, kms, column_keys=COLUMNS).raise_for_failures()
     for name, path in parquets(src).items():
         table = pq.ParquetFile(path).read()

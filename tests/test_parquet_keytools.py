@@ -334,8 +334,8 @@ def test_few_calls_of_the_kms(properties: dict[str, str]) -> None:
 def test_a_kek_lives_as_long_as_it_is_told_to(properties: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("ags_fast.keys.envelope.time", clock)
-    monkeypatch.setattr(keytools, "time", clock)
+    monkeypatch.setattr("ags_fast.keys.cache.time", clock)
+    monkeypatch.setattr(keytools.factory, "time", clock)
     factory = keytools.CryptoFactory(properties, cache_lifetime=60)
     keys = made(factory.encryption_keys("kf"))
 
@@ -603,20 +603,20 @@ def test_peers_read_what_is_encrypted_with_key_material(
 @hypothesis.example(b"AA==")
 def test_text_becomes_the_same_bytes_again(wrapped: bytes) -> None:
     for how in ("auto", "base64"):
-        text = keytools._to_text(wrapped, how, "k")
-        assert keytools._from_text(text, how) == wrapped
+        text = keytools.material.to_text(wrapped, how, "k")
+        assert keytools.material.from_text(text, how) == wrapped
         assert json.loads(json.dumps(text)) == text
 
 
 def test_binary_is_base64_and_text_is_itself() -> None:
-    assert keytools._to_text(b"\x01\x00\xff", "auto", "k") == "AQD/"
-    assert keytools._to_text(b"\x01\x00\x7f", "auto", "k") == "AQB/"  # UTF-8 by chance
-    assert keytools._to_text(b"vault:v1:abcd", "auto", "k") == "vault:v1:abcd"
-    assert keytools._from_text("abcd", "plain") == b"abcd" != keytools._from_text("abcd", "auto")
-    with pytest.raises(KeyAccessError, match="no text"):
-        keytools._to_text(b"\xff", "plain", "k")
+    assert keytools.material.to_text(b"\x01\x00\xff", "auto", "k") == "AQD/"
+    assert keytools.material.to_text(b"\x01\x00\x7f", "auto", "k") == "AQB/"  # UTF-8 by chance
+    assert keytools.material.to_text(b"vault:v1:abcd", "auto", "k") == "vault:v1:abcd"
+    assert keytools.material.from_text("abcd", "plain") == b"abcd" != keytools.material.from_text("abcd", "auto")
+    with pytest.raises(KeyAccessError, match="not text"):
+        keytools.material.to_text(b"\xff", "plain", "k")
     with pytest.raises(FormatError):
-        keytools._from_text("vault:v1:", "base64")
+        keytools.material.from_text("vault:v1:", "base64")
 
 
 @pytest.mark.parametrize("double", [True, False])
@@ -827,7 +827,7 @@ def test_object_stores(properties: dict[str, str]) -> None:
     assert factory.retriever(url)(keys.footer_metadata) == keys.footer
     assert len(store.ls(url.rpartition("/")[0])) == 1  # nothing temporary
     for nowhere in ("memory://bucket", "folder/", ""):
-        with pytest.raises(ValueError, match="no path of a file"):
+        with pytest.raises(ValueError, match="not a file's path"):
             factory.encryption_keys("kf", path=nowhere)
 
 

@@ -138,7 +138,7 @@ from ags_fast.parquet import Keys
 source, op, folder = sys.argv[1:4]
 old, new = Keys(b"0123456789012345", {"a": b"1" * 24}), Keys(b"x" * 32, {"a": b"2" * 24})
 data_of = lambda file: file[4:len(file) - 8 - int.from_bytes(file[-8:-4], "little")]
-import ags_fast.parquet._transcode, ags_fast.fs
+import ags_fast.parquet.transcode, ags_fast.fs
 steps = 0
 while True:
     if op not in ("encrypt", "decrypt"):

@@ -15,6 +15,7 @@ from parquet_files import KF, key, rich
 from test_parquet import data_of
 
 from ags_fast import FormatError, IntegrityError, PolicyError, cli, parquet
+from ags_fast.cli.codes import EXIT_FAILED
 from ags_fast.keys import StandardKeyMetadata
 from ags_fast.parquet import Keys
 
@@ -164,7 +165,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
         return cli.main(["parquet", *args])
 
     assert run("encrypt", f"{folder}/a.parquet", *keys) == 0  # beside it
-    assert run("encrypt", f"{folder}/a.parquet", *keys) == cli.EXIT_FAILED
+    assert run("encrypt", f"{folder}/a.parquet", *keys) == EXIT_FAILED
     assert "exists" in capsys.readouterr().err
     assert run("encrypt", f"{folder}/a.parquet", *keys, "--force", "-o", f"{folder}/sealed/") == 0  # in a folder
     parquet.verify(f"{folder}/sealed/a.parquet", KEYS)
@@ -212,7 +213,7 @@ def test_key_metadata(tmp_path: Path, prefix: bytes | None, source: str) -> None
         with pytest.raises(IntegrityError, match=f"has {len(data)} bytes, not {len(sealed)}"):
             parquet.open_plain(src(data), key_metadata=known)
     for length in (len(sealed) - 1, len(sealed) + 1, 0):
-        with pytest.raises(IntegrityError, match=f"should have {length} bytes, and {len(sealed)}"):
+        with pytest.raises(IntegrityError, match=f"should have {length} bytes, but {len(sealed)}"):
             parquet.open_plain(src(sealed), key_metadata=known, length=length)
         with pytest.raises(IntegrityError):
             parquet.open_plain(src(sealed), key_metadata=StandardKeyMetadata(KF, prefix, length))

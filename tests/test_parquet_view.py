@@ -24,9 +24,20 @@ from support import Source, flip, run_python
 from test_pme_reference import ENCRYPTED, MASTER_KEYS, parquet_testing_keys
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.parquet import FOOTER_KEY, Keys, _view, decrypt_file, encrypt_file, open_plain, reencrypt_file
+from ags_fast.parquet import (
+    FOOTER_KEY,
+    Keys,
+    decrypt_file,
+    encrypt_file,
+    open_plain,
+    reencrypt_file,
+    shown,
+    write_table,
+)
 from ags_fast.parquet import filesystem as make_filesystem
-from ags_fast.parquet._file import Opened
+from ags_fast.parquet.opened import Opened
+from ags_fast.parquet.reading import Reading
+from ags_fast.parquet.view import PlainView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +83,7 @@ PAGED = plain_file(flat(), row_group_size=200, max_rows_per_page=50, write_page_
 def keys_of(plain: Any, mode: str) -> Keys:
     if not MODES[mode].get("columns"):
         return Keys(KF)
-    with Opened(plain, None) as opened:
+    with Opened(plain) as opened:
         return Keys(KF, {leaf: (K1, K2)[i // 2 % 2] for i, leaf in enumerate(opened.leaves) if i % 2 == 0})
 
 
@@ -83,7 +94,7 @@ def encrypt(plain: Any, mode: str = "uniform", **options: Any) -> tuple[bytes, K
     return bytes(sealed), keys
 
 
-def view_of(plain: Any, mode: str = "uniform", **options: Any) -> _view.PlainView:
+def view_of(plain: Any, mode: str = "uniform", **options: Any) -> PlainView:
     sealed, keys = encrypt(plain, mode)
     return open_plain(
         sealed, keys, aad_prefix=MODES[mode].get("aad_prefix"), **options, allow_ctr="algorithm" in MODES[mode]
@@ -262,7 +273,7 @@ def test_opening_reads_the_footer_only(corpus: dict[str, Path]) -> None:
 def test_one_column_opens_that_column(corpus: dict[str, Path]) -> None:
     for mode in ("uniform", "signed, columns"):
         sealed, keys = encrypt(corpus["page index"].read_bytes(), mode)
-        with Opened(sealed, keys) as opened:
+        with Opened(sealed, Reading(keys)) as opened:
             nbytes = sum(c.numbers().compressed_nbytes for c in opened.chunks() if c.name == "text")
         view = open_plain(sealed, keys)
         assert pq.ParquetFile(view, pre_buffer=False).read(columns=["text"]).num_rows == 600
@@ -295,17 +306,17 @@ def test_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -
     draw = random.Random(0)
     for window, listed, kept in ((1, 1, 1), (900, 100, 700), (5000, 3000, 3000), (1 << 20, 1 << 20, 1 << 20)):
         for name in ("WINDOW_NBYTES", "GAP_NBYTES"):
-            monkeypatch.setattr(_view, name, window)
+            monkeypatch.setattr(shown, name, window)
         for name in ("LIST_NBYTES", "LIST_LARGE_NBYTES"):
-            monkeypatch.setattr(_view, name, listed)
-        monkeypatch.setattr(_view, "CACHE_NBYTES", kept)
+            monkeypatch.setattr(shown, name, listed)
+        monkeypatch.setattr(shown, "CACHE_NBYTES", kept)
         with open_plain(open_source[source](), HELD, threads=2) as view:
             assert view.read() == SHOWN
             for _ in range(30):
                 at, size = draw.randrange(len(SHOWN)), draw.choice([1, 700, 3000, 20_000])
                 assert view.read_at(at, size) == SHOWN[at : at + size]
-                assert sum(map(len, view._cache._data.values())) <= max(
-                    kept, max(map(len, view._cache._data.values()), default=0)
+                assert sum(map(len, view._shown._cache._data.values())) <= max(
+                    kept, max(map(len, view._shown._cache._data.values()), default=0)
                 )
 
 
@@ -467,7 +478,7 @@ def test_after_a_fork() -> None:
     """A child reads through what its parent opened, also if it was forked while another thread was in the cache."""
     view = open_plain(SEALED, HELD, threads=2)
     view.read_at(5000, 3000)
-    with view._cache._lock:  # as if by another thread
+    with view._shown._cache._lock:  # as if by another thread
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -505,7 +516,7 @@ def test_hidden_columns(plaintext_footer: bool) -> None:
     keys = {"struct.age": K1, "text": K2, "id": FOOTER_KEY}
     sealed = bytearray()
     encrypt_file(plain, sealed, Keys(KF, keys), plaintext_footer=plaintext_footer)
-    with Opened(plain, None) as opened:
+    with Opened(plain) as opened:
         leaves = [".".join(leaf) for leaf in opened.leaves]
     draw = random.Random(0)
 
@@ -689,14 +700,14 @@ def test_bloom_filters_of_every_size() -> None:
     """What is left over in a bloom filter's place, for each number of bytes, is hidden in its header."""
     header = bytes.fromhex("15c0021c1c00001c1c00001c1c000000")  # 160 bytes; algorithm, hash and compression
     for more in (*range(300), 16_386, 16_387, 16_388, 16_389):
-        filled = _view._filled(header + bytes(20), len(header) + more)
+        filled = shown.filled(header + bytes(20), len(header) + more)
         parsed, end = ref.parse(filled)
         assert (len(filled), end) == (len(header) + more,) * 2, more
         assert all(number < 5 or number in (14, 15) for number, _, _ in parsed.fields)
         parsed.remove(14, 15)
         assert ref.serialise(parsed) == header
     with pytest.raises(FormatError):
-        _view._filled(header, len(header) - 1)
+        shown.filled(header, len(header) - 1)
 
 
 # ---------------------------------------------------------------- dialects
@@ -919,9 +930,46 @@ def test_filesystems_are_kept_apart_and_keep_keys(folder: Path) -> None:
         assert KF.decode() not in repr(file)
 
 
-def test_neither_needs_what_is_optional() -> None:
+def test_it_needs_nothing_optional() -> None:
     run_python(
         "import sys\n"
-        "from ags_fast.parquet import open_plain, filesystem\n"
+        "from ags_fast.parquet import open_plain\n"
         "assert not {'pyarrow', 'fsspec', 'pandas', 'polars'} & set(sys.modules)\n"
     )
+
+
+# ---------------------------------------------------------------- its length, as reports have it
+
+
+@pytest.mark.parametrize("speculative", [SPECULATIVE, 0])
+@pytest.mark.parametrize("mode", MODES)
+def test_reports_know_the_length_of_the_view(mode: str, speculative: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the footer is larger than what a view has at its end."""
+    monkeypatch.setattr("ags_fast.parquet.footer.SPECULATIVE_NBYTES", speculative)
+    options = {name: value for name, value in MODES[mode].items() if name != "columns"}
+    known: dict[str, Any] = {"aad_prefix": options.get("aad_prefix"), "allow_ctr": "algorithm" in options}
+    for plain in (PAGED, plain_file(nested(20), row_group_size=10, write_page_index=True)):
+        keys = keys_of(plain, mode)
+        sealed, again, same, written = bytearray(), bytearray(), bytearray(), bytearray()
+        other = Keys(K1[:16], {path: key[::-1] for path, key in keys._columns.items() if isinstance(key, bytes)})
+        made = [
+            (encrypt_file(plain, sealed, keys, **options), sealed, keys),
+            (reencrypt_file(sealed, again, keys, other, **known), again, other),
+            (reencrypt_file(sealed, same, keys, other, same_size=True, **known), same, other),
+            (write_table(pq.read_table(io.BytesIO(plain)), written, keys, **options), written, keys),
+        ]
+        for report, file, held in made:
+            view = open_plain(file, held, **known)
+            assert report.plain_length == view.size == len(view.read()), report.op
+        out = bytearray()
+        assert decrypt_file(sealed, out, keys, **known).plain_length == len(out)
+
+
+def test_a_report_does_not_guess_the_length_of_the_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of metadata that nobody has opened."""
+    for speculative, known in ((SPECULATIVE, True), (0, False)):
+        monkeypatch.setattr("ags_fast.parquet.footer.SPECULATIVE_NBYTES", speculative)
+        same = bytearray()
+        report = reencrypt_file(SEALED, same, Keys(KF), Keys(K1[:16]), same_size=True)
+        size = open_plain(same, Keys(K1[:16], HELD._columns)).size
+        assert report.plain_length == (size if known else None)

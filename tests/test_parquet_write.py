@@ -19,7 +19,7 @@ from support import Target, python_env, run_python
 
 from ags_fast import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast import parquet as apq
-from ags_fast.parquet import FOOTER_KEY, Keys, _write
+from ags_fast.parquet import FOOTER_KEY, Keys, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,8 +187,8 @@ def test_v2_pages_in_both_layouts() -> None:
         texts[layout] = " ".join(report.warnings)
         assert pages(opened(bytes(target), Keys(KF))) == pages(by_pyarrow(flat(), data_page_version="2.0"))
     assert "parquet-java and Spark will not read" in texts["arrow"]
-    assert "but parquet-java will not read" in texts["parquet-java"]
-    assert "stays visible" in texts["parquet-java"]
+    assert "except parquet-java will not read" in texts["parquet-java"]
+    assert "show in plain text" in texts["parquet-java"]
 
 
 def test_column_keys_are_used() -> None:
@@ -471,7 +471,7 @@ def late_loss() -> Any:
         (flat, {"keys": Keys(KF, {"txt": K1})}, ValueError, "'txt'"),
         (flat, {"compression": "no such"}, Exception, "no such"),
         (flat, {"no_such_option": 1}, TypeError, "no_such_option"),
-        (flat, {"encryption_properties": object()}, TypeError, "keys say"),
+        (flat, {"encryption_properties": object()}, TypeError, "keys tell"),
         (flat, {"filesystem": object()}, TypeError, "pass the file"),
         (flat, {"metadata_collector": []}, TypeError, "Report"),
         (flat, {"row_group_size": 0}, ValueError, "row_group_size"),
@@ -512,7 +512,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
 
 def test_a_row_group_that_is_larger_than_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The buffer for it is too small, whether it is the first or was kept."""
-    monkeypatch.setattr(_write, "ENCODED_BEYOND_NBYTES", 64)
+    monkeypatch.setattr(write, "ENCODED_BEYOND_NBYTES", 64)
     table = pa.table({"n": pa.nulls(50_000, pa.int8()), "s": ["x"] * 50_000}).append_column("i", [range(50_000)])
     for threads in (1, 2):
         out = bytearray()
@@ -526,8 +526,8 @@ def test_what_cannot_be_numbered(no_leftovers: Path, monkeypatch: pytest.MonkeyP
     """Refused before anything is encoded, if it is known by then."""
     table = pa.table({"a": pa.array(range(40_000), pa.int32())})
     encoded = []
-    encode = _write._Encoder.encode
-    monkeypatch.setattr(_write._Encoder, "encode", lambda *args: encoded.append(args) or encode(*args))
+    encode = write._Encoder.encode
+    monkeypatch.setattr(write._Encoder, "encode", lambda *args: encoded.append(args) or encode(*args))
     with pytest.raises(FormatError, match="40,000 row groups"):
         apq.write_table(table, no_leftovers / "f", Keys(KF), row_group_size=1)
     wide = pa.table({f"c{i}": pa.array([1], pa.int8()) for i in range(32_769)})
@@ -541,7 +541,7 @@ def test_what_cannot_be_numbered(no_leftovers: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(FormatError, match="pages"):
         apq.write_table(table, target, Keys(KF), **paged)
     assert target.taken == b"PARE"  # what cannot be undone has nothing of the column
-    monkeypatch.setattr(_write, "ORDINAL_MAX", 2)
+    monkeypatch.setattr(write, "ORDINAL_MAX", 2)
     with pytest.raises(FormatError, match="4 row groups"):
         apq.write_table(iter(table.to_batches(10_000)), no_leftovers / "f", Keys(KF), row_group_size=10_000)
     assert os.listdir(no_leftovers) == []

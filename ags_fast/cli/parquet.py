@@ -28,7 +28,9 @@ from ags_fast.cli.options import (
 from ags_fast.cli.terminal import printable
 from ags_fast.cli.text import fields, table
 from ags_fast.fs import NewFile, NewObject, file_at, local_path
-from ags_fast.parquet._file import ALGORITHMS, FOOTER_KEY, QUIRKS, Keys
+from ags_fast.parquet import FOOTER_KEY, Keys
+from ags_fast.parquet.reading import QUIRKS
+from ags_fast.parquet.spec import ALGORITHMS
 
 if TYPE_CHECKING:
     from ags_fast.parquet import Report
@@ -244,7 +246,7 @@ def _progress(args: argparse.Namespace) -> Progress:
 
 
 def _result(args: argparse.Namespace, report: Report, progress: Progress, output: str | None = None) -> dict[str, Any]:
-    from ags_fast.parquet._check import shown
+    from ags_fast.parquet.inspection import shown
 
     fields = report.to_dict()
     del fields["op"]

@@ -6,11 +6,11 @@ of a source that moves on.
 
 from __future__ import annotations
 
+import _thread  # noqa: PLC2701 (threading takes longer to import)
 import errno
 import io
 import os
 import stat
-from _thread import allocate_lock
 
 from ags_fast._core import Descriptor, grow, open_file
 from ags_fast.ags1 import bytes_view
@@ -91,14 +91,14 @@ class SeekableSource:
         if not file.seekable():
             raise _cannot_seek()
         self.file = file
-        self.lock = allocate_lock()
+        self.lock = _thread.allocate_lock()
         self.locker = os.getpid()
         self.size = file.seek(0, io.SEEK_END)
 
     def fetch(self, begin: int, end: int) -> tuple[Any, int]:
         """See `MemorySource.fetch`. Makes one request, unless the file returns less than it was asked for."""
         if self.locker != os.getpid():  # a thread that does not exist after the fork may have held the lock
-            self.lock = allocate_lock()
+            self.lock = _thread.allocate_lock()
             self.locker = os.getpid()
         pieces = []
         at = begin

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from ags_fast._lazy import attribute as _attribute
-from ags_fast.parquet._file import FOOTER_KEY, Keys
+from ags_fast.parquet.keys import FOOTER_KEY, Keys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ags_fast.parquet._check import inspect, verify
-    from ags_fast.parquet._transcode import ColumnReport, Report, decrypt_file, encrypt_file, reencrypt_file
-    from ags_fast.parquet._view import filesystem, open_plain
-    from ags_fast.parquet._write import write_table
+    from ags_fast.parquet.inspection import inspect
+    from ags_fast.parquet.plain_fs import filesystem
+    from ags_fast.parquet.report import ColumnReport, Report
+    from ags_fast.parquet.transcode import decrypt_file, encrypt_file, reencrypt_file
+    from ags_fast.parquet.verification import verify
+    from ags_fast.parquet.view import open_plain
+    from ags_fast.parquet.write import write_table
 
 __all__ = [
     "FOOTER_KEY",
@@ -29,11 +32,15 @@ __all__ = [
     "write_table",
 ]
 
+# No module is called as a name of the package: which of the two `ags_fast.parquet.name` is would depend on who imports.
 _HOMES = {
-    "_transcode": ("ColumnReport", "Report", "decrypt_file", "encrypt_file", "reencrypt_file"),
-    "_check": ("inspect", "verify"),
-    "_view": ("filesystem", "open_plain"),
-    "_write": ("write_table",),
+    "inspection": ("inspect",),
+    "plain_fs": ("filesystem",),
+    "report": ("ColumnReport", "Report"),
+    "transcode": ("decrypt_file", "encrypt_file", "reencrypt_file"),
+    "verification": ("verify",),
+    "view": ("open_plain",),
+    "write": ("write_table",),
 }
 
 

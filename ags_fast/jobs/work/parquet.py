@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.dataset.names import check_path
 from ags_fast.dataset.parquet_files import STRICT, closing, decrypt_to, parquet_keys, sealed
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
+from ags_fast.files.source import Source
 from ags_fast.fs import NewFile, NewObject
 from ags_fast.jobs.work.context import AlreadyEncryptedError, Outcome, SourceChangedError
 from ags_fast.jobs.work.rows import is_there
 from ags_fast.jobs.work.stream import encrypted_already as stream_already
 from ags_fast.parquet import Keys, decrypt_file, encrypt_file, reencrypt_file, verify
-from ags_fast.parquet._file import Opened, Source
+from ags_fast.parquet.opened import Opened
+from ags_fast.parquet.reading import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +90,7 @@ def _already(plain: Any) -> str | None:
         return reason
     if not _is_parquet(plain):
         return None
-    with Opened(plain, None) as opened:
+    with Opened(plain) as opened:
         return None if opened.crypto is None else "it is a Parquet file with a signed footer, and encrypted already"
 
 
@@ -145,7 +147,7 @@ def _finished(context: Context, entry: FileEntry, attempt: int) -> int | None:
         return None
     try:
         with sealed(context.contents, entry) as source:
-            with Opened(source, parquet_keys(context.contents, entry), aad_prefix=entry.aad_prefix) as opened:
+            with Opened(source, Reading(parquet_keys(context.contents, entry), entry.aad_prefix)) as opened:
                 length = opened.source.size
             if context.resume == "verify":
                 _verify_source(context, entry, source)
@@ -232,7 +234,7 @@ def holds(context: Context, entry: FileEntry, file: str) -> bool:
     there = entry._replace(file_length=0)
     with (
         sealed(context.contents, there, file) as source,
-        Opened(source, parquet_keys(context.contents, entry), aad_prefix=entry.aad_prefix),
+        Opened(source, Reading(parquet_keys(context.contents, entry), entry.aad_prefix)),
     ):
         return True
 

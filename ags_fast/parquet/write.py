@@ -1,8 +1,8 @@
 """write_table: a table becomes an encrypted Parquet file, and its plaintext is nowhere but in memory.
 
-pyarrow encodes each row group as a small Parquet file of its own, in memory, whose parts then go the way that the parts
-of any file go when they are encrypted. The footer takes the row groups of all of them, and the rest from one without
-any, which is made first: so a wrong key path or option is refused before there is anything at the target.
+pyarrow encodes each row group as a small Parquet file of its own, in memory. A Mover then seals the parts of these
+files, as encrypt_file does. The new footer gets the row groups of all of them. All other fields come from a file
+without row groups, which is made first: so a wrong key path or option is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -20,46 +20,40 @@ from ags_fast._core import ORDINAL_MAX, thrift_splice
 from ags_fast._threads import thread_count
 from ags_fast.errors import FormatError
 from ags_fast.files.sink import Target
-from ags_fast.parquet import _thrift as thrift
-from ags_fast.parquet._file import ALGORITHMS, COLUMN_INDEX, Chunk, Crypto, Keys, Opened
-from ags_fast.parquet._transcode import (
-    V2_LAYOUTS,
-    ColumnReport,
-    Mover,
-    Report,
-    Sealer,
-    check_choice,
-    count_columns,
-    level_warnings,
-    new_crypto,
-    put_footer,
-    row_group,
-    signing,
-    v2_warnings,
-)
+from ags_fast.parquet import thrift
+from ags_fast.parquet.footer import NewFooter, put_footer
+from ags_fast.parquet.mover import Mover
+from ags_fast.parquet.opened import Opened
+from ags_fast.parquet.reading import V2_LAYOUTS, Encryption, check_choice
+from ags_fast.parquet.report import ColumnReport, Report, count_columns, level_warnings, v2_warnings
+from ags_fast.parquet.sealer import Sealer, new_crypto
+from ags_fast.parquet.spec import COLUMN_INDEX, ENCRYPTED_MAGIC, PLAIN_MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
 
-    from ags_fast.parquet._file import _Edits
+    from ags_fast._types import WritableTarget
+    from ags_fast.parquet.keys import Keys
+    from ags_fast.parquet.opened import Chunk, Crypto
+    from ags_fast.parquet.thrift import Edits
 
 __all__ = ["write_table"]
 
-# What pyarrow does if it is not told, and the most that it does.
+# pyarrow's default and maximum.
 ROW_GROUP_ROWS, MAX_ROW_GROUP_ROWS = 1 << 20, 64 << 20
-ENCODED_BEYOND_NBYTES = 1 << 20  # by how much a row group may be larger than in memory, before it is encoded twice
+ENCODED_BEYOND_NBYTES = 1 << 20  # that a row group may take more than in memory without being encoded twice
 AHEAD = 2  # row groups in memory at once, of the table and encoded
 REFUSED = {
-    "encryption_properties": "keys say how it is encrypted",
+    "encryption_properties": "keys tell how it is encrypted",
     "filesystem": "open the target there, and pass the file",
-    "metadata_collector": "pyarrow's metadata would be of files in memory; the Report tells what was written",
-    "where": "dst is where it is written",
+    "metadata_collector": "pyarrow's metadata would describe files in memory; the Report tells what was written",
+    "where": "dst is the target",
 }
 
 
-def write_table(
+def write_table(  # noqa: PLR0913 (the contract's)
     table: Any,
-    dst: Any,
+    dst: WritableTarget | bytearray,
     keys: Keys,
     *,
     algorithm: str = "AES_GCM_V1",
@@ -76,22 +70,38 @@ def write_table(
 ) -> Report:
     """Write a table as an encrypted Parquet file. Its plaintext never reaches storage, not even for a moment.
 
-    table: of pyarrow, pandas (its index is kept as pyarrow keeps it) or polars, a RecordBatchReader, whatever exports
-    an Arrow stream, or an iterable of such tables and of record batches, which may be larger than memory. dst, keys,
-    fsync, storage_options and how it is encrypted: as for encrypt_file. options: of pyarrow.parquet.write_table, such
-    as compression.
+    Values, statistics, pages and schema are those that pyarrow.parquet.write_table writes. Two row groups are in memory
+    at once, both as Arrow has them and encoded; with ``threads=1`` only one. With more threads, pyarrow encodes two
+    side by side.
 
-    row_group_size: rows, at most 64 Mi; default 1 Mi. Batches are put together, or cut, to row groups of that size.
-    Two of them are in memory at once, as Arrow has them and encoded, or one with threads=1; with more threads, pyarrow
-    encodes two side by side.
+    Args:
+        table: A table of pyarrow, pandas (its index is kept as pyarrow keeps it) or polars, a RecordBatchReader, any
+            object that exports an Arrow stream, or an iterable of such tables and of record batches. An iterable may be
+            larger than memory.
+        dst: As for encrypt_file. On an error nothing appears at a path.
+        keys: As for encrypt_file.
+        algorithm: As for encrypt_file.
+        plaintext_footer: As for encrypt_file.
+        other_columns: As for encrypt_file.
+        aad_prefix: As for encrypt_file.
+        store_aad_prefix: As for encrypt_file.
+        v2_layout: As for encrypt_file.
+        row_group_size: Rows of a row group, at most 64 Mi; None is 1 Mi. Batches are joined, or cut, to this size.
+        threads: As for AgsCodec.
+        fsync: As for encrypt_file.
+        storage_options: As for encrypt_file.
+        **options: Of pyarrow.parquet.write_table, such as ``compression``.
 
-    Values, statistics, pages and schema are those that pyarrow.parquet.write_table would write. Raises TypeError for
-    options that cannot be, ValueError for a column that the table has not, FormatError for more row groups, columns or
-    pages of a column chunk than can be numbered. On an error nothing is at the path `dst`.
+    Returns:
+        What was written, by column, with its lengths in bytes.
+
+    Raises:
+        FormatError: There are more row groups, columns or pages of a column chunk than can be numbered.
+        TypeError: The table or an option is impossible.
+        ValueError: `keys` name a column that the table does not have, or another argument is impossible.
     """
-    check_choice("algorithm", algorithm, ALGORITHMS)
-    check_choice("other_columns", other_columns, ("footer", "plain"))
     check_choice("v2_layout", v2_layout, ("arrow", "parquet-java"))
+    how = Encryption(algorithm, plaintext_footer, other_columns, aad_prefix, store_aad_prefix, v2_layout)
     for name, instead in REFUSED.items():
         if options.pop(name, None) is not None:
             raise TypeError(f"write_table takes no {name}: {instead}")
@@ -101,22 +111,15 @@ def write_table(
     n = thread_count(threads)
     schema, tables = _row_groups(table, rows)
     encoder = _Encoder(schema, options)
-    with Opened(encoder.frame(), None) as frame, closing(_encoded(encoder, tables, n)) as files:
-        crypto, aad = new_crypto(algorithm, bytes(aad_prefix or b""), store_aad_prefix, keys)
-        sealer = Sealer(frame, keys, crypto, aad, other_columns)
+    with Opened(encoder.frame()) as frame, closing(_encoded(encoder, tables, n)) as files:
+        sealer = Sealer(frame, keys, *new_crypto(how, keys), other_columns=other_columns)
         with Target(dst, private=False, fsync=fsync, threads=n, storage_options=storage_options) as target:
-            target.put(b"PAR1" if plaintext_footer else b"PARE")
-            writer = _Writer(frame, target, sealer, n, V2_LAYOUTS[v2_layout], plaintext_footer)
+            target.put(PLAIN_MAGIC if plaintext_footer else ENCRYPTED_MAGIC)
+            writer = _Writer(frame, target, sealer, n, how)
             for file in files:
                 writer.add(file)
-            writer.put_indexes()
-            footer = writer.footer(crypto if plaintext_footer else None)
-            put_footer(target, footer, crypto, sealer.footer(), plaintext_footer)
-            report = writer.report(crypto)
+            report = writer.finish()
             report.buffer_nbytes += writer.largest * min(n, AHEAD)
-            report.footer = "signed" if plaintext_footer else "encrypted"
-            report.file_length = target.position
-            report.warnings += target.warnings
             return report
 
 
@@ -124,11 +127,11 @@ def write_table(
 
 
 def _row_groups(table: Any, rows: int) -> tuple[pa.Schema, Iterator[pa.Table]]:
-    """A table's schema, and the tables that become its row groups."""
+    """Return a table's schema, and the tables that become its row groups."""
     whole = _as_table(table)
     if whole is not None:
         _check_number(-(-whole.num_rows // rows))
-        starts = range(0, max(1, whole.num_rows), rows)  # one of an empty table, as pyarrow writes it
+        starts = range(0, max(1, whole.num_rows), rows)  # an empty table has one row group, as pyarrow writes it
         return whole.schema, (whole.slice(start, rows) for start in starts)
     if hasattr(table, "__arrow_c_stream__"):
         reader = _reader(table)
@@ -137,7 +140,7 @@ def _row_groups(table: Any, rows: int) -> tuple[pa.Schema, Iterator[pa.Table]]:
         batches = (batch for piece in table for batch in _batches(piece))
         first = next(batches, None)
         if first is None:
-            raise ValueError("nothing came, so there is no schema: pass a RecordBatchReader, which has one")
+            raise ValueError("the iterable is empty, so there is no schema: pass a RecordBatchReader, which has one")
         return first.schema, _cut(first.schema, _chain(first, batches), rows)
     collect = ": collect() it first" if hasattr(table, "collect") else ""
     raise TypeError(
@@ -147,12 +150,12 @@ def _row_groups(table: Any, rows: int) -> tuple[pa.Schema, Iterator[pa.Table]]:
 
 
 def _as_table(table: Any) -> pa.Table | None:
-    """A table that is in memory as pyarrow's; None for what must be read to know."""
+    """Return a table that is in memory as pyarrow's; None for streams and iterables."""
     if isinstance(table, pa.Table):
         return table
     if isinstance(table, pa.RecordBatch):
         return pa.Table.from_batches([table])
-    pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")  # never imported for this
+    pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")  # never imported here
     if pandas is not None and isinstance(table, pandas.DataFrame):
         return pa.Table.from_pandas(table)
     if polars is not None and isinstance(table, polars.DataFrame):
@@ -167,14 +170,14 @@ def _reader(stream: Any) -> pa.RecordBatchReader:
 
 
 def _batches(piece: Any) -> Iterator[pa.RecordBatch]:
-    """The record batches of a piece of an iterable; of an empty table, one without rows, as it has the schema."""
+    """Yield the record batches of an item of an iterable. An empty table has one without rows, for its schema."""
     table = _as_table(piece)
     if table is not None:
         yield from table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
     elif hasattr(piece, "__arrow_c_stream__"):
         yield from _reader(piece)
     else:
-        raise TypeError(f"the iterable gave {type(piece).__name__!r}, which is neither a table nor a record batch")
+        raise TypeError(f"the iterable yielded {type(piece).__name__!r}, which is neither a table nor a record batch")
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -183,7 +186,7 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
 
 
 def _cut(schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Batches put together, and cut, to tables of that many rows; what is left is the last."""
+    """Join and cut batches to tables of `rows` rows; the last table may have fewer."""
     held: list[pa.RecordBatch] = []
     missing = rows
     for batch in batches:
@@ -203,10 +206,10 @@ def _cut(schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int) -> Ite
 
 
 class _Encoder:
-    """Makes tables Parquet files in memory, each of them with one row group.
+    """Encodes tables as Parquet files in memory, each with one row group.
 
-    Buffers are kept from one to the next: where a stream in memory grows, its copies and the pages of memory that are
-    touched for the first time cost a third as much as the encoding.
+    Buffers are used again. In a stream that grows in memory, copies and first touches of memory pages would cost a
+    third as much as the encoding.
     """
 
     def __init__(self, schema: pa.Schema, options: Mapping[str, Any]) -> None:
@@ -215,14 +218,14 @@ class _Encoder:
         self._kept: deque[pa.Buffer] = deque()
 
     def frame(self) -> pa.Buffer:
-        """A file without a row group."""
+        """Return a file without a row group."""
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, self._schema, **self._options):
             pass
         return sink.getvalue()
 
     def encode(self, table: pa.Table) -> pa.Buffer:
-        """Give the file back with `done`."""
+        """Return a table as a file. Pass the file to `done` when it is no longer used."""
         wanted = table.nbytes + ENCODED_BEYOND_NBYTES
         try:
             buffer = self._kept.pop()
@@ -234,7 +237,7 @@ class _Encoder:
         try:
             self._write(sink, table)
             return buffer.slice(0, sink.tell())
-        except (pa.ArrowInvalid, OSError):  # larger than the table in memory: then, or for whatever it was, once more
+        except (pa.ArrowInvalid, OSError):  # the buffer was too small, or another error, which comes again
             sink = pa.BufferOutputStream()
             self._write(sink, table)
             return sink.getvalue()
@@ -244,12 +247,13 @@ class _Encoder:
             writer.write_table(table, row_group_size=max(1, table.num_rows))
 
     def done(self, file: pa.Buffer) -> None:
+        """Use a file's buffer again."""
         if file.parent is not None:
             self._kept.append(file.parent)
 
 
 def _encoded(encoder: _Encoder, tables: Iterator[pa.Table], threads: int) -> Generator[pa.Buffer, None, None]:
-    """The tables, in order, each as a file in memory. With threads, the next is encoded while one is in use."""
+    """Yield tables as files in memory, in order. With threads, the next is encoded while one is in use."""
     if threads == 1:
         for table in tables:
             file = encoder.encode(table)
@@ -284,29 +288,28 @@ def _check_number(row_groups: int) -> None:
 
 
 class _Writer:
-    """Row groups of files in memory, moved to a target one after the other."""
+    """Moves the row groups of files in memory to a target, one after the other."""
 
-    def __init__(
-        self, frame: Opened, target: Target, sealer: Sealer, threads: int, v2_layout: int, plaintext_footer: bool
-    ) -> None:
+    def __init__(self, frame: Opened, target: Target, sealer: Sealer, threads: int, how: Encryption) -> None:
         self.largest = 0  # bytes of an encoded row group
         self._frame = frame
         self._target = target
         self._sealer = sealer
-        self._plaintext_footer = plaintext_footer
+        self._plaintext_footer = how.plaintext_footer
         self._indexes: list[tuple[Chunk, int, bytes]] = []
-        self._mover = Mover(frame, target, sealer, threads, v2_layout=v2_layout, held=self._indexes)
-        self._groups: list[bytes] = []
+        layout = V2_LAYOUTS[how.v2_layout]
+        self._mover = Mover(frame, target, sealer, threads, v2_layout=layout, held=self._indexes)
+        self._footer = NewFooter(self._mover.moved, sealer, sealer.crypto, how.plaintext_footer)
         self._columns: dict[int, ColumnReport] = {}
         self._rows = 0
         self._nbytes = 0
 
     def add(self, file: pa.Buffer) -> None:
-        """Move a file's row group, all but its indexes."""
-        number = len(self._groups)
+        """Move a file's row group, except its indexes."""
+        number = len(self._footer.groups)
         _check_number(number + 1)
-        mover, sealer = self._mover, self._sealer
-        with Opened(file, None) as opened:
+        mover = self._mover
+        with Opened(file) as opened:
             chunks = list(opened.chunks())
             for chunk in chunks:
                 chunk.row_group = chunk.ordinal = number
@@ -315,40 +318,45 @@ class _Writer:
                 mover.check_ordinals(chunks)
             mover.move(chunks)
             begin, end, _, _ = opened.groups[0]
-            data = opened.data[begin:end]
-            self._groups.append(row_group(data, number, chunks, mover.moved, sealer, self._plaintext_footer, []))
-            count_columns(self._columns, chunks, sealer, mover.moved, self._plaintext_footer)
+            self._footer.add(opened.data[begin:end], chunks)
+            count_columns(self._columns, chunks, mover, self._plaintext_footer)
             self._rows += thrift.Struct(opened.data).integer(3) or 0
         self.largest = max(self.largest, len(file))
         self._nbytes += len(file)
         mover.moved.clear()
-        sealer.forget()
+        self._sealer.forget()
 
-    def put_indexes(self) -> None:
-        """Put the indexes of all row groups where readers look for them: together, near the footer."""
-        places: dict[int, dict[int, _Edits]] = {}
+    def finish(self) -> Report:
+        """Write the indexes and the footer, and publish the file."""
+        self._put_indexes()
+        target, sealer = self._target, self._sealer
+        footer = self._footer.encode(self._frame, [(3, thrift.I64, thrift.integer(self._rows))])
+        plain_length = self._footer.plain_length(target.position, footer)
+        put_footer(target, footer, sealer.crypto, sealer.footer(), self._plaintext_footer)
+        report = self._report(sealer.crypto)
+        report.plain_length = plain_length
+        report.warnings += target.warnings
+        return report
+
+    def _put_indexes(self) -> None:
+        """Write the indexes of all row groups together, near the footer, where readers look for them."""
+        groups = self._footer.groups
+        places: dict[int, dict[int, Edits]] = {}
         for chunk, module, framed in sorted(self._indexes, key=lambda one: (one[1], one[0].row_group, one[0].column)):
             field = 6 if module == COLUMN_INDEX else 4
             edits = places.setdefault(chunk.row_group, {}).setdefault(chunk.column, [])
             edits.insert(0, (field, thrift.I64, thrift.integer(self._target.position)))
             self._target.put(framed)
         for number, columns in places.items():
-            group = self._groups[number]
+            group = groups[number]
             spans = thrift.Struct(group).elements(1) or []
             placed = [thrift_splice(group[begin:end], 0, columns.get(i, [])) for i, (begin, end) in enumerate(spans)]
-            self._groups[number] = thrift_splice(group, 0, [(1, thrift.LIST, thrift.list_of(thrift.STRUCT, placed))])
+            groups[number] = thrift_splice(group, 0, [(1, thrift.LIST, thrift.list_of(thrift.STRUCT, placed))])
 
-    def footer(self, crypto: Crypto | None) -> bytes:
-        """The FileMetaData of all row groups; crypto: of a signed one in plain text."""
-        edits: _Edits = [
-            (3, thrift.I64, thrift.integer(self._rows)),
-            (4, thrift.LIST, thrift.list_of(thrift.STRUCT, self._groups)),
-            *signing(crypto),
-        ]
-        return thrift_splice(self._frame.data[: self._frame.footer.end], 0, edits)
-
-    def report(self, crypto: Crypto) -> Report:
-        report = Report("write", crypto.algorithm, "", len(self._groups), self._nbytes)
+    def _report(self, crypto: Crypto) -> Report:
+        footer = "signed" if self._plaintext_footer else "encrypted"
+        groups, length = len(self._footer.groups), self._target.position
+        report = Report("write", crypto.algorithm, footer, groups, self._nbytes, length)
         report.columns = [self._columns[number] for number in sorted(self._columns)]
         report.buffer_nbytes = self._mover.buffer_nbytes
         report.unauthenticated_levels = self._mover.unauthenticated_levels

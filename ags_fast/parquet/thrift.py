@@ -1,9 +1,8 @@
-"""Values of Thrift's compact protocol, for the few that encryption adds to a footer. All else is copied as it is."""
+"""Thrift's compact protocol, for the few values that encryption adds to a footer. All others are copied as they are."""
 
 from __future__ import annotations
 
 from ags_fast._core import thrift_fields, thrift_list
-from ags_fast.errors import FormatError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,12 +17,15 @@ __all__ = [
     "LIST",
     "STRUCT",
     "TRUE",
+    "Edits",
     "Struct",
     "binary",
     "integer",
     "list_of",
     "struct",
 ]
+
+Edits = list[tuple[int, int, bytes | None]]  # of a struct, as `thrift_splice` takes them: field, type, value or None
 
 TRUE, FALSE, I8, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 
@@ -38,22 +40,24 @@ def _varint(value: int) -> bytes:
 
 
 def integer(value: int) -> bytes:
-    """An i16, i32 or i64."""
+    """Encode an i16, i32 or i64."""
     return _varint(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
 def binary(value: bytes) -> bytes:
+    """Encode bytes with their length."""
     return _varint(len(value)) + value
 
 
 def list_of(kind: int, elements: list[bytes]) -> bytes:
+    """Encode a list of encoded elements."""
     count = len(elements)
     head = bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + _varint(count)
     return b"".join((head, *elements))
 
 
 def struct(fields: Iterable[tuple[int, int, bytes | None]]) -> bytes:
-    """A struct of (id, type, value), in ascending order, without those whose value is None; a bool's value is b""."""
+    """Encode a struct of (id, type, value), in ascending order, without None values; a bool's value is b""."""
     out = bytearray()
     last = 0
     for number, kind, value in fields:
@@ -66,7 +70,7 @@ def struct(fields: Iterable[tuple[int, int, bytes | None]]) -> bytes:
 
 
 class Struct:
-    """The fields of a struct at `begin` in `data`, read when asked for. None: it lacks it, or of another type."""
+    """The fields of the struct at `begin` in `data`. A field that is missing, or has another type, reads as None."""
 
     __slots__ = ("begin", "data", "end", "fields")
 
@@ -79,6 +83,7 @@ class Struct:
         return number in self.fields
 
     def integer(self, number: int) -> int | None:
+        """Return an i16, i32 or i64."""
         kind, begin, end = self.fields.get(number, (0, 0, 0))
         if kind not in (I16, I32, I64):
             return None
@@ -88,42 +93,35 @@ class Struct:
         return value >> 1 ^ -(value & 1)
 
     def binary(self, number: int) -> bytes | None:
+        """Return bytes."""
         kind, begin, end = self.fields.get(number, (0, 0, 0))
-        if kind != BINARY:
-            return None
-        while self.data[begin] >= 0x80:  # the length
-            begin += 1
-        return bytes(self.data[begin + 1 : end])
+        return _binary(self.data, begin, end) if kind == BINARY else None
 
     def bool(self, number: int) -> bool | None:
+        """Return a bool."""
         kind = self.fields.get(number, (0, 0, 0))[0]
         return kind == TRUE if kind in (TRUE, FALSE) else None
 
     def struct(self, number: int) -> Struct | None:
+        """Return a struct."""
         kind, begin, _ = self.fields.get(number, (0, 0, 0))
         return Struct(self.data, begin) if kind == STRUCT else None
 
     def elements(self, number: int) -> list[tuple[int, int]] | None:
-        """Where the elements of a list begin and end."""
+        """Return where the elements of a list begin and end."""
         kind, begin, _ = self.fields.get(number, (0, 0, 0))
         return thrift_list(self.data, begin)[1] if kind == LIST else None
 
-    def bytes(self, number: int) -> bytes | None:
-        """The value as it is encoded."""
-        found = self.fields.get(number)
-        return None if found is None else bytes(self.data[found[1] : found[2]])
-
-    def strings(self, number: int) -> list[str] | None:
+    def binaries(self, number: int) -> list[bytes] | None:
+        """Return the elements of a list of bytes."""
         kind, begin, _ = self.fields.get(number, (0, 0, 0))
         if kind != LIST:
             return None
         element, spans, _ = thrift_list(self.data, begin)
-        if element != BINARY:
-            raise FormatError("a path in the footer is no list of names: the file is damaged")
-        names = []
-        for first, end in spans:
-            at = first
-            while self.data[at] >= 0x80:
-                at += 1
-            names.append(bytes(self.data[at + 1 : end]).decode("utf-8", "surrogateescape"))
-        return names
+        return [_binary(self.data, first, end) for first, end in spans] if element == BINARY else None
+
+
+def _binary(data: bytes | memoryview, begin: int, end: int) -> bytes:
+    while data[begin] >= 0x80:  # the length
+        begin += 1
+    return bytes(data[begin + 1 : end])

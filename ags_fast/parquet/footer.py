@@ -1,0 +1,445 @@
+"""Footers that are made here: of a new file, of one with other keys, without columns, and as plain readers see one.
+
+All fields that encryption does not touch are copied byte by byte (Parquet Modular Encryption, sections 5.2 to 5.5).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ags_fast._core import FRAME_NBYTES, Footer, thrift_splice
+from ags_fast.errors import FormatError
+from ags_fast.parquet import thrift
+from ags_fast.parquet.keys import dotted
+from ags_fast.parquet.mover import Moved
+from ags_fast.parquet.opened import unknown_fields, with_kept
+from ags_fast.parquet.spec import (
+    BLOOM_HEADER,
+    COLUMN_INDEX,
+    COLUMN_METADATA,
+    ENCRYPTED_MAGIC,
+    FOOTER,
+    OFFSET_INDEX,
+    PLAIN_MAGIC,
+    TAIL_NBYTES,
+)
+from ags_fast.parquet.thrift import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ags_fast._core import Modules
+    from ags_fast.files.sink import Target
+    from ags_fast.parquet.mover import Side
+    from ags_fast.parquet.opened import Chunk, Crypto, Opened
+    from ags_fast.parquet.sealer import Sealer
+    from ags_fast.parquet.thrift import Edits
+
+__all__ = [
+    "SPECULATIVE_NBYTES",
+    "Dropped",
+    "NewFooter",
+    "plain_footer",
+    "put_footer",
+    "resealed_footer",
+    "resealed_plain_length",
+    "unsigned",
+    "view_length",
+    "without",
+]
+
+SPECULATIVE_NBYTES = 64 << 10  # from the end: what Arrow reads in the hope that it has all of the footer
+
+
+def _column_metadata(chunk: Chunk, moved: Moved) -> bytes:
+    """Return a chunk's ColumnMetaData with its new places and sizes."""
+    metadata = chunk.numbers()
+    data_page = moved.first_data_page
+    if data_page is None and metadata.data_page > 0:
+        data_page = moved.begin  # a chunk that has no data page, and names one nevertheless
+    index_page = None
+    if moved.shift is not None and metadata.index_page > 0:
+        index_page = metadata.index_page + moved.shift
+    bloom = moved.parts.get(BLOOM_HEADER)
+    stats = None
+    if metadata.encoding_stats == 0 and moved.encoding_stats:
+        # parquet-java infers from them whether there is a dictionary.
+        stats = thrift.list_of(
+            thrift.STRUCT,
+            [
+                thrift.struct((i, thrift.I32, thrift.integer(value)) for i, value in enumerate(row, 1))
+                for row in moved.encoding_stats
+            ],
+        )
+
+    def number(value: int | None) -> bytes | None:
+        return None if value is None else thrift.integer(value)
+
+    edits: Edits = [
+        (6, thrift.I64, thrift.integer(moved.uncompressed)),
+        (7, thrift.I64, thrift.integer(moved.nbytes)),
+        (9, thrift.I64, thrift.integer(data_page or 0)),
+        (10, thrift.I64, number(index_page)),
+        (11, thrift.I64, number(moved.dictionary_page)),
+        *([(13, thrift.LIST, stats)] if stats is not None else []),
+        (14, thrift.I64, number(bloom[0] if bloom else None)),
+        (15, thrift.I32, number(bloom[1] if bloom else None)),
+    ]
+    return thrift_splice(chunk.shown_metadata(), 0, edits)
+
+
+def _redacted(metadata: bytes) -> bytes:
+    """Return what a plaintext footer may show of an encrypted column: nothing that was computed from its values."""
+    shown = {*range(1, 8), 9, 10, 11, 14, 15}
+    fields = thrift.Struct(metadata).fields
+    return thrift_splice(metadata, 0, [(number, 0, None) for number in sorted(fields) if number not in shown])
+
+
+def _crypto_metadata(side: Side, chunk: Chunk) -> bytes:
+    """Encode ColumnCryptoMetaData (section 5.2)."""
+    if side.kind == "footer":
+        return thrift.struct([(1, thrift.STRUCT, thrift.struct([]))])
+    path = thrift.list_of(
+        thrift.BINARY, [thrift.binary(name.encode("utf-8", "surrogateescape")) for name in chunk.path]
+    )
+    metadata = thrift.binary(side.key_metadata) if side.key_metadata else None
+    fields = thrift.struct([(1, thrift.LIST, path), (2, thrift.BINARY, metadata)])
+    return thrift.struct([(2, thrift.STRUCT, fields)])
+
+
+def _column_chunk(
+    chunk: Chunk, metadata: bytes, side: Side, parts: dict[int, tuple[int, int]], plaintext_footer: bool
+) -> bytes:
+    """Return the ColumnChunk as it goes into the new footer (section 5.3)."""
+    shown: bytes | None = metadata
+    sealed = None
+    unknown = unknown_fields(chunk) if side.modules is not None and plaintext_footer else []
+    if side.modules is not None and _seals_metadata(side, plaintext_footer):
+        whole = with_kept(metadata, chunk.data) if unknown else metadata
+        sealed = thrift.binary(side.modules.seal(COLUMN_METADATA, whole))
+        shown = _redacted(metadata) if plaintext_footer else None
+
+    def place(module: int, at: int) -> bytes | None:
+        return thrift.integer(parts[module][at]) if module in parts else None
+
+    return thrift_splice(
+        chunk.data,
+        0,
+        [
+            (2, thrift.I64, thrift.integer(0)),
+            (3, thrift.STRUCT, shown),
+            (4, thrift.I64, place(OFFSET_INDEX, 0)),
+            (5, thrift.I32, place(OFFSET_INDEX, 1)),
+            (6, thrift.I64, place(COLUMN_INDEX, 0)),
+            (7, thrift.I32, place(COLUMN_INDEX, 1)),
+            (8, thrift.STRUCT, None if side.modules is None else _crypto_metadata(side, chunk)),
+            (9, thrift.BINARY, sealed),
+            *((number, 0, None) for number in unknown),
+        ],
+    )
+
+
+def _seals_metadata(side: Side, plaintext_footer: bool) -> bool:
+    """Whether the ColumnMetaData is a module of its own."""
+    return side.modules is not None and (side.kind == "column" or plaintext_footer)
+
+
+class NewFooter:
+    """The FileMetaData of a new file, made row group by row group.
+
+    Args:
+        moved: Where the parts of chunks are, by the chunk's number.
+        side: How chunks are sealed.
+        crypto: How the new file is encrypted; None if it is not.
+        plaintext_footer: Whether the footer is signed, in plain text.
+    """
+
+    def __init__(
+        self,
+        moved: dict[int, Moved],
+        side: Callable[[Chunk], Side],
+        crypto: Crypto | None = None,
+        plaintext_footer: bool = False,
+    ) -> None:
+        self.groups: list[bytes] = []
+        self._moved = moved
+        self._side = side
+        self._crypto = crypto
+        self._plaintext = plaintext_footer
+        self._chunks = 0
+        self._sealed: dict[int, bytes] = {}  # ColumnMetaData that are modules of their own, by number in this footer
+        self._kept: dict[int, Edits] = {}  # fields of ColumnChunks that moved into these
+
+    def add(self, data: bytes, chunks: Iterable[Chunk], sorting: Edits | None = None) -> None:
+        """Add a row group.
+
+        Args:
+            data: The RowGroup of the source.
+            chunks: Its column chunks.
+            sorting: Edits of its sorting_columns.
+        """
+        columns, first, total, uncompressed = [], 0, 0, 0
+        for chunk in chunks:
+            there, side = self._moved.get(chunk.number) or Moved(), self._side(chunk)
+            metadata = _column_metadata(chunk, there)
+            columns.append(_column_chunk(chunk, metadata, side, there.parts, self._plaintext))
+            if _seals_metadata(side, self._plaintext):
+                self._sealed[self._chunks] = metadata
+                if self._plaintext and (unknown := unknown_fields(chunk)):
+                    fields = Struct(chunk.data).fields
+                    self._kept[self._chunks] = [
+                        (number, fields[number][0], chunk.data[fields[number][1] : fields[number][2]])
+                        for number in unknown
+                    ]
+            self._chunks += 1
+            first = first or there.begin
+            total += there.nbytes
+            uncompressed += there.uncompressed
+        edits: Edits = [
+            (1, thrift.LIST, thrift.list_of(thrift.STRUCT, columns)),
+            (2, thrift.I64, thrift.integer(uncompressed)),
+            *(sorting or []),
+            (5, thrift.I64, thrift.integer(first)),
+            (6, thrift.I64, thrift.integer(total)),
+            (7, thrift.I16, thrift.integer(len(self.groups))),
+        ]
+        self.groups.append(thrift_splice(data, 0, edits))
+
+    def of_file(self, opened: Opened, chunks: Iterable[Chunk], dropped: Dropped | None = None) -> bytes:
+        """Add all row groups of a file, and return the FileMetaData, unsealed. `dropped` are columns to leave out."""
+        by_group: list[list[Chunk]] = [[] for _ in opened.groups]
+        for chunk in chunks:
+            by_group[chunk.row_group].append(chunk)
+        for (begin, end, _, _), group in zip(opened.groups, by_group, strict=True):
+            self.add(opened.data[begin:end], group, None if dropped is None else dropped.sorting(opened.data, begin))
+        return self.encode(opened, [], dropped)
+
+    def encode(self, opened: Opened, edits: Edits, dropped: Dropped | None = None) -> bytes:
+        """Return the FileMetaData, unsealed.
+
+        Args:
+            opened: The file that all other fields come from.
+            edits: Of fields before the row groups.
+            dropped: Columns that are left out.
+        """
+        data = opened.data[: opened.footer.end]
+        all_edits: Edits = [
+            *([] if dropped is None else dropped.schema(data)),
+            *edits,
+            (4, thrift.LIST, thrift.list_of(thrift.STRUCT, self.groups)),
+            *([] if dropped is None else dropped.orders(data)),
+            *_signing(self._crypto if self._plaintext else None),
+        ]
+        return thrift_splice(data, 0, all_edits)
+
+    def plain_length(self, offset: int, footer: bytes) -> int:
+        """Return the length of the file's plaintext view in bytes.
+
+        Args:
+            offset: Where the footer begins in the file.
+            footer: What `encode` returned.
+        """
+        if len(footer) + TAIL_NBYTES <= SPECULATIVE_NBYTES:  # the plain footer is never longer than this one
+            return view_length(offset, 0)
+        return view_length(offset, len(plain_footer(Footer(footer), self._sealed, self._kept, self._plaintext)))
+
+
+def _signing(crypto: Crypto | None) -> Edits:
+    """Return FileMetaData's fields of a signed footer; an encrypted footer must not have them."""
+    metadata = thrift.binary(crypto.key_metadata) if crypto is not None and crypto.key_metadata else None
+    return [
+        (8, thrift.STRUCT, None if crypto is None else crypto.encode()),
+        (9, thrift.BINARY, metadata),
+    ]
+
+
+def put_footer(target: Target, footer: bytes, crypto: Crypto | None, modules: Modules | None, plaintext: bool) -> None:
+    """Write the end of the file: the footer, sealed or signed, its length and the magic (sections 5.4 and 5.5)."""
+    magic = PLAIN_MAGIC
+    if crypto is not None:
+        assert modules is not None
+        sealed = modules.seal(FOOTER, footer)
+        if plaintext:
+            footer += sealed[4:16] + sealed[-16:]  # nonce and tag: a signature
+        else:
+            magic = ENCRYPTED_MAGIC
+            metadata = thrift.binary(crypto.key_metadata) if crypto.key_metadata else None
+            outer = thrift.struct([(1, thrift.STRUCT, crypto.encode()), (2, thrift.BINARY, metadata)])
+            footer = outer + sealed
+    if len(footer) > 0x7FFFFFFF:
+        raise FormatError("the footer would have more than 2 GiB")
+    target.put(footer)
+    target.put(len(footer).to_bytes(4, "little") + magic)
+    target.finish()
+
+
+def resealed_footer(opened: Opened, held: list[Chunk], sealer: Sealer, crypto: Crypto, plaintext: bool) -> bytes:
+    """Return the same footer, with the crypto_metadata and the sealed ColumnMetaData of the new keys."""
+    by_number = {chunk.number: chunk for chunk in held if chunk.modules is not None}
+    groups = []
+    for begin, end, first, count in opened.groups:
+        columns = []
+        for number in range(first, first + count):
+            raw = opened.footer.chunk(number)
+            data = opened.data[raw.begin : raw.end]
+            chunk = by_number.get(number)
+            if chunk is not None:
+                side = sealer(chunk)
+                assert side.modules is not None
+                edits: Edits = [(8, thrift.STRUCT, _crypto_metadata(side, chunk))]
+                if raw.sealed_metadata:
+                    sealed = side.modules.seal(COLUMN_METADATA, _padded(chunk))
+                    edits.append((9, thrift.BINARY, thrift.binary(sealed)))
+                data = thrift_splice(data, 0, edits)
+            columns.append(data)
+        edits = [(1, thrift.LIST, thrift.list_of(thrift.STRUCT, columns))]
+        groups.append(thrift_splice(opened.data[begin:end], 0, edits))
+    edits = [(4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups)), *_signing(crypto if plaintext else None)]
+    footer = thrift_splice(opened.data[: opened.footer.end], 0, edits)
+    return footer if plaintext else footer.ljust(len(opened.data), b"\0")  # parquet-java pads
+
+
+def resealed_plain_length(opened: Opened, chunks: list[Chunk], offset: int, footer: bytes) -> int | None:
+    """Return the length of the plaintext view of a file with a `resealed_footer`; None if it is not known."""
+    if len(footer) + TAIL_NBYTES <= SPECULATIVE_NBYTES:
+        return view_length(offset, 0)
+    if any(chunk.missing for chunk in chunks):
+        return None
+    metadata = {chunk.number: chunk.shown_metadata() for chunk in chunks if chunk.modules is not None}
+    kept = {chunk.number: chunk.kept for chunk in chunks}
+    return view_length(offset, len(plain_footer(Footer(footer), metadata, kept, not opened.encrypted_footer)))
+
+
+def _padded(chunk: Chunk) -> bytes:
+    """Return a ColumnMetaData with the zeros that parquet-java puts after it, so that its module keeps its size."""
+    nbytes = chunk.raw.sealed_metadata_nbytes - FRAME_NBYTES
+    return chunk.metadata_bytes + bytes(nbytes - len(chunk.metadata_bytes))
+
+
+class Dropped:
+    """Columns whose keys are not held, as whole top-level fields, and a footer's fields without them."""
+
+    def __init__(self, opened: Opened, tops: set[str]) -> None:
+        self.tops = tops
+        self.columns = {i for i, leaf in enumerate(opened.leaves) if leaf[0] in tops}
+        self.names = [dotted(opened.leaves[i]) for i in sorted(self.columns)]
+        kept = [i for i in range(len(opened.leaves)) if i not in self.columns]
+        self._number = {old: new for new, old in enumerate(kept)}
+
+    @classmethod
+    def of(cls, opened: Opened, chunks: Iterable[Chunk]) -> Dropped | None:
+        """Return the columns whose keys are missing; None if there are none."""
+        tops = {chunk.path[0] for chunk in chunks if chunk.missing}
+        return cls(opened, tops) if tops else None
+
+    def schema(self, footer: bytes) -> Edits:
+        """Return FileMetaData's schema."""
+        elements = Struct(footer).elements(2) or []
+        kept, skipping, fields = [], False, 0
+        depth = 0  # elements of the current top-level field that are still to come
+        for begin, end in elements[1:]:
+            element = Struct(footer, begin)
+            if depth == 0:
+                name = (element.binary(4) or b"").decode("utf-8", "surrogateescape")
+                skipping = name in self.tops
+                fields += not skipping
+                depth = 1
+            depth += (element.integer(5) or 0) - 1
+            if not skipping:
+                kept.append(footer[begin:end])
+        root = thrift_splice(footer, elements[0][0], [(5, thrift.I32, thrift.integer(fields))])
+        return [(2, thrift.LIST, thrift.list_of(thrift.STRUCT, [root, *kept]))]
+
+    def orders(self, footer: bytes) -> Edits:
+        """Return FileMetaData's column_orders, one for each leaf."""
+        elements = Struct(footer).elements(7)
+        if elements is None:
+            return []
+        kept = [footer[begin:end] for i, (begin, end) in enumerate(elements) if i not in self.columns]
+        return [(7, thrift.LIST, thrift.list_of(thrift.STRUCT, kept))]
+
+    def sorting(self, footer: bytes, group: int) -> Edits:
+        """Return a row group's sorting_columns before the first that is gone: later ones order rows within that one."""
+        elements = Struct(footer, group).elements(4)
+        if elements is None:
+            return []
+        kept = []
+        for begin, _ in elements:
+            number = self._number.get(Struct(footer, begin).integer(1) or 0)
+            if number is None:
+                break
+            kept.append(thrift_splice(footer, begin, [(1, thrift.I32, thrift.integer(number))]))
+        return [(4, thrift.LIST, thrift.list_of(thrift.STRUCT, kept) if kept else None)]
+
+
+# ---------------------------------------------------------------------------------------------------------- plain views
+
+
+def view_length(offset: int, footer_nbytes: int) -> int:
+    """Return the length of a plaintext view in bytes, whose plain footer has `footer_nbytes`.
+
+    Args:
+        offset: Where the footer begins in the sealed file.
+        footer_nbytes: Without its length and the magic.
+    """
+    # Bytes that a reader reads in the hope of a footer must not be pages. Such pages would be opened for nothing, and a
+    # damaged one would keep the reader from all others.
+    return offset + max(SPECULATIVE_NBYTES, footer_nbytes + TAIL_NBYTES)
+
+
+def plain_footer(footer: Footer, metadata: dict[int, bytes], kept: dict[int, Edits], signed: bool) -> bytearray:
+    """Return a footer without what encryption added.
+
+    Args:
+        footer: The opened footer.
+        metadata: ColumnMetaData of chunks whose metadata are modules of their own, by the chunk's number.
+        kept: Fields of ColumnChunks that were kept in these metadata, by the chunk's number.
+        signed: Whether the footer is a signed one.
+    """
+    plain = footer.plain(metadata)
+    if any(kept.values()):
+        plain = _with_kept(bytes(plain), kept)
+    return unsigned(plain) if signed else plain
+
+
+def unsigned(footer: bytearray) -> bytearray:
+    """Remove encryption_algorithm and footer_signing_key_metadata."""
+    return bytearray(thrift_splice(footer, 0, [(8, 0, None), (9, 0, None)]))
+
+
+def _with_kept(footer: bytes, kept: dict[int, Edits]) -> bytearray:
+    """Put the kept fields of ColumnChunks back into a plain footer."""
+    parsed = Footer(footer)
+    groups = []
+    for begin, end, first, count in parsed.groups():
+        spans = [(number, parsed.chunk(number)) for number in range(first, first + count)]
+        columns = [thrift_splice(footer[span.begin : span.end], 0, kept.get(number) or []) for number, span in spans]
+        value = thrift.list_of(thrift.STRUCT, columns)
+        groups.append(thrift_splice(footer[begin:end], 0, [(1, thrift.LIST, value)]))
+    return bytearray(thrift_splice(footer, 0, [(4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups))]))
+
+
+def without(footer: bytes, dropped: Dropped, chunks: list[Chunk]) -> bytearray:
+    """Remove hidden columns from a plain footer; `chunks` are the other columns'."""
+    parsed = Footer(footer)
+    shown: list[list[Chunk]] = [[] for _ in parsed.groups()]
+    for chunk in chunks:
+        shown[chunk.row_group].append(chunk)
+    groups = []
+    for (begin, end, _, _), kept in zip(parsed.groups(), shown, strict=True):
+        spans = [parsed.chunk(chunk.number) for chunk in kept]
+        numbers = [chunk.numbers() for chunk in kept]
+        edits = [
+            (1, thrift.LIST, thrift.list_of(thrift.STRUCT, [footer[span.begin : span.end] for span in spans])),
+            (2, thrift.I64, thrift.integer(sum(number.uncompressed_nbytes for number in numbers))),
+            *dropped.sorting(footer, begin),
+            (5, thrift.I64, thrift.integer(kept[0].begin() if kept else 0)),
+            (6, thrift.I64, thrift.integer(sum(number.compressed_nbytes for number in numbers))),
+        ]
+        groups.append(thrift_splice(footer[begin:end], 0, edits))
+    edits = [
+        *dropped.schema(footer),
+        (4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups)),
+        *dropped.orders(footer),
+    ]
+    return bytearray(thrift_splice(footer, 0, edits))

@@ -1,0 +1,108 @@
+"""The parts of a file in the order in which they stand: pages of column chunks, indexes, bloom filters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from ags_fast._core import DONE, LIST, PageRun, run_pages
+from ags_fast.errors import FormatError
+from ags_fast.parquet.spec import BLOOM_HEADER, COLUMN_INDEX, MAGIC_NBYTES, OFFSET_INDEX, PAGES
+from ags_fast.parquet.thrift import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ags_fast.parquet.opened import Chunk, Opened
+
+__all__ = ["Piece", "list_pages", "pieces"]
+
+BEYOND_NBYTES = 1 << 20  # by how much a chunk may be longer than its footer says
+LIST_NBYTES = 64 << 10  # of the source at a time, to find the pages of a chunk
+NAMES = {PAGES: "pages", BLOOM_HEADER: "bloom filter", COLUMN_INDEX: "column index", OFFSET_INDEX: "offset index"}
+
+
+@dataclass
+class Piece:
+    """A part of a column chunk, from offset `begin` to `end` in the file."""
+
+    begin: int
+    end: int
+    module: int  # its type; PAGES stands for all pages
+    chunk: Chunk
+    limit: int = 0  # where the next part begins: pages that are longer than the footer says may go on until there
+
+
+def _bloom_end(opened: Opened, chunk: Chunk) -> int:
+    """Return where a chunk's bloom filter ends, which footers of old files do not tell."""
+    metadata = chunk.numbers()
+    begin, nbytes = metadata.bloom_filter, metadata.bloom_filter_nbytes
+    if nbytes > 0:
+        return begin + nbytes
+    if chunk.modules is not None:
+        for _ in range(2):
+            _inside(opened, begin, begin + 4, chunk, "bloom filter")
+            begin += 4 + int.from_bytes(opened.source.read(begin, begin + 4), "little")
+        return begin
+    head = opened.source.read(begin, min(begin + 256, opened.footer_offset))
+    header = Struct(head)
+    return begin + header.end + (header.integer(1) or 0)
+
+
+def _inside(opened: Opened, begin: int, end: int, chunk: Chunk, what: str) -> None:
+    if begin < MAGIC_NBYTES or end < begin or end > opened.footer_offset:
+        raise FormatError(
+            f"the {what} of column {chunk.name!r}, row group {chunk.row_group} would be at {begin} to {end}, outside "
+            "the file's data: the file is damaged or was cut"
+        )
+
+
+def pieces(opened: Opened, chunks: Iterable[Chunk]) -> list[Piece]:
+    """Return the parts of chunks in file order. FormatError if one is outside the data, or two overlap."""
+    found: list[Piece] = []
+    for chunk in chunks:
+        metadata, raw = chunk.numbers(), chunk.raw
+        if metadata.compressed_nbytes > 0:
+            found.append(Piece(chunk.begin(), chunk.begin() + metadata.compressed_nbytes, PAGES, chunk))
+        if metadata.bloom_filter > 0:
+            found.append(Piece(metadata.bloom_filter, _bloom_end(opened, chunk), BLOOM_HEADER, chunk))
+        if raw.column_index > 0:
+            found.append(Piece(raw.column_index, raw.column_index + raw.column_index_nbytes, COLUMN_INDEX, chunk))
+        if raw.offset_index > 0:
+            found.append(Piece(raw.offset_index, raw.offset_index + raw.offset_index_nbytes, OFFSET_INDEX, chunk))
+    found.sort(key=lambda piece: piece.begin)
+    for piece, following in zip_longest(found, found[1:]):
+        _inside(opened, piece.begin, piece.end, piece.chunk, NAMES[piece.module])
+        piece.limit = opened.footer_offset if following is None else following.begin
+        if piece.module == PAGES and piece.chunk.modules is None and piece.limit > piece.end:
+            piece.end = _real_end(opened, piece)
+        if piece.limit < piece.end:
+            raise FormatError(
+                f"the {NAMES[piece.module]} of column {piece.chunk.name!r}, row group {piece.chunk.row_group} overlap "
+                "with the next part: the file is damaged"
+            )
+        piece.limit = min(piece.limit, piece.end + BEYOND_NBYTES)
+    return found
+
+
+def list_pages(opened: Opened, run: PageRun, begin: int, limit: int) -> None:
+    """Run a PageRun over a chunk's pages, which only lists them."""
+    step = LIST_NBYTES
+    while run.stop != DONE:
+        view = opened.source.read(begin, min(limit, begin + step))
+        run.feed(view, begin + len(view) >= limit)
+        run_pages([run], 1)
+        begin += run.consumed
+        step = max(LIST_NBYTES, run.wanted)
+
+
+def _real_end(opened: Opened, piece: Piece) -> int:
+    """Return where a plain chunk's pages end: some old writers do not count the dictionary's header."""
+    metadata = piece.chunk.numbers()
+    name, row_group = piece.chunk.name, piece.chunk.row_group
+    run = PageRun(
+        None, None, LIST, metadata.compressed_nbytes, max(0, metadata.num_values), label=name, row_group=row_group
+    )
+    list_pages(opened, run, piece.begin, min(piece.limit, piece.end + BEYOND_NBYTES))
+    return piece.begin + run.in_total

@@ -1,0 +1,374 @@
+"""encrypt_file, decrypt_file and reencrypt_file: the parts of a file pass through a Mover, and the footer follows.
+
+Only the footer, which comes last, depends on where every part went.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ags_fast._threads import thread_count
+from ags_fast.errors import KeyAccessError, PolicyError
+from ags_fast.files.sink import Target
+from ags_fast.parquet.footer import Dropped, NewFooter, put_footer, resealed_footer, resealed_plain_length
+from ags_fast.parquet.mover import Mover, Side
+from ags_fast.parquet.opened import Crypto, Opened, unknown_fields
+from ags_fast.parquet.reading import V2_LAYOUTS, Encryption, Reading, check_choice
+from ags_fast.parquet.report import footer_warnings, report_of, v2_warnings
+from ags_fast.parquet.sealer import Sealer, new_crypto
+from ags_fast.parquet.spec import ALGORITHMS, ENCRYPTED_MAGIC, PLAIN_MAGIC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from ags_fast._types import ReadableSource, Retriever, WritableTarget
+    from ags_fast.parquet.keys import Keys
+    from ags_fast.parquet.opened import Chunk
+    from ags_fast.parquet.report import Report
+
+__all__ = ["decrypt_file", "encrypt_file", "reencrypt_file"]
+
+
+def encrypt_file(  # noqa: PLR0913 (the contract's)
+    src: ReadableSource,
+    dst: WritableTarget | bytearray,
+    keys: Keys,
+    *,
+    algorithm: str = "AES_GCM_V1",
+    plaintext_footer: bool = False,
+    other_columns: str = "footer",
+    aad_prefix: bytes | None = None,
+    store_aad_prefix: bool = True,
+    v2_layout: str = "arrow",
+    drop_bloom_filters: bool = False,
+    threads: int | None = None,
+    fsync: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Report:
+    """Encrypt a Parquet file without decoding a value (Parquet Modular Encryption, sections 4 and 5).
+
+    Everything that encryption does not concern stays as it is, byte by byte: encodings, compression, statistics, and
+    fields that this version does not know.
+
+    Args:
+        src: A path, a URL of fsspec such as ``s3://bucket/file``, a bytes-like object or a seekable binary file.
+        dst: A path or a URL, which appears only when it is complete; a bytearray; or a file open for writing, which
+            need not seek.
+        keys: The footer key and, by column, other keys.
+        algorithm: "AES_GCM_V1", or "AES_GCM_CTR_V1", under which page bytes have no tag. Reading a file under
+            "AES_GCM_CTR_V1" needs ``allow_ctr=True`` (section 5.1).
+        plaintext_footer: Whether the footer is in plain text, and signed. Then legacy readers can read the plain
+            columns, and the footer shows no statistics of encrypted columns (section 5.5).
+        other_columns: What becomes of columns that `keys` do not name: "footer" seals them with the footer key, "plain"
+            leaves them unencrypted.
+        aad_prefix: Bytes that bind the file to its name or version (section 4.4.1).
+        store_aad_prefix: Whether the file stores `aad_prefix`. If not, readers must supply it.
+        v2_layout: The layout of V2 data pages that have levels: "arrow" encrypts the whole page, "parquet-java" leaves
+            the levels in plain text before it. Neither reads the other.
+        drop_bloom_filters: Whether bloom filters are left out.
+        threads: As for AgsCodec.
+        fsync: Whether a path's file and folder are on the disk when the call returns.
+        storage_options: Options for fsspec, of URLs.
+        progress: Called with the bytes of the source that were done since its last call.
+
+    Returns:
+        What was written, by column, with its lengths in bytes.
+
+    Raises:
+        FormatError: The source is not a Parquet file, or has more row groups, columns or pages than can be numbered.
+        PolicyError: The source is encrypted already, or the store of `dst` cannot promise that it appears complete.
+        ValueError: An argument is impossible, or `keys` name a column that the file does not have.
+    """
+    check_choice("v2_layout", v2_layout, ("arrow", "parquet-java"))
+    how = Encryption(algorithm, plaintext_footer, other_columns, aad_prefix, store_aad_prefix, v2_layout)
+    n = thread_count(threads)
+    with Opened(src, Reading(storage_options=storage_options)) as opened:
+        if opened.crypto is not None:
+            raise PolicyError("the file is encrypted already: reencrypt_file gives it other keys")
+        sealer = Sealer(opened, keys, *new_crypto(how, keys), other_columns=other_columns)
+        chunks = list(opened.chunks())
+        with Target(dst, private=False, fsync=fsync, threads=n, storage_options=storage_options) as target:
+            mover = Mover(
+                opened,
+                target,
+                sealer,
+                n,
+                v2_layout=V2_LAYOUTS[v2_layout],
+                drop_bloom_filters=drop_bloom_filters,
+                progress=progress,
+            )
+            return _write("encrypt", chunks, mover, sealer, plaintext_footer)
+
+
+def _write(op: str, chunks: list[Chunk], mover: Mover, sealer: Sealer, plaintext_footer: bool) -> Report:
+    """Write all chunks and a new footer."""
+    opened, target, crypto = mover.opened, mover.target, sealer.crypto
+    if not target.discardable:
+        mover.check_ordinals(chunks)
+    target.put(PLAIN_MAGIC if plaintext_footer else ENCRYPTED_MAGIC)
+    mover.move(chunks)
+    new = NewFooter(mover.moved, sealer, crypto, plaintext_footer)
+    footer = new.of_file(opened, chunks)
+    plain_length = new.plain_length(target.position, footer)
+    put_footer(target, footer, crypto, sealer.footer(), plaintext_footer)
+    report = report_of(op, opened, chunks, mover, crypto.algorithm, plaintext_footer)
+    report.plain_length = plain_length
+    report.warnings = v2_warnings(mover) + report.warnings
+    if plaintext_footer:
+        sealed = [chunk for chunk in chunks if sealer(chunk).modules is not None]
+        left = sorted({number for chunk in sealed for number in unknown_fields(chunk)})
+        if left:
+            report.warnings.append(
+                f"unknown fields {left} of encrypted columns are in their sealed metadata, not in the plaintext "
+                "footer: only ags_fast puts them back"
+            )
+    report.warnings += target.warnings
+    return report
+
+
+def decrypt_file(  # noqa: PLR0913 (the contract's)
+    src: ReadableSource,
+    dst: WritableTarget | bytearray,
+    keys: Keys | Retriever,
+    *,
+    aad_prefix: bytes | None = None,
+    aad_prefix_verifier: Callable[[bytes], object] | None = None,
+    missing: str = "error",
+    quirks: Iterable[str] = (),
+    allow_ctr: bool = False,
+    check_crc: bool = True,
+    allow_unauthenticated_levels: bool = True,
+    threads: int | None = None,
+    fsync: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Report:
+    """Decrypt a Parquet file to a plain one, which appears at `dst` only when every tag has passed.
+
+    Args:
+        src: A path, a URL, a bytes-like object or a seekable binary file.
+        dst: A path or a URL, which appears only when it is complete; a bytearray; or a file open for writing.
+        keys: Keys, or a function from a key_metadata to its key. The function gets None where the file stores no
+            key_metadata. ``Keys(None, {...})`` reads, of a file with a signed footer, columns that have keys of their
+            own; the signature is not verified then, as the report says.
+        aad_prefix: The file's AAD prefix. Required if the file does not store it, else compared with the stored one.
+        aad_prefix_verifier: Called with the AAD prefix; raises if this is the wrong file.
+        missing: What becomes of columns whose keys are not held: "error", or "drop" them, as whole top-level fields.
+        quirks: Mistakes of other writers to accept: "duckdb", "arrow-ctr-mislabel".
+        allow_ctr: Whether to accept a file under AES_GCM_CTR_V1, whose page bytes have no tag. Pass True only for a
+            file that you know to be written so. Beside an encrypted footer no tag covers the algorithm's name: anyone
+            with write access to the storage can rename AES_GCM_V1 to AES_GCM_CTR_V1, and then change the pages of a
+            file that had tags.
+        check_crc: Whether a wrong CRC of a page without a tag is an IntegrityError. This finds damage, not forgery: 16
+            bytes of such a page can be chosen so that the CRC fits.
+        allow_unauthenticated_levels: Whether to accept V2 pages as parquet-java writes them, whose levels are outside
+            of the module, in plain text and without a tag. Anyone with write access can change which values are null,
+            and where lists begin. The report names such pages; False refuses them with IntegrityError.
+        threads: As for AgsCodec.
+        fsync: Whether a path's file and folder are on the disk when the call returns.
+        storage_options: Options for fsspec, of URLs.
+        progress: Called with the bytes of the source that were done since its last call.
+
+    Returns:
+        What was written, by column, with its lengths in bytes.
+
+    Raises:
+        FormatError: The file is not a Parquet file, or is damaged.
+        IntegrityError: A tag does not pass. The error names module, row group, column and page.
+        KeyAccessError: A key is missing. The error names the column.
+        PolicyError: The file is not encrypted, has another AAD prefix, or is less protected than the arguments require.
+    """
+    check_choice("missing", missing, ("error", "drop"))
+    n = thread_count(threads)
+    reading = Reading(
+        keys,
+        aad_prefix,
+        aad_prefix_verifier,
+        quirks,
+        allow_ctr,
+        check_crc,
+        allow_unauthenticated_levels,
+        storage_options=storage_options,
+    )
+    with Opened(src, reading) as opened:
+        chunks = list(opened.chunks())
+        dropped = Dropped.of(opened, chunks)
+        reasons: set[str] = set()
+        if dropped is not None:
+            if missing == "error":
+                raise opened.lacks(next(chunk for chunk in chunks if chunk.missing))
+            reasons = {opened.refusal(chunk) for chunk in chunks if chunk.missing} - {""}
+            chunks = [chunk for chunk in chunks if chunk.column not in dropped.columns]
+        with Target(dst, private=True, fsync=fsync, threads=n, storage_options=storage_options) as target:
+            mover = Mover(opened, target, lambda chunk: Side("plain"), n, progress=progress)
+            target.put(PLAIN_MAGIC)
+            mover.move(chunks)
+            footer = NewFooter(mover.moved, mover.side).of_file(opened, chunks, dropped)
+            put_footer(target, footer, None, None, False)
+            assert opened.crypto is not None
+            report = report_of("decrypt", opened, chunks, mover, opened.crypto.algorithm, not opened.encrypted_footer)
+            report.plain_length = report.file_length
+            report.footer_verified = opened.footer_verified
+            report.warnings += footer_warnings(report)
+            if dropped is not None:
+                names = ", ".join(dropped.names)
+                report.warnings.append(f"left out, because their keys are not held: {names}{''.join(sorted(reasons))}")
+            report.warnings += target.warnings
+            return report
+
+
+def reencrypt_file(  # noqa: PLR0913 (the contract's)
+    src: ReadableSource,
+    dst: WritableTarget | bytearray,
+    old: Keys | Retriever,
+    new: Keys,
+    *,
+    aad_prefix: bytes | None = None,
+    aad_prefix_verifier: Callable[[bytes], object] | None = None,
+    new_aad_prefix: bytes | None = None,
+    store_aad_prefix: bool = True,
+    same_size: bool = False,
+    algorithm: str | None = None,
+    plaintext_footer: bool | None = None,
+    other_columns: str = "footer",
+    v2_layout: str | None = None,
+    quirks: Iterable[str] = (),
+    allow_ctr: bool = False,
+    check_crc: bool = True,
+    allow_unauthenticated_levels: bool = True,
+    threads: int | None = None,
+    fsync: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Report:
+    """Give an encrypted Parquet file new keys, without decoding a value and without plaintext in storage.
+
+    Parts that had no tag before get one, even if somebody changed them: the report's warnings name such parts.
+
+    Args:
+        src: As for decrypt_file.
+        dst: As for encrypt_file. It may be `src`, which is replaced when the new file is complete.
+        old: The keys that the file has, as for decrypt_file.
+        new: The keys that it gets.
+        aad_prefix: The file's AAD prefix, as for decrypt_file.
+        aad_prefix_verifier: As for decrypt_file.
+        new_aad_prefix: A new AAD prefix; None keeps the old one.
+        store_aad_prefix: Whether the file stores `new_aad_prefix`.
+        same_size: Whether every module stays where it is, and as long as it is. Each column keeps its kind of key, and
+            the file its AAD prefix and algorithm. Columns whose old keys are not held pass through unchanged: so
+            somebody who must not read these columns can still change the footer key and keys of other columns.
+        algorithm: As for encrypt_file; None keeps the file's.
+        plaintext_footer: As for encrypt_file; None keeps the file's.
+        other_columns: As for encrypt_file.
+        v2_layout: As for encrypt_file; None keeps each page's.
+        quirks: As for decrypt_file.
+        allow_ctr: As for decrypt_file.
+        check_crc: As for decrypt_file.
+        allow_unauthenticated_levels: As for decrypt_file.
+        threads: As for AgsCodec.
+        fsync: As for encrypt_file.
+        storage_options: As for encrypt_file.
+        progress: As for encrypt_file.
+
+    Returns:
+        What was written, by column, with its lengths in bytes.
+
+    Raises:
+        FormatError: As decrypt_file.
+        IntegrityError: As decrypt_file.
+        KeyAccessError: As decrypt_file, and if the old footer key is not given.
+        PolicyError: As decrypt_file.
+        ValueError: An argument is impossible, or `same_size` cannot do what is asked for.
+    """
+    if algorithm is not None:
+        check_choice("algorithm", algorithm, ALGORITHMS)
+    check_choice("other_columns", other_columns, ("footer", "plain"))
+    check_choice("v2_layout", v2_layout, V2_LAYOUTS)
+    if same_size and not (
+        new_aad_prefix is None and algorithm is None and plaintext_footer is None and v2_layout is None
+    ):
+        raise ValueError("same_size keeps the AAD prefix, the algorithm, the footer's mode and the V2 layout")
+    n = thread_count(threads)
+    reading = Reading(
+        old,
+        aad_prefix,
+        aad_prefix_verifier,
+        quirks,
+        allow_ctr,
+        check_crc,
+        allow_unauthenticated_levels,
+        storage_options=storage_options,
+    )
+    with Opened(src, reading) as opened:
+        if not opened.footer_verified:
+            raise KeyAccessError(
+                "the old footer key is needed and not given: without it, a footer that was not verified would be sealed"
+            )
+        chunks = list(opened.chunks())
+        was = opened.crypto
+        assert was is not None
+        if plaintext_footer is None:
+            plaintext_footer = not opened.encrypted_footer
+        if same_size:
+            sealer = _same_sealer(opened, chunks, new)
+        else:
+            absent = [chunk for chunk in chunks if chunk.missing]
+            if absent:
+                raise opened.lacks(absent[0])
+            prefix = new_aad_prefix
+            if prefix is None:
+                prefix, store_aad_prefix = opened.prefix, was.stored is not None
+            how = Encryption(algorithm or was.algorithm, plaintext_footer, other_columns, prefix, store_aad_prefix)
+            sealer = Sealer(opened, new, *new_crypto(how, new), other_columns=other_columns)
+        with Target(dst, private=False, fsync=fsync, threads=n, storage_options=storage_options) as target:
+            mover = Mover(
+                opened,
+                target,
+                sealer,
+                n,
+                v2_layout=V2_LAYOUTS[v2_layout],
+                same_size=same_size,
+                progress=progress,
+            )
+            if same_size:
+                return _reseal(chunks, mover, sealer)
+            return _write("reencrypt", chunks, mover, sealer, plaintext_footer)
+
+
+def _same_sealer(opened: Opened, chunks: list[Chunk], new: Keys) -> Sealer:
+    """Return a Sealer that keeps the size of every module."""
+    was = opened.crypto
+    assert was is not None
+    if was.unique is None:
+        raise ValueError("same_size cannot re-key DuckDB's dialect: leave same_size out to write the file to the spec")
+    crypto = Crypto(was.algorithm, was.unique, was.stored, was.supply, new.footer_metadata or None)
+    sealer = Sealer(opened, new, crypto, opened.aad, "footer", like=True)
+    for chunk in chunks:
+        if not chunk.missing and sealer(chunk).kind != chunk.kind:
+            raise ValueError(
+                f"column {chunk.name!r} is under a {chunk.kind} key, and same_size keeps that: "
+                + (
+                    "give it a key of its own in `new`"
+                    if chunk.kind == "column"
+                    else "name no other key for it in `new`"
+                )
+            )
+    return sealer
+
+
+def _reseal(chunks: list[Chunk], mover: Mover, sealer: Sealer) -> Report:
+    """Write every module where it was."""
+    opened, target, crypto = mover.opened, mover.target, sealer.crypto
+    held = [chunk for chunk in chunks if not chunk.missing]
+    plaintext = not opened.encrypted_footer
+    target.put(PLAIN_MAGIC if plaintext else ENCRYPTED_MAGIC)
+    mover.move(held)
+    footer = resealed_footer(opened, held, sealer, crypto, plaintext)
+    plain_length = resealed_plain_length(opened, chunks, target.position, footer)
+    put_footer(target, footer, crypto, sealer.footer(), plaintext)
+    report = report_of("reencrypt", opened, chunks, mover, crypto.algorithm, plaintext)
+    report.plain_length = plain_length
+    report.warnings += target.warnings
+    return report

@@ -1,0 +1,305 @@
+"""open_plain: an encrypted Parquet file as a plain one, for any reader.
+
+Every module is shown where it stands in the sealed file, and as long as it is there: the bytes that sealing added to a
+page become a field of its header that no reader knows. So all offsets in the footer stay right, and opening a file
+reads only its footer. Pages are opened when they are read.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+from ags_fast._core import new_bytes
+from ags_fast._cursor import Cursor
+from ags_fast._threads import thread_count
+from ags_fast.ags1 import bytes_view, clamp
+from ags_fast.errors import IntegrityError
+from ags_fast.parquet.footer import Dropped, plain_footer, unsigned, view_length, without
+from ags_fast.parquet.keys import Keys, dotted
+from ags_fast.parquet.opened import Opened
+from ags_fast.parquet.reading import Reading, check_choice
+from ags_fast.parquet.shown import Layout, Shown, fill_zeros
+from ags_fast.parquet.spec import MAGIC_NBYTES, PLAIN_MAGIC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from ags_fast._types import Buffer, ReadableSource, Retriever
+    from ags_fast.keys import StandardKeyMetadata
+    from ags_fast.parquet.opened import Chunk
+    from ags_fast.parquet.shown import Job
+
+__all__ = ["PlainView", "open_plain"]
+
+FOOTER_KEY_NBYTES = 4  # of the crypto_metadata of a chunk under the footer key, with its field head
+
+
+class PlainView(Cursor):
+    """A plaintext view of an encrypted Parquet file. `open_plain` makes it.
+
+    Offsets are those of the sealed file; only the footer is another. Threads may share `read_at` and `readinto_at`, but
+    not the methods that move the cursor. Nothing is returned before its tag has passed. Reads raise IntegrityError for
+    a module that does not authenticate, each time; all else stays readable.
+
+    Args:
+        src: As for open_plain.
+        reading: The keys, and what is accepted.
+        missing: As for open_plain.
+        threads: As for AgsCodec.
+    """
+
+    def __init__(
+        self,
+        src: ReadableSource,
+        reading: Reading,
+        *,
+        missing: str = "error",
+        threads: int | None = None,
+    ) -> None:
+        check_choice("missing", missing, ("error", "hide"))
+        if not isinstance(reading.keys, Keys) and not callable(reading.keys):
+            kind = type(reading.keys).__name__
+            raise TypeError(f"keys must be Keys, or a function from key_metadata to a key, not {kind!r}")
+        self._position = 0
+        threads = thread_count(threads)
+        opened = Opened(src, reading)
+        self._shown = Shown(opened, threads)
+        self._opened = opened
+        try:
+            self._begin(opened, missing)
+        except BaseException:
+            opened.close()
+            raise
+
+    def _begin(self, opened: Opened, missing: str) -> None:
+        """Make the plain footer, and settle which columns are shown."""
+        self._dropped: Dropped | None = None
+        if opened.crypto is None:
+            self._layout = Layout(opened, None)
+            self._tail = bytearray()
+            self._tail_begin = self._length = opened.source.size
+            return
+        footer = opened.footer.plain({})
+        chunks = None
+        # A footer that lost no more than it does under the footer key has no columns whose keys could be missing, and
+        # no metadata that is still sealed. With very many chunks, to read each would take longer than all the rest.
+        shed = opened.footer.end - len(footer)
+        if not opened.footer_verified or shed != FOOTER_KEY_NBYTES * len(opened.footer.encrypted()):
+            chunks, footer = self._open_chunks(opened, missing)
+        if not opened.encrypted_footer:
+            footer = unsigned(footer)
+        self._layout = Layout(opened, chunks)
+        self._length = view_length(opened.footer_offset, len(footer))
+        footer += len(footer).to_bytes(4, "little")
+        footer += PLAIN_MAGIC
+        self._tail = footer
+        self._tail_begin = self._length - len(footer)
+
+    def _open_chunks(self, opened: Opened, missing: str) -> tuple[list[Chunk], bytearray]:
+        """Return the chunks that are shown, and their plain footer."""
+        chunks = list(opened.chunks())
+        self._dropped = Dropped.of(opened, chunks)
+        if self._dropped is not None:
+            if missing == "error":
+                raise opened.lacks(next(chunk for chunk in chunks if chunk.missing))
+            chunks = [chunk for chunk in chunks if chunk.column not in self._dropped.columns]
+        metadata = {chunk.number: chunk.shown_metadata() for chunk in chunks if chunk.modules is not None}
+        footer = plain_footer(opened.footer, metadata, {chunk.number: chunk.kept for chunk in chunks}, False)
+        if self._dropped is not None:
+            footer = without(bytes(footer), self._dropped, chunks)
+        return chunks, footer
+
+    def __repr__(self) -> str:
+        name = "" if self._opened.source.path is None else f" of {self._opened.source.path!r}"
+        return f"<ags_fast plain view{name}, {self._length} bytes{', closed' if self.closed else ''}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a view holds keys and is never pickled: open it where it is read")
+
+    @property
+    def size(self) -> int:
+        """Length of the view in bytes."""
+        return self._length
+
+    @property
+    def columns(self) -> list[str]:
+        """Dotted paths of the leaf columns that are shown."""
+        hidden = self._dropped.columns if self._dropped is not None else ()
+        return [dotted(leaf) for number, leaf in enumerate(self._opened.leaves) if number not in hidden]
+
+    @property
+    def hidden(self) -> list[str]:
+        """Dotted paths of the leaf columns that are hidden, because their keys are not held."""
+        return [] if self._dropped is None else list(self._dropped.names)
+
+    @property
+    def decrypted(self) -> int:
+        """Bytes of pages, indexes and bloom filters that were opened so far, as long as they are in the file."""
+        return self._shown.decrypted
+
+    @property
+    def footer_verified(self) -> bool:
+        """Whether the footer passed its tag or signature. False if it was read by Keys without a footer key."""
+        return self._opened.footer_verified
+
+    @property
+    def unauthenticated_levels(self) -> list[tuple[str, int]]:
+        """(column, row group) of pages opened so far whose levels have no tag. See `decrypt_file`."""
+        return list(self._shown.levels)
+
+    # ---- random access
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Read `size` bytes from `offset`, or fewer at the end.
+
+        Raises:
+            ValueError: `offset` or `size` is negative, or the view is closed.
+        """
+        size = self._clamp(offset, size)
+        if size == 0:
+            return b""
+        out, view = new_bytes(size)
+        self._fill(offset, view)
+        return out
+
+    def readinto_at(self, offset: int, buffer: Buffer) -> int:
+        """Read from `offset` into a writable buffer.
+
+        Returns:
+            The number of bytes read: fewer than the buffer has only at the end. After an error the buffer is all zeros.
+        """
+        view = bytes_view(buffer)
+        if view.readonly:
+            raise TypeError(f"a writable bytes-like object is required, not a read-only {type(buffer).__name__!r}")
+        size = self._clamp(offset, view.nbytes)
+        if size > 0:
+            try:
+                self._fill(offset, view[:size])
+            except BaseException:
+                fill_zeros(view[:size])
+                raise
+        return size
+
+    def _clamp(self, offset: int, size: int) -> int:
+        self._check_open()
+        return clamp(operator.index(offset), operator.index(size), self._length)
+
+    def _fill(self, offset: int, out: memoryview) -> None:
+        """Write the bytes from `offset` to the whole of `out`."""
+        end = offset + len(out)
+        at = offset
+        if at < MAGIC_NBYTES:
+            out[: MAGIC_NBYTES - at] = PLAIN_MAGIC[at:end]
+            at = min(end, MAGIC_NBYTES)
+        body_end = min(end, self._tail_begin if self._opened.crypto is None else self._opened.footer_offset)
+        jobs: list[Job] = []
+        for part in self._layout.find(at, body_end) if at < body_end else ():
+            begin, stop = max(at, part.begin), min(part.end, body_end)
+            fill_zeros(out[at - offset : begin - offset])
+            self._shown.show(part, begin, out[begin - offset : stop - offset], jobs)
+            at = stop
+        if at < self._tail_begin:
+            stop = min(end, self._tail_begin)
+            fill_zeros(out[at - offset : stop - offset])
+            at = stop
+        if at < end:
+            out[at - offset :] = memoryview(self._tail)[at - self._tail_begin : end - self._tail_begin]
+        self._shown.run(jobs)
+
+    def close(self) -> None:
+        """Release opened pages, and close the source if the view opened it. May be called again.
+
+        `close` does not wait for other threads: a read in flight ends as if `close` came later, or raises ValueError.
+        """
+        opened = getattr(self, "_opened", None)  # None if the constructor failed
+        if opened is not None:
+            self._shown.close()
+            opened.close()
+        super().close()
+
+
+def open_plain(  # noqa: PLR0913 (the contract's)
+    src: ReadableSource,
+    keys: Keys | Retriever | None = None,
+    *,
+    key_metadata: StandardKeyMetadata | Buffer | None = None,
+    length: int | None = None,
+    aad_prefix: bytes | None = None,
+    aad_prefix_verifier: Callable[[bytes], object] | None = None,
+    missing: str = "error",
+    quirks: Iterable[str] = (),
+    allow_ctr: bool = False,
+    check_crc: bool = True,
+    allow_unauthenticated_levels: bool = True,
+    threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> PlainView:
+    """Open an encrypted Parquet file as a seekable, read-only file that is a plain Parquet file to any reader.
+
+    Only the footer is read, and checked, by this call. Pages are opened when they are read, and a few are kept. Nothing
+    is returned before its tag has passed; pages under CTR have no tag, nor have levels in parquet-java's V2 layout.
+
+    Args:
+        src: A path, a URL, a bytes-like object or a seekable binary file, which is left open.
+        keys: Keys, or a function from the file's key_metadata to a key, as for decrypt_file.
+        key_metadata: In place of `keys`, Iceberg's StandardKeyMetadata, or its encoded bytes: one key for all columns,
+            the AAD prefix and, if it has one, the file's length. That length must be `length` if given, else the length
+            of the source.
+        length: The file's length in bytes, from a trusted place. Bytes after it are never read.
+        aad_prefix: As for decrypt_file.
+        aad_prefix_verifier: As for decrypt_file.
+        missing: What becomes of columns whose keys are not held: "error", or "hide" them, as whole top-level fields.
+        quirks: As for decrypt_file.
+        allow_ctr: As for decrypt_file.
+        check_crc: As for decrypt_file.
+        allow_unauthenticated_levels: As for decrypt_file.
+        threads: As for AgsCodec. A read that covers several column chunks opens them in parallel.
+        storage_options: Options for fsspec, of a URL.
+
+    Raises:
+        FormatError: The file is not a Parquet file, or is damaged.
+        IntegrityError: The footer's tag or signature does not pass, or the source has another length. Reads raise it,
+            each time, for a module whose tag does not pass; the error names the place, and all else stays readable.
+        KeyAccessError: A key is missing. The error names the column.
+        PolicyError: The file is not encrypted, has another AAD prefix, or is less protected than the arguments require.
+        ValueError: Both `keys` and `key_metadata` are given, or `aad_prefix` is not the one in `key_metadata`.
+    """
+    exact = False
+    if key_metadata is not None:
+        if keys is not None:
+            raise ValueError("keys and key_metadata are given: give one of them")
+        keys, aad_prefix, known = _from_metadata(key_metadata, aad_prefix)
+        if known is not None:
+            exact = length is None
+            if not exact and length != known:
+                raise IntegrityError(f"the file should have {length} bytes, but {known} by its key_metadata")
+            length = known
+    if keys is None:
+        raise TypeError("keys or key_metadata is required")
+    reading = Reading(
+        keys,
+        aad_prefix,
+        aad_prefix_verifier,
+        quirks,
+        allow_ctr,
+        check_crc,
+        allow_unauthenticated_levels,
+        length=length,
+        exact=exact,
+        storage_options=storage_options,
+    )
+    return PlainView(src, reading, missing=missing, threads=threads)
+
+
+def _from_metadata(key_metadata: Any, aad_prefix: bytes | None) -> tuple[Keys, bytes, int | None]:
+    """Return the keys, the AAD prefix and the file's length in bytes that StandardKeyMetadata holds."""
+    if not hasattr(key_metadata, "encryption_key"):
+        from ags_fast.keys import StandardKeyMetadata
+
+        key_metadata = StandardKeyMetadata.decode(key_metadata)
+    stored = key_metadata.aad_prefix or b""
+    if aad_prefix and bytes(aad_prefix) != stored:
+        raise ValueError("aad_prefix is not the one in key_metadata: give one of them")
+    return Keys(key_metadata.encryption_key), stored, key_metadata.file_length
