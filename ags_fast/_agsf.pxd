@@ -49,7 +49,7 @@ cdef extern from "agsf.h" nogil:
     agsf_status agsf_read_and_close(int fd, uint8_t *out, size_t nbytes, int *os_error_ret)
     bint agsf_read_whole(const char *root, const char *path, uint8_t *out, size_t nbytes, const uint64_t *mtime_ns)
     bint agsf_write_whole(const char *root, const char *folder, const char *name, const uint8_t *data, size_t nbytes,
-                          bint sync)
+                          int mode, const int64_t *mtime_ns, bint sync)
     void agsf_expect_fill(uint8_t *buffer, size_t nbytes)
     const char *agsf_libcrypto_version()
     const char *agsf_libcrypto_cpu()

@@ -91,7 +91,15 @@ def open_file(
     path: str | PathLike[str], length: int | None, small: int, root: str | None = None
 ) -> tuple[Descriptor | None, int, bytes]: ...
 def read_whole(root: str | None, path: str, nbytes: int, mtime_ns: int | None) -> bytes | None: ...
-def write_whole(root: str, folder: str, name: str, data: bytes, sync: bool) -> bool: ...
+def write_whole(
+    root: str,
+    folder: str,
+    name: str,
+    data: bytes,
+    sync: bool,
+    mode: int | None = None,
+    mtime_ns: int | None = None,
+) -> bool: ...
 
 @final
 class Span:

@@ -624,11 +624,13 @@ def read_whole(root, path, uint64_t nbytes, mtime_ns):
     return out if whole else None
 
 
-def write_whole(root, folder, name, bytes data not None, bint sync):
+def write_whole(root, folder, name, bytes data not None, bint sync, mode=None, mtime_ns=None):
     """Create a file in `folder`, below the folder `root` ("." is that folder), in one call. The file must not exist.
 
-    The file has no name until it is complete and, with `sync`, on the disk: a process that dies leaves nothing. Returns
-    False if anything is unusual: then nothing was done, and the caller creates the file step by step.
+    The file has no name until it is complete and, with `sync`, on the disk: a process that dies leaves nothing. By then
+    it has the permission bits `mode`, unless that is None, and the time of its last change `mtime_ns`, in nanoseconds
+    since the epoch, unless that is None. Returns False if anything is unusual: then nothing was done, and the caller
+    creates the file step by step.
     """
     cdef bytes raw_root = _path(root), raw_folder = _path(folder), raw_name = _path(name)
     cdef const char *top = PyBytes_AS_STRING(raw_root)
@@ -636,10 +638,13 @@ def write_whole(root, folder, name, bytes data not None, bint sync):
     cdef const char *to = PyBytes_AS_STRING(raw_name)
     cdef const uint8_t *begin = <const uint8_t *> PyBytes_AS_STRING(data)
     cdef size_t nbytes = <size_t> PyBytes_GET_SIZE(data)
+    cdef int bits = -1 if mode is None else mode & 0o777
+    cdef int64_t changed = 0 if mtime_ns is None else mtime_ns
+    cdef const int64_t *time = NULL if mtime_ns is None else &changed
     cdef bint whole
     PySys_Audit("open", "OOi", <PyObject *> name, <PyObject *> None, 1)
     with nogil:
-        whole = agsf_write_whole(top, at, to, begin, nbytes, sync)
+        whole = agsf_write_whole(top, at, to, begin, nbytes, bits, time, sync)
     return whole
 
 

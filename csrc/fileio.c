@@ -241,14 +241,26 @@ static bool give_name(int fd, int folder, const char *name) {
     return linkat(AT_FDCWD, link, folder, name, AT_SYMLINK_FOLLOW) == 0;
 }
 
+static bool set_mode_and_time(int fd, int mode, const int64_t *mtime_ns) {
+    const int64_t second = 1000000000;
+    struct timespec times[2] = {{0, UTIME_NOW}, {0, 0}};
+
+    if (mode >= 0 && fchmod(fd, (mode_t)mode) != 0) return false;
+    if (mtime_ns == NULL) return true;
+    times[1].tv_sec = (time_t)(*mtime_ns / second - (*mtime_ns % second < 0));
+    times[1].tv_nsec = (long)((*mtime_ns % second + second) % second);
+    return futimens(fd, times) == 0;
+}
+
 bool agsf_write_whole(const char *root, const char *folder, const char *name, const uint8_t *in, size_t nbytes,
-                      bool sync) {
+                      int mode, const int64_t *mtime_ns, bool sync) {
     int os_error;
     const int at = agsf_open_below(root, folder, FOLDER, 0, &os_error);
-    const int fd = at < 0 ? -1 : openat(at, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+    const int fd = at < 0 ? -1 : openat(at, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, mode < 0 ? 0666 : 0600);
     bool whole = fd >= 0 && agsf_write_at(fd, 0, in, nbytes, &os_error) == AGSF_OK;
 
-    whole = whole && (!sync || fsync(fd) == 0) && close_a_copy(fd) && give_name(fd, at, name);
+    whole = whole && set_mode_and_time(fd, mode, mtime_ns) && (!sync || fsync(fd) == 0);
+    whole = whole && close_a_copy(fd) && give_name(fd, at, name);
     if (fd >= 0) (void)close(fd);
     if (at >= 0) (void)close(at);
     return whole;
@@ -257,8 +269,8 @@ bool agsf_write_whole(const char *root, const char *folder, const char *name, co
 #else
 
 bool agsf_write_whole(const char *root, const char *folder, const char *name, const uint8_t *in, size_t nbytes,
-                      bool sync) {
-    (void)root, (void)folder, (void)name, (void)in, (void)nbytes, (void)sync;
+                      int mode, const int64_t *mtime_ns, bool sync) {
+    (void)root, (void)folder, (void)name, (void)in, (void)nbytes, (void)mode, (void)mtime_ns, (void)sync;
     return false;
 }
 

@@ -22,7 +22,7 @@ import ags_fast.jobs.work.stream
 from ags_fast import AgsError, IntegrityError, PolicyError
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.plan import Plan
-from ags_fast.fs import Store
+from ags_fast.fs import Store, local
 from ags_fast.jobs import JobError, decrypt_files, encrypt_files, open_file, rekey_files, rotate, sweep, verify_files
 from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.work.context import Task
@@ -824,12 +824,29 @@ def test_a_second_attempt_to_decrypt_takes_nothing_for_its_own(
         assert (row.status, (back / "one").read_bytes()) == (("ok", b"x") if overwrite else ("failed", b"y"))
 
 
+@pytest.mark.parametrize("quick", [False, True])
 def test_plaintext_is_private_until_it_is_checked(
-    src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: bool
 ) -> None:
+    """A small file is written when its tag has passed, and has no name until it is complete; where that is possible."""
     encrypt(src, dataset, kms)
     back = tmp_path / "back"
     seen = []
+    expected = small_tree()
+    write_whole = local.write_whole
+
+    def watched_write(root: str, folder: str, name: str, data: bytes, *arguments: Any) -> bool:
+        if not quick or root != str(back):
+            return quick and write_whole(root, folder, name, data, *arguments)
+        path = os.path.normpath(os.path.join(root, folder, name))
+        assert not os.path.exists(path)
+        assert data == expected[os.path.relpath(path, root)]  # all of it, so its tag has passed
+        made = write_whole(root, folder, name, data, *arguments)
+        if made:
+            seen.append(0o600)
+        return made
+
+    monkeypatch.setattr(local, "write_whole", watched_write)
     publish = ags_fast.fs.NewFile.publish
 
     def watch(self: Any) -> None:

@@ -156,6 +156,7 @@ class Store:
         self.url = os.fsdecode(url).rstrip("/")
         if self.url.endswith(":"):
             self.url += "//"  # the root of a file system, such as memory://
+        self._above = self.url if self.url.endswith("/") else f"{self.url}/"
         self.storage_options = dict(storage_options or {})
         self.follow = follow
 
@@ -176,7 +177,7 @@ class Store:
 
     def full_path(self, path: str) -> str:
         """Return what others call a file of this store."""
-        return self.url + path if self.url.endswith("/") else f"{self.url}/{path}"
+        return self._above + path
 
     # ---- the folder
 
@@ -320,9 +321,27 @@ class Store:
         """
         return self._new(check_path(path), NewOptions(check_tag(tag), exclusive, private, fsync, mode, mtime_ns))
 
+    def give(
+        self, path: str, data: bytes, *, fsync: bool = False, mode: int | None = None, mtime_ns: int | None = None
+    ) -> bool:
+        """Write a small file that is not there yet, in one step, where the storage can.
+
+        Args:
+            path: The file.
+            data: Its bytes.
+            fsync: Return only when file and folder are on the disk.
+            mode: See `NewFile`.
+            mtime_ns: See `NewFile`.
+
+        Returns:
+            Whether the file was written. If not, for any reason, there is no part of it: `new` does the same in several
+            steps, replaces a file that is there, and says what is wrong.
+        """
+        return self._give(check_path(path), data, fsync, mode, mtime_ns)
+
     def put(self, path: str, data: bytes, *, tag: str = "", fsync: bool = False) -> None:
         """Write a new file with these bytes: like `new`, `write` and `publish`, but quicker for a small file."""
-        if self._put(check_path(path), data, fsync):
+        if self._give(check_path(path), data, fsync, None, None):
             return
         new = self.new(path, tag=tag, fsync=fsync)
         try:
@@ -377,8 +396,7 @@ class Store:
     def _new(self, path: str, options: NewOptions) -> NewFile | NewObject:
         raise NotImplementedError
 
-    def _put(self, path: str, data: bytes, fsync: bool) -> bool:
-        """Whether it could be done in one step. If not, nothing was done."""
+    def _give(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
         return False
 
     def _hold(self, path: str) -> Any:

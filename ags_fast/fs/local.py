@@ -86,10 +86,10 @@ class LocalStore(Store):
     def __init__(
         self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, follow: bool = False
     ) -> None:
-        super().__init__(url, storage_options, follow)
         path = absolute_path(os.fsdecode(url))
         assert path is not None
-        self.url = path
+        super().__init__(path, storage_options, follow)
+        self.url = path  # the root of all has its slash
         self._root = Root(path, follow)
         self._made_folders: set[str] = set()
 
@@ -227,7 +227,7 @@ class LocalStore(Store):
         whole = self.full_path(path)
         return 4 * len(whole) > PATH_NBYTES and len(os.fsencode(whole)) > PATH_NBYTES
 
-    def _put(self, path: str, data: bytes, fsync: bool) -> bool:
+    def _give(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
         below, _, name = path.rpartition("/")
         if self._is_too_long(path):
             return False
@@ -236,7 +236,7 @@ class LocalStore(Store):
             if len(self._made_folders) >= MADE_FOLDERS:
                 self._made_folders = set()
             self._made_folders.add(below)
-        if not write_whole(self.url, below or ".", name, data, fsync):
+        if not write_whole(self.url, below or ".", name, data, fsync, mode, mtime_ns):
             return False
         if fsync:
             self._sync(below)

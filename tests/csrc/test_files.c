@@ -241,7 +241,7 @@ static bool write_whole(const char *root, const char *folder, bool sync) {
     memset(data, 'x', sizeof(data));
     nfsyncs = 0;
     (void)snprintf(name, sizeof(name), "%s/%s/name", root, folder);
-    made = agsf_write_whole(root, folder, "name", data, sizeof(data), sync);
+    made = agsf_write_whole(root, folder, "name", data, sizeof(data), -1, NULL, sync);
     CHECK_EQUAL(next_fd(), fd);
     if (made) {
         CHECK_EQUAL(nfsyncs, sync);
@@ -250,6 +250,24 @@ static bool write_whole(const char *root, const char *folder, bool sync) {
     }
     CHECK_EQUAL(unlink(name) == 0, made);
     return made;
+}
+
+static void check_mode_and_time(const char *folder, const char *path) {
+    const int64_t times[] = {0, 1, -1, 1700000000123456789, -5000000001};
+    const mode_t old = umask(027);
+
+    for (size_t i = 0; i < sizeof(times) / sizeof(*times); i++) {
+        for (int mode = -1; mode <= 0777; mode += 0400) {
+            struct stat status;
+
+            if (!agsf_write_whole(folder, ".", "name", (const uint8_t *)"new", 3, mode, &times[i], false)) continue;
+            CHECK(stat(path, &status) == 0 && unlink(path) == 0);
+            CHECK_EQUAL(status.st_mode & 0777, (mode_t)(mode < 0 ? 0640 : mode));
+            CHECK(status.st_mtim.tv_nsec >= 0 && status.st_mtim.tv_nsec < 1000000000);
+            CHECK_EQUAL((int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec, times[i]);
+        }
+    }
+    (void)umask(old);
 }
 
 static void check_one_call(void) {
@@ -285,7 +303,7 @@ static void check_one_call(void) {
     mtime_ns = 7;
     check_read_whole(path, 5, &mtime_ns, true);
     close(fd);
-    CHECK(!agsf_write_whole(folder, ".", "name", (const uint8_t *)"new", 3, false)); /* never replaces */
+    CHECK(!agsf_write_whole(folder, ".", "name", (const uint8_t *)"new", 3, -1, NULL, false)); /* never replaces */
     check_read_whole(path, 5, &mtime_ns, true);
     CHECK(unlink(path) == 0);
     check_read_whole(path, 0, NULL, false);
@@ -297,6 +315,7 @@ static void check_one_call(void) {
     check_read_whole("/", 0, NULL, false);
     check_read_whole("/dev/zero", 0, NULL, false);
 
+    check_mode_and_time(folder, path);
     if (write_whole(folder, ".", false)) { /* else, this file system has no files without a name */
         for (int old = 0; old <= 1; old++) {
             links_by_path_only = old;

@@ -65,6 +65,12 @@ class Context:
         """Unwrap the data key of a file."""
         return self.contents.dek(entry)
 
+    def give_restored(self, entry: FileEntry, plain: bytes) -> bool:
+        """Write a small decrypted file in one step. False if that cannot be, or if a file is there."""
+        assert self.other is not None
+        mode, mtime_ns = (entry.mode, entry.mtime_ns) if self.preserve else (None, None)
+        return self.other.give(entry.path, plain, fsync=self.fsync, mode=mode, mtime_ns=mtime_ns)
+
     def restored(self, entry: FileEntry) -> NewFile | NewObject:
         """The file that an entry is decrypted to, in the making. Until it is complete, nobody else may read it."""
         assert self.other is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
@@ -35,6 +36,7 @@ class Work(Protocol):
         """Return whether the source of a file has the bytes that the dataset holds."""
 
 
+@functools.cache
 def work_on(format: str) -> Work:
     """Return the module that works on files of a format. FormatError for a format that only a newer ags_fast knows."""
     if format not in MODULES:
@@ -47,7 +49,8 @@ def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
     begun = time.monotonic()
     try:
         status, error_class, text, file_length = work_on(task.entry.format).run(context, task, attempt)
-        task = task._replace(entry=task.entry._replace(file_length=file_length))
+        if file_length != task.entry.file_length:
+            task = task._replace(entry=task.entry._replace(file_length=file_length))
     except AlreadyEncryptedError as error:
         status, error_class, text = "skipped", "AlreadyEncryptedError", str(error)
     except Exception as error:

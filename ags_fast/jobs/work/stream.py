@@ -114,26 +114,24 @@ def encrypted_already(head: bytes) -> str | None:
 
 
 def _check(context: Context, entry: FileEntry) -> None:
-    if _is_small(entry) and _is_intact(context, entry):
+    if _small_plaintext(context, entry) is not None:
         return
     with context.reader(entry) as reader:
         reader.verify()
 
 
-def _is_intact(context: Context, entry: FileEntry) -> bool:
-    """Whether all is well with a small file. If not, a reader will say what is wrong."""
-    header = encode_header(entry.block_size)
-    if entry.file_length != HEADER_NBYTES + entry.plain_length + OVERHEAD_NBYTES:
-        return False
+def _small_plaintext(context: Context, entry: FileEntry) -> bytes | None:
+    """Read and open a small file in one step. None if it is not small, or if anything is wrong: a reader says what."""
+    if not _is_small(entry) or entry.file_length != HEADER_NBYTES + entry.plain_length + OVERHEAD_NBYTES:
+        return None
     stream = context.dataset.take(check_path(entry.file), entry.file_length)
-    if stream is None or not stream.startswith(header):
-        return False
+    if stream is None or not stream.startswith(encode_header(entry.block_size)):
+        return None
     try:
         key = Key(context.dek(entry))
-        key.open_bytes(entry.aad_prefix, entry.block_size, 0, stream, HEADER_NBYTES, entry.plain_length, 1)
+        return key.open_bytes(entry.aad_prefix, entry.block_size, 0, stream, HEADER_NBYTES, entry.plain_length, 1)
     except (AgsError, ValueError):
-        return False
-    return True
+        return None
 
 
 def _verify(context: Context, task: Task, attempt: int) -> tuple[str, str] | None:
@@ -145,6 +143,10 @@ def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
     entry = task.entry
     destination = context.other
     assert destination is not None
+    # Where nothing should be there, the short way finds out by itself whether something is.
+    fresh = not (attempt or context.resume or context.overwrite)
+    if fresh and _decrypt_small(context, entry):
+        return None
     there = destination.stat(check_path(entry.path))
     if there is not None:
         same = there.size == entry.plain_length
@@ -155,6 +157,8 @@ def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
             return ("AlreadyThere", "an earlier run wrote it") if context.resume and not attempt else None
         if not context.overwrite and not context.resume:
             raise FileExistsError(is_there(entry.path))
+    elif not fresh and _decrypt_small(context, entry):
+        return None
     with context.reader(entry) as reader:
         new = context.restored(entry)
         try:
@@ -165,6 +169,13 @@ def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
         finally:
             new.discard()
     return None
+
+
+def _decrypt_small(context: Context, entry: FileEntry) -> bool:
+    """Decrypt a small file where none is, in one step. False, for any reason: nothing was written."""
+    check_path(entry.path)
+    plain = _small_plaintext(context, entry)
+    return plain is not None and context.give_restored(entry, plain)
 
 
 def equal(context: Context, entry: FileEntry) -> bool:
