@@ -20,11 +20,11 @@ struct slice {
     uint64_t per_job;
     const uint8_t *nonces; /* of the slice's blocks, when sealing */
     agsf_lane **lanes;
-    agsf_parallel parallel;
+    agsf_batch batch;
 };
 
 static bool fail(struct slice *slice, uint64_t block, agsf_status status, int os_error) {
-    return agsf_parallel_fail(&slice->parallel, block, status, os_error);
+    return agsf_batch_fail(&slice->batch, block, status, os_error);
 }
 
 /* ---------------------------------------------------------------- layout */
@@ -246,20 +246,20 @@ static agsf_status run_slice(agsf_run *run, uint64_t nblocks, const uint8_t *non
     agsf_key_lanes key = {.key = run->key, .users = AGSF_MAX_THREADS, .lanes = lanes};
     struct slice slice = {
         .run = run, .first = run->done, .end = end, .per_job = per_job, .nonces = nonces, .lanes = lanes};
-    agsf_parallel *const parallel = &slice.parallel;
+    agsf_batch *const batch = &slice.batch;
     agsf_status status;
 
     if (run->sealed == NULL) key.with = AGSF_WITH_SCRATCH;
-    *parallel = (agsf_parallel){.job = job, .arg = &slice, .threads = run->threads, .keys = &key, .nkeys = 1};
-    parallel->njobs = (size_t)((nblocks - 1) / per_job + 1);
-    parallel->nbytes = plain_between(run, slice.first, end);
-    status = agsf_parallel_run(parallel);
-    if (parallel->done == 0) return status; /* no thread has a lane: nothing was done */
-    run->done = parallel->done < parallel->njobs ? run->done + parallel->done * per_job : end;
+    *batch = (agsf_batch){.job = job, .arg = &slice, .threads = run->threads, .keys = &key, .nkeys = 1};
+    batch->njobs = (size_t)((nblocks - 1) / per_job + 1);
+    batch->nbytes = plain_between(run, slice.first, end);
+    status = agsf_batch_run(batch);
+    if (batch->done == 0) return status; /* no thread has a lane: nothing was done */
+    run->done = batch->done < batch->njobs ? run->done + batch->done * per_job : end;
     if (status == AGSF_OK) return run->done == all ? AGSF_OK : AGSF_PAUSED;
     if (status != AGSF_PAUSED) {
-        run->bad_block = parallel->failed_at;
-        run->os_error = parallel->os_error;
+        run->bad_block = batch->failed_at;
+        run->os_error = batch->os_error;
         run->done = all; /* a failed run is over: it cannot go on */
     }
     return status;

@@ -1,6 +1,5 @@
 /*
- * batch.h - one call's parallel run: lanes for its threads, its lowest failure, and how long it may take. Private to
- * csrc.
+ * batch.h - one call's parallel run: lanes for its threads, its lowest failure, its time. Private to csrc.
  *
  * The engine comes back to its caller about every tenth of a second, so that the caller can answer an interrupt. A run
  * that is not finished then goes on with the next call.
@@ -28,8 +27,8 @@ typedef struct agsf_key_lanes {
 } agsf_key_lanes;
 
 /* The caller fills in the first group and sets the second to zero. */
-typedef struct agsf_parallel {
-    bool (*job)(void *arg, unsigned thread, size_t number); /* as in agsf_batch */
+typedef struct agsf_batch {
+    bool (*job)(void *arg, unsigned thread, size_t number); /* as in agsf_pool_batch */
     void *arg;
     size_t njobs;
     uint64_t nbytes;  /* how much work the jobs are: see AGSF_PARALLEL_MIN_NBYTES */
@@ -40,18 +39,18 @@ typedef struct agsf_parallel {
     unsigned nthreads;        /* the threads that have lanes */
     size_t done;              /* jobs that have returned */
     _Atomic uint64_t failure; /* the lowest, packed */
-    uint64_t failed_at;       /* after a failed job: the lowest place that agsf_parallel_fail() was told, below 2^40 */
+    uint64_t failed_at;       /* after a failed job: the lowest place that agsf_batch_fail() was told, below 2^40 */
     int os_error;             /* and the system's error number */
-} agsf_parallel;
+} agsf_batch;
 
 /*
- * agsf_parallel_run() lends lanes to as many threads as are of use and runs the jobs. AGSF_OK: all jobs have returned
+ * agsf_batch_run() lends lanes to as many threads as are of use and runs the jobs. AGSF_OK: all jobs have returned
  * true. AGSF_PAUSED: the time is over, and the first `done` jobs have returned true. If the first thread gets no lanes,
  * the status is agsf_lane_borrow()'s and `done` is 0. Any other status is that of the lowest failure.
  */
-agsf_status agsf_parallel_run(agsf_parallel *run) AGSF_MUST_CHECK;
+agsf_status agsf_batch_run(agsf_batch *batch) AGSF_MUST_CHECK;
 
-/* agsf_parallel_fail() notes a job's failure at a place, and returns false for the job to return. */
-bool agsf_parallel_fail(agsf_parallel *run, uint64_t place, agsf_status status, int os_error);
+/* agsf_batch_fail() notes a job's failure at a place, and returns false for the job to return. */
+bool agsf_batch_fail(agsf_batch *batch, uint64_t place, agsf_status status, int os_error);
 
 #endif

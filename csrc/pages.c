@@ -421,7 +421,7 @@ struct job {
     size_t *slots; /* a hash table of keys: 0, or a key's number and 1 more */
     size_t nslots; /* a power of two, more than there can be keys */
     agsf_lane **lanes;
-    agsf_parallel parallel;
+    agsf_batch batch;
 };
 
 static bool possible(const agsf_pages *run) {
@@ -461,7 +461,7 @@ static agsf_lane *lane_of(const struct job *job, unsigned thread, const agsf_mod
     const agsf_key_lanes *const key = &job->keys[user.key];
 
     if (modules == NULL) return NULL;
-    return key->lanes[key->users < job->parallel.nthreads ? user.number : thread];
+    return key->lanes[key->users < job->batch.nthreads ? user.number : thread];
 }
 
 static bool run_job(void *arg, unsigned thread, size_t number) {
@@ -497,24 +497,24 @@ static agsf_status plan(struct job *job, agsf_pages **runs, size_t nruns) {
             if (status != AGSF_OK) return status;
         }
         job->tasks[job->ntasks++] = (struct task){run, add_user(job, run->from), add_user(job, run->to)};
-        job->parallel.nbytes += run->in_nbytes;
+        job->batch.nbytes += run->in_nbytes;
     }
     for (size_t i = 0; i < job->nkeys; lanes += job->keys[i++].users) job->keys[i].lanes = lanes;
     return AGSF_OK;
 }
 
 agsf_status agsf_pages_run(agsf_pages **runs, size_t nruns, unsigned threads) {
-    struct job job = {.parallel = {.job = run_job, .arg = &job, .threads = threads}};
+    struct job job = {.batch = {.job = run_job, .arg = &job, .threads = threads}};
     agsf_status status;
 
     if (nruns == 0) return AGSF_OK;
     if (nruns > SIZE_MAX / 1024) return AGSF_BAD_ARGUMENT;
     status = plan(&job, runs, nruns);
     if (status == AGSF_OK && job.ntasks > 0) {
-        job.parallel.njobs = job.ntasks;
-        job.parallel.keys = job.keys;
-        job.parallel.nkeys = job.nkeys;
-        status = agsf_parallel_run(&job.parallel);
+        job.batch.njobs = job.ntasks;
+        job.batch.keys = job.keys;
+        job.batch.nkeys = job.nkeys;
+        status = agsf_batch_run(&job.batch);
     }
     if (status != AGSF_OK && status != AGSF_PAUSED) {
         for (size_t i = 0; i < nruns; i++) clear_output(runs[i]);

@@ -18,7 +18,7 @@ static pthread_cond_t work_waits = PTHREAD_COND_INITIALIZER; /* a batch was link
 static pthread_cond_t only_busy = PTHREAD_COND_INITIALIZER;  /* nthreads has become nbusy */
 
 /* All guarded by pool_mutex. */
-static agsf_batch *ring;                 /* batches that helpers may work on: a circle, next in turn first; or NULL */
+static agsf_pool_batch *ring;            /* batches that helpers may work on: a circle, next in turn first; or NULL */
 static unsigned nthreads, nidle, nbusy;  /* busy: in a job. One that has just been started is neither that nor idle */
 static unsigned enders;                  /* callers that wait for helpers to leave */
 static pthread_t left[AGSF_MAX_THREADS]; /* helpers that have left for an ender, which is to join them */
@@ -47,7 +47,7 @@ unsigned agsf_pool_threads(void) {
     return n;
 }
 
-static void link_batch(agsf_batch *batch) {
+static void link_batch(agsf_pool_batch *batch) {
     if (ring == NULL) {
         batch->link_next = batch->link_prev = batch;
         ring = batch;
@@ -60,7 +60,7 @@ static void link_batch(agsf_batch *batch) {
     batch->linked = true;
 }
 
-static void unlink_batch(agsf_batch *batch) {
+static void unlink_batch(agsf_pool_batch *batch) {
     if (!batch->linked) return;
     batch->linked = false;
     if (batch->link_next == batch) {
@@ -73,7 +73,7 @@ static void unlink_batch(agsf_batch *batch) {
 }
 
 /* Claims the batch's next number. The batch has one. */
-static size_t claim(agsf_batch *batch) {
+static size_t claim(agsf_pool_batch *batch) {
     const size_t number = batch->next++;
 
     if (batch->next == batch->njobs) unlink_batch(batch);
@@ -81,8 +81,8 @@ static size_t claim(agsf_batch *batch) {
 }
 
 /* The next batch in turn that has a lane free, or NULL. */
-static agsf_batch *pick(void) {
-    agsf_batch *batch = ring;
+static agsf_pool_batch *pick(void) {
+    agsf_pool_batch *batch = ring;
 
     if (batch == NULL) return NULL;
     do {
@@ -96,7 +96,7 @@ static void tell_enders(void) {
     if (enders > 0 && nthreads == nbusy) pthread_cond_broadcast(&only_busy);
 }
 
-static void help(agsf_batch *batch) {
+static void help(agsf_pool_batch *batch) {
     const unsigned lane = batch->free_lanes[--batch->nfree];
     const size_t number = claim(batch);
     bool go_on;
@@ -132,7 +132,7 @@ static void *helper_main(void *unused) {
     (void)unused;
     agsf_pool_lock();
     for (;;) {
-        agsf_batch *batch = pick();
+        agsf_pool_batch *batch = pick();
         if (batch != NULL) {
             help(batch);
         } else if (enders > 0 || !wait_for_work()) {
@@ -184,7 +184,7 @@ static bool start_helper(void) {
     return started;
 }
 
-static void call_helpers(agsf_batch *batch) {
+static void call_helpers(agsf_pool_batch *batch) {
     const size_t others = batch->njobs - 1;
     const unsigned wanted = others < batch->nlanes - 1 ? (unsigned)others : batch->nlanes - 1;
 
@@ -208,7 +208,7 @@ static unsigned ms_since(const struct timespec *start) {
 }
 
 /* What agsf_pool_run() is without helpers: no lock, nothing shared. */
-static size_t run_alone(agsf_batch *batch, const struct timespec *start) {
+static size_t run_alone(agsf_pool_batch *batch, const struct timespec *start) {
     size_t number = 0;
 
     while (number < batch->njobs) {
@@ -218,7 +218,7 @@ static size_t run_alone(agsf_batch *batch, const struct timespec *start) {
     return number;
 }
 
-size_t agsf_pool_run(agsf_batch *batch) {
+size_t agsf_pool_run(agsf_pool_batch *batch) {
     struct timespec start;
     bool go_on = true;
 

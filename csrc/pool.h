@@ -23,7 +23,7 @@
  *
  * The caller fills in the first group; the second belongs to the pool.
  */
-typedef struct agsf_batch {
+typedef struct agsf_pool_batch {
     bool (*job)(void *arg, unsigned lane, size_t number);
     void *arg;
     size_t njobs;
@@ -35,15 +35,15 @@ typedef struct agsf_batch {
     unsigned nfree;
     unsigned char free_lanes[AGSF_MAX_THREADS];
     pthread_cond_t helped; /* helping has become 0 */
-    struct agsf_batch *link_next, *link_prev;
+    struct agsf_pool_batch *link_next, *link_prev;
     bool linked; /* helpers may come */
-} agsf_batch;
+} agsf_pool_batch;
 
 /*
  * agsf_pool_run() runs the batch and returns how many numbers were claimed; those jobs have all returned. It
  * is njobs unless a job returned false or the budget ran out. It cannot fail.
  */
-size_t agsf_pool_run(agsf_batch *batch);
+size_t agsf_pool_run(agsf_pool_batch *batch);
 
 /* agsf_pool_threads() is how many helper threads exist now. */
 unsigned agsf_pool_threads(void);

@@ -13,7 +13,7 @@ struct rows {
     const agsf_rewrap *run;
     size_t first;
     agsf_lane **from, **to; /* one a thread */
-    agsf_parallel parallel;
+    agsf_batch batch;
 };
 
 /* Where a row's name and its wrapped key are. */
@@ -109,7 +109,7 @@ static bool rewrap_job(void *arg, unsigned lane, size_t number) {
         if (status != AGSF_OK) break;
     }
     agsf_wipe(dek, sizeof(dek));
-    return status == AGSF_OK || agsf_parallel_fail(&rows->parallel, i, status, 0);
+    return status == AGSF_OK || agsf_batch_fail(&rows->batch, i, status, 0);
 }
 
 /* Goes on from `done`, as far as the time allows. */
@@ -118,16 +118,16 @@ static agsf_status run_rows(agsf_rewrap *run) {
     agsf_key_lanes keys[2] = {{.key = run->from, .users = AGSF_MAX_THREADS, .lanes = from},
                               {.key = run->to, .users = AGSF_MAX_THREADS, .lanes = to}};
     struct rows rows = {.run = run, .first = run->done, .from = from, .to = to};
-    agsf_parallel *const parallel = &rows.parallel;
+    agsf_batch *const batch = &rows.batch;
     const size_t left = run->nrows - run->done;
     agsf_status status;
 
-    *parallel = (agsf_parallel){.job = rewrap_job, .arg = &rows, .threads = run->threads, .keys = keys, .nkeys = 2};
-    parallel->njobs = (left - 1) / JOB_ROWS + 1;
-    parallel->nbytes = (uint64_t)left * ROW_AS_NBYTES;
-    status = agsf_parallel_run(parallel);
-    run->done = parallel->done < parallel->njobs ? run->done + parallel->done * JOB_ROWS : run->nrows;
-    if (status != AGSF_OK && status != AGSF_PAUSED) run->bad_row = (size_t)parallel->failed_at;
+    *batch = (agsf_batch){.job = rewrap_job, .arg = &rows, .threads = run->threads, .keys = keys, .nkeys = 2};
+    batch->njobs = (left - 1) / JOB_ROWS + 1;
+    batch->nbytes = (uint64_t)left * ROW_AS_NBYTES;
+    status = agsf_batch_run(batch);
+    run->done = batch->done < batch->njobs ? run->done + batch->done * JOB_ROWS : run->nrows;
+    if (status != AGSF_OK && status != AGSF_PAUSED) run->bad_row = (size_t)batch->failed_at;
     return status;
 }
 

@@ -126,7 +126,7 @@ static bool meeting_job(void *barrier, unsigned lane, size_t number) {
 
 static void use_pool(void) {
     pthread_barrier_t barrier;
-    agsf_batch batch = {.job = meeting_job, .arg = &barrier, .njobs = 3, .nlanes = 3, .budget_ms = 1000000};
+    agsf_pool_batch batch = {.job = meeting_job, .arg = &barrier, .njobs = 3, .nlanes = 3, .budget_ms = 1000000};
 
     CHECK(pthread_barrier_init(&barrier, NULL, 3) == 0);
     CHECK_EQUAL(agsf_pool_run(&batch), 3);
@@ -239,7 +239,7 @@ static bool waiting_job(void *arg, unsigned lane, size_t number) {
 }
 
 static void *run_waiting(void *unused) {
-    agsf_batch batch = {.job = waiting_job, .njobs = 6, .nlanes = 3, .budget_ms = 1000000};
+    agsf_pool_batch batch = {.job = waiting_job, .njobs = 6, .nlanes = 3, .budget_ms = 1000000};
 
     CHECK_EQUAL(agsf_pool_run(&batch), 6);
     return unused;

@@ -67,7 +67,8 @@ static bool recorded_job(void *arg, unsigned lane, size_t number) {
 
 /* Runs a batch and checks what came of it; returns how many numbers were claimed. */
 static size_t run_recorded(struct record *record, unsigned nlanes, size_t njobs, size_t stop_at, unsigned spin) {
-    agsf_batch batch = {.job = recorded_job, .arg = record, .njobs = njobs, .nlanes = nlanes, .budget_ms = 1000000};
+    agsf_pool_batch batch = {
+        .job = recorded_job, .arg = record, .njobs = njobs, .nlanes = nlanes, .budget_ms = 1000000};
     size_t claimed;
 
     memset(record, 0, sizeof(*record));
@@ -110,7 +111,7 @@ static void check_many_callers(void) {
 
 static void check_budget(void) {
     static struct record record;
-    agsf_batch batch = {.job = recorded_job, .arg = &record, .njobs = JOBS_MAX, .budget_ms = 100};
+    agsf_pool_batch batch = {.job = recorded_job, .arg = &record, .njobs = JOBS_MAX, .budget_ms = 100};
 
     checking("the budget");
     for (unsigned nlanes = 1; nlanes <= 3; nlanes += 2) {
@@ -133,7 +134,7 @@ static void check_budget(void) {
 static struct gated {
     sem_t caller_begun, go_on[2];
     _Atomic bool stop; /* jobs return false */
-    agsf_batch batch;
+    agsf_pool_batch batch;
     size_t claimed;
 } gated[2];
 static sem_t helper_begun;
@@ -152,7 +153,7 @@ static bool gated_job(void *arg, unsigned lane, size_t number) {
 static void *run_gated(void *arg) {
     struct gated *mine = arg;
 
-    mine->batch = (agsf_batch){.job = gated_job, .arg = mine, .njobs = 100, .nlanes = 2, .budget_ms = 1000000};
+    mine->batch = (agsf_pool_batch){.job = gated_job, .arg = mine, .njobs = 100, .nlanes = 2, .budget_ms = 1000000};
     mine->claimed = agsf_pool_run(&mine->batch);
     return NULL;
 }
@@ -236,7 +237,7 @@ static bool meeting_job(void *barrier, unsigned lane, size_t number) {
 
 static void meet(unsigned nthreads) {
     pthread_barrier_t barrier;
-    agsf_batch batch = {
+    agsf_pool_batch batch = {
         .job = meeting_job, .arg = &barrier, .njobs = nthreads, .nlanes = nthreads, .budget_ms = 1000000};
     sigset_t before, after;
 
@@ -303,7 +304,7 @@ static void check_ending(unsigned alone) {
     while (!SANITIZED && count_tasks() > alone) usleep(1000); /* nobody joins those that left by themselves */
     agsf_end_idle_threads();                                  /* none */
     for (unsigned turn = 0; turn < 200; turn++) {             /* also of those that were too late to get a job */
-        agsf_batch batch = {.job = nothing_job, .njobs = 2, .nlanes = 8, .budget_ms = 1000000};
+        agsf_pool_batch batch = {.job = nothing_job, .njobs = 2, .nlanes = 8, .budget_ms = 1000000};
         CHECK_EQUAL(agsf_pool_run(&batch), 2);
         agsf_end_idle_threads();
         CHECK_EQUAL(agsf_pool_threads(), 0);
