@@ -75,7 +75,7 @@ def decrypted(dataset: Any, kms: Any, *, version: int | None = None) -> dict[str
 def leftovers(dataset: Path, kms: Any) -> list[str]:
     """The files of a dataset that no version knows and that are not its keys and versions."""
     opened = Ledger.open(dataset, load_kms(kms))
-    known = set()
+    known: set[str] = set()
     for number in opened.version_numbers():
         version = opened.version(number)
         known.update(ref.path for ref in version.manifests)

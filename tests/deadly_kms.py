@@ -57,9 +57,9 @@ class DeadlyKms(local.LocalKms):
 def _threads_of_caller() -> int:
     """What the job's worker, which calls us, has been told."""
     frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "run_file":
-        frame = frame.f_back
-    return frame.f_locals["context"].threads if frame is not None else -1
+    while frame is not None and frame.f_code.co_name != "run_file":  # type: ignore[redundant-expr]
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame.f_locals["context"].threads if frame is not None else -1  # type: ignore[redundant-expr]
 
 
 def _is_slowed(rules: Mapping[str, Any]) -> bool:

@@ -171,17 +171,19 @@ class Gcp(Service):
 
     def new_key(self) -> str:
         made = self.admin.create_crypto_key(
-            parent=self.ring, crypto_key_id=f"key-{os.urandom(4).hex()}", crypto_key={"purpose": 1}
+            parent=self.ring,
+            crypto_key_id=f"key-{os.urandom(4).hex()}",
+            crypto_key={"purpose": 1},  # type: ignore[arg-type]
         )
         return str(made.name)
 
     def rotate(self, key_id: str) -> None:
-        version = self.admin.create_crypto_key_version(parent=key_id, crypto_key_version={})
+        version = self.admin.create_crypto_key_version(parent=key_id, crypto_key_version={})  # type: ignore[arg-type]
         self.admin.update_crypto_key_primary_version(name=key_id, crypto_key_version_id=version.name.rpartition("/")[2])
 
     def enable(self, key_id: str, enabled: bool, number: int = 1) -> None:
         version = {"name": f"{key_id}/cryptoKeyVersions/{number}", "state": "ENABLED" if enabled else "DISABLED"}
-        self.admin.update_crypto_key_version(crypto_key_version=version, update_mask={"paths": ["state"]})
+        self.admin.update_crypto_key_version(crypto_key_version=version, update_mask={"paths": ["state"]})  # type: ignore[arg-type]
 
     def destroy(self, key_id: str) -> None:
         self.admin.destroy_crypto_key_version(name=f"{key_id}/cryptoKeyVersions/1")
@@ -232,11 +234,11 @@ class Azure(Service):
 
     def new_key(self) -> str:
         name = f"key-{os.urandom(4).hex()}"
-        self.versions[name] = [self.admin.create_rsa_key(name, size=2048).properties.version]
+        self.versions[name] = [self.admin.create_rsa_key(name, size=2048).properties.version]  # type: ignore[list-item]
         return name
 
     def rotate(self, key_id: str) -> None:
-        self.versions[key_id].append(self.admin.rotate_key(key_id).properties.version)
+        self.versions[key_id].append(self.admin.rotate_key(key_id).properties.version)  # type: ignore[arg-type]
 
     def version(self, key_id: str, number: int = 1) -> str:
         return self.versions[key_id][number - 1]
@@ -478,9 +480,9 @@ def started(name: str, folder: Path) -> Iterator[Service]:
     elif name == "vault":
         token = os.urandom(12).hex()
         with servers.vault(token) as url, pytest.MonkeyPatch.context() as patches:
-            vault = Vault(url, token, folder)
-            patches.setattr("requests.adapters.HTTPAdapter.send", counting(vault))
-            yield vault
+            vault = Vault(url, token, folder)  # type: ignore[assignment]
+            patches.setattr("requests.adapters.HTTPAdapter.send", counting(vault))  # type: ignore[arg-type]
+            yield vault  # type: ignore[misc]
     else:
         with servers.softhsm(folder) as hsm:
             yield Pkcs11(hsm, folder)

@@ -22,7 +22,7 @@ from support import pattern
 
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.jobs import JobError, decrypt_files, encrypt_files, expire, rekey_files, rotate, verify_files
-from ags_fast.keys import envelope
+from ags_fast.keys import clear_cache, envelope
 from ags_fast.keys.kms import load_kms, local
 
 BLOCK_SIZE = 1 << 16
@@ -138,7 +138,7 @@ def run_jobs(folder: Path, rules: Rules, engine: Any) -> None:
         data = (ds / "0.ags").read_bytes()
         (ds / "0.ags").write_bytes(data[:100] + bytes(8) + data[108:])
         rules.set(dataset_id=dataset_id, shout=("3.ags",) if not double else ("None",))
-        envelope.clear_cache()
+        clear_cache()
         try:
             verify_files(ds, **common, on_error="raise")
         except JobError as error:
@@ -221,7 +221,7 @@ def main() -> None:
     controls = {"conf": in_conf, **put_controls(context)}
     keep_processes(evidence / "processes")
     context._jsc.sc().listenerBus().waitUntilEmpty()
-    keep_pages(context.uiWebUrl, context.applicationId, evidence / "ui")
+    keep_pages(context.uiWebUrl, context.applicationId, evidence / "ui")  # type: ignore[arg-type]
     shutil.copytree(folder / "local", evidence / "local", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
     session.stop()
     print(

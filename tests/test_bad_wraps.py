@@ -273,7 +273,7 @@ def test_pins_of_what_goes_back(kms: dict[str, str], dataset: Path) -> None:
     before = read_tree(dataset)
     for known in ({"pin": f"1-{'0' * 64}"}, {"pin": f"9-{'0' * 64}"}, {"min_version": 2}):
         with pytest.raises((IntegrityError, PolicyError)):
-            restore_keys(dataset, kms=kms, **known)  # type: ignore[arg-type]
+            restore_keys(dataset, kms=kms, **known)
         assert read_tree(dataset) == before
     restore_keys(dataset, kms=kms, pin=pin).raise_for_failures()
     assert decrypted(dataset, kms) == TREE

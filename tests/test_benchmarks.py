@@ -336,7 +336,7 @@ def test_contenders_take_turns() -> None:
 
     row = Row("a/1t", "a", "us")
     runs = {("a/1t", column): run(column, seconds) for column, seconds in (("limit", 2e-3), ("ours", 4e-3))}
-    Contest([row], runs, calls=10).measure(4)
+    Contest([row], runs, calls=10).measure(4)  # type: ignore[arg-type]
     assert sorted(turns[:2]) == ["limit", "ours"]  # the warm-up
     for i in range(2, 10, 2):
         assert sorted(turns[i : i + 2]) == ["limit", "ours"]
@@ -362,7 +362,7 @@ def test_wrong_results_are_no_results() -> None:
 def test_best_python_may_have_fewer_threads() -> None:
     rows = [Row(f"a/{n}t", "a") for n in (1, 2, 4)] + [Row("b", "b")]
     seconds = {"a/1t": 2.0, "a/2t": 3.0, "a/4t": 1.0, "b": 5.0}
-    Contest(rows, {(row.name, "best"): lambda row=row: seconds[row.name] for row in rows}).measure(1)
+    Contest(rows, {(row.name, "best"): lambda row=row: seconds[row.name] for row in rows}).measure(1)  # type: ignore[misc]
     assert [row.samples["best"] for row in rows] == [[2.0], [2.0], [1.0], [5.0]]
 
 
@@ -394,7 +394,7 @@ def test_what_targets_compare() -> None:
     assert targets.faster_than("naive")(one, rows) is None
     assert targets.faster_than_thread(1)(two, rows) == (4.0, 3.0)
     assert targets.cost_of("limit")(one, rows) == (2.0, 2.0)
-    assert targets.cost_of_row("a/1t")(two, rows) == (0.25, pytest.approx(0.375))
+    assert targets.cost_of_row("a/1t")(two, rows) == (0.25, pytest.approx(0.375))  # type: ignore[comparison-overlap]
     assert targets.cost_of_row("b")(two, rows) is None
     assert targets.milliseconds_over("limit")(one, rows) == (2000, 2000)
 

@@ -101,7 +101,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     assert run("status", "keystore", *KEY) == EXIT_INTEGRITY
     printed = capsys.readouterr()
     assert secret.hex() not in printed.out + printed.err
-    for args in (
+    for args in (  # type: ignore[assignment]
         ["keys"],
         ["keys", "init"],
         ["keys", "list", "k", "--key", "00"],

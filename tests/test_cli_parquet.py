@@ -140,7 +140,7 @@ def test_options_reach_the_file(here: Path, capsys: pytest.CaptureFixture[str]) 
     common = ["flat.enc.parquet", *FOOTER, "--column-key", "text=k1"]
     for operation in (["verify"], ["decrypt", "-o", "no"], ["reencrypt", "--new-footer-key-file", "new", "-o", "no"]):
         assert run(*operation, *common, "--aad-prefix", "table/1") == EXIT_FAILED
-        said = capsys.readouterr().err
+        said = capsys.readouterr().err  # type: ignore[assignment]
         assert "claims AES_GCM_CTR_V1" in said
         assert "--allow-ctr" in said
     common.append("--allow-ctr")

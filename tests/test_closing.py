@@ -94,7 +94,7 @@ def test_a_reader_is_closed_while_it_reads(owner: str, threads: int, stream: Pat
     for delay in delays():
         with open(stream, "rb", buffering=0) as file:
             source = {"reader": stream, "caller": file, "memory": stream.read_bytes()}[owner]
-            reader = AgsReader(source, KEY, length=stream.stat().st_size, threads=threads)
+            reader = AgsReader(source, KEY, length=stream.stat().st_size, threads=threads)  # type: ignore[arg-type]
 
             def read(reader: AgsReader = reader) -> None:
                 assert reader.readinto_at(0, out) == len(PLAIN)
@@ -186,7 +186,7 @@ def test_a_writer_is_closed_while_it_writes(target: str, tmp_path: Path) -> None
         written = PLAIN[:size]
         file: Any = {"path": path, "file": None, "memory": io.BytesIO()}[target]
         with open(path, "wb") if target == "file" else ExitStack() as opened:
-            writer = AgsWriter(opened if target == "file" else file, KEY)
+            writer = AgsWriter(opened if target == "file" else file, KEY)  # type: ignore[arg-type]
             done = raced(lambda: writer.write(written), writer.close, strangers, delay)  # noqa: B023
         sealed = file.getvalue() if target == "memory" else path.read_bytes()
         assert writer.file_length == len(sealed)

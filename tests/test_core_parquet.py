@@ -375,7 +375,7 @@ def test_chunks_in_parallel(made: list[File]) -> None:
     for i in (10, 20):
         damaged[i][1][50] ^= 1
     targets = []
-    for (back, data), (seal, *_) in zip(damaged, jobs, strict=True):
+    for (back, data), (seal, *_) in zip(damaged, jobs, strict=True):  # type: ignore[assignment]
         targets.append(bytearray(seal.produced + 200))
         back.feed(data[: seal.produced], True, targets[-1])
     with pytest.raises(IntegrityError) as raised:
@@ -741,8 +741,8 @@ def test_modules() -> None:
             with pytest.raises(FormatError, match=name):
                 place.open(module, bad)
         for at in range(4, 36):
-            bad = bytearray(frame)
-            bad[at] ^= 1
+            bad = bytearray(frame)  # type: ignore[assignment]
+            bad[at] ^= 1  # type: ignore[index]
             with pytest.raises(IntegrityError) as raised:
                 place.open(module, bad)
             assert (raised.value.module, raised.value.page) == (name, None)

@@ -180,14 +180,14 @@ def test_buffers_of_any_kind() -> None:
     for missing in ("old", "new"):
         with pytest.raises(TypeError):
             rewrap(
-                **{"old": Key(OLD), "new": Key(NEW), missing: None},
+                **{"old": Key(OLD), "new": Key(NEW), missing: None},  # type: ignore[arg-type]
                 prefix=b"",
                 name_offsets=b"",
                 names=b"",
                 offsets=b"",
                 wrapped=b"",
                 out=bytearray(),
-            )  # type: ignore[arg-type]
+            )
 
 
 def test_no_rows() -> None:
@@ -277,7 +277,7 @@ def test_rows_that_cannot_be_are_named_and_nothing_is_done() -> None:
         changed[at] = value
         out = rows.out()
         with pytest.raises(ValueError, match=f"row {row} ") as caught:
-            rows.run(out, **{which: changed})
+            rows.run(out, **{which: changed})  # type: ignore[arg-type]
         assert str(value) in str(caught.value)
         assert set(out) == {SLACK}
     for wrong in (
@@ -398,7 +398,7 @@ def test_without_the_gil() -> None:
 
     thread = threading.Thread(target=look)
     thread.start()
-    rewrap(Key(OLD), Key(NEW), PREFIX, *rows.values(), out)
+    rewrap(Key(OLD), Key(NEW), PREFIX, *rows.values(), out)  # type: ignore[arg-type, call-arg]
     thread.join()
     assert seen.is_set()
 
@@ -407,18 +407,18 @@ def test_an_interrupt_leaves_zeros() -> None:
     rows = repeated(3_000_000)
     out = bytearray([SLACK]) * len(rows["wrapped"])
     untouched = bytes([SLACK]) * 29
-    raised = []
+    raised: list[BaseException] = []
 
     def stop(*_: object) -> None:
         if not raised and out[:29] != untouched and out[-29:] == untouched:
-            raised.append(True)
+            raised.append(True)  # type: ignore[arg-type]
             raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
     try:
         with pytest.raises(TimeoutError):
-            rewrap(Key(OLD), Key(NEW), PREFIX, *rows.values(), out)
+            rewrap(Key(OLD), Key(NEW), PREFIX, *rows.values(), out)  # type: ignore[arg-type, call-arg]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -54,7 +54,7 @@ class SecondReader:
         outer, (_, sealed, last, _) = json.loads(content), content.split(b"\n")
         assert last == b"}"
         auth = {name: value if name == "key_id" else base64.b64decode(value) for name, value in outer["auth"].items()}
-        key = self.unwrap(auth["key_id"], auth["wrapped_key"], self.binding(b"document", path.encode()))
+        key = self.unwrap(auth["key_id"], auth["wrapped_key"], self.binding(b"document", path.encode()))  # type: ignore[arg-type]
         assert AESGCM(key).decrypt(auth["nonce"], auth["tag"], sealed) == b""
         body: dict[str, Any] = json.loads(sealed)
         assert body["dataset_id"] == outer["dataset_id"] == self.id

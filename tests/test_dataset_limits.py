@@ -168,7 +168,7 @@ def test_documents_in_512_mib_of_address_space(forger: Forger, path: str) -> Non
 def test_sealed_documents_in_512_mib_of_address_space(forger: Forger) -> None:
     """The worst that somebody with a KEK can seal."""
     most, mark = KIND_NBYTES["ags-version"] - 4096, 1_000_000
-    for more in (
+    for more in (  # type: ignore[var-annotated]
         [[]] * (mark // 2 - 100),
         [{"": 0}] * (mark // 3 - 100),
         "\N{GRINNING FACE}" + "x" * most,

@@ -81,7 +81,7 @@ def test_entries_as_json() -> None:
     assert not single.double_wrap
     assert KeyEntry.from_json(single.to_json()) == single
     assert pickle.loads(pickle.dumps(entry)) == entry == copy.deepcopy(entry)
-    assert entry.replace(state="active") == KeyEntry(
+    assert entry.replace(state="active") == KeyEntry(  # type: ignore[call-arg]
         "k", "m", b"\0wrapped", "active", 1234, 5, *[entry.properties], entry.more
     )
     assert "wrapped=<8 bytes>" in repr(entry)
@@ -114,7 +114,7 @@ def test_impossible_entries(change: dict[str, Any]) -> None:
     good = KeyEntry("k", "m", b"wrapped").to_json()
     with pytest.raises(FormatError):
         KeyEntry.from_json({**good, **change})
-    for value in (None, [], "text"):
+    for value in (None, [], "text"):  # type: ignore[var-annotated]
         with pytest.raises(FormatError):
             KeyEntry.from_json(value)
     for name in ("key-id", "encrypted-by-id", "state", "created-ms", "uses"):
@@ -729,7 +729,7 @@ def test_documents_that_would_take_much_memory(properties: dict[str, str]) -> No
     kek = new_kek(properties, "m")
     envelope = envelope_of(properties, kek)
     for kind, more in (("", [[]] * (MARKS // 2)), ("ags-version", "n" * (16 << 20)), ("ags-keys", "n" * (8 << 20))):
-        body = {**BODY, "format": kind, "list": more}
+        body: dict[str, Any] = {**BODY, "format": kind, "list": more}
         data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", body)
         with pytest.raises(PolicyError, match="divide the dataset"):
             taken(data, kind, "_ags/x.json")
@@ -778,7 +778,7 @@ def test_large_documents(properties: dict[str, str]) -> None:
 
 def test_keys_never_show(properties: dict[str, str], double_wrap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ags_fast.keys.document.secrets.token_bytes", lambda size: (CANARY * 2)[:size])
-    monkeypatch.setattr(local.secrets, "token_bytes", lambda size: (CANARY * 2)[:size])
+    monkeypatch.setattr(local.secrets, "token_bytes", lambda size: (CANARY * 2)[:size])  # type: ignore[attr-defined]
     local.create_key(properties, "canary")
     kek = new_kek(properties, "canary", double_wrap=double_wrap)
     envelope = envelope_of(properties, kek)

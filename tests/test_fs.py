@@ -149,7 +149,7 @@ def test_create_is_durable(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
 
     def watched_link(source: str, target: str, **folders: int | None) -> None:
         done.append("link")
-        link(source, target, **folders)
+        link(source, target, **folders)  # type: ignore[arg-type]
 
     if sys.platform != "linux":
         pytest.skip("needs Linux")
@@ -333,7 +333,8 @@ def test_sweep_and_publish_at_once(store: Store, tmp_path: Path) -> None:
 
 def test_a_sweep_before_the_lock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep may come between the making of a temporary file and its lock: then there is another one."""
-    lock, held = new.lock, []
+    held: list[Any] = []
+    lock = new.lock  # type: ignore[attr-defined]
 
     def late(fd: int) -> bool | None:
         monkeypatch.setattr(new, "lock", lock)
@@ -476,7 +477,7 @@ def test_put_is_new_write_publish(store: Store, quick: bool, monkeypatch: pytest
         done.append(quick and write(*arguments))
         return done[-1]
 
-    write = local.write_whole
+    write = local.write_whole  # type: ignore[attr-defined]
     monkeypatch.setattr(local, "write_whole", write_whole)
     put(store, "a/first", b"x")
     before = os.umask(0o027)
@@ -779,7 +780,7 @@ def filesystems() -> dict[str, Any]:
             return False
 
         def commit(self) -> None:
-            self.fs.files[self.path] = self.buffer.getvalue()
+            self.fs.files[self.path] = self.buffer.getvalue()  # type: ignore[attr-defined]
 
         def discard(self) -> None:
             self.buffer = None
@@ -797,7 +798,7 @@ def filesystems() -> dict[str, Any]:
 
     class Renames(Base):
         protocol = "renames"
-        files: ClassVar[dict[str, bytes]] = {}
+        files: ClassVar[dict[str, bytes]] = {}  # type: ignore[misc]
 
         def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
             return Direct(self.files, path)
@@ -807,14 +808,14 @@ def filesystems() -> dict[str, Any]:
 
     class Discards(Base):
         protocol = "discards"
-        files: ClassVar[dict[str, bytes]] = {}
+        files: ClassVar[dict[str, bytes]] = {}  # type: ignore[misc]
 
         def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
             return Upload(self, path, mode, **options)
 
     class Neither(Base):
         protocol = "neither"
-        files: ClassVar[dict[str, bytes]] = {}
+        files: ClassVar[dict[str, bytes]] = {}  # type: ignore[misc]
 
         def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
             return AbstractBufferedFile(self, path, mode, **options)

@@ -204,9 +204,9 @@ def test_pins_that_are_never_taken(world: World) -> None:
         for action in world.everything(pin=pin).values():
             with pytest.raises(ValueError, match="a pin is"):
                 action()
-    for pin in (4, b"4-" + digest.encode()):
+    for pin in (4, b"4-" + digest.encode()):  # type: ignore[assignment]
         with pytest.raises(ValueError, match="a pin is"):
-            verify_files(world.dataset, kms=world.kms, pin=pin)  # type: ignore[arg-type]
+            verify_files(world.dataset, kms=world.kms, pin=pin)
 
 
 def test_a_pin_needs_a_dataset(world: World) -> None:
@@ -465,7 +465,7 @@ def test_a_pin_a_thousand_versions_back(tmp_path: Path) -> None:
         digest = opened.digest(head, number)
         reads.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Store, "read", lambda store, path, limit: reads.append(path) or real(store, path, limit))
+            patch.setattr(Store, "read", lambda store, path, limit: reads.append(path) or real(store, path, limit))  # type: ignore[func-returns-value, redundant-expr]
             Ledger.open(world.dataset, load_kms(world.kms), pin=f"{number}-{digest}")
         assert sum("/chain/" in path for path in reads) <= 1
         assert sum("/versions/" in path for path in reads) == 1

@@ -85,7 +85,7 @@ def test_buffered_writer() -> None:
 def test_text_in_both_directions(encrypted: Any) -> None:
     lines = [f"line {i}: ümläut, 名, {i * '.'}\n" for i in range(300)]
     raw, target = writer()
-    with io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:
+    with io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:  # type: ignore[type-var]
         file.writelines(lines)
     assert open_stream(target.getvalue()).decode() == "".join(lines)
     with io.TextIOWrapper(encrypted("".join(lines).encode()), encoding="utf-8", newline="") as file:
@@ -106,13 +106,13 @@ def test_left_by_an_exception_inside_a_wrapper(tmp_path: Path) -> None:
     """The standard wrappers close what they wrap, exception or not: to be aborted, the writer must be left before."""
     path = tmp_path / "file"
     with pytest.raises(RuntimeError), AgsWriter(path, KEY) as raw:
-        file = io.TextIOWrapper(raw, encoding="utf-8")
+        file = io.TextIOWrapper(raw, encoding="utf-8")  # type: ignore[type-var]
         file.write("half of it")
         raise RuntimeError
     assert raw.closed
     assert not path.exists()
     with AgsWriter(path, KEY) as raw:
-        file = io.TextIOWrapper(raw, encoding="utf-8")
+        file = io.TextIOWrapper(raw, encoding="utf-8")  # type: ignore[type-var]
         file.write("all of it")
         file.detach()
     assert open_stream(path.read_bytes()) == b"all of it"
@@ -153,13 +153,13 @@ def test_zip(encrypted: Any) -> None:
 def test_tar(encrypted: Any, compression: str) -> None:
     raw, target = writer()
     contents = {f"folder/{i}": pattern(i * 1000, i) for i in range(30)}
-    with raw, tarfile.open(fileobj=raw, mode=f"w|{compression}") as archive:
+    with raw, tarfile.open(fileobj=raw, mode=f"w|{compression}") as archive:  # type: ignore[call-overload]
         for name, data in contents.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     reader = encrypted(open_stream(target.getvalue()))
-    with tarfile.open(fileobj=reader, mode=f"r:{compression}") as archive:
+    with tarfile.open(fileobj=reader, mode=f"r:{compression}") as archive:  # type: ignore[call-overload]
         for name in random.Random(1).sample(sorted(contents), 30):
             file = archive.extractfile(name)
             assert file is not None
@@ -183,12 +183,12 @@ def test_compressed_streams(encrypted: Any, module: Any) -> None:
 def test_json_and_csv(encrypted: Any) -> None:
     value = {"numbers": list(range(10_000)), "text": "ümläut" * 1000}
     raw, target = writer()
-    with io.TextIOWrapper(raw, encoding="utf-8") as file:
+    with io.TextIOWrapper(raw, encoding="utf-8") as file:  # type: ignore[type-var]
         json.dump(value, file)
     assert json.load(encrypted(open_stream(target.getvalue()))) == value
     raw, target = writer()
     rows = [[str(i), f"value, {i}", "multi\nline"] for i in range(3000)]
-    with io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:
+    with io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:  # type: ignore[type-var]
         csv.writer(file).writerows(rows)
     with io.TextIOWrapper(encrypted(open_stream(target.getvalue())), encoding="utf-8", newline="") as file:
         assert list(csv.reader(file)) == rows

@@ -61,7 +61,7 @@ class Silent(local.LocalKms):
     """Tells no versions, as AWS."""
 
     provider = "silent"
-    _current_version = KmsClient._current_version
+    _current_version = KmsClient._current_version  # type: ignore[assignment]
 
     def key_version(self, wrapped: bytes) -> str | None:
         return None
@@ -230,7 +230,7 @@ def test_what_an_event_calls_for_costs_what_was_said(
             local.rotate_key(kms, next(word for word in words if word in ("sales", "hr")))
             continue
         files = read_tree(dataset)
-        calls = calls_of(lambda words=words: run(words[1:], capsys))
+        calls = calls_of(lambda words=words: run(words[1:], capsys))  # type: ignore[misc]
         if "kms_calls" not in step:
             continue
         assert calls == step["kms_calls"], step
@@ -282,7 +282,7 @@ def test_paths_of_leaked_data_keys(tmp_path: Path, capsys: pytest.CaptureFixture
     assert decrypted(dataset, kms) == TREE
     for bad in ({"event": "planned", "paths": "x"}, {"event": "never"}):
         with pytest.raises(ValueError):
-            jobs.audit(dataset, kms=kms, **bad)
+            jobs.audit(dataset, kms=kms, **bad)  # type: ignore[arg-type]
 
 
 def first_job(found: dict[str, Any]) -> dict[str, Any]:
@@ -512,7 +512,7 @@ def test_old_key_documents_that_lie_are_not_believed(tmp_path: Path) -> None:
     """Who can write to the storage could otherwise have somebody destroy a key of another dataset."""
     kms = made_kms(tmp_path)
     dataset = double(tmp_path, kms)
-    other = encrypt(tmp_path / "elsewhere", kms) if (tmp_path / "elsewhere").mkdir() is None else tmp_path
+    other = encrypt(tmp_path / "elsewhere", kms) if (tmp_path / "elsewhere").mkdir() is None else tmp_path  # type: ignore[func-returns-value]
     local.rotate_key(kms, "sales")
     jobs.rotate(other, kms=kms, wrapping_key_id="other")
     jobs.rotate(dataset, kms=kms, what="mek")
@@ -746,7 +746,7 @@ def test_key_stores_in_databases(tmp_path: Path) -> None:
         steps = jobs.audit(dataset, kms=kms, key_store=place, event=event)["steps"]
         (step,) = [step for step in steps if f"--what {what}" in (step["command"] or "")]
         force = what == "kek"
-        calls = calls_of(lambda w=what, f=force: jobs.rotate(dataset, kms=kms, what=w, force_expire=f, key_store=place))
+        calls = calls_of(lambda w=what, f=force: jobs.rotate(dataset, kms=kms, what=w, force_expire=f, key_store=place))  # type: ignore[misc]
         assert calls == step["kms_calls"], event
     assert {row["may_be_destroyed"] for row in jobs.audit(dataset, kms=kms, key_store=place)["masters"]} == {False}
 

@@ -327,7 +327,7 @@ def test_a_source_that_changes(
 ) -> None:
     """Between the plan and the first byte, and between the first byte and the last: it is not in the dataset."""
     paths = sorted(parquets(src).values())
-    real = ags_fast.jobs.work.parquet.encrypt_file
+    real = ags_fast.jobs.work.parquet.encrypt_file  # type: ignore[attr-defined]
 
     class Late:
         def run(self, *args: Any) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # What jobs import, what Python imports by itself when it starts, and the package's own name.
 MINES = ("uuid", "fnmatch", "ssl", "json", "pickle", "struct", "tqdm", "pyarrow", "ags_fast", "sitecustomize")
-MINES += ("usercustomize", "pyspark", "numbers", "multiprocessing")
+MINES += ("usercustomize", "pyspark", "numbers", "multiprocessing")  # type: ignore[assignment]
 MINE = "with open({told!r}, 'a') as file: file.write(__name__ + '\\n')\n"
 
 

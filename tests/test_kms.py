@@ -308,9 +308,9 @@ def test_impossible_key_ids(key_id: str) -> None:
 def test_bytes_like_keys(tmp_path: Path) -> None:
     kms = load_kms(keystore(tmp_path, "m"))
     for kind in (bytes, bytearray, memoryview):
-        wrapped = kms.wrap_key(kind(CANARY), "m")  # type: ignore[arg-type]
-        assert kms.unwrap_key(kind(wrapped), "m") == CANARY  # type: ignore[arg-type]
-        assert kms.unwrap_key(kms.rewrap_key(kind(wrapped), "m"), "m") == CANARY  # type: ignore[arg-type]
+        wrapped = kms.wrap_key(kind(CANARY), "m")
+        assert kms.unwrap_key(kind(wrapped), "m") == CANARY
+        assert kms.unwrap_key(kms.rewrap_key(kind(wrapped), "m"), "m") == CANARY
     for junk in ("text", 16, None, [1]):
         for method in (kms.wrap_key, kms.unwrap_key, kms.rewrap_key):
             with pytest.raises(TypeError):
@@ -595,7 +595,7 @@ def test_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: kdf[name] for name in ("name", "n", "r", "p")} == {"name": "scrypt", "n": 1 << 17, "r": 8, "p": 1}
     derived: list[int] = []
     scrypt = hashlib.scrypt
-    monkeypatch.setattr("hashlib.scrypt", lambda *args, **more: derived.append(1) or scrypt(*args, **more))
+    monkeypatch.setattr("hashlib.scrypt", lambda *args, **more: derived.append(1) or scrypt(*args, **more))  # type: ignore[func-returns-value, redundant-expr]
     kms = load_kms(properties)
     wrapped = kms.wrap_key(CANARY, "m")
     local.rotate_key(properties, "m", passphrase="Schlu\u0308ssel")  # the same letters from another keyboard

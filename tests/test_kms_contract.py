@@ -1262,7 +1262,7 @@ def test_pkcs11_logs_in_again(pkcs11: Any) -> None:
     assert out.split() == ["1"]  # all of the process are logged in again
     with load_kms(pkcs11.properties) as kms:
         wrapped = kms.wrap_key(CANARY, key_id)
-        kms._connected()._session.close()
+        kms._connected()._session.close()  # type: ignore[attr-defined]
         assert kms.unwrap_key(wrapped, key_id) == CANARY
 
 

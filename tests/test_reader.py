@@ -163,7 +163,7 @@ def test_sources_that_cannot_be_used(tmp_path: Path) -> None:
         AgsReader(tmp_path, KEY, length=None)
     for junk in (5, None, object(), [1, 2]):
         with pytest.raises(TypeError):
-            AgsReader(junk, KEY, length=None)
+            AgsReader(junk, KEY, length=None)  # type: ignore[arg-type]
     with pytest.raises(BufferError):
         AgsReader(memoryview(sealed)[::2], KEY, length=None)
     (tmp_path / "file").write_bytes(sealed)
@@ -662,7 +662,7 @@ def test_misbehaving_sources(answer: Any, expected: type[BaseException]) -> None
         with pytest.raises(expected):
             reader.readinto_at(77, out) if at else reader.readinto(out)
         assert out == bytes(len(out))
-    reader._file.file.answer = lambda at, right: right  # it has come back to its senses
+    reader._file.file.answer = lambda at, right: right  # type: ignore[union-attr]  # it has come back to its senses
     assert reader.read() == plain
 
 
@@ -771,7 +771,7 @@ def test_verify_reports(tmp_path: Path) -> None:
             reader.seek(17)
             passed: list[int] = []
             if expected is None:
-                assert reader.verify(passed.append) is None
+                assert reader.verify(passed.append) is None  # type: ignore[func-returns-value]
             else:
                 with pytest.raises(IntegrityError, match=expected) as caught:
                     reader.verify(passed.append)
@@ -911,7 +911,7 @@ def test_shared_by_ten_threads(kind: str, tmp_path: Path, monkeypatch: pytest.Mo
                 elif how == 1:
                     out = bytearray(size)
                     got = reader.readinto_at(offset, out)
-                    assert out[:got] == right(offset, size)
+                    assert out[:got] == right(offset, size)  # type: ignore[comparison-overlap]
                 elif how == 2:
                     ranges = [(rng.randrange(len(plain)), rng.randrange(5000)) for _ in range(5)]
                     assert reader.read_ranges(ranges) == [right(*r) for r in ranges]

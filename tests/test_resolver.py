@@ -222,7 +222,7 @@ def test_calls_of_the_kms(kms: dict[str, str]) -> None:
     assert dict(kms_calls() - before) == {("local", "unwrap"): 1}
     shelf.requests.clear()
     assert reader.list() == reader.list()
-    assert reader.get(entry.key_id)
+    assert reader.get(entry.key_id).key_id == entry.key_id
     assert reader.version == 2
     assert shelf.requests == []  # what was read is kept
     put(keys, new_kek(kms, "m"))
@@ -419,5 +419,5 @@ def test_keys_of_somebody_else(kms: dict[str, str], tmp_path: Path) -> None:
     assert forged.wrapped is not None
     envelope = Envelope(theirs, {forged.key_id: forged})
     body = {"format": "ags-keys", "dataset_id": "d", "version": 1, "history": []}
-    body["keys"] = [mine.replace(key_id=forged.key_id).to_json()]  # type: ignore[assignment]
+    body["keys"] = [mine.replace(key_id=forged.key_id).to_json()]
     refused(shelf, kms, seal_document(envelope, forged.key_id, "d", FIRST, body))

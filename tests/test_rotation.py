@@ -134,7 +134,7 @@ def cold(request: pytest.FixtureRequest) -> bool:
 
 def encrypt(dataset: Path, kms: Any, tree: dict[str, bytes] = TREE, master: str = MASTER, **options: Any) -> JobResult:
     src = write_tree(dataset.parent / f"src {len(tree)} {min(tree).replace('/', ' ')}", tree)
-    options: dict[str, Any] = {**QUIET, "fsync": False, "block_size": 4096, **options}
+    options = {**QUIET, "fsync": False, "block_size": 4096, **options}
     result = encrypt_files(src, dataset, kms=kms, wrapping_key_id=master, **options)
     result.raise_for_failures()
     return result
@@ -551,7 +551,7 @@ def tables(tmp_path: Path) -> Path:
 
 
 def protect(tables: Path, dataset: Path, kms: Any, **options: Any) -> None:
-    options: dict[str, Any] = {
+    options = {
         **QUIET,
         "format": "parquet",
         "column_keys": {"pay": "hr"},
@@ -743,7 +743,7 @@ def test_grace(kms: dict[str, str], dataset: Path) -> None:
     turned(dataset, kms, grace=timedelta(days=3))
     rows = expire(dataset, kms=kms, keep=2).rows
     assert [(row.status, row.error_class) for row in rows if row.key_id == old] == [("skipped", "InUse")]
-    assert "version 1" in next(row.error for row in rows if row.key_id == old)
+    assert "version 1" in next(row.error for row in rows if row.key_id == old)  # type: ignore[operator]
     rows = expire(dataset, kms=kms).rows
     assert [(row.status, row.error) for row in rows if row.src == old] == [("skipped", "its grace is over in 3.0 days")]
     assert old in keys(dataset, kms)
@@ -777,7 +777,8 @@ def test_keys_of_open_jobs_stay(kms: dict[str, str], dataset: Path, monkeypatch:
     """A job that has its plan when the KEKs are replaced, and all that is old is removed by force, finishes."""
     encrypt(dataset, kms)
     (old,) = keys(dataset, kms)
-    run, rows = encryption.run_tasks, []
+    rows: list[Any] = []
+    run = encryption.run_tasks  # type: ignore[attr-defined]
 
     def run_late(*args: Any) -> Any:
         monkeypatch.setattr(encryption, "run_tasks", run)
@@ -884,7 +885,7 @@ def test_a_reader_asks_once(kms: dict[str, str], dataset: Path, tmp_path: Path) 
     for n, read in enumerate((verify_files, lambda d, **o: decrypt_files(d, tmp_path / "out", **o))):
         clear_cache()
         with asked() as calls:
-            read(dataset, kms=load_kms(kms), **QUIET).raise_for_failures()
+            read(dataset, kms=load_kms(kms), **QUIET).raise_for_failures()  # type: ignore[operator]
         assert calls == Counter(unwrap=1), n
     with asked() as calls:
         verify_files(dataset, kms=load_kms(kms), **QUIET).raise_for_failures()
@@ -910,7 +911,7 @@ def test_versions_of_a_master_key_that_are_disabled(kms: dict[str, str], dataset
         for row in result.failed:
             version = 1 + int(Path(row.src).parent.name)
             assert row.error_class == "KeyAccessError"
-            assert f"version {version} of the local key {MASTER!r} is disabled" in row.error
+            assert f"version {version} of the local key {MASTER!r} is disabled" in row.error  # type: ignore[operator]
     sweep(dataset, kms=kms)
     before = read_tree(dataset)
     for what in ("kek", "mek"):

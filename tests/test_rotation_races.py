@@ -194,7 +194,7 @@ class World:
     def append(self, name: str, **options: Any) -> Actor:
         tree = {f"{name}/{n}": f"{name} {n}".encode() for n in range(2)}
         src = write_tree(self.folder / f"src {name}", tree)
-        options: dict[str, Any] = {**QUIET, "wrapping_key_id": MASTER, "block_size": 4096, **options}
+        options = {**QUIET, "wrapping_key_id": MASTER, "block_size": 4096, **options}
 
         def work() -> JobResult:
             try:

@@ -119,7 +119,7 @@ def test_default_threads_are_the_tasks_cpus(spark: SparkSession, key_file: Path,
             reader.verify()
         by_default = threads()
         AgsCodec(key, block_size=BLOCK_SIZE, threads=3).encrypt(data)
-        yield TaskContext.get().cpus(), start, by_default, threads()
+        yield TaskContext.get().cpus(), start, by_default, threads()  # type: ignore[union-attr]
 
     assert on_executors(spark, count, [0]) == [(1, 1, 1, 3)]
 
@@ -144,7 +144,7 @@ def test_round_trip_of_files(spark: SparkSession, key_file: Path, tmp_path: Path
         key = key_file.read_bytes()
         for name, length in rows:
             with ags_fast.open(tmp_path / f"{name}.ags", key=key, length=length, aad_prefix=name.encode()) as reader:
-                reader.verify()
+                reader.verify()  # type: ignore[union-attr]
                 yield name, reader.read()
 
     lengths = on_executors(spark, encrypt, list(plain))
@@ -198,10 +198,10 @@ def test_worker_killed_while_it_writes(spark: SparkSession, key_file: Path, tmp_
         found = os.listdir(tmp_path)
         with AgsWriter(path, key_file.read_bytes(), block_size=BLOCK_SIZE) as writer:
             writer.write(data[: len(data) // 2])
-            if TaskContext.get().attemptNumber() == 0:
+            if TaskContext.get().attemptNumber() == 0:  # type: ignore[union-attr]
                 os.kill(os.getpid(), signal.SIGKILL)
             writer.write(data[len(data) // 2 :])
-        yield TaskContext.get().attemptNumber(), found, writer.file_length
+        yield TaskContext.get().attemptNumber(), found, writer.file_length  # type: ignore[union-attr]
 
     [(attempt, found, length)] = on_executors(spark, write, [0])
     assert attempt == 1
@@ -273,7 +273,7 @@ def test_what_holds_a_key_does_not_travel(spark: SparkSession, what: str) -> Non
         spark.sparkContext.parallelize([0], 1).map(lambda _: repr(holder)).collect()
     assert not shows(CANARY, str(caught.value).encode())
     if what == "writer":
-        holder.abort()
+        holder.abort()  # type: ignore[attr-defined]
 
 
 def shows(key: bytes, data: bytes) -> bool:
@@ -337,8 +337,9 @@ def test_splits_are_those_of_avro_java(spark: SparkSession, tmp_path: Path, code
     jvm = spark.sparkContext._jvm
 
     def java_ids(start: int, end: int) -> list[int]:
-        reader = jvm.org.apache.avro.file.DataFileReader(
-            jvm.java.io.File(str(plain)), jvm.org.apache.avro.generic.GenericDatumReader()
+        reader = jvm.org.apache.avro.file.DataFileReader(  # type: ignore[union-attr]
+            jvm.java.io.File(str(plain)),  # type: ignore[union-attr]
+            jvm.org.apache.avro.generic.GenericDatumReader(),  # type: ignore[union-attr]
         )
         try:
             reader.sync(start)

@@ -115,7 +115,7 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             for host in ("127.0.0.1", "127.0.0.2")
         ]
         for log in logs:
-            wait_for("a worker", lambda log=log: "Successfully registered with master" in log.read_text())
+            wait_for("a worker", lambda log=log: "Successfully registered with master" in log.read_text())  # type: ignore[misc]
         yield master
     finally:
         for process in reversed(running):

@@ -65,7 +65,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
                 running.stop()
             builder = SparkSession.builder.master(master).appName("jobs")
             if master == "local[2]":
-                builder = builder.config(map=SparkEngine.recommended_conf()).config("spark.task.cpus", "2")
+                builder = builder.config(map=SparkEngine.recommended_conf()).config("spark.task.cpus", "2")  # type: ignore[arg-type]
             for name, value in {
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
@@ -396,10 +396,10 @@ def test_attempts_side_by_side(folders: Folders) -> None:
 
     folders.encrypt(Both()).raise_for_failures()
     folders.check()
-    assert rekey_files(ds, kms=folders.kms, engine=Both(), progress=False).counts["ok"] == 5
+    assert rekey_files(ds, kms=folders.kms, engine=Both(), progress=False).counts["ok"] == 5  # type: ignore[arg-type]
     folders.check()
     out = folders.root / "both"
-    assert decrypt_files(ds, out, kms=folders.kms, engine=Both(), progress=False).counts["ok"] == 5
+    assert decrypt_files(ds, out, kms=folders.kms, engine=Both(), progress=False).counts["ok"] == 5  # type: ignore[arg-type]
     assert content(out) == content(folders.src)
 
 
@@ -587,7 +587,7 @@ def test_threads_of_a_task(
 def test_recommended_conf(session: Callable[[str], SparkSession]) -> None:
     """It is settings of Spark, by name and by what they take: one that is misspelt would do nothing, and not say so."""
     context = session("local[2]").sparkContext  # has them
-    known = context._jvm.org.apache.spark.internal.config.ConfigEntry
+    known = context._jvm.org.apache.spark.internal.config.ConfigEntry  # type: ignore[union-attr]
     for name, value in SparkEngine.recommended_conf().items():
         assert context.getConf().get(name) == value
         assert known.findEntry(name) is not None, name

@@ -20,7 +20,9 @@ Refused = (IntegrityError, FormatError)
 
 
 @pytest.fixture(params=["whole", "by block"])
-def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Iterator]:
+def ways(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Iterator[Any]]:
     """Calls that each open a whole stream in another way and return its plaintext.
 
     A small stream is read whole when it is opened; "by block" makes readers treat it as they treat large ones.
@@ -29,7 +31,7 @@ def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.setattr("ags_fast.files.source.SMALL_FILE_NBYTES", 0)
     path = tmp_path / "stream"
 
-    def every(stream: bytes, key: bytes = KEY, prefix: bytes = b"", length: int | None = None) -> Iterator:
+    def every(stream: bytes, key: bytes = KEY, prefix: bytes = b"", length: int | None = None) -> Iterator[Any]:
         options: dict[str, Any] = {"aad_prefix": prefix, "length": len(stream) if length is None else length}
         codec = AgsCodec(key, aad_prefix=prefix)
         yield lambda: codec.decrypt(stream, length=options["length"])
@@ -51,15 +53,15 @@ def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
         with path.open("rb") as file:
             for source in (path, file, stream, io.BytesIO(stream), Source(stream, lambda at, right: right[:7])):
 
-                def read(source: object = source) -> bytes:
+                def read(source: Any = source) -> bytes:
                     with AgsReader(source, key, **options) as reader:
                         return reader.read()
 
-                def small_steps(source: object = source) -> bytes:
+                def small_steps(source: Any = source) -> bytes:
                     with AgsReader(source, key, **options) as reader:
                         return b"".join(iter(lambda: reader.read(5), b""))
 
-                def verify(source: object = source) -> bytes:
+                def verify(source: Any = source) -> bytes:
                     with AgsReader(source, key, **options) as reader:
                         try:
                             reader.verify()
@@ -73,7 +75,7 @@ def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     return every
 
 
-def test_the_ways_read_what_is_right(ways: Callable[..., Iterator]) -> None:
+def test_the_ways_read_what_is_right(ways: Callable[..., Iterator[Any]]) -> None:
     for plain_length in (0, 1, 16, 33):
         plain = pattern(plain_length)
         stream = seal_stream(plain, block_size=16)
@@ -81,7 +83,7 @@ def test_the_ways_read_what_is_right(ways: Callable[..., Iterator]) -> None:
 
 
 @pytest.mark.parametrize("plain_length", [0, 3, 16, 17, 40])
-def test_every_bit_flipped(ways: Callable[..., Iterator], plain_length: int) -> None:
+def test_every_bit_flipped(ways: Callable[..., Iterator[Any]], plain_length: int) -> None:
     plain = pattern(plain_length)
     stream = seal_stream(plain, KEY, b"prefix", 16)
     one_block = plain_length <= 16
@@ -97,7 +99,7 @@ def test_every_bit_flipped(ways: Callable[..., Iterator], plain_length: int) -> 
                     call()
 
 
-def test_cut_at_every_byte(ways: Callable[..., Iterator]) -> None:
+def test_cut_at_every_byte(ways: Callable[..., Iterator[Any]]) -> None:
     plain = pattern(40)
     stream = seal_stream(plain, block_size=16)
     between = {8: 0, 8 + 44: 16, 8 + 88: 32}  # all that is left there is a stream, and only the length tells
@@ -144,7 +146,7 @@ def rearranged(blocks: list[bytes]) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.parametrize("plain_length", [64, 57])
-def test_blocks_moved(ways: Callable[..., Iterator], plain_length: int) -> None:
+def test_blocks_moved(ways: Callable[..., Iterator[Any]], plain_length: int) -> None:
     header, blocks = split_stream(seal_stream(pattern(plain_length), block_size=16))
     for name, moved in rearranged(blocks).items():
         for call in ways(header + b"".join(moved)):
@@ -152,7 +154,7 @@ def test_blocks_moved(ways: Callable[..., Iterator], plain_length: int) -> None:
                 pytest.fail(f"{name}: {call()!r}")
 
 
-def test_blocks_of_other_streams(ways: Callable[..., Iterator]) -> None:
+def test_blocks_of_other_streams(ways: Callable[..., Iterator[Any]]) -> None:
     plain, other = pattern(64), pattern(64, seed=1)
     header, blocks = split_stream(seal_stream(plain, KEY, b"file 1", 16))
     for key, prefix in (
@@ -178,7 +180,7 @@ def test_blocks_of_other_streams(ways: Callable[..., Iterator]) -> None:
             call()
 
 
-def test_wrong_key_or_prefix(ways: Callable[..., Iterator]) -> None:
+def test_wrong_key_or_prefix(ways: Callable[..., Iterator[Any]]) -> None:
     for plain_length in (0, 5, 40):
         stream = seal_stream(pattern(plain_length), KEY, b"prefix", 16)
         for key in (OTHER_KEY, flip(KEY, 127), KEY + bytes(16), KEY + KEY[:8]):
@@ -195,7 +197,7 @@ def test_wrong_key_or_prefix(ways: Callable[..., Iterator]) -> None:
 
 
 @pytest.mark.parametrize("claimed", [0, 1, 15, 17, 44, 1 << 20, (64 << 20) + 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])
-def test_block_length_lies(ways: Callable[..., Iterator], claimed: int) -> None:
+def test_block_length_lies(ways: Callable[..., Iterator[Any]], claimed: int) -> None:
     for plain_length in (17, 60):
         stream = seal_stream(pattern(plain_length), block_size=16)
         for call in ways(stream[:4] + struct.pack("<I", claimed) + stream[8:]):
@@ -270,7 +272,7 @@ def test_a_bad_block_raises_each_time_and_the_others_stay_readable(kind: str, bl
     rng = random.Random(block_size)
     with path.open("rb") as file:
         source = {"path": path, "file": file, "bytes": stream, "file-like": Source(stream)}[kind]
-        reader = AgsReader(source, KEY, length=len(stream), threads=2)
+        reader = AgsReader(source, KEY, length=len(stream), threads=2)  # type: ignore[arg-type]
 
         def wanted(offset: int, size: int) -> tuple[bytes | None, int | None]:
             """The right answer: bytes, or the block to be blamed."""
@@ -304,17 +306,17 @@ def test_a_bad_block_raises_each_time_and_the_others_stay_readable(kind: str, bl
         for _ in range(300):
             offset = rng.choice([rng.randrange(len(plain)), block_size * rng.randrange(n)])
             size = rng.choice([0, 1, 10, block_size - 1, block_size, block_size + 1, rng.randrange(5 * block_size)])
-            check(lambda o=offset, s=size: reader.read_at(o, s), offset, size)
-            check(lambda o=offset, s=size: into(o, s, True), offset, size)
-            check(lambda o=offset, s=size: reader.read_ranges([(o, s)])[0], offset, size)
+            check(lambda o=offset, s=size: reader.read_at(o, s), offset, size)  # type: ignore[misc]
+            check(lambda o=offset, s=size: into(o, s, True), offset, size)  # type: ignore[misc]
+            check(lambda o=offset, s=size: reader.read_ranges([(o, s)])[0], offset, size)  # type: ignore[misc]
             for call in (reader.read, lambda s, o=offset: into(o, s, False)):
                 reader.seek(offset)
-                check(lambda s=size, c=call: c(s), offset, size)
+                check(lambda s=size, c=call: c(s), offset, size)  # type: ignore[misc]
                 right = wanted(offset, size)[0]
                 assert reader.tell() == offset + (0 if right is None else len(right))  # a failed read moves nothing
         for i in (7, 8, 39):
             for _ in range(3):
-                check(lambda o=i * block_size: reader.read_at(o, 1), i * block_size, 1)
+                check(lambda o=i * block_size: reader.read_at(o, 1), i * block_size, 1)  # type: ignore[misc]
         with pytest.raises(IntegrityError) as caught:
             reader.verify()
         assert caught.value.block_index == 7

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from support import KEY, Target, nonces_of, open_stream, pattern, run_python
 
 import ags_fast
-from ags_fast import AgsCodec, AgsReader, AgsWriter, FormatError, KeyLimitError, encrypted_length, fs, stream
+from ags_fast import AgsCodec, AgsReader, AgsWriter, FormatError, KeyLimitError, encrypted_length, stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,9 +164,9 @@ def test_any_contiguous_exporter() -> None:
     except ImportError:
         pass
     else:
-        parts += [np.arange(10, dtype=">i8"), np.zeros((2, 3)), np.zeros((0, 3))]
+        parts += [np.arange(10, dtype=">i8"), np.zeros((2, 3)), np.zeros((0, 3))]  # type: ignore[list-item]
     for part in parts:
-        assert writer.write(part) == memoryview(part).nbytes
+        assert writer.write(part) == memoryview(part).nbytes  # type: ignore[arg-type]
     before = writer.tell()
     for junk, error in (
         ("text", TypeError),
@@ -175,10 +175,10 @@ def test_any_contiguous_exporter() -> None:
         (memoryview(b"abcd")[::2], BufferError),
     ):
         with pytest.raises(error):
-            writer.write(junk)
+            writer.write(junk)  # type: ignore[arg-type]
     assert writer.tell() == before  # a caller's mistake costs nothing
     writer.close()
-    assert open_stream(target.getvalue()) == b"".join(bytes(memoryview(part)) for part in parts)
+    assert open_stream(target.getvalue()) == b"".join(bytes(memoryview(part)) for part in parts)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- a path
@@ -263,7 +263,7 @@ def test_failed_constructors(no_leftovers: Path) -> None:
         ):
             with mock.patch("sys.unraisablehook") as hook:
                 with pytest.raises(error) as caught:
-                    AgsWriter(target, **{"key": KEY, **options})
+                    AgsWriter(target, **{"key": KEY, **options})  # type: ignore[arg-type]
                 caught.value.__traceback__ = None  # it keeps the writer
                 gc.collect()
             assert not hook.called, (target, hook.call_args)
@@ -311,8 +311,8 @@ def test_fsync_of_file_and_folder(no_leftovers: Path, monkeypatch: pytest.Monkey
         done.append("name")
         replace(source, target, **folders)
 
-    monkeypatch.setattr(fs.os, "fsync", watched_fsync)
-    monkeypatch.setattr(fs.os, "replace", watched_replace)
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
     for wanted, expected in ((True, ["file", "name", "folder"]), (False, ["name"])):
         done.clear()
         with ags_fast.open(no_leftovers / "file", "wb", key=KEY, fsync=wanted) as writer:
@@ -400,18 +400,18 @@ def test_devices_and_pipes(no_leftovers: Path) -> None:
         got: list[bytes] = []
         if target is None:
             reading, writing = os.pipe()
-            target = io.FileIO(writing, "w")
+            target = io.FileIO(writing, "w")  # type: ignore[assignment]
         else:
             reading = os.open(target, os.O_RDONLY | os.O_NONBLOCK)
             os.set_blocking(reading, True)
         with io.FileIO(reading) as pipe:
-            writer = AgsWriter(target, KEY, threads=2)
+            writer = AgsWriter(target, KEY, threads=2)  # type: ignore[arg-type]
             thread = threading.Thread(target=lambda p=pipe, g=got: g.append(p.readall()))
             thread.start()
             writer.write(plain)
             writer.close()
             if isinstance(target, io.FileIO):
-                target.close()
+                target.close()  # type: ignore[unreachable]
             thread.join()
         assert open_stream(got[0]) == plain
     assert stat.S_ISFIFO(os.stat(no_leftovers / "fifo").st_mode)
@@ -631,7 +631,7 @@ def test_key_limit_in_the_middle(no_leftovers: Path) -> None:
 
 def test_the_last_block_number(no_leftovers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block 2**31 is refused before it is written; here it is block 4."""
-    assert stream.MAX_BLOCKS_WRITTEN == (1 << 31) - 1
+    assert stream.MAX_BLOCKS_WRITTEN == (1 << 31) - 1  # type: ignore[attr-defined]
     monkeypatch.setattr(stream, "MAX_BLOCKS_WRITTEN", 3)
     monkeypatch.setattr(ags_fast.ags1, "MAX_BLOCKS_WRITTEN", 3)
     path = no_leftovers / "file"
@@ -716,7 +716,7 @@ def test_file_protocol() -> None:
     assert writer.closed
     assert writer.file_length == 8 + 2 * 32
     assert "closed" in repr(writer)
-    for call in (writer.tell, writer.flush, lambda: writer.write(b""), writer.writable, writer.__enter__):
+    for call in (writer.tell, writer.flush, lambda: writer.write(b""), writer.writable, writer.__enter__):  # type: ignore[assignment]
         with pytest.raises(ValueError, match="closed"):
             call()
     assert open_stream(target.getvalue()) == b"one\ntwo\n"

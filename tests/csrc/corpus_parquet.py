@@ -39,7 +39,7 @@ def files() -> dict[str, bytes]:
     made = {}
     for name, option in options.items():
         target = io.BytesIO()
-        pq.write_table(table, target, data_page_size=64, write_batch_size=8, **option)
+        pq.write_table(table, target, data_page_size=64, write_batch_size=8, **option)  # type: ignore[arg-type]
         made[name] = target.getvalue()
     target = io.BytesIO()
     pq.write_table(table.slice(0, 0), target)

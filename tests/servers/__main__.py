@@ -14,7 +14,7 @@ in_ci = bool(os.environ.get("CI"))
 failed = False
 for program in go_programs().values():
     try:
-        program.build(lambda name=program.name: print(f"Building {name}, for tests; some minutes, once.", flush=True))
+        program.build(lambda name=program.name: print(f"Building {name}, for tests; some minutes, once.", flush=True))  # type: ignore[misc]
     except NotHereError as error:
         failed = True
         print(error if in_ci else f"{error}. Its tests will be skipped.", file=sys.stderr)

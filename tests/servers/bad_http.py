@@ -86,8 +86,8 @@ class _EchoHandler(BaseHTTPRequestHandler):
             self.send_header("x-amzn-requestid", secret)
             self.send_header("x-amzn-errortype", secret)
             self.send_header("x-ms-request-id", secret)
-            self.wfile.write(b"".join(self._headers_buffer) + secret.encode() + b"\r\n")
-            self._headers_buffer = []
+            self.wfile.write(b"".join(self._headers_buffer) + secret.encode() + b"\r\n")  # type: ignore[has-type]
+            self._headers_buffer = []  # type: ignore[var-annotated]
         self.end_headers()
         self.wfile.write(body)
 

@@ -154,7 +154,10 @@ def _handler(vault: FakeKeyVault) -> type[BaseHTTPRequestHandler]:
         def _go(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                error = {"code": "Unauthorized", "message": "AKV10000: no bearer token that is known here"}
+                error: dict[str, Any] = {
+                    "code": "Unauthorized",
+                    "message": "AKV10000: no bearer token that is known here",
+                }
                 return self._send(401, {"error": error}, WWW_Authenticate=CHALLENGE)
             try:
                 return self._send(
@@ -162,7 +165,11 @@ def _handler(vault: FakeKeyVault) -> type[BaseHTTPRequestHandler]:
                 )
             except RefusedError as refused:
                 status, code, message, *inner = refused.args
-                error = {"code": code, "message": message, **({"innererror": {"code": inner[0]}} if inner else {})}
+                error = {
+                    "code": code,
+                    "message": message,
+                    **({"innererror": {"code": inner[0]}} if inner else {}),
+                }
                 return self._send(status, {"error": error})
 
         do_GET = do_POST = do_PATCH = do_DELETE = _go  # noqa: N815

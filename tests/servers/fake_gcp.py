@@ -119,7 +119,7 @@ class FakeGcpKms:
 
     def DestroyCryptoKeyVersion(self, asked: Any) -> Any:  # noqa: N802
         version = self._version(asked.name)
-        version.state = State.DESTROY_SCHEDULED
+        version.state = State.DESTROY_SCHEDULED  # type: ignore[assignment]
         return version
 
     def Encrypt(self, asked: Any) -> Any:  # noqa: N802

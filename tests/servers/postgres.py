@@ -47,7 +47,7 @@ def postgres() -> Iterator[Postgres]:
                 os.chown(path, runs["user"], runs["group"])
         login = ["-U", user, "-A", "scram-sha-256", "--pwfile", folder / "password"]
         made = subprocess.run(
-            [initdb, "-D", folder / "data", *login, "--no-sync", "--no-instructions", "-E", "UTF8", "--locale=C"],
+            [initdb, "-D", folder / "data", *login, "--no-sync", "--no-instructions", "-E", "UTF8", "--locale=C"],  # type: ignore[list-item]
             **runs,
             cwd=folder,
             capture_output=True,
@@ -61,7 +61,7 @@ def postgres() -> Iterator[Postgres]:
             listen = ["-p", str(port), "-h", "127.0.0.1", "-k", folder]
             with (folder / "log").open("wb") as log:
                 process = subprocess.Popen(
-                    [server, "-D", folder / "data", *listen, "-c", "fsync=off", "-c", "shared_buffers=16MB"],
+                    [server, "-D", folder / "data", *listen, "-c", "fsync=off", "-c", "shared_buffers=16MB"],  # type: ignore[list-item]
                     **runs,
                     cwd=folder,
                     stdout=log,
@@ -69,7 +69,7 @@ def postgres() -> Iterator[Postgres]:
                 )
             with stopped(process):
                 if listens(process, port):
-                    yield Postgres(f"postgresql+psycopg://{user}@127.0.0.1:{port}/postgres", user, password, process)
+                    yield Postgres(f"postgresql+psycopg://{user}@127.0.0.1:{port}/postgres", user, password, process)  # type: ignore[arg-type]
                     process.send_signal(signal.SIGINT)  # SIGTERM would have it wait for its clients
                     return
         cannot(f"PostgreSQL does not start: {(folder / 'log').read_text()[-1000:]}")

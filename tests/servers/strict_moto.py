@@ -166,8 +166,8 @@ class Server:
 
 
 def main() -> None:
-    KmsBackend.encrypt, KmsBackend.decrypt, KmsBackend.rotate_key_on_demand = encrypt, decrypt, rotate
-    KmsResponse.re_encrypt = re_encrypt
+    KmsBackend.encrypt, KmsBackend.decrypt, KmsBackend.rotate_key_on_demand = encrypt, decrypt, rotate  # type: ignore[method-assign]
+    KmsResponse.re_encrypt = re_encrypt  # type: ignore[method-assign]
     telling("describe_key", "DescribeKey")
     telling("generate_data_key", "GenerateDataKey")
     telling("re_encrypt", "ReEncrypt")
