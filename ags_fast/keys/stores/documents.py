@@ -95,6 +95,10 @@ class KeyDocuments:
         self.numbered.create(after.number, document)
         return sealed
 
+    def remember_bucket(self, part: Part, entries: dict[str, KeyEntry]) -> None:
+        """Remember what a new bucket holds, so that it need not be read."""
+        self._buckets[part] = entries
+
     def keep_buckets(self, version: KeysVersion) -> None:
         """Forget the buckets that a version does not have."""
         self._buckets = {part: self._buckets[part] for part in version.buckets if part in self._buckets}

@@ -25,7 +25,7 @@ from ags_fast.keys.stores.base import (
     unknown,
 )
 from ags_fast.keys.stores.documents import KeyDocuments
-from ags_fast.keys.stores.parts import FOLDER, bucket_count, bucket_of, make_bucket, remember
+from ags_fast.keys.stores.parts import FOLDER, bucket_count, bucket_of, divide, make_bucket, remember
 from ags_fast.keys.stores.restore import Earlier, earlier_version, removed_entries, restored_version
 from ags_fast.keys.stores.version import MAX_NBYTES, KeysVersion, next_sealer, sealer_of
 
@@ -210,12 +210,10 @@ class DatasetKeyStore:
             same = wanted == count
             buckets = list(before.buckets) if same else [None] * wanted
             touched = {bucket_of(i, wanted) for ids in what.values() for i in ids} if same else set(range(wanted))
-            contents: dict[int, builtins.list[Any]] = {place: [] for place in touched}
-            for entry in (new if same else everything).values():
-                if (content := contents.get(bucket_of(entry.key_id, wanted))) is not None:
-                    content.append(entry.to_json())
-            for place, content in contents.items():
-                buckets[place] = make_bucket(content, parts)
+            for place, content in divide((new if same else everything).values(), touched, wanted).items():
+                buckets[place] = part = make_bucket([entry.to_json() for entry in content.values()], parts)
+                if part is not None:
+                    documents.remember_bucket(part, content)
         change = Change(before.number + 1, now_ms(), what)
         history, earlier = remember(before.history, before.earlier, change, parts)
         after = before.following(

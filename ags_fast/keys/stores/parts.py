@@ -34,6 +34,7 @@ __all__ = [
     "all_buckets",
     "bucket_count",
     "bucket_of",
+    "divide",
     "entries_in",
     "history_of",
     "make_bucket",
@@ -134,6 +135,15 @@ def bucket_count(total: int, now: int) -> int:
     if BUCKET // 4 * now <= total <= BUCKET * now:
         return now
     return 1 << max(0, (total - 1) // BUCKET).bit_length()
+
+
+def divide(entries: Iterable[KeyEntry], places: Iterable[int], count: int) -> dict[int, dict[str, KeyEntry]]:
+    """Return what belongs into the buckets `places` of `count`."""
+    contents: dict[int, dict[str, KeyEntry]] = {place: {} for place in places}
+    for entry in entries:
+        if (content := contents.get(bucket_of(entry.key_id, count))) is not None:
+            content[entry.key_id] = entry
+    return contents
 
 
 def make_bucket(entries: Sequence[dict[str, Any]], parts: dict[str, bytes]) -> Part | None:
