@@ -25,7 +25,7 @@ def orders(folder):
 def test_example(example, tmp_path, monkeypatch):
     if "avro" in example:
         pytest.importorskip("fastavro")
-    if "jobs" in example:
+    if "jobs" in example or "Dataset" in example:
         pytest.importorskip("pyarrow")
         orders(tmp_path)
     monkeypatch.chdir(tmp_path)

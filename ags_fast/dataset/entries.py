@@ -25,7 +25,7 @@ class FileEntry(NamedTuple):
     path: str  # what it is called in the dataset, as in the tree it came from
     file: str  # the object that holds it
     format: str  # "ags1" or "parquet"
-    plain_length: int  # bytes; what the source had
+    plain_length: int  # bytes that reading gives: of Parquet those of the plaintext view; in a plan, of the source
     file_length: int  # bytes of the object: the trusted length; of Parquet 0 in a plan, for nobody knows it yet
     block_size: int  # bytes; of Parquet 0
     key_id: str  # the key that wraps the DEK
@@ -37,9 +37,15 @@ class FileEntry(NamedTuple):
     part: int | None  # its number there
     parts: int | None  # how many that job numbered
     source: str  # the path it was made from, in the source or (rekey) in the dataset
-    stamp: str  # which content of the source that was: modification time or etag
+    stamp: str  # which content of the source that was, as `source_stamp` has it
     mode: int | None = None  # permission bits of the source, of 0o777; None where it had none, as in an object store
     mtime_ns: int | None = None  # when the source was last changed, ns since the epoch; None if nobody knows
+
+    def is_of(self, size: int, stamp: str) -> bool:
+        """Return whether the file was made from a source of this size in bytes, with this stamp of the storage."""
+        return self.stamp == source_stamp(self.format, size, stamp) and (
+            self.format == "parquet" or self.plain_length == size
+        )
 
     def key_ids(self) -> set[str]:
         """The keys that wrap its DEKs."""
@@ -62,6 +68,21 @@ class FileEntry(NamedTuple):
                 for key, (key_id, wrapped) in zip(columns, wraps[1:], strict=True)
             )
         return self._replace(key_id=wraps[0][0], wrapped_dek=wraps[0][1], column_keys=columns)
+
+
+def with_lengths(entry: FileEntry, file_length: int, plain_length: int | None = None) -> FileEntry:
+    """Return the entry with the lengths of the file that was made; None: the planned length."""
+    return entry._replace(
+        file_length=file_length, plain_length=entry.plain_length if plain_length is None else plain_length
+    )
+
+
+def source_stamp(format: str, size: int, stamp: str) -> str:
+    """Return what an entry keeps of its source: the stamp of the storage (modification time or etag).
+
+    Of a Parquet source also its size in bytes, since `plain_length` has another length.
+    """
+    return f"{size}:{stamp}" if format == "parquet" else stamp
 
 
 def _column_use(column: str) -> str:

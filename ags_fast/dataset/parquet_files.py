@@ -85,12 +85,12 @@ def sealed(contents: Contents, entry: FileEntry, file: str | None = None) -> Ite
         yield source
 
 
-def view(contents: Contents, entry: FileEntry) -> io.RawIOBase:
-    """Open a file as a plaintext Parquet file, decrypted as far as it is read."""
+def view(contents: Contents, entry: FileEntry, keys: Keys | None = None) -> io.RawIOBase:
+    """Open a file as a plaintext Parquet file, decrypted as far as it is read. keys: those of the file, if at hand."""
     with _as_planned(entry.file):
         return open_plain(
             _source(contents, entry),
-            parquet_keys(contents, entry),
+            parquet_keys(contents, entry) if keys is None else keys,
             aad_prefix=entry.aad_prefix,
             missing="hide" if contents.without else "error",
             threads=contents.threads,
@@ -135,17 +135,20 @@ class ParquetWriter:
     def finish(self) -> tuple[int, int]:
         """Encrypt and publish the file. Returns the length of its plaintext view and its file length, in bytes."""
         contents, entry = self._contents, self._entry
+        keys = parquet_keys(contents, entry)
         self._writer.close()
         with self._spool, AgsReader(self._spool, self._key, length=self._writer.file_length) as plain:
             report = encrypt_file(
                 plain,
                 self._new,
-                parquet_keys(contents, entry),
+                keys,
                 aad_prefix=entry.aad_prefix,
                 store_aad_prefix=False,
                 threads=contents.threads,
             )
-        return plain_length(contents, entry), report.file_length
+        if report.plain_length is not None:
+            return report.plain_length, report.file_length
+        return plain_length(contents, entry, keys), report.file_length
 
     def abort(self) -> None:
         """Discard the file. After `finish`, do nothing."""
@@ -159,7 +162,7 @@ def write(contents: Contents, entry: FileEntry, new: NewFile | NewObject) -> Par
     return ParquetWriter(contents, entry, new)
 
 
-def plain_length(contents: Contents, entry: FileEntry) -> int:
+def plain_length(contents: Contents, entry: FileEntry, keys: Keys) -> int:
     """Return the bytes of a file's plaintext view: reads the footer."""
-    with view(contents, entry) as opened:
+    with view(contents, entry, keys) as opened:
         return opened.seek(0, os.SEEK_END)

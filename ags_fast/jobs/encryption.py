@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
-from ags_fast.dataset.entries import FileEntry
+from ags_fast.dataset.entries import FileEntry, source_stamp
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id, object_name
 from ags_fast.dataset.plan import Plan
@@ -230,7 +230,7 @@ def _new_entries(
         old = present.get(found.path)
         if old is None:
             new.append(found)
-        elif (old.plain_length, old.stamp) == (found.size, found.stamp):
+        elif old.is_of(found.size, found.stamp):
             same.append(old)
         else:
             changed.append((found, old))
@@ -250,6 +250,7 @@ def _new_entries(
             "plain_length": found.size,
             "file_length": encrypted_length(found.size, block_size) if ags1 else 0,
             "block_size": block_size if ags1 else 0,
+            "stamp": source_stamp(format, found.size, found.stamp),
         }
 
     made = []
@@ -267,7 +268,6 @@ def _new_entries(
                 part=None if template is None else n,
                 parts=None if template is None else len(new),
                 source=found.path,
-                stamp=found.stamp,
                 mode=found.mode,
                 mtime_ns=found.mtime_ns,
             )
@@ -279,7 +279,6 @@ def _new_entries(
                 aad_prefix=os.urandom(16) if old.set_id is None else old.aad_prefix,
                 job_id=job_id,
                 source=found.path,
-                stamp=found.stamp,
                 mode=found.mode,
                 mtime_ns=found.mtime_ns,
             )
@@ -389,7 +388,7 @@ def _delete(
             there = source.stat(entry.path)
             if there is None:
                 continue
-            if (there.size, there.stamp) != (entry.plain_length, entry.stamp):
+            if not entry.is_of(there.size, there.stamp):
                 raise SourceChangedError("it has changed since")
             if not may_go(entry):
                 raise SourceChangedError("it has other bytes, though the same size and time of change")

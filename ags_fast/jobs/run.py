@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.dataset.entries import FileEntry
+from ags_fast.dataset.entries import FileEntry, with_lengths
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import HIDDEN
 from ags_fast.jobs.engines.base import Engine
@@ -76,13 +76,19 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: P
         todo = [task for task in todo if task.entry.path not in taken]
     failures = 0
     callback = options.progress if callable(options.progress) else None
+    # A Parquet file that was written has another length than its source: the bar counts what was planned.
+    planned = {
+        context.dataset.full_path(task.entry.file): task.entry.plain_length
+        for task in tasks
+        if task.entry.format == "parquet" and context.op in ("encrypt", "rekey")
+    }
     with _bar(context.op, sum(task.entry.plain_length for task in tasks), options.progress) as bar:
 
         def report(more: list[Row]) -> None:
             nonlocal failures
             rows.extend(more)
             failures += sum(row.status == "failed" for row in more)
-            bar.update(sum(row.plain_length or 0 for row in more))
+            bar.update(sum(planned.get(row.dst or "", row.plain_length or 0) for row in more))
             if callback is not None:
                 callback(more)
             if options.max_failures is not None and failures > options.max_failures:
@@ -152,8 +158,11 @@ def commit_files(
 ) -> JobResult:
     """Make the version with what succeeded, and end the job."""
     by_name = {context.dataset.full_path(entry.file): entry for entry in entries}
-    made = [(by_name[row.dst], row.file_length) for row in rows if row.status == "ok" and row.dst is not None]
-    good = [entry if entry.file_length else entry._replace(file_length=length or 0) for entry, length in made]
+    good = [
+        with_lengths(by_name[row.dst], row.file_length or 0, row.plain_length)
+        for row in rows
+        if row.status == "ok" and row.dst is not None
+    ]
     good.sort(key=lambda entry: entry.path)
     version = base
     refused: list[FileEntry] = []

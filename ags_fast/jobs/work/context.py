@@ -89,3 +89,4 @@ class Outcome(NamedTuple):
     error_class: str | None = None
     error: str | None = None
     file_length: int = 0  # bytes of the encrypted file
+    plain_length: int | None = None  # bytes that reading gives; None: as planned

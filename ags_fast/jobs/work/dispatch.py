@@ -7,6 +7,7 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
+from ags_fast.dataset.entries import with_lengths
 from ags_fast.errors import FormatError
 from ags_fast.jobs.results import Row, describe
 from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Outcome, Task
@@ -48,9 +49,9 @@ def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
     """Do one file. A fault of the file is in the row; only a fault of the worker is raised."""
     begun = time.monotonic()
     try:
-        status, error_class, text, file_length = work_on(task.entry.format).run(context, task, attempt)
-        if file_length != task.entry.file_length:
-            task = task._replace(entry=task.entry._replace(file_length=file_length))
+        status, error_class, text, length, plain = work_on(task.entry.format).run(context, task, attempt)
+        if length != task.entry.file_length or plain is not None:
+            task = task._replace(entry=with_lengths(task.entry, length, plain))
     except AlreadyEncryptedError as error:
         status, error_class, text = "skipped", "AlreadyEncryptedError", str(error)
     except Exception as error:

@@ -14,7 +14,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.names import check_path
-from ags_fast.dataset.parquet_files import STRICT, closing, decrypt_to, parquet_keys, sealed
+from ags_fast.dataset.parquet_files import STRICT, closing, decrypt_to, parquet_keys, plain_length, sealed
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.files.source import Source
 from ags_fast.fs import NewFile, NewObject
@@ -40,6 +40,13 @@ def run(context: Context, task: Task, attempt: int) -> Outcome:
 
 def _ok(file_length: int) -> Outcome:
     return Outcome("ok", file_length=file_length)
+
+
+def _written(context: Context, entry: FileEntry, keys: Keys, file_length: int, length: int | None = None) -> Outcome:
+    """A file that was written, with its plain length: that of its plaintext view."""
+    if length is None:
+        length = plain_length(context.contents, entry._replace(file_length=file_length), keys)
+    return Outcome("ok", file_length=file_length, plain_length=length)
 
 
 class _Checked(NewObject):
@@ -97,18 +104,18 @@ def _already(plain: Any) -> str | None:
 def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
     entry, source = task.entry, context.other
     assert source is not None
-    if length := _finished(context, entry, attempt):
-        return _ok(length)
+    keys = parquet_keys(context.contents, entry)
+    if length := _finished(context, entry, keys, attempt):
+        return _written(context, entry, keys, length)
     there = source.stat(entry.source)
     if there is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source.full_path(entry.source))
-    planned = entry.plain_length, entry.stamp
-    if (there.size, there.stamp) != planned:
+    if not entry.is_of(there.size, there.stamp):
         raise SourceChangedError(f"{entry.source} has changed since it was planned: run the job again")
 
     def check() -> None:
         now = source.stat(entry.source)
-        if now is None or (now.size, now.stamp) != planned:
+        if now is None or not entry.is_of(now.size, now.stamp):
             raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
 
     with (
@@ -119,7 +126,7 @@ def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
             report = encrypt_file(
                 plain,
                 new,
-                parquet_keys(context.contents, entry),
+                keys,
                 aad_prefix=entry.aad_prefix,
                 store_aad_prefix=False,
                 threads=context.threads,
@@ -135,10 +142,10 @@ def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
             raise
     if context.verify_after:
         _check(context, entry)
-    return _ok(report.file_length)
+    return _written(context, entry, keys, report.file_length, report.plain_length)
 
 
-def _finished(context: Context, entry: FileEntry, attempt: int) -> int | None:
+def _finished(context: Context, entry: FileEntry, keys: Keys, attempt: int) -> int | None:
     """The bytes of a file that an earlier attempt, or the job that is resumed, published, if it is there.
 
     Its footer is what tells: it was written last, and opens under the planned key only. Nobody knows its length before.
@@ -147,7 +154,7 @@ def _finished(context: Context, entry: FileEntry, attempt: int) -> int | None:
         return None
     try:
         with sealed(context.contents, entry) as source:
-            with Opened(source, Reading(parquet_keys(context.contents, entry), entry.aad_prefix)) as opened:
+            with Opened(source, Reading(keys, entry.aad_prefix)) as opened:
                 length = opened.source.size
             if context.resume == "verify":
                 _verify_source(context, entry, source)
@@ -199,8 +206,9 @@ def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
 def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
     entry, old = task.entry, task.old
     assert old is not None
-    if length := _finished(context, entry, attempt):
-        return _ok(length)
+    keys = parquet_keys(context.contents, entry)
+    if length := _finished(context, entry, keys, attempt):
+        return _written(context, entry, keys, length)
     with (
         sealed(context.contents, old) as source,
         context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync) as new,
@@ -209,7 +217,7 @@ def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
             source,
             new,
             parquet_keys(context.contents, old),
-            parquet_keys(context.contents, entry),
+            keys,
             aad_prefix=old.aad_prefix,
             new_aad_prefix=entry.aad_prefix,
             store_aad_prefix=False,
@@ -218,7 +226,7 @@ def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
         )
     if context.verify_after:
         _check(context, entry)
-    return _ok(report.file_length)
+    return _written(context, entry, keys, report.file_length, report.plain_length)
 
 
 _OPERATIONS: dict[str, Callable[[Context, Task, int], Outcome]] = {
