@@ -346,4 +346,4 @@ def test_main_leaves_the_callers_signals_alone(tmp_path: Path, capsys: pytest.Ca
     before = signal.getsignal(signal.SIGINT), sys.unraisablehook
     assert cli.main(["stream", "inspect", str(tmp_path / "nothing")]) == 5
     assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
-    assert terminal.interrupts._installed is False
+    assert terminal.interrupts.installed is False

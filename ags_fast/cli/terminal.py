@@ -70,21 +70,21 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self._installed = False
+        self.installed = False
         self._since: float | None = None
         self._before = sys.unraisablehook
 
     def install(self) -> None:
         """Handle Ctrl-C in this process, which runs nothing but the command."""
         signal.signal(signal.SIGINT, leave)
-        if not self._installed:
-            self._installed = True
+        if not self.installed:
+            self.installed = True
             self._before, sys.unraisablehook = sys.unraisablehook, self._unraisable
 
     @contextmanager
     def raised(self) -> Iterator[None]:
         """Raise KeyboardInterrupt on Ctrl-C inside the ``with`` block, if `install` was called."""
-        if not self._installed:
+        if not self.installed:
             yield
             return
         self._since = None
@@ -96,7 +96,7 @@ class Interrupts:
 
     def take(self) -> None:
         """Take the signal back from a library that took it."""
-        if self._installed:
+        if self.installed:
             signal.signal(signal.SIGINT, self._raise)
 
     def _raise(self, *_: object) -> None:
