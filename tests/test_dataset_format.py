@@ -67,10 +67,27 @@ class SecondReader:
             ref["key_id"], base64.b64decode(ref["wrapped_key"]), self.binding(b"dek", ref["path"].encode())
         )
         table = open_stream(stream, key, self.binding(b"table", ref["path"].encode()))
-        plain = pa.decompress(table[8:], int.from_bytes(table[:8], "little"), codec="zstd")
-        rows: list[dict[str, Any]] = pa.ipc.open_stream(plain).read_all().to_pylist()
-        assert len(rows) == ref["entries"]
+        end = 8 + int.from_bytes(table[:8], "little")
+        rows: list[dict[str, Any]] = []
+        for count, packed, length, first in json.loads(table[8:end])["pages"]:
+            plain = pa.decompress(table[end : end + packed], length, codec="zstd")
+            page = pa.ipc.open_stream(plain).read_all().to_pylist()
+            assert (len(page), page[0]["path"][:255]) == (count, base64.b64decode(first))
+            rows += page
+            end += packed
+        assert (end, len(rows)) == (len(table), ref["entries"])
+        bounds = [base64.b64decode(ref[name]) for name in ("first", "last")]
+        assert all(bounds[0] <= row["path"][:255] <= bounds[1] for row in rows)
         return rows
+
+    def manifests(self, version: dict[str, Any]) -> list[dict[str, Any]]:
+        """The references of a version, those in lists too."""
+        refs = list(version["manifests"])
+        for name in version["lists"]:
+            data = (self.folder / f"_ags/lists/{name}.json").read_bytes()
+            assert hashlib.sha256(data).hexdigest() == name
+            refs += json.loads(data)["manifests"]
+        return refs
 
     def digests(self, path: str) -> dict[int, str]:
         """The SHA-256 of each version that a document descends from, as far as it knows, by number."""
@@ -99,7 +116,11 @@ class SecondReader:
 
     def rows(self) -> list[dict[str, Any]]:
         version = self.document(self.newest("_ags/versions"))
-        rows = [row for ref in version["manifests"] for row in self.table(ref)]
+        rows = []
+        for ref in self.manifests(version):
+            found = self.table(ref)
+            rows += found
+            assert found == sorted(found, key=lambda row: row["path"])
         assert (version["files"], version["plain_length"]) == (len(rows), sum(row["plain_length"] for row in rows))
         return rows
 

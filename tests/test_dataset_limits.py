@@ -215,8 +215,14 @@ def test_impossible_numbers_in_versions(forger: Forger) -> None:
                 {"keys": {"a": 10**30}},
                 {"keys": 5},
                 {"path": "_ags/manifests/none"},
+                {"first": 5},
+                {"last": "no base64"},
             )
         ),
+        {"lists": 5},
+        {"lists": [5]},
+        {"lists": ["../" + "a" * 61]},
+        {"lists": ["a" * 64]},
         {"policy": {"kek_uses": -1}},
         {"policy": {"keep": 10**30, "keep_days": 1e300}},
     ]
@@ -315,11 +321,31 @@ def test_large_values_in_small_tables(forger: Forger) -> None:
     assert ref.length < 64 << 10
     with pytest.raises(FormatError, match=f"{TABLE_NBYTES} are the most"):
         forged(forger, ref)
-    # A lie about the size before compression.
-    data = encode_entries([huge])
+    # Lies about the pages: their rows, their lengths, and the size before compression.
+    page = pages_of(encode_entries([huge]))[0]
     for nbytes in (0, 1, 1000, TABLE_NBYTES):
         with pytest.raises(FormatError):
-            forged(forger, forger.table(nbytes.to_bytes(8, "little") + data[8:], 1))
+            forged(forger, forger.table(paged((1, nbytes, page)), 1))
+    halves = [(0, TABLE_NBYTES // 2 + 1, page)] * 2
+    with pytest.raises(FormatError, match=f"{TABLE_NBYTES} are the most"):
+        forged(forger, forger.table(paged(*halves), 0))
+    good = encode_entries(forger.entries)
+    for data in (good[:-1], good + b"x", good[8:], good[:7], (1 << 40).to_bytes(8, "little") + good[8:]):
+        with pytest.raises((FormatError, IntegrityError)):
+            forged(forger, forger.table(data, 2))
+    indexes: list[Any] = [
+        {},
+        {"pages": 5},
+        {"pages": []},
+        {"pages": [5]},
+        {"pages": [[2, -1, 5, ""]]},
+        [],
+        {"pages": [[1e9] * 4]},
+    ]
+    for index in indexes:
+        text = json.dumps(index).encode()
+        with pytest.raises((FormatError, IntegrityError)):
+            forged(forger, forger.table(len(text).to_bytes(8, "little") + text, 2))
     # Compression inside of the stream, dictionaries, and what is more than one batch.
     table = pa.Table.from_batches([decode_table(encode_entries(forger.entries), "x", 2).to_batches()[0]])
     dictionary = table.set_column(0, "path", table.column("path").dictionary_encode())
@@ -340,14 +366,32 @@ def test_large_values_in_small_tables(forger: Forger) -> None:
             forged(forger, forger.table(data, 2))
 
 
+def paged(*pages: tuple[int, int, bytes]) -> bytes:
+    """A table of these pages: rows, bytes before compression, and what is stored."""
+    index = json.dumps({"pages": [(rows, len(data), nbytes, "") for rows, nbytes, data in pages]}).encode()
+    return len(index).to_bytes(8, "little") + index + b"".join(data for _, _, data in pages)
+
+
+def pages_of(table: bytes) -> list[bytes]:
+    """The pages of a table, as they are stored."""
+    at = 8 + int.from_bytes(table[:8], "little")
+    pages = []
+    for _, length, _, _ in json.loads(table[8:at])["pages"]:
+        pages.append(table[at : at + length])
+        at += length
+    return pages
+
+
 def packed(plain: bytes) -> bytes:
-    return len(plain).to_bytes(8, "little") + pa.Codec("zstd").compress(plain, asbytes=True)
+    """A table of one page of two rows."""
+    return paged((2, len(plain), pa.Codec("zstd").compress(plain, asbytes=True)))
 
 
 def test_impossible_arrays_in_tables(forger: Forger) -> None:
     """Every bit of a stream flipped that is sealed again: an error of ours, or a table whose entries can be read."""
     data = encode_entries(forger.entries)
-    plain = bytearray(pa.Codec("zstd").decompress(data[8:], int.from_bytes(data[:8], "little"), asbytes=True))
+    nbytes = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["pages"][0][2]
+    plain = bytearray(pa.Codec("zstd").decompress(pages_of(data)[0], nbytes, asbytes=True))
     read = refused = 0
     for at in range(0, 8 * len(plain), 37):
         plain[at // 8] ^= 1 << at % 8

@@ -978,7 +978,7 @@ def test_second_reader(src: Path, dataset: Path, kms: dict[str, str], double_wra
     for _ in range(2):
         reader = SecondParquetReader(dataset, load_kms(kms))
         version = reader.document(reader.newest("_ags/versions"))
-        entries = [row for ref in version["manifests"] for row in reader.table(ref)]
+        entries = [row for ref in reader.manifests(version) for row in reader.table(ref)]
         assert len(entries) == 4
         assert version["plain_length"] == sum(row["plain_length"] for row in entries)
         for row in entries:

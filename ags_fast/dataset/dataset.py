@@ -338,7 +338,7 @@ def _unless_expired(at: _At) -> Iterator[None]:
     try:
         yield
     except (IntegrityError, UnknownKeyError):
-        if at.head is None or at.head.number in at.ledger.version_numbers():
+        if at.head is None or at.ledger.has_version(at.head.number):
             raise
         raise ConcurrentChangeError(
             f"version {at.head.number} was expired while this handle was at it: call refresh()"

@@ -10,11 +10,16 @@ from ags_fast.dataset.keyring import Keyring
 from ags_fast.dataset.names import check_path
 from ags_fast.dataset.tables import (
     TABLE_DEK_NBYTES,
+    WHOLE_NBYTES,
     TableRef,
+    bound,
     decode_entries,
     encode_entries,
+    find_rows,
+    name_bytes,
     named_keys,
     open_table,
+    rows_of,
     seal_table,
 )
 from ags_fast.errors import FormatError
@@ -24,7 +29,7 @@ from ags_fast.keys.document import Document, document_nbytes, seal_document, tak
 from ags_fast.keys.envelope import Envelope, binding
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from ags_fast.dataset.cache import TableCache
     from ags_fast.dataset.entries import FileEntry
@@ -41,6 +46,7 @@ class Documents:
         self.keys = keys
         self.keyring = Keyring(keys, kms, store.url)
         self.tables: TableCache | None = None  # of a handle, which opens many files
+        self._looked_up: set[str] = set()  # the manifests of which a page was read
 
     @property
     def kms(self) -> KmsClient:
@@ -55,24 +61,36 @@ class Documents:
         return self.keyring.envelope
 
     def seal_table(self, path: str, entries: Sequence[FileEntry], key_id: str, envelope: Envelope) -> TableRef:
+        """Create a table of these entries. Those of a manifest are sorted by path."""
         dek = os.urandom(TABLE_DEK_NBYTES)
         data = seal_table(encode_entries(entries), dek, self.id, path)
         wrapped = envelope.wrap(key_id, dek, binding(self.id, "dek", path))
         self.store.create(path, data)
-        return TableRef(path, len(data), len(entries), key_id, wrapped, named_keys(wrapped_by(entries)))
+        names = [name_bytes(entry.path) for entry in entries]
+        counts = named_keys(wrapped_by(entries))
+        return TableRef(path, len(data), len(entries), key_id, wrapped, counts, bound(min(names)), bound(max(names)))
 
-    def open_table(self, ref: TableRef, envelope: Envelope, only: str | None = None) -> list[FileEntry]:
-        """What it holds; only: of this path, if it is there."""
+    def open_table(self, ref: TableRef, envelope: Envelope) -> list[FileEntry]:
+        """Return all entries of a table."""
+        return _checked(self._table(ref, envelope), ref)
 
+    def find_in_table(
+        self, ref: TableRef, envelope: Envelope, paths: Collection[bytes], folders: Collection[bytes] = ()
+    ) -> list[FileEntry]:
+        """Return the entries of a manifest that have these paths, and the first entry in each of these folders.
+
+        A handle keeps manifests. It reads a large one whole when a second lookup comes to it, not for the first one.
+        """
+        if self.tables is None or (ref.length > WHOLE_NBYTES and ref.path not in self._looked_up):
+            self._looked_up.add(ref.path)
+            return _checked(find_rows(self.store, self.id, ref, envelope, paths, folders), ref)
+        return _checked(rows_of(self._table(ref, envelope), paths, folders), ref)
+
+    def _table(self, ref: TableRef, envelope: Envelope) -> Any:
         def load() -> Any:
             return open_table(self.store, self.id, ref, envelope)
 
-        table = load() if self.tables is None else self.tables.get(ref.path, load)
-        entries = decode_entries(table, ref.path, only)
-        for entry in entries:
-            check_path(entry.path)
-            check_path(entry.file)
-        return entries
+        return load() if self.tables is None else self.tables.get(ref.path, load)
 
     def seal_body(self, path: str, body: dict[str, Any], key_id: str, envelope: Envelope) -> str:
         """Create an authenticated document; its SHA-256. FileExistsError if somebody was first."""
@@ -94,3 +112,12 @@ class Documents:
         if body.get("format") != kind:
             raise FormatError(f"{path} is a {body.get('format')!r}, not a {kind!r}")
         return body, document.key_id, sha256(data)
+
+
+def _checked(table: Any, ref: TableRef) -> list[FileEntry]:
+    """The entries of a table, if their names lead nowhere else."""
+    entries = decode_entries(table, ref.path)
+    for entry in entries:
+        check_path(entry.path)
+        check_path(entry.file)
+    return entries

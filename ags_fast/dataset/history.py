@@ -11,7 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ags_fast.dataset.documents import Documents
-from ags_fast.dataset.names import CHAIN, MANIFESTS, PLANS, VERSIONS
+from ags_fast.dataset.lists import Lists
+from ags_fast.dataset.names import CHAIN, LISTS, MANIFESTS, PLANS, VERSIONS
 from ags_fast.dataset.policy import Policy
 from ags_fast.dataset.tables import TableRef, whole
 from ags_fast.dataset.versions import KeysAt, Version, key_store_digest, version_numbers
@@ -46,9 +47,19 @@ class History(Documents):
         self._fits = ""  # the digest of a version whose last ancestors were seen to be there as it names them
         self._chain_objects = ChainObjects(store, CHAIN)
         self._numbered = Numbered(store, VERSIONS)
+        self._lists = Lists(store)
 
     def version_numbers(self) -> list[int]:
+        """List the versions that are there, the lowest first. This costs more the more versions there are."""
         return version_numbers(self.store)
+
+    def newest_number(self) -> int:
+        """Return the number of the newest version, or 0 if there is none."""
+        return self._numbered.newest(self._head.number if self._head else 0)
+
+    def has_version(self, number: int) -> bool:
+        """Return whether a version is there, and was not expired."""
+        return self._numbered.has(number)
 
     def remove_version(self, number: int, digest: str) -> bool:
         """Whether it was there. IntegrityError if what is there is not the document with this SHA-256.
@@ -80,14 +91,15 @@ class History(Documents):
         """
         while True:
             known = self._head  # before they are listed: another thread may read newer ones
-            numbers = self.version_numbers()
+            newest = self.newest_number()
             self.keys.refresh()  # now: a version comes after the keys that it needs
-            newest = numbers[-1] if numbers else 0
             self._check_number(newest, known, min_version or 0)
-            if version is not None and version not in numbers:
-                raise FileNotFoundError(f"the dataset has no version {version}; it has {_ranges(numbers)}")
+            if version is not None and version != newest and not self.has_version(version):
+                raise FileNotFoundError(
+                    f"the dataset has no version {version}; it has {_ranges(self.version_numbers())}"
+                )
             if not newest:
-                if writes and self.lost_versions() and self.version_numbers() == numbers:
+                if writes and self.lost_versions() and not self.newest_number():
                     self.committed(None)
                 return None
             try:
@@ -97,12 +109,12 @@ class History(Documents):
                     if self._head is None or head.number >= self._head.number:
                         self._head = head
                     if writes:
-                        self._check_parents(head, numbers)
+                        self._check_parents(head)
                     if version in (None, newest):
                         return head
                 return self.version(version or newest)
             except (IntegrityError, UnknownKeyError) as error:
-                if self.version_numbers() != numbers:
+                if self.newest_number() != newest or (version not in (None, newest) and not self.has_version(version)):
                     continue  # it may have been expired
                 if isinstance(error, UnknownKeyError):  # a version comes after its key: older keys were put back
                     raise IntegrityError(str(error)) from None
@@ -145,6 +157,8 @@ class History(Documents):
         try:
             if whole(body["version"]) != number:
                 raise IntegrityError(f"{path} holds the version {body['version']!r}")
+            names = tuple(map(str, body["lists"]))
+            listed = tuple(ref for name in names for ref in self._lists.get(name, path))
             version = Version(
                 number,
                 None if body["parent"] is None else whole(body["parent"], number - 1, 1),
@@ -153,17 +167,18 @@ class History(Documents):
                 whole(body["time_ms"], LATEST_MS),
                 whole(body["files"]),
                 whole(body["plain_length"]),
-                tuple(TableRef.from_json(ref) for ref in body["manifests"]),
+                (*listed, *(TableRef.from_json(ref) for ref in body["manifests"])),
                 Policy.from_json(body.get("policy", {})),
                 key_id,
                 Chain.from_json(body, number, path),
                 KeysAt.from_json(body["key_store"]),
                 digest,
+                names,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{path} lacks or garbles {error}") from None
-        if version.files != (listed := sum(ref.entries for ref in version.manifests)):
-            raise FormatError(f"{path} says that it has {version.files} files, and names manifests with {listed}")
+        if version.files != (count := sum(ref.entries for ref in version.manifests)):
+            raise FormatError(f"{path} says that it has {version.files} files, and names manifests with {count}")
         self._check_place(version)
         self._check_keys(version)
         return version
@@ -229,17 +244,16 @@ class History(Documents):
             "from a copy, and take away those that do not descend from it; then try again"
         )
 
-    def _check_parents(self, head: Version, numbers: Sequence[int]) -> None:
+    def _check_parents(self, head: Version) -> None:
         """IntegrityError if what is there of the last ancestors is not what `head` descends from."""
         if head.sha256 == self._fits:
             return
-        for number in numbers:
-            if head.number - PARENTS <= number < head.number:
-                try:
-                    data = self._numbered.read(number, document_nbytes("ags-version"))
-                except FileNotFoundError:
-                    continue  # expired meanwhile
-                self._check_ancestor(head, number, sha256(data))
+        for number in range(max(1, head.number - PARENTS), head.number):
+            try:
+                data = self._numbered.read(number, document_nbytes("ags-version"))
+            except FileNotFoundError:
+                continue  # expired
+            self._check_ancestor(head, number, sha256(data))
         self._fits = head.sha256
 
     def check_history(self) -> None:
@@ -252,17 +266,18 @@ class History(Documents):
             self.keys.check_history()
 
     def chain_orphans(self) -> list[str]:
-        """The objects with digests that no version names any more, a day old."""
-        objects = self._chain_objects
+        """The objects named by their SHA-256, digests and lists, that no version names any more, a day old."""
+        objects, lists = self._chain_objects, self._lists
         old = time.time() - NO_LOCK_SECONDS
         listed = objects.in_folder(entry.path for entry in self.store.list(CHAIN) if entry.modified < old)
+        listed += [entry.path for entry in self.store.list(LISTS) if entry.modified < old]
         if not listed:
             return []
         # Read after they were listed: of what a dead writer left, it names all or is about to name the next.
         head = self.current()
         named = objects.paths(head.chain.needed(head.sha256)) if head else set()
         for version in self.versions():
-            named |= objects.paths(version.chain.blocks)
+            named |= objects.paths(version.chain.blocks) | {lists.path(name) for name in version.lists}
         return [path for path in listed if path not in named]
 
     def digest(self, version: Version, number: int) -> str | None:
@@ -303,13 +318,11 @@ class History(Documents):
 
     def versions(self, after: int = 0) -> Iterator[Version]:
         """All versions, or those with higher numbers; the newest first. One that is expired meanwhile is left out."""
-        for number in reversed(self.version_numbers()):
-            if number <= after:
-                return
+        for number in range(self.newest_number(), after, -1) if after else reversed(self.version_numbers()):
             try:
                 version = self.version(number)
             except IntegrityError:
-                if number in self.version_numbers():
+                if self.has_version(number):
                     raise
                 continue
             yield version

@@ -69,10 +69,10 @@ class Ledger(Commits):
 
     def _is_new(self) -> bool:
         """Whether neither a version nor a plan is there."""
-        return not self.version_numbers() and not any(self.store.list(PLANS))
+        return not self.newest_number() and not any(self.store.list(PLANS))
 
     def _has_keys(self) -> bool:
-        if self.keys.version == 0 and self.version_numbers() and self.keys.refresh() == 0:
+        if self.keys.version == 0 and self.newest_number() and self.keys.refresh() == 0:
             raise IntegrityError(
                 f"{self.store.url} has versions, but {self.keys!r} has no {HIDDEN}keys: name the key_store that it was "
                 "written with, if they are elsewhere; otherwise somebody took them away"

@@ -15,6 +15,7 @@ VERSIONS = "_ags/versions/"
 MANIFESTS = "_ags/manifests/"
 PLANS = "_ags/plans/"
 CHAIN = "_ags/chain/"
+LISTS = "_ags/lists/"
 NAME_NBYTES = 255  # the longest name that file systems take
 NO_NAMES = frozenset(("", ".", ".."))
 

@@ -174,7 +174,7 @@ class Plan:
             return None
         try:
             found = cls.load(dataset, job_id)
-            if found is not None and found.body.get("base", 0) and not dataset.version_numbers():
+            if found is not None and found.body.get("base", 0) and not dataset.newest_number():
                 dataset.committed(None)  # what it names could be in versions that were taken away
         except BaseException:
             plan.release()
@@ -359,7 +359,7 @@ class Plan:
                     store.delete(file)
                     removed.append(file)
         # Before the plan: manifests without a version and without a plan are those of versions that were taken away.
-        alone = self.taken or not dataset.version_numbers()
+        alone = self.taken or not dataset.newest_number()
         for path in orphan_manifests(dataset, None, self.job_id) if alone else ():
             store.delete(path)
             removed.append(path)

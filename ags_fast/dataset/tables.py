@@ -1,12 +1,18 @@
-"""Tables of entries, as sealed objects: encoding, sealing, opening, and references to them."""
+"""Tables of entries, as sealed objects: encoding, sealing, opening, and references to them.
+
+A table is cut into pages of some hundred rows behind an index. So a lookup in a large table reads and decodes a page.
+"""
 
 from __future__ import annotations
 
 import base64
+import json
 import struct
+from bisect import bisect_left
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, MAX_BLOCK_SIZE, AgsCodec
+from ags_fast.ags1 import MAX_BLOCK_SIZE, AgsCodec
 from ags_fast.dataset.entries import MAX_FILES, FileEntry
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
@@ -15,7 +21,9 @@ from ags_fast.keys.envelope import Envelope, binding
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    Read = Callable[[int, int], bytes]  # of a table's plaintext: offset and size
 
 
 MANIFEST_ENTRIES = 10_000  # at most, in one manifest or one part of a plan
@@ -24,6 +32,11 @@ TABLE_NBYTES = 32 << 20  # of a table, sealed or not: a bound for what a lie can
 COLUMN_KEYS = 1 << 18  # in one table
 ENTRY_NBYTES = 200  # of an entry, without its names and wrapped keys
 TABLE_DEK_NBYTES = 16
+BLOCK_NBYTES = 64 << 10  # of the AGS1 stream that a table is in
+WHOLE_NBYTES = 2 * BLOCK_NBYTES  # a table of at most this length is read at once, whatever is looked up in it
+PAGE_ENTRIES = 512  # rows in a page
+INDEX_NBYTES = 1 << 20  # of the index before the pages: more than 10,000 rows need
+BOUND_NBYTES = 255  # of a path, in what says where a table or a page begins and ends
 NUMBERS = {  # in a table, and the largest that each can be
     "plain_length": (1 << 63) - 1,
     "file_length": (1 << 63) - 1,
@@ -45,15 +58,24 @@ class TableRef(NamedTuple):
     key_id: str
     wrapped_key: bytes
     keys: tuple[tuple[str, int], ...] | None = None  # the keys that wrap the entries' DEKs, and how many; None: open it
+    first: bytes = b""  # no path in it sorts before this one, as `bound` has it
+    last: bytes = b"\xff" * BOUND_NBYTES  # and none after this one
+    run: str = ""  # the run of several tables that it belongs to; "": it is a run of its own. Not in its JSON
 
     def to_json(self) -> dict[str, Any]:
-        value = {**self._asdict(), "wrapped_key": base64.b64encode(self.wrapped_key).decode()}
-        return {name: field for name, field in value.items() if field is not None} | (
-            {} if self.keys is None else {"keys": dict(self.keys)}
-        )
+        value: dict[str, Any] = {
+            "path": self.path,
+            "length": self.length,
+            "entries": self.entries,
+            "key_id": self.key_id,
+            "wrapped_key": base64.b64encode(self.wrapped_key).decode(),
+            "first": base64.b64encode(self.first).decode(),
+            "last": base64.b64encode(self.last).decode(),
+        }
+        return value if self.keys is None else {**value, "keys": dict(self.keys)}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> TableRef:
+    def from_json(cls, value: Mapping[str, Any], run: str = "") -> TableRef:
         try:
             return cls(
                 str(value["path"]),
@@ -62,6 +84,9 @@ class TableRef(NamedTuple):
                 str(value["key_id"]),
                 base64.b64decode(value["wrapped_key"], validate=True),
                 tuple((str(k), whole(n)) for k, n in value["keys"].items()) if "keys" in value else None,
+                base64.b64decode(value["first"], validate=True),
+                base64.b64decode(value["last"], validate=True),
+                run,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"a reference to a table lacks or garbles {error}") from None
@@ -114,39 +139,122 @@ def encode_entries(entries: Sequence[FileEntry]) -> bytes:
     schema = entry_schema()
     columns = list(zip(*entries, strict=True)) or [()] * len(schema)
     for i in NAMES:
-        columns[i] = tuple(name.encode("utf-8", "surrogateescape") for name in columns[i])
+        columns[i] = tuple(map(name_bytes, columns[i]))
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return encode_table(pa.table(arrays, schema=schema))
 
 
-def encode_table(table: Any) -> bytes:
-    """An Arrow table as it is sealed: how long its IPC stream of one record batch is (8 bytes), and that in Zstandard.
+def name_bytes(name: str) -> bytes:
+    """Return a name as tables have it: UTF-8, unless the name is not text."""
+    return name.encode("utf-8", "surrogateescape")
 
-    Arrow's format, and not Parquet, for nothing in it takes more memory than it has bytes: who has a KEK could seal a
-    Parquet file of 12 KiB that decodes to gigabytes.
+
+def bound(path: bytes) -> bytes:
+    """Return what is compared of a path: as many bytes as a bound can have."""
+    return path[:BOUND_NBYTES]
+
+
+class Page(NamedTuple):
+    """A page of a table, as the table's index has it."""
+
+    rows: int
+    packed: int  # bytes in the table
+    plain: int  # bytes when it is decompressed
+    first: bytes  # the path of its first row, as `bound` has it
+
+
+def encode_table(table: Any) -> bytes:
+    """An Arrow table as it is sealed: the length of the index (8 bytes), the index (JSON), and the pages.
+
+    A page is an IPC stream of one record batch in Zstandard. Arrow's format, and not Parquet, since nothing in it takes
+    more memory than it has bytes: whoever has a KEK could seal a Parquet file of 12 KiB that decodes to gigabytes.
     """
+    table = table.combine_chunks()
+    pages, parts = [], []
+    for begin in range(0, max(1, table.num_rows), PAGE_ENTRIES):
+        page = table.slice(begin, PAGE_ENTRIES)
+        plain = _stream(page)
+        parts.append(_packed(plain))
+        first = bound(page.column("path")[0].as_py()) if page.num_rows else b""
+        pages.append([page.num_rows, len(parts[-1]), plain.size, base64.b64encode(first).decode()])
+    index = json.dumps({"pages": pages}, separators=(",", ":")).encode()
+    return b"".join((len(index).to_bytes(8, "little"), index, *parts))
+
+
+def _stream(page: Any) -> Any:
+    """An IPC stream of one record batch, as an Arrow buffer."""
     import pyarrow as pa
 
-    (batch,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
+    (batch,) = page.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], page.schema)]
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
+    with pa.ipc.new_stream(sink, page.schema) as stream:
         stream.write_batch(batch)
-    plain = sink.getvalue()
-    nbytes: int = plain.size
+    return sink.getvalue()
+
+
+def _packed(plain: Any) -> bytes:
+    import pyarrow as pa
+
     packed: bytes = pa.Codec("zstd").compress(plain, asbytes=True)
-    return nbytes.to_bytes(8, "little") + packed
+    return packed
 
 
 def decode_table(data: bytes, where: str, count: int) -> Any:
     """What `encode_table` returned, as an Arrow table of `entry_schema`, which has `count` rows."""
     import pyarrow as pa
 
+    view = memoryview(data)
+    pages, at = _index(lambda offset, size: bytes(view[offset : offset + size]), len(data), where, count)
+    decoded = []
+    for page in pages:
+        decoded.append(_decode_page(view[at : at + page.packed], page, where))
+        at += page.packed
+    return _bounded(pa.concat_tables(decoded).combine_chunks(), where)
+
+
+def _bounded(table: Any, where: str) -> Any:
+    """The table, if it does not name more columns with keys than a table may."""
+    column_keys = table.column("column_keys")
+    if sum(len(chunk.flatten()) for chunk in column_keys.chunks) > COLUMN_KEYS:
+        raise FormatError(f"{where} is no table of entries: it has keys of more than {COLUMN_KEYS} columns")
+    return table
+
+
+def _index(read: Read, length: int, where: str, count: int) -> tuple[list[Page], int]:
+    """The pages of a table of `length` bytes, and where the first one begins. Every number is checked."""
+    try:
+        nbytes = int.from_bytes(read(0, 8), "little")
+        if not 0 < nbytes <= min(INDEX_NBYTES, length - 8):
+            raise ValueError(f"its index would have {nbytes} bytes")
+        pages = [
+            Page(whole(rows), whole(packed), whole(plain), base64.b64decode(first, validate=True))
+            for rows, packed, plain, first in json.loads(read(8, nbytes))["pages"]
+        ]
+        if not pages:
+            raise ValueError("it has no page")
+        if (plain := sum(page.plain for page in pages)) > TABLE_NBYTES:
+            raise ValueError(f"it would have {plain} bytes, and {TABLE_NBYTES} are the most")
+        if sum(page.packed for page in pages) != length - 8 - nbytes:
+            raise ValueError("its pages have other lengths than its index says")
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise FormatError(f"{where} is no table of entries: {error}") from None
+    if (rows := sum(page.rows for page in pages)) != count:
+        raise IntegrityError(f"{where} has {rows} entries, not the {count} that there should be")
+    return pages, 8 + nbytes
+
+
+def _decode_page(data: Any, page: Page, where: str) -> Any:
+    """A page as an Arrow table, all of whose values have been checked."""
+    return _page_table(_page_batch(data, page, where), where)
+
+
+def _page_batch(data: Any, page: Page, where: str) -> Any:
+    """A page as an Arrow record batch that has the columns of a table. Only the paths have been checked."""
+    import pyarrow as pa
+
     schema = entry_schema()
     try:
-        nbytes = int.from_bytes(data[:8], "little")
-        if nbytes > TABLE_NBYTES:
-            raise ValueError(f"it would have {nbytes} bytes, and {TABLE_NBYTES} are the most")
-        plain = pa.Codec("zstd").decompress(pa.py_buffer(data)[8:], decompressed_size=nbytes)
+        plain = pa.Codec("zstd").decompress(pa.py_buffer(data), decompressed_size=page.plain)
         messages = pa.ipc.MessageReader.open_stream(plain)
         first, second = messages.read_next_message(), messages.read_next_message()
         if (first.type, second.type) != ("schema", "record batch") or _has_compression(second.metadata.to_pybytes()):
@@ -155,13 +263,24 @@ def decode_table(data: bytes, where: str, count: int) -> Any:
         if any(found.field(field.name).type != field.type for field in schema):
             raise ValueError("its columns have other types")
         batch = pa.ipc.read_record_batch(second, found)
-        if batch.num_rows == count:
-            table = pa.Table.from_batches([batch]).select(schema.names)
-            table.validate(full=True)
-            return _checked(table.cast(schema))
+        if batch.num_rows == page.rows:
+            batch.column("path").validate(full=True)
+            return batch
     except (pa.ArrowException, KeyError, OSError, StopIteration, ValueError, struct.error) as error:
         raise FormatError(f"{where} is no table of entries: {error}") from None
-    raise IntegrityError(f"{where} has {batch.num_rows} entries, not the {count} that there should be")
+    raise IntegrityError(f"{where} has a page of {batch.num_rows} entries, not of the {page.rows} that it should have")
+
+
+def _page_table(batch: Any, where: str) -> Any:
+    import pyarrow as pa
+
+    schema = entry_schema()
+    try:
+        table = pa.Table.from_batches([batch]).select(schema.names)
+        table.validate(full=True)
+        return _checked(table.cast(schema))
+    except (pa.ArrowException, KeyError, ValueError) as error:
+        raise FormatError(f"{where} is no table of entries: {error}") from None
 
 
 def _has_compression(metadata: bytes) -> bool:
@@ -192,20 +311,13 @@ def _checked(table: Any) -> Any:
         span = pc.min_max(table.column(name)).as_py()
         if span["min"] is not None and not 0 <= span["min"] <= span["max"] <= most:
             raise ValueError(f"a {name} is from 0 to {most}, not from {span['min']} to {span['max']}")
-    column_keys = table.column("column_keys")
-    if sum(len(chunk.flatten()) for chunk in column_keys.chunks) > COLUMN_KEYS:
-        raise ValueError(f"it has keys of more than {COLUMN_KEYS} columns")
     return table
 
 
-def decode_entries(table: Any, where: str, only: str | None = None) -> list[FileEntry]:
-    """The entries of a table; or the one of the path `only`, if it is there."""
+def decode_entries(table: Any, where: str) -> list[FileEntry]:
+    """The entries of a table."""
     import pyarrow as pa
 
-    if only is not None:
-        names = table.column("path").to_pylist()
-        name = only.encode("utf-8", "surrogateescape")
-        table = table.slice(names.index(name), 1) if name in names else table.slice(0, 0)
     known: dict[Any, Any] = {}  # to have equal texts once: most columns say the same in every row
     columns = [
         [known.setdefault(v, v) for v in c.to_pylist()] if c.type == pa.string() else c.to_pylist()
@@ -243,15 +355,128 @@ def chunks(entries: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
 
 def seal_table(data: bytes, dek: bytes, dataset_id: str, path: str) -> bytes:
     """A table as it is stored: an AGS1 stream that is bound to its dataset and path."""
-    return AgsCodec(dek, aad_prefix=binding(dataset_id, "table", path), threads=1).encrypt(data)
+    return AgsCodec(dek, aad_prefix=binding(dataset_id, "table", path), block_size=BLOCK_NBYTES, threads=1).encrypt(
+        data
+    )
 
 
 def open_table(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> Any:
     """What a table holds, as an Arrow table. IntegrityError if it is missing, or not what was written."""
+    return decode_table(_read_whole(store, dataset_id, ref, envelope), ref.path, ref.entries)
+
+
+def find_rows(
+    store: Store,
+    dataset_id: str,
+    ref: TableRef,
+    envelope: Envelope,
+    paths: Collection[bytes],
+    folders: Collection[bytes] = (),
+) -> Any:
+    """The rows of a manifest that have these paths, and the first one in each of these folders, as an Arrow table.
+
+    Of a large table, only the index and the pages that may have the paths are read.
+    """
+    import pyarrow as pa
+
+    if ref.length <= WHOLE_NBYTES:
+        plain = memoryview(_read_whole(store, dataset_id, ref, envelope))
+        return _Pages(lambda at, size: bytes(plain[at : at + size]), len(plain), ref).take(paths, folders)
+    dek = _dek(dataset_id, ref, envelope)
+    source: Any = None
+    try:
+        source = store.source(ref.path)
+        with AgsReader(
+            source,
+            dek,
+            length=ref.length,
+            aad_prefix=binding(dataset_id, "table", ref.path),
+            block_size=BLOCK_NBYTES,
+            threads=1,
+        ) as reader:
+            return _Pages(reader.read_at, reader.length, ref).take(paths, folders)
+    except FileNotFoundError:
+        raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
+    except NotAFileError:
+        raise IntegrityError(f"{ref.path} is no regular file, but a version or plan of the dataset names it") from None
+    except (IntegrityError, FormatError, pa.ArrowException) as error:
+        raise IntegrityError(f"{ref.path} is not what was written: {error}") from None
+    finally:
+        if hasattr(source, "close"):
+            source.close()
+
+
+def rows_of(table: Any, paths: Collection[bytes], folders: Collection[bytes] = ()) -> Any:
+    """The rows of a decoded table that have these paths, and the first one in each of these folders."""
+    import pyarrow as pa
+
+    names = table.column("path").combine_chunks()
+
+    def name(row: int) -> bytes:
+        found: bytes = names[row].as_py()
+        return found
+
+    def place(path: bytes) -> int:
+        return bisect_left(range(len(names)), path, key=name)
+
+    rows = [row for path in paths if (row := place(path)) < len(names) and name(row) == path]
+    rows += [row for folder in folders if (row := place(folder)) < len(names) and name(row).startswith(folder)]
+    return table.take(pa.array(sorted(set(rows)), pa.int64()))
+
+
+class _Pages:
+    """The pages of a table, decoded as a lookup needs them."""
+
+    def __init__(self, read: Read, length: int, ref: TableRef) -> None:
+        self._read = read
+        self._where = ref.path
+        self._pages, at = _index(read, length, ref.path, ref.entries)
+        self._offsets = list(accumulate((page.packed for page in self._pages), initial=at))
+        self._firsts = [page.first for page in self._pages]
+        self._batches: dict[int, tuple[Any, list[bytes]]] = {}
+
+    def _names(self, i: int) -> list[bytes]:
+        """The paths of a page."""
+        if i not in self._batches:
+            page = self._pages[i]
+            batch = _page_batch(self._read(self._offsets[i], page.packed), page, self._where)
+            self._batches[i] = batch, batch.column("path").to_pylist()
+        return self._batches[i][1]
+
+    def find(self, name: bytes) -> tuple[int, int] | None:
+        """The page and the row of the first path that is not before `name`; None if all are before it."""
+        # Pages that begin with one long prefix look alike: the search begins before them.
+        for i in range(max(0, bisect_left(self._firsts, bound(name)) - 1), len(self._pages)):
+            names = self._names(i)
+            if (row := bisect_left(names, name)) < len(names):
+                return i, row
+        return None
+
+    def take(self, paths: Collection[bytes], folders: Collection[bytes]) -> Any:
+        """The rows that have these paths, and the first one in each of these folders."""
+        import pyarrow as pa
+
+        found: dict[int, set[int]] = {}
+        for wanted, matches in ((sorted(paths), bytes.__eq__), (sorted(folders), bytes.startswith)):
+            for name in wanted:
+                if (place := self.find(name)) and matches(self._names(place[0])[place[1]], name):
+                    found.setdefault(place[0], set()).add(place[1])
+        if not found:
+            return entry_schema().empty_table()
+        taken = [_page_table(self._batches[i][0], self._where).take(sorted(rows)) for i, rows in found.items()]
+        return _bounded(pa.concat_tables(taken), self._where)
+
+
+def _dek(dataset_id: str, ref: TableRef, envelope: Envelope) -> bytes:
     check_path(ref.path)
     if ref.length > TABLE_NBYTES:
         raise FormatError(f"{ref.path} would have {ref.length} bytes, and {TABLE_NBYTES} are the most of a table")
-    dek = envelope.unwrap(ref.key_id, ref.wrapped_key, binding(dataset_id, "dek", ref.path))
+    return envelope.unwrap(ref.key_id, ref.wrapped_key, binding(dataset_id, "dek", ref.path))
+
+
+def _read_whole(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> bytes:
+    """The plaintext of a table."""
+    dek = _dek(dataset_id, ref, envelope)
     try:
         data = store.read(ref.path, ref.length)
     except FileNotFoundError:
@@ -264,10 +489,7 @@ def open_table(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope)
         raise IntegrityError(f"{ref.path} has {len(data)} bytes, its version says {ref.length}")
     prefix = binding(dataset_id, "table", ref.path)
     try:
-        with AgsReader(
-            data, dek, length=ref.length, aad_prefix=prefix, block_size=DEFAULT_BLOCK_SIZE, threads=1
-        ) as reader:
-            plain = reader.read()
+        with AgsReader(data, dek, length=ref.length, aad_prefix=prefix, block_size=BLOCK_NBYTES, threads=1) as reader:
+            return reader.read()
     except (IntegrityError, FormatError) as error:
         raise IntegrityError(f"{ref.path} is not what was written: {error}") from None
-    return decode_table(plain, ref.path, ref.entries)

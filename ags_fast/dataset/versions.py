@@ -11,7 +11,7 @@ from ags_fast.fs.numbered import Numbered
 from ags_fast.keys.chain import Chain, Pin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ags_fast.fs import Store
     from ags_fast.keys.stores import KeyResolver
@@ -27,6 +27,14 @@ class KeysAt(NamedTuple):
     def from_json(cls, value: Mapping[str, Any]) -> KeysAt:
         digest = value["sha256"]
         return cls(whole(value["version"]), None if digest is None else str(digest))
+
+
+def runs_of(refs: Iterable[TableRef]) -> list[list[TableRef]]:
+    """Return the runs of these manifests: of one manifest each, or of several that have a list."""
+    runs: dict[str, list[TableRef]] = {}
+    for ref in refs:
+        runs.setdefault(ref.run or ref.path, []).append(ref)
+    return list(runs.values())
 
 
 class Version(NamedTuple):
@@ -45,6 +53,7 @@ class Version(NamedTuple):
     chain: Chain = Chain(1)  # the digests of the versions before it
     keys: KeysAt = KeysAt(0, None)  # the version of the key store that it was made on
     sha256: str = ""  # hex, of its document as it is stored
+    lists: tuple[str, ...] = ()  # the names of the lists that its runs of several manifests are in
 
     @property
     def pin(self) -> str:

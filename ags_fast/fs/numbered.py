@@ -15,7 +15,7 @@ from ags_fast.errors import ConcurrentChangeError, IntegrityError
 
 TYPE_CHECKING = False  # to import typing takes longer than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Protocol
 
     class _Listed(Protocol):
@@ -42,6 +42,8 @@ __all__ = ["TOMBSTONE", "TOMBSTONE_SECONDS", "Numbered", "numbered"]
 
 TOMBSTONE = b'{"ags":1,"removed":true}\n'  # no other object has this size, so a listing shows which ones are tombstones
 TOMBSTONE_SECONDS = 86_400.0  # longer than any writer takes between a look at the folder and its create
+FEW = 64  # objects that are listed rather than searched, which sees every gap
+PROBES = 12  # names beyond the newest object that a search asks for, each twice as far as the last one
 ATTEMPTS = 100  # to read the newest object while newer ones appear
 
 
@@ -63,6 +65,11 @@ class Numbered:
     def __init__(self, store: _Store, folder: str) -> None:
         self._store = store
         self.folder = folder
+        # Asks for one name, where that is much quicker than a listing.
+        self._stat: Callable[[str], _Listed | None] | None = (
+            getattr(store, "stat", None) if getattr(store, "local", False) else None
+        )
+        self._seen = 0  # the newest number that was found
 
     def __repr__(self) -> str:
         return f"Numbered({self._store!r}, {self.folder!r})"
@@ -93,9 +100,43 @@ class Numbered:
         """Return the numbers that `entries` has."""
         return [*self.entries()]
 
-    def newest(self) -> int:
-        """Return the highest number, or 0 if there is none."""
-        return max(self._found(), default=0)
+    def newest(self, known: int = 0) -> int:
+        """Return the highest number, or 0 if there is none.
+
+        Numbers are given without a gap, and the lowest ones go first. So in a local folder the highest number is found
+        by asking for some names. The folder is listed only where there are few objects, where the lowest numbers are
+        gone, or where a name shows that there is a gap: somebody took objects away, and the highest number is still
+        the current one.
+
+        Args:
+            known: A number that was there. The search begins at it.
+        """
+        starts = (max(known, self._seen), 1) if self._stat is not None else ()
+        low = next((number for number in starts if number and self._is_taken(number)), 0)
+        self._seen = self._above(low) if low else max(self._found(), default=0)
+        return self._seen
+
+    def _above(self, low: int) -> int:
+        """The highest number, if `low` is taken and the folder is a local one."""
+        step = 1
+        while self._is_taken(low + step):
+            low += step
+            step *= 2
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._is_taken(middle) else (low, middle)
+        if low < FEW or any(self._is_taken(low + (1 << i)) for i in range(1, PROBES)):
+            return max(self._found(), default=0)
+        return low
+
+    def has(self, number: int) -> bool:
+        """Return whether there is an object of this number, and not a tombstone."""
+        entry = self._found().get(number) if self._stat is None else self._stat(self.path(number))
+        return entry is not None and not _is_tombstone(entry)
+
+    def _is_taken(self, number: int) -> bool:
+        return self._stat is not None and self._stat(self.path(number)) is not None
 
     def create(self, number: int, data: bytes) -> None:
         """Create an object.

@@ -20,7 +20,7 @@ from ags_fast.fs import Store
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe, shown, shown_counts
 from ags_fast.jobs.run import Options, check_apart, commit_files, envelope_for, run_tasks
-from ags_fast.jobs.sources import Choice, aad_prefixes, check_names, list_sources
+from ags_fast.jobs.sources import Choice, aad_prefixes, check_names, list_sources, names_around
 from ags_fast.jobs.work.context import Context, SourceChangedError, Task
 from ags_fast.jobs.work.dispatch import work_on
 from ags_fast.jobs.work.rows import planned_row
@@ -149,16 +149,15 @@ def encrypt_files(
         if not dry_run:
             target.check_writable()
             opened = opened or Ledger.open_or_create(target, client, wrapping_key_id, key_store)
-        entries: list[FileEntry] = []
+        present: dict[str, FileEntry] = {}  # what the dataset has of the names that were listed
         if opened is not None:
-            base, entries = opened.load(writes=True)
+            base, present = opened.load_around(lambda: names_around(listed, format), writes=True)
             plan = Plan.resume(opened, facts, held) if options.resume and not dry_run else None
             if plan is not None and plan.committed() is not None:  # it died between its commit and its end
                 plan.end()
                 plan = None
-                base, entries = opened.load()
+                base, present = opened.load_around(lambda: names_around(listed, format))
         number, pinned = (base.number, base.pin) if base else (None, None)
-        present = {entry.path: entry for entry in entries}
         job_id = plan.job_id if plan else new_job_id()
         if aad_prefix is not None:
             listed, encrypted = _without_encrypted(source, listed, present, format)

@@ -215,7 +215,7 @@ def _unless_expired(opened: Ledger, version: Version) -> Iterator[None]:
     try:
         yield
     except IntegrityError:
-        if version.number in opened.version_numbers():
+        if opened.has_version(version.number):
             raise
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.entries import FileEntry, wrapped_by
 from ags_fast.dataset.keks import GRACE_MS, SLACK_USES, Want, clock_ms, is_idle
+from ags_fast.dataset.merging import SMALL_ENTRIES, path_bytes, to_merge
 from ags_fast.dataset.policy import DAY_MS, Policy
 from ags_fast.dataset.tables import TableRef, chunks, named_keys
 from ags_fast.jobs.rotation import to_replace
@@ -100,8 +101,12 @@ class Forecast:
         head = self._head()
         refs = head.manifests if head else ()
         chosen: list[FileEntry] = []
-        kept: list[TableRef] = []
+        runs: list[list[TableRef]] = []
+        rest: list[FileEntry] = []  # of manifests that are small and change: written with the new entries
         for ref in refs:
+            kept = runs[-1] if runs and runs[-1] and ref.run and runs[-1][0].run == ref.run else []
+            if not kept:
+                runs.append(kept)
             entries = self._open_table(ref)
             mine = [e for e in entries if paths is None or any(fnmatch.fnmatchcase(e.path, p) for p in paths)]
             chosen += mine
@@ -109,7 +114,11 @@ class Forecast:
                 kept.append(ref)
             elif len(mine) < len(entries):
                 names = {entry.path for entry in mine}
-                kept.append(self._table([entry for entry in entries if entry.path not in names], ref.length))
+                others = [entry for entry in entries if entry.path not in names]
+                if len(others) < SMALL_ENTRIES:
+                    rest += others
+                else:
+                    kept.append(self._table(others, ref.length)._replace(run=ref.run))
         if not chosen or head is None:
             return self._cost
         wraps = wrapped_by(chosen)
@@ -125,8 +134,11 @@ class Forecast:
             self._unwrap(key_id, count)
         self._cost.written.update(files=len(made), file_bytes=sum(entry.file_length for entry in made))
         nbytes = sum(ref.length for ref in refs) // max(1, sum(ref.entries for ref in refs))
-        kept += [self._table(chunk, nbytes * len(chunk)) for chunk in chunks(made)]
-        self._commit(kept)
+        runs = [run for run in runs if run]
+        places = set(to_merge(runs, len(made) + len(rest)))
+        merged = [*made, *rest, *(e for place in places for ref in runs[place] for e in self._open_table(ref))]
+        new = [self._table(chunk, nbytes * len(chunk)) for chunk in chunks(sorted(merged, key=path_bytes))]
+        self._commit([*new, *(ref for place, run in enumerate(runs) if place not in places for ref in run)])
         self._apply_retention()
         return self._cost
 

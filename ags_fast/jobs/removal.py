@@ -96,7 +96,7 @@ def _versions_with(opened: Ledger, paths: set[str], but: int) -> list[int]:
                     entries = opened.open_table(ref, opened.envelope)
                     known[ref.path] = not paths.isdisjoint(entry.path for entry in entries)
         except (IntegrityError, UnknownKeyError):
-            if version.number in opened.version_numbers():
+            if opened.has_version(version.number):
                 raise
             continue  # it was expired meanwhile
         if any(known[ref.path] for ref in version.manifests):

@@ -472,8 +472,14 @@ class _Rotation:
                         counts[moves.get(key, key)] = counts.get(moves.get(key, key), 0) + count
                     # Of a part it is not known here which of the keys wrap something in it.
                     keys = None if ref.keys is None or entry.parts is not None else named_keys(counts)
-                    made[entry.path] = TableRef(
-                        entry.file, row.file_length or 0, count_of, entry.key_id, entry.wrapped_dek, keys
+                    made[entry.path] = ref._replace(
+                        path=entry.file,
+                        length=row.file_length or 0,
+                        entries=count_of,
+                        key_id=entry.key_id,
+                        wrapped_key=entry.wrapped_dek,
+                        keys=keys,
+                        run=ref.run or (ref.path if entry.parts is not None else ""),
                     )
 
             engine.run(context, tasks, 0, report)

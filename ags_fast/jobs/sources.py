@@ -7,7 +7,7 @@ import os
 import string
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.dataset.names import HIDDEN
+from ags_fast.dataset.names import HIDDEN, object_name
 from ags_fast.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -105,6 +105,23 @@ def _refuse_tables(source: Store, parts: Sequence[str]) -> None:
                 f"{table} is the folder of a {kind} table: its log names files by their paths and sizes, and would "
                 "name none of the encrypted ones. Export the table to plain files, or use the table's own encryption"
             )
+
+
+def names_around(listed: Iterable[Entry], format: str) -> tuple[set[str], set[str]]:
+    """Return the paths that a dataset may have and that `check_names` must see, and the names that may be folders.
+
+    A path is in the way if it is that of a new file, of its object, or of a folder above one of them. An AGS1 stream's
+    object is named as its path is, with ``.ags``.
+    """
+    paths: set[str] = set()
+    folders: set[str] = set()
+    for entry in listed:
+        folders.update((entry.path, object_name(entry.path, format=format)))
+    for name in folders:
+        while name and name not in paths:
+            paths.update((name, name.removesuffix(".ags")))
+            name = name.rpartition("/")[0]
+    return paths, folders
 
 
 def check_names(planned: Iterable[FileEntry], present: Iterable[FileEntry]) -> None:
