@@ -225,12 +225,24 @@ def plain_encrypt(files: Iterable[PlainFile]) -> Iterator[int]:
 
 
 def plain_verify(files: Iterable[PlainFile]) -> Iterator[int]:
+    return plain_open(files, False)
+
+
+def plain_decrypt(files: Iterable[PlainFile]) -> Iterator[int]:
+    """Decrypt each file beside its stream."""
+    return plain_open(files, True)
+
+
+def plain_open(files: Iterable[PlainFile], writes: bool) -> Iterator[int]:
     kek, window = AESGCM(KEK), memoryview(bytearray(BLOCK))
     sealed = memoryview(bytearray(peers.HEADER + BLOCK + peers.OVERHEAD))
     for file in files:
         aes = AESGCM(kek.decrypt(file.wrapped[:12], file.wrapped[12:], file.target.encode()))
         prefix = file.prefix
         reading = os.open(file.target, os.O_RDONLY | os.O_CLOEXEC)
+        if writes:
+            temporary = f"{file.target}.tmp"
+            writing = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         index, left, begin = 0, file.plain_length, peers.HEADER
         while left:
             size = min(left, BLOCK)
@@ -239,12 +251,17 @@ def plain_verify(files: Iterable[PlainFile]) -> Iterator[int]:
                 raise ValueError(f"{file.target} is cut, or no stream")
             nonce, text = sealed[begin : begin + 12], sealed[begin + 12 : end]
             aes.decrypt_into(nonce, text, prefix + index.to_bytes(4, "little"), window[:size])
+            if writes:
+                os.write(writing, window[:size])
             index += 1
             left -= size
             begin = 0
         if os.fstat(reading).st_size != file.plain_length + peers.HEADER + index * peers.OVERHEAD:
             raise ValueError(f"{file.target} is longer than it was")
         os.close(reading)
+        if writes:
+            os.close(writing)
+            os.replace(temporary, f"{file.target}.plain")
         yield file.plain_length
 
 
@@ -361,9 +378,11 @@ def small_files(bench: Bench, count: int) -> Iterator[Contest]:
         encrypt(source, dataset, kms, LocalEngine(0))
         plan = plain_plan(source, sealed)
         what = f"files of {size_name(SMALL)}, one process"
-        names = [f"datasets/small/{op}" for op in ("encrypt", "verify")]
-        rows = [Row(names[0], f"encrypt {what}", "us"), Row(names[1], f"verify {what}", "us")]
-        ours = {op: worker_loop(dataset, kms, op, source) for op in ("encrypt", "verify")}
+        opened = folder / "opened"
+        others = {"encrypt": source, "verify": None, "decrypt": opened}
+        names = [f"datasets/small/{op}" for op in others]
+        rows = [Row(name, f"{op} {what}", "us") for name, op in zip(names, others, strict=True)]
+        ours = {op: worker_loop(dataset, kms, op, other) for op, other in others.items()}
 
         def without_files(tree: Path, work: Callable[[], object]) -> float:
             for path in tree.glob("day=*/*"):  # the folders stay
@@ -376,6 +395,8 @@ def small_files(bench: Bench, count: int) -> Iterator[Contest]:
             (names[0], "ours"): lambda: without_files(dataset, ours["encrypt"]),
             (names[1], "best"): lambda: sealed_first(lambda: sum(plain_verify(plan))),
             (names[1], "ours"): lambda: taken(ours["verify"]),
+            (names[2], "best"): lambda: sealed_first(lambda: sum(plain_decrypt(plan))),
+            (names[2], "ours"): lambda: without_files(opened, ours["decrypt"]),
         }
 
         def sealed_first(work: Callable[[], object]) -> float:

@@ -450,7 +450,7 @@ def test_jobs_over_datasets_are_measured(tmp_path: Path) -> None:
     done = run_benchmarks("--quick", "--repeat", "3", "--only", "datasets/(small|calls)$", "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row["columns"] for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
-    for name in ("datasets/small/encrypt", "datasets/small/verify"):
+    for name in ("datasets/small/encrypt", "datasets/small/verify", "datasets/small/decrypt"):
         assert {"best", "ours"} <= rows[name].keys()
     if shutil.which("strace"):
         # The difference of two processes' counts: a call more in one of them is 0.01 of a file's.

@@ -834,7 +834,7 @@ def test_plaintext_is_private_until_it_is_checked(
     back = tmp_path / "back"
     seen = []
     expected = small_tree()
-    write_whole = local.write_whole
+    write_whole = vars(local)["write_whole"]
 
     def watched_write(root: str, folder: str, name: str, data: bytes, *arguments: Any) -> bool:
         if not quick or root != str(back):
