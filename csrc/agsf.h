@@ -119,8 +119,8 @@ bool agsf_read_whole(const char *root, const char *path, uint8_t *out, size_t nb
  * temporary one, until it is complete and, with sync, on the disk: a process that dies before leaves nothing. Then the
  * file gets its name, unless another file has it. After false, nothing was created.
  *
- * mode: the permission bits of the file, or -1 for what the umask and the folder say. mtime_ns: NULL, or the time of the
- * last change, in nanoseconds since the epoch. The file has both before it has a name.
+ * mode: the permission bits of the file, or -1 for what the umask and the folder say. mtime_ns: NULL, or the time of
+ * the last change, in nanoseconds since the epoch. The file has both before it has a name.
  */
 bool agsf_write_whole(const char *root, const char *folder, const char *name, const uint8_t *in, size_t nbytes,
                       int mode, const int64_t *mtime_ns, bool sync) AGSF_MUST_CHECK;
