@@ -1,8 +1,8 @@
 """Avro object container files inside AGS1: written, cut into splits, and read split by split.
 
 Splits are ranges of plaintext offsets. A block belongs to the split in which the 16-byte sync marker before it begins
-(the header's own marker for the first block), as in Iceberg's AvroIterable and Avro's DataFileReader. So any set of
-splits that covers the plaintext once gives every record once, however it is cut.
+(for the first block, the header's own marker), as in Iceberg's AvroIterable and Avro's DataFileReader. So splits that
+cover the plaintext once give every record once, wherever the cuts are.
 """
 
 from __future__ import annotations
@@ -22,21 +22,39 @@ except ModuleNotFoundError:
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from typing_extensions import Buffer
+    from ags_fast._types import Buffer, ReadableSource, WritableTarget
 
 __all__ = ["read_split", "splits", "write"]
 
 SYNC_NBYTES = 16
-BUFFER_NBYTES = 1 << 20  # fastavro reads a few bytes at a time; also the piece in which a sync marker is looked for
+BUFFER_NBYTES = 1 << 20  # fastavro reads a few bytes at a time; also how much is searched for a sync marker at a time
 
 
 def splits(
-    source: Any, key: Buffer, *, length: int | None, aad_prefix: Buffer | None = b"", split_size: int = 64 << 20
+    source: ReadableSource,
+    key: Buffer,
+    *,
+    length: int | None,
+    aad_prefix: Buffer | None = b"",
+    split_size: int = 64 << 20,
 ) -> list[tuple[int, int]]:
-    """Cut the plaintext of an encrypted Avro file into ``(start, end)`` ranges of about `split_size` bytes.
+    """Cut the plaintext of an encrypted Avro file into ranges. Only the stream's header is read.
 
-    source, key, length, aad_prefix: as for AgsReader. Only the stream's header is read. A split of at least a block
-    ends where a block ends, so that no two splits open the same one.
+    Args:
+        source: As for AgsReader.
+        key: As for AgsReader.
+        length: As for AgsReader.
+        aad_prefix: As for AgsReader.
+        split_size: About how many bytes of plaintext a split has. A split of at least a block ends where a block ends,
+            so that no two splits open the same block.
+
+    Returns:
+        ``(start, end)`` plaintext offsets, in bytes, that cover the plaintext once.
+
+    Raises:
+        FormatError: As AgsReader.
+        IntegrityError: As AgsReader.
+        ValueError: `split_size` is less than 1 byte.
     """
     if split_size < 1:
         raise ValueError(f"split_size must be at least 1 byte, not {split_size}")
@@ -46,7 +64,7 @@ def splits(
 
 
 def read_split(
-    source: Any,
+    source: ReadableSource,
     key: Buffer,
     start: int,
     end: int,
@@ -56,14 +74,25 @@ def read_split(
     reader_schema: Any = None,
     threads: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The records of the split from plaintext offset `start` to `end`, one after the other.
+    """Yield the records of a split.
 
-    source, key, length, aad_prefix, threads: as for AgsReader. reader_schema: an Avro schema to resolve records to, as
-    for fastavro. Raises FormatError if the plaintext is no Avro file, and IntegrityError as AgsReader does: a file that
-    was cut never ends early without an error.
+    Args:
+        source: As for AgsReader.
+        key: As for AgsReader.
+        start: The plaintext offset where the split begins, in bytes.
+        end: The plaintext offset where the split ends, in bytes.
+        length: As for AgsReader.
+        aad_prefix: As for AgsReader.
+        reader_schema: An Avro schema to resolve records to, as for fastavro.
+        threads: As for AgsReader.
+
+    Raises:
+        FormatError: The plaintext is not an Avro file.
+        IntegrityError: As AgsReader. A file that was cut never ends early without an error.
+        ValueError: `start` and `end` are not a range.
     """
     if not 0 <= start <= end:
-        raise ValueError(f"a split begins at 0 or later and ends where it begins or later, not {start} to {end}")
+        raise ValueError(f"a split begins at 0 or later and does not end before it begins: not {start} to {end}")
     with (
         AgsReader(source, key, length=length, aad_prefix=aad_prefix, threads=threads) as raw,
         _Plaintext(raw, BUFFER_NBYTES) as file,
@@ -89,7 +118,7 @@ def read_split(
 
 
 class _Plaintext(io.BufferedReader):
-    """Makes room only for what is there: sizes that Avro asks for are in the file, and the file may be rubbish."""
+    """Allocates no more than there is to read: sizes come from the file, which may be damaged."""
 
     raw: AgsReader
 
@@ -99,19 +128,19 @@ class _Plaintext(io.BufferedReader):
 
 @contextlib.contextmanager
 def _avro_errors() -> Iterator[None]:
-    """What fastavro raises for what is no Avro file is of every kind."""
+    """Turn the errors of fastavro, which are of every kind, into FormatError."""
     try:
         yield
     except (AgsError, OSError):
         raise
     except Exception as error:
-        raise FormatError(f"the plaintext is no intact Avro file: {type(error).__name__}: {error}") from error
+        raise FormatError(f"the plaintext is not an intact Avro file: {type(error).__name__}: {error}") from error
 
 
 def _find(file: io.BufferedReader, marker: bytes, start: int, end: int) -> int | None:
-    """Where the first sync marker begins that begins in the split, or None."""
+    """Return where the first sync marker of the split begins, or None."""
     file.seek(start)
-    window = b""  # what has been read from `start` on
+    window = b""  # the bytes from `start` on that were read
     while start < end:
         piece = file.read(min(BUFFER_NBYTES, end + SYNC_NBYTES - 1 - start - len(window)))
         if not piece:
@@ -120,14 +149,14 @@ def _find(file: io.BufferedReader, marker: bytes, start: int, end: int) -> int |
         found = window.find(marker)
         if found >= 0:
             return start + found
-        skipped = max(0, len(window) - SYNC_NBYTES + 1)  # a marker may begin in what is kept
+        skipped = max(0, len(window) - SYNC_NBYTES + 1)  # a marker may begin in the bytes that are kept
         start += skipped
         window = window[skipped:]
     return None
 
 
 def write(
-    target: Any,
+    target: WritableTarget,
     key: Buffer,
     schema: Any,
     records: Iterable[Any],
@@ -138,10 +167,21 @@ def write(
     threads: int | None = None,
     **options: Any,
 ) -> int:
-    """Write records as an Avro file inside AGS1; returns the stream's length in bytes, which a reader must be told.
+    """Write records as an Avro file inside AGS1.
 
-    target, key, aad_prefix, block_size, threads: as for AgsWriter; a path appears only when it is complete. schema,
-    codec, and options such as ``sync_interval`` and ``metadata``: as for ``fastavro.writer``.
+    Args:
+        target: As for AgsWriter. A path appears only when the file is complete.
+        key: As for AgsWriter.
+        schema: As for ``fastavro.writer``.
+        records: As for ``fastavro.writer``.
+        codec: As for ``fastavro.writer``.
+        aad_prefix: As for AgsWriter.
+        block_size: As for AgsWriter.
+        threads: As for AgsWriter.
+        **options: Of ``fastavro.writer``, such as ``sync_interval`` and ``metadata``.
+
+    Returns:
+        The stream's length in bytes, which a reader must be told.
     """
     with AgsWriter(target, key, aad_prefix=aad_prefix, block_size=block_size, threads=threads) as raw:
         # No `with` for the buffer: left by an exception it would flush and close, and so complete, the stream.
