@@ -106,6 +106,7 @@ def test_killed_at_random(tmp_path: Path, op: str) -> None:
 STEPS = """
 import os, sys, signal
 from ags_fast import fs, parquet
+from ags_fast.fs import new as new_files
 from ags_fast.parquet import Keys
 op, folder, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
 old, new = Keys(b"0123456789012345", {"a": b"1" * 24}), Keys(b"x" * 32, {"a": b"2" * 24})
@@ -119,7 +120,7 @@ def dies(call):
         return call(*args, **kwargs)
     return wrapped
 for owner, name in ((os, "open"), (os, "replace"), (os, "close"), (os, "write"), (os, "fchmod"), (os, "unlink"),
-                    (fs.NewFile, "write"), (fs.NewFile, "publish"), (fs, "_lock")):
+                    (fs.NewFile, "write"), (fs.NewFile, "publish"), (new_files, "lock")):
     setattr(owner, name, dies(getattr(owner, name)))
 if op == "encrypt":
     parquet.encrypt_file(folder + "/plain", folder + "/out", old, threads=1)
