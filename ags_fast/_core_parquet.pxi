@@ -186,35 +186,16 @@ cdef class Footer:
         """[(begin, end, first chunk, chunks)] of the row groups."""
         return [(g.begin, g.end, g.first, g.count) for g in self._raw.groups[:self._raw.ngroups]]
 
-    def leaves(self):
-        """The paths of the leaf columns, in order, as tuples of names; FormatError if the schema is no tree."""
+    def schema(self):
+        """[(name, number of children)] of the schema's elements, in depth-first order."""
         cdef size_t i
-        cdef uint32_t children
-        cdef list left = [1], names = [], paths = []  # children still to come, and names, of the open groups
+        cdef const char *text = <const char *> _data(self._view)
+        cdef list elements = []
         for i in range(self._raw.nschema):
             element = self._raw.schema[i]
-            while left and left[-1] == 0:
-                left.pop()
-                if names:
-                    names.pop()
-            if not left:
-                raise FormatError("the footer's schema is no tree: it has elements that belong to none")
-            left[-1] -= 1
-            name = bytes((<const char *> _data(self._view))[element.name:element.name + element.name_nbytes])
-            children = element.children
-            if children:
-                if len(left) > 64:
-                    raise FormatError("the footer's schema is nested more than 64 levels deep")
-                left.append(children)
-                if i > 0:
-                    names.append(name.decode("utf-8", "surrogateescape"))
-            elif i > 0:
-                if len(paths) > AGSF_ORDINAL_MAX:
-                    raise FormatError("more than 32768 columns: Parquet encryption cannot number them")
-                paths.append((*names, name.decode("utf-8", "surrogateescape")))
-        if any(left):
-            raise FormatError("the footer's schema is no tree: a group lacks children")
-        return paths
+            name = text[element.name:element.name + element.name_nbytes].decode("utf-8", "surrogateescape")
+            elements.append((name, element.children))
+        return elements
 
     def chunk(self, size_t number):
         cdef ColumnChunk chunk = ColumnChunk.__new__(ColumnChunk)

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ags_fast import FormatError, IntegrityError, KeyLimitError, _core
+from ags_fast.parquet.schema import leaf_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -283,7 +284,7 @@ def check_identity(file: File) -> int:
     assert footer.end == len(file.footer)
     assert footer.plain({}) == file.footer
     assert _core.thrift_splice(file.footer, 0, []) == file.footer
-    assert len(footer.leaves()) * len(footer.groups()) == footer.chunks
+    assert len(leaf_paths(footer.schema())) * len(footer.groups()) == footer.chunks
     pages = 0
     for number, metadata, data in file.chunks():
         checked = _core.PageRun(None, None, _core.CHECK, metadata.compressed_nbytes, metadata.num_values, table=True)
@@ -601,8 +602,8 @@ def schema(*elements: tuple[str, int]) -> bytes:
 
 def test_leaves() -> None:
     data = schema(("root", 3), ("a", 0), ("b", 2), ("c", 0), ("d", 1), ("e.f", 0), ("g", 0))
-    assert _core.Footer(data).leaves() == [("a",), ("b", "c"), ("b", "d", "e.f"), ("g",)]
-    assert _core.Footer(schema(("root", 0))).leaves() == []
+    assert leaf_paths(_core.Footer(data).schema()) == [("a",), ("b", "c"), ("b", "d", "e.f"), ("g",)]
+    assert leaf_paths(_core.Footer(schema(("root", 0))).schema()) == []
     for elements in (
         [("root", 2), ("a", 0)],
         [("root", 1), ("a", 0), ("b", 0)],
@@ -611,7 +612,7 @@ def test_leaves() -> None:
         [("root", 32769), *[("a", 0)] * 32769],
     ):
         with pytest.raises(FormatError):
-            _core.Footer(schema(*elements)).leaves()
+            leaf_paths(_core.Footer(schema(*elements)).schema())
 
 
 def test_footers_are_cut_and_changed(made: list[File]) -> None:
@@ -625,7 +626,7 @@ def test_footers_are_cut_and_changed(made: list[File]) -> None:
             changed[at] ^= 0x11
             try:
                 footer = _core.Footer(bytes(changed))
-                footer.leaves()
+                leaf_paths(footer.schema())
                 for number in range(footer.chunks):
                     _core.ColumnMetadata(footer.data, footer.chunk(number).metadata)
                 footer.plain({})

@@ -988,7 +988,11 @@ def test_pages_that_ordinals_can_count(tmp_path: Path) -> None:
     assert table.column(0).to_pylist() == [1] * 32768
 
     refused(
-        FormatError, "column 'a', row group 0: there are more than 32768 data pages", parquet.encrypt_file, beyond, Keys(KF)
+        FormatError,
+        "column 'a', row group 0: there are more than 32768 data pages",
+        parquet.encrypt_file,
+        beyond,
+        Keys(KF),
     )
     taken = Target()
     with pytest.raises(FormatError, match="more than 32768 data pages"):

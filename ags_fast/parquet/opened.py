@@ -13,6 +13,7 @@ from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyE
 from ags_fast.files.source import Source
 from ags_fast.parquet.keys import KeyRing, dotted
 from ags_fast.parquet.reading import PLAIN, Reading
+from ags_fast.parquet.schema import leaf_paths
 from ags_fast.parquet.spec import (
     ALGORITHMS,
     COLUMN_METADATA,
@@ -307,7 +308,7 @@ class Opened:
     def _parse(self, data: bytes) -> None:
         self.footer = Footer(data)
         self.data = data
-        self.leaves = self.footer.leaves()
+        self.leaves = leaf_paths(self.footer.schema())
         self.groups = self.footer.groups()
         for _, _, _, count in self.groups:
             if count != len(self.leaves):
