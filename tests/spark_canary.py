@@ -22,7 +22,7 @@ from support import pattern
 
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.jobs import JobError, decrypt_files, encrypt_files, expire, rekey_files, rotate, verify_files
-from ags_fast.keys import clear_cache, envelope
+from ags_fast.keys import clear_cache, document, envelope, kek
 from ags_fast.keys.kms import load_kms, local
 
 BLOCK_SIZE = 1 << 16
@@ -40,7 +40,7 @@ def record_keys() -> None:
 
         return wrapper
 
-    for module, kind in ((local, "master key"), (envelope, "KEK")):
+    for module, kind in ((local, "master key"), (kek, "KEK"), (envelope, "KEK"), (document, "KEK")):
         module.Key = recording(kind, module.Key, lambda args, answer: [bytes(args[0])])  # type: ignore[attr-defined]
     own = envelope.Envelope
     items_of = envelope.Envelope.wrap_many
