@@ -157,7 +157,7 @@ def open_source(source: ReadableSource, length: int | None) -> AnySource:
 
     Args:
         source: What to read.
-        length: The trusted length in bytes. Of a small file only so many bytes are read.
+        length: The trusted length in bytes. Of a small file only these bytes are read.
     """
     if isinstance(source, (str, os.PathLike)):
         return _open_path(source, length)

@@ -32,7 +32,7 @@ __all__ = [
     "write_table",
 ]
 
-# No module is called as a name of the package: which of the two `ags_fast.parquet.name` is would depend on who imports.
+# No module has the name of a function here: `ags_fast.parquet.verify` would be whichever of the two came last.
 _HOMES = {
     "inspection": ("inspect",),
     "plain_fs": ("filesystem",),

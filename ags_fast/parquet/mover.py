@@ -298,7 +298,7 @@ class Mover:
     def _moved(self, chunk: Chunk) -> Moved:
         return self.moved.setdefault(chunk.number, Moved())
 
-    # ---- what is no page
+    # ---- indexes and bloom filters
 
     def _move_part(self, piece: Piece) -> None:
         chunk = piece.chunk

@@ -1,4 +1,4 @@
-"""A Parquet file as encryption sees it: its footer, who sealed what, and where each column chunk's parts are.
+"""A Parquet file as encryption sees it: its footer, its keys, and where each column chunk's parts are.
 
 No field of a footer is used before its tag or signature has passed, and no length before it was compared with the
 file's size (Parquet Modular Encryption, section 5).
@@ -189,7 +189,7 @@ class Opened:
 
     Args:
         src: A path, a URL, a bytes-like object or a seekable binary file.
-        reading: The keys, and what is accepted.
+        reading: The keys, and which weaknesses of the file are accepted.
 
     Raises:
         FormatError: The file is not a Parquet file, or is damaged.

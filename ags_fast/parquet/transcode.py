@@ -280,7 +280,7 @@ def reencrypt_file(  # noqa: PLR0913 (the contract's)
         IntegrityError: As decrypt_file.
         KeyAccessError: As decrypt_file, and if the old footer key is not given.
         PolicyError: As decrypt_file.
-        ValueError: An argument is impossible, or `same_size` cannot do what is asked for.
+        ValueError: An argument is impossible, or `same_size` is impossible with the others.
     """
     if algorithm is not None:
         check_choice("algorithm", algorithm, ALGORITHMS)

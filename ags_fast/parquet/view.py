@@ -45,7 +45,7 @@ class PlainView(Cursor):
 
     Args:
         src: As for open_plain.
-        reading: The keys, and what is accepted.
+        reading: The keys, and which weaknesses of the file are accepted.
         missing: As for open_plain.
         threads: As for AgsCodec.
     """
