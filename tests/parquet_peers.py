@@ -216,19 +216,19 @@ class ParquetJava:
 
     def __exit__(self, *exc: object) -> None:
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()  # ends it
+            self._process.stdin.close()  # type: ignore[union-attr]  # ends it
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()
+        self._process.stdout.close()  # type: ignore[union-attr]
         self._log.close()
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps({"op": op, **request}), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
+        line = self._process.stdout.readline()  # type: ignore[union-attr]
         if not line:
             self._log.seek(0)
             raise RuntimeError(f"the JVM is gone: {self._log.read().decode()[-2000:]}")
@@ -297,7 +297,7 @@ def pyarrow_write(table: Any, target: Any, keys: PmeKeys, **options: Any) -> Non
     pq.write_table(table, target, encryption_properties=encryption, **options)
 
 
-class MemoryKms(pe.KmsClient):
+class MemoryKms(pe.KmsClient):  # type: ignore[name-defined]
     """The KMS of jvm/Keys.scala, and so of parquet's InMemoryKMS, for pyarrow."""
 
     def __init__(self, config: Any) -> None:
@@ -365,7 +365,7 @@ def old_pyarrow(version: str) -> Path:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
 
     def install(folder: Path) -> None:
-        more = ["--require-hashes", "--only-binary", ":all:", "--target", folder, "-r", lock]
+        more = ["--require-hashes", "--only-binary", ":all:", "--target", str(folder), "-r", str(lock)]
         _run([*pip, *more], f"pyarrow {version} cannot be installed")
 
     return cached(f"pyarrow-{version}-{sys.implementation.cache_tag}-{digest[:16]}", install)
@@ -426,7 +426,9 @@ def polars_read(source: Any, keys: PmeKeys | None = None, columns: Sequence[str]
 
         by_column = {path: key for path, key in keys.columns.items() if key is not None}
         decryption = ParquetDecryptionProperties(
-            footer_key=keys.footer, column_keys=by_column, aad_prefix=keys.aad_prefix
+            footer_key=keys.footer,
+            column_keys=by_column,  # type: ignore[arg-type]
+            aad_prefix=keys.aad_prefix,
         )
     return pl.read_parquet(source, columns=columns, decryption=decryption).to_arrow()
 

@@ -522,7 +522,7 @@ class ParquetFile:
         for chunk in self.chunks():
             sealed = chunk.chunk[9]
             if sealed is not None:
-                plain = unseal(chunk.key, sealed, module_aad(self.aad, COLUMN_META, chunk.row_group, chunk.column))
+                plain = unseal(chunk.key, sealed, module_aad(self.aad, COLUMN_META, chunk.row_group, chunk.column))  # type: ignore[arg-type]
                 yield self._module(chunk, COLUMN_META, None, len(sealed), plain)
             pages = list(self.pages(chunk))
             yield from pages
@@ -547,7 +547,7 @@ class ParquetFile:
 
     def _open(self, chunk: Chunk, kind: int, framed: bytes, page: int | None = None) -> bytes:
         aad = module_aad(self.aad, kind, chunk.row_group, chunk.column, page)
-        return unseal(chunk.key, framed, aad, ctr=kind in PAGES and self.algorithm == CTR)
+        return unseal(chunk.key, framed, aad, ctr=kind in PAGES and self.algorithm == CTR)  # type: ignore[arg-type]
 
     def pages(self, chunk: Chunk) -> Iterator[Module]:
         """Headers and bodies in the order of the file. The body of a page is what was compressed, levels included."""
@@ -605,7 +605,7 @@ class ParquetFile:
         for kind, offset, length in ((COLUMN_INDEX, *self._span(chunk, 6)), (OFFSET_INDEX, *self._span(chunk, 4))):
             if offset is None:
                 continue
-            stored = self.data[offset : offset + length]
+            stored = self.data[offset : offset + length]  # type: ignore[operator]
             plain = stored if chunk.key is None else self._open(chunk, kind, stored)
             index, _ = parse(plain)
             if kind == OFFSET_INDEX:
@@ -614,7 +614,7 @@ class ParquetFile:
                 listed = [(location[1], location[2]) for location in index[1].items]
                 if found != listed:
                     raise MalformedError(f"{chunk.path}: the offset index has {listed}, the pages are at {found}")
-            yield self._module(chunk, kind, offset, length, plain)
+            yield self._module(chunk, kind, offset, length, plain)  # type: ignore[arg-type]
 
     def _span(self, chunk: Chunk, number: int) -> tuple[int | None, int | None]:
         return chunk.chunk[number], chunk.chunk[number + 1]
@@ -730,7 +730,7 @@ class ParquetFile:
         key = key or self.footer_key
         plain = footer if isinstance(footer, bytes) else serialise(footer or self.footer)
         if self.magic == b"PARE":
-            tail = serialise(crypto or self.crypto) + seal(key, plain, module_aad(self.aad, FOOTER))
+            tail = serialise(crypto or self.crypto) + seal(key, plain, module_aad(self.aad, FOOTER))  # type: ignore[arg-type]
         elif self.algorithm is not None:
             nonce = os.urandom(12)
             tail = plain + nonce + AESGCM(key).encrypt(nonce, plain, module_aad(self.aad, FOOTER))[-16:]

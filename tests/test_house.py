@@ -34,7 +34,9 @@ EXCEPTIONS: set[str] = {
     "benchmarks.jobs.avro_files",
 }
 CIRCLES: set[tuple[str, str]] = set()
-LARGE_PACKAGES: set[str] = {"ags_fast/dataset"}
+LARGE_PACKAGES: set[str] = {
+    "ags_fast/dataset",
+}
 FACES: set[str] = {
     "ags_fast.spark",
 }

@@ -18,7 +18,6 @@ from ags_fast.fs import Store
 from ags_fast.keys.kms import load_kms, local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from servers import S3Server
@@ -45,7 +44,7 @@ def server(request: pytest.FixtureRequest) -> S3Server:
 
 
 @pytest.fixture
-def bucket(server: S3Server) -> Iterator[str]:
+def bucket(server: S3Server) -> str:
     name = f"bucket-{os.urandom(8).hex()}"
     server.client().create_bucket(Bucket=name)
     return f"s3://{name}"
@@ -89,7 +88,8 @@ def unknown_objects(url: str, kms: dict[str, str], options: dict[str, Any]) -> l
 
 def test_round_trip(server: S3Server, bucket: str, kms: dict[str, str], tmp_path: Path) -> None:
     plain = tree(tmp_path / "src", {"a": 9 << 20, "p=1/b": 1 << 20, "p=2/c": 5, "empty": 0})
-    url, shared = f"{bucket}/deep/dataset", {"kms": kms, "storage_options": server.options()}
+    url = f"{bucket}/deep/dataset"
+    shared: dict[str, Any] = {"kms": kms, "storage_options": server.options()}
     jobs.encrypt_files(tmp_path / "src", url, wrapping_key_id="master", **shared).raise_for_failures()
     assert content(url, kms, server.options()) == plain
     jobs.rekey_files(url, **shared).raise_for_failures()

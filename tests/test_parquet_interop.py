@@ -326,7 +326,7 @@ def test_columns_of_others_without_the_footer_key(tmp_path: Path) -> None:
     material = ref.Pkmt1(MASTER_KEYS)
     chunks = ref.ParquetFile(tmp_path / "theirs", material.footer, material).chunks()
     (secret,) = {chunk.key for chunk in chunks if chunk.path == ("id",)}
-    keys = Keys(None, {"id": secret})
+    keys = Keys(None, {"id": secret})  # type: ignore[dict-item]
     report = parquet.verify(tmp_path / "theirs", keys, missing="skip")
     assert not report.footer_verified
     assert {row.path for row in report.columns if row.key == "missing"} == {"text"}
@@ -565,7 +565,7 @@ def test_encrypted_files_of_parquet_testing(shared_data: Path) -> None:
     for name, (algorithm, magic, keyed) in ENCRYPTED.items():
         path = folder / f"{name}.parquet.encrypted"
         footer, columns = parquet_testing_keys(name)
-        keys: Any = Keys(footer, columns)
+        keys: Any = Keys(footer, columns)  # type: ignore[arg-type]
         if name.startswith("external"):
             keys = ref.Pkmt1(MASTER_KEYS, path).key
         prefix = b"tester" if "disable_aad" in name else None

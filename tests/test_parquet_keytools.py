@@ -117,7 +117,7 @@ class HexKms(InMemoryKms):
         return super()._unwrap(bytes.fromhex(wrapped.decode()), wrapping_key_id)
 
 
-class ArrowKms(pe.KmsClient):  # type: ignore[misc]
+class ArrowKms(pe.KmsClient):
     """pyarrow's client over the same KMS: base64 of what it wraps."""
 
     def __init__(self, kms: KmsClient) -> None:
@@ -251,7 +251,7 @@ def test_keys_of_what_parquet_java_writes(shared_data: Path) -> None:
     if not path.exists():
         pytest.skip(f"no {path}")
     retriever = keytools.CryptoFactory(InMemoryKms()).retriever(path)
-    file = pme_reference.ParquetFile(path, retriever, lambda _, metadata: metadata and retriever(metadata))  # type: ignore[arg-type,return-value]
+    file = pme_reference.ParquetFile(path, retriever, lambda _, metadata: metadata and retriever(metadata))
     assert sum(module.sealed for module in file.modules()) > 10
     shown = keytools.describe(file.footer_key_metadata or b"")
     assert shown == {"keyMaterialType": "PKMT1", "internalStorage": False, "keyReference": "footerKey"}
@@ -328,7 +328,7 @@ def test_few_calls_of_the_kms(properties: dict[str, str]) -> None:
     assert calls_of(lambda: single.encryption_keys("kf", {"a": "kc1", "b": "kc1"})) == {"wrap": 3}
     for double in (True, False):  # the KMS makes what it will unwrap
         makes = keytools.CryptoFactory(Proper(), double_wrapping=double, wrapped_text="base64")
-        assert calls_of(lambda makes=makes: makes.encryption_keys("kf")) == {"generate": 1}
+        assert calls_of(lambda makes=makes: makes.encryption_keys("kf")) == {"generate": 1}  # type: ignore[misc]
 
 
 def test_a_kek_lives_as_long_as_it_is_told_to(properties: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,7 +466,7 @@ def test_column_keys_of_another_type(given: Any) -> None:
 
 
 def test_columns_under_the_footer_key(properties: dict[str, str]) -> None:
-    keys = keytools.CryptoFactory(properties).encryption_keys("kf", {"a": FOOTER_KEY, ("s", "x.y"): "kc1"})
+    keys = keytools.CryptoFactory(properties).encryption_keys("kf", {"a": FOOTER_KEY, ("s", "x.y"): "kc1"})  # type: ignore[arg-type]
     assert keys.column(("a",)) == (FOOTER_KEY, None)
     assert list(keys.column_metadata) == [("s", "x.y")]
 
@@ -692,7 +692,7 @@ def test_a_folder_is_rotated_with_few_calls(properties: dict[str, str], folder: 
         assert factory.retriever(path)(one.footer_metadata) == one.footer
         assert materials(path)["footerKey"]["wrappedKEK"] == materials(paths[0])["footerKey"]["wrappedKEK"]
     # New files get KEKs of the new version, too, in a process that has some of the old.
-    kek = json.loads(keytools.CryptoFactory(properties).encryption_keys("kf").footer_metadata)["wrappedKEK"]
+    kek = json.loads(keytools.CryptoFactory(properties).encryption_keys("kf").footer_metadata)["wrappedKEK"]  # type: ignore[arg-type]
     assert load_kms(properties).key_version(base64.b64decode(kek)) == "2"
     single = keytools.CryptoFactory(properties, internal=False, double_wrapping=False)
     single.encryption_keys("kf", {"a": "kc1"}, path=folder / "e.parquet")
@@ -863,7 +863,7 @@ def test_storage_that_cannot_replace_in_one_step(folder: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     from fsspec.implementations.memory import MemoryFileSystem
 
-    class Moving(MemoryFileSystem):  # type: ignore[misc]
+    class Moving(MemoryFileSystem):
         protocol = "moving"
         store: ClassVar[dict[str, Any]] = {}
         pseudo_dirs: ClassVar = [""]
@@ -1052,7 +1052,7 @@ def test_wrapped_keys_that_were_changed(properties: dict[str, str], name: str, b
 def test_a_kek_is_not_found_by_the_id_that_a_file_gives_it() -> None:
     """Else a file that names somebody's KEK with a wrapped KEK of its own would get into the cache."""
     factory = keytools.CryptoFactory(InMemoryKms(), cache_lifetime=0)
-    mine, theirs = (json.loads(factory.encryption_keys("kf").footer_metadata) for _ in range(2))
+    mine, theirs = (json.loads(factory.encryption_keys("kf").footer_metadata) for _ in range(2))  # type: ignore[arg-type]
     cached = keytools.CryptoFactory(InMemoryKms()).retriever()
     cached(json.dumps(theirs).encode())
     mixed = theirs | {"wrappedKEK": mine["wrappedKEK"]}
@@ -1185,9 +1185,9 @@ def test_describe(folder: Path) -> None:
     keys = made(keytools.CryptoFactory(kms).encryption_keys("kf", {"a": "kc1"}))
     shown = keytools.describe(memoryview(keys.footer_metadata))
     assert shown == json.loads(keys.footer_metadata)
-    assert shown["masterKeyID"] == "kf"
-    assert shown["kmsInstanceURL"] == "DEFAULT"
-    assert shown["isFooterKey"] is True
+    assert shown["masterKeyID"] == "kf"  # type: ignore[index]
+    assert shown["kmsInstanceURL"] == "DEFAULT"  # type: ignore[index]
+    assert shown["isFooterKey"] is True  # type: ignore[index]
     assert keytools.describe(keys.column_metadata["a"]) == json.loads(keys.column_metadata["a"])
     external = made(keytools.CryptoFactory(kms, internal=False).encryption_keys("kf", path=path))
     assert keytools.describe(external.footer_metadata) == {

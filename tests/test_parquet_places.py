@@ -136,7 +136,7 @@ def test_a_store_that_shows_parts_is_refused() -> None:
     from fsspec import AbstractFileSystem
     from fsspec.implementations.memory import MemoryFileSystem
 
-    class Plain(MemoryFileSystem):  # type: ignore[misc]
+    class Plain(MemoryFileSystem):
         protocol = "plain"
         mv = AbstractFileSystem.mv
 
@@ -219,8 +219,8 @@ def test_key_metadata(tmp_path: Path, prefix: bytes | None, source: str) -> None
             parquet.open_plain(src(sealed), key_metadata=StandardKeyMetadata(KF, prefix, length))
 
     # What follows the length is never read: not even a whole file that somebody has appended.
-    for metadata, options in ((known, {"length": len(sealed)}), (unknown, {"length": len(sealed)})):
-        with parquet.open_plain(src(sealed + b"PAR1"), key_metadata=metadata, **options) as view:
+    for metadata in (known, unknown):
+        with parquet.open_plain(src(sealed + b"PAR1"), key_metadata=metadata, length=len(sealed)) as view:
             assert pq.read_table(view) == table
     with parquet.open_plain(src(sealed + sealed), KEYS, length=len(sealed), aad_prefix=prefix) as view:
         assert pq.read_table(view) == table

@@ -36,15 +36,15 @@ def fails(file: bytes, mode: Mode, threads: int = 1, **options: Any) -> AgsError
     out = bytearray(b"before")
     with pytest.raises(BROKEN) as caught:
         parquet.decrypt_file(file, out, keys, aad_prefix=mode.supplied, threads=threads, **options, allow_ctr=mode.ctr)
-    assert out in (b"", b"before")  # a footer is looked at before anything is written
+    assert out in (b"", b"before")  # type: ignore[comparison-overlap]  # a footer is looked at before anything is written
     with pytest.raises(BROKEN) as again:
         parquet.verify(file, keys, aad_prefix=mode.supplied, threads=threads, allow_ctr=mode.ctr)
     assert type(again.value) is type(caught.value)
     if isinstance(caught.value, IntegrityError):
-        assert place(again.value) == place(caught.value), (str(caught.value), str(again.value))
+        assert place(again.value) == place(caught.value), (str(caught.value), str(again.value))  # type: ignore[arg-type]
     with pytest.raises(BROKEN):
         parquet.reencrypt_file(file, out, keys, keys, aad_prefix=mode.supplied, threads=threads, allow_ctr=mode.ctr)
-    assert out in (b"", b"before")
+    assert out in (b"", b"before")  # type: ignore[comparison-overlap]
     return caught.value
 
 
@@ -112,7 +112,7 @@ def test_lengths_that_lie(mode: Mode) -> None:
                 stored[:4] = struct.pack("<I", length)
                 error = fails(file.replace(module, bytes(stored)), mode)
                 if module.kind != ref.FOOTER:
-                    assert ".".join(module.path) in str(error), error
+                    assert ".".join(module.path) in str(error), error  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", FOUR, ids=str)
@@ -127,13 +127,13 @@ def test_modules_open_in_their_place_only(mode: Mode) -> None:
         same = one.kind == two.kind and one.length == two.length and one.kind != ref.FOOTER
         if same and (one.at < two.at or one.path == two.path):
             error = fails(file.replace(one, file.stored(two)), mode)
-            assert place(error) == place_of(one), (one.at, two.at, error)
+            assert place(error) == place_of(one), (one.at, two.at, error)  # type: ignore[arg-type]
             count += 1
     assert count > 60
     for one, two in zip(modules, others, strict=True):
         if one.length == two.length and one.kind != ref.FOOTER:
             error = fails(file.replace(one, other.stored(two)), mode)
-            assert place(error) == place_of(one)
+            assert place(error) == place_of(one)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", FOUR, ids=str)
@@ -163,7 +163,7 @@ def test_cuts(mode: Mode) -> None:
     for module in modules:
         if module.offset is not None and module.offset < file.tail:
             error = fails(file.data[: module.offset] + file.data[file.tail :], mode)
-            assert error
+            assert error  # type: ignore[truthy-bool]
     for junk in (b"\0", bytes(100), b"PAR1", file.data):  # and what is put behind it
         with pytest.raises(BROKEN):
             unseal(file.data + junk, mode, RICH_LEAVES) if junk != file.data else unseal(file.data + junk[:-4], mode, RICH_LEAVES)  # fmt: skip  # noqa: E501
@@ -242,7 +242,7 @@ def test_a_page_that_lost_its_tag() -> None:
         size = page.length - (16 if ctr else 32)
         forged = ref.seal(secret, page.plain[:size].ljust(size, b"\0"), aad, ctr=ctr)
         error = fails(file.replace(page, forged), mode)
-        assert place(error) == place_of(page)
+        assert place(error) == place_of(page)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- with keys: what no tag can catch
@@ -253,7 +253,7 @@ def resealed(file: ref.ParquetFile, module: ref.Module, plain: bytes) -> bytes:
     chunk = next(one for one in file.chunks() if (one.row_group, one.column) == (module.row_group, module.column))
     overhead = 16 if module.ctr else 32
     aad = ref.module_aad(file.aad, module.kind, module.row_group, module.column, module.page)
-    return file.replace(module, ref.seal(chunk.key, plain.ljust(module.length - overhead, b"\0"), aad, ctr=module.ctr))
+    return file.replace(module, ref.seal(chunk.key, plain.ljust(module.length - overhead, b"\0"), aad, ctr=module.ctr))  # type: ignore[arg-type]
 
 
 def edited(module: ref.Module, edit: Callable[[ref.Struct], Any]) -> bytes:
@@ -388,7 +388,7 @@ def test_hostile_column_metadata_behind_a_tag(what: str) -> None:
         module = next(one for one in modules if one.kind == ref.COLUMN_META and one.path == ("id",))
         if what in META:
             number, kind, value = META[what]
-            plain = edited(module, lambda meta, n=number, k=kind, v=value: (meta.remove(12, 13), meta.set(n, k, v)))
+            plain = edited(module, lambda meta, n=number, k=kind, v=value: (meta.remove(12, 13), meta.set(n, k, v)))  # type: ignore[misc]
         else:
             plain = HOSTILE[what]
         hostile = resealed(file, module, plain[: module.length - 32])
@@ -468,7 +468,7 @@ def test_hostile_file_crypto_metadata() -> None:
     """Before any key is used."""
     file, _ = modules_of(FOUR[0])
     keys = FOUR[0].keys(RICH_LEAVES)
-    crypto = ref.serialise(file.crypto)
+    crypto = ref.serialise(file.crypto)  # type: ignore[arg-type]
     tail = file.data[file.tail + len(crypto) : -8]
     for name, plain in HOSTILE.items():
         hostile = file.data[: file.tail] + plain + tail
@@ -485,7 +485,7 @@ def test_hostile_file_crypto_metadata() -> None:
     # CTR that is said to be GCM does not pass. The other way round no tag tells: what is allowed, every report names.
     for mode, number in ((FOUR[2], 1), (FOUR[0], 2)):
         file, _ = modules_of(mode)
-        changed = ref.Struct([[1, ref.STRUCT, ref.Struct([[number, ref.STRUCT, file.crypto[1].fields[0][2]]])]])
+        changed = ref.Struct([[1, ref.STRUCT, ref.Struct([[number, ref.STRUCT, file.crypto[1].fields[0][2]]])]])  # type: ignore[index]
         hostile = file.with_footer(crypto=changed)
         if number == 1:
             assert isinstance(fails(hostile, mode), IntegrityError | FormatError)
@@ -612,7 +612,7 @@ def test_damaged_plaintext_files_are_refused(tmp_path: Path) -> None:
             with pytest.raises(FormatError):
                 parquet.encrypt_file(source, out, Keys(key("k")), threads=1)
                 raise AssertionError(name)
-            assert out in (b"", b"before")
+            assert out in (b"", b"before")  # type: ignore[comparison-overlap]
     file = ref.ParquetFile(PLAIN)
     for module in file.modules():
         if module.kind in (ref.COLUMN_INDEX, ref.OFFSET_INDEX, ref.BLOOM_HEADER, ref.DATA_HEADER):
@@ -744,7 +744,7 @@ def test_lies_allocate_nothing(tmp_path: Any) -> None:
             cases.append((number, resealed(file, header, plain[: header.length - 32])))
         meta = next(one for one in modules if one.kind == ref.COLUMN_META)
         for n, kind, value in META.values():
-            plain = edited(meta, lambda one, n=n, kind=kind, value=value: (one.remove(12, 13), one.set(n, kind, value)))
+            plain = edited(meta, lambda one, n=n, kind=kind, value=value: (one.remove(12, 13), one.set(n, kind, value)))  # type: ignore[misc]
             cases.append((number, resealed(file, meta, plain[: meta.length - 32])))
         for n in (4, 5, 6, 7):
             footer, _ = ref.parse(ref.serialise(file.footer))

@@ -234,9 +234,9 @@ def test_parquet_java_reads_it(tmp_path: Path) -> None:
     with ParquetJava("-XX:TieredStopAtLevel=1") as java:
         for number, options in enumerate([{}, {"plaintext_footer": True, "algorithm": CTR}]):
             path = tmp_path / f"{number}.parquet"
-            apq.write_table(nested(), path, Keys(KF, {"id": K1, "list": K2}), row_group_size=200, **PAGED, **options)
+            apq.write_table(nested(), path, Keys(KF, {"id": K1, "list": K2}), row_group_size=200, **PAGED, **options)  # type: ignore[arg-type]
             columns = {("id",): K1, LEAVES[0]: K2}
-            keys = PmeKeys(KF, columns)
+            keys = PmeKeys(KF, columns)  # type: ignore[arg-type]
             assert rows_of(java.read(path, keys)) == rows_of(nested())
             found = java.count(path, keys, column="id", **{"is": "eq", "value": 333})
             assert (found["row_groups"], found["rows"]) == (1, 1)
@@ -527,7 +527,7 @@ def test_what_cannot_be_numbered(no_leftovers: Path, monkeypatch: pytest.MonkeyP
     table = pa.table({"a": pa.array(range(40_000), pa.int32())})
     encoded = []
     encode = write._Encoder.encode
-    monkeypatch.setattr(write._Encoder, "encode", lambda *args: encoded.append(args) or encode(*args))
+    monkeypatch.setattr(write._Encoder, "encode", lambda *args: encoded.append(args) or encode(*args))  # type: ignore[func-returns-value, redundant-expr]
     with pytest.raises(FormatError, match="40,000 row groups"):
         apq.write_table(table, no_leftovers / "f", Keys(KF), row_group_size=1)
     wide = pa.table({f"c{i}": pa.array([1], pa.int8()) for i in range(32_769)})

@@ -327,7 +327,7 @@ def test_every_type_of_module(tmp_path: Path, parquet_java: ParquetJava, plainte
     CORPUS["bloom filters"](tmp_path / "plain")
     keys = PmeKeys(KF, {"text": K1, "id": None}, plaintext_footer=plaintext_footer)
     parquet_java.write(tmp_path / "plain", tmp_path / "file", keys, bloom_filters=["text", "id"], row_group_rows=300)
-    file = ParquetFile(tmp_path / "file", KF, keys.columns)
+    file = ParquetFile(tmp_path / "file", KF, keys.columns)  # type: ignore[arg-type]
     sealed = [module for module in file.modules() if module.sealed]
     assert kinds(sealed) == set(ref.MODULE_NAMES)
     for module in sealed:
@@ -336,7 +336,7 @@ def test_every_type_of_module(tmp_path: Path, parquet_java: ParquetJava, plainte
                 opened(file.flip(module, byte), KF, keys.columns)
         if module.kind != ref.FOOTER:
             assert file.replace(module, file.stored(module))[: file.tail] == file.data[: file.tail]
-    again = ParquetFile(file.with_footer(), KF, keys.columns)
+    again = ParquetFile(file.with_footer(), KF, keys.columns)  # type: ignore[arg-type]
     assert again.contents() == file.contents()
 
     footer, _ = ref.parse(ref.serialise(file.footer))
@@ -531,7 +531,7 @@ READERS = {"polars": peers.polars_read, "duckdb": peers.duckdb_read, "fastparque
 def test_who_reads_the_corpus(corpus: dict[str, Path], reader: str) -> None:
     for name, path in corpus.items():
         if name not in UNREADABLE.get(reader, set()):
-            table = READERS[reader](path)
+            table = READERS[reader](path)  # type: ignore[operator]
             if reader == "fastparquet":  # with types of pandas
                 assert table.num_rows == len(parquet_corpus.rows(path)), name
             else:
@@ -588,10 +588,10 @@ def test_parquet_java_changes_nothing_but_what_it_must(
         "complete": complete,
         "algorithm": CTR if complete else GCM,
     }
-    keys = PmeKeys(KF, columns, aad_prefix=b"p", store_aad_prefix=complete, column_metadata={"id": b"k1"}, **more)
+    keys = PmeKeys(KF, columns, aad_prefix=b"p", store_aad_prefix=complete, column_metadata={"id": b"k1"}, **more)  # type: ignore[arg-type]
     parquet_java.write(tmp_path / "source", tmp_path / "plain", **options)
     parquet_java.write(tmp_path / "source", tmp_path / "sealed", keys, **options)
-    file = ParquetFile(tmp_path / "sealed", KF, columns, aad_prefix=b"p")
+    file = ParquetFile(tmp_path / "sealed", KF, columns, aad_prefix=b"p")  # type: ignore[arg-type]
     assert file.contents() == ParquetFile(tmp_path / "plain").contents()
     pages = [module for module in file.modules() if module.kind == ref.DATA_PAGE]
     assert all(module.sealed for module in pages) == complete
@@ -601,7 +601,7 @@ def test_parquet_java_changes_nothing_but_what_it_must(
     assert [one for one in file.complaints() if "[16]" not in one] == []
     if not keys.store_aad_prefix:
         with pytest.raises(MalformedError, match="must be supplied"):
-            ParquetFile(tmp_path / "sealed", KF, columns)
+            ParquetFile(tmp_path / "sealed", KF, columns)  # type: ignore[arg-type]
     with pytest.raises(PeerError, match=r"KeyAccessDenied|Crypto"):
         parquet_java.read(tmp_path / "sealed", PmeKeys(KF, {"id": K1}, aad_prefix=b"p"))
 
@@ -688,7 +688,7 @@ def test_rewriter_of_parquet_java(tmp_path: Path, parquet_java: ParquetJava, key
     assert len(seconds) == 2
     assert min(seconds) > 0
     assert rows_of(parquet_java.read(tmp_path / "sealed", keys)) == rows_of(flat())
-    sealed = [chunk.path for chunk in ParquetFile(tmp_path / "sealed", KF, keys.columns).chunks() if chunk.key]
+    sealed = [chunk.path for chunk in ParquetFile(tmp_path / "sealed", KF, keys.columns).chunks() if chunk.key]  # type: ignore[arg-type]
     assert sealed == ([("id",)] if keys.columns else [(name,) for name in flat().column_names])
     with pytest.raises(PeerError, match=r"already encrypted|No keys available"):
         parquet_java.rewrite(tmp_path / "sealed", tmp_path / "again", keys)
@@ -743,7 +743,7 @@ def test_polars(tmp_path: Path, parquet_java: ParquetJava, mode: str) -> None:
     table, keys = nested(), POLARS[mode]
     peers.polars_write(table, tmp_path / "polars", keys)
     assert rows_of(parquet_java.read(tmp_path / "polars", keys)) == rows_of(table)
-    file = ParquetFile(tmp_path / "polars", keys.footer, keys.columns, aad_prefix=keys.aad_prefix)
+    file = ParquetFile(tmp_path / "polars", keys.footer, keys.columns, aad_prefix=keys.aad_prefix)  # type: ignore[arg-type]
     sealed = [".".join(chunk.path) for chunk in file.chunks() if chunk.key]
     assert sealed == [".".join(path) for path in file.leaves if not keys.columns or ".".join(path) in keys.columns]
     assert any(module.sealed for module in file.modules())
