@@ -1,4 +1,4 @@
-"""``ags-fast encrypt|decrypt|verify|rekey|rm|sweep|ls|cat|inspect``: datasets."""
+"""``ags-fast encrypt|decrypt|verify|rekey|rm|sweep|compact|ls|cat|inspect``: datasets."""
 
 from __future__ import annotations
 
@@ -156,6 +156,10 @@ def _rekey(args: argparse.Namespace) -> dict[str, Any]:
 def _rm(args: argparse.Namespace) -> dict[str, Any]:
     done = jobs.remove_files(args.file, args.paths, kms=kms(args), dry_run=args.dry_run, progress=False, **known(args))
     return result(done) | {"still_in": done.still_in}
+
+
+def _compact(args: argparse.Namespace) -> dict[str, Any]:
+    return result(jobs.compact(args.file, kms=kms(args), dry_run=args.dry_run, **known(args)))
 
 
 def _sweep(args: argparse.Namespace) -> dict[str, Any]:
@@ -371,6 +375,12 @@ COMMANDS = (
             DRY_RUN.but(help="show which files would be removed, and which versions have them"),
         ),
         "Commit a version of DATASET without some files. Expire older versions to erase the files.",
+    ),
+    Command(
+        "compact",
+        _compact,
+        (*DATASET, DRY_RUN.but(help="show which manifests would be merged")),
+        "Merge the manifests of DATASET, so that a lookup reads one. Commits keep them few anyway.",
     ),
     Command("ls", _ls, (*DATASET, VERSION), "List the files of DATASET."),
     Command(

@@ -15,7 +15,7 @@ CACHE_NBYTES = 128 << 20  # of decoded tables: about 500,000 files
 
 
 class TableCache:
-    """Arrow tables by the path of their object, which never changes. The longest unused go first.
+    """Manifests by the path of their object, which never changes. The longest unused go first.
 
     limit, held_nbytes: the most bytes of decoded tables, and those that are held now.
 

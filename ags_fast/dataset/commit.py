@@ -180,9 +180,9 @@ class Commits(Rewriting):
         refs = self.merged(head, add, left, Writer(self, job_id, written))
         return self._succeed(head, operation, job_id, refs, add, gone)
 
-    def commit_compaction(self, job_id: str) -> tuple[Version, list[TableRef], list[TableRef]]:
-        """Make a version with the same files in one run; returns it, the manifests that it no longer has, and those
-        that are new. Without a need the version stays, and both are empty."""
+    def commit_compaction(self, job_id: str) -> tuple[Version, list[TableRef]]:
+        """Make a version with the same files in one run; returns it, and the manifests that were merged. If there is
+        nothing to merge, the version stays."""
         written: dict[bytes, TableRef] = {}
         while True:
             head = self.committed(self.current(writes=True))
@@ -190,7 +190,7 @@ class Commits(Rewriting):
                 writer = Writer(self, job_id, written)
                 old = to_compact(head.manifests)
                 if not old:
-                    return head, [], []
+                    return head, []
                 stay = [ref for ref in head.manifests if ref not in old]
                 made = writer.write(merge(*(self.rows_of_lane(lane) for lane in lanes(old)), key=path_bytes))
                 refs = sorted([*stay, *made], key=lambda ref: ref.first)
@@ -203,7 +203,7 @@ class Commits(Rewriting):
                     raise
                 continue  # what it has was expired meanwhile
             self.remove_unused(written, version)
-            return version, old, made
+            return version, old
 
     def succeed(
         self,

@@ -11,6 +11,7 @@ from ags_fast.dataset.names import check_path
 from ags_fast.dataset.tables import (
     TABLE_DEK_NBYTES,
     WHOLE_NBYTES,
+    Pages,
     TableRef,
     bound,
     decode_entries,
@@ -18,8 +19,7 @@ from ags_fast.dataset.tables import (
     find_rows,
     name_bytes,
     named_keys,
-    open_table,
-    rows_of,
+    open_pages,
     seal_table,
 )
 from ags_fast.errors import FormatError
@@ -72,7 +72,7 @@ class Documents:
 
     def open_table(self, ref: TableRef, envelope: Envelope) -> list[FileEntry]:
         """Return all entries of a table."""
-        return _checked(self._table(ref, envelope), ref)
+        return _checked(self._pages(ref, envelope).table(), ref)
 
     def find_in_table(
         self, ref: TableRef, envelope: Envelope, paths: Collection[bytes], folders: Collection[bytes] = ()
@@ -84,13 +84,14 @@ class Documents:
         if self.tables is None or (ref.length > WHOLE_NBYTES and ref.path not in self._looked_up):
             self._looked_up.add(ref.path)
             return _checked(find_rows(self.store, self.id, ref, envelope, paths, folders), ref)
-        return _checked(rows_of(self._table(ref, envelope), paths, folders), ref)
+        return _checked(self._pages(ref, envelope).take(paths, folders), ref)
 
-    def _table(self, ref: TableRef, envelope: Envelope) -> Any:
-        def load() -> Any:
-            return open_table(self.store, self.id, ref, envelope)
+    def _pages(self, ref: TableRef, envelope: Envelope) -> Pages:
+        def load() -> Pages:
+            return open_pages(self.store, self.id, ref, envelope)
 
-        return load() if self.tables is None else self.tables.get(ref.path, load)
+        pages: Pages = load() if self.tables is None else self.tables.get(ref.path, load)
+        return pages
 
     def seal_body(self, path: str, body: dict[str, Any], key_id: str, envelope: Envelope) -> str:
         """Create an authenticated document; its SHA-256. FileExistsError if somebody was first."""

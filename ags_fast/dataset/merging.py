@@ -28,13 +28,13 @@ def path_bytes(entry: FileEntry) -> bytes:
 def to_merge(runs: Sequence[Sequence[TableRef]], added: int) -> list[int]:
     """Return the places of the runs that a commit of `added` entries merges with them."""
     sizes = [sum(ref.entries for ref in run) for run in runs]
-    chosen: list[int] = []
-    for place in sorted(range(len(runs)), key=lambda place: sizes[place]) if added else ():
-        if sizes[place] >= RATIO * added:
-            break
-        chosen.append(place)
+    places = sorted(range(len(runs)), key=lambda place: sizes[place]) if added else []
+    count = 0
+    for i, place in enumerate(places):
+        if sizes[place] < RATIO * added:
+            count = i + 1
         added += sizes[place]
-    return chosen
+    return places[:count]
 
 
 def apart(refs: Iterable[TableRef], more: Sequence[FileEntry]) -> list[TableRef]:

@@ -201,15 +201,9 @@ def _packed(plain: Any) -> bytes:
 
 def decode_table(data: bytes, where: str, count: int) -> Any:
     """What `encode_table` returned, as an Arrow table of `entry_schema`, which has `count` rows."""
-    import pyarrow as pa
-
     view = memoryview(data)
-    pages, at = _index(lambda offset, size: bytes(view[offset : offset + size]), len(data), where, count)
-    decoded = []
-    for page in pages:
-        decoded.append(_decode_page(view[at : at + page.packed], page, where))
-        at += page.packed
-    return _bounded(pa.concat_tables(decoded).combine_chunks(), where)
+    ref = TableRef(where, len(data), count, "", b"")
+    return Pages(lambda at, size: bytes(view[at : at + size]), len(data), ref).table()
 
 
 def _bounded(table: Any, where: str) -> Any:
@@ -360,6 +354,12 @@ def seal_table(data: bytes, dek: bytes, dataset_id: str, path: str) -> bytes:
     )
 
 
+def open_pages(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> Pages:
+    """A table that was read whole, whose pages are decoded as lookups need them."""
+    plain = memoryview(_read_whole(store, dataset_id, ref, envelope))
+    return Pages(lambda at, size: bytes(plain[at : at + size]), len(plain), ref)
+
+
 def open_table(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> Any:
     """What a table holds, as an Arrow table. IntegrityError if it is missing, or not what was written."""
     return decode_table(_read_whole(store, dataset_id, ref, envelope), ref.path, ref.entries)
@@ -380,8 +380,7 @@ def find_rows(
     import pyarrow as pa
 
     if ref.length <= WHOLE_NBYTES:
-        plain = memoryview(_read_whole(store, dataset_id, ref, envelope))
-        return _Pages(lambda at, size: bytes(plain[at : at + size]), len(plain), ref).take(paths, folders)
+        return open_pages(store, dataset_id, ref, envelope).take(paths, folders)
     dek = _dek(dataset_id, ref, envelope)
     source: Any = None
     try:
@@ -394,7 +393,7 @@ def find_rows(
             block_size=BLOCK_NBYTES,
             threads=1,
         ) as reader:
-            return _Pages(reader.read_at, reader.length, ref).take(paths, folders)
+            return Pages(reader.read_at, reader.length, ref).take(paths, folders)
     except FileNotFoundError:
         raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
     except NotAFileError:
@@ -406,25 +405,7 @@ def find_rows(
             source.close()
 
 
-def rows_of(table: Any, paths: Collection[bytes], folders: Collection[bytes] = ()) -> Any:
-    """The rows of a decoded table that have these paths, and the first one in each of these folders."""
-    import pyarrow as pa
-
-    names = table.column("path").combine_chunks()
-
-    def name(row: int) -> bytes:
-        found: bytes = names[row].as_py()
-        return found
-
-    def place(path: bytes) -> int:
-        return bisect_left(range(len(names)), path, key=name)
-
-    rows = [row for path in paths if (row := place(path)) < len(names) and name(row) == path]
-    rows += [row for folder in folders if (row := place(folder)) < len(names) and name(row).startswith(folder)]
-    return table.take(pa.array(sorted(set(rows)), pa.int64()))
-
-
-class _Pages:
+class Pages:
     """The pages of a table, decoded as a lookup needs them."""
 
     def __init__(self, read: Read, length: int, ref: TableRef) -> None:
@@ -434,6 +415,7 @@ class _Pages:
         self._offsets = list(accumulate((page.packed for page in self._pages), initial=at))
         self._firsts = [page.first for page in self._pages]
         self._batches: dict[int, tuple[Any, list[bytes]]] = {}
+        self.nbytes = sum(page.plain for page in self._pages)  # when all of it is decoded
 
     def _names(self, i: int) -> list[bytes]:
         """The paths of a page."""
@@ -451,6 +433,14 @@ class _Pages:
             if (row := bisect_left(names, name)) < len(names):
                 return i, row
         return None
+
+    def table(self) -> Any:
+        """All rows."""
+        import pyarrow as pa
+
+        pages = enumerate(self._pages)
+        decoded = [_decode_page(self._read(self._offsets[i], page.packed), page, self._where) for i, page in pages]
+        return _bounded(pa.concat_tables(decoded).combine_chunks(), self._where)
 
     def take(self, paths: Collection[bytes], folders: Collection[bytes]) -> Any:
         """The rows that have these paths, and the first one in each of these folders."""

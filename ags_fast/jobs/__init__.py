@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.policy import Policy
+from ags_fast.jobs.compaction import compact
 from ags_fast.jobs.decryption import decrypt_files
 from ags_fast.jobs.encryption import encrypt_files
 from ags_fast.jobs.engines.local import LocalEngine
@@ -32,6 +33,7 @@ __all__ = [
     "Policy",
     "Row",
     "audit",
+    "compact",
     "copy_file",
     "decrypt_files",
     "encrypt_files",
