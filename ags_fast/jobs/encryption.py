@@ -6,9 +6,12 @@ import os
 import warnings
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
+from ags_fast.dataset.access import Access
 from ags_fast.dataset.entries import FileEntry, source_stamp
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id, object_name
@@ -30,6 +33,7 @@ from ags_fast.keys.kms import KmsClient, check_key_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ags_fast.dataset.versions import Version
     from ags_fast.fs import Entry
     from ags_fast.jobs.engines.base import Engine
 
@@ -110,118 +114,206 @@ def encrypt_files(
     Kept are names, content, permission bits and the time of the last change. Not kept are owners, ACLs, extended
     attributes, setuid, setgid and sticky bits, empty folders, the identity of hard links, and holes in sparse files.
     """
+    wish = _Encryption(
+        source=Store(src, storage_options, follow=links == "follow"),
+        target=Store(dataset, storage_options),
+        wrapping_key_id=wrapping_key_id,
+        format=_checked_format(format, column_keys),
+        masters=_check_columns(column_keys or {}),
+        double_wrap=double_wrap,
+        dek_length=_checked_dek_length(dek_length),
+        block_size=check_block_size(block_size),
+        template=aad_prefix,
+        overwrite=overwrite,
+        options=Options(engine, resume, on_error, max_failures, progress),
+        fsync=fsync,
+        verify_after=verify_after,
+        delete_sources=delete_sources,
+        dry_run=dry_run,
+        policy=policy,
+    )
+    choice = Choice.of(hidden, include, exclude, links)
+    check_apart(wish.source, wish.target)
+    listed, skipped = _list(wish.source, choice)
+    client = client_for(wish.options.engine, kms, wish.source, wish.target)
+    access = Access(wish.target, client, key_store, storage_options, None, min_version, pin)
+    with ExitStack() as held:
+        opened = _open(wish, access)
+        found = _look(wish, opened, listed, held)
+        found.skipped = skipped + found.skipped
+        if opened is None or dry_run:
+            planned = [
+                planned_row(wish.source.full_path(entry.source), wish.target.full_path(entry.file), entry)
+                for entry in found.entries
+            ]
+            return found.result(wish, planned)
+        return _encrypt(wish, opened, found, held) if found.entries else _nothing_new(wish, opened, found)
+
+
+@dataclass(frozen=True)
+class _Encryption:
+    """The arguments of `encrypt_files`, checked."""
+
+    source: Store
+    target: Store
+    wrapping_key_id: str
+    format: str
+    masters: dict[str, str]  # of columns
+    double_wrap: bool
+    dek_length: int
+    block_size: int
+    template: str | bytes | None  # of AAD prefixes
+    overwrite: bool
+    options: Options
+    fsync: bool
+    verify_after: bool
+    delete_sources: bool
+    dry_run: bool
+    policy: Policy | None
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a resumed job must have in common with the first one."""
+        return {"operation": "encrypt", "source": shown(self.source.url)}
+
+
+@dataclass
+class _Found:
+    """What there is to do."""
+
+    job_id: str
+    base: Version | None  # of the dataset, on which the job is planned
+    plan: Plan | None  # of a dead job that is resumed
+    planned: list[FileEntry]  # its files
+    entries: list[FileEntry]  # to make, without keys yet
+    same: list[FileEntry]  # that the dataset has, and whose sources have not changed
+    replaced: dict[str, str]  # path -> file that another one takes the place of
+    skipped: list[Row]
+
+    def result(self, wish: _Encryption, rows: list[Row]) -> JobResult:
+        """A result without a new version."""
+        number, pinned = (self.base.number, self.base.pin) if self.base else (None, None)
+        return JobResult(self.job_id, "encrypt", wish.target.url, number, rows + self.skipped, pinned)
+
+
+def _checked_format(format: str, column_keys: Mapping[str, str] | None) -> str:
     if format not in FORMATS:
         raise ValueError(f"format must be {' or '.join(map(repr, FORMATS))}, not {format!r}")
     if column_keys is not None and format != "parquet":
         raise ValueError("column_keys are for format='parquet'")
-    masters = _check_columns(column_keys or {})
+    return format
+
+
+def _checked_dek_length(dek_length: int) -> int:
     if dek_length not in (16, 24, 32):
         raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
-    check_block_size(block_size)
-    options = Options(engine, resume, on_error, max_failures, progress)
-    choice = Choice.of(hidden, include, exclude, links)
-    source = Store(src, storage_options, follow=links == "follow")
-    target = Store(dataset, storage_options)
-    check_apart(source, target)
+    return dek_length
+
+
+def _list(source: Store, choice: Choice) -> tuple[list[Entry], list[Row]]:
+    """List the files to take, and a row for each thing that is left out. FileNotFoundError without a folder."""
     if source.local and not source.exists():
         raise FileNotFoundError(f"there is no folder {source.url}")
     listed, left_out = list_sources(source, choice)
-    skipped = [Row(source.full_path(path), None, "skipped", kind, reason) for path, kind, reason in left_out]
     if not listed and not left_out and not source.exists():
         raise FileNotFoundError(f"there is no folder {source.url}")
     counts = Counter(kind for _, kind, _ in left_out)
     if not listed and counts.keys() - {"EmptyFolder"}:
         warnings.warn(
-            f"nothing of {source.url} is encrypted: all of it is left out ({shown_counts(counts)})", stacklevel=3
+            f"nothing of {source.url} is encrypted: all of it is left out ({shown_counts(counts)})", stacklevel=4
         )
-    client = client_for(options.engine, kms, source, target)
-    facts = {"operation": "encrypt", "source": shown(source.url)}
-    with ExitStack() as held:
-        plan, base, opened = None, None, None
-        known = pin is not None or bool(min_version)  # that it is there
-        if dry_run or known:
-            try:
-                opened = Ledger.open(target, client, key_store=key_store, pin=pin, min_version=min_version)
-            except FileNotFoundError:
-                if known:
-                    raise
-                # else it would be created
-        if not dry_run:
-            target.check_writable()
-            opened = opened or Ledger.open_or_create(target, client, wrapping_key_id, key_store)
-        present: dict[str, FileEntry] = {}  # what the dataset has of the names that were listed
-        if opened is not None:
-            base, present = opened.load_around(lambda: names_around(listed, format), writes=True)
-            plan = Plan.resume(opened, facts, held) if options.resume and not dry_run else None
-            if plan is not None and plan.committed() is not None:  # it died between its commit and its end
-                plan.end()
-                plan = None
-                base, present = opened.load_around(lambda: names_around(listed, format))
-        number, pinned = (base.number, base.pin) if base else (None, None)
-        job_id = plan.job_id if plan else new_job_id()
-        if aad_prefix is not None:
-            listed, encrypted = _without_encrypted(source, listed, present, format)
-            skipped += encrypted
-        planned = plan.entries() if plan is not None else []
-        entries, same = _new_entries(listed, present, overwrite, format, block_size, job_id, aad_prefix)
-        if opened is not None and plan is not None and _numbering(planned, job_id) != _numbering(entries, job_id):
-            plan.end()  # a set with other members is another set
-            plan = None
-            job_id = new_job_id()
-            entries, same = _new_entries(listed, present, overwrite, format, block_size, job_id, aad_prefix)
-        skipped += [_unchanged(source, target, entry) for entry in same]
-        replaced = {entry.path: present[entry.path].file for entry in entries if entry.path in present}
-        check_names(entries, [entry for path, entry in present.items() if path not in replaced])
-        if opened is None or dry_run:
-            rows = [planned_row(source.full_path(e.source), target.full_path(e.file), e) for e in entries]
-            return JobResult(job_id, "encrypt", target.url, number, rows + skipped, pinned)
-        if not entries:
-            if plan is not None:
-                plan.end()
-            result = JobResult(job_id, "encrypt", target.url, number, skipped, pinned)
-            if delete_sources:
-                _delete_unchanged(opened, source, same, result)
-            return result
+    return listed, [Row(source.full_path(path), None, "skipped", kind, reason) for path, kind, reason in left_out]
 
-        laid_down = policy or (base.policy if base else Policy())
-        entries = reserve_keys(
-            opened, laid_down, job_id, wrapping_key_id, double_wrap, entries, [masters] * len(entries)
-        )
-        if plan is None:
-            plan, entries = begin_plan(opened, held, job_id, entries, dek_length, base=number or 0, **facts)
-        else:
-            entries = continue_plan(opened, plan, planned, entries, dek_length)
-        context = Context(
-            "encrypt",
-            job_id,
-            opened.id,
-            target,
-            envelope_for(opened, entries),
-            source,
-            fsync=fsync,
-            verify_after=verify_after,
-            resume=options.resume,
-        )
-        rows = run_tasks(context, [Task(entry) for entry in entries], options, plan)
-        if any(row.status == "failed" for row in rows) and any(entry.set_id == job_id for entry in entries):
-            return JobResult(job_id, "encrypt", target.url, number, _held_back(rows) + skipped, pinned)
-        result = commit_files(opened, plan, context, entries, rows, base, replaced, policy)
-        if delete_sources:
-            _delete_sources(opened, source, entries, result, options)
-        result.rows += skipped
-        if delete_sources:
-            _delete_unchanged(opened, source, same, result)
-        return result
+
+def _open(wish: _Encryption, access: Access) -> Ledger | None:
+    """Open the dataset, or create it. None in a dry run if there is no dataset."""
+    known = access.pin is not None or bool(access.min_version)  # so the dataset must be there
+    opened = None
+    if wish.dry_run or known:
+        try:
+            opened = access.open()
+        except FileNotFoundError:
+            if known:
+                raise
+    if not wish.dry_run:
+        wish.target.check_writable()
+        opened = opened or Ledger.open_or_create(wish.target, access.kms, wish.wrapping_key_id, access.key_store)
+    return opened
+
+
+def _look(wish: _Encryption, opened: Ledger | None, listed: list[Entry], held: ExitStack) -> _Found:
+    """Compare the source with the dataset, and with the plan of a dead job if one is to be resumed."""
+    plan, base, present = None, None, dict[str, FileEntry]()  # what the dataset has of the names that were listed
+    around = partial(names_around, listed, wish.format)
+    if opened is not None:
+        base, present = opened.load_around(around, writes=True)
+        plan = Plan.resume(opened, wish.facts, held) if wish.options.resume and not wish.dry_run else None
+        if plan is not None and plan.committed() is not None:  # it died between its commit and its end
+            plan.end()
+            plan = None
+            base, present = opened.load_around(around)
+    job_id = plan.job_id if plan else new_job_id()
+    skipped: list[Row] = []
+    if wish.template is not None:
+        listed, skipped = _without_encrypted(wish.source, listed, present, wish.format)
+    planned = plan.entries() if plan is not None else []
+    entries, same = _new_entries(wish, listed, present, job_id)
+    if plan is not None and _numbering(planned, job_id) != _numbering(entries, job_id):
+        plan.end()  # a set with other members is another set
+        plan = None
+        job_id = new_job_id()
+        entries, same = _new_entries(wish, listed, present, job_id)
+    skipped += [_unchanged(wish.source, wish.target, entry) for entry in same]
+    replaced = {entry.path: present[entry.path].file for entry in entries if entry.path in present}
+    check_names(entries, [entry for path, entry in present.items() if path not in replaced])
+    return _Found(job_id, base, plan, planned, entries, same, replaced, skipped)
+
+
+def _nothing_new(wish: _Encryption, opened: Ledger, found: _Found) -> JobResult:
+    if found.plan is not None:
+        found.plan.end()
+    result = found.result(wish, [])
+    if wish.delete_sources:
+        _delete_unchanged(opened, wish.source, found.same, result)
+    return result
+
+
+def _encrypt(wish: _Encryption, opened: Ledger, found: _Found, held: ExitStack) -> JobResult:
+    """Give the files keys, make the plan durable, write the files, commit them."""
+    job_id, base, plan = found.job_id, found.base, found.plan
+    laid_down = wish.policy or (base.policy if base else Policy())
+    masters = [wish.masters] * len(found.entries)
+    entries = reserve_keys(opened, laid_down, job_id, wish.wrapping_key_id, wish.double_wrap, found.entries, masters)
+    if plan is None:
+        number = base.number if base else 0
+        plan, entries = begin_plan(opened, held, job_id, entries, wish.dek_length, base=number, **wish.facts)
+    else:
+        entries = continue_plan(opened, plan, found.planned, entries, wish.dek_length)
+    context = Context(
+        "encrypt",
+        job_id,
+        opened.id,
+        wish.target,
+        envelope_for(opened, entries),
+        wish.source,
+        fsync=wish.fsync,
+        verify_after=wish.verify_after,
+        resume=wish.options.resume,
+    )
+    rows = run_tasks(context, [Task(entry) for entry in entries], wish.options, plan)
+    if any(row.status == "failed" for row in rows) and any(entry.set_id == job_id for entry in entries):
+        return found.result(wish, _held_back(rows))
+    result = commit_files(opened, plan, context, entries, rows, base, found.replaced, wish.policy)
+    if wish.delete_sources:
+        _delete_sources(opened, wish.source, entries, result, wish.options)
+    result.rows += found.skipped
+    if wish.delete_sources:
+        _delete_unchanged(opened, wish.source, found.same, result)
+    return result
 
 
 def _new_entries(
-    listed: Sequence[Entry],
-    present: Mapping[str, FileEntry],
-    overwrite: bool,
-    format: str,
-    block_size: int,
-    job_id: str,
-    template: str | bytes | None,
+    wish: _Encryption, listed: Sequence[Entry], present: Mapping[str, FileEntry], job_id: str
 ) -> tuple[list[FileEntry], list[FileEntry]]:
     """What is to be made, without keys yet, and what is there already. FileExistsError for what may not be replaced."""
     new, same, changed = [], [], []
@@ -233,56 +325,48 @@ def _new_entries(
             same.append(old)
         else:
             changed.append((found, old))
-    if changed and not overwrite:
+    if changed and not wish.overwrite:
         more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
         raise FileExistsError(
             f"the dataset has {changed[0][0].path!r}{more} from sources that have changed since: "
             "pass overwrite=True to replace them in a new version"
         )
-
-    def shape(found: Entry, *marks: str) -> dict[str, Any]:
-        """The fields of an entry that depend on the format."""
-        ags1 = format == "ags1"
-        return {
-            "file": object_name(found.path, *marks, format=format),
-            "format": format,
-            "plain_length": found.size,
-            "file_length": encrypted_length(found.size, block_size) if ags1 else 0,
-            "block_size": block_size if ags1 else 0,
-            "stamp": source_stamp(format, found.size, found.stamp),
-        }
-
-    made = []
-    for n, (found, prefix) in enumerate(zip(new, aad_prefixes(template, len(new)), strict=True)):
-        made.append(
-            FileEntry(
-                path=found.path,
-                **shape(found),
-                key_id="",
-                wrapped_dek=b"",
-                column_keys=None,
-                aad_prefix=prefix,
-                job_id=job_id,
-                set_id=None if template is None else job_id,
-                part=None if template is None else n,
-                parts=None if template is None else len(new),
-                source=found.path,
-                mode=found.mode,
-                mtime_ns=found.mtime_ns,
-            )
+    numbered = wish.template is not None
+    made = [
+        FileEntry(
+            path=found.path,
+            **_shape(wish, found),
+            key_id="",
+            wrapped_dek=b"",
+            column_keys=None,
+            aad_prefix=prefix,
+            job_id=job_id,
+            set_id=job_id if numbered else None,
+            part=n if numbered else None,
+            parts=len(new) if numbered else None,
         )
+        for n, (found, prefix) in enumerate(zip(new, aad_prefixes(wish.template, len(new)), strict=True))
+    ]
     for found, old in changed:  # a member of a set stays that member
-        made.append(
-            old._replace(
-                **shape(found, job_id),
-                aad_prefix=os.urandom(16) if old.set_id is None else old.aad_prefix,
-                job_id=job_id,
-                source=found.path,
-                mode=found.mode,
-                mtime_ns=found.mtime_ns,
-            )
-        )
+        prefix = os.urandom(16) if old.set_id is None else old.aad_prefix
+        made.append(old._replace(**_shape(wish, found, job_id), aad_prefix=prefix, job_id=job_id))
     return made, same
+
+
+def _shape(wish: _Encryption, found: Entry, *marks: str) -> dict[str, Any]:
+    """The fields of an entry that come from its source, and from the format."""
+    ags1 = wish.format == "ags1"
+    return {
+        "file": object_name(found.path, *marks, format=wish.format),
+        "format": wish.format,
+        "plain_length": found.size,
+        "file_length": encrypted_length(found.size, wish.block_size) if ags1 else 0,
+        "block_size": wish.block_size if ags1 else 0,
+        "source": found.path,
+        "stamp": source_stamp(wish.format, found.size, found.stamp),
+        "mode": found.mode,
+        "mtime_ns": found.mtime_ns,
+    }
 
 
 def _unchanged(source: Store, target: Store, entry: FileEntry) -> Row:
