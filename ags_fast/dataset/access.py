@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ags_fast.dataset.entries import chosen_files
 from ags_fast.dataset.ledger import Ledger
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ags_fast._types import FilePath
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.versions import Version
+    from ags_fast.keys.stores import KeyResolver
+
+Folder: TypeAlias = "FilePath | Store"  # a local path, a URL of fsspec, or a store
+KeyPlace: TypeAlias = "FilePath | Store | KeyResolver | None"  # where a dataset's keys are; None: in the dataset
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Access:
 
     store: Store
     kms: KmsClient = field(repr=False)
-    key_store: Any = field(default=None, repr=False)
+    key_store: KeyPlace = field(default=None, repr=False)
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     version: int | None = None
     min_version: int | None = None
@@ -36,9 +40,9 @@ class Access:
     @classmethod
     def of(
         cls,
-        dataset: FilePath | Store,
+        dataset: Folder,
         kms: KmsClient | Mapping[str, str],
-        key_store: Any = None,
+        key_store: KeyPlace = None,
         storage_options: Mapping[str, Any] | None = None,
         version: int | None = None,
         min_version: int | None = None,

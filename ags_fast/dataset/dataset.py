@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     import io
     from collections.abc import Iterator, Mapping
 
-    from ags_fast._types import FilePath, WritableFile
+    from ags_fast._types import WritableFile
+    from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.policy import Policy
     from ags_fast.dataset.versions import Version
-    from ags_fast.fs import Store
     from ags_fast.keys.kms import KmsClient
-    from ags_fast.keys.stores import KeyResolver
 
 __all__ = ["Dataset", "DatasetFile"]
 
@@ -74,13 +73,13 @@ class Dataset:
     @classmethod
     def open(
         cls,
-        url: FilePath | Store,
+        url: Folder,
         *,
         kms: KmsClient | Mapping[str, str],
         version: int | None = None,
         min_version: int | None = None,
         pin: str | None = None,
-        key_store: FilePath | Store | KeyResolver | None = None,
+        key_store: KeyPlace = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Dataset:
         """Open a dataset.
@@ -108,12 +107,12 @@ class Dataset:
     @classmethod
     def create(
         cls,
-        url: FilePath | Store,
+        url: Folder,
         *,
         kms: KmsClient | Mapping[str, str],
         wrapping_key_id: str,
         policy: Policy | None = None,
-        key_store: FilePath | Store | KeyResolver | None = None,
+        key_store: KeyPlace = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Dataset:
         """Create a dataset without files: its first key, and version 1.

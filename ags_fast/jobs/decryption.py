@@ -24,13 +24,16 @@ from ags_fast.jobs.work.rows import make_row
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ags_fast._types import FilePath
+    from ags_fast.dataset.access import Folder, KeyPlace
+    from ags_fast.jobs.results import Progress
     from ags_fast.keys.kms import KmsClient
 
 
 @counted
 def decrypt_files(
-    dataset: Any,
-    dst: Any,
+    dataset: Folder,
+    dst: FilePath,
     *,
     kms: KmsClient | Mapping[str, str],
     engine: Engine | None = None,
@@ -46,8 +49,8 @@ def decrypt_files(
     fsync: bool = True,
     dry_run: bool = False,
     preserve: bool = True,
-    progress: Any = None,
-    key_store: Any = None,
+    progress: Progress = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Decrypt a version of `dataset` into the folder `dst`, the tree as it was.

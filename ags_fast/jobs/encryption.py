@@ -33,9 +33,12 @@ from ags_fast.keys.kms import KmsClient, check_key_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ags_fast._types import FilePath
+    from ags_fast.dataset.access import KeyPlace
     from ags_fast.dataset.versions import Version
     from ags_fast.fs import Entry
     from ags_fast.jobs.engines.base import Engine
+    from ags_fast.jobs.results import Progress
 
 
 FORMATS = ("ags1", "parquet")
@@ -43,8 +46,8 @@ FORMATS = ("ags1", "parquet")
 
 @counted
 def encrypt_files(
-    src: Any,
-    dataset: Any,
+    src: FilePath,
+    dataset: FilePath,
     *,
     kms: KmsClient | Mapping[str, str],
     wrapping_key_id: str,
@@ -70,8 +73,8 @@ def encrypt_files(
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     links: str = "skip",
-    progress: Any = None,
-    key_store: Any = None,
+    progress: Progress = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Encrypt every file under `src` into `dataset`, and make a version of it that has them.

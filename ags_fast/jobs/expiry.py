@@ -29,6 +29,7 @@ from ags_fast.keys.stores import DatasetKeyStore
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.dataset.versions import Version
 
 
@@ -46,7 +47,7 @@ def key_counts(opened: Ledger, refs: Iterable[TableRef]) -> Counter[str]:
 
 @counted
 def expire(
-    dataset: Any,
+    dataset: Folder,
     *,
     kms: KmsClient | Mapping[str, str],
     keep: int = 1,
@@ -55,7 +56,7 @@ def expire(
     dry_run: bool = False,
     min_version: int | None = None,
     pin: str | None = None,
-    key_store: Any = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Remove old versions of `dataset`, and then whatever no version needs: manifests, files, keys.

@@ -11,16 +11,15 @@ if TYPE_CHECKING:
     import io
     from collections.abc import Callable, Mapping
 
-    from ags_fast._types import FilePath, WritableFile
-    from ags_fast.fs import Store
+    from ags_fast._types import WritableFile
+    from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.keys.kms import KmsClient
-    from ags_fast.keys.stores import KeyResolver
 
 Result = TypeVar("Result")
 
 
 def open_file(
-    dataset: FilePath | Store,
+    dataset: Folder,
     path: str,
     *,
     kms: KmsClient | Mapping[str, str],
@@ -29,7 +28,7 @@ def open_file(
     pin: str | None = None,
     missing: str = "error",
     threads: int | None = None,
-    key_store: FilePath | Store | KeyResolver | None = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> io.RawIOBase:
     """Open one file of a dataset as a seekable binary file of its plaintext.
@@ -66,7 +65,7 @@ def open_file(
 
 
 def copy_file(
-    dataset: FilePath | Store,
+    dataset: Folder,
     path: str,
     target: WritableFile,
     *,
@@ -75,7 +74,7 @@ def copy_file(
     min_version: int | None = None,
     pin: str | None = None,
     threads: int | None = None,
-    key_store: FilePath | Store | KeyResolver | None = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Decrypt one file of a dataset to a file open for writing, which need not seek. What is written passed its tag.

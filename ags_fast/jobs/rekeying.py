@@ -22,13 +22,15 @@ from ags_fast.keys.entry import UnknownKeyError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.jobs.engines.base import Engine
+    from ags_fast.jobs.results import Progress
     from ags_fast.keys.kms import KmsClient
 
 
 @counted
 def rekey_files(
-    dataset: Any,
+    dataset: Folder,
     *,
     kms: KmsClient | Mapping[str, str],
     wrapping_key_id: str | None = None,
@@ -44,8 +46,8 @@ def rekey_files(
     dry_run: bool = False,
     min_version: int | None = None,
     pin: str | None = None,
-    progress: Any = None,
-    key_store: Any = None,
+    progress: Progress = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Write files of `dataset` anew, each under a new data key, and make a version that has these.

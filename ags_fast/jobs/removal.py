@@ -19,20 +19,22 @@ from ags_fast.keys.kms import KmsClient
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.dataset.ledger import Ledger
+    from ags_fast.jobs.results import Progress
 
 
 @counted
 def remove_files(
-    dataset: Any,
+    dataset: Folder,
     paths: str | Sequence[str],
     *,
     kms: KmsClient | Mapping[str, str],
     dry_run: bool = False,
     min_version: int | None = None,
     pin: str | None = None,
-    progress: Any = None,
-    key_store: Any = None,
+    progress: Progress = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Make a version of `dataset` without the files whose path matches one of these patterns.

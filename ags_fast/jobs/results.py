@@ -6,7 +6,7 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias
 
 from ags_fast.errors import AgsError
 from ags_fast.keys.kms import count_calls
@@ -33,6 +33,7 @@ def _origin(error: BaseException) -> str:
 
 
 P = ParamSpec("P")
+Progress: TypeAlias = "bool | Callable[[list[Row]], object] | None"  # None: a bar on a terminal; else rows as they come
 TAKEN_BEFORE = ("Unchanged", "AlreadyThere")  # why a file is skipped that is where it should be
 
 

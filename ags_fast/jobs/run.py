@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.policy import Policy
     from ags_fast.dataset.versions import Version
     from ags_fast.fs import Store
+    from ags_fast.jobs.results import Progress
     from ags_fast.jobs.work.context import Context, Task
     from ags_fast.keys.envelope import Envelope
 
@@ -33,7 +34,7 @@ class Options:
     """The arguments that say how a job is run."""
 
     def __init__(
-        self, engine: Engine | None, resume: str | None, on_error: str, max_failures: int | None, progress: Any
+        self, engine: Engine | None, resume: str | None, on_error: str, max_failures: int | None, progress: Progress
     ) -> None:
         if resume not in (None, "length", "verify"):
             raise ValueError(f"resume must be None, 'length' or 'verify', not {resume!r}")
@@ -138,7 +139,7 @@ def _sweep_job(context: Context, tasks: Sequence[Task]) -> None:
         context.dataset.sweep(context.job_id, paths={task.entry.file for task in tasks})
 
 
-def _bar(op: str, total: int, progress: Any) -> Any:
+def _bar(op: str, total: int, progress: Progress) -> Any:
     from tqdm import tqdm
 
     # None: only where stderr is a terminal.

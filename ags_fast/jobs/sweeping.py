@@ -17,16 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import timedelta
 
+    from ags_fast._types import FilePath
+    from ags_fast.dataset.access import Folder, KeyPlace
+
 
 @counted
 def sweep(
-    dataset: Any,
+    dataset: FilePath,
     *,
     kms: KmsClient | Mapping[str, str] | None = None,
     older_than: timedelta | None = None,
     min_version: int | None = None,
     pin: str | None = None,
-    key_store: Any = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Remove what jobs that died have left behind; a row for each thing removed.
@@ -80,13 +83,13 @@ def sweep(
 
 
 def set_policy(
-    dataset: Any,
+    dataset: Folder,
     policy: Policy,
     *,
     kms: KmsClient | Mapping[str, str],
     min_version: int | None = None,
     pin: str | None = None,
-    key_store: Any = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Policy:
     """Lay down `policy` for later jobs on `dataset`, by a version that has the same files; returns what was before."""

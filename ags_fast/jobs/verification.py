@@ -19,10 +19,12 @@ from ags_fast.jobs.work.dispatch import work_on
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.ledger import Ledger
     from ags_fast.dataset.versions import Version
     from ags_fast.jobs.engines.base import Engine
+    from ags_fast.jobs.results import Progress
     from ags_fast.keys.kms import KmsClient
 
 
@@ -31,7 +33,7 @@ MISSING_ROWS = 10_000  # of one verify, before they are told by gaps
 
 @counted
 def verify_files(
-    dataset: Any,
+    dataset: Folder,
     *,
     kms: KmsClient | Mapping[str, str],
     engine: Engine | None = None,
@@ -41,8 +43,8 @@ def verify_files(
     paths: str | Sequence[str] | None = None,
     on_error: str = "row",
     max_failures: int | None = None,
-    progress: Any = None,
-    key_store: Any = None,
+    progress: Progress = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Check every tag of every file of a version, and of numbered sets that each member is there, once, in its place.
