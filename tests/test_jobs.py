@@ -551,7 +551,7 @@ def test_a_source_that_changed_meanwhile_is_not_deleted(
     monkeypatch.setattr(Ledger, "commit", edit)
     done = encrypt(src, dataset, kms, delete_sources=True)
     assert [(row.src, row.error_class) for row in done.failed] == [(str(src / "one"), "SourceChangedError")]
-    assert "not deleted: it has changed since" in (done.failed[0].error or "")
+    assert "not deleted: the source has changed since" in (done.failed[0].error or "")
     assert read_tree(src) == {"one": b"edited"}
 
 

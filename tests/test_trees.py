@@ -199,7 +199,7 @@ def test_links_as_errors(odd: Path, kms: dict[str, str], tmp_path: Path) -> None
 
 def test_a_tree_of_hidden_files_is_not_ok(src: Path, kms: dict[str, str], tmp_path: Path, capsys: Any) -> None:
     write(src, _SUCCESS="")
-    with pytest.warns(UserWarning, match=r"nothing of .*src is encrypted: all of it is left out \(1 HiddenFile\)"):
+    with pytest.warns(UserWarning, match=r"no file of .*src is encrypted: all of them are left out \(1 HiddenFile\)"):
         assert encrypt(src, tmp_path / "dataset", kms).left_out == {"HiddenFile": 1}
     options = ["--keystore", kms["kms.local.path"], "--key-file", kms["kms.local.key-file"]]
     command = ["encrypt", str(src), str(tmp_path / "dataset"), *options, "--wrapping-key-id", "master"]

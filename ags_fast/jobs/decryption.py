@@ -53,23 +53,46 @@ def decrypt_files(
     key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
-    """Decrypt a version of `dataset` into the folder `dst`, the tree as it was.
+    """Decrypt a version of `dataset` into the folder `dst`, with the tree as it was.
 
-    version: None is the newest. min_version: refuse (PolicyError) a dataset whose newest is older, for storage alone
-    does not show that somebody took newer ones away. pin: refuse (IntegrityError) a dataset whose newest version does
-    not descend from the one that `JobResult.pin` named, whatever its number. paths: only files whose path matches one
-    of these patterns; FileNotFoundError if a pattern matches none. overwrite: replace what is there, else such a file
-    is a failed row. IntegrityError if no version has been committed. resume: leave what is there and has the right
-    length ("length"), or the right bytes ("verify"); of Parquet the bytes count always, since the length of what it
-    decrypts to is not known. missing: a Parquet file with a column whose master key the KMS does not give is a failed
-    row ("error"), or is decrypted without these columns ("drop"), and its row says so. The other arguments are those
-    of `encrypt_files`.
+    A file appears in `dst` only when all its tags have passed. Until then the file has mode 0600 and a temporary name.
+    Links in `dst` that lead out of `dst` are not followed (PolicyError), even if they appear while the job runs.
 
-    preserve: give each local file the permission bits and the time of the last change that its source had. Without it,
-    and where the source had no mode, as in an object store, the umask says the mode of a new file.
+    Args:
+        dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
+        dst: The folder to write into: a local path or an fsspec URL.
+        kms: The properties of a KMS, or a client: see `encrypt_files`.
+        engine: What runs the tasks; None: `LocalEngine`.
+        version: The number of the version; None: the newest.
+        min_version: Refuse a dataset whose newest version is older. Storage alone does not show that somebody removed
+            newer versions.
+        pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
+            `JobResult.pin`) names, whatever its number.
+        paths: Take only files whose path matches one of these patterns of `fnmatch`; None: all files.
+        overwrite: Replace files that exist in `dst`; otherwise such a file is a failed row.
+        missing: What becomes of a Parquet file with a column whose master key the KMS refuses. "error": the file is a
+            failed row. "drop": the file is decrypted without these columns, and its row says so.
+        resume: Keep a file in `dst` that has the right length ("length") or the right bytes ("verify"). Parquet files
+            are always compared by bytes, because the length of their plaintext is not known.
+        on_error: "row": a file that fails is a row. "raise": stop at the first file that fails.
+        max_failures: Stop after more than this number of failed files; None: never.
+        fsync: Return only when the files are on the disk.
+        dry_run: Only plan; the rows have the status "planned".
+        preserve: Give each local file the permission bits and the time of the last change of its source. If False, or
+            if the source had no mode, as in an object store, the umask decides the mode of a new file.
+        progress: None shows a bar on a terminal, False shows none, and a callable gets rows as they come.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
 
-    A file appears in `dst` only when every tag of it has passed; before that it has mode 0600 and a temporary name.
-    Links in `dst` that lead out of it are not followed (PolicyError), also if they come while the job runs.
+    Returns:
+        A row for each file, and the version that was read.
+
+    Raises:
+        JobError: More files failed than `on_error` and `max_failures` allow.
+        IntegrityError: No version has been committed, or the dataset does not descend from the pin.
+        PolicyError: The dataset is older than `min_version`.
+        FileNotFoundError: There is no dataset, or a pattern of `paths` matches no file.
+        ValueError: An argument is malformed.
     """
     if missing not in ("error", "drop"):
         raise ValueError(f"missing must be 'error' or 'drop', not {missing!r}")
@@ -102,5 +125,5 @@ def decrypt_files(
         if fsync:
             made = {row.src for row in rows if row.status == "ok"}
             destination.sync_folders(e.path for e in entries if opened.store.full_path(e.file) in made)
-        destination.sweep()  # of earlier runs too: this is no dataset, whose sweep would do it
+        destination.sweep()  # of earlier runs too: `sweep` cleans only datasets
     return JobResult(job_id, "decrypt", opened.store.url, head.number, rows, head.pin)

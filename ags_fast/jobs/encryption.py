@@ -77,45 +77,74 @@ def encrypt_files(
     key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
-    """Encrypt every file under `src` into `dataset`, and make a version of it that has them.
+    """Encrypt every file under `src` into `dataset`, and commit a version with these files.
 
-    src, dataset: folders, local or fsspec URLs; the tree is kept. kms: the properties of a KMS, or a client. Workers
-    make their own from its properties: TypeError for a client that has none, unless the engine is ``LocalEngine(0)``.
-    wrapping_key_id: the master key there. double_wrap: a key of the dataset wraps the data keys and the master key
-    wraps that one, so that a process asks the KMS once; else the KMS wraps every data key. dek_length, block_size:
-    bytes. aad_prefix: None, 16 random bytes for each file; or a template such as ``"customers.part{n}"``, which makes
-    the new files a numbered set: it is committed whole or, if one of them fails, not at all. overwrite: replace files
-    that the dataset has and whose source has changed. resume: continue a job that died on this source: "length" takes
-    what has its planned length as finished, "verify" checks its tags first. fsync: the version is committed when the
-    files are on the disk. verify_after: read every file back before it counts. delete_sources: when, after the commit,
-    every file has been read back from storage intact; also what an earlier run encrypted, if the bytes are the same.
-    dry_run: only plan; the rows say "planned". policy: how the dataset's KEKs are shared and what is kept of old
-    versions, from now on; None leaves what it has. progress: None shows a bar on a terminal, False none, and a callable
-    gets rows as they come. pin, min_version: the dataset must be there, and its newest version must descend from the
-    one that `JobResult.pin` named, or have at least this number: else IntegrityError (PolicyError for min_version), and
-    nothing is written or deleted. ValueError for a malformed pin.
+    The tree is kept. Also kept are the content, the permission bits and the time of the last change of each file. Not
+    kept are owners, ACLs, extended attributes, setuid, setgid and sticky bits, empty folders, the identity of hard
+    links, and holes in sparse files.
 
-    format: "ags1" makes an AGS1 stream of every file, whatever it is. "parquet" encrypts Parquet files as such, under
-    their own names (Parquet Modular Encryption), and what is none fails: run the job again with "ags1", which takes
-    what is left. column_keys: {dotted path: master key} of columns, or of groups of them, that get data keys of their
-    own, which only who may use that master key can open; a file that lacks such a column fails. resume="length" takes
-    a Parquet file as finished if its footer, which is written last, opens under the planned key.
+    A file that fails is a failed row. A source that the dataset has unchanged, or that is encrypted already, is a row
+    with the status "skipped". So is each source that is left out, with the kind as `error_class`: "HiddenFile",
+    "Excluded", "OutsideLink", "DanglingLink", "LinkLoop", "SpecialFile" (pipes, sockets, devices), "EmptyFolder",
+    "ReservedName" (`_ags`), "TemporaryFile". `JobResult.left_out` counts these sources. If every source is left out,
+    the job gives a UserWarning.
 
-    hidden: also take files whose name, or a folder's on the way, begins with ``.`` or ``_``, and checksums (``x.crc``),
-    which no reader of such folders looks at. include: take only what one of these patterns matches; exclude: leave out
-    what one matches. A pattern (of `fnmatch`, whose ``*`` also matches "/") that matches a folder stands for all in it.
-    links: symbolic links that stay inside `src` are taken as what they lead to. Those that lead out are left out
-    ("skip") or followed ("follow"); "error" refuses them, and those that lead nowhere, before anything is begun.
+    Args:
+        src: The folder of the sources: a local path or an fsspec URL.
+        dataset: The folder of the dataset: a local path or an fsspec URL.
+        kms: The properties of a KMS, or a client. Workers make clients of their own from the client's properties.
+        wrapping_key_id: The id of the master key in the KMS.
+        engine: What runs the tasks; None: `LocalEngine`.
+        format: "ags1" makes an AGS1 stream of every file, whatever the file is. "parquet" encrypts Parquet files as
+            such, under their own names (Parquet Modular Encryption); any other file fails. A second run with "ags1"
+            then takes the files that are left.
+        double_wrap: True: a KEK of the dataset wraps the data keys, and the master key wraps the KEK, so that a process
+            asks the KMS once. False: the KMS wraps every data key.
+        dek_length: Bytes of a data key: 16, 24 or 32.
+        block_size: Bytes of plaintext in a block of an AGS1 stream.
+        aad_prefix: None: 16 random bytes for each file. A template such as ``"customers.part{n}"`` makes the new files
+            a numbered set: the set is committed whole or, if one of its files fails, not at all.
+        column_keys: For "parquet": {dotted path: master key} of columns, or of groups of columns. These columns get
+            data keys of their own, which only a user of that master key can open. A file without such a column fails.
+        overwrite: Replace files that the dataset has and whose source has changed.
+        resume: Continue a dead job on this source. "length" takes a file of the planned length as finished; "verify"
+            also checks the file's tags. "length" takes a Parquet file as finished if its footer, which is written last,
+            opens under the planned key.
+        on_error: "row": a file that fails is a row. "raise": stop at the first file that fails.
+        max_failures: Stop after more than this number of failed files; None: never.
+        fsync: Commit the version only when its files are on the disk.
+        verify_after: Read each file back before the file counts as written.
+        delete_sources: Delete the sources after the commit, if every file was read back from storage intact. Sources
+            that an earlier run encrypted are deleted too, if their bytes are the same.
+        dry_run: Only plan; the rows have the status "planned".
+        policy: From now on, how the dataset's KEKs are shared and which old versions are kept; None keeps the
+            dataset's policy.
+        min_version: The dataset must exist, and its newest version must have at least this number.
+        pin: The dataset must exist, and its newest version must descend from the version that this pin (see
+            `JobResult.pin`) names.
+        hidden: Also take files whose name, or the name of a folder above them, begins with ``.`` or ``_``, and
+            checksums (``x.crc``). Readers of such folders skip these files.
+        include: Take only what one of these patterns of `fnmatch` matches. ``*`` also matches "/". A pattern that
+            matches a folder stands for everything in the folder.
+        exclude: Leave out what one of these patterns matches.
+        links: What to do with symbolic links that lead out of `src`: "skip" leaves them out, "follow" follows them, and
+            "error" refuses them, and links that lead nowhere, before the job begins. A link that stays inside `src` is
+            taken as the file or folder that the link leads to.
+        progress: None shows a bar on a terminal, False shows none, and a callable gets rows as they come.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
 
-    A file that fails is a row. on_error="raise" stops at the first, max_failures after more than so many: JobError,
-    and the plan stays for `resume`. Sources that the dataset has unchanged, and those that are encrypted already, are
-    rows with the status "skipped"; so is all that is left out, with the kind as `error_class`: "HiddenFile",
-    "Excluded", "OutsideLink", "DanglingLink", "LinkLoop", "SpecialFile" (pipes, sockets, devices),
-    "EmptyFolder", "ReservedName" (`_ags`), "TemporaryFile". `JobResult.left_out` counts them. If that leaves nothing
-    at all, there is a UserWarning.
+    Returns:
+        A row for each source, and the version.
 
-    Kept are names, content, permission bits and the time of the last change. Not kept are owners, ACLs, extended
-    attributes, setuid, setgid and sticky bits, empty folders, the identity of hard links, and holes in sparse files.
+    Raises:
+        JobError: More files failed than `on_error` and `max_failures` allow. The plan stays for `resume`.
+        IntegrityError: The dataset does not descend from the pin. Nothing is written or deleted.
+        PolicyError: The dataset is older than `min_version`. Nothing is written or deleted.
+        FileExistsError: A source of a file in the dataset has changed, and `overwrite` is False.
+        FileNotFoundError: There is no folder `src`, or no dataset although `pin` or `min_version` is given.
+        TypeError: `kms` is a client without properties, and the engine is not ``LocalEngine(0)``.
+        ValueError: An argument, such as the pin, is malformed.
     """
     wish = _Encryption(
         source=Store(src, storage_options, follow=links == "follow"),
@@ -161,11 +190,11 @@ class _Encryption:
     target: Store
     wrapping_key_id: str
     format: str
-    masters: dict[str, str]  # of columns
+    masters: dict[str, str]  # master keys of columns
     double_wrap: bool
     dek_length: int
     block_size: int
-    template: str | bytes | None  # of AAD prefixes
+    template: str | bytes | None  # for AAD prefixes
     overwrite: bool
     options: Options
     fsync: bool
@@ -176,25 +205,25 @@ class _Encryption:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What a resumed job must have in common with the first one."""
+        """Return what a resumed job must share with the first job."""
         return {"operation": "encrypt", "source": shown(self.source.url)}
 
 
 @dataclass
 class _Found:
-    """What there is to do."""
+    """The files to do, and those that need nothing."""
 
     job_id: str
-    base: Version | None  # of the dataset, on which the job is planned
-    plan: Plan | None  # of a dead job that is resumed
-    planned: list[FileEntry]  # its files
-    entries: list[FileEntry]  # to make, without keys yet
-    same: list[FileEntry]  # that the dataset has, and whose sources have not changed
-    replaced: dict[str, str]  # path -> file that another one takes the place of
+    base: Version | None  # the version that the job is planned on
+    plan: Plan | None  # the plan of a dead job, to resume
+    planned: list[FileEntry]  # the files of that plan
+    entries: list[FileEntry]  # files to make, without keys yet
+    same: list[FileEntry]  # files that the dataset has, and whose sources have not changed
+    replaced: dict[str, str]  # {path: object that is replaced}
     skipped: list[Row]
 
     def result(self, wish: _Encryption, rows: list[Row]) -> JobResult:
-        """A result without a new version."""
+        """Return a result without a new version."""
         number, pinned = (self.base.number, self.base.pin) if self.base else (None, None)
         return JobResult(self.job_id, "encrypt", wish.target.url, number, rows + self.skipped, pinned)
 
@@ -214,7 +243,7 @@ def _checked_dek_length(dek_length: int) -> int:
 
 
 def _list(source: Store, choice: Choice) -> tuple[list[Entry], list[Row]]:
-    """List the files to take, and a row for each thing that is left out. FileNotFoundError without a folder."""
+    """List the files to take, and a row for each thing that is left out. Raises FileNotFoundError without a folder."""
     if source.local and not source.exists():
         raise FileNotFoundError(f"there is no folder {source.url}")
     listed, left_out = list_sources(source, choice)
@@ -223,14 +252,14 @@ def _list(source: Store, choice: Choice) -> tuple[list[Entry], list[Row]]:
     counts = Counter(kind for _, kind, _ in left_out)
     if not listed and counts.keys() - {"EmptyFolder"}:
         warnings.warn(
-            f"nothing of {source.url} is encrypted: all of it is left out ({shown_counts(counts)})", stacklevel=4
+            f"no file of {source.url} is encrypted: all of them are left out ({shown_counts(counts)})", stacklevel=4
         )
     return listed, [Row(source.full_path(path), None, "skipped", kind, reason) for path, kind, reason in left_out]
 
 
 def _open(wish: _Encryption, access: Access) -> Ledger | None:
-    """Open the dataset, or create it. None in a dry run if there is no dataset."""
-    known = access.pin is not None or bool(access.min_version)  # so the dataset must be there
+    """Open the dataset, or create it. Returns None in a dry run without a dataset."""
+    known = access.pin is not None or bool(access.min_version)  # then the dataset must exist
     opened = None
     if wish.dry_run or known:
         try:
@@ -246,12 +275,12 @@ def _open(wish: _Encryption, access: Access) -> Ledger | None:
 
 def _look(wish: _Encryption, opened: Ledger | None, listed: list[Entry], held: ExitStack) -> _Found:
     """Compare the source with the dataset, and with the plan of a dead job if one is to be resumed."""
-    plan, base, present = None, None, dict[str, FileEntry]()  # what the dataset has of the names that were listed
+    plan, base, present = None, None, dict[str, FileEntry]()  # entries of the dataset at the listed names
     around = partial(names_around, listed, wish.format)
     if opened is not None:
         base, present = opened.load_around(around, writes=True)
         plan = Plan.resume(opened, wish.facts, held) if wish.options.resume and not wish.dry_run else None
-        if plan is not None and plan.committed() is not None:  # it died between its commit and its end
+        if plan is not None and plan.committed() is not None:  # the job died between its commit and its end
             plan.end()
             plan = None
             base, present = opened.load_around(around)
@@ -318,7 +347,7 @@ def _encrypt(wish: _Encryption, opened: Ledger, found: _Found, held: ExitStack) 
 def _new_entries(
     wish: _Encryption, listed: Sequence[Entry], present: Mapping[str, FileEntry], job_id: str
 ) -> tuple[list[FileEntry], list[FileEntry]]:
-    """What is to be made, without keys yet, and what is there already. FileExistsError for what may not be replaced."""
+    """Return the entries to make, without keys yet, and the unchanged ones. FileExistsError if overwrite is needed."""
     new, same, changed = [], [], []
     for found in listed:
         old = present.get(found.path)
@@ -350,14 +379,14 @@ def _new_entries(
         )
         for n, (found, prefix) in enumerate(zip(new, aad_prefixes(wish.template, len(new)), strict=True))
     ]
-    for found, old in changed:  # a member of a set stays that member
+    for found, old in changed:  # a member of a set keeps its number
         prefix = os.urandom(16) if old.set_id is None else old.aad_prefix
         made.append(old._replace(**_shape(wish, found, job_id), aad_prefix=prefix, job_id=job_id))
     return made, same
 
 
 def _shape(wish: _Encryption, found: Entry, *marks: str) -> dict[str, Any]:
-    """The fields of an entry that come from its source, and from the format."""
+    """Return the fields of an entry that come from its source and its format."""
     ags1 = wish.format == "ags1"
     return {
         "file": object_name(found.path, *marks, format=wish.format),
@@ -392,7 +421,7 @@ def _check_columns(column_keys: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(column, str):
             raise TypeError(f"column_keys names columns by dotted paths, not by {type(column).__name__}")
         if not column or "\0" in column:
-            raise ValueError(f"column_keys names {column!r}, which is no column's path")
+            raise ValueError(f"column_keys names {column!r}, which is not a column's path")
         check_key_id(key_id)
     return dict(column_keys)
 
@@ -400,7 +429,7 @@ def _check_columns(column_keys: Mapping[str, str]) -> dict[str, str]:
 def _without_encrypted(
     source: Store, listed: Sequence[Entry], present: Mapping[str, FileEntry], format: str
 ) -> tuple[list[Entry], list[Row]]:
-    """What is not encrypted already, and rows of what is: a set would lack the numbers of files that are skipped."""
+    """Split off, before a numbered set counts its files, those that are encrypted already. Returns rest and rows."""
     left, rows = [], []
     for found in listed:
         head = bytearray(8)
@@ -409,7 +438,7 @@ def _without_encrypted(
                 with source.open(found.path) as file:
                     file.readinto(head)
             except (OSError, PolicyError):
-                pass  # to be its row, when it is its turn
+                pass  # the task reports the error as the row of the file
         reason = encrypted_already(bytes(head))
         if reason is None and format == "parquet" and head[:4] == b"PAR1" and found.path not in present:
             from ags_fast.jobs.work import parquet
@@ -428,7 +457,7 @@ def _numbering(entries: Sequence[FileEntry], job_id: str) -> dict[str, tuple[Any
 
 
 def _held_back(rows: Sequence[Row]) -> list[Row]:
-    """The rows of a set that is not committed, since it is not whole."""
+    """Return the rows of a set that is not committed because it is incomplete."""
     why = "another file of its numbered set failed, so none of them is in the dataset: run the job again with resume"
     return [
         row._replace(status="failed", error_class="IncompleteSetError", error=why) if row.status == "ok" else row
@@ -439,7 +468,7 @@ def _held_back(rows: Sequence[Row]) -> list[Row]:
 def _delete_sources(
     dataset: Ledger, source: Store, entries: Sequence[FileEntry], result: JobResult, options: Options
 ) -> None:
-    """Delete what was encrypted, when all of it has been read back from storage."""
+    """Delete the sources after every file was read back from storage."""
     made = {dataset.store.full_path(entry.file): entry for entry in entries}
     good = [made[row.dst] for row in result.rows if row.status == "ok" and row.dst in made]
     context = Context("verify", result.job_id, dataset.id, dataset.store, envelope_for(dataset, good))
@@ -454,7 +483,7 @@ def _delete_sources(
 
 
 def _delete_unchanged(dataset: Ledger, source: Store, same: Sequence[FileEntry], result: JobResult) -> None:
-    """Delete what an earlier run encrypted and did not come to delete. Since that may be long ago, the bytes decide."""
+    """Delete sources that an earlier run encrypted but did not delete. Bytes are compared: that run may be long ago."""
     if result.failed or not same:
         return
     context = Context("decrypt", result.job_id, dataset.id, dataset.store, envelope_for(dataset, same), source)
@@ -475,11 +504,11 @@ def _delete(
             if there is None:
                 continue
             if not entry.is_of(there.size, there.stamp):
-                raise SourceChangedError("it has changed since")
+                raise SourceChangedError("the source has changed since")
             if not may_go(entry):
-                raise SourceChangedError("it has other bytes, though the same size and time of change")
+                raise SourceChangedError("the source has other bytes, but the same size and time of change")
             source.delete_read(there)
-        except (AgsError, OSError) as error:  # it is in the dataset, and so are others whose sources are gone by now
+        except (AgsError, OSError) as error:  # the file is committed, and other sources are deleted by now: only report
             i = rows[dataset.store.full_path(entry.file)]
-            why = f"it is in the dataset, but its source was not deleted: {describe(error)}"
+            why = f"the file is in the dataset, but its source was not deleted: {describe(error)}"
             result.rows[i] = result.rows[i]._replace(status="failed", error_class=type(error).__name__, error=why)

@@ -1,4 +1,4 @@
-"""Write files again, each under a new data key."""
+"""Rewrite files, each under a new data key."""
 
 from __future__ import annotations
 
@@ -50,11 +50,42 @@ def rekey_files(
     key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
-    """Write files of `dataset` anew, each under a new data key, and make a version that has these.
+    """Rewrite files of `dataset`, each under a new data key, and commit a version with the new files.
 
-    The version before, and its files, stay readable until they are expired. paths: only files whose path matches one
-    of these patterns. wrapping_key_id: None takes the master key in use. The other arguments are those of
-    `encrypt_files`.
+    The previous version, and its files, stay readable until that version is expired.
+
+    Args:
+        dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
+        kms: The properties of a KMS, or a client: see `encrypt_files`.
+        wrapping_key_id: The id of the master key; None: the master key in use.
+        engine: What runs the tasks; None: `LocalEngine`.
+        double_wrap: True: a KEK of the dataset wraps the data keys. False: the KMS wraps every data key. None: as for
+            the files that are rewritten.
+        dek_length: Bytes of a data key: 16, 24 or 32.
+        paths: Rewrite only files whose path matches one of these patterns of `fnmatch`; None: all files.
+        resume: Continue a dead job: "length" or "verify", as for `encrypt_files`.
+        on_error: "row": a file that fails is a row. "raise": stop at the first file that fails.
+        max_failures: Stop after more than this number of failed files; None: never.
+        fsync: Commit the version only when its files are on the disk.
+        verify_after: Read each file back before the file counts as written.
+        dry_run: Only plan; the rows have the status "planned".
+        min_version: Refuse a dataset whose newest version is older.
+        pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
+            `JobResult.pin`) names.
+        progress: None shows a bar on a terminal, False shows none, and a callable gets rows as they come.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
+
+    Returns:
+        A row for each file, and the version.
+
+    Raises:
+        JobError: More files failed than `on_error` and `max_failures` allow. The plan stays for `resume`.
+        ConcurrentChangeError: The files were replaced and expired while the job was planned.
+        IntegrityError: The dataset does not descend from the pin.
+        PolicyError: The dataset is older than `min_version`.
+        FileNotFoundError: There is no dataset, or a pattern of `paths` matches no file.
+        ValueError: An argument is malformed.
     """
     if dek_length not in (16, 24, 32):
         raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
@@ -101,7 +132,7 @@ def rekey_files(
         except UnknownKeyError:
             plan.end()
             raise ConcurrentChangeError(
-                "what was to get new keys was replaced and expired while the job was planned: run it again"
+                "the files to rewrite were replaced and expired while the job was planned: run it again"
             ) from None
         context = Context(
             "rekey",

@@ -1,4 +1,4 @@
-"""Make a version without some files."""
+"""Commit a version without some files."""
 
 from __future__ import annotations
 
@@ -37,18 +37,36 @@ def remove_files(
     key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
-    """Make a version of `dataset` without the files whose path matches one of these patterns.
-
-    FileNotFoundError, and nothing is done, if a pattern matches no file. A row for each file. One that another job has
-    replaced meanwhile stays, and is a failed row.
+    """Commit a version of `dataset` without the files whose path matches one of `paths`.
 
     **This deletes nothing yet.** Older versions have the files: `JobResult.still_in` has their numbers, and a warning
     says so. `expire` removes these versions, and with them the objects of the files, the manifests that name them, and
     KEKs that nothing else needs (`force=True`: without waiting for their grace). Copies of the dataset, and what the
-    storage keeps of deleted objects, are not touched by anything here.
+    storage keeps of deleted objects, are outside the reach of ags_fast.
 
-    What is left of a numbered set (`aad_prefix`) is no longer checked to be whole. A path that was removed may be
-    encrypted again. dry_run, pin, min_version, progress: as `encrypt_files` has them.
+    The rest of a numbered set (`aad_prefix`) is no longer checked for completeness. A removed path may be encrypted
+    again. A file that another job has replaced meanwhile stays, and is a failed row.
+
+    Args:
+        dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
+        paths: Patterns of `fnmatch` for the paths of the files.
+        kms: The properties of a KMS, or a client: see `encrypt_files`.
+        dry_run: Only plan; the rows have the status "planned".
+        min_version: Refuse a dataset whose newest version is older.
+        pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
+            `JobResult.pin`) names.
+        progress: A callable gets the rows.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
+
+    Returns:
+        A row for each file, and the version.
+
+    Raises:
+        FileNotFoundError: There is no dataset, or a pattern matches no file. Nothing is done.
+        IntegrityError: The dataset does not descend from the pin.
+        PolicyError: The dataset is older than `min_version`.
+        ValueError: `paths` is empty, or the pin is malformed.
     """
     opened, head, chosen = Access.of(dataset, kms, key_store, storage_options, None, min_version, pin).load(
         paths, writes=True
@@ -57,7 +75,7 @@ def remove_files(
     stays: set[str] = set()
     if not dry_run:
         store.check_writable()
-        reserve_keys(opened, head.policy, job_id, None, True, [], [])  # for what seals the manifests
+        reserve_keys(opened, head.policy, job_id, None, True, [], [])  # for the key that seals the manifests
         with ExitStack() as held:
             facts = {"operation": "remove", "source": shown(store.url)}
             plan = Plan.create(opened, job_id, [], "running", base=head.number, **facts)
@@ -85,9 +103,9 @@ def remove_files(
 
 
 def _versions_with(opened: Ledger, paths: set[str], but: int) -> list[int]:
-    """The numbers of the versions that have a file at one of these paths; without the number `but`."""
+    """Return the numbers of the versions, except `but`, that have a file at one of these paths."""
     opened.keys.refresh()
-    known: dict[str, bool] = {}  # of each manifest, whether it has one
+    known: dict[str, bool] = {}  # {manifest: whether it has such a file}
     found = []
     for version in opened.versions():
         if version.number == but or not paths:
@@ -100,7 +118,7 @@ def _versions_with(opened: Ledger, paths: set[str], but: int) -> list[int]:
         except (IntegrityError, UnknownKeyError):
             if opened.has_version(version.number):
                 raise
-            continue  # it was expired meanwhile
+            continue  # the version was expired meanwhile
         if any(known[ref.path] for ref in version.manifests):
             found.append(version.number)
     return sorted(found)

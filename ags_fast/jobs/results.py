@@ -1,4 +1,4 @@
-"""What a job did: one row a file."""
+"""What a job returns: one row for each file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line. Never an exception's arguments: some libraries put what they were given into them."""
+    """Return an error in one line, without `args` of unknown exceptions: some libraries put their inputs there."""
     if isinstance(error, OSError) and error.strerror:
-        named = isinstance(error.filename, (str, bytes))  # it may be a descriptor
+        named = isinstance(error.filename, (str, bytes))  # it may also be a file descriptor
         return f"{error.strerror}: {os.fsdecode(error.filename)!r}" if named else error.strerror
     if isinstance(error, (AgsError, OSError, ValueError, ImportError)) and str(error):
         return str(error).splitlines()[0][:1000]
@@ -33,17 +33,17 @@ def _origin(error: BaseException) -> str:
 
 
 P = ParamSpec("P")
-Progress: TypeAlias = "bool | Callable[[list[Row]], object] | None"  # None: a bar on a terminal; else rows as they come
-TAKEN_BEFORE = ("Unchanged", "AlreadyThere")  # why a file is skipped that is where it should be
+Progress: TypeAlias = "bool | Callable[[list[Row]], object] | None"  # None: a bar on a terminal; a callable gets rows
+TAKEN_BEFORE = ("Unchanged", "AlreadyThere")  # classes of skipped files that are where they should be
 
 
 class Row(NamedTuple):
-    """What became of one file. Holds no key, wrapped or not."""
+    """The outcome of one file. Holds no key, wrapped or not."""
 
     src: str
     dst: str | None
-    status: str  # "ok", "skipped" or "failed"; of a dry run "planned"
-    error_class: str | None = None  # why it failed, or was skipped
+    status: str  # "ok", "skipped" or "failed"; "planned" in a dry run
+    error_class: str | None = None  # why the file failed, or was skipped
     error: str | None = None
     plain_length: int | None = None  # bytes
     file_length: int | None = None  # bytes, encrypted
@@ -56,7 +56,11 @@ class Row(NamedTuple):
 
 
 class JobError(AgsError):
-    """A job had failures that its caller does not accept. `result` says which; what was finished is not lost."""
+    """A job had more failures than its caller accepts.
+
+    Attributes:
+        result: The rows. Files that were finished are not lost.
+    """
 
     def __init__(self, message: str, result: JobResult) -> None:
         super().__init__(message)
@@ -64,16 +68,22 @@ class JobError(AgsError):
 
 
 class JobResult:
-    """What a job did.
+    """The result of a job.
 
-    op: "encrypt", "decrypt", "verify", "rekey", "remove", "sweep", "rotate" or "expire". version: the dataset's version
-    that the job made, or read. pin: that version and the SHA-256 of its document, as a text to keep outside of the
-    storage and to pass as ``pin=`` the next time; None if there is no version. rows: a Row for each file, and for what
-    else the job deals with. expired: what was expired when it was done, because of force_expire or of the policy.
-    kms_calls: how often the job has called a KMS, ``{(provider, operation): calls}``, in all its processes and with
-    what was expired. What a process had not reported when it was killed is not in it, nor are attempts of tasks that
-    failed on Spark. warnings: what the caller should know though no file failed, a sentence each. still_in:
-    the numbers of older versions that still have files which `remove_files` has removed.
+    Attributes:
+        job_id: The id of the job.
+        op: "encrypt", "decrypt", "verify", "rekey", "remove", "sweep", "rotate" or "expire".
+        dataset: The URL of the dataset.
+        version: The number of the dataset's version that the job made or read.
+        pin: That version and the SHA-256 of its document, as a text to keep outside of the storage and to pass as
+            ``pin=`` the next time; None if there is no version.
+        rows: A Row for each file, and for whatever else the job deals with.
+        expired: The result of the expiry that the job did, because of force_expire or of the policy; else None.
+        warnings: Sentences that the caller should read although no file failed.
+        still_in: The numbers of older versions that still have files which `remove_files` has removed.
+        kms_calls: The calls of a KMS, ``{(provider, operation): calls}``, in all processes of the job and its expiry.
+            Calls that a process had not reported when it was killed, and calls of tasks that failed on Spark, are
+            missing.
     """
 
     def __init__(
@@ -96,12 +106,12 @@ class JobResult:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many rows have each status; "ok", "skipped" and "failed" are always there."""
+        """The number of rows with each status; "ok", "skipped" and "failed" are always there."""
         return {"ok": 0, "skipped": 0, "failed": 0, **Counter(row.status for row in self.rows)}
 
     @property
     def left_out(self) -> dict[str, int]:
-        """What `encrypt_files` did not take, by kind: the `error_class` of rows with the status "skipped"."""
+        """The number of sources that `encrypt_files` left out, by kind: the `error_class` of "skipped" rows."""
         if self.op != "encrypt":
             return {}
         skipped = (row.error_class or "" for row in self.rows if row.status == "skipped")
@@ -109,12 +119,12 @@ class JobResult:
 
     @property
     def extra_files(self) -> int:
-        """How many files `verify_files` found in the tree that no version and no open job of the dataset knows."""
+        """The number of files in the tree that no version and no open job knows, as `verify_files` found them."""
         return sum(row.error_class == "ExtraFile" for row in self.rows)
 
     @property
     def left_out_all(self) -> bool:
-        """Whether `encrypt_files` left out every file that there was, and there was one."""
+        """Whether `encrypt_files` found files and left out all of them."""
         kinds = self.left_out
         if sum(kinds.values()) < len(self.rows) or "AlreadyEncryptedError" in kinds:
             return False
@@ -134,10 +144,11 @@ class JobResult:
 
     @property
     def failed(self) -> list[Row]:
+        """The rows of the files that failed."""
         return [row for row in self.rows if row.status == "failed"]
 
     def raise_for_failures(self) -> None:
-        """JobError if a file failed."""
+        """Raise JobError if a file failed."""
         failed = self.failed
         if failed:
             first = failed[0]
@@ -146,7 +157,7 @@ class JobResult:
 
 
 def counted(job: Callable[P, JobResult]) -> Callable[P, JobResult]:
-    """The job, with the calls of the KMS in its result."""
+    """Wrap a job so that its result has the calls of the KMS."""
 
     @functools.wraps(job)
     def run(*args: P.args, **options: P.kwargs) -> JobResult:
@@ -163,9 +174,10 @@ def counted(job: Callable[P, JobResult]) -> Callable[P, JobResult]:
 
 
 def shown_counts(counts: Mapping[str, int]) -> str:
+    """Return counts as a text for messages."""
     return ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
 
 
 def shown(name: str) -> str:
-    """A file's name as a text, which it need not be: as a table or a document can have it."""
+    """Return a file's name as text for tables and documents; bytes that are not UTF-8 are escaped."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""What all jobs over files share: arguments, running tasks, committing."""
+"""What all jobs over files share: arguments, running of tasks, the commit."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from ags_fast.keys.envelope import Envelope
 
 
-LOCAL_OPEN_COST = 512 << 10  # bytes that could be done in the time that opening a file takes
-STORE_OPEN_COST = 4 << 20
+LOCAL_OPEN_COST = 512 << 10  # cost of opening a file, in bytes of work
+STORE_OPEN_COST = 4 << 20  # the same in an object store
 
 
 class Options:
-    """The arguments that say how a job is run."""
+    """The arguments on how a job is run, checked."""
 
     def __init__(
         self, engine: Engine | None, resume: str | None, on_error: str, max_failures: int | None, progress: Progress
@@ -49,35 +49,36 @@ class Options:
 
 
 def check_apart(one: Store, other: Store) -> None:
+    """Raise ValueError if two folders are the same, or one is inside the other."""
     a, b = ((os.path.realpath(s.url) if s.local else s.url).rstrip("/") + "/" for s in (one, other))
     if a.startswith(b) or b.startswith(a):
-        raise ValueError(f"{one.url} and {other.url}: neither may be the other, or inside it")
+        raise ValueError(f"{one.url} and {other.url}: the two must differ, and neither may be inside the other")
 
 
 def envelope_for(dataset: Ledger, entries: Sequence[FileEntry], *more: FileEntry) -> Envelope:
-    """What opens these, and nothing else, to be sent to workers."""
+    """Return the part of the envelope that opens these entries, to be sent to workers."""
     return dataset.envelope.subset({key_id for entry in (*entries, *more) for key_id in entry.key_ids()})
 
 
 def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: Plan | None) -> list[Row]:
-    """Do the files, in whatever order; their rows. JobError if there are more failures than allowed."""
+    """Run the tasks, in any order. Returns their rows; raises JobError if more files fail than allowed."""
     rows: list[Row] = []
     todo = tasks
     finished: list[Task] = []
-    if plan is not None and context.resume == "length":  # one listing, and not a look at every file
+    if plan is not None and context.resume == "length":  # one listing in place of a look at every file
         there = {entry.path: entry.size for entry in context.dataset.list() if not entry.path.startswith(HIDDEN)}
         finished = [t for t in tasks if t.entry.file_length and there.get(t.entry.file) == t.entry.file_length]
         done = {task.entry.path for task in finished}
         todo = [task for task in tasks if task.entry.path not in done]
     refused = []
     if context.op == "decrypt" and context.other is not None and not context.overwrite and not context.resume:
-        # Asked here, once, and not by the workers: one of them may have another attempt of the same file beside it.
+        # Checked here, once, and not by workers: there, another attempt of the same file may run at the same time.
         taken = {entry.path for entry in context.other.list()}
         refused = [task for task in todo if task.entry.path in taken]
         todo = [task for task in todo if task.entry.path not in taken]
     failures = 0
     callback = options.progress if callable(options.progress) else None
-    # A Parquet file that was written has another length than its source: the bar counts what was planned.
+    # A written Parquet file and its source differ in length: the bar counts the planned bytes.
     planned = {
         context.dataset.full_path(task.entry.file): task.entry.plain_length
         for task in tasks
@@ -103,7 +104,7 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: P
                 report([failed_row(context, t, 0, "FileExistsError", is_there(t.entry.path)) for t in refused])
             options.engine.run(context, todo, LOCAL_OPEN_COST if local else STORE_OPEN_COST, report)
         except BaseException as error:
-            # What was finished stays, for the plan knows it; what was not, goes.
+            # Finished files stay, because the plan names them. Temporary files go.
             _sweep_job(context, tasks)
             if not isinstance(error, _TooManyError):
                 raise
@@ -118,7 +119,7 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: P
 
 
 def without_false_alarm(dataset: Ledger, version: Version, rows: list[Row]) -> list[Row]:
-    """What is missing of a version that was expired while its files were read was not taken by a stranger."""
+    """Reword rows if the version was expired during the read: missing files are then not evidence of tampering."""
     if dataset.has_version(version.number):
         return rows
     why = f"version {version.number} was expired while its files were read: run the job again"
@@ -142,7 +143,7 @@ def _sweep_job(context: Context, tasks: Sequence[Task]) -> None:
 def _bar(op: str, total: int, progress: Progress) -> Any:
     from tqdm import tqdm
 
-    # None: only where stderr is a terminal.
+    # None: only if stderr is a terminal.
     disable = None if progress is None else not progress or callable(progress)
     return tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, desc=op, disable=disable)
 
@@ -157,7 +158,7 @@ def commit_files(
     replaced: Mapping[str, str],
     policy: Policy | None = None,
 ) -> JobResult:
-    """Make the version with what succeeded, and end the job."""
+    """Commit the version with the files that succeeded, and end the job."""
     by_name = {context.dataset.full_path(entry.file): entry for entry in entries}
     good = [
         with_lengths(by_name[row.dst], row.file_length or 0, row.plain_length)

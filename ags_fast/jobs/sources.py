@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Choice(NamedTuple):
-    """Which files of a source are taken: the arguments of `encrypt_files`."""
+    """Select the files of a source. The fields are arguments of `encrypt_files`."""
 
     hidden: bool = False
     include: tuple[str, ...] | None = None
@@ -27,6 +27,7 @@ class Choice(NamedTuple):
 
     @classmethod
     def of(cls, hidden: bool, include: Any, exclude: Any, links: str) -> Choice:
+        """Take the arguments of `encrypt_files`. Raises ValueError for an unknown `links`."""
         if links not in ("skip", "follow", "error"):
             raise ValueError(f"links must be 'skip', 'follow' or 'error', not {links!r}")
         included, excluded = (
@@ -37,14 +38,18 @@ class Choice(NamedTuple):
 
 
 def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[tuple[str, str, str]]]:
-    """The files of a tree in the order of their names, and what is left out: path, kind and why.
+    """List the files of a tree in the order of their names, and what is left out.
 
-    Beside what a store leaves out (see `Store.list_all`) and what `choice` excludes, that is what no reader of such a
-    tree looks at: names that begin with ``.`` or ``_`` (``_SUCCESS``), what is in folders so named unless they are
+    Left out are what a store leaves out (see `Store.list_all`), what `choice` excludes, and what readers of such a tree
+    skip: names that begin with ``.`` or ``_`` (``_SUCCESS``), files in folders with such names unless the folders are
     partitions (``_year=2026``), and checksums (``x.crc``).
 
-    PolicyError for the folder of a Delta, Iceberg or Hudi table, and for links that are to be errors. ValueError for a
-    pattern of `choice.include` that matches nothing.
+    Returns:
+        The files, and (path, kind, reason) of each path that is left out.
+
+    Raises:
+        PolicyError: The tree holds a Delta, Iceberg or Hudi table, or links that `choice` refuses.
+        ValueError: A pattern of `choice.include` matches nothing.
     """
     listed, left_out = source.list_all()
     files: list[Entry] = []
@@ -72,11 +77,13 @@ def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[tuple
 
 
 def _left_out(path: str, parts: Sequence[str], choice: Choice, unused: set[str]) -> tuple[str, str] | None:
-    """Kind and reason, if it is not taken. The patterns that match it are taken out of `unused`."""
+    """Return kind and reason if a path is left out. Patterns that match the path are removed from `unused`."""
     if parts[0] == HIDDEN.rstrip("/"):
         return "ReservedName", f"{HIDDEN} is where a dataset keeps its own files"
     if choice.include is not None or choice.exclude:
-        above = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]  # a folder's pattern means all that is in it
+        above = [
+            "/".join(parts[:n]) for n in range(1, len(parts) + 1)
+        ]  # a pattern that matches a folder takes all of it
         matched = [p for p in choice.include or () if any(fnmatch.fnmatchcase(name, p) for name in above)]
         unused.difference_update(matched)
         if choice.include is not None and not matched:
@@ -86,9 +93,9 @@ def _left_out(path: str, parts: Sequence[str], choice: Choice, unused: set[str])
                 return "Excluded", f"exclude={pattern!r} matches it"
     if choice.hidden:
         return None
-    marked = path[0] in "._" or "/." in path or "/_" in path  # few are
+    marked = path[0] in "._" or "/." in path or "/_" in path  # a quick check: few paths are
     if marked and any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts):
-        return "HiddenFile", "hidden, as every reader of such folders has it: hidden=True takes it"
+        return "HiddenFile", "hidden: readers of such folders skip it, and hidden=True takes it"
     if parts[-1].endswith((".crc", ".agstmp")):
         return "HiddenFile", "a checksum or temporary file: hidden=True takes it"
     return None
@@ -102,16 +109,16 @@ def _refuse_tables(source: Store, parts: Sequence[str]) -> None:
         if kind:
             table = "/".join([source.url.rstrip("/"), *parts[:i]])
             raise PolicyError(
-                f"{table} is the folder of a {kind} table: its log names files by their paths and sizes, and would "
-                "name none of the encrypted ones. Export the table to plain files, or use the table's own encryption"
+                f"{table} is the folder of a {kind} table: its log names files by their paths and sizes, and so "
+                "none of the encrypted files. Export the table to plain files, or use the table's own encryption"
             )
 
 
 def names_around(listed: Iterable[Entry], format: str) -> tuple[set[str], set[str]]:
-    """Return the paths that a dataset may have and that `check_names` must see, and the names that may be folders.
+    """Return the paths that `check_names` must see if a dataset has them, and the names that may be folders.
 
-    A path is in the way if it is that of a new file, of its object, or of a folder above one of them. An AGS1 stream's
-    object is named as its path is, with ``.ags``.
+    A path is in the way if it is the path of a new file, of its object, or of a folder above one of them. The object of
+    an AGS1 stream has the name of the file with ``.ags``.
     """
     paths: set[str] = set()
     folders: set[str] = set()
@@ -125,7 +132,7 @@ def names_around(listed: Iterable[Entry], format: str) -> tuple[set[str], set[st
 
 
 def check_names(planned: Iterable[FileEntry], present: Iterable[FileEntry]) -> None:
-    """ValueError if two files would have one name, or one file the name of another's folder."""
+    """Raise ValueError if two files would have one name, or a file the name of another file's folder."""
     for what in ("path", "file"):
         names: dict[str, str] = {}
         for entry in (*present, *planned):
@@ -147,9 +154,14 @@ def check_names(planned: Iterable[FileEntry], present: Iterable[FileEntry]) -> N
 
 
 def aad_prefixes(template: str | bytes | None, count: int) -> list[bytes]:
-    """The AAD prefix of each of `count` files: 16 random bytes each, or a template's text with the file's number.
+    """Return the AAD prefix of each of `count` files.
 
-    ValueError if the template has no ``{n}``: then all files would have the same prefix, and could be swapped unseen.
+    Args:
+        template: None: 16 random bytes for each file; else a text with ``{n}`` for the number of the file.
+        count: The number of files.
+
+    Raises:
+        ValueError: The template lacks ``{n}``. All files would have the same prefix, and a swap would go unseen.
     """
     if template is None:
         random = os.urandom(16 * count)

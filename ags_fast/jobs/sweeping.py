@@ -1,4 +1,4 @@
-"""Remove what dead jobs have left, and set the policy of later jobs."""
+"""Remove what dead jobs have left behind, and set the policy of later jobs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,34 @@ def sweep(
     key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
-    """Remove what jobs that died have left behind; a row for each thing removed.
+    """Remove what dead jobs have left behind.
 
-    Without a KMS that is what can be told from names alone: temporary files that no living process holds, and uploads
-    that were begun and not completed. With one it is also the plans of dead jobs, so that they can no longer be
-    resumed, with the files that only they name, and manifests of no version; what a dead expiry had begun is finished.
+    Without a KMS, only what names alone identify is removed: temporary files that no living process holds, and uploads
+    that were begun and not completed. With a KMS, also the plans of dead jobs (which can then no longer be resumed),
+    the files that only these plans name, and manifests of no version. An expiry that a dead job began is finished.
 
-    On local files a lock tells whether a job lives. Object stores have none: there, what is younger than `older_than`,
-    by default a day, may be a living job's and stays. Given, it counts on local files too.
+    With a KMS, all versions are first checked to share one history, and to descend from the pin; only then is anything
+    removed.
 
-    With a KMS nothing is removed before all versions that are there were seen to be of one history, and of that of the
-    pin: IntegrityError otherwise. ValueError for a pin or min_version without a KMS, which cannot be checked.
+    Args:
+        dataset: The folder of the dataset: a local path or an fsspec URL.
+        kms: The properties of a KMS, or a client; None: none.
+        older_than: Keep what is younger. On local files, a lock tells whether a job lives, so None removes what is not
+            locked. Object stores have no locks: there, None keeps what is younger than a day, which a living job may
+            own. An age that is given also counts on local files.
+        min_version: Refuse a dataset whose newest version is older. Needs `kms`.
+        pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
+            `JobResult.pin`) names. Needs `kms`.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
+
+    Returns:
+        A row for each thing that was removed.
+
+    Raises:
+        IntegrityError: The versions do not share one history, or do not descend from the pin.
+        PolicyError: The dataset is older than `min_version`.
+        ValueError: `pin` or `min_version` is given without a KMS, or the pin is malformed.
     """
     store = Store(dataset, storage_options)
     age = None if older_than is None else older_than.total_seconds()
@@ -51,7 +68,7 @@ def sweep(
         opened = Ledger.open(store, as_kms(kms), key_store=key_store, pin=pin, min_version=min_version)
         opened.check_history()
     elif pin is not None or min_version:
-        raise ValueError("a pin, and min_version, are checked with a KMS: pass kms")
+        raise ValueError("pin and min_version can only be checked with a KMS: pass kms")
     rows = [Row(store.full_path(path), None, "ok", format="temporary") for path in store.sweep(older_than=age)]
     head = None
     if opened is not None:
@@ -64,7 +81,7 @@ def sweep(
                 for path in plan.end():
                     kind = "manifest" if path.startswith(MANIFESTS) else "file"
                     rows.append(Row(store.full_path(path), None, "ok", format=kind))
-            elif any(store.list(f"{PLANS}{job_id}/")):  # it lives
+            elif any(store.list(f"{PLANS}{job_id}/")):  # the job lives
                 continue
             rows.append(Row(store.full_path(f"{PLANS}{job_id}"), None, "ok", format="plan"))
         for path in orphan_files(opened):
@@ -73,7 +90,7 @@ def sweep(
         for path in orphan_manifests(opened, age):
             store.delete(path)
             rows.append(Row(store.full_path(path), None, "ok", format="manifest"))
-        clear(opened, age)  # of the keys, where they are elsewhere; and folders that are empty by now
+        clear(opened, age)  # also in the folder of the keys if that is elsewhere; and empty folders
         head = opened.current()
         for path in opened.chain_orphans():
             store.delete(path)
@@ -92,7 +109,27 @@ def set_policy(
     key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Policy:
-    """Lay down `policy` for later jobs on `dataset`, by a version that has the same files; returns what was before."""
+    """Set the policy of later jobs on `dataset`, by a version with the same files.
+
+    Args:
+        dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
+        policy: The new policy.
+        kms: The properties of a KMS, or a client.
+        min_version: Refuse a dataset whose newest version is older.
+        pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
+            `JobResult.pin`) names.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
+
+    Returns:
+        The policy that the dataset had before.
+
+    Raises:
+        FileNotFoundError: There is no dataset.
+        IntegrityError: The dataset does not descend from the pin.
+        PolicyError: The dataset is older than `min_version`.
+        ValueError: The pin is malformed.
+    """
     opened = Ledger.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
     opened.store.check_writable()
     while True:

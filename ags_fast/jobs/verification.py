@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ags_fast.keys.kms import KmsClient
 
 
-MISSING_ROWS = 10_000  # of one verify, before they are told by gaps
+MISSING_ROWS = 10_000  # for missing members; above this number, one row for each gap
 
 
 @counted
@@ -47,12 +47,37 @@ def verify_files(
     key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
-    """Check every tag of every file of a version, and of numbered sets that each member is there, once, in its place.
+    """Check every tag of every file of a version, and that numbered sets are complete.
 
-    A missing, cut, changed or swapped file is a failed row; so is a missing member of a set. A file in the tree that no
-    version and no open job knows is a row with the status "skipped" and the class "ExtraFile"; `JobResult.extra_files`
-    counts these, and a warning says so. IntegrityError if no version has been committed. The other arguments are those
-    of `decrypt_files`.
+    A missing, cut, changed or swapped file is a failed row. Each member of a numbered set must be there once, in its
+    place; a missing member is a failed row. A file in the tree that no version and no open job knows is a row with the
+    status "skipped" and the class "ExtraFile"; `JobResult.extra_files` counts these files, and a warning says so.
+
+    Args:
+        dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
+        kms: The properties of a KMS, or a client: see `encrypt_files`.
+        engine: What runs the tasks; None: `LocalEngine`.
+        version: The number of the version; None: the newest.
+        min_version: Refuse a dataset whose newest version is older.
+        pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
+            `JobResult.pin`) names.
+        paths: Check only files whose path matches one of these patterns of `fnmatch`, and neither sets nor extra files;
+            None: everything.
+        on_error: "row": a file that fails is a row. "raise": stop at the first file that fails.
+        max_failures: Stop after more than this number of failed files; None: never.
+        progress: None shows a bar on a terminal, False shows none, and a callable gets rows as they come.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
+
+    Returns:
+        A row for each file, for each missing member of a set, and for each extra file.
+
+    Raises:
+        JobError: More files failed than `on_error` and `max_failures` allow.
+        IntegrityError: No version has been committed, or the dataset does not descend from the pin.
+        PolicyError: The dataset is older than `min_version`.
+        FileNotFoundError: There is no dataset, or a pattern of `paths` matches no file.
+        ValueError: An argument is malformed.
     """
     options = Options(engine, None, on_error, max_failures, progress)
     kms = client_for(options.engine, kms, dataset)
@@ -75,10 +100,10 @@ def verify_files(
 
 
 def _name_swaps(context: Context, entries: Sequence[FileEntry], rows: list[Row]) -> list[Row]:
-    """Say of files that fail their tags if they are each other's."""
+    """Name the files that hold each other's content, among those whose tags fail."""
     bad = {row.src: i for i, row in enumerate(rows) if row.error_class in ("IntegrityError", "FormatError")}
     suspects = [entry for entry in entries if context.dataset.full_path(entry.file) in bad]
-    if len(suspects) > 100:  # every one is tried as every other
+    if len(suspects) > 100:  # each file is tried as each other one
         return rows
     for entry in suspects:
         for other in suspects:
@@ -100,7 +125,7 @@ def _holds(context: Context, entry: FileEntry, other: FileEntry) -> bool:
 
 
 def _missing_members(dataset: Ledger, entries: Sequence[FileEntry]) -> list[Row]:
-    """A failed row for each number that a set of files lacks, or has twice; of many that are missing, for each gap."""
+    """Return a failed row for each number that a set lacks or has twice; for each gap if many numbers are missing."""
     sets: dict[tuple[str, int], list[FileEntry]] = {}
     rows: list[Row] = []
     for entry in entries:
@@ -111,23 +136,25 @@ def _missing_members(dataset: Ledger, entries: Sequence[FileEntry]) -> list[Row]
         there = sorted(number for number in numbers if number is not None and 0 <= number < parts)
         for before, after in pairwise([-1, *there, parts]):
             gap: list[Any] = [f"{before + 1} to {after - 1}"] if after > before + 1 else []
-            if after - before < MISSING_ROWS - len(rows):  # how many there are to be is only what manifests say
+            if after - before < MISSING_ROWS - len(rows):  # `parts` comes from a manifest and may be huge
                 gap = list(range(before + 1, after))
             for n in gap:
                 text = f"part {n} of the {parts} files that job {set_id} numbered is missing"
                 rows.append(Row(f"{dataset.store.url}#{set_id}/{n}", None, "failed", "IntegrityError", text))
         for entry in members:
             if entry.part is not None and (numbers[entry.part] > 1 or not 0 <= entry.part < parts):
-                text = f"part {entry.part} of the {parts} files that job {set_id} numbered is one too many"
+                text = (
+                    f"part {entry.part} of the {parts} files that job {set_id} numbered is there twice or out of range"
+                )
                 name = dataset.store.full_path(entry.file)
                 rows.append(Row(name, None, "failed", "IntegrityError", text))
     return rows
 
 
 def _extra_files(dataset: Ledger, head: Version, entries: Sequence[FileEntry]) -> list[Row]:
-    """Files that no version and no job has. `entries`: of the version `head`, which has been read.
+    """Return rows for files of no version and no job. `entries` are those of the version `head`.
 
-    In this order: a file whose job had a plan when it was listed is in the plan still, or in a version by then.
+    The order matters: a file that was listed while its job had a plan is still in the plan, or by now in a version.
     """
     listed = [entry for entry in dataset.store.list() if not entry.path.startswith(HIDDEN)]
     known = {entry.file for entry in entries}
