@@ -160,7 +160,7 @@ def test_the_target(target: Target) -> None:
     assert {kind: len(target.paths(kind)) for kind in KINDS} == {
         "keys": 4,
         "versions": 2,
-        "manifests": 3,
+        "manifests": 2,  # the commit has merged two of them
         "plans": 2,
         "tables": 1,
         "data": 7,

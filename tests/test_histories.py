@@ -659,7 +659,7 @@ def test_inspect_shows_where_histories_part(world: World, capsysbinary: pytest.C
     assert main(["inspect", str(world.dataset)]) == 0
     said = capsysbinary.readouterr().out.decode()
     assert said.count("NOT follow") == 1
-    assert "the version 5 that is there" in said
+    assert "does NOT follow the stored version 5" in said
     assert world.pins[5] in said
 
 

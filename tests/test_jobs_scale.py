@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +20,15 @@ import pytest
 from datasets import MASTER, make_kms
 from support import python_env
 
+from ags_fast import encrypted_length
+from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.plan import Plan
+from ags_fast.dataset.planning import begin_plan, reserve_keys
 from ags_fast.fs import Entry, Store
 from ags_fast.jobs import (
     Policy,
-    _new_entries,
-    _reserve,
-    _with_keys,
     encrypt_files,
     open_file,
     rekey_files,
@@ -65,6 +65,27 @@ def _cpu_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in usage)
 
 
+def _entry(found: Entry, job_id: str) -> FileEntry:
+    return FileEntry(
+        path=found.path,
+        file=f"{found.path}.ags",
+        format="ags1",
+        plain_length=found.size,
+        file_length=encrypted_length(found.size),
+        block_size=1 << 20,
+        key_id="",
+        wrapped_dek=b"",
+        column_keys=None,
+        aad_prefix=os.urandom(16),
+        job_id=job_id,
+        set_id=None,
+        part=None,
+        parts=None,
+        source=found.path,
+        stamp=found.stamp,
+    )
+
+
 def entries(count: int, folder: Path) -> Figures:
     """A plan and a version of so many entries, without the files."""
     meter = Meter()
@@ -74,11 +95,10 @@ def entries(count: int, folder: Path) -> Figures:
     with meter.measure("list"):
         listed = [Entry(f"year=2026/month={n % 12}/part-{n:08}.avro", 4096, "1" * 19, 1.0) for n in range(count)]
     with meter.measure("plan"):
-        planned, _ = _new_entries(listed, {}, False, "ags1", 1 << 20, job_id, None)
+        planned = [_entry(found, job_id) for found in listed]
         check_names(planned, [])
-        planned = _with_keys(dataset, _reserve(dataset, Policy(), job_id, MASTER, True, planned, [{}] * count), 16)
-        plan = Plan.create(dataset, job_id, planned, base=0)
-        planned = plan.claim(planned)
+        planned = reserve_keys(dataset, Policy(), job_id, MASTER, True, planned, [{}] * count)
+        plan, planned = begin_plan(dataset, ExitStack(), job_id, planned, 16, base=0, operation="encrypt", source="")
     with meter.measure("bins"):
         assert sum(map(len, bins(list(map(Task, planned)), target_bytes=64 << 20, open_cost=1 << 19, least=4))) == count
     plan.release()

@@ -359,7 +359,7 @@ def test_no_plaintext_in_any_system_call(tmp_path: Path) -> None:
         import sys
         from test_parquet_write import K1, KF, apq, canaries
         table, keys = canaries(), apq.Keys(KF, {"text": K1})
-        options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "row_group_size": 500, "threads": 2}
+        options = {"compression": "none", "use_dictionary": False, "row_group_size": 500, "threads": 2}
         with open(sys.argv[1] + ".begin", "w"):
             apq.write_table(table, sys.argv[1], keys, **options)
     """
