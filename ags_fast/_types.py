@@ -1,4 +1,4 @@
-"""Types of arguments that several public functions share. Only type checkers import this module."""
+"""Types of arguments that several public functions share."""
 
 from __future__ import annotations
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ags_fast._types import FilePath
 from ags_fast.dataset.entries import chosen_files
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.fs import Store
 from ags_fast.keys.kms import KmsClient, as_kms
+from ags_fast.keys.stores import KeyResolver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ags_fast._types import FilePath
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.versions import Version
-    from ags_fast.keys.stores import KeyResolver
 
-Folder: TypeAlias = "FilePath | Store"  # a local path, a URL of fsspec, or a store
-KeyPlace: TypeAlias = "FilePath | Store | KeyResolver | None"  # where a dataset's keys are; None: in the dataset
+Folder: TypeAlias = FilePath | Store  # a local path, a URL of fsspec, or a store
+KeyPlace: TypeAlias = FilePath | Store | KeyResolver | None  # where a dataset's keys are; None: in the dataset
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import base64
 import json
 import struct
 from bisect import bisect_left
+from collections.abc import Callable
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,9 +22,7 @@ from ags_fast.keys.envelope import Envelope, binding
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    Read = Callable[[int, int], bytes]  # of a table's plaintext: offset and size
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 
 MANIFEST_ENTRIES = 10_000  # at most, in one manifest or one part of a plan
@@ -31,6 +30,7 @@ MANIFEST_NBYTES = 8 << 20  # of encoded entries: key metadata may be large
 TABLE_NBYTES = 32 << 20  # of a table, sealed or not: a bound for what a lie can allocate
 COLUMN_KEYS = 1 << 18  # in one table
 ENTRY_NBYTES = 200  # of an entry, without its names and wrapped keys
+Read = Callable[[int, int], bytes]  # of a table's plaintext: offset and size
 TABLE_DEK_NBYTES = 16
 BLOCK_NBYTES = 64 << 10  # of the AGS1 stream that a table is in
 WHOLE_NBYTES = 2 * BLOCK_NBYTES  # a table of at most this length is read at once, whatever is looked up in it

@@ -33,7 +33,6 @@ def _origin(error: BaseException) -> str:
 
 
 P = ParamSpec("P")
-Progress: TypeAlias = "bool | Callable[[list[Row]], object] | None"  # None: a bar on a terminal; a callable gets rows
 TAKEN_BEFORE = ("Unchanged", "AlreadyThere")  # classes of skipped files that are where they should be
 
 
@@ -53,6 +52,10 @@ class Row(NamedTuple):
     seconds: float = 0.0
     attempt: int = 0  # 0 is the first
     host: str | None = None
+
+
+# None shows a bar on a terminal, False none; a callable gets rows.
+Progress: TypeAlias = bool | Callable[[list[Row]], object] | None
 
 
 class JobError(AgsError):
