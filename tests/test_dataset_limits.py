@@ -477,8 +477,6 @@ def test_impossible_numbers_in_plans(forger: Forger, tmp_path: Path) -> None:
         {"operation": "rotate", "keys": {"a": 5}},
         {"operation": "rotate", "keys": {}, "moves": 5},
         {"operation": "rotate", "keys": {}, "wrap_nbytes": -1},
-        {"operation": "rotate", "ready": 5},
-        {"operation": "rotate", "ready": [5]},
     ]
     for change in changes:
         forger.seal(good | change, name)

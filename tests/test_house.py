@@ -24,11 +24,6 @@ MAX_SHARE = 0.15  # of the lines of ags_fast, in the files of one package
 EXCEPTIONS: set[str] = {
     "ags_fast.dataset.plan.Plan",
     "ags_fast.jobs.auditing",
-    "ags_fast.jobs.expiry._remove_keys",
-    "ags_fast.jobs.forecast.Forecast",
-    "ags_fast.jobs.rotation",
-    "ags_fast.jobs.rotation._Rotation",
-    "ags_fast.jobs.rotation._Rotation._do",
     "benchmarks.datasets",
     "benchmarks.jobs.avro_files",
 }

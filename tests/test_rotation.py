@@ -1204,12 +1204,12 @@ def test_uses_of_keks_that_retired_before(kms: dict[str, str], dataset: Path) ->
         assert entry.uses >= uses[key_id]
 
 
-# ---------------------------------------------------------------------------------------------- plans that were kept
+# ---------------------------------------------------------------------------------------------- batches of KEKs
 
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan is kept as if there were thousands of KEKs."""
+    """KEKs go into the key store in batches, as if there were thousands."""
     monkeypatch.setattr(rotation, "BATCH", 1)
 
 
@@ -1222,8 +1222,9 @@ def test_master_keys_of_many_keks_go_on(kms: dict[str, str], dataset: Path) -> N
     before = keys(dataset, kms)
     with pytest.raises(KeyAccessError, match="the tests refuse it"):
         rotate(dataset, kms=Failing(kms, 3 * 4 + 1), what="mek", concurrency=1)
-    assert keys(dataset, kms) == before
-    assert len(open_plans(Store(dataset))) == 1
+    after = keys(dataset, kms)
+    assert sum(after[key_id] != entry for key_id, entry in before.items()) == 4
+    assert open_plans(Store(dataset)) == []
     with asked() as calls:
         turned(dataset, kms, "mek")
     assert calls == Counter(unwrap=6, wrap=3)
@@ -1235,7 +1236,7 @@ def test_master_keys_of_many_keks_go_on(kms: dict[str, str], dataset: Path) -> N
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_planned_wraps_of_a_version_that_is_no_longer_current(kms: dict[str, str], dataset: Path) -> None:
+def test_wraps_by_a_version_that_is_no_longer_current(kms: dict[str, str], dataset: Path) -> None:
     encrypt(dataset, kms, policy=Policy(kek_scope="partition"))
     local.rotate_key(kms, MASTER)
     with pytest.raises(KeyAccessError):
@@ -1249,7 +1250,7 @@ def test_planned_wraps_of_a_version_that_is_no_longer_current(kms: dict[str, str
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_planned_wraps_of_another_kms(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None:
+def test_wraps_by_another_kms_are_given_up(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None:
     encrypt(dataset, kms, policy=Policy(kek_scope="partition"))
     one, two = (make_kms(tmp_path, name=name) for name in ("one", "two"))
     with pytest.raises(KeyAccessError):

@@ -28,7 +28,7 @@ from ags_fast.keys.kms import load_kms, local
 
 folder, kms, there = Path(sys.argv[1]), eval(sys.argv[2]), eval(sys.argv[3])
 dataset = folder / "dataset"
-rotation.BATCH = 1  # plans of KEKs are kept, as if there were thousands
+rotation.BATCH = 1  # each KEK is a change of the key store, as if there were thousands
 quiet = {"engine": HERE, "progress": False}
 
 def encrypt(src, dataset, kms=kms, **options):
@@ -170,6 +170,7 @@ print(done, step)
 """
 )
 
+FEW = ("mek", "move")  # change the key store, and write no plan
 OPS = ["single", "kek", "mek", "move", "double-wrap", "expire", "force", "forced"]
 
 
@@ -185,8 +186,8 @@ def stepped(folder: Path, op: str, first: int, stride: int) -> tuple[int, int]:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.timeout(300)
 def test_some_steps(tmp_path: Path, op: str) -> None:
-    killed, _ = stepped(tmp_path, op, OPS.index(op), 13)
-    assert killed >= 2
+    killed, _ = stepped(tmp_path, op, OPS.index(op), 4 if op in FEW else 13)
+    assert killed >= 1
 
 
 @pytest.mark.slow
@@ -194,7 +195,7 @@ def test_some_steps(tmp_path: Path, op: str) -> None:
 @pytest.mark.timeout(300)
 def test_every_step(tmp_path: Path, op: str) -> None:
     killed, steps = stepped(tmp_path, op, 0, 1)
-    assert killed == steps > 20
+    assert killed == steps > (4 if op in FEW else 20)
 
 
 # Children do one job after another, and are killed at some moment, while this process reads all the time.

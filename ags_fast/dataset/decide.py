@@ -7,17 +7,34 @@ hand; a dry run and an audit go on with the provisional entry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from ags_fast.dataset.keks import GRACE_MS, Uses, Want, master_now
+from ags_fast.dataset.keks import GRACE_MS, SLACK_USES, Uses, Want, is_idle, master_now
+from ags_fast.dataset.policy import DAY_MS, Policy
+from ags_fast.dataset.tables import named_keys
 from ags_fast.errors import PolicyError
-from ags_fast.keys.entry import SCOPE, SUCCESSOR, KeyEntry, for_columns, moved, retired
+from ags_fast.keys.entry import (
+    MASTER_VERSION,
+    REWRAPPED_MS,
+    SUCCESSOR,
+    KeyEntry,
+    moved,
+    retired,
+    retires_ms,
+    seals_documents,
+    with_version,
+)
+from ags_fast.keys.stores.base import changed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
-    from ags_fast.dataset.policy import Policy
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.snapshot import Snapshot
+    from ags_fast.dataset.tables import TableRef
+    from ags_fast.dataset.versions import Version
 
 
 @dataclass(frozen=True)
@@ -27,6 +44,42 @@ class Change:
     keys: Mapping[str, KeyEntry | None] = field(default_factory=dict)  # to put into the key store; None: to take out
     makes: tuple[Want, ...] = ()  # KEKs that the KMS is still to make; `keys` has provisional entries in their places
     chosen: Mapping[Want, KeyEntry] = field(default_factory=dict)  # the key to use of each kind that was wanted
+    successors: Mapping[str, KeyEntry | None] = field(default_factory=dict)  # by the id of each KEK that retires
+    moves: Mapping[str, str] = field(default_factory=dict)  # retired keys, and those that wrap in their places
+    rewrites: tuple[TableRef, ...] = ()  # manifests of the newest version, in which those keys wrap something
+    versions: tuple[Version, ...] = ()  # to remove
+    manifests: tuple[TableRef, ...] = ()  # to remove with them
+    stay: Mapping[str, str] = field(default_factory=dict)  # retired keys that stay, and why
+    checks: tuple[str, ...] = ()  # KEKs whose newest wraps must be seen to open before older wraps are removed
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.rewrites or self.versions or self.manifests)
+
+    def apply_to(self, snapshot: Snapshot, now_ms: int) -> Snapshot:
+        """The snapshot that a dataset has after the change. Manifests keep their lengths."""
+        keys = changed(snapshot.keys, self.keys)
+        versions = [version for version in snapshot.versions if version not in self.versions]
+        counts = dict(snapshot.counts)
+        if self.rewrites and snapshot.head is not None:
+            head, sealer, refs = snapshot.head, main_key(keys.values()).key_id, []
+            for ref in head.manifests:
+                if ref in self.rewrites:
+                    wraps = moved_counts(snapshot.wraps(ref), self.moves)
+                    named = None if ref.keys is None else named_keys(wraps)
+                    ref = ref._replace(path=f"{ref.path} of version {head.number + 1}", key_id=sealer, keys=named)
+                    counts[ref.path] = wraps
+                refs.append(ref)
+            made = head._replace(number=head.number + 1, time_ms=now_ms, manifests=tuple(refs), key_id=sealer)
+            versions.append(made)
+        return replace(snapshot, keys=keys, versions=tuple(versions), counts=counts)
+
+
+def moved_counts(counts: Mapping[str, int], moves: Mapping[str, str]) -> dict[str, int]:
+    """The number of DEKs that each key wraps, after the moves."""
+    after: dict[str, int] = {}
+    for key_id, count in counts.items():
+        after[moves.get(key_id, key_id)] = after.get(moves.get(key_id, key_id), 0) + count
+    return after
 
 
 # ---------------------------------------------------------------------------------------------------------- KEKs
@@ -38,13 +91,10 @@ def active(keys: Iterable[KeyEntry]) -> list[KeyEntry]:
 
 
 def main_key(keys: Iterable[KeyEntry]) -> KeyEntry:
-    """The newest key that may seal documents; else the newest that wraps data keys. PolicyError if there is none."""
-    there = [key for key in active(keys) if not for_columns(key)]
-    if not there:
-        raise PolicyError("the dataset has no active key: name a wrapping_key_id")
-    unscoped = [key for key in there if SCOPE not in key.properties]
-    documents = [key for key in unscoped if key.double_wrap]
-    return (documents or unscoped or there)[-1]
+    """The newest key that may seal documents. PolicyError if there is none."""
+    if not (there := [key for key in active(keys) if seals_documents(key)]):
+        raise PolicyError("the dataset has no active key that seals documents: name a wrapping_key_id")
+    return there[-1]
 
 
 def heir(keys: Mapping[str, KeyEntry], entry: KeyEntry) -> KeyEntry | Want:
@@ -115,6 +165,52 @@ def reserve(
     return Change(changes, tuple(makes), chosen)
 
 
+def kinds_for_files(
+    paths: Sequence[str],
+    masters: Sequence[Mapping[str, str]],
+    main: str,
+    double_wrap: bool,
+    policy: Policy,
+    job_id: str,
+) -> tuple[list[list[Want]], dict[Want, Uses]]:
+    """For each new file the kinds of keys that wrap its DEK and those of its columns; and the uses of each kind.
+
+    masters: the master key of each column of each file that has a key of its own. main: the master key of the rest.
+    """
+    scopes = policy.scopes(list(paths), job_id) if double_wrap else [None] * len(paths)
+    # Under the master key of the rest, a column needs no key apart: one call of the KMS opens both.
+    kinds = [
+        [Want(main, double_wrap, False, scope)]
+        + [Want(master, double_wrap, master != main, scope) for master in columns.values()]
+        for scope, columns in zip(scopes, masters, strict=True)
+    ]
+    counts = Counter(kind for each in kinds for kind in each)
+    uses = {kind: Uses(count, spare=count) for kind, count in counts.items()}  # where a name is taken, wrapped again
+    own = uses.get(Want(main), Uses())
+    uses[Want(main)] = own._replace(spare=own.spare + SLACK_USES + len(paths) // 1000)  # documents and tables
+    return kinds, uses
+
+
+def with_keys(
+    entries: Sequence[FileEntry],
+    kinds: Sequence[Sequence[Want]],
+    masters: Sequence[Mapping[str, str]],
+    chosen: Mapping[Want, KeyEntry],
+) -> list[FileEntry]:
+    """The entries with the ids of the keys that will wrap their DEKs. The arguments are those of `kinds_for_files`."""
+    return [
+        entry._replace(
+            key_id=chosen[first].key_id,
+            column_keys=tuple(
+                {"column": column, "key_id": chosen[kind].key_id, "wrapped_dek": b""}
+                for column, kind in zip(columns, rest, strict=True)
+            )
+            or None,
+        )
+        for entry, (first, *rest), columns in zip(entries, kinds, masters, strict=True)
+    ]
+
+
 def _check_not_left(wrapping_key_id: str, there: Iterable[KeyEntry], where: str) -> None:
     """PolicyError if the dataset has left this master key: there may be a reason, of which not every job knows."""
     now = master_now(wrapping_key_id, there)
@@ -123,3 +219,200 @@ def _check_not_left(wrapping_key_id: str, there: Iterable[KeyEntry], where: str)
             f"the keys of {where} were rotated from the master key {wrapping_key_id!r} to {now!r}: "
             f"pass wrapping_key_id={now!r}, or rotate them back"
         )
+
+
+# ---------------------------------------------------------------------------------------------------------- rotation
+
+
+class Rotation(NamedTuple):
+    """What a rotation is asked to do."""
+
+    what: str  # "kek", "mek" or "double-wrap"
+    master: str | None  # the master key to use from now on; None: each key stays under its own
+    from_master: str | None  # only what is under this master key; None: everything
+    left: str  # the master key that `master` takes the place of
+    documents: bool = False  # in single wrap, replace the KEK of manifests and documents, too
+
+    def concerns(self, entry: KeyEntry) -> bool:
+        return self.from_master in (None, entry.wrapping_key_id)
+
+    def master_of(self, entry: KeyEntry) -> str:
+        """The master key that a key, or its successor, gets under."""
+        return self.master if self.master and entry.wrapping_key_id == self.left else entry.wrapping_key_id
+
+
+def replace_keks(
+    snapshot: Snapshot, rotation: Rotation, made: Mapping[Want, KeyEntry], grace_ms: int, now_ms: int
+) -> Change:
+    """Retire active KEKs in favour of new ones. `Change.successors` has the new KEK for each old one.
+
+    A KEK that wraps nothing in the newest version retires without a successor: a writer that still wants it gets
+    one of its kind.
+    """
+    used = snapshot.used()
+    wants: dict[str, Want | None] = {}
+    for entry in _to_replace(active(snapshot.keys.values()), rotation, used):
+        # A KEK that is younger than the version may be for what somebody is about to commit.
+        if is_idle(entry, used) and snapshot.head is not None and entry.created_ms < snapshot.head.time_ms:
+            wants[entry.key_id] = None
+            continue
+        want = Want.of(entry)._replace(wrapping_key_id=rotation.master_of(entry))
+        wants[entry.key_id] = want if rotation.what == "kek" else want._replace(double_wrap=True, scope=None)
+    kinds = sorted({want for want in wants.values() if want is not None}, key=repr)
+    makes = [want for want in kinds if want not in made]
+    uses = dict.fromkeys(kinds, 0)
+    for key_id, count in used.items():
+        last = heir(snapshot.keys, snapshot.keys[key_id]) if key_id in snapshot.keys else None
+        kind = wants.get(last.key_id) if isinstance(last, KeyEntry) else None
+        if kind is not None:
+            uses[kind] += count
+    new: dict[Want, KeyEntry] = {}
+    for want in kinds:
+        entry = made.get(want) or provisional(want, makes.index(want), now_ms)
+        for old_id in (old_id for old_id, kind in wants.items() if kind == want):
+            entry = moved(entry, snapshot.keys[old_id])
+        new[want] = entry.replace(uses=snapshot.policy.reserved(0, uses[want], SLACK_USES))
+    successors = {old_id: None if want is None else new[want] for old_id, want in wants.items()}
+    return Change(install(snapshot.keys, successors, grace_ms, now_ms), tuple(makes), successors=successors)
+
+
+def _to_replace(there: Sequence[KeyEntry], rotation: Rotation, used: Container[str]) -> list[KeyEntry]:
+    """The active keys that a rotation replaces. used: those that wrap data keys of the newest version."""
+    singles = [entry for entry in there if not entry.double_wrap]
+    doubles = [entry for entry in there if entry.double_wrap]
+    if rotation.what == "double-wrap":  # the new KEK seals the documents, too
+        found = singles and singles + [e for e in doubles if Want.of(e) == Want(e.wrapping_key_id)]
+    else:
+        # In single wrap, the KEK of the documents opens no file and stays: there, every call is to be a file's.
+        in_use = rotation.documents or not singles or any(entry.key_id in used for entry in doubles)
+        found = singles + [e for e in doubles if in_use or rotation.master_of(e) != e.wrapping_key_id]
+    return [entry for entry in found if rotation.concerns(entry)]
+
+
+def install(
+    keys: Mapping[str, KeyEntry], successors: Mapping[str, KeyEntry | None], grace_ms: int, now_ms: int
+) -> dict[str, KeyEntry | None]:
+    """Put the successors in, and retire what they take the places of. What has retired since stays as it is."""
+    changes: dict[str, KeyEntry | None] = {}
+    for old_id, entry in successors.items():
+        old = keys.get(old_id)
+        if old is not None and old.state == "active":
+            changes[old_id] = retired(old, None if entry is None else entry.key_id, grace_ms, now_ms)
+            if entry is not None:
+                changes[entry.key_id] = entry
+    return changes
+
+
+def rewrite_manifests(snapshot: Snapshot, made: Mapping[Want, KeyEntry], now_ms: int) -> Change:
+    """Rewrite the manifests of the newest version that a retired key wraps something in, or that one seals."""
+    head = snapshot.head
+    needs = {ref.path: {ref.key_id, *snapshot.wraps(ref)} for ref in (head.manifests if head else ())}
+    used: set[str] = set().union(*needs.values())
+    heirs = {
+        entry.key_id: heir(snapshot.keys, entry)
+        for entry in snapshot.keys.values()
+        if entry.state == "retired" and entry.key_id in used
+    }
+    wants = {want: Uses() for want in heirs.values() if isinstance(want, Want)}
+    change = reserve(snapshot.keys.values(), wants, Policy(), made, now_ms)
+    moves = {old: (change.chosen[key] if isinstance(key, Want) else key).key_id for old, key in heirs.items()}
+    refs = tuple(ref for ref in (head.manifests if head else ()) if not needs[ref.path].isdisjoint(moves))
+    return Change(change.keys, change.makes, moves=moves, rewrites=refs)
+
+
+def rewrap_keks(
+    keys: Iterable[KeyEntry], rotation: Rotation, is_current: Callable[[KeyEntry], bool], leaves_kms: bool
+) -> tuple[list[KeyEntry], list[KeyEntry]]:
+    """The KEKs that the KMS is to wrap again, and those that the current version of their master key wraps already.
+
+    Args:
+        keys: All keys of the key store.
+        rotation: What is asked.
+        is_current: Whether the KMS tells that the current version of its master key wraps a KEK.
+        leaves_kms: All KEKs go to another KMS.
+    """
+    todo: list[KeyEntry] = []
+    rest: list[KeyEntry] = []
+    for entry in keys:
+        if entry.double_wrap and (leaves_kms or rotation.concerns(entry)):
+            stays = not leaves_kms and rotation.master_of(entry) == entry.wrapping_key_id
+            (rest if stays and is_current(entry) else todo).append(entry)
+    return todo, rest
+
+
+def put_in_wraps(
+    keys: Iterable[KeyEntry], wrapped: Mapping[bytes | None, KeyEntry], now_ms: int
+) -> dict[str, KeyEntry | None]:
+    """The KEKs with their new wraps, and marked until an expiry has seen that these open.
+
+    wrapped: what the KMS has made, by the wrap that it was made of.
+    """
+    changes: dict[str, KeyEntry | None] = {}
+    for entry in keys:
+        new = wrapped[entry.wrapped]
+        properties = with_version(entry.properties, new.properties.get(MASTER_VERSION))
+        properties[REWRAPPED_MS] = str(now_ms)
+        changes[entry.key_id] = moved(new.replace(properties=properties, state=entry.state, uses=entry.uses), entry)
+    return changes
+
+
+# ---------------------------------------------------------------------------------------------------------- expiry
+
+
+def expire_versions(snapshot: Snapshot, keep: int, keep_ms: float | None, now_ms: int) -> Change:
+    """Remove the versions beyond the newest `keep`, and the manifests that only they have.
+
+    Args:
+        snapshot: What there is.
+        keep: How many versions stay, at least 1.
+        keep_ms: Keep versions that are younger than this, too, in milliseconds.
+        now_ms: The time, in milliseconds since the epoch.
+    """
+    gone = tuple(
+        version for version in snapshot.versions[:-keep] if keep_ms is None or version.time_ms < now_ms - keep_ms
+    )
+    kept = {ref.path for version in snapshot.versions if version not in gone for ref in version.manifests}
+    refs = {ref.path: ref for version in gone for ref in version.manifests if ref.path not in kept}
+    return Change(versions=gone, manifests=tuple(refs.values()))
+
+
+def expire_keys(snapshot: Snapshot, force: bool, now_ms: int, unsure: Collection[str] = ()) -> Change:
+    """Remove retired keys that no version and no open job needs, and whose grace is over.
+
+    KEKs for some files only, none of which is there any more, retire; a later expiry removes them.
+
+    Args:
+        snapshot: What there is.
+        force: Do not wait for the grace, and remove such KEKs at once.
+        now_ms: The time, in milliseconds since the epoch.
+        unsure: KEKs of which the caller could not see that their newest wraps open: they keep their marks.
+    """
+    needed = snapshot.needed()
+    keys: dict[str, KeyEntry | None] = {}
+    stay: dict[str, str] = {}
+    for entry in snapshot.keys.values():
+        if entry.state == "active" and is_idle(entry, needed):
+            if force:
+                keys[entry.key_id] = None
+            elif now_ms - entry.created_ms > GRACE_MS:
+                keys[entry.key_id] = retired(entry, None, GRACE_MS, now_ms)
+        if entry.state == "retired":
+            why = needed.get(entry.key_id)
+            if why is None and not force and now_ms < retires_ms(entry):
+                why = f"its grace is over in {(retires_ms(entry) - now_ms) / DAY_MS:.1f} days"
+            if why is None:
+                keys[entry.key_id] = None
+            else:
+                stay[entry.key_id] = why
+    gone = {key_id: snapshot.keys[key_id] for key_id, entry in keys.items() if entry is None}
+    left = [keys.get(key_id) or entry for key_id, entry in snapshot.keys.items() if key_id not in gone]
+    for entry in left:
+        properties = dict(entry.properties)
+        if entry.key_id not in unsure:
+            properties.pop(REWRAPPED_MS, None)
+        while (successor := properties.get(SUCCESSOR)) in gone:  # so that the way to the newest key goes on
+            properties[SUCCESSOR] = gone[successor].properties.get(SUCCESSOR, "")
+        if properties != entry.properties:
+            keys[entry.key_id] = entry.replace(properties=properties)
+    checks = tuple(entry.key_id for entry in left if REWRAPPED_MS in entry.properties)
+    return Change(keys, stay=stay, checks=checks)

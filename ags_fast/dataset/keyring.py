@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ags_fast.dataset import decide
 from ags_fast.dataset.changes import until_unchanged
 from ags_fast.dataset.entries import FileEntry, wrapped_by
-from ags_fast.dataset.keks import SLACK_USES, Uses, Want, clock_ms
+from ags_fast.dataset.keks import Uses, Want, clock_ms
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.keys.entry import KeyEntry
@@ -58,19 +58,12 @@ class Keyring:
         return Envelope(self.kms, self.entries, self.proven)
 
     def main_key(self) -> KeyEntry:
-        """The newest key that may seal documents; if there is none, the newest that wraps data keys.
-
-        PolicyError if there is no active key.
-        """
+        """The newest key that may seal documents. PolicyError if there is none."""
         return decide.main_key(self.keys.list("active"))
 
     def document_key(self) -> str:
         """The key that seals documents and tables now. A job that wraps DEKs reserves SLACK_USES of it for them."""
-        entry = self.main_key()
-        if not entry.double_wrap:  # of a dataset in single wrap, made by an ags_fast that had none for documents
-            want = Want(entry.wrapping_key_id)
-            entry = self.reserve({want: Uses(spare=SLACK_USES)})[want]
-        return entry.key_id
+        return self.main_key().key_id
 
     def active(self, key_id: str) -> str:
         """The key itself; if it is retired, the key that took its place."""

@@ -123,7 +123,7 @@ class Plan:
         self.dataset.keys.refresh()
         named = {key_id, *(ref.key_id for ref in refs[before:])}.union(*(entry.key_ids() for entry in entries))
         if self.number == 1:
-            named |= self._key_ids(())
+            named |= self.needed_keys(())
         missing = [key_id for key_id in named - self._new_key_ids() - {""} if key_id not in envelope.entries]
         if missing:
             if not has_run:
@@ -222,7 +222,7 @@ class Plan:
         """The keys that a rotation has made, and adds to the key store when it is planned."""
         return {str(key["key-id"]) for key in self.body.get("keys", {}).values() if key is not None}
 
-    def _key_ids(self, entries: Iterable[FileEntry]) -> set[str]:
+    def needed_keys(self, entries: Iterable[FileEntry]) -> set[str]:
         """The keys that it needs itself, with these entries, and those of what a rotation or an expiry deals with."""
         refs = [*self.refs, *map(TableRef.from_json, self.body.get("manifests", ()))]
         used = {self.key_id, *(ref.key_id for ref in refs), *self.body.get("keys", ()), *self.body.get("moves", ())}
@@ -236,7 +236,7 @@ class Plan:
         claimed = cls._sealed_by(dataset, job_id)  # also if that key is gone, and nothing more can be known
         plan = cls.load(dataset, job_id)
         try:
-            return claimed if plan is None else claimed | plan._key_ids(plan._known())
+            return claimed if plan is None else claimed | plan.needed_keys(plan._known())
         except IntegrityError:  # a table of it is gone
             if cls.load(dataset, job_id) is not None:
                 raise
@@ -392,8 +392,6 @@ def _check(body: Mapping[str, Any]) -> None:
     for entry in body.get("keys", {}).values():
         if entry is not None:
             KeyEntry.from_json(entry)
-    for _, entry in body.get("ready", ()):
-        KeyEntry.from_json(entry)
     if not all(isinstance(new, str) for new in body.get("moves", {}).values()):
         raise ValueError("moves")
 

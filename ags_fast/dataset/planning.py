@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.dataset.keks import SLACK_USES, Uses, Want
+from ags_fast.dataset import decide
 from ags_fast.dataset.names import object_name
 from ags_fast.dataset.plan import Plan
 from ags_fast.errors import PolicyError
@@ -54,31 +53,9 @@ def _reserve_under(
     entries: Sequence[FileEntry],
     masters: Sequence[Mapping[str, str]],
 ) -> list[FileEntry]:
-    scopes = policy.scopes([entry.path for entry in entries], job_id) if double_wrap else [None] * len(entries)
-
-    def want(scope: str | None, master: str = main) -> Want:
-        # Under the master key of the rest, a column needs no key apart: one call of the KMS opens both.
-        return Want(master, double_wrap, master != main, scope)
-
-    wraps: Counter[Want] = Counter()
-    for scope, columns in zip(scopes, masters, strict=True):
-        wraps[want(scope)] += 1
-        wraps.update(want(scope, master) for master in columns.values())
-    uses = {kind: Uses(count, spare=count) for kind, count in wraps.items()}  # where a name is taken, wrapped again
-    own = uses.get(Want(main), Uses())
-    uses[Want(main)] = own._replace(spare=own.spare + SLACK_USES + len(entries) // 1000)  # documents and tables
-    keys = dataset.keyring.reserve(uses, policy)
-    return [
-        entry._replace(
-            key_id=keys[want(scope)].key_id,
-            column_keys=tuple(
-                {"column": column, "key_id": keys[want(scope, master)].key_id, "wrapped_dek": b""}
-                for column, master in columns.items()
-            )
-            or None,
-        )
-        for entry, scope, columns in zip(entries, scopes, masters, strict=True)
-    ]
+    paths = [entry.path for entry in entries]
+    kinds, uses = decide.kinds_for_files(paths, masters, main, double_wrap, policy, job_id)
+    return decide.with_keys(entries, kinds, masters, dataset.keyring.reserve(uses, policy))
 
 
 def _with_keys(dataset: Ledger, entries: Sequence[FileEntry], dek_length: int) -> list[FileEntry]:

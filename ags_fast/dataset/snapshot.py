@@ -1,246 +1,86 @@
-"""What there is of a dataset's keys, and of all that names them, at one moment."""
+"""What there is of a dataset's keys, and of all that names them, at one moment: what decisions are made from."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter, defaultdict
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
-from ags_fast.dataset.entries import FileEntry, wrapped_by
-from ags_fast.dataset.names import PLANS
-from ags_fast.dataset.plan import Plan, open_plans
 from ags_fast.dataset.policy import Policy
-from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError
-from ags_fast.fs.numbered import numbered
-from ags_fast.keys.document import DOCUMENT_NBYTES, Document
-from ags_fast.keys.encoding import parse_object, unbase64
-from ags_fast.keys.entry import MASTER_VERSION, KeyEntry
-from ags_fast.keys.stores import DatasetKeyStore
-from ags_fast.keys.stores.parts import FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ags_fast.dataset.ledger import Ledger
     from ags_fast.dataset.tables import TableRef
     from ags_fast.dataset.versions import Version
-    from ags_fast.keys.kms import KeyVersion
-
-
-ATTEMPTS = 5  # to find a dataset that nobody changes meanwhile
-
-
-class Master(NamedTuple):
-    """A version of a master key. None: the KMS does not tell which."""
-
-    key_id: str
-    version: str | None
+    from ags_fast.keys.entry import KeyEntry
 
 
 class Job(NamedTuple):
     """An open job: one that runs, or has died."""
 
     job_id: str
-    operation: str
-    lives: bool | None  # None: the storage does not tell
-    opened_by: frozenset[str]  # the keys that seal its plan
-    keys: frozenset[str]  # and those that it needs for anything
-    keks: tuple[KeyEntry, ...]  # that it has made, and that may not be in the key store yet
-    plan: Plan
-
-    def files(self) -> set[str]:
-        """What it may have written."""
-        return {entry.file for entry in self.plan.entries(superseded=True)}
+    keys: frozenset[str]  # that it needs for anything
+    operation: str = ""
+    lives: bool | None = None  # None: the storage does not tell
+    opened_by: frozenset[str] = frozenset()  # the keys that seal its plan
+    keks: tuple[KeyEntry, ...] = ()  # that it has made, and that may not be in the key store yet
+    tables: tuple[TableRef, ...] = ()  # of its plan
 
 
-class Survey:
-    """A dataset's versions, open jobs and keys, as they were at one moment.
+@dataclass(frozen=True)
+class Snapshot:
+    """What there is of a dataset's keys, and of all that names them, at one moment."""
 
-    deep: also by which version of its master key the KMS has wrapped each DEK, which opens all manifests that name keys
-    in single wrap.
-    """
-
-    def __init__(self, opened: Ledger, *, deep: bool = False) -> None:
-        self.opened = opened
-        self.opened_tables: set[str] = set()
-        self.unread: list[str] = []  # what could not be: whatever depends on it is not known
-        self.closed: set[str] = set()  # the tables among it
-        self._wraps: dict[str, Counter[str]] = {}
-        self._kms_wraps: dict[str, Counter[Master]] = {}
-        for _ in range(ATTEMPTS):
-            before = self._stamp()
-            try:
-                self._look(deep)
-            except (IntegrityError, FormatError):
-                if before == self._stamp():
-                    raise
-                continue
-            if before == self._stamp():
-                break
-        else:
-            raise ConcurrentChangeError("the dataset changes faster than it can be looked at: let its jobs end")
-        self.current: dict[str, str | None] = {}  # master key: the version that wraps now, where the KMS tells
-        self.refused: dict[str, str] = {}  # master key: why the KMS does not even say that
-        self.listed: dict[str, list[KeyVersion]] = {}  # master key: its versions, where the KMS lists them; if deep
-        for key_id in sorted({entry.wrapping_key_id for entry in self.all_keks()}):
-            try:
-                self.current[key_id] = opened.kms.current_version(key_id)
-                if deep:
-                    self.listed[key_id] = opened.kms.versions(key_id)
-            except KeyAccessError as error:
-                self.current.setdefault(key_id, None)
-                self.refused[key_id] = str(error)
-
-    def _stamp(self) -> tuple[Any, ...]:
-        opened = self.opened
-        return tuple(opened.version_numbers()), opened.keys.refresh(), tuple(open_plans(opened.store))
-
-    def _look(self, deep: bool) -> None:
-        opened = self.opened
-        self.unread.clear()
-        self.closed.clear()
-        # In this order: what is no job's any more is in a version, and who commits has put the keys in before.
-        self.jobs = [job for job_id in open_plans(opened.store) if (job := self._job(job_id)) is not None]
-        self.versions: list[Version] = []  # the oldest first
-        with suppress(KeyAccessError):  # which is said below
-            opened.current()  # all others must be of its history
-        numbers = opened.version_numbers()
-        if not numbers and opened.lost_versions():
-            opened.committed(None)  # what depends on which key cannot be told
-        for number in numbers:
-            if (version := self._try(f"version {number}", partial(opened.version, number))) is not None:
-                self.versions.append(version)
-        self.keys = {entry.key_id: entry for entry in opened.keys.list()}
-        tables = [*self.manifests().values(), *(ref for job in self.jobs for ref in job.plan.refs)]
-        for ref in tables:  # now, so that what cannot be opened is known
-            self._try(ref.path, partial(self.kms_wraps if deep else self.wraps, ref))
-
-    def _try(self, what: str, look: Callable[[], Any]) -> Any:
-        try:
-            return look()
-        except KeyAccessError as error:
-            self.unread.append(f"{what}: {error}")
-            self.closed.add(what)
-            return None
-
-    def _job(self, job_id: str) -> Job | None:
-        opened = self.opened
-        plan: Plan | None = self._try(f"the plan of the job {job_id}", partial(Plan.load, opened, job_id))
-        if plan is None:
-            return None
-        keks = tuple(map(KeyEntry.from_json, plan.body.get("keys", {}).values()))
-        sealers = frozenset((plan.key_id, *(ref.key_id for ref in plan.refs)))
-        keys = sealers | plan._key_ids(())
-        for ref in plan.refs:
-            keys |= set(self._try(ref.path, partial(self.wraps, ref)) or ())
-        lives = opened.store.held(f"{PLANS}{job_id}/lock")
-        return Job(job_id, str(plan.body.get("operation")), lives, sealers, keys, keks, plan)
-
-    # ---- what tables say
-
-    def entries(self, ref: TableRef) -> list[FileEntry]:
-        self.opened_tables.add(ref.path)
-        return self.opened.open_table(ref, self.opened.envelope)
-
-    def wraps(self, ref: TableRef) -> Counter[str]:
-        """How many DEKs each key wraps. It is opened if the reference to it does not say so."""
-        if ref.path not in self._wraps:
-            if ref.keys is None and ref.path in self.closed:
-                return Counter()
-            self._wraps[ref.path] = wrapped_by(self.entries(ref)) if ref.keys is None else Counter(dict(ref.keys))
-        return self._wraps[ref.path]
-
-    def kms_wraps(self, ref: TableRef) -> Counter[Master]:
-        """How many DEKs each version of a master key wraps, without a KEK between them."""
-        if ref.path not in self._kms_wraps:
-            counts: Counter[Master] = Counter()
-            singles = {key_id for key_id in self.wraps(ref) if not self._kek(key_id).double_wrap}
-            for entry in self.entries(ref) if singles else ():
-                for key_id, wrapped, _ in entry.wraps(""):
-                    if key_id in singles:
-                        counts[self._master(key_id, wrapped)] += 1
-            if not self._kek(ref.key_id).double_wrap:  # as ags_fast once wrote them
-                counts[self._master(ref.key_id, ref.wrapped_key)] += 1
-            self._kms_wraps[ref.path] = counts
-        return self._kms_wraps[ref.path]
-
-    def document_wrap(self, path: str, key_id: str) -> Counter[Master]:
-        """What wraps the key of a document that `key_id` seals, if that is the KMS: as ags_fast once wrote them."""
-        if self._kek(key_id).double_wrap:
-            return Counter()
-        document = Document(self.opened.store.read(path, DOCUMENT_NBYTES), path)
-        return Counter([self._master(key_id, document.wrapped_key)])
-
-    def key_store_wrap(self) -> Counter[Master]:
-        """The same of the newest document of the key store."""
-        keys = self.opened.keys
-        if isinstance(keys, DatasetKeyStore) and not any(entry.double_wrap for entry in self.keys.values()):
-            path = f"{FOLDER}{numbered(keys.version)}"
-            document = Document(keys.store.read(path, DOCUMENT_NBYTES), path)
-            return Counter([self._master(document.key_id, document.wrapped_key)])
-        return Counter()
-
-    def _kek(self, key_id: str) -> KeyEntry:
-        return self.opened.keys.get(key_id)
-
-    def _master(self, key_id: str, wrapped: bytes) -> Master:
-        return Master(self._kek(key_id).wrapping_key_id, self.version_of_bytes(wrapped))
-
-    def version_of(self, entry: KeyEntry) -> str | None:
-        """The version of its master key that wraps a KEK."""
-        if entry.wrapped is None:
-            return None
-        return self.version_of_bytes(entry.wrapped) or entry.properties.get(MASTER_VERSION)
-
-    def version_of_bytes(self, wrapped: bytes) -> str | None:
-        with suppress(AgsError):  # another KMS's, from before the dataset moved
-            return self.opened.kms.key_version(wrapped)
-        return None
-
-    # ---- what there is
+    keys: Mapping[str, KeyEntry]
+    versions: tuple[Version, ...] = ()  # the oldest first; of a rotation the newest only
+    jobs: tuple[Job, ...] = ()  # the open ones
+    counts: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # by the path of a manifest, if its reference does not
+    number: int = 0  # the version of the key store
 
     @property
     def head(self) -> Version | None:
+        """The newest version."""
         return self.versions[-1] if self.versions else None
 
     @property
     def policy(self) -> Policy:
         return self.head.policy if self.head else Policy()
 
+    def wraps(self, ref: TableRef) -> Mapping[str, int]:
+        """How many DEKs in a manifest each key wraps."""
+        return self.counts.get(ref.path, {}) if ref.keys is None else dict(ref.keys)
+
+    def used(self) -> Counter[str]:
+        """How many DEKs of the newest version each key wraps."""
+        counts: Counter[str] = Counter()
+        for ref in self.head.manifests if self.head else ():
+            counts.update(self.wraps(ref))
+        return counts
+
     def manifests(self) -> dict[str, TableRef]:
+        """The manifests of all versions, by path."""
         return {ref.path: ref for version in self.versions for ref in version.manifests}
 
-    def all_keks(self) -> Iterable[KeyEntry]:
-        """Those of the key store, and those that open jobs hold."""
-        return [*self.keys.values(), *(key for job in self.jobs for key in job.keks)]
+    def keys_of(self, version: Version) -> set[str]:
+        """The keys that a version needs."""
+        keys = {version.key_id, *(ref.key_id for ref in version.manifests)}
+        return keys.union(*(self.wraps(ref) for ref in version.manifests))
 
-    def needed_by(self) -> dict[str, list[int]]:
-        """For each key, the versions that need it."""
-        needed: dict[str, list[int]] = defaultdict(list)
-        for version in self.versions:
-            keys = {version.key_id, *(ref.key_id for ref in version.manifests)}
-            for key_id in keys.union(*(self.wraps(ref) for ref in version.manifests)):
-                needed[key_id].append(version.number)
-        return needed
+    def needed(self) -> dict[str, str]:
+        """The keys that open jobs and versions need, and what needs each."""
+        found = of_jobs(self.jobs)
+        for version in reversed(self.versions):
+            for key_id in self.keys_of(version):
+                found.setdefault(key_id, f"version {version.number} needs it")
+        return found
 
-    def superseded(self) -> Counter[Master]:
-        """How many KEKs the documents that the key store no longer needs hold. What is not authentic is left out."""
-        counts: Counter[Master] = Counter()
-        keys = self.opened.keys
-        if not isinstance(keys, DatasetKeyStore):
-            return counts
-        for path in keys.superseded():
-            with suppress(FileNotFoundError, AgsError):  # somebody removes it; or it is a part, which documents name
-                body = Document(keys.store.read(path, DOCUMENT_NBYTES), path).authentic(
-                    self.opened.envelope, self.opened.id
-                )
-                found = list(body.get("keys", ()))
-                for part in filter(None, body.get("buckets", ())):
-                    data = keys.store.read(part["path"], DOCUMENT_NBYTES)
-                    if hashlib.sha256(data).digest() == unbase64(part["sha256"]):
-                        found += parse_object(data, part["path"])["keys"]
-                entries = map(KeyEntry.from_json, found)
-                counts.update(Master(e.wrapping_key_id, self.version_of(e)) for e in entries if e.double_wrap)
-        return counts
+
+def of_jobs(jobs: tuple[Job, ...]) -> dict[str, str]:
+    """The keys that open jobs need, and which job needs each."""
+    return {
+        key_id: f"the open job {job.job_id} needs it: resume the job, or sweep it away"
+        for job in jobs
+        for key_id in job.keys
+    }

@@ -15,19 +15,18 @@ from ags_fast.cli.kms import kms_options
 from ags_fast.dataset.entries import chosen_files
 from ags_fast.dataset.keks import Want
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.names import VERSIONS
 from ags_fast.dataset.policy import DAY_MS
-from ags_fast.dataset.snapshot import Master, Survey
-from ags_fast.fs.numbered import numbered
-from ags_fast.jobs.forecast import Forecast
+from ags_fast.jobs.costs import Forecast
 from ags_fast.jobs.results import shown
+from ags_fast.jobs.survey import Master, Survey
 from ags_fast.keys.entry import RETIRES_MS, REWRAPPED_MS, SCOPE, SUCCESSOR, for_columns, retires_ms
 from ags_fast.keys.kms import KMS_TYPE, KmsClient, as_kms, local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ags_fast.jobs.forecast import Cost
+    from ags_fast.dataset.snapshot import Snapshot
+    from ags_fast.jobs.costs import Cost
     from ags_fast.keys.entry import KeyEntry
 
 
@@ -60,16 +59,16 @@ def key_status(
 
 
 def _status(survey: Survey, operation: str) -> dict[str, Any]:
-    opened, head = survey.opened, survey.head
+    opened, head = survey.opened, survey.snapshot.head
     now = time.time_ns() // 1_000_000
-    manifests = survey.manifests()
+    manifests = survey.snapshot.manifests()
     return {
         "operation": operation,
         "dataset": shown(opened.store.url),
         "dataset_id": opened.id,
         "time_ms": now,
         "version": head.number if head else None,
-        "policy": survey.policy.to_json(),
+        "policy": survey.snapshot.policy.to_json(),
         "masters": _masters(survey),
         "keys": _keys(survey, now),
         "versions": _versions(survey),
@@ -84,9 +83,9 @@ def _status(survey: Survey, operation: str) -> dict[str, Any]:
 
 
 def _keys(survey: Survey, now: int) -> list[dict[str, Any]]:
-    needed, policy = survey.needed_by(), survey.policy
+    needed, policy = _needed_by(survey.snapshot), survey.snapshot.policy
     counts: Counter[str] = Counter()
-    for ref in survey.head.manifests if survey.head else ():
+    for ref in survey.snapshot.head.manifests if survey.snapshot.head else ():
         counts += survey.wraps(ref)
     rows = []
     for entry in survey.keys.values():
@@ -116,6 +115,15 @@ def _keys(survey: Survey, now: int) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["created_ms"], row["key_id"]))
 
 
+def _needed_by(snapshot: Snapshot) -> dict[str, list[int]]:
+    """The versions that need each key."""
+    needed: dict[str, list[int]] = defaultdict(list)
+    for version in snapshot.versions:
+        for key_id in snapshot.keys_of(version):
+            needed[key_id].append(version.number)
+    return needed
+
+
 def _number(entry: KeyEntry, name: str) -> int | None:
     return int(entry.properties[name]) if name in entry.properties else None
 
@@ -142,7 +150,7 @@ def _order(version: str | None) -> tuple[bool, int, str]:
 
 
 def _versions(survey: Survey) -> list[dict[str, Any]]:
-    policy, versions = survey.policy, survey.versions
+    policy, versions = survey.snapshot.policy, survey.versions
     rows = []
     for i, version in enumerate(versions):
         expires = None
@@ -214,7 +222,7 @@ def audit(
     opened = Ledger.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
     survey = Survey(opened, deep=True)
     if paths is not None:
-        head = opened.committed(survey.head)
+        head = opened.committed(survey.snapshot.head)
         chosen_files([entry for ref in head.manifests for entry in survey.entries(ref)], paths)
     shell = _Shell(opened, dataset, key_store)
     result = _status(survey, "audit")
@@ -242,7 +250,7 @@ def audit(
         "event": event,
         "steps": chosen,
         "notes": [*NOTES, *([LEAK_NOTE] if event in EVENTS[1:] else [])],
-        "manifests_opened": len(survey.opened_tables & survey.manifests().keys()),
+        "manifests_opened": len(survey.opened_tables & survey.snapshot.manifests().keys()),
     }
 
 
@@ -272,13 +280,11 @@ class _Held:
     def __init__(self) -> None:
         self.keks: list[KeyEntry] = []  # of the key store
         self.data_keys: dict[int, int] = {}  # by version of the dataset; of which the KMS wraps the keys
-        self.documents: list[int] = []  # the same
         self.jobs: set[str] = set()
-        self.key_store = False  # its document
         self.superseded = 0  # KEKs in objects that the key store no longer needs, as these say
 
     def __bool__(self) -> bool:
-        return bool(self.keks or self.data_keys or self.documents or self.jobs or self.key_store)
+        return bool(self.keks or self.data_keys or self.jobs)
 
 
 def _holders(survey: Survey) -> dict[Master, _Held]:
@@ -293,17 +299,12 @@ def _holders(survey: Survey) -> dict[Master, _Held]:
                 counts += survey.kms_wraps(ref)
         for master, count in counts.items():
             held[master].data_keys[version.number] = count
-        for master in survey.document_wrap(VERSIONS + numbered(version.number), version.key_id):
-            held[master].documents.append(version.number)
     for job in survey.jobs:
         masters = [Master(key.wrapping_key_id, survey.version_of(key)) for key in job.keks if key.double_wrap]
-        masters += survey.document_wrap(job.plan.folder + numbered(job.plan.number), job.plan.key_id)
-        for ref in job.plan.refs:
+        for ref in job.tables:
             masters += survey.kms_wraps(ref) if ref.path not in survey.closed else ()
         for master in masters:
             held[master].jobs.add(job.job_id)
-    for master in survey.key_store_wrap():
-        held[master].key_store = True
     for master, count in survey.superseded().items():
         held[master].superseded = count
     return held
@@ -346,7 +347,6 @@ def _verdicts(survey: Survey, shell: _Shell, key_id: str, holders: Mapping[Maste
                 "current": None if current is None else master.version == current,
                 "keks": len(held.keks),
                 "data_keys": [{"version": number, "data_keys": count} for number, count in held.data_keys.items()],
-                "documents": held.documents,
                 "open_jobs": sorted(held.jobs),
                 "superseded": held.superseded,
                 "may_be_destroyed": verdict,
@@ -379,10 +379,6 @@ def _what(held: _Held) -> list[str]:
     if held.data_keys:
         most = max(held.data_keys.values())
         reasons.append(f"{_count(most, 'data key')} of {_versions_named(list(held.data_keys))}")
-    if held.documents:
-        reasons.append(f"the documents of {_versions_named(held.documents)}")
-    if held.key_store:
-        reasons.append("the key store itself")
     if held.jobs:
         reasons.append(f"keys of the open job{'s' * (len(held.jobs) > 1)} {', '.join(sorted(held.jobs))}")
     return reasons
@@ -411,10 +407,10 @@ def _first(survey: Survey, shell: _Shell, key_id: str, is_current: bool, held: _
         commands.append(shell.new_version(key_id))
     if held.keks:
         commands.append(shell.line("keys", "rotate", "--what", "mek", "--from-key-id", key_id))
-    newest = survey.head.number if survey.head else 0
+    newest = survey.snapshot.head.number if survey.snapshot.head else 0
     if newest in held.data_keys:
         commands.append(shell.line("keys", "rotate", "--what", "kek", "--from-key-id", key_id))
-    if held.data_keys or held.documents:
+    if held.data_keys:
         commands.append(shell.line("keys", "expire"))
     return commands
 
@@ -464,7 +460,7 @@ class _Steps:
         entries = survey.keys.values()
         self.masters = sorted({entry.wrapping_key_id for entry in entries if entry.state == "active"})
         counts: Counter[str] = Counter()
-        for ref in survey.head.manifests if survey.head else ():
+        for ref in survey.snapshot.head.manifests if survey.snapshot.head else ():
             counts += survey.wraps(ref)
         # Whether the KMS wraps data keys, of the newest version or of any.
         self.single = any(not entry.double_wrap and entry.state == "active" for entry in entries)
@@ -519,13 +515,13 @@ class _Steps:
                 self.shell.line("keys", "rotate", "--what", "kek"),
                 forecast.rotate("kek"),
             )
-        needed = survey.needed_by().keys() | {key_id for job in survey.jobs for key_id in job.keys}
+        needed = _needed_by(survey.snapshot).keys() | {key_id for job in survey.jobs for key_id in job.keys}
         over = any(
             entry.state == "retired" and entry.key_id not in needed and retires_ms(entry) <= now
             for entry in survey.keys.values()
         )
         if over or any(row["expires_ms"] is not None and row["expires_ms"] <= now for row in _versions(survey)):
-            policy = survey.policy
+            policy = survey.snapshot.policy
             words = ["--keep", str(policy.keep)] if policy.keep else ["--keep", str(max(1, len(survey.versions)))]
             if policy.keep_days is not None:
                 words += ["--older-than", f"{policy.keep_days:g}"]
@@ -537,7 +533,7 @@ class _Steps:
         return self.steps
 
     def _worn(self, now: int) -> bool:
-        policy = self.survey.policy
+        policy = self.survey.snapshot.policy
         return any(
             entry.state == "active"
             and entry.double_wrap

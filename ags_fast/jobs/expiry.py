@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.dataset.entries import FileEntry, wrapped_by
-from ags_fast.dataset.keks import GRACE_MS, is_idle
+from ags_fast.dataset import decide
+from ags_fast.dataset.changes import until_unchanged
+from ags_fast.dataset.entries import FileEntry
+from ags_fast.dataset.keks import GRACE_MS, clock_ms
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import VERSIONS, new_job_id
 from ags_fast.dataset.plan import Plan, open_plans
-from ags_fast.dataset.tables import (
-    TableRef,
-)
-from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, KeyAccessError
+from ags_fast.dataset.snapshot import Snapshot, of_jobs
+from ags_fast.dataset.tables import TableRef
+from ags_fast.errors import AgsError, IntegrityError, KeyAccessError
 from ags_fast.fs.numbered import numbered
+from ags_fast.jobs.look import read_all, read_jobs, unless_expired
 from ags_fast.jobs.results import JobResult, Row, counted, describe, shown
 from ags_fast.jobs.work.manifest import MANIFEST
-from ags_fast.keys.entry import REWRAPPED_MS, SUCCESSOR, KeyEntry, retired, retires_ms
+from ags_fast.keys.entry import KeyEntry
 from ags_fast.keys.envelope import binding
 from ags_fast.keys.kek import check_unwraps
 from ags_fast.keys.kms import KmsClient, as_kms
 from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ags_fast.dataset.access import Folder, KeyPlace
+    from ags_fast.dataset.decide import Change
     from ags_fast.dataset.versions import Version
-
-
-def key_counts(opened: Ledger, refs: Iterable[TableRef]) -> Counter[str]:
-    """How many DEKs of the files in these manifests each key wraps."""
-    counts: Counter[str] = Counter()
-    envelope = opened.envelope
-    for ref in refs:
-        if ref.keys is None:
-            counts += wrapped_by(opened.open_table(ref, envelope))
-        else:
-            counts.update(dict(ref.keys))
-    return counts
 
 
 @counted
@@ -108,21 +99,13 @@ def expire_versions(
             finish_expiry(opened, begun, rows)
             begun.end()
         head = opened.current()
-        versions = list(opened.versions())[::-1]
-        youngest = time.time_ns() // 1_000_000 - int((older_than or timedelta(0)) / timedelta(milliseconds=1))
-        gone = [version for version in versions[:-keep] if older_than is None or version.time_ms < youngest]
-        kept = {ref.path for version in versions if version not in gone for ref in version.manifests}
-        refs = {ref.path: ref for version in gone for ref in version.manifests if ref.path not in kept}
+        versions = Snapshot({}, tuple(opened.versions())[::-1])
+        keep_ms = None if older_than is None else older_than / timedelta(milliseconds=1)
+        change = decide.expire_versions(versions, keep, keep_ms, clock_ms())
         job_id = new_job_id()
         if dry_run:
-            numbers = {version.number for version in gone}
-            paths = [opened.store.full_path(VERSIONS + numbered(number)) for number in sorted(numbers)]
-            rows += [Row(path, None, "planned", format="version") for path in paths]
-            for ref, entries in _unneeded(opened, list(refs.values()), numbers):
-                rows += [_file_row(opened, entry, "planned") for entry in entries]
-                rows.append(manifest_row(opened, ref, "planned"))
-            _remove_keys(opened, rows, force, numbers)
-        elif gone:
+            return _planned(opened, change, force, job_id, head)
+        if change.versions:
             opened.store.check_writable()
             plan = Plan.create(
                 opened,
@@ -130,20 +113,42 @@ def expire_versions(
                 [],
                 "running",
                 base=head.number if head else 0,
-                versions=[[version.number, version.sha256] for version in gone],
-                manifests=[ref.to_json() for ref in refs.values()],
+                versions=[[version.number, version.sha256] for version in change.versions],
+                manifests=[ref.to_json() for ref in change.manifests],
                 **facts,
             )
             held.callback(plan.release)
             finish_expiry(opened, plan, rows)
             plan.end()
-        if not dry_run:
-            _remove_keys(opened, rows, force, spare=spare)
-            for path in opened.chain_orphans():
-                opened.store.delete(path)
-                rows.append(Row(opened.store.full_path(path), None, "ok", format="chain"))
+        _remove_keys(opened, rows, force, spare)
+        for path in opened.chain_orphans():
+            opened.store.delete(path)
+            rows.append(Row(opened.store.full_path(path), None, "ok", format="chain"))
+    return _result(opened, job_id, head, rows)
+
+
+def _result(opened: Ledger, job_id: str, head: Version | None, rows: list[Row]) -> JobResult:
     number, pinned = (head.number, head.pin) if head else (None, None)
     return JobResult(job_id, "expire", opened.store.url, number, rows, pinned)
+
+
+def _planned(opened: Ledger, change: Change, force: bool, job_id: str, head: Version | None) -> JobResult:
+    """What an expiry would remove."""
+    store = opened.store
+    rows = [
+        Row(store.full_path(VERSIONS + numbered(version.number)), None, "planned", format="version")
+        for version in change.versions
+    ]
+    gone = {version.number for version in change.versions}
+    for ref, entries in _unneeded(opened, change.manifests, gone):
+        rows += [_file_row(opened, entry, "planned") for entry in entries]
+        rows.append(manifest_row(opened, ref, "planned"))
+    snapshot = read_all(opened, {})
+    versions = tuple(version for version in snapshot.versions if version.number not in gone)
+    keys = decide.expire_keys(replace(snapshot, versions=versions), force, clock_ms())
+    removed = [key_id for key_id, entry in keys.keys.items() if entry is None]
+    rows += [Row(key_id, None, "planned", format="key", key_id=key_id) for key_id in removed]
+    return _result(opened, job_id, head, rows + _stay_rows(keys.stay))
 
 
 def manifest_row(opened: Ledger, ref: TableRef, status: str = "ok") -> Row:
@@ -194,7 +199,7 @@ def _unneeded(
     envelope = opened.envelope
     seen: set[str] = set()
     for version in opened.versions():
-        with _unless_expired(opened, version):
+        with unless_expired(opened, version):
             for ref in version.manifests if version.number not in gone else ():
                 if ref.path not in seen:
                     needed.update(entry.file for entry in opened.open_table(ref, envelope))
@@ -210,91 +215,58 @@ def _unneeded(
             yield ref, [entry for entry in entries if entry.file not in needed]
 
 
-@contextmanager
-def _unless_expired(opened: Ledger, version: Version) -> Iterator[None]:
-    """What is missing of a version is no fault if the version is gone, too."""
-    try:
-        yield
-    except IntegrityError:
-        if opened.has_version(version.number):
-            raise
-
-
-def _remove_keys(
-    opened: Ledger, rows: list[Row], force: bool, planned: set[int] | None = None, spare: float = 0.0
-) -> None:
+def _remove_keys(opened: Ledger, rows: list[Row], force: bool, spare: float = 0.0) -> None:
     """Take retired keys that nothing names out of the key store, and its past with them.
 
-    planned: of a dry run, the versions that would be gone by then. spare: seconds, as `DatasetKeyStore.prune` has it.
+    spare: seconds, as `DatasetKeyStore.prune` has it.
     """
     keys = opened.keys
-    while True:
-        # In this order: who commits after the keys were read does not use one that is retired in them.
-        version = keys.refresh()
-        entries = keys.list()
-        known = {entry.key_id: entry for entry in entries}
-        used = _used_keys(opened, planned or set())
-        changes: dict[str, KeyEntry | None] = {}
-        stay: list[Row] = []
-        rewrapped = {entry.key_id for entry in entries if REWRAPPED_MS in entry.properties}
-        witnesses = _witnesses(opened, rewrapped) if planned is None else {}
-        now = time.time_ns() // 1_000_000
-        for entry in entries:
-            if entry.state == "active" and is_idle(entry, used):
-                if force:
-                    changes[entry.key_id] = None
-                elif now - entry.created_ms > GRACE_MS:
-                    changes[entry.key_id] = retired(entry, None, GRACE_MS, now)  # to go with a later expiry
-            if entry.state == "retired":
-                why = used.get(entry.key_id)
-                if why is None and not force and now < retires_ms(entry):
-                    days = (retires_ms(entry) - now) / 86_400_000
-                    why = f"its grace is over in {days:.1f} days"
-                if why is None:
-                    changes[entry.key_id] = None
-                else:
-                    stay.append(Row(entry.key_id, None, "skipped", "InUse", why, format="key", key_id=entry.key_id))
-        gone = {entry.key_id: entry for entry in entries if changes.get(entry.key_id, entry) is None}
-        unsure = False
-        for key_id in () if planned is not None else [entry.key_id for entry in entries]:
-            if key_id in gone:
-                continue
-            entry = changes.get(key_id) or known[key_id]
-            properties = dict(entry.properties)
-            if REWRAPPED_MS in properties:
-                # What it was wrapped by goes now, so this is the last moment to find out that the new wrap is no good.
-                try:
-                    check_unwraps(opened.kms, entry, witnesses.get(key_id))
-                    del properties[REWRAPPED_MS]
-                except KeyAccessError as error:  # as it is for who may not use the master keys of all columns
-                    unsure = True
-                    row = Row(entry.key_id, None, "skipped", "KeyAccessError", str(error), format="key")
-                    stay.append(row._replace(key_id=entry.key_id))
-            while (successor := properties.get(SUCCESSOR)) in gone:  # so that the way to it goes on
-                properties[SUCCESSOR] = gone[successor].properties.get(SUCCESSOR, "")
-            if properties != entry.properties:
-                changes[entry.key_id] = entry.replace(properties=properties)
-        if planned is not None:
-            rows += [Row(key_id, None, "planned", format="key", key_id=key_id) for key_id in gone] + stay
-            return
-        try:
-            if changes:
-                keys.compare_and_swap(changes, version, operation="expire")
-        except ConcurrentChangeError:
-            continue
-        break
+    counts: dict[str, Mapping[str, int]] = {}
+
+    def decided(snapshot: Snapshot) -> tuple[Change, list[Row]]:
+        change = decide.expire_keys(snapshot, force, clock_ms())
+        # What these KEKs were wrapped by goes now: the last moment to find out that a new wrap does not open.
+        refused = _see_unwrapped(opened, [change.keys.get(i) or snapshot.keys[i] for i in change.checks])
+        if refused:  # as for a caller who may not use the master keys of all columns
+            change = decide.expire_keys(snapshot, force, clock_ms(), [row.src for row in refused])
+        return change, refused
+
+    def applied(snapshot: Snapshot, made: tuple[Change, list[Row]]) -> tuple[Snapshot, Change, list[Row]]:
+        opened.keyring.swap(made[0].keys, snapshot.number, "expire")
+        return snapshot, *made
+
+    before, change, refused = until_unchanged(lambda: read_all(opened, counts), decided, applied)
+    stay = [*_stay_rows(change.stay), *refused]
+    gone = {key_id: before.keys[key_id] for key_id, entry in change.keys.items() if entry is None}
     # A job may have made its plan after we looked, and then seen that its keys were there: they come back.
-    while wanted := {key_id: gone.pop(key_id) for key_id in gone.keys() & _keys_of_jobs(opened).keys()}:
+    while wanted := {key_id: gone.pop(key_id) for key_id in gone.keys() & of_jobs(read_jobs(opened)).keys()}:
         opened.keyring.change(wanted.copy, "restore")
-    # And one may have done so while an expiry ran that died then. What has that job's key stays, or nobody could tell
-    # any more which files are that job's.
-    of_jobs = _keys_of_jobs(opened)
-    lost = keys.removed(of_jobs.keys() - {e.key_id for e in keys.list()}) if isinstance(keys, DatasetKeyStore) else {}
-    stay += [Row(i, None, "skipped", "InUse", of_jobs[i], format="key", key_id=i) for i in lost]
+    # And a job may have done so while an expiry ran that died then. What has that job's key stays, or nobody could
+    # tell any more which files are that job's.
+    needed = of_jobs(read_jobs(opened))
+    lost = keys.removed(needed.keys() - {e.key_id for e in keys.list()}) if isinstance(keys, DatasetKeyStore) else {}
+    stay += _stay_rows({key_id: needed[key_id] for key_id in lost})
     rows += [Row(key_id, None, "ok", format="key", key_id=key_id) for key_id in gone] + stay
     # Where it cannot be seen that a KEK opens as it is wrapped now, what has it as it was wrapped stays.
-    pruned = keys.prune(spare) if isinstance(keys, DatasetKeyStore) and not (unsure or lost) else ()
+    pruned = keys.prune(spare) if isinstance(keys, DatasetKeyStore) and not (refused or lost) else ()
     rows += [Row(path, None, "ok", format="keys") for path in pruned]
+
+
+def _stay_rows(stay: Mapping[str, str]) -> list[Row]:
+    return [Row(i, None, "skipped", "InUse", why, format="key", key_id=i) for i, why in stay.items()]
+
+
+def _see_unwrapped(opened: Ledger, entries: Sequence[KeyEntry]) -> list[Row]:
+    """Have the KMS unwrap these KEKs; the rows of those that the caller may not unwrap."""
+    witnesses = _witnesses(opened, {entry.key_id for entry in entries})
+    refused = []
+    for entry in entries:
+        try:
+            check_unwraps(opened.kms, entry, witnesses.get(entry.key_id))
+        except KeyAccessError as error:
+            row = Row(entry.key_id, None, "skipped", "KeyAccessError", str(error), format="key")
+            refused.append(row._replace(key_id=entry.key_id))
+    return refused
 
 
 def _witnesses(opened: Ledger, key_ids: set[str]) -> dict[str, tuple[bytes, bytes]]:
@@ -303,7 +275,7 @@ def _witnesses(opened: Ledger, key_ids: set[str]) -> dict[str, tuple[bytes, byte
     seen: set[str] = set()
     envelope = opened.envelope
     for version in opened.versions() if key_ids else ():
-        with _unless_expired(opened, version):
+        with unless_expired(opened, version):
             for ref in version.manifests:
                 if ref.path in seen or key_ids <= found.keys():
                     continue
@@ -315,28 +287,3 @@ def _witnesses(opened: Ledger, key_ids: set[str]) -> dict[str, tuple[bytes, byte
                         for key_id, wrapped, bound in entry.wraps(opened.id):
                             found.setdefault(key_id, (wrapped, bound))
     return found
-
-
-def _keys_of_jobs(opened: Ledger) -> dict[str, str]:
-    return {
-        key_id: f"the open job {job_id} needs it: resume the job, or sweep it away"
-        for job_id in open_plans(opened.store)
-        for key_id in Plan.key_ids(opened, job_id)
-    }
-
-
-def _used_keys(opened: Ledger, gone: set[int]) -> dict[str, str]:
-    """The keys that versions, but for `gone`, and open jobs need, and which of them."""
-    used = _keys_of_jobs(opened)
-    opened_already: dict[str, Counter[str]] = {}
-    for version in opened.versions():
-        if version.number in gone:
-            continue
-        used.setdefault(version.key_id, f"version {version.number} needs it")
-        with _unless_expired(opened, version):
-            for ref in version.manifests:
-                if ref.path not in opened_already:
-                    opened_already[ref.path] = key_counts(opened, [ref])
-                    for key_id in (ref.key_id, *opened_already[ref.path]):
-                        used.setdefault(key_id, f"version {version.number} needs it")
-    return used

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.jobs.expiry import key_counts
+from ags_fast.jobs.look import read_newest
 from ags_fast.keys import kms_calls, load_kms
 from ags_fast.keys.kms import local
 from ags_fast.spark import SparkEngine
@@ -99,10 +99,10 @@ def _print_keys(kms: dict[str, str], *datasets: Path) -> None:
         versions = list(opened.versions())
         needed: dict[str, list[int]] = {}
         for version in reversed(versions):
-            counts: Counter[str] = key_counts(opened, version.manifests)
+            counts: Counter[str] = read_newest(opened, version, {}).used()
             for key_id in {version.key_id, *counts, *(ref.key_id for ref in version.manifests)}:
                 needed.setdefault(key_id, []).append(version.number)
-        counts = key_counts(opened, versions[0].manifests)
+        counts = read_newest(opened, versions[0], {}).used()
         for key in opened.keys.list():
             master = f"version {client.key_version(key.wrapped)}" if key.wrapped else "KMS wraps"
             use = key.properties.get("scope") or ("documents" if key.double_wrap else "data keys")

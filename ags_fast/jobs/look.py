@@ -1,0 +1,61 @@
+"""Look at a dataset once: read what a decision needs into a `Snapshot`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ags_fast.dataset.entries import wrapped_by
+from ags_fast.dataset.plan import Plan, open_plans
+from ags_fast.dataset.snapshot import Job, Snapshot
+from ags_fast.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ags_fast.dataset.ledger import Ledger
+    from ags_fast.dataset.versions import Version
+
+
+def read_newest(opened: Ledger, head: Version | None, counts: dict[str, Mapping[str, int]]) -> Snapshot:
+    """The keys and the newest version. counts: of manifests that were opened before; the others are added."""
+    for ref in head.manifests if head else ():
+        if ref.keys is None and ref.path not in counts:
+            counts[ref.path] = wrapped_by(opened.open_table(ref, opened.envelope))
+    number = opened.keys.version
+    keys = {entry.key_id: entry for entry in opened.keys.list()}
+    return Snapshot(keys, (head,) if head else (), counts=counts, number=number)
+
+
+def read_jobs(opened: Ledger) -> tuple[Job, ...]:
+    """The open jobs, and the keys that they need."""
+    return tuple(Job(job_id, frozenset(Plan.key_ids(opened, job_id))) for job_id in open_plans(opened.store))
+
+
+def read_all(opened: Ledger, counts: dict[str, Mapping[str, int]]) -> Snapshot:
+    """Everything that may need a key. counts: as `read_newest` has it.
+
+    The keys are read first: a job that commits afterwards does not use a key that is retired in them.
+    """
+    number = opened.keys.refresh()
+    keys = {entry.key_id: entry for entry in opened.keys.list()}
+    jobs = read_jobs(opened)
+    versions = []
+    for version in opened.versions():
+        with unless_expired(opened, version):
+            for ref in version.manifests:
+                if ref.keys is None and ref.path not in counts:
+                    counts[ref.path] = wrapped_by(opened.open_table(ref, opened.envelope))
+            versions.append(version)
+    return Snapshot(keys, tuple(versions[::-1]), jobs, counts, number)
+
+
+@contextmanager
+def unless_expired(opened: Ledger, version: Version) -> Iterator[None]:
+    """What is missing of a version is no fault if the version is gone, too."""
+    try:
+        yield
+    except IntegrityError:
+        if opened.has_version(version.number):
+            raise

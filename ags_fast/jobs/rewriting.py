@@ -1,0 +1,258 @@
+"""Rewrite the manifests that retired keys wrap something in, and commit a version that has them.
+
+Each manifest is the work of a task, planned, retried and resumed as files are.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
+from ags_fast.dataset import decide
+from ags_fast.dataset.changes import until_unchanged
+from ags_fast.dataset.entries import FileEntry
+from ags_fast.dataset.keks import clock_ms
+from ags_fast.dataset.names import manifest_name
+from ags_fast.dataset.tables import ENTRY_NBYTES, MANIFEST_NBYTES, TableRef, named_keys
+from ags_fast.errors import ConcurrentChangeError
+from ags_fast.jobs.look import read_newest
+from ags_fast.jobs.results import JobResult, Row
+from ags_fast.jobs.work.context import Context, Task
+from ags_fast.jobs.work.manifest import MANIFEST
+from ags_fast.keys.envelope import binding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ags_fast.dataset.decide import Change
+    from ags_fast.dataset.keks import Want
+    from ags_fast.dataset.ledger import Ledger
+    from ags_fast.dataset.plan import Plan
+    from ags_fast.dataset.versions import Version
+    from ags_fast.jobs.engines.base import Engine
+    from ags_fast.keys.entry import KeyEntry
+
+
+LOCAL_WORK, KMS_WORK = 1 << 8, 1 << 18  # what one DEK costs, in bytes of encryption work
+
+
+class Work:
+    """What the steps of a rotation have in common, and the rows that they report."""
+
+    def __init__(self, opened: Ledger, what: str, engine: Engine, concurrency: int, progress: Any) -> None:
+        self.opened = opened
+        self.what = what
+        self.engine = engine
+        self.concurrency = concurrency
+        self.progress = progress
+        self.rows: list[Row] = []
+        self.counts: dict[str, Mapping[str, int]] = {}  # of manifests that do not name their keys
+        # DEKs that the KMS has wrapped already, by the key that each is for, and what it was.
+        self.ready: dict[tuple[str, bytes], bytes] = {}
+
+    def key_row(self, old: str, new: str | None, status: str = "ok", why: tuple[str, str] | None = None) -> None:
+        error_class, error = why or (None, None)
+        self.report(Row(old, new, status, error_class, error, format="key", key_id=new))
+
+    def report(self, row: Row) -> None:
+        self.rows.append(row)
+        if callable(self.progress):
+            self.progress([row])
+
+    def bar(self, total: int, unit: str) -> Any:
+        from tqdm import tqdm
+
+        disable = None if self.progress is None else not self.progress or callable(self.progress)
+        return tqdm(total=total, unit=unit, unit_scale=True, desc=f"rotate {self.what}", disable=disable)
+
+    def result(self, job_id: str, version: Version | None) -> JobResult:
+        number, pinned = (version.number, version.pin) if version else (None, None)
+        return JobResult(job_id, "rotate", self.opened.store.url, number, self.rows, pinned)
+
+
+def rewrite(work: Work, plan: Plan, counted: set[str]) -> Version | None:
+    """Commit a version whose manifests need no retired key, and return it; or the newest one if there is no need.
+
+    counted: the manifests whose DEKs the uses of the new keys include already. None if manifests have failed: their
+    rows say why, and the plan stays.
+    """
+    opened = work.opened
+    done: dict[str, list[TableRef]] = {}  # by the path of the manifest that they take the place of
+    made: dict[Want, KeyEntry] = {}
+
+    def decided(head: Version | None) -> Change:
+        snapshot = read_newest(opened, head, work.counts)
+        change = opened.keyring.completed(lambda: decide.rewrite_manifests(snapshot, made, clock_ms()), made)
+        opened.keyring.swap(change.keys, snapshot.number)
+        return change
+
+    def applied(head: Version | None, change: Change) -> Version | None:
+        todo = [ref for ref in change.rewrites if ref.path not in done]
+        if todo:
+            rows = len(work.rows)
+            refs = _rewrite_tables(work, plan, todo, change.moves)
+            if refs is None:
+                if opened.is_newest(head) and decided(opened.current()).moves == change.moves:
+                    return None
+                del work.rows[rows:]  # others have expired what was to be read, or retired what was to wrap
+                raise ConcurrentChangeError
+            done.update(refs)
+        if head is None or not any(ref.path in done for ref in head.manifests):
+            plan.end()
+            return head
+        _count_uses(work, head, done, change.moves, counted)
+        now = [new for ref in head.manifests for new in done.get(ref.path, [ref])]
+        version = opened.succeed(head, f"rotate-{work.what}", plan.job_id, now)
+        plan.end({ref.path for ref in now})
+        return version
+
+    return until_unchanged(
+        lambda: opened.current(writes=True), decided, applied, lambda head: not opened.is_newest(head)
+    )
+
+
+def _count_uses(
+    work: Work, head: Version, done: Mapping[str, object], moves: Mapping[str, str], counted: set[str]
+) -> None:
+    """Count what the new keys wrap in manifests that came after they were made."""
+    snapshot = read_newest(work.opened, head, work.counts)
+    uses: dict[str, int] = {}
+    for ref in head.manifests:
+        if ref.path in done and ref.path not in counted:
+            counted.add(ref.path)
+            for old, count in snapshot.wraps(ref).items():
+                if old in moves:
+                    uses[moves[old]] = uses.get(moves[old], 0) + count
+    if uses:
+        work.opened.keyring.add_uses(uses)
+
+
+def _rewrite_tables(
+    work: Work, plan: Plan, todo: Sequence[TableRef], moves: Mapping[str, str]
+) -> dict[str, list[TableRef]] | None:
+    """Rewrite the manifests, and reuse what the plan has of them.
+
+    Returns:
+        By the path of each manifest what takes its place: one manifest, or several if the KMS wraps to more bytes.
+        None if some have failed.
+    """
+    opened = work.opened
+    tasks = _planned_tasks(work, plan, todo, moves)
+    needed = {*moves, *moves.values(), *(key_id for task in tasks for key_id in _sealers(task))}
+    context = Context(
+        "rotate",
+        plan.job_id,
+        opened.id,
+        opened.store,
+        opened.envelope.subset(needed),
+        resume="verify" if plan.taken else None,
+        moves=dict(moves),
+        ready=work.ready,
+        concurrency=work.concurrency,
+    )
+    refs = {ref.path: ref for ref in todo}
+    by_name = {opened.store.full_path(task.entry.file): task.entry for task in tasks}
+    made: dict[str, TableRef] = {}
+    failed = False
+    with work.bar(sum(ref.entries for ref in todo), " keys") as bar:
+
+        def report(rows: list[Row]) -> None:
+            nonlocal failed
+            for row in rows:
+                entry = by_name[row.dst or ""]
+                work.report(row._replace(plain_length=None, block_size=None))
+                bar.update(entry.part or 0)
+                if row.status == "failed":
+                    failed = True
+                else:
+                    made[entry.path] = _made_ref(entry, refs[entry.source], row.file_length or 0, moves)
+
+        work.engine.run(context, tasks, 0, report)
+    if failed:
+        return None
+    places: dict[str, list[TableRef]] = {}
+    for task in tasks:
+        places.setdefault(task.entry.source, []).append(made[task.entry.path])
+    return places
+
+
+def _sealers(task: Task) -> tuple[str, ...]:
+    return (task.entry.key_id, task.old.key_id) if task.old is not None else (task.entry.key_id,)
+
+
+def _made_ref(entry: FileEntry, old: TableRef, length: int, moves: Mapping[str, str]) -> TableRef:
+    # Of a part it is not known here which of the keys wrap something in it.
+    whole = old.keys is not None and entry.parts is None
+    keys = named_keys(decide.moved_counts(dict(old.keys or ()), moves)) if whole else None
+    return old._replace(
+        path=entry.file,
+        length=length,
+        entries=entry.part or 0,
+        key_id=entry.key_id,
+        wrapped_key=entry.wrapped_dek,
+        keys=keys,
+        run=old.run or (old.path if entry.parts is not None else ""),
+    )
+
+
+def _planned_tasks(work: Work, plan: Plan, todo: Sequence[TableRef], moves: Mapping[str, str]) -> list[Task]:
+    """The tasks, made durable: as the plan has them, and new ones for what it does not have so."""
+    opened = work.opened
+    key_id, envelope = opened.keyring.document_key(), opened.envelope
+    planned = {entry.path: entry for entry in plan.entries()}
+    as_planned = plan.body.get("moves") == moves
+    kms_bound = any(not envelope.entries[old].double_wrap for old in moves)
+    wrap_nbytes = max([plan.body.get("wrap_nbytes", 0), *map(len, work.ready.values())])
+    tasks, fresh = [], []
+    for ref in todo:
+        old = _as_file(ref, plan.job_id, KMS_WORK if kms_bound else LOCAL_WORK)
+        for part in _parts(old, wrap_nbytes):
+            new = planned.get(part.path)
+            if new is None or new.key_id != key_id or new.part != part.part or not as_planned:
+                file = manifest_name(plan.job_id)
+                wrapped = envelope.wrap(key_id, os.urandom(16), binding(opened.id, "dek", file))
+                new = part._replace(file=file, key_id=key_id, wrapped_dek=wrapped, file_length=0)
+                fresh.append(new)
+            tasks.append(Task(new, old))
+    if fresh:
+        plan.extend(fresh, moves=moves, wrap_nbytes=wrap_nbytes)
+    return tasks
+
+
+def _as_file(ref: TableRef, job_id: str, work: int) -> FileEntry:
+    """A manifest as a file that tasks and plans know how to deal with. work: bytes that it is like, for each entry."""
+    return FileEntry(
+        path=ref.path,
+        file=ref.path,
+        format=MANIFEST,
+        plain_length=ref.entries * work,
+        file_length=ref.length,
+        block_size=DEFAULT_BLOCK_SIZE,
+        key_id=ref.key_id,
+        wrapped_dek=ref.wrapped_key,
+        column_keys=None,
+        aad_prefix=b"",
+        job_id=job_id,
+        set_id=None,
+        part=ref.entries,
+        parts=None,
+        source=ref.path,
+        stamp="",
+    )
+
+
+def _parts(manifest: FileEntry, wrap_nbytes: int) -> Iterator[FileEntry]:
+    """The manifest, or as many parts of it as it takes if each DEK is wrapped to so many bytes.
+
+    Of a part, `part` is the number of its entries, and `parts` how many come before it.
+    """
+    count, size = manifest.part or 0, ENTRY_NBYTES + wrap_nbytes
+    if count * size <= MANIFEST_NBYTES:
+        yield manifest
+        return
+    each = max(1, MANIFEST_NBYTES // size)
+    for first in range(0, count, each):
+        rows = min(each, count - first)
+        length = manifest.plain_length // count * rows
+        yield manifest._replace(path=f"{manifest.path}#{first}", part=rows, parts=first, plain_length=length)

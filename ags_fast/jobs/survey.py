@@ -1,0 +1,201 @@
+"""What an audit knows of a dataset: a snapshot, and what the KMS tells of the master keys."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ags_fast.dataset.entries import FileEntry, wrapped_by
+from ags_fast.dataset.names import PLANS
+from ags_fast.dataset.plan import Plan, open_plans
+from ags_fast.dataset.snapshot import Job, Snapshot
+from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError
+from ags_fast.keys.document import DOCUMENT_NBYTES, Document
+from ags_fast.keys.encoding import parse_object, unbase64
+from ags_fast.keys.entry import MASTER_VERSION, KeyEntry
+from ags_fast.keys.stores import DatasetKeyStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ags_fast.dataset.ledger import Ledger
+    from ags_fast.dataset.tables import TableRef
+    from ags_fast.dataset.versions import Version
+    from ags_fast.keys.kms import KeyVersion
+
+
+ATTEMPTS = 5  # to find a dataset that nobody changes meanwhile
+
+
+class Master(NamedTuple):
+    """A version of a master key. None: the KMS does not tell which."""
+
+    key_id: str
+    version: str | None
+
+
+class Survey:
+    """A dataset's versions, open jobs and keys, as they were at one moment, and what the KMS tells of its master keys.
+
+    deep: also by which version of its master key the KMS has wrapped each DEK, which opens all manifests that name keys
+    in single wrap.
+    """
+
+    def __init__(self, opened: Ledger, *, deep: bool = False) -> None:
+        self.opened = opened
+        self.opened_tables: set[str] = set()
+        self.unread: list[str] = []  # what could not be: whatever depends on it is not known
+        self.closed: set[str] = set()  # the tables among it
+        self._wraps: dict[str, Counter[str]] = {}
+        self._kms_wraps: dict[str, Counter[Master]] = {}
+        for _ in range(ATTEMPTS):
+            before = self._stamp()
+            try:
+                self._look(deep)
+            except (IntegrityError, FormatError):
+                if before == self._stamp():
+                    raise
+                continue
+            if before == self._stamp():
+                break
+        else:
+            raise ConcurrentChangeError("the dataset changes faster than it can be looked at: let its jobs end")
+        self.current: dict[str, str | None] = {}  # master key: the version that wraps now, where the KMS tells
+        self.refused: dict[str, str] = {}  # master key: why the KMS does not even say that
+        self.listed: dict[str, list[KeyVersion]] = {}  # master key: its versions, where the KMS lists them; if deep
+        for key_id in sorted({entry.wrapping_key_id for entry in self.all_keks()}):
+            try:
+                self.current[key_id] = opened.kms.current_version(key_id)
+                if deep:
+                    self.listed[key_id] = opened.kms.versions(key_id)
+            except KeyAccessError as error:
+                self.current.setdefault(key_id, None)
+                self.refused[key_id] = str(error)
+
+    def _stamp(self) -> tuple[Any, ...]:
+        opened = self.opened
+        return tuple(opened.version_numbers()), opened.keys.refresh(), tuple(open_plans(opened.store))
+
+    def _look(self, deep: bool) -> None:
+        opened = self.opened
+        self.unread.clear()
+        self.closed.clear()
+        # In this order: what is no job's any more is in a version, and who commits has put the keys in before.
+        self.jobs = [job for job_id in open_plans(opened.store) if (job := self._job(job_id)) is not None]
+        self.versions: list[Version] = []  # the oldest first
+        with suppress(KeyAccessError):  # which is said below
+            opened.current()  # all others must be of its history
+        numbers = opened.version_numbers()
+        if not numbers and opened.lost_versions():
+            opened.committed(None)  # what depends on which key cannot be told
+        for number in numbers:
+            if (version := self._try(f"version {number}", partial(opened.version, number))) is not None:
+                self.versions.append(version)
+        self.keys = {entry.key_id: entry for entry in opened.keys.list()}
+        tables = [ref for version in self.versions for ref in version.manifests]
+        tables += [ref for job in self.jobs for ref in job.tables]
+        for ref in tables:  # now, so that what cannot be opened is known
+            self._try(ref.path, partial(self.kms_wraps if deep else self.wraps, ref))
+
+    def _try(self, what: str, look: Callable[[], Any]) -> Any:
+        try:
+            return look()
+        except KeyAccessError as error:
+            self.unread.append(f"{what}: {error}")
+            self.closed.add(what)
+            return None
+
+    def _job(self, job_id: str) -> Job | None:
+        opened = self.opened
+        plan: Plan | None = self._try(f"the plan of the job {job_id}", partial(Plan.load, opened, job_id))
+        if plan is None:
+            return None
+        keks = tuple(map(KeyEntry.from_json, plan.body.get("keys", {}).values()))
+        sealers = frozenset((plan.key_id, *(ref.key_id for ref in plan.refs)))
+        keys = sealers | plan.needed_keys(())
+        for ref in plan.refs:
+            keys |= set(self._try(ref.path, partial(self.wraps, ref)) or ())
+        lives = opened.store.held(f"{PLANS}{job_id}/lock")
+        return Job(job_id, frozenset(keys), str(plan.body.get("operation")), lives, sealers, keks, tuple(plan.refs))
+
+    def files_of(self, job: Job) -> set[str]:
+        """The files that an open job may have written."""
+        plan = Plan.load(self.opened, job.job_id)
+        return set() if plan is None else {entry.file for entry in plan.entries(superseded=True)}
+
+    # ---- what tables say
+
+    def entries(self, ref: TableRef) -> list[FileEntry]:
+        self.opened_tables.add(ref.path)
+        return self.opened.open_table(ref, self.opened.envelope)
+
+    def wraps(self, ref: TableRef) -> Counter[str]:
+        """How many DEKs each key wraps. It is opened if the reference to it does not say so."""
+        if ref.path not in self._wraps:
+            if ref.keys is None and ref.path in self.closed:
+                return Counter()
+            self._wraps[ref.path] = wrapped_by(self.entries(ref)) if ref.keys is None else Counter(dict(ref.keys))
+        return self._wraps[ref.path]
+
+    def kms_wraps(self, ref: TableRef) -> Counter[Master]:
+        """How many DEKs each version of a master key wraps, without a KEK between them."""
+        if ref.path not in self._kms_wraps:
+            counts: Counter[Master] = Counter()
+            singles = {key_id for key_id in self.wraps(ref) if not self._kek(key_id).double_wrap}
+            for entry in self.entries(ref) if singles else ():
+                for key_id, wrapped, _ in entry.wraps(""):
+                    if key_id in singles:
+                        counts[self._master(key_id, wrapped)] += 1
+            self._kms_wraps[ref.path] = counts
+        return self._kms_wraps[ref.path]
+
+    def _kek(self, key_id: str) -> KeyEntry:
+        return self.opened.keys.get(key_id)
+
+    def _master(self, key_id: str, wrapped: bytes) -> Master:
+        return Master(self._kek(key_id).wrapping_key_id, self.version_of_bytes(wrapped))
+
+    def version_of(self, entry: KeyEntry) -> str | None:
+        """The version of its master key that wraps a KEK."""
+        if entry.wrapped is None:
+            return None
+        return self.version_of_bytes(entry.wrapped) or entry.properties.get(MASTER_VERSION)
+
+    def version_of_bytes(self, wrapped: bytes) -> str | None:
+        with suppress(AgsError):  # another KMS's, from before the dataset moved
+            return self.opened.kms.key_version(wrapped)
+        return None
+
+    # ---- what there is
+
+    @property
+    def snapshot(self) -> Snapshot:
+        counts: dict[str, Mapping[str, int]] = dict(self._wraps)
+        return Snapshot(self.keys, tuple(self.versions), tuple(self.jobs), counts)
+
+    def all_keks(self) -> Iterable[KeyEntry]:
+        """Those of the key store, and those that open jobs hold."""
+        return [*self.keys.values(), *(key for job in self.jobs for key in job.keks)]
+
+    def superseded(self) -> Counter[Master]:
+        """How many KEKs the documents that the key store no longer needs hold. What is not authentic is left out."""
+        counts: Counter[Master] = Counter()
+        keys = self.opened.keys
+        if not isinstance(keys, DatasetKeyStore):
+            return counts
+        for path in keys.superseded():
+            with suppress(FileNotFoundError, AgsError):  # somebody removes it; or it is a part, which documents name
+                body = Document(keys.store.read(path, DOCUMENT_NBYTES), path).authentic(
+                    self.opened.envelope, self.opened.id
+                )
+                found = list(body.get("keys", ()))
+                for part in filter(None, body.get("buckets", ())):
+                    data = keys.store.read(part["path"], DOCUMENT_NBYTES)
+                    if hashlib.sha256(data).digest() == unbase64(part["sha256"]):
+                        found += parse_object(data, part["path"])["keys"]
+                entries = map(KeyEntry.from_json, found)
+                counts.update(Master(e.wrapping_key_id, self.version_of(e)) for e in entries if e.double_wrap)
+        return counts
