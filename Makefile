@@ -1,5 +1,5 @@
 # Every target sets up what it needs: Debian packages (as root), a virtual environment in .venv, the built extension.
-# The second time only what changed is done again.
+# A second run repeats only the steps whose inputs changed.
 
 PYTHON ?= python3
 WORKERS ?= auto
@@ -10,7 +10,7 @@ SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fas
 
 export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# A newcomer's newer compiler may warn of something new; CI may not be warned at all.
+# A newer compiler may print new warnings, so only CI turns warnings into errors.
 ifdef CI
 export AGS_FAST_WERROR := 1
 endif
@@ -21,19 +21,19 @@ endif
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-run: $(VENV)/built java ## encrypt, read and decrypt real Avro and Parquet files with Spark; or yours: make run INPUT=dir OUTPUT=dir KILL=1
+run: $(VENV)/built java ## encrypt, read and decrypt real Avro and Parquet files with Spark; with your files: make run INPUT=dir OUTPUT=dir KILL=1
 	$(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)') $(if $(KILL),--kill)
 
 test: $(VENV)/built java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
 
-test-more: $(VENV)/built java services servers ## those that take long: Spark clusters, deaths at every step; CI runs them
+test-more: $(VENV)/built java services servers ## the slow tests: Spark clusters, kills at every step; CI runs them
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile -m "more and not slow" $(ARGS)
 
-test-long: $(VENV)/built java services servers ## the loops that test leaves out
+test-long: $(VENV)/built java services servers ## the long loops that make test leaves out
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --timeout 3600 -m slow $(ARGS)
 
-bench: $(VENV)/built java ## the table and plots of the README
+bench: $(VENV)/built java ## the benchmark: the README's table, and plots
 	$(PY) -m benchmarks $(ARGS)
 
 lint: $(VENV)/built ## ruff, import-linter, mypy, stubs against the built module; clang-format, clang-tidy, C warnings as errors
@@ -59,7 +59,7 @@ wheel: ## this machine's wheel in dist/: built from the sdist, audited, tested i
 lock: $(VENV)/deps ## newest versions of the development dependencies into .ci/requirements*.txt
 	.ci/lock
 
-clean: ## remove what make made here (the cached OpenSSL in ~/.cache/ags_fast stays)
+clean: ## remove everything that make created here (the cached OpenSSL in ~/.cache/ags_fast stays)
 	rm -rf $(VENV) build dist *.egg-info ags_fast/*.so .*_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
