@@ -310,7 +310,7 @@ def test_more_rows_than_declared(forger: Forger) -> None:
         forged(forger, forger.table(encode_table(many), 3))
     with pytest.raises((FormatError, IntegrityError)):
         forged(forger, forger.table(encode_table(many.slice(0, 50_000)), 3))
-    with pytest.raises(IntegrityError, match="has 3 entries, not the 2"):
+    with pytest.raises(IntegrityError, match="has 3 entries, not 2 as"):
         forged(forger, forger.table(encode_table(many.slice(0, 3)), 2))
 
 
@@ -319,7 +319,7 @@ def test_large_values_in_small_tables(forger: Forger) -> None:
     huge = forger.entry(path="a" * (48 << 20))
     ref = forger.table(encode_entries([huge]), 1)
     assert ref.length < 64 << 10
-    with pytest.raises(FormatError, match=f"{TABLE_NBYTES} are the most"):
+    with pytest.raises(FormatError, match=f"the limit is {TABLE_NBYTES}"):
         forged(forger, ref)
     # Lies about the pages: their rows, their lengths, and the size before compression.
     page = pages_of(encode_entries([huge]))[0]
@@ -327,7 +327,7 @@ def test_large_values_in_small_tables(forger: Forger) -> None:
         with pytest.raises(FormatError):
             forged(forger, forger.table(paged((1, nbytes, page)), 1))
     halves = [(0, TABLE_NBYTES // 2 + 1, page)] * 2
-    with pytest.raises(FormatError, match=f"{TABLE_NBYTES} are the most"):
+    with pytest.raises(FormatError, match=f"the limit is {TABLE_NBYTES}"):
         forged(forger, forger.table(paged(*halves), 0))
     good = encode_entries(forger.entries)
     for data in (good[:-1], good + b"x", good[8:], good[:7], (1 << 40).to_bytes(8, "little") + good[8:]):

@@ -1,4 +1,4 @@
-"""How a dataset is reached: the arguments that every function on datasets shares, in one value."""
+"""How to reach a dataset: the arguments that all functions on datasets share, in one value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,16 @@ KeyPlace: TypeAlias = FilePath | Store | KeyResolver | None  # where a dataset's
 class Access:
     """Where a dataset is, what opens it, and which version is wanted. Holds no key.
 
-    It pickles as these arguments: the KMS client as its properties. `storage_options` may hold secrets of the storage.
+    It pickles as its fields, with the KMS client as properties. `storage_options` may hold secrets of the storage.
+
+    Attributes:
+        store: The folder of the dataset.
+        kms: The client of the KMS.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
+        version: The number of the version; None: the newest.
+        min_version: The newest version must have at least this number; None: any.
+        pin: The newest version must descend from the version that this pin names; None: any.
     """
 
     store: Store
@@ -53,7 +62,12 @@ class Access:
         return cls(store, as_kms(kms), key_store, storage_options, version, min_version, pin)
 
     def open(self) -> Ledger:
-        """Open the dataset. FileNotFoundError if there is none; IntegrityError if it does not descend from the pin."""
+        """Open the dataset.
+
+        Raises:
+            FileNotFoundError: There is no dataset.
+            IntegrityError: The dataset does not descend from the pin.
+        """
         return Ledger.open(
             self.store, self.kms, self.storage_options, self.key_store, pin=self.pin, min_version=self.min_version
         )
@@ -64,8 +78,12 @@ class Access:
         """Open the wanted version with its files, or those that match a pattern of `paths`.
 
         Args:
-            paths: Patterns of `fnmatch`; None takes every file. FileNotFoundError if a pattern matches none.
+            paths: Patterns of `fnmatch`; None takes every file.
             writes: Whether the caller is about to change the dataset.
+
+        Raises:
+            FileNotFoundError: There is no dataset, or a pattern matches no file.
+            IntegrityError: No version has been committed, or the dataset does not descend from the pin.
         """
         opened = self.open()
         head, entries = opened.load(self.version, self.min_version, writes=writes)

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Contents:
-    """What opens and seals files of one dataset. It is sent to tasks, so it holds no key, only wrapped ones.
+    """What opens and seals files of one dataset. Tasks get it by pickle, so it holds only wrapped keys.
 
     Args:
         dataset_id: The id of the dataset, to which wrapped keys are bound.
         store: The folder of the dataset.
         envelope: The KEKs of the files, and the KMS that unwraps them.
-        threads: How many threads may work on one file; None as for AgsCodec.
+        threads: The number of threads for one file; None: as for AgsCodec.
         without: Ids of KEKs that the caller may not use. Parquet columns under these KEKs are left out.
     """
 
@@ -68,25 +68,25 @@ class FormatWriter(Protocol):
         """Return the bytes of plaintext written so far."""
 
     def finish(self) -> tuple[int, int]:
-        """Publish the file. Returns its plaintext length and its file length, in bytes."""
+        """Publish the file. Return its plaintext length and its file length, in bytes."""
 
     def abort(self) -> None:
         """Discard the file. After `finish`, do nothing."""
 
 
-# A module is imported when a file first needs it: Parquet's takes longer than to read a small dataset.
+# A module is imported when a file first needs it: importing Parquet's takes longer than reading a small dataset.
 MODULES = {"ags1": "ags_fast.dataset.stream_files", "parquet": "ags_fast.dataset.parquet_files"}
 
 
 def format_of(entry: FileEntry) -> Format:
-    """Return the module of a file's format. FormatError for a format that only a newer ags_fast knows."""
+    """Return the module of a file's format. Raises FormatError for a format of a newer ags_fast."""
     if entry.format not in MODULES:
         raise FormatError(f"a newer ags_fast made this file: its format is {entry.format!r}")
     return cast("Format", import_module(MODULES[entry.format]))
 
 
 def denied_keys(contents: Contents, entries: Iterable[FileEntry]) -> frozenset[str]:
-    """Return the ids of the column keys that the KMS refuses. Each key is tried once, so all files lack the same."""
+    """Return the ids of the column keys that the KMS refuses. Each key is tried once, for all files."""
     denied: dict[str, bool] = {}
     for entry in entries:
         for wrap in entry.wraps(contents.dataset_id)[1:] if entry.column_keys else ():

@@ -15,31 +15,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-MAX_FILES = 1 << 40  # that a job could number
-NEAR_NAMES = 10_000  # files, whose names are compared with one that is not there
+MAX_FILES = 1 << 40  # files that one job can number
+NEAR_NAMES = 10_000  # files whose names are searched for one that is close to a mistyped name
 
 
 class FileEntry(NamedTuple):
-    """One file of a dataset, as a manifest keeps it, or as a plan does before it exists."""
+    """One file of a dataset: as a manifest keeps it, or as a plan keeps it before the file exists."""
 
-    path: str  # what it is called in the dataset, as in the tree it came from
+    path: str  # its path in the dataset, as in the tree that it came from
     file: str  # the object that holds it
     format: str  # "ags1" or "parquet"
-    plain_length: int  # bytes that reading gives: of Parquet those of the plaintext view; in a plan, of the source
-    file_length: int  # bytes of the object: the trusted length; of Parquet 0 in a plan, for nobody knows it yet
-    block_size: int  # bytes; of Parquet 0
+    plain_length: int  # bytes of plaintext (Parquet: of the plaintext view); in a plan, bytes of the source
+    file_length: int  # bytes of the object: the trusted length; 0 for Parquet in a plan, as it is not known yet
+    block_size: int  # bytes; 0 for Parquet
     key_id: str  # the key that wraps the DEK
-    wrapped_dek: bytes  # of Parquet the footer key
-    column_keys: tuple[dict[str, Any], ...] | None  # Parquet: {column, key_id, wrapped_dek} of each column of its own
+    wrapped_dek: bytes  # for Parquet, the footer key
+    column_keys: (
+        tuple[dict[str, Any], ...] | None
+    )  # Parquet: {column, key_id, wrapped_dek} of each column with its own key
     aad_prefix: bytes
     job_id: str  # the job that wrote it
-    set_id: str | None  # the job that numbered it, with others, by an aad_prefix template
-    part: int | None  # its number there
-    parts: int | None  # how many that job numbered
+    set_id: str | None  # the job that numbered it as a member of a set, by an aad_prefix template
+    part: int | None  # its number in that set
+    parts: int | None  # the number of files in that set
     source: str  # the path it was made from, in the source or (rekey) in the dataset
-    stamp: str  # which content of the source that was, as `source_stamp` has it
-    mode: int | None = None  # permission bits of the source, of 0o777; None where it had none, as in an object store
-    mtime_ns: int | None = None  # when the source was last changed, ns since the epoch; None if nobody knows
+    stamp: str  # identifies the content of the source: see `source_stamp`
+    mode: int | None = None  # permission bits of the source (0o777); None without a mode, as in an object store
+    mtime_ns: int | None = None  # last change of the source, ns since the epoch; None if not known
 
     def is_of(self, size: int, stamp: str) -> bool:
         """Return whether the file was made from a source of this size in bytes, with this stamp of the storage."""
@@ -48,11 +50,11 @@ class FileEntry(NamedTuple):
         )
 
     def key_ids(self) -> set[str]:
-        """The keys that wrap its DEKs."""
+        """Return the ids of the keys that wrap its DEKs."""
         return {self.key_id, *(key["key_id"] for key in self.column_keys or ())}
 
     def wraps(self, dataset_id: str) -> list[tuple[str, bytes, bytes]]:
-        """Key id, wrapped DEK and binding: of the file first, then of each of its columns."""
+        """Return (key id, wrapped DEK, binding) of the file, then of each column with a key of its own."""
         columns = [(k["key_id"], k["wrapped_dek"], _column_use(k["column"])) for k in self.column_keys or ()]
         return [
             (key_id, wrapped, binding(dataset_id, use, self.file))
@@ -60,7 +62,7 @@ class FileEntry(NamedTuple):
         ]
 
     def with_wraps(self, wraps: Sequence[tuple[str, bytes]]) -> FileEntry:
-        """The same with these key ids and wrapped DEKs, in the order of `wraps`."""
+        """Return a copy with these key ids and wrapped DEKs, in the order of the method `wraps`."""
         columns = self.column_keys
         if columns:
             columns = tuple(
@@ -71,32 +73,32 @@ class FileEntry(NamedTuple):
 
 
 def with_lengths(entry: FileEntry, file_length: int, plain_length: int | None = None) -> FileEntry:
-    """Return the entry with the lengths of the file that was made; None: the planned length."""
+    """Return a copy with the lengths in bytes of the file that was made. plain_length None: the planned length."""
     return entry._replace(
         file_length=file_length, plain_length=entry.plain_length if plain_length is None else plain_length
     )
 
 
 def source_stamp(format: str, size: int, stamp: str) -> str:
-    """Return what an entry keeps of its source: the stamp of the storage (modification time or etag).
+    """Return the stamp of a source that an entry keeps: the storage's stamp (modification time or etag).
 
-    Of a Parquet source also its size in bytes, since `plain_length` has another length.
+    For a Parquet source, the stamp includes the size in bytes, because `plain_length` is another length.
     """
     return f"{size}:{stamp}" if format == "parquet" else stamp
 
 
 def _column_use(column: str) -> str:
-    """What a column's DEK is for, as its binding has it."""
+    """Return the use of a column's DEK, as its binding names it."""
     return f"column:{column}"
 
 
 def column_binding(dataset_id: str, column: str, file: bytes) -> bytes:
-    """Of a column's DEK, with the file's name as tables have it."""
+    """Return the binding of a column's DEK. `file` is the object's name as tables have it."""
     return binding(dataset_id, _column_use(column), file.decode("utf-8", "surrogateescape"))
 
 
 def wrapped_by(entries: Iterable[FileEntry]) -> Counter[str]:
-    """How many DEKs of these files each key wraps."""
+    """Count the DEKs of these files that each key wraps."""
     counts: Counter[str] = Counter()
     for entry in entries:
         counts[entry.key_id] += 1
@@ -105,7 +107,7 @@ def wrapped_by(entries: Iterable[FileEntry]) -> Counter[str]:
 
 
 def check_lengths(entries: Iterable[FileEntry]) -> None:
-    """IntegrityError if a file cannot have the length and what is said to be in it."""
+    """Raise IntegrityError if the length of an AGS1 file does not fit its plaintext length and block size."""
     for entry in entries:
         if entry.format == "ags1" and entry.file_length != _stream_length(entry):
             raise IntegrityError(
@@ -115,7 +117,7 @@ def check_lengths(entries: Iterable[FileEntry]) -> None:
 
 
 def _stream_length(entry: FileEntry) -> int | None:
-    """The bytes of the AGS1 stream that an entry tells of; None if there can be none."""
+    """Return the length in bytes of the AGS1 stream of an entry; None if the entry's numbers are impossible."""
     try:
         return encrypted_length(entry.plain_length, entry.block_size)
     except ValueError:
@@ -123,7 +125,16 @@ def _stream_length(entry: FileEntry) -> int | None:
 
 
 def chosen_files(entries: Sequence[FileEntry], paths: str | Sequence[str]) -> list[FileEntry]:
-    """Those whose path matches one of the patterns. FileNotFoundError if a pattern matches none: it may be a typo."""
+    """Return the files whose path matches a pattern.
+
+    Args:
+        entries: All files.
+        paths: One or more patterns of `fnmatch`.
+
+    Raises:
+        FileNotFoundError: A pattern matches no file: it may be a typo.
+        ValueError: `paths` is empty.
+    """
     patterns = [paths] if isinstance(paths, str) else list(paths)
     chosen: dict[str, FileEntry] = {}
     for pattern in patterns:

@@ -21,9 +21,10 @@ NO_NAMES = frozenset(("", ".", ".."))
 
 
 def object_name(path: str, *marks: object, format: str = "ags1") -> str:
-    """The object that holds `path`: named as it is, and by the marks. What no file system would take is shortened.
+    """Return the name of the object that holds `path`: the path, the marks, and a suffix.
 
-    An AGS1 stream is named ``x.avro.mark.ags``. A Parquet file keeps its name and its suffix: ``x.mark.parquet``.
+    An AGS1 stream is named ``x.avro.mark.ags``. A Parquet file keeps its name and its suffix: ``x.mark.parquet``. A
+    name that is longer than file systems take is shortened.
     """
     folder, slash, name = path.rpartition("/")
     suffix = ".ags"
@@ -40,14 +41,14 @@ def object_name(path: str, *marks: object, format: str = "ags1") -> str:
 
 
 def manifest_name(job_id: str) -> str:
-    """The path of a new manifest, which says whose it is: what a job leaves that dies is told by that."""
+    """Return the path of a new manifest. The job's id in the name identifies what a dead job leaves behind."""
     return f"{MANIFESTS}{job_id}-{uuid.uuid4()}.arrow.ags"
 
 
 def check_path(path: str) -> str:
-    """A file's name in a dataset: relative, and nowhere else. What a manifest says is checked before it is followed."""
+    """Return a path from a manifest. Raises PolicyError unless it is relative and stays inside the dataset."""
     if "\0" in path or not NO_NAMES.isdisjoint(path.split("/")):
-        raise PolicyError(f"{path!r} is no path inside a dataset")
+        raise PolicyError(f"{path!r} is not a path inside a dataset")
     return path
 
 
@@ -56,16 +57,16 @@ JOB_MARK = re.compile(rf"\.({JOB_ID.pattern})(?=[.-]|$)")  # in the name of an o
 
 
 def written_name(path: str, job_id: str, format: str) -> str:
-    """Return a new name for the object that holds `path`: it has the job's id, and no other attempt has the name."""
+    """Return a new name for the object that holds `path`, with the job's id, unique to this attempt."""
     return object_name(path, f"{job_id}-{secrets.token_hex(4)}", format=format)
 
 
 def job_in_name(file: str) -> str | None:
-    """Return the id of the job that an object's name says wrote the object; None if the name has none."""
+    """Return the id of the job in an object's name; None without one."""
     found = JOB_MARK.search(file.rpartition("/")[2])
     return found[1] if found else None
 
 
 def new_job_id() -> str:
-    """Names the job's plan, its temporary files and, where a name is taken, its files. Sorts by time."""
+    """Return a new job id. It names the plan, temporary files and, if a name is taken, files. Ids sort by time."""
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(6)}"

@@ -1,7 +1,7 @@
-"""What a job will do, decided and made durable before its first data byte. Knows nothing of Spark.
+"""Plans: what a job will do, decided and made durable before its first data byte.
 
-A plan holds every file's wrapped DEK, so that whoever writes the file, in whichever attempt, writes it under the same
-one: what a killed attempt has published is then as good as what its retry would publish.
+A plan holds the wrapped DEK of every file, so each attempt writes a file under the same DEK. What a killed attempt has
+published is then as good as what a retry would publish.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from ags_fast.dataset.ledger import Ledger
     from ags_fast.dataset.versions import Version
 
-WRITE = "write"  # the operation of a transaction, whose files are told by the job's id in their names
+WRITE = "write"  # the operation of a transaction; its files have the job's id in their names
 
 
 class Plan:
     """The durable plan of one job: ``_ags/plans/<job id>/``, numbered documents over tables of entries.
 
-    A document either claims names ("claimed") or says that they are the job's own ("running"): data is written only
-    under the latter. The highest document counts; entries of a later table stand in for those of the same path before.
+    A document either claims names ("claimed") or states that the names are the job's own ("running"). Data is written
+    only in the state "running". The document with the highest number counts. An entry of a later table replaces an
+    earlier entry of the same path.
     """
 
     def __init__(
@@ -52,26 +53,35 @@ class Plan:
         self.body = body
         self.number = number
         self.refs = refs
-        self.key_id = key_id  # that the document is sealed with
-        self.taken = False  # over from a job that died, or given up by its own
-        self.lost: dict[str, KeyEntry] = {}  # keys that open it, and that were removed since: nobody can go on with it
+        self.key_id = key_id  # the key that seals the document
+        self.taken = False  # whether it was taken over from a dead job, or given up by its own job
+        self.lost: dict[str, KeyEntry] = {}  # keys of this plan that were removed since: it cannot be resumed
         self._lock: Any = None
-        self._files: set[str] | None = None  # what its tables name, if all of them were written here
+        self._files: set[str] | None = None  # the files of its tables, if this process wrote all tables
 
     @property
     def folder(self) -> str:
+        """The folder of the plan in the dataset."""
         return f"{PLANS}{self.job_id}/"
 
     @property
     def running(self) -> bool:
+        """Whether the names of the plan are the job's own, so that data may be written."""
         return bool(self.body["state"] == "running")
 
     @classmethod
     def create(
         cls, dataset: Ledger, job_id: str, entries: Sequence[FileEntry], state: str = "claimed", **facts: Any
     ) -> Plan:
-        """Claim the names of `entries`; "running": they can be no other job's. facts: what a resumed job must know of
-        the first one, as JSON has it."""
+        """Write a new plan that claims the names of `entries`.
+
+        Args:
+            dataset: The dataset.
+            job_id: The id of the job.
+            entries: The files that the job will write.
+            state: "claimed", or "running" if no other job can have these names.
+            **facts: What a resumed job must know of the first one, as JSON values.
+        """
         plan = cls(dataset, job_id, facts, 0, [])
         plan._files = set()
         plan.hold()
@@ -79,7 +89,7 @@ class Plan:
         return plan
 
     def hold(self) -> bool:
-        """Show, where the storage can, that the job lives. Whoever dies lets go. False if somebody else holds it."""
+        """Lock the plan for the life of this process, where the storage has locks. False if another process has it."""
         try:
             self._lock = self.dataset.store.hold(self.folder + "lock")
         except BlockingIOError:
@@ -87,13 +97,13 @@ class Plan:
         return True
 
     def release(self) -> None:
-        """The job no longer lives, though its process may."""
+        """Release the lock: the job is over, although its process may live on."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def extend(self, entries: Sequence[FileEntry], **facts: Any) -> None:
-        """Make durable that the job does these too, under names that no other job can have."""
+        """Add entries, under names that no other job can have, and write the plan."""
         self.body = {**self.body, **facts}
         self._write(entries, "running", self.refs)
 
@@ -119,7 +129,7 @@ class Plan:
         self.dataset.seal_body(self.folder + numbered(self.number + 1), self.body, key_id, envelope)
         self.number += 1
         self.refs, self.key_id = refs, key_id
-        # Now that it says which keys it needs, nobody removes them: were they there until now?
+        # Keys that a stored plan names are not removed. Check that none was removed before the plan was stored.
         self.dataset.keys.refresh()
         named = {key_id, *(ref.key_id for ref in refs[before:])}.union(*(entry.key_ids() for entry in entries))
         if self.number == 1:
@@ -134,19 +144,19 @@ class Plan:
 
     @classmethod
     def load(cls, dataset: Ledger, job_id: str) -> Plan | None:
-        """None if the job never came to have one."""
+        """Read the plan of a job. None if the job has no plan that can be used."""
         folder = f"{PLANS}{job_id}/"
         lost: dict[str, KeyEntry] = {}
         while True:
             number = Numbered(dataset.store, folder).newest()
             if number == 0:
                 return None
-            dataset.keys.refresh()  # now: a plan comes after the keys that it needs
+            dataset.keys.refresh()  # after the listing: a plan is stored after the keys that it needs
             envelope = Envelope(dataset.kms, lost) if lost else dataset.envelope
             try:
                 body, key_id = dataset.open_body(folder + numbered(number), "ags-plan", envelope)
                 break
-            except FileNotFoundError:  # the job has just ended
+            except FileNotFoundError:  # the job ended meanwhile
                 continue
             except UnknownKeyError:
                 sealers = cls._sealed_by(dataset, job_id)
@@ -154,7 +164,7 @@ class Plan:
                     raise
                 if not lost and (lost := _lost(dataset, sealers)):
                     continue
-                return None  # it came too late: who wrote it has seen that, or has died; no file was written
+                return None  # stored too late: its writer noticed, or died; no file was written
         if body.get("job_id") != job_id:
             raise FormatError(f"{folder} holds the plan of another job")
         try:
@@ -167,15 +177,17 @@ class Plan:
 
     @classmethod
     def take(cls, dataset: Ledger, job_id: str) -> Plan | None:
-        """The plan of a dead job, held. None if the job lives, has ended, or has left nothing that says what it did:
-        that is removed."""
+        """Lock and return the plan of a dead job.
+
+        Returns None if the job lives or has ended, or if its plan cannot be used: such a plan is removed.
+        """
         plan = cls(dataset, job_id, {}, 0, [])
         if not plan.hold():
             return None
         try:
             found = cls.load(dataset, job_id)
             if found is not None and found.body.get("base", 0) and not dataset.newest_number():
-                dataset.committed(None)  # what it names could be in versions that were taken away
+                dataset.committed(None)  # raises: its files may belong to versions that somebody took away
         except BaseException:
             plan.release()
             raise
@@ -187,10 +199,15 @@ class Plan:
 
     @classmethod
     def resume(cls, dataset: Ledger, facts: Mapping[str, Any], held: ExitStack, *, sure: bool = True) -> Plan | None:
-        """The newest plan of a dead job that did the same; ours until `held` is closed.
+        """Take over the newest plan of a dead job with the same facts; None if there is none.
 
-        sure: the caller knows that such a job is dead, where the storage cannot tell. What dead jobs have left without
-        a plan, or with one that nobody can go on with, is removed.
+        What dead jobs have left without a plan, or with a plan that cannot be resumed, is removed.
+
+        Args:
+            dataset: The dataset.
+            facts: What the plan must say of its job.
+            held: Releases the plan when it is closed.
+            sure: Whether the caller knows that such a job is dead, for storage without locks.
         """
         clear(dataset)
         for job_id in reversed(open_plans(dataset.store)):
@@ -199,7 +216,7 @@ class Plan:
             plan = cls.load(dataset, job_id)
             if plan is None or any(plan.body.get(name) != value for name, value in facts.items()):
                 continue
-            plan = cls.take(dataset, job_id)  # read again: until now, somebody else could have it
+            plan = cls.take(dataset, job_id)  # read again: until now another process could have taken the plan
             if plan is not None and plan.is_lost():
                 plan.end()
             elif plan is not None:
@@ -209,7 +226,7 @@ class Plan:
 
     @classmethod
     def names(cls, dataset: Ledger, job_id: str) -> set[str]:
-        """The files that an open job may write; none if it has ended."""
+        """Return the files that an open job may write; none if the job has ended."""
         plan = cls.load(dataset, job_id)
         try:
             return plan._named() if plan is not None else set()
@@ -219,11 +236,11 @@ class Plan:
             return set()
 
     def _new_key_ids(self) -> set[str]:
-        """The keys that a rotation has made, and adds to the key store when it is planned."""
+        """Return the keys that a rotation has made, and adds to the key store after its plan is stored."""
         return {str(key["key-id"]) for key in self.body.get("keys", {}).values() if key is not None}
 
     def needed_keys(self, entries: Iterable[FileEntry]) -> set[str]:
-        """The keys that it needs itself, with these entries, and those of what a rotation or an expiry deals with."""
+        """Return the keys that the plan, these entries, and the manifests and keys of a rotation or expiry need."""
         refs = [*self.refs, *map(TableRef.from_json, self.body.get("manifests", ()))]
         used = {self.key_id, *(ref.key_id for ref in refs), *self.body.get("keys", ()), *self.body.get("moves", ())}
         used |= {str(key_id) for key_id in self.body.get("wraps", ())}
@@ -232,8 +249,8 @@ class Plan:
 
     @classmethod
     def key_ids(cls, dataset: Ledger, job_id: str) -> set[str]:
-        """The keys that an open job may need; none if it has ended."""
-        claimed = cls._sealed_by(dataset, job_id)  # also if that key is gone, and nothing more can be known
+        """Return the keys that an open job may need; none if the job has ended."""
+        claimed = cls._sealed_by(dataset, job_id)  # counts even if that key is gone and the plan cannot be read
         plan = cls.load(dataset, job_id)
         try:
             return claimed if plan is None else claimed | plan.needed_keys(plan._known())
@@ -244,7 +261,7 @@ class Plan:
 
     @classmethod
     def _sealed_by(cls, dataset: Ledger, job_id: str) -> set[str]:
-        """The keys of a job's documents, as these claim."""
+        """Return the keys that the documents of a job claim to be sealed with."""
         found = set()
         for entry in dataset.store.list(f"{PLANS}{job_id}/"):
             if entry.path.endswith(".json"):
@@ -255,7 +272,12 @@ class Plan:
         return found
 
     def entries(self, *, superseded: bool = False) -> list[FileEntry]:
-        """What the job does; superseded: and what it no longer does, since a source changed, but may have written."""
+        """Return the files of the plan.
+
+        Args:
+            superseded: Also return entries that a later entry of the same path replaced. The job may have written
+                their files before a source changed.
+        """
         envelope = self.dataset.envelope
         if self.lost:
             known = {ref.key_id: envelope.entries[ref.key_id] for ref in self.refs if ref.key_id in envelope.entries}
@@ -264,26 +286,26 @@ class Plan:
         return entries if superseded else list({entry.path: entry for entry in entries}.values())
 
     def is_lost(self) -> bool:
-        """Whether a key was removed that its documents or tables are sealed with: nobody can go on with it."""
+        """Return whether a key that seals its documents or tables was removed, so that it cannot be resumed."""
         known = self.dataset.envelope.entries
         return bool(self.lost) or any(key_id not in known for key_id in {ref.key_id for ref in self.refs})
 
     def wrote(self, files: Collection[str] | None) -> None:
-        """Say which files the job has written, all of them; None: find them by their names when it ends."""
+        """Set the complete list of the files that the job has written; None: find them by name at the end."""
         self._files = None if files is None else set(files)
 
     def files(self) -> set[str]:
-        """What the job may have written."""
+        """Return the files that the job may have written."""
         return self._named() if self._files is None else set(self._files)
 
     def _named(self) -> set[str]:
-        """The files of its tables; of a transaction, the objects that have its id in their names."""
+        """Return the files of its tables; of a transaction, the objects with the job's id in their names."""
         if self.body.get("operation") == WRITE:
             return {entry.path for entry in self.dataset.store.list() if job_in_name(entry.path) == self.job_id}
         return {entry.file for entry in self._known()}
 
     def _known(self) -> list[FileEntry]:
-        """All its entries; none if they cannot be read any more, since a key was removed that it needs."""
+        """Return all entries; none if a key that they need was removed."""
         try:
             return self.entries(superseded=True)
         except UnknownKeyError:
@@ -297,11 +319,11 @@ class Plan:
             raise
 
     def claim(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Make the names of `entries`, which the plan has claimed, the job's own; returns them with names that are.
+        """Make the claimed names of `entries` the job's own. Returns the entries with their final names.
 
-        A name that another open plan has claimed, or that is in the tree, is given up for one with the job's id in it.
-        The order decides: our claim is durable before we look at others', so of two jobs at least one sees the other,
-        and one that has finished before we looked has left its files.
+        A name that another open plan has claimed, or that exists in the tree, is replaced by a name with the job's id.
+        The order matters: this job's claim is durable before it reads other claims. So of two jobs at least one sees
+        the other, and a job that ended before this look has left its files in the tree.
         """
         store = self.dataset.store
         taken: set[str] = set()
@@ -315,12 +337,12 @@ class Plan:
         ours = [self.renamed(entry) if entry.file in taken else entry for entry in entries]
         if taken.isdisjoint(entry.file for entry in entries):
             self._write([], "running", self.refs)
-        else:  # all of it: what a running plan names is the job's own
+        else:  # write all entries: every name in a running plan must be the job's own
             self._write(ours, "running", [])
         return ours
 
     def renamed(self, entry: FileEntry) -> FileEntry:
-        """The entry with a file name that no other job can have. Its DEKs are bound to it, and so wrapped anew."""
+        """Return the entry with a name that no other job can have. Its DEKs are bound to the name, so re-wrapped."""
         file = object_name(entry.path, self.job_id, format=entry.format)
         dataset_id = self.dataset.id
         renamed = entry._replace(file=file)
@@ -334,15 +356,20 @@ class Plan:
         )
 
     def committed(self) -> Version | None:
-        """The version that the job has made, if it came so far."""
+        """Return the version that the job has committed, or None."""
         versions = self.dataset.versions(after=self.body.get("base", 0))
         return next((version for version in versions if version.job_id == self.job_id), None)
 
     def end(self, committed: Collection[str] = ()) -> list[str]:
-        """Remove the plan, the job's temporary files, and those of its files that no version has; returns these.
+        """Remove the plan, the job's temporary files, and its files that no version has.
 
-        Of a job that has died also the manifests of a commit that it may have begun. committed: files that are known to
-        be a version's.
+        The manifests of a commit that a dead job began are removed too.
+
+        Args:
+            committed: Files that are known to belong to a version.
+
+        Returns:
+            The files and manifests that were removed.
         """
         removed = []
         dataset, store = self.dataset, self.dataset.store
@@ -358,7 +385,7 @@ class Plan:
                 if store.stat(file) is not None:
                     store.delete(file)
                     removed.append(file)
-        # Before the plan: manifests without a version and without a plan are those of versions that were taken away.
+        # Before the plan goes: manifests without a version and a plan mean that versions were taken away.
         alone = self.taken or not dataset.newest_number()
         for path in orphan_manifests(dataset, None, self.job_id) if alone else ():
             store.delete(path)
@@ -367,7 +394,7 @@ class Plan:
         return removed
 
     def remove(self) -> None:
-        """The job is over. The documents go first, the newest last: half a plan must still say what it claims."""
+        """Delete the plan. Documents go first, the newest last: a partly deleted plan still shows its claims."""
         names = [entry.path for entry in self.dataset.store.list(self.folder)]
         documents = sorted(name for name in names if name.endswith(".json"))
         for name in [*documents, *(name for name in names if not name.endswith(".json"))]:
@@ -377,7 +404,7 @@ class Plan:
 
 
 def _check(body: Mapping[str, Any]) -> None:
-    """Raises ValueError, or what its fields raise, if a plan is impossible."""
+    """Raise ValueError, or the error of a field, if a plan is impossible."""
     if body["state"] not in ("claimed", "running"):
         raise ValueError(f"the state {body['state']!r}")
     whole(body.get("base", 0))
@@ -399,25 +426,30 @@ def _check(body: Mapping[str, Any]) -> None:
 def _is_taken(store: Store, file: str) -> bool:
     try:
         return store.stat(file) is not None
-    except PolicyError:  # a link that leads out: under another name there may be a way
+    except PolicyError:  # a link that leads out of the dataset: another name may work
         return True
 
 
 def _lost(dataset: Ledger, key_ids: set[str]) -> dict[str, KeyEntry]:
-    """Of keys that were removed, those that the key store can still tell of: an expiry was about to give them back, and
-    died."""
+    """Return removed keys that the key store still has: an expiry died before it could restore them."""
     return dataset.keys.removed(key_ids) if isinstance(dataset.keys, DatasetKeyStore) else {}
 
 
 def _were_removed(dataset: Ledger, key_ids: set[str]) -> bool:
-    """Whether one of these keys was in the key store once."""
+    """Return whether one of these keys was once in the key store."""
     removed = {key_id for change in dataset.keys.history() for key_id in change.changes["removed"]}
     return not removed.isdisjoint(key_ids)
 
 
 def is_dead(store: Store, job_id: str, age: float | None) -> bool:
-    """Whether nobody runs the job any more. age: seconds that nothing happened, if the storage cannot tell or if it is
-    given; None: a day."""
+    """Return whether a job is dead.
+
+    Args:
+        store: The folder of the dataset.
+        job_id: The id of the job.
+        age: Seconds without a change of the plan after which the job counts as dead, on top of the lock. None: a day
+            where the storage has no locks, else none.
+    """
     folder = f"{PLANS}{job_id}/"
     held = store.held(folder + "lock")
     if held:
@@ -427,7 +459,7 @@ def is_dead(store: Store, job_id: str, age: float | None) -> bool:
 
 
 def open_plans(store: Store, *, begun: bool = False) -> list[str]:
-    """The ids of jobs that have a plan: they run, or have died. begun: also where there is but a part of one."""
+    """Return the ids of jobs that have a plan: running or dead jobs. begun: also jobs with only a part of a plan."""
     ids = set()
     for entry in store.list(PLANS):
         job_id, _, name = entry.path.removeprefix(PLANS).partition("/")
@@ -437,9 +469,15 @@ def open_plans(store: Store, *, begun: bool = False) -> list[str]:
 
 
 def clear(dataset: Ledger, age: float | None = None) -> None:
-    """Remove what jobs that died have left in `_ags/`, and that no plan tells of: temporary files, and folders of plans
-    that were never finished, or were being removed. What lives is locked; where nothing can be, only what is a day old
-    goes. age: only what is so many seconds old."""
+    """Remove what dead jobs have left in `_ags/` outside of plans.
+
+    That is temporary files, and folders of plans that were incomplete or being removed. Locks show what lives. Where
+    the storage has no locks, only what is a day old is removed.
+
+    Args:
+        dataset: The dataset.
+        age: Remove only what is at least this many seconds old; None: as above.
+    """
     stores = [dataset.store]
     if isinstance(dataset.keys, DatasetKeyStore) and isinstance(dataset.keys.store, Store):
         stores += [dataset.keys.store] if dataset.keys.store.url != dataset.store.url else []
@@ -454,10 +492,10 @@ def clear(dataset: Ledger, age: float | None = None) -> None:
 
 
 def orphan_files(dataset: Ledger) -> list[str]:
-    """Objects that have the id of a job in their names, of jobs that are over, and that no version names.
+    """Return objects with the id of an ended job in their names that no version names.
 
-    Looked at in this order: an object of a job that ran when the objects were listed is in the job's plan still, or by
-    then in a version, or in none for ever.
+    The order matters: an object that was listed while its job ran is still in the job's plan, or by now in a version,
+    or will never be in a version.
     """
     listed = [entry.path for entry in dataset.store.list() if job_in_name(entry.path) is not None]
     listed = [path for path in listed if not path.startswith(HIDDEN)]
@@ -471,7 +509,7 @@ def orphan_files(dataset: Ledger) -> list[str]:
 
 
 def named_files(dataset: Ledger) -> set[str]:
-    """The objects of all files of all versions."""
+    """Return the objects of all files of all versions."""
     named: set[str] = set()
     seen: set[str] = set()
     for version in dataset.versions():
@@ -482,15 +520,21 @@ def named_files(dataset: Ledger) -> set[str]:
                     seen.add(ref.path)
         except (IntegrityError, UnknownKeyError):
             if version.number in dataset.version_numbers():
-                raise  # else it was expired meanwhile
+                raise  # otherwise the version was expired meanwhile
     return named
 
 
 def orphan_manifests(dataset: Ledger, age: float | None, job_id: str | None = None) -> list[str]:
-    """Manifests of no version. A job that is about to commit has an open plan, and its id is in their names: where it
-    is not, none is an orphan for sure while any plan is open. job_id: those of this job, which is over.
+    """Return manifests that no version names.
 
-    Looked at in this order: what was listed and has no open plan any more is in a version by now, or in none for ever.
+    A job that is about to commit has an open plan, and its id is in the names of its manifests. A manifest without an
+    id in its name is not reported while any plan is open. The order matters: a listed manifest whose plan has ended is
+    by now in a version, or will never be in a version.
+
+    Args:
+        dataset: The dataset.
+        age: Return only manifests that are at least this many seconds old; None: all.
+        job_id: Return only the manifests of this job, which has ended; None: of every job.
     """
     listed = [entry.path for entry in dataset.store.list(MANIFESTS) if time.time() - entry.modified >= (age or 0)]
     if job_id is not None:
@@ -503,6 +547,6 @@ def orphan_manifests(dataset: Ledger, age: float | None, job_id: str | None = No
 
 
 def _job_of(manifest: str) -> str | None:
-    """The job that a manifest's name tells of."""
+    """Return the id of the job in a manifest's name, or None."""
     found = JOB_ID.match(manifest.removeprefix(MANIFESTS))
     return found[0] if found else None

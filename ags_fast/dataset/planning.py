@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def column_masters(dataset: Ledger, entry: FileEntry) -> dict[str, str]:
-    """The master key of each column that has a key of its own."""
+    """Return {column: master key} of the columns that have a key of their own."""
     return {key["column"]: dataset.keys.get(key["key_id"]).wrapping_key_id for key in entry.column_keys or ()}
 
 
@@ -34,14 +34,27 @@ def reserve_keys(
     entries: Sequence[FileEntry],
     masters: Sequence[Mapping[str, str]],
 ) -> list[FileEntry]:
-    """The entries with the ids of the keys that will wrap theirs. masters: for each, {column: its master key}."""
+    """Reserve KEKs for new files.
+
+    Args:
+        dataset: The dataset.
+        policy: How files share KEKs.
+        job_id: The id of the job.
+        wrapping_key_id: The id of the master key; None: the master key in use.
+        double_wrap: Whether a KEK wraps the data keys; else the KMS does.
+        entries: The files.
+        masters: For each file, {column: master key}.
+
+    Returns:
+        The entries with the ids of the keys that will wrap their data keys.
+    """
     while True:
         main = wrapping_key_id or dataset.keyring.main_key().wrapping_key_id
         try:
             return _reserve_under(main, dataset, policy, job_id, double_wrap, entries, masters)
         except PolicyError:
             if wrapping_key_id is not None or dataset.keyring.main_key().wrapping_key_id == main:
-                raise  # otherwise a rotation has left it just now
+                raise  # otherwise a rotation replaced the master key meanwhile: try again
 
 
 def _reserve_under(
@@ -59,10 +72,10 @@ def _reserve_under(
 
 
 def _with_keys(dataset: Ledger, entries: Sequence[FileEntry], dek_length: int) -> list[FileEntry]:
-    """The entries with new data keys, wrapped by the keys that they name."""
+    """Return the entries with new data keys, wrapped by the keys that the entries name."""
     wraps = [entry.wraps(dataset.id) for entry in entries]
     random = memoryview(os.urandom(dek_length * sum(map(len, wraps))))
-    todo: dict[str, list[tuple[bytes, bytes]]] = {}  # of each key, at once
+    todo: dict[str, list[tuple[bytes, bytes]]] = {}  # {KEK: what to wrap}, so that each KEK wraps all at once
     at = 0
     for key_id, _, bound in chain.from_iterable(wraps):
         todo.setdefault(key_id, []).append((bytes(random[at : at + dek_length]), bound))
@@ -76,7 +89,7 @@ def _with_keys(dataset: Ledger, entries: Sequence[FileEntry], dek_length: int) -
 
 
 def wrapped_under(dataset: Ledger, entries: Sequence[FileEntry], wanted: Sequence[FileEntry]) -> list[FileEntry]:
-    """Return the entries with their data keys wrapped by the keys that `wanted`, the same files, name."""
+    """Re-wrap the data keys of `entries` by the keys that `wanted` names. Both are the same files in the same order."""
     envelope = dataset.envelope
     done = []
     for entry, new in zip(entries, wanted, strict=True):
@@ -96,7 +109,19 @@ def begin_plan(
     dek_length: int,
     **facts: Any,
 ) -> tuple[Plan, list[FileEntry]]:
-    """A new plan, ours until `held` is closed, and the entries as it has them."""
+    """Make data keys for the entries, and store a plan.
+
+    Args:
+        dataset: The dataset.
+        held: Releases the plan when it is closed.
+        job_id: The id of the job.
+        entries: The files, with the ids of their KEKs.
+        dek_length: Bytes of a data key.
+        **facts: What a resumed job must know of the first one, as JSON values.
+
+    Returns:
+        The plan, and the entries as the plan has them.
+    """
     entries = _with_keys(dataset, entries, dek_length)
     plan = Plan.create(dataset, job_id, entries, **facts)
     held.callback(plan.release)
@@ -110,25 +135,33 @@ def continue_plan(
     entries: Sequence[FileEntry],
     dek_length: int,
 ) -> list[FileEntry]:
-    """The entries as the plan has them; those it does not have, or of which the source has changed, planned anew."""
-    if not plan.running:  # it died before it was sure of its names
+    """Return the entries as the plan has them. Missing entries, and those with a changed source, are added.
+
+    Args:
+        dataset: The dataset.
+        plan: The plan of a dead job, taken over.
+        planned: The entries of the plan.
+        entries: The entries that are wanted now.
+        dek_length: Bytes of a data key, for entries that are added.
+    """
+    if not plan.running:  # the job died before its names were its own
         planned = plan.claim(planned)
     known = {entry.path: entry for entry in planned}
     same = []
-    anew = []
+    added = []
     for entry in entries:
         old = known.get(entry.path)
         if old is not None and _what(dataset, old) == _what(dataset, entry):
             same.append(old)
-        else:  # a name that no attempt has written to: what is under the old one has another key
+        else:  # a new name: the object of the old name may exist, under another key
             file = object_name(entry.path, plan.job_id, plan.number, format=entry.format)
-            anew.append(entry._replace(file=file))
-    if anew:
-        anew = _with_keys(dataset, anew, dek_length)
-        plan.extend(anew)
-    return same + anew
+            added.append(entry._replace(file=file))
+    if added:
+        added = _with_keys(dataset, added, dek_length)
+        plan.extend(added)
+    return same + added
 
 
 def _what(dataset: Ledger, entry: FileEntry) -> tuple[Any, ...]:
-    """What a planned file must have in common with one that would be planned now, to be as good."""
+    """Return what a planned entry and a wanted one must have in common for the planned one to be used."""
     return entry.format, entry.plain_length, entry.stamp, entry.block_size, column_masters(dataset, entry)

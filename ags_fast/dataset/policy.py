@@ -1,4 +1,4 @@
-"""What a dataset lays down for jobs to come: how many files share a KEK, how long, and how much of the past is kept."""
+"""The policy of a dataset for later jobs: how files share KEKs, how long KEKs serve, which versions are kept."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ MAX_USES = (1 << 32) - (1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a dataset's KEKs are shared, how long they serve, and how many versions later jobs keep.
+    """How files share the KEKs of a dataset, how long KEKs serve, and how many versions later jobs keep.
 
-    kek_scope: which files have their data keys wrapped by one KEK: all of the ``"dataset"``, those of a ``"partition"``
-    (the folder that a file is in), of a ``"day"`` (UTC, when the job began), of a ``"writer"`` (a job), or
-    ``"files:10000"``, so many. Manifests and documents have the dataset's own KEK in any case. In single wrap there are
-    no KEKs to share. kek_lifetime_days: a KEK that is older wraps nothing more; the next job makes a new one. kek_uses:
-    how many data keys a KEK may wrap: below 2**32 (NIST SP 800-38D), less some for documents of jobs and second tries.
+    Attributes:
+        kek_scope: Which files have their data keys wrapped by one KEK: all files of the ``"dataset"``, of a
+            ``"partition"`` (the folder that a file is in), of a ``"day"`` (UTC, when the job began), of a ``"writer"``
+            (a job), or N files with ``"files:N"``, such as ``"files:10000"``. Manifests and documents always have the
+            dataset's own KEK. In single wrap there are no KEKs to share.
+        kek_lifetime_days: Days after which a KEK wraps nothing more; the next job makes a new one.
+        kek_uses: How many data keys a KEK may wrap: less than 2**32 (NIST SP 800-38D), minus some for documents of jobs
+            and retries.
+        keep: Jobs that commit a version expire all versions but this number of the newest; None keeps all versions.
+        keep_days: Versions younger than this number of days are kept too. Needs `keep`. None: no such versions.
 
-    keep: jobs that commit a version expire all but so many of the newest; None keeps all. keep_days: and none that is
-    younger.
+    Raises:
+        ValueError: A field is out of its bounds.
     """
 
     kek_scope: str = "dataset"
@@ -50,11 +55,11 @@ class Policy:
             raise ValueError("keep_days goes with keep, the number of versions that are kept anyway")
 
     def replace(self, **changes: Any) -> Policy:
-        """The same with other values in these fields."""
+        """Return a copy with other values in these fields."""
         return replace(self, **changes)
 
     def scopes(self, paths: list[str], job_id: str) -> list[str | None]:
-        """For each file of a job, the scope of its KEK; None is the dataset."""
+        """Return the scope of the KEK of each file of a job; None is the dataset."""
         if self.kek_scope == "partition":
             return [f"partition:{path.rpartition('/')[0]}" for path in paths]
         if self.kek_scope == "day":
@@ -67,26 +72,32 @@ class Policy:
         return [f"files:{job_id}/{n // count}" for n in range(len(paths))]
 
     def outlived(self, created_ms: int, now_ms: int) -> bool:
-        """Whether a KEK made then is too old to wrap. Both in milliseconds since the epoch."""
+        """Return whether a KEK created at `created_ms` is too old to wrap. Times are in ms since the epoch."""
         return now_ms - created_ms >= self.kek_lifetime_days * DAY_MS
 
     def has_room(self, used: int, data_keys: int, spare: int) -> bool:
-        """Whether a KEK that was reserved `used` times may wrap so many more data keys, and if need be `spare` others.
+        """Return whether a KEK with `used` reserved wraps has room for more.
 
-        kek_uses counts data keys. The limit of AES-GCM, far above, is kept for the others, too.
+        `kek_uses` limits data keys. The limit of AES-GCM, which is far above, also covers the spare wraps.
+
+        Args:
+            used: Wraps that are reserved already.
+            data_keys: Data keys to wrap.
+            spare: Other wraps that may become necessary.
         """
         return used + data_keys <= self.kek_uses and used + data_keys + spare <= MAX_USES
 
     def reserved(self, used: int, data_keys: int, spare: int) -> int:
-        """`used`, after that. Of a small kek_uses what is spare takes a sixteenth at most."""
+        """Return `used` after such a reservation. With a small `kek_uses`, spare wraps take at most a sixteenth."""
         return max(used + data_keys, min(self.kek_uses, used + data_keys + min(spare, self.kek_uses // 16)))
 
     def to_json(self) -> dict[str, Any]:
+        """Return the policy as a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Any) -> Policy:
-        """FormatError for what no policy is; a newer ags_fast's fields are let be."""
+        """Read a policy from a JSON object. Raises FormatError if malformed; ignores unknown fields."""
         if not isinstance(value, Mapping):
             raise FormatError("a dataset's policy is a JSON object")
         try:

@@ -1,6 +1,6 @@
 """Tables of entries, as sealed objects: encoding, sealing, opening, and references to them.
 
-A table is cut into pages of some hundred rows behind an index. So a lookup in a large table reads and decodes a page.
+A table is an index and pages of some hundred rows. So a lookup in a large table reads and decodes one page.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 MANIFEST_ENTRIES = 10_000  # at most, in one manifest or one part of a plan
-MANIFEST_NBYTES = 8 << 20  # of encoded entries: key metadata may be large
-TABLE_NBYTES = 32 << 20  # of a table, sealed or not: a bound for what a lie can allocate
-COLUMN_KEYS = 1 << 18  # in one table
-ENTRY_NBYTES = 200  # of an entry, without its names and wrapped keys
-Read = Callable[[int, int], bytes]  # of a table's plaintext: offset and size
+MANIFEST_NBYTES = 8 << 20  # target for encoded entries: key metadata may be large
+TABLE_NBYTES = 32 << 20  # limit of a table, sealed or not: bounds what a false length can allocate
+COLUMN_KEYS = 1 << 18  # limit for one table
+ENTRY_NBYTES = 200  # estimate for an entry, without its names and wrapped keys
+Read = Callable[[int, int], bytes]  # reads (offset, size) of a table's plaintext
 TABLE_DEK_NBYTES = 16
-BLOCK_NBYTES = 64 << 10  # of the AGS1 stream that a table is in
-WHOLE_NBYTES = 2 * BLOCK_NBYTES  # a table of at most this length is read at once, whatever is looked up in it
+BLOCK_NBYTES = 64 << 10  # block size of the AGS1 stream that holds a table
+WHOLE_NBYTES = 2 * BLOCK_NBYTES  # a table of at most this length is read whole, whatever is looked up
 PAGE_ENTRIES = 512  # rows in a page
-INDEX_NBYTES = 1 << 20  # of the index before the pages: more than 10,000 rows need
-BOUND_NBYTES = 255  # of a path, in what says where a table or a page begins and ends
-NUMBERS = {  # in a table, and the largest that each can be
+INDEX_NBYTES = 1 << 20  # limit of the index: more than 10,000 rows need
+BOUND_NBYTES = 255  # length at which paths are cut in the bounds of tables and pages
+NUMBERS = {  # numeric columns, and the largest value of each
     "plain_length": (1 << 63) - 1,
     "file_length": (1 << 63) - 1,
     "block_size": MAX_BLOCK_SIZE,
@@ -45,24 +45,25 @@ NUMBERS = {  # in a table, and the largest that each can be
     "parts": MAX_FILES,
     "mode": 0o777,
 }
-NAMED_KEYS = 16  # that the reference to a table tells of; if it has more, whoever asks has to open it
-NAMES = [FileEntry._fields.index(field) for field in ("path", "file", "source")]  # UTF-8, unless they are no text
+NAMED_KEYS = 16  # most keys that a reference names; a table with more keys must be opened to count them
+NAMES = [FileEntry._fields.index(field) for field in ("path", "file", "source")]  # UTF-8, unless the name is not text
 
 
 class TableRef(NamedTuple):
-    """Where entries are: a table in an AGS1 stream, under a key of its own."""
+    """A reference to a table of entries: an AGS1 stream, under a key of its own."""
 
     path: str
     length: int  # bytes
     entries: int
     key_id: str
     wrapped_key: bytes
-    keys: tuple[tuple[str, int], ...] | None = None  # the keys that wrap the entries' DEKs, and how many; None: open it
-    first: bytes = b""  # no path in it sorts before this one, as `bound` has it
-    last: bytes = b"\xff" * BOUND_NBYTES  # and none after this one
-    run: str = ""  # the run of several tables that it belongs to; "": it is a run of its own. Not in its JSON
+    keys: tuple[tuple[str, int], ...] | None = None  # (key, DEKs it wraps) of the entries; None: open the table
+    first: bytes = b""  # no path in the table sorts before this bound (see `bound`)
+    last: bytes = b"\xff" * BOUND_NBYTES  # no path in the table sorts after this bound
+    run: str = ""  # the run of several tables that it belongs to; "": a run of its own. Not in its JSON
 
     def to_json(self) -> dict[str, Any]:
+        """Return the reference as a JSON object."""
         value: dict[str, Any] = {
             "path": self.path,
             "length": self.length,
@@ -76,6 +77,7 @@ class TableRef(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], run: str = "") -> TableRef:
+        """Read a reference from a JSON object. Raises FormatError if malformed."""
         try:
             return cls(
                 str(value["path"]),
@@ -93,24 +95,25 @@ class TableRef(NamedTuple):
 
 
 def whole(value: Any, most: int = (1 << 63) - 1, least: int = 0) -> int:
-    """A number from JSON, if it is a whole one in these bounds. ValueError otherwise."""
+    """Return a number from JSON. Raises ValueError unless it is an integer from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{str(value)[:40]}, which is no whole number from {least} to {most}")
+        raise ValueError(f"{str(value)[:40]}, which is not a whole number from {least} to {most}")
     return value
 
 
 def named_keys(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...] | None:
-    """What the reference to a table says of them."""
+    """Return the key counts for a reference; None if there are too many keys."""
     return tuple(sorted(counts.items())) if len(counts) <= NAMED_KEYS else None
 
 
 def entry_schema() -> Any:
+    """Return the Arrow schema of a table of entries."""
     import pyarrow as pa
 
     column_key = pa.struct([("column", pa.string()), ("key_id", pa.string()), ("wrapped_dek", pa.binary())])
     return pa.schema(
         [
-            pa.field("path", pa.binary(), nullable=False),  # a name need not be text
+            pa.field("path", pa.binary(), nullable=False),  # binary: a name may not be text
             pa.field("file", pa.binary(), nullable=False),
             pa.field("format", pa.string(), nullable=False),
             pa.field("plain_length", pa.int64(), nullable=False),
@@ -133,7 +136,7 @@ def entry_schema() -> Any:
 
 
 def encode_entries(entries: Sequence[FileEntry]) -> bytes:
-    """A table of them, as it is sealed."""
+    """Encode entries as a table, ready to be sealed."""
     import pyarrow as pa
 
     schema = entry_schema()
@@ -145,29 +148,29 @@ def encode_entries(entries: Sequence[FileEntry]) -> bytes:
 
 
 def name_bytes(name: str) -> bytes:
-    """Return a name as tables have it: UTF-8, unless the name is not text."""
+    """Return a name as tables store it: UTF-8; bytes that are not text are kept."""
     return name.encode("utf-8", "surrogateescape")
 
 
 def bound(path: bytes) -> bytes:
-    """Return what is compared of a path: as many bytes as a bound can have."""
+    """Cut a path to the length of a bound, for comparison with bounds."""
     return path[:BOUND_NBYTES]
 
 
 class Page(NamedTuple):
-    """A page of a table, as the table's index has it."""
+    """A page of a table, as the index of the table describes it."""
 
     rows: int
     packed: int  # bytes in the table
-    plain: int  # bytes when it is decompressed
-    first: bytes  # the path of its first row, as `bound` has it
+    plain: int  # bytes after decompression
+    first: bytes  # the path of its first row, cut by `bound`
 
 
 def encode_table(table: Any) -> bytes:
-    """An Arrow table as it is sealed: the length of the index (8 bytes), the index (JSON), and the pages.
+    """Encode an Arrow table: the length of the index (8 bytes), the index (JSON), and the pages.
 
-    A page is an IPC stream of one record batch in Zstandard. Arrow's format, and not Parquet, since nothing in it takes
-    more memory than it has bytes: whoever has a KEK could seal a Parquet file of 12 KiB that decodes to gigabytes.
+    A page is an IPC stream of one record batch, compressed with Zstandard. Arrow's format takes no more memory than it
+    has bytes. In Parquet, anyone with a KEK could seal a file of 12 KiB that decodes to gigabytes.
     """
     table = table.combine_chunks()
     pages, parts = [], []
@@ -182,7 +185,7 @@ def encode_table(table: Any) -> bytes:
 
 
 def _stream(page: Any) -> Any:
-    """An IPC stream of one record batch, as an Arrow buffer."""
+    """Return an IPC stream of one record batch, as an Arrow buffer."""
     import pyarrow as pa
 
     (batch,) = page.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], page.schema)]
@@ -200,22 +203,22 @@ def _packed(plain: Any) -> bytes:
 
 
 def decode_table(data: bytes, where: str, count: int) -> Any:
-    """What `encode_table` returned, as an Arrow table of `entry_schema`, which has `count` rows."""
+    """Decode the output of `encode_table` to an Arrow table of `entry_schema`, and check that it has `count` rows."""
     view = memoryview(data)
     ref = TableRef(where, len(data), count, "", b"")
     return Pages(lambda at, size: bytes(view[at : at + size]), len(data), ref).table()
 
 
 def _bounded(table: Any, where: str) -> Any:
-    """The table, if it does not name more columns with keys than a table may."""
+    """Return the table. Raises FormatError if it has keys of too many columns."""
     column_keys = table.column("column_keys")
     if sum(len(chunk.flatten()) for chunk in column_keys.chunks) > COLUMN_KEYS:
-        raise FormatError(f"{where} is no table of entries: it has keys of more than {COLUMN_KEYS} columns")
+        raise FormatError(f"{where} is not a table of entries: it has keys of more than {COLUMN_KEYS} columns")
     return table
 
 
 def _index(read: Read, length: int, where: str, count: int) -> tuple[list[Page], int]:
-    """The pages of a table of `length` bytes, and where the first one begins. Every number is checked."""
+    """Return the pages of a table of `length` bytes, and the offset of the first page. Every number is checked."""
     try:
         nbytes = int.from_bytes(read(0, 8), "little")
         if not 0 < nbytes <= min(INDEX_NBYTES, length - 8):
@@ -227,23 +230,23 @@ def _index(read: Read, length: int, where: str, count: int) -> tuple[list[Page],
         if not pages:
             raise ValueError("it has no page")
         if (plain := sum(page.plain for page in pages)) > TABLE_NBYTES:
-            raise ValueError(f"it would have {plain} bytes, and {TABLE_NBYTES} are the most")
+            raise ValueError(f"it would have {plain} bytes, and the limit is {TABLE_NBYTES}")
         if sum(page.packed for page in pages) != length - 8 - nbytes:
             raise ValueError("its pages have other lengths than its index says")
     except (KeyError, RecursionError, TypeError, ValueError) as error:
-        raise FormatError(f"{where} is no table of entries: {error}") from None
+        raise FormatError(f"{where} is not a table of entries: {error}") from None
     if (rows := sum(page.rows for page in pages)) != count:
-        raise IntegrityError(f"{where} has {rows} entries, not the {count} that there should be")
+        raise IntegrityError(f"{where} has {rows} entries, not {count} as its reference says")
     return pages, 8 + nbytes
 
 
 def _decode_page(data: Any, page: Page, where: str) -> Any:
-    """A page as an Arrow table, all of whose values have been checked."""
+    """Decode a page to an Arrow table, and check all values."""
     return _page_table(_page_batch(data, page, where), where)
 
 
 def _page_batch(data: Any, page: Page, where: str) -> Any:
-    """A page as an Arrow record batch that has the columns of a table. Only the paths have been checked."""
+    """Decode a page to an Arrow record batch with the columns of a table, and check the paths only."""
     import pyarrow as pa
 
     schema = entry_schema()
@@ -252,7 +255,7 @@ def _page_batch(data: Any, page: Page, where: str) -> Any:
         messages = pa.ipc.MessageReader.open_stream(plain)
         first, second = messages.read_next_message(), messages.read_next_message()
         if (first.type, second.type) != ("schema", "record batch") or _has_compression(second.metadata.to_pybytes()):
-            raise ValueError("it is no plain record batch")
+            raise ValueError("it is not a plain record batch")
         found = pa.ipc.read_schema(first)
         if any(found.field(field.name).type != field.type for field in schema):
             raise ValueError("its columns have other types")
@@ -261,8 +264,8 @@ def _page_batch(data: Any, page: Page, where: str) -> Any:
             batch.column("path").validate(full=True)
             return batch
     except (pa.ArrowException, KeyError, OSError, StopIteration, ValueError, struct.error) as error:
-        raise FormatError(f"{where} is no table of entries: {error}") from None
-    raise IntegrityError(f"{where} has a page of {batch.num_rows} entries, not of the {page.rows} that it should have")
+        raise FormatError(f"{where} is not a table of entries: {error}") from None
+    raise IntegrityError(f"{where} has a page of {batch.num_rows} entries, not {page.rows} as its index says")
 
 
 def _page_table(batch: Any, where: str) -> Any:
@@ -274,15 +277,17 @@ def _page_table(batch: Any, where: str) -> Any:
         table.validate(full=True)
         return _checked(table.cast(schema))
     except (pa.ArrowException, KeyError, ValueError) as error:
-        raise FormatError(f"{where} is no table of entries: {error}") from None
+        raise FormatError(f"{where} is not a table of entries: {error}") from None
 
 
 def _has_compression(metadata: bytes) -> bool:
-    """Whether the metadata of a record batch (a flatbuffer) says that its buffers are compressed: what is in them would
-    have to be made room for as they say."""
+    """Return whether the metadata of a record batch (a flatbuffer) declares compressed buffers.
+
+    Arrow would allocate whatever size such buffers declare.
+    """
 
     def field(table: int, number: int) -> int:
-        """Where the table has this field; 0: it has none."""
+        """Return the offset of a field of the table; 0 without the field."""
         vtable = table - int(struct.unpack_from("<i", metadata, table)[0])
         at = 4 + 2 * number
         size, offset = struct.unpack_from("<H", metadata, vtable)[0], 0
@@ -298,7 +303,7 @@ def _has_compression(metadata: bytes) -> bool:
 
 
 def _checked(table: Any) -> Any:
-    """The table, if its numbers are some that files can have. ValueError otherwise."""
+    """Return the table. Raises ValueError if a number is out of its bounds."""
     import pyarrow.compute as pc
 
     for name, most in NUMBERS.items():
@@ -309,10 +314,10 @@ def _checked(table: Any) -> Any:
 
 
 def decode_entries(table: Any, where: str) -> list[FileEntry]:
-    """The entries of a table."""
+    """Return the entries of a decoded table."""
     import pyarrow as pa
 
-    known: dict[Any, Any] = {}  # to have equal texts once: most columns say the same in every row
+    known: dict[Any, Any] = {}  # shares equal texts: most columns repeat one value
     columns = [
         [known.setdefault(v, v) for v in c.to_pylist()] if c.type == pa.string() else c.to_pylist()
         for c in table.columns
@@ -329,7 +334,7 @@ def decode_entries(table: Any, where: str) -> list[FileEntry]:
 
 
 def chunks(entries: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
-    """Cut into what one manifest holds."""
+    """Split entries into parts of one manifest each. Raises PolicyError for an entry that is too large."""
     chunk: list[FileEntry] = []
     nbytes = 0
     for entry in entries:
@@ -337,7 +342,7 @@ def chunks(entries: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
         if entry.column_keys:
             size += sum(len(key["column"]) + len(key["wrapped_dek"]) for key in entry.column_keys)
         if size > TABLE_NBYTES // 2:
-            raise PolicyError(f"the keys of {entry.path!r} have {size} bytes: group its columns under fewer of them")
+            raise PolicyError(f"the keys of {entry.path!r} have {size} bytes: group its columns under fewer keys")
         if chunk and (len(chunk) == MANIFEST_ENTRIES or nbytes + size > MANIFEST_NBYTES):
             yield chunk
             chunk, nbytes = [], 0
@@ -348,20 +353,20 @@ def chunks(entries: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
 
 
 def seal_table(data: bytes, dek: bytes, dataset_id: str, path: str) -> bytes:
-    """A table as it is stored: an AGS1 stream that is bound to its dataset and path."""
+    """Encrypt a table to an AGS1 stream that is bound to its dataset and path."""
     return AgsCodec(dek, aad_prefix=binding(dataset_id, "table", path), block_size=BLOCK_NBYTES, threads=1).encrypt(
         data
     )
 
 
 def open_pages(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> Pages:
-    """A table that was read whole, whose pages are decoded as lookups need them."""
+    """Read a table whole. Its pages are decoded when lookups need them."""
     plain = memoryview(_read_whole(store, dataset_id, ref, envelope))
     return Pages(lambda at, size: bytes(plain[at : at + size]), len(plain), ref)
 
 
 def open_table(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> Any:
-    """What a table holds, as an Arrow table. IntegrityError if it is missing, or not what was written."""
+    """Read a table as an Arrow table. Raises IntegrityError if it is missing or changed."""
     return decode_table(_read_whole(store, dataset_id, ref, envelope), ref.path, ref.entries)
 
 
@@ -373,9 +378,20 @@ def find_rows(
     paths: Collection[bytes],
     folders: Collection[bytes] = (),
 ) -> Any:
-    """The rows of a manifest that have these paths, and the first one in each of these folders, as an Arrow table.
+    """Find rows of a manifest, as an Arrow table: those with given paths, and the first row in each given folder.
 
-    Of a large table, only the index and the pages that may have the paths are read.
+    Of a large table, only the index and the pages that may hold the rows are read.
+
+    Args:
+        store: The folder of the dataset.
+        dataset_id: The id of the dataset.
+        ref: The reference to the manifest.
+        envelope: The keys that open it.
+        paths: Paths, as tables store them.
+        folders: Paths of folders, with a "/" at the end.
+
+    Raises:
+        IntegrityError: The manifest is missing or changed.
     """
     import pyarrow as pa
 
@@ -397,7 +413,9 @@ def find_rows(
     except FileNotFoundError:
         raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
     except NotAFileError:
-        raise IntegrityError(f"{ref.path} is no regular file, but a version or plan of the dataset names it") from None
+        raise IntegrityError(
+            f"{ref.path} is not a regular file, but a version or plan of the dataset names it"
+        ) from None
     except (IntegrityError, FormatError, pa.ArrowException) as error:
         raise IntegrityError(f"{ref.path} is not what was written: {error}") from None
     finally:
@@ -415,10 +433,10 @@ class Pages:
         self._offsets = list(accumulate((page.packed for page in self._pages), initial=at))
         self._firsts = [page.first for page in self._pages]
         self._batches: dict[int, tuple[Any, list[bytes]]] = {}
-        self.nbytes = sum(page.plain for page in self._pages)  # when all of it is decoded
+        self.nbytes = sum(page.plain for page in self._pages)  # after decoding of all pages
 
     def _names(self, i: int) -> list[bytes]:
-        """The paths of a page."""
+        """Return the paths of a page."""
         if i not in self._batches:
             page = self._pages[i]
             batch = _page_batch(self._read(self._offsets[i], page.packed), page, self._where)
@@ -435,7 +453,7 @@ class Pages:
         return None
 
     def table(self) -> Any:
-        """All rows."""
+        """Return all rows as an Arrow table."""
         import pyarrow as pa
 
         pages = enumerate(self._pages)
@@ -443,7 +461,7 @@ class Pages:
         return _bounded(pa.concat_tables(decoded).combine_chunks(), self._where)
 
     def take(self, paths: Collection[bytes], folders: Collection[bytes]) -> Any:
-        """The rows that have these paths, and the first one in each of these folders."""
+        """Return the rows with these paths, and the first row in each of these folders."""
         import pyarrow as pa
 
         found: dict[int, set[int]] = {}
@@ -460,20 +478,22 @@ class Pages:
 def _dek(dataset_id: str, ref: TableRef, envelope: Envelope) -> bytes:
     check_path(ref.path)
     if ref.length > TABLE_NBYTES:
-        raise FormatError(f"{ref.path} would have {ref.length} bytes, and {TABLE_NBYTES} are the most of a table")
+        raise FormatError(f"{ref.path} would have {ref.length} bytes, and the limit of a table is {TABLE_NBYTES}")
     return envelope.unwrap(ref.key_id, ref.wrapped_key, binding(dataset_id, "dek", ref.path))
 
 
 def _read_whole(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> bytes:
-    """The plaintext of a table."""
+    """Return the plaintext of a table."""
     dek = _dek(dataset_id, ref, envelope)
     try:
         data = store.read(ref.path, ref.length)
     except FileNotFoundError:
         raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
     except NotAFileError:
-        raise IntegrityError(f"{ref.path} is no regular file, but a version or plan of the dataset names it") from None
-    except FormatError as error:  # it is longer
+        raise IntegrityError(
+            f"{ref.path} is not a regular file, but a version or plan of the dataset names it"
+        ) from None
+    except FormatError as error:  # the object is longer
         raise IntegrityError(str(error)) from None
     if len(data) != ref.length:
         raise IntegrityError(f"{ref.path} has {len(data)} bytes, its version says {ref.length}")

@@ -1,4 +1,4 @@
-"""What the document of a version says."""
+"""Versions: the content of their documents."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 
 
 class KeysAt(NamedTuple):
-    """A version of the key store, as a version of the dataset names it."""
+    """The version of the key store that a version of the dataset names."""
 
     version: int
-    sha256: str | None  # hex; None: the store has no digests, so that only the number can be compared
+    sha256: str | None  # hex; None: the store has no digests, so only the number is compared
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> KeysAt:
+        """Read it from a JSON object. A malformed object raises KeyError, TypeError or ValueError."""
         digest = value["sha256"]
         return cls(whole(value["version"]), None if digest is None else str(digest))
 
 
 def runs_of(refs: Iterable[TableRef]) -> list[list[TableRef]]:
-    """Return the runs of these manifests: of one manifest each, or of several that have a list."""
+    """Group manifests by run. A run is one manifest, or several manifests that have a list."""
     runs: dict[str, list[TableRef]] = {}
     for ref in refs:
         runs.setdefault(ref.run or ref.path, []).append(ref)
@@ -38,7 +39,7 @@ def runs_of(refs: Iterable[TableRef]) -> list[list[TableRef]]:
 
 
 class Version(NamedTuple):
-    """What ``_ags/versions/00000001.json`` says."""
+    """A version of a dataset: the content of ``_ags/versions/00000001.json``."""
 
     number: int
     parent: int | None
@@ -49,24 +50,24 @@ class Version(NamedTuple):
     plain_length: int  # bytes of all its files, decrypted
     manifests: tuple[TableRef, ...]
     policy: Policy = Policy()
-    key_id: str = ""  # that its document is sealed with
-    chain: Chain = Chain(1)  # the digests of the versions before it
+    key_id: str = ""  # the key that seals its document
+    chain: Chain = Chain(1)  # the digests of earlier versions
     keys: KeysAt = KeysAt(0, None)  # the version of the key store that it was made on
-    sha256: str = ""  # hex, of its document as it is stored
-    lists: tuple[str, ...] = ()  # the names of the lists that its runs of several manifests are in
+    sha256: str = ""  # hex, of its document as stored
+    lists: tuple[str, ...] = ()  # the names of the lists of its runs of several manifests
 
     @property
     def pin(self) -> str:
-        """What to keep of it outside of the storage: see `ags_fast.jobs.JobResult.pin`."""
+        """The text to keep outside of the storage: see `ags_fast.jobs.JobResult.pin`."""
         return str(Pin(self.number, self.sha256))
 
 
 def key_store_digest(keys: KeyResolver, version: int) -> str | None:
-    """The SHA-256 of a version of the key store; None if it does not tell."""
+    """Return the SHA-256 (hex) of a version of the key store; None if the key store has no digests."""
     tell: Callable[[int], str | None] | None = getattr(keys, "digest", None)
     return None if tell is None else tell(version)
 
 
 def version_numbers(store: Store) -> list[int]:
-    """Of the versions that are there, the lowest first."""
+    """Return the numbers of the stored versions, the lowest first."""
     return Numbered(store, VERSIONS).numbers()

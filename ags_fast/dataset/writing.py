@@ -25,7 +25,7 @@ __all__ = ["NewDatasetFile", "Receipt", "Ticket"]
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a task returns for a file that it has written, for `Transaction.add`. It pickles, and holds no key.
+    """What a task returns for a file that it has written, for `Transaction.add`. Pickles; holds no key.
 
     Attributes:
         path: The file's path in the dataset.
@@ -37,28 +37,31 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a task writes files of a transaction with. It pickles, and holds no key: the KMS is named by properties.
+    """What a task needs to write files of a transaction. Pickles; holds no key, and the KMS as properties.
 
     A task may create any number of files, and return their receipts. An attempt that fails or is repeated leaves
-    nothing in the dataset: each attempt writes an object of its own, and only a receipt brings it into a version.
+    nothing in the dataset: each attempt writes an object of its own, and only a receipt brings the object into a
+    version.
     """
 
     contents: Contents = field(repr=False)
     template: FileEntry = field(repr=False)  # a file without a path: its job and the KEKs of its data keys
     dek_length: int
     fsync: bool
-    plan: str  # the object that is there as long as the transaction runs
+    plan: str  # the object that exists as long as the transaction runs
 
     def create(self, path: str, format: str = "ags1") -> NewDatasetFile:
-        """Create a file. It is part of the dataset once its receipt was added and the transaction has committed.
+        """Create a file. The file joins the dataset when its receipt was added and the transaction commits.
 
         Args:
             path: The file's path in the dataset.
             format: "ags1", or "parquet" for the bytes of a plaintext Parquet file: see `Transaction.create`.
 
         Raises:
-            ConcurrentChangeError: The transaction is over; also from `close` of the file.
+            ConcurrentChangeError: The transaction is over. `close` of the file raises this too.
             KeyAccessError: The KMS refuses.
+            PolicyError: `path` does not stay inside the dataset.
+            ValueError: `path` is reserved, or `format` is unknown.
         """
         check_new_path(path)
         self._check_runs()
@@ -71,7 +74,14 @@ class Ticket:
         before: Callable[[], None] | None,
         done: Callable[[NewDatasetFile], None] | None,
     ) -> NewDatasetFile:
-        """Begin a file. `before` is called before the file is published, `done` when it is published or discarded."""
+        """Begin a file.
+
+        Args:
+            path: The file's path in the dataset.
+            format: "ags1" or "parquet".
+            before: Is called before the file is published; None: nothing.
+            done: Is called when the file is published or discarded; None: nothing.
+        """
         if format not in MODULES:
             raise ValueError(f"format must be {' or '.join(map(repr, MODULES))}, not {format!r}")
         template, dataset_id = self.template, self.contents.dataset_id
@@ -105,17 +115,18 @@ class Ticket:
 
 
 def check_new_path(path: str) -> None:
-    """PolicyError if a path is not one inside a dataset, ValueError if it is reserved."""
+    """Raise PolicyError if a path does not stay inside a dataset, ValueError if the path is reserved."""
     check_path(path)
     if path.startswith(HIDDEN):
-        raise ValueError(f"{path!r} is where a dataset keeps its own files: {HIDDEN}")
+        raise ValueError(f"{path!r} is reserved: a dataset keeps its own files in {HIDDEN}")
 
 
 class NewDatasetFile(io.RawIOBase):
     """A file of a transaction in the making: a binary file open for writing. `write` takes everything.
 
-    `close` completes the file. `abort`, and an exception that leaves a ``with`` block, discard it, and so it never
-    becomes part of the dataset. A file that is collected without `close` aborts too, with a ResourceWarning.
+    `close` completes the file. `abort`, and an exception that leaves a ``with`` block, discard the file: a discarded
+    file never becomes part of the dataset. A file that is collected without `close` is discarded too, with a
+    ResourceWarning.
     """
 
     mode = "wb"
@@ -151,9 +162,9 @@ class NewDatasetFile(io.RawIOBase):
         raise TypeError("a file in the making is never pickled: send a Ticket, and create the file where it is written")
 
     def receipt(self) -> Receipt:
-        """Return what `Transaction.add` takes. ValueError before `close`, and of a file that was discarded."""
+        """Return the receipt for `Transaction.add`. Raises ValueError before `close`, and for a discarded file."""
         if self._receipt is None:
-            raise ValueError(f"{self.name!r} has no receipt: it is not complete")
+            raise ValueError(f"{self.name!r} has no receipt: the file is not complete")
         return self._receipt
 
     def writable(self) -> bool:
@@ -211,7 +222,7 @@ class NewDatasetFile(io.RawIOBase):
             self.abort()
 
     def __del__(self) -> None:
-        # io.IOBase would close, and so complete, a file that nobody has closed.
+        # Without this, io.IOBase would close, and so complete, a file that was never closed.
         if hasattr(self, "_owner") and not self.closed:
             if self._owner == os.getpid():
                 warnings.warn(f"{self!r} was neither closed nor aborted", ResourceWarning, source=self, stacklevel=2)
