@@ -499,7 +499,7 @@ def test_who_may_not_use_a_columns_master_key(
     dropped = decrypt_files(dataset, tmp_path / "out", missing="drop", **common)
     assert dropped.counts == {"ok": 4, "skipped": 0, "failed": 0}
     assert {(row.error_class, row.error) for row in dropped.rows} == {
-        ("ColumnsDropped", "without number: their keys are not to be had")
+        ("ColumnsDropped", "without number: the KMS refuses their keys")
     }
     for name, path in parquets(src).items():
         assert rows(tmp_path / "out" / name) == rows_of(pq.ParquetFile(path).read().drop_columns(["number"]))

@@ -79,7 +79,7 @@ def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[tuple
 def _left_out(path: str, parts: Sequence[str], choice: Choice, unused: set[str]) -> tuple[str, str] | None:
     """Return kind and reason if a path is left out. Patterns that match the path are removed from `unused`."""
     if parts[0] == HIDDEN.rstrip("/"):
-        return "ReservedName", f"{HIDDEN} is where a dataset keeps its own files"
+        return "ReservedName", f"reserved: a dataset keeps its own files in {HIDDEN}"
     if choice.include is not None or choice.exclude:
         above = [
             "/".join(parts[:n]) for n in range(1, len(parts) + 1)
@@ -109,8 +109,8 @@ def _refuse_tables(source: Store, parts: Sequence[str]) -> None:
         if kind:
             table = "/".join([source.url.rstrip("/"), *parts[:i]])
             raise PolicyError(
-                f"{table} is the folder of a {kind} table: its log names files by their paths and sizes, and so "
-                "none of the encrypted files. Export the table to plain files, or use the table's own encryption"
+                f"{table} is the folder of a {kind} table: its log names files by their paths and sizes, "
+                "which encrypted files do not have. Export the table to plain files, or use the table's own encryption"
             )
 
 

@@ -1,4 +1,4 @@
-"""Jobs on Spark: the same planner, the same worker function, in the tasks of ``mapPartitions``."""
+"""Jobs on Spark: the same plan and the same function for each file, in the tasks of a Spark job."""
 
 from __future__ import annotations
 
@@ -23,22 +23,29 @@ __all__ = ["SparkEngine"]
 
 TARGET_BYTES = 256 << 20
 POLL_SECONDS = 0.05
-SETTLE_SECONDS = 30.0  # Spark kills a worker 2 to 4 s after its task is cancelled, and sees within 10 s what it lost
+SETTLE_SECONDS = 30.0  # Spark kills a worker 2 to 4 s after a cancellation, and notices lost executors within 10 s
 
 
 class SparkEngine:
     """Runs jobs as Spark jobs of a classic session: ``encrypt_files(..., engine=SparkEngine(spark))``.
 
-    target_bytes: of plaintext for a task. threads: of a task; None: ``spark.task.cpus``.
+    Executors get paths, wrapped data keys and the properties of the KMS client, which may appear in Spark's records.
+    They never get a key. Every executor must reach the files and the KMS by these names.
 
-    What travels to executors, and so may be seen in Spark's records, is paths, wrapped data keys and the properties of
-    the KMS client: never a key. Every executor must reach the files and the KMS by these names.
+    Args:
+        session: A classic SparkSession.
+        target_bytes: Bytes of plaintext for a Spark task.
+        threads: The number of threads of a Spark task; None: ``spark.task.cpus``.
+
+    Raises:
+        TypeError: `session` is not a SparkSession, or is a session of Spark Connect.
+        ValueError: `target_bytes` is less than 1.
     """
 
     def __init__(self, session: Any, *, target_bytes: int = TARGET_BYTES, threads: int | None = None) -> None:
         if type(session).__module__.startswith("pyspark.sql.connect"):
             raise TypeError(
-                "this session is one of Spark Connect, which has no RDDs: SparkEngine needs a classic session, "
+                "this is a session of Spark Connect, which has no RDDs: SparkEngine needs a classic session, "
                 "SparkSession.builder.master(...) on the cluster's own network (a job submitted to it has one)"
             )
         if not hasattr(session, "sparkContext"):
@@ -51,13 +58,15 @@ class SparkEngine:
 
     @staticmethod
     def recommended_conf() -> dict[str, str]:
-        """Settings for a session that runs these jobs: ``SparkSession.builder.config(map=...)``.
+        """Return settings for a session that runs these jobs: ``SparkSession.builder.config(map=...)``.
 
-        Faster: Python workers talk to the JVM by Unix sockets (Spark >= 4.1; older ones ignore it): 40 ms less a task.
-        Spark's own encryption is not among them. These jobs shuffle and spill nothing, and what Spark sends or keeps of
-        them is paths, wrapped keys and KMS properties. ``spark.io.encryption.enabled`` protects shuffles of your own
-        jobs, but sends its key in clear unless ``spark.authenticate`` and ``spark.network.crypto.enabled`` are on, too;
-        standalone clusters want a ``spark.authenticate.secret`` for these.
+        Unix sockets between Python workers and the JVM (Spark >= 4.1; older versions ignore the setting) save 40 ms a
+        task.
+
+        The settings do not turn on Spark's own encryption. These jobs shuffle and spill nothing. Spark sends and keeps
+        only paths, wrapped keys and KMS properties. ``spark.io.encryption.enabled`` protects shuffles of your own jobs,
+        but sends its key in clear unless ``spark.authenticate`` and ``spark.network.crypto.enabled`` are on too.
+        Standalone clusters need a ``spark.authenticate.secret`` for these settings.
         """
         return {
             "spark.python.unix.domain.socket.enabled": "true",
@@ -66,10 +75,16 @@ class SparkEngine:
         }
 
     def run(self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]) -> None:
-        """Do every file, and report its row. What `report` raises, and Ctrl-C, cancel the Spark job.
+        """Run every task, and report its row. An exception of `report`, and Ctrl-C, cancel the Spark job.
 
-        A Spark job fails when one of its tasks has been killed too often. What its other tasks have done is known, so
-        the rest is done by a second job in which every file has a process of its own.
+        A Spark job fails when one of its Spark tasks has been killed too often. Files that the other Spark tasks have
+        finished are known. A second Spark job does the rest, with a process of its own for each file.
+
+        Args:
+            context: What all tasks share.
+            tasks: One task for each file.
+            open_cost: The cost of opening a file, in bytes of work.
+            report: Gets the rows of finished tasks.
         """
         context = replace(context, threads=self._threads)
         done = self._run_job(context, tasks, open_cost, report) if tasks else set()
@@ -80,7 +95,7 @@ class SparkEngine:
     def _run_job(
         self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]
     ) -> set[str]:
-        """The paths of the files whose rows have come. When it returns, or raises, no worker is at it any more."""
+        """Return the paths of the files whose rows arrived. After it returns or raises, no worker is active."""
         from pyspark import InheritableThread
 
         parts = bins(
@@ -90,12 +105,12 @@ class SparkEngine:
             least=2 * self._spark.defaultParallelism,
         )
         done: set[str] = set()
-        rows = self._spark.accumulator([], _Rows())  # of tasks that succeeded, each once, while others run
+        rows = self._spark.accumulator([], _Rows())  # from tasks that succeeded, once each, while others run
         group = f"ags_fast {context.op} {context.job_id}{' isolated' if context.isolate else ''}"
         failure: list[BaseException] = []
         over = (
             threading.Event()
-        )  # for Thread.join, when Ctrl-C interrupts it, takes the thread for dead (Python < 3.13)
+        )  # not Thread.join: after Ctrl-C interrupts it, join takes the thread for dead (Python < 3.13)
 
         def work() -> None:
             try:
@@ -129,7 +144,7 @@ class SparkEngine:
         except BaseException:
             until = time.monotonic() + SETTLE_SECONDS
             while thread.ident is not None and not over.wait(POLL_SECONDS) and time.monotonic() < until:
-                self._spark.cancelJobGroup(group)  # again and again: it may not have begun
+                self._spark.cancelJobGroup(group)  # repeatedly: the Spark job may not have begun
             raise
         finally:
             self._settle(group)
@@ -139,9 +154,10 @@ class SparkEngine:
         return done
 
     def _settle(self, group: str) -> None:
-        """Wait for what still runs of a job that is over: tasks that were cancelled, or outrun by another attempt.
+        """Wait for tasks of a finished Spark job that still run: cancelled tasks, or attempts that lost to others.
 
-        Spark is done with a job when it has decided so. Its workers go on, and leave files, until they are killed.
+        Spark reports the end of a job as soon as the result is decided. Workers go on, and leave files, until they are
+        killed.
         """
         tracker = self._spark.statusTracker()
         until = time.monotonic() + SETTLE_SECONDS
@@ -153,7 +169,7 @@ class SparkEngine:
             time.sleep(POLL_SECONDS / 5)
 
 
-DEATHS = (  # as the JVM sees them: of a worker, before, while and after it reads what it is to do; of an executor
+DEATHS = (  # messages of the JVM: a worker died before, while or after it read its task; an executor died
     "Python worker exited unexpectedly",
     "Python worker died",
     "Connection reset",
@@ -163,13 +179,13 @@ DEATHS = (  # as the JVM sees them: of a worker, before, while and after it read
 
 
 def _killed(error: BaseException) -> bool:
-    """Whether a job failed because its workers died, and not by a defect or because it was cancelled."""
+    """Return whether a job failed because its workers died, not because of a defect or a cancellation."""
     text = str(error)
     return "cancelled" not in text and any(sign in text for sign in DEATHS)
 
 
 class _Rows:
-    """How an accumulator adds lists; pyspark's AccumulatorParam without its import."""
+    """Adds lists in an accumulator: pyspark's AccumulatorParam without an import of pyspark."""
 
     def zero(self, value: list[Any]) -> list[Any]:
         return []
@@ -182,7 +198,8 @@ class _Rows:
 class _SafePath:
     """A SparkContext whose Python workers do not import from their current directory.
 
-    Spark starts them as ``python -m``. A local session's have the driver's directory, which may be a folder of data.
+    Spark starts Python workers by ``python -m``. In a local session, their directory is the driver's, which may be a
+    folder of data.
     """
 
     def __init__(self, context: Any) -> None:
@@ -194,7 +211,7 @@ class _SafePath:
 
 
 class _Partition:
-    """What a task does with its bins."""
+    """The function of a Spark task: runs the tasks of its bins."""
 
     def __init__(self, context: Context, rows: Any) -> None:
         self._context = context
@@ -205,11 +222,11 @@ class _Partition:
 
         task_context = TaskContext.get()
         assert task_context is not None
-        # Said and not left to be found out: what is read at a time depends on it, and a process of its own has no task.
+        # Set here: the size of reads depends on it, and an isolated process has no TaskContext.
         context = replace(self._context, threads=self._context.threads or task_context.cpus())
-        attempt = task_context.attemptNumber() + context.isolate  # which is a second try in itself
+        attempt = task_context.attemptNumber() + context.isolate  # the isolated job is itself a second attempt
         tasks = [task for part in parts for task in part]
-        if attempt > 1 or context.isolate:  # twice gone: by now it may be a file that does it
+        if attempt > 1 or context.isolate:  # died twice: a file may be the cause
             rows = run_isolated(context, tasks, attempt)
         else:
             rows = (run_file(context, task, attempt) for task in tasks)

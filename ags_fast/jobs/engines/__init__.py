@@ -1,1 +1,1 @@
-"""What runs the tasks of a job on one machine."""
+"""Engines that run the tasks of a job on one machine."""

@@ -1,4 +1,4 @@
-"""What a job expects of the engine that runs its tasks."""
+"""The interface of the engines that run tasks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Runs the tasks of a job: LocalEngine, or ags_fast.spark.SparkEngine."""
+    """What runs the tasks of a job: LocalEngine or ags_fast.spark.SparkEngine."""
 
-    def run(
-        self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]
-    ) -> None: ...
+    def run(self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]) -> None:
+        """Run all tasks, in any order.
+
+        Args:
+            context: What all tasks share.
+            tasks: One task for each file.
+            open_cost: The cost of opening a file, in bytes of work.
+            report: Gets the rows of finished tasks. An exception that it raises ends the run.
+        """

@@ -1,4 +1,4 @@
-"""How tasks are spread over bins of about equal work."""
+"""Spread tasks over bins of about equal work."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ if TYPE_CHECKING:
 
 
 def bins(tasks: Sequence[Task], *, target_bytes: int, open_cost: int, least: int) -> list[list[Task]]:
-    """Spread files over bins: the longest processing time first, each to the bin that has least to do.
+    """Spread files over bins: the longest file first, each to the bin with the least work.
 
-    target_bytes: of plaintext for a bin, opening a file counted as open_cost bytes. least: bins to make if there is
-    work for them: what can run at once, twice over. The fullest bin comes first, and in it the largest file.
+    Args:
+        tasks: One task for each file.
+        target_bytes: Bytes of work in a bin: plaintext, and `open_cost` for each file.
+        open_cost: The cost of opening a file, in bytes of work.
+        least: The number of bins to make if there is work for them: twice the number that can run at once.
+
+    Returns:
+        The bins, the fullest first. In each bin the largest file is first.
     """
     if not tasks:
         return []
     total = sum(task.entry.plain_length + open_cost for task in tasks)
-    # A bin of less than a sixteenth of the target costs more to start than to do.
+    # Starting a bin of less than a sixteenth of the target costs more than its work.
     wanted = max(-(-total // target_bytes), min(least, -(-total * 16 // target_bytes)))
     count = max(1, min(wanted, len(tasks)))
     filled: list[list[Task]] = [[] for _ in range(count)]

@@ -1,7 +1,7 @@
-"""The engine of one machine: worker processes, and what becomes of a file that kills them.
+"""The engine of one machine: worker processes, and how to handle a file that kills them.
 
-Workers are started afresh, not forked, for the caller may have threads; and not by multiprocessing, which would run the
-caller's script again.
+Workers are started as new processes. They are not forked, because the caller may have threads, and not started by
+multiprocessing, which would run the caller's script again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ if TYPE_CHECKING:
     from ags_fast.jobs.work.context import Context, Task
 
 
-STARTS = 3  # of workers that may fail in a row
-ATTEMPTS = 3  # that a file gets; each that it does not survive costs a worker
-TARGET_BYTES = 64 << 20  # of one message to a worker: a small part of a second
-MESSAGE_TASKS = 256  # so that progress is seen, and little is done twice when a worker dies
+STARTS = 3  # failed starts of workers in a row that end the job
+ATTEMPTS = 3  # for each file; an attempt that the worker does not survive costs that worker
+TARGET_BYTES = 64 << 20  # work in one message to a worker: a small part of a second
+MESSAGE_TASKS = 256  # small, so that progress shows, and a dead worker's message costs little to repeat
 
 
 class Worker:
-    """A process that does files for one context. Killed when it is closed.
+    """A process that runs tasks of one context. `close` kills it.
 
-    ready: whether it has the context. What dies before that dies of no file, and its rows begin with None.
+    Attributes:
+        ready: Whether the process has received the context. If the process dies earlier, no file is the cause.
+        rows: The connection that the process answers on: first None, then rows.
     """
 
     ready = False
@@ -55,13 +57,14 @@ class Worker:
         try:
             self._tasks.send(message)
         except BrokenPipeError:
-            pass  # it has died: to be seen when it is asked
+            pass  # the process has died: `wait_ready` or `receive` reports that
 
     def start(self, tasks: Sequence[Task], attempt: int) -> None:
+        """Send tasks to the process."""
         self._send((list(tasks), attempt))
 
     def wait_ready(self) -> bool:
-        """False if it has died before."""
+        """Wait until the process has the context. Returns False if the process died first."""
         try:
             self.rows.recv()
         except (EOFError, OSError):
@@ -70,7 +73,7 @@ class Worker:
         return True
 
     def receive(self) -> list[Row] | None:
-        """The next rows; none of them at the end of what it was told to do. None if it has died."""
+        """Return the next rows; an empty list when all sent tasks are done; None if the process has died."""
         try:
             rows, calls = self.rows.recv()
         except (EOFError, OSError):
@@ -79,10 +82,12 @@ class Worker:
         return rows  # type: ignore[no-any-return]
 
     def how_it_died(self) -> str:
+        """Wait for the end of the process, and return its cause as a text."""
         code = self._process.wait()
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"gone with status {code}"
 
     def close(self) -> None:
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
         self._tasks.close()
@@ -90,7 +95,7 @@ class Worker:
 
 
 def _started(context: Context, path: list[str]) -> Worker:
-    """A worker that is ready. ChildProcessError if none comes to be."""
+    """Start a worker and wait for it. Raises ChildProcessError after STARTS failures."""
     for _ in range(STARTS):
         worker = Worker(context, path)
         if worker.wait_ready():
@@ -100,8 +105,8 @@ def _started(context: Context, path: list[str]) -> Worker:
 
 
 def run_isolated(context: Context, tasks: Iterable[Task], attempt: int) -> Iterator[Row]:
-    """Like `run_file` for each, but in another process: one that crashes twice has a failed row like any other."""
-    # Spark has said what may be imported here, also by names that are relative to its own folder: archives it brought.
+    """Run each task like `run_file`, but in another process. A file that crashes twice gets a failed row."""
+    # Spark decides what may be imported here, also by relative names: archives in its own folder.
     path = list(map(os.path.abspath, sys.path))
     worker = None
     try:
@@ -125,7 +130,7 @@ def run_isolated(context: Context, tasks: Iterable[Task], attempt: int) -> Itera
 
 
 def _died(context: Context, task: Task, attempt: int, worker: Worker) -> Row:
-    return failed_row(context, task, attempt, "WorkerDiedError", f"the process that did it was {worker.how_it_died()}")
+    return failed_row(context, task, attempt, "WorkerDiedError", f"its worker process was {worker.how_it_died()}")
 
 
 def _not_started(worker: Worker) -> ChildProcessError:
@@ -136,7 +141,7 @@ def _not_started(worker: Worker) -> ChildProcessError:
 
 
 def client_for(engine: object, kms: KmsClient | Mapping[str, str], *folders: Any) -> KmsClient:
-    """The KMS client of a job on these. TypeError if the engine's processes could not have the same."""
+    """Return the KMS client of a job on these folders. TypeError if workers need its properties and it has none."""
     client = as_kms(kms)
     stores = [folder if isinstance(folder, Store) else Store(folder) for folder in folders]
     if not (isinstance(engine, LocalEngine) and engine.runs_here(*stores)):
@@ -152,8 +157,14 @@ class _Message(NamedTuple):
 class LocalEngine:
     """Runs jobs in processes of this machine.
 
-    processes: how many; None: the usable CPUs. 0 does everything in the calling process: a file that crashes there
-    takes it along. A program that embeds Python says by `multiprocessing.set_executable` which interpreter they run.
+    A program that embeds Python sets the interpreter of these processes by `multiprocessing.set_executable`.
+
+    Args:
+        processes: The number of processes; None: the usable CPUs. 0 does everything in the calling process: a file that
+            crashes takes that process along.
+
+    Raises:
+        ValueError: `processes` is negative.
     """
 
     def __init__(self, processes: int | None = None) -> None:
@@ -162,13 +173,20 @@ class LocalEngine:
         self._processes = processes
 
     def runs_here(self, *stores: Store | None) -> bool:
-        """Whether jobs on these run in the calling process: as they must where no other process sees a store."""
+        """Return whether jobs on these stores run in this process. They must if only this process sees a store."""
         return self._processes == 0 or any(store is not None and not store.shared for store in stores)
 
     def run(self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]) -> None:
-        """Do every file, and report its row. What `report` raises, and Ctrl-C, end the workers.
+        """Run every task, and report its row. An exception of `report`, and Ctrl-C, end the workers.
 
-        ChildProcessError if no worker starts.
+        Args:
+            context: What all tasks share.
+            tasks: One task for each file.
+            open_cost: The cost of opening a file, in bytes of work.
+            report: Gets the rows of finished tasks.
+
+        Raises:
+            ChildProcessError: No worker starts.
         """
         cpus = thread_count(None)
         processes = cpus if self._processes is None else self._processes
@@ -183,7 +201,7 @@ class LocalEngine:
         count = min(processes, len(todo))
         if context.threads is None and count:
             context = replace(context, threads=max(1, cpus // count))
-        busy: dict[Worker, tuple[_Message, int]] = {}  # what it does, and how many rows of it have come
+        busy: dict[Worker, tuple[_Message, int]] = {}  # {worker: (its message, rows received)}
         idle: list[Worker] = []
         failed_starts = 0
         path = import_path()
@@ -222,7 +240,7 @@ class LocalEngine:
                     attempt = message.attempt + 1
                     if len(left) == 1 and attempt >= ATTEMPTS:
                         report([_died(context, left[0], message.attempt, worker)])
-                    else:  # whichever it was: each alone
+                    else:  # any of them may be the cause: send each alone
                         todo.extendleft(_Message([task], attempt) for task in reversed(left))
                     worker.close()
         finally:

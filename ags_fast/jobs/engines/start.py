@@ -1,8 +1,9 @@
-"""How a Python process is started that will use keys: which interpreter, with which flags, and what it may import.
+"""Start Python processes that will use keys: with which interpreter, which flags, and which import path.
 
-Python puts the current directory first on a new process's path (``-m``, ``-c``). That may be a folder of data, in which
-others write: a ``uuid.py`` there would be executed. So such a process gets the path of its caller, without the current
-directory and relative entries, unless code that the caller itself runs by name came from there.
+Python puts the current directory first on the import path of a new process (``-m``, ``-c``). The current directory may
+be a folder of data that others write to: a ``uuid.py`` there would be executed. So the process gets the path of its
+caller, without the current directory and relative entries, unless code that the caller itself runs by name came from
+there.
 """
 
 from __future__ import annotations
@@ -20,25 +21,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# Its own entries stay behind those given: the standard library's, and what its `site` has set up.
+# The given entries come first. The process's own entries (standard library, `site`) follow.
 BOOTSTRAP = "import sys; given = {path}; sys.path[:] = given + [p for p in sys.path if p not in given]; {code}"
 
 
 def start_python(code: str, path: list[str]) -> subprocess.Popen[bytes]:
-    """A process that executes `code` with `path` in front of its own. Standard input and output are pipes.
+    """Start a process that executes `code`. Its standard input and output are pipes.
 
-    It is started with SIGINT blocked, and so does not hear Ctrl-C before it says what to do about it: a terminal sends
-    that to all its processes, also to one that has only begun to import.
+    The process starts with SIGINT blocked, and unblocks SIGINT when it is ready to handle it. A terminal sends Ctrl-C
+    to all its processes, also to a process that is still importing.
+
+    Args:
+        code: Python code.
+        path: Entries to put in front of the process's import path.
+
+    Raises:
+        ChildProcessError: No interpreter is found.
     """
     command = [*python_command(), "-c", BOOTSTRAP.format(path=ascii(path), code=code)]
     env = dict(os.environ)
-    if env.get("PYTHONPATH"):  # from which its `site` would execute a sitecustomize
+    if env.get("PYTHONPATH"):  # its `site` would execute a sitecustomize from there
         env["PYTHONPATH"] = os.pathsep.join(_safe(env["PYTHONPATH"].split(os.pathsep)))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     process = None
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # raises KeyboardInterrupt if one has come meanwhile
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # raises KeyboardInterrupt if Ctrl-C came meanwhile
     except BaseException:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if process is not None:
@@ -49,7 +57,7 @@ def start_python(code: str, path: list[str]) -> subprocess.Popen[bytes]:
 
 
 def python_command() -> list[str]:
-    """The interpreter that runs this process, with its flags. ChildProcessError if it cannot be found."""
+    """Return the interpreter of this process, with its flags. Raises ChildProcessError if it cannot be found."""
     flags = ["-P"]
     if sys.flags.isolated:
         flags.append("-I")
@@ -62,7 +70,7 @@ def python_command() -> list[str]:
 
 
 def _interpreter() -> str:
-    """A program that has Python embedded is no interpreter, although `sys.executable` may name it."""
+    """Return the interpreter. `sys.executable` may name a program that embeds Python, which is not an interpreter."""
     if _is_python(sys.executable):
         return sys.executable
     named = os.fsdecode(multiprocessing.spawn.get_executable() or "")
@@ -73,7 +81,7 @@ def _interpreter() -> str:
         if _is_python(path := os.path.join(prefix, "bin", name)):
             return path
     raise ChildProcessError(
-        f"worker processes need a Python interpreter, which sys.executable ({sys.executable!r}) is not: name one by "
+        f"worker processes need a Python interpreter, and sys.executable ({sys.executable!r}) is not one: name one by "
         "multiprocessing.set_executable(path), or work in this process with LocalEngine(0)"
     )
 
@@ -83,15 +91,16 @@ def _is_python(path: str | None) -> bool:
 
 
 def import_path() -> list[str]:
-    """This process's `sys.path`, absolute, without what may be a folder of data.
+    """Return `sys.path` of this process, absolute, without entries that may be folders of data.
 
-    The current directory, and entries relative to it, stay if code came from there that runs by the caller's own words:
-    the main script or module, ags_fast, or a module that properties of a KMS name.
+    The current directory, and entries relative to it, stay if code that the caller named came from there: the main
+    script or module, ags_fast, or a module that properties of a KMS name.
     """
     return _safe(sys.path)
 
 
 def is_current_directory_trusted() -> bool:
+    """Return whether code that the caller named came from the current directory: see `import_path`."""
     return bool(_safe([""]))
 
 
@@ -102,7 +111,7 @@ def _safe(entries: Any) -> list[str]:
         try:
             path = os.path.abspath(entry)
         except (FileNotFoundError, TypeError):
-            continue  # relative to a current directory that is gone; or no text, which Python passes over, too
+            continue  # relative to a current directory that is gone, or not text: Python skips such an entry too
         relative = not os.path.isabs(entry) or _same(path, os.curdir)
         if not relative or any(_same(path, home) for home in homes):
             safe.append(path)
@@ -117,7 +126,7 @@ def _same(one: str, other: str) -> bool:
 
 
 def _homes() -> Iterator[str]:
-    """The folders, or archives, in which the code is that the caller runs by name."""
+    """Yield the folders or archives of the code that the caller runs by name."""
     for name in ("__main__", "__mp_main__", "ags_fast", *named_modules()):
         module: Any = sys.modules.get(name)
         spec = getattr(module, "__spec__", None)

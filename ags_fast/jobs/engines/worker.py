@@ -1,6 +1,9 @@
-"""What a worker process does. Its caller writes a context and then messages to its standard input; it answers on its
-standard output: None when it is ready, then with lists of rows, an empty one after each message, each with the calls of
-the KMS that it has made since."""
+"""The program of a worker process.
+
+The caller writes a context and then messages to its standard input. The worker answers on its standard output: None
+when it is ready, then lists of rows, and an empty list after each message. With each list come the calls of the KMS
+since the last list.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ REPORT_SECONDS = 0.1
 
 
 def main() -> None:
-    # Ctrl-C goes to all processes of a terminal; the caller decides. Until here SIGINT was blocked.
+    """Run tasks until the caller closes the pipe."""
+    # Ctrl-C goes to all processes of a terminal; only the caller handles it. SIGINT was blocked until here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
@@ -36,7 +40,7 @@ def main() -> None:
 def _work() -> None:
     incoming = Connection(os.dup(0), writable=False)
     outgoing = Connection(os.dup(1), readable=False)
-    os.dup2(2, 1)  # what a library prints must not get between the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     threading.Thread(target=_end_with_caller, args=(incoming.fileno(),), daemon=True).start()
@@ -45,7 +49,7 @@ def _work() -> None:
     told = kms_calls()
 
     def report(rows: list[Row]) -> None:
-        """Rows, and the calls of the KMS since the last report."""
+        """Send rows, and the calls of the KMS since the last report."""
         nonlocal told
         calls = kms_calls()
         outgoing.send((rows, calls - told))
@@ -70,8 +74,10 @@ def _work() -> None:
 
 
 def _end_with_caller(fd: int) -> None:
-    """End at once when the caller is gone: a file that is finished then would be finished behind the back of whoever
-    has taken up the job, and cleaned up after it."""
+    """End at once when the caller is gone.
+
+    Another process may have resumed the job or cleaned up after it. A file that appears later would be a surprise.
+    """
     hangup = select.poll()
     hangup.register(fd, select.POLLHUP)
     hangup.poll()

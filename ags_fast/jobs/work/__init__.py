@@ -1,1 +1,1 @@
-"""What a task does to a file of each format. It runs in a worker, on whatever machine."""
+"""The work of a task on a file, by format. It runs in a worker, on any machine."""

@@ -1,4 +1,4 @@
-"""What the tasks of a job have in common, and what a task is. Both travel to every worker."""
+"""Tasks, and the context that all tasks of a job share. Both are sent to every worker."""
 
 from __future__ import annotations
 
@@ -19,42 +19,63 @@ if TYPE_CHECKING:
 
 
 class Task(NamedTuple):
-    """What a worker does with one file."""
+    """The work on one file."""
 
-    entry: FileEntry  # what is made, or read
-    old: FileEntry | None = None  # rekey: what it is made from
+    entry: FileEntry  # the file to make or read
+    old: FileEntry | None = None  # rekey, rotate: the file or manifest that it is made from
 
 
 class SourceChangedError(AgsError):
-    """A source is not what was planned. The next run, or a resumed one, plans it anew, with a new key."""
+    """A source differs from the plan. The next run, or a resumed run, plans the file again, with a new key."""
 
 
 class AlreadyEncryptedError(AgsError):
-    """A source is encrypted as it is: it is skipped. To open it needs its own key, not the dataset's."""
+    """A source is encrypted already, so it is skipped. To open the file needs its own key, not the dataset's."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What all files of a job have in common. It goes to every worker, and so holds no key: the KMS is named only by
-    its properties, and data keys are wrapped."""
+    """What all tasks of a job share.
+
+    Every worker gets the context, so it holds no key: the KMS is given by properties, and data keys are wrapped.
+
+    Attributes:
+        op: The operation: "encrypt", "decrypt", "verify", "rekey" or "rotate".
+        job_id: The id of the job.
+        dataset_id: The id of the dataset.
+        dataset: The folder of the dataset.
+        envelope: The KEKs that the tasks need, and the KMS.
+        other: The source of an encryption, the destination of a decryption; else None.
+        threads: The number of threads for one file; None: the engine or the codec decides.
+        fsync: Whether files must be on the disk before they count.
+        verify_after: Whether to read each file back.
+        overwrite: Decrypt: whether files that exist are replaced.
+        resume: "length" or "verify" if a dead job is resumed.
+        moves: Rotate: {key to leave: key to move to}.
+        ready: Rotate: what the KMS has re-wrapped already.
+        concurrency: Rotate: the number of concurrent calls of the KMS.
+        isolate: Whether to run each file in a process of its own, because one of them kills its worker.
+        without: Ids of keys that the caller may not use. Parquet columns under these keys are left out.
+        preserve: Decrypt: whether files get the modes and times of their sources.
+    """
 
     op: str
     job_id: str
     dataset_id: str
     dataset: Store
     envelope: Envelope
-    other: Store | None = None  # the source of an encryption, the destination of a decryption
+    other: Store | None = None
     threads: int | None = None
     fsync: bool = True
     verify_after: bool = False
     overwrite: bool = False
     resume: str | None = None
-    moves: Mapping[str, str] = field(default_factory=dict)  # rotate: the keys to leave, and those to go to
-    ready: Mapping[tuple[str, bytes], bytes] = field(default_factory=dict)  # rotate: what the KMS has wrapped anew
-    concurrency: int = 1  # rotate: calls of the KMS at once
-    isolate: bool = False  # run each file in a process of its own: one of them kills its worker
-    without: frozenset[str] = frozenset()  # keys that are not to be had; of Parquet, their columns are left out
-    preserve: bool = True  # decrypt: give files the modes and times that their sources had
+    moves: Mapping[str, str] = field(default_factory=dict)
+    ready: Mapping[tuple[str, bytes], bytes] = field(default_factory=dict)
+    concurrency: int = 1
+    isolate: bool = False
+    without: frozenset[str] = frozenset()
+    preserve: bool = True
 
     @cached_property
     def contents(self) -> Contents:
@@ -66,27 +87,27 @@ class Context:
         return self.contents.dek(entry)
 
     def give_restored(self, entry: FileEntry, plain: bytes) -> bool:
-        """Write a small decrypted file in one step. False if that cannot be, or if a file is there."""
+        """Write a small decrypted file in one step. Returns False if that is impossible, or if the file exists."""
         assert self.other is not None
         mode, mtime_ns = (entry.mode, entry.mtime_ns) if self.preserve else (None, None)
         return self.other.give(entry.path, plain, fsync=self.fsync, mode=mode, mtime_ns=mtime_ns)
 
     def restored(self, entry: FileEntry) -> NewFile | NewObject:
-        """The file that an entry is decrypted to, in the making. Until it is complete, nobody else may read it."""
+        """Begin the file that an entry is decrypted to. Until the file is complete, only its owner can read it."""
         assert self.other is not None
         mode, mtime_ns = (entry.mode, entry.mtime_ns) if self.preserve else (None, None)
         return self.other.new(entry.path, tag=self.job_id, private=True, fsync=self.fsync, mode=mode, mtime_ns=mtime_ns)
 
     def reader(self, entry: FileEntry, file: str | None = None) -> AgsReader:
-        """Open the plaintext of `entry`, or of `file` in its place."""
+        """Open the plaintext of `entry`, from the object `file` if given."""
         return view(self.contents, entry, file)
 
 
 class Outcome(NamedTuple):
-    """What became of a file."""
+    """The result of a task."""
 
     status: str  # "ok" or "skipped"; a failure is an exception
     error_class: str | None = None
     error: str | None = None
     file_length: int = 0  # bytes of the encrypted file
-    plain_length: int | None = None  # bytes that reading gives; None: as planned
+    plain_length: int | None = None  # bytes of plaintext; None: as planned

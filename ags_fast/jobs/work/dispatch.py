@@ -1,4 +1,4 @@
-"""Run one task. The table of formats is here: one entry for each kind of file, and its module does the work."""
+"""Run one task. The table of formats names the module that works on each kind of file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ags_fast.jobs.work.rows import make_row
 if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
 
-# The module of each format. A module is imported when a task first needs it: Parquet's takes longer than a small job.
+# A module is imported when a task first needs it: importing Parquet's takes longer than a small job.
 MODULES = {
     "ags1": "ags_fast.jobs.work.stream",
     "parquet": "ags_fast.jobs.work.parquet",
@@ -25,7 +25,7 @@ MODULES = {
 
 
 class Work(Protocol):
-    """What the module of a format offers. A manifest has `run` only."""
+    """The functions in the module of a format. The module of manifests has `run` only."""
 
     def run(self, context: Context, task: Task, attempt: int) -> Outcome:
         """Do what the job does with one file."""
@@ -39,14 +39,14 @@ class Work(Protocol):
 
 @functools.cache
 def work_on(format: str) -> Work:
-    """Return the module that works on files of a format. FormatError for a format that only a newer ags_fast knows."""
+    """Return the module that works on files of a format. Raises FormatError for a format of a newer ags_fast."""
     if format not in MODULES:
         raise FormatError(f"a newer ags_fast made this file: its format is {format!r}")
     return cast("Work", import_module(MODULES[format]))
 
 
 def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
-    """Do one file. A fault of the file is in the row; only a fault of the worker is raised."""
+    """Run the task of one file. An error of the file goes into the row; only a fault of the worker is raised."""
     begun = time.monotonic()
     try:
         status, error_class, text, length, plain = work_on(task.entry.format).run(context, task, attempt)

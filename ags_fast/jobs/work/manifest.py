@@ -1,4 +1,4 @@
-"""What a task does to a manifest: rewrite it with each DEK wrapped by a key in use."""
+"""The work on a manifest: rewrite it, with each DEK wrapped by a key in use."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ MANIFEST = "manifest"  # the format of such a file
 
 
 def as_ref(file: FileEntry) -> TableRef:
+    """Return the reference to the manifest that an entry stands for."""
     return TableRef(file.file, file.file_length, file.part or 0, file.key_id, file.wrapped_dek)
 
 
 def rewrite_manifest(context: Context, task: Task, attempt: int) -> int:
-    """Write the manifest `task.entry` with what `task.old` has, no DEK of it wrapped by a retired key; its length."""
+    """Write `task.old` again as `task.entry`, with no DEK wrapped by a retired key. Returns the length in bytes."""
     assert task.old is not None
     if (attempt or context.resume) and (length := _is_finished(context, task.entry)) is not None:
         return length
@@ -38,7 +39,7 @@ def rewrite_manifest(context: Context, task: Task, attempt: int) -> int:
     try:
         context.dataset.create(file, data)
     except FileExistsError:
-        # Of another attempt, which may run beside this one. The first stays: the length of what they make can differ.
+        # Another attempt wrote it, perhaps at the same time. The first one stays: their lengths can differ.
         if (length := _is_finished(context, task.entry)) is None:
             raise
         return length
@@ -46,7 +47,7 @@ def rewrite_manifest(context: Context, task: Task, attempt: int) -> int:
 
 
 def _is_finished(context: Context, entry: FileEntry) -> int | None:
-    """The length of a manifest that an earlier attempt has written, if it is whole and as it is to be now."""
+    """Return the length of the manifest if an earlier attempt wrote it, complete and under the current keys."""
     there = context.dataset.stat(entry.file)
     if there is None:
         return None
@@ -59,7 +60,7 @@ def _is_finished(context: Context, entry: FileEntry) -> int | None:
 
 
 def _rewrapped_column(context: Context, table: Any) -> Any:
-    """The table with the DEKs of its files wrapped anew."""
+    """Return the table with the DEKs of its files re-wrapped."""
     import pyarrow.compute as pc
 
     key_ids = table.column("key_id").combine_chunks()
@@ -81,7 +82,7 @@ def _rewrapped_column(context: Context, table: Any) -> Any:
 
 
 def _rewrapped_column_keys(context: Context, table: Any) -> Any:
-    """The table with the DEKs of columns wrapped anew."""
+    """Return the table with the DEKs of columns re-wrapped."""
     import pyarrow as pa
 
     at = table.column_names.index("column_keys")

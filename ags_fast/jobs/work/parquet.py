@@ -1,8 +1,8 @@
-"""Parquet files of a dataset: what a worker does with one of them, and what a reader gets to see.
+"""The work on a Parquet file of a dataset.
 
-Each stays a Parquet file under its own name, encrypted module by module. The footer key is the file's DEK, columns may
-have DEKs of their own; the AAD prefix is the manifest's and not in the file, so that nothing opens what was put into
-another file's place.
+The file stays a Parquet file under its own name, encrypted module by module. The footer key is the DEK of the file, and
+columns may have DEKs of their own. The AAD prefix is in the manifest and not in the file, so a file that was put into
+the place of another file does not open.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def run(context: Context, task: Task, attempt: int) -> Outcome:
-    """Do one file, as `run_file` has it."""
+    """Run the task of one file."""
     return _OPERATIONS[context.op](context, task, attempt)
 
 
@@ -43,7 +43,7 @@ def _ok(file_length: int) -> Outcome:
 
 
 def _written(context: Context, entry: FileEntry, keys: Keys, file_length: int, length: int | None = None) -> Outcome:
-    """A file that was written, with its plain length: that of its plaintext view."""
+    """Return the outcome of a written file. Its plain length is the length of the plaintext view."""
     if length is None:
         length = plain_length(context.contents, entry._replace(file_length=file_length), keys)
     return Outcome("ok", file_length=file_length, plain_length=length)
@@ -70,7 +70,7 @@ class _Checked(NewObject):
 
 
 def _ends(source: Any) -> tuple[bytes, bytes]:
-    """The first 8 bytes of a file, and the last 4."""
+    """Return the first 8 and the last 4 bytes of a file."""
     file = Source(source)
     try:
         return bytes(file.read(0, min(8, file.size))), bytes(file.read(max(0, file.size - 4), file.size))
@@ -84,7 +84,7 @@ def _is_parquet(source: Any) -> bool:
 
 
 def encrypted_already(source: Store, found: Entry) -> str | None:
-    """Why a source need not be encrypted; None if it must be, or to try will tell."""
+    """Return why a source need not be encrypted; None if it must be, or if only the attempt will show."""
     try:
         with closing(source.source(found.path, found)) as plain:
             return _already(plain)
@@ -137,7 +137,7 @@ def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
                 raise AlreadyEncryptedError(reason) from None
             if not _is_parquet(plain):
                 raise FormatError(
-                    "this is no Parquet file: run the job again with format='ags1', which encrypts what is left"
+                    "this is not a Parquet file: run the job again with format='ags1', which encrypts the rest"
                 ) from None
             raise
     if context.verify_after:
@@ -146,9 +146,9 @@ def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
 
 
 def _finished(context: Context, entry: FileEntry, keys: Keys, attempt: int) -> int | None:
-    """The bytes of a file that an earlier attempt, or the job that is resumed, published, if it is there.
+    """Return the length in bytes of the file if an earlier attempt, or the job that is resumed, published it.
 
-    Its footer is what tells: it was written last, and opens under the planned key only. Nobody knows its length before.
+    The length cannot be planned. So the footer decides: it is written last, and opens only under the planned key.
     """
     if not (attempt or context.resume) or context.dataset.stat(entry.file) is None:
         return None
@@ -183,7 +183,7 @@ def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
     assert destination is not None
     there = destination.stat(check_path(entry.path))
     if there is not None:
-        # As with AGS1 streams; but what it decrypts to has a length that nobody knows, so the bytes decide.
+        # As for AGS1 streams, but the plaintext length is not known, so the bytes decide.
         if (attempt or context.resume or not context.overwrite) and _is_decrypted(context, entry):
             if context.resume and not attempt:
                 return Outcome("skipped", "AlreadyThere", "an earlier run wrote it", entry.file_length)
@@ -198,7 +198,10 @@ def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
     left_out = [key["column"] for key in entry.column_keys or () if key["key_id"] in context.without]
     if left_out:
         return Outcome(
-            "ok", "ColumnsDropped", f"without {', '.join(left_out)}: their keys are not to be had", entry.file_length
+            "ok",
+            "ColumnsDropped",
+            f"without {', '.join(left_out)}: the KMS refuses their keys",
+            entry.file_length,
         )
     return _ok(entry.file_length)
 
@@ -238,7 +241,7 @@ _OPERATIONS: dict[str, Callable[[Context, Task, int], Outcome]] = {
 
 
 def holds(context: Context, entry: FileEntry, file: str) -> bool:
-    """Whether `file` has what belongs to `entry`. Raises if not."""
+    """Return whether `file` holds what belongs to `entry`. Raises the reader's error if not."""
     there = entry._replace(file_length=0)
     with (
         sealed(context.contents, there, file) as source,
@@ -252,7 +255,7 @@ class _DifferentError(Exception):
 
 
 class _Comparison:
-    """Takes the bytes that a file should have. `_DifferentError` at the first that it has not."""
+    """Takes the bytes that a file should have. Raises `_DifferentError` at the first difference."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -266,7 +269,7 @@ class _Comparison:
 
 
 def _is_decrypted(context: Context, entry: FileEntry) -> bool:
-    """Whether the file at the entry's path elsewhere is what the dataset's decrypts to, every tag of which passes."""
+    """Return whether the file outside of the dataset equals the dataset's, after a check of all tags."""
     assert context.other is not None
     with context.other.open(entry.path) as file, sealed(context.contents, entry) as source:
         try:
@@ -289,10 +292,11 @@ class _Digest:
 
 
 def same_as_source(context: Context, entry: FileEntry) -> bool:
-    """Whether a source is what the dataset holds, every tag of which passes.
+    """Return whether a source equals the dataset's file, after a check of all tags.
 
-    Encryption does not keep every byte of a footer, so what the source would come back as is compared with what the
-    dataset's file comes back as. In between it is encrypted: plaintext is nowhere but at the source.
+    Encryption does not keep every byte of a footer. So the source is encrypted and decrypted again, and the result is
+    compared with the decrypted file of the dataset. The temporary file is encrypted: no plaintext is stored but at the
+    source.
     """
     source = context.other
     assert source is not None

@@ -1,4 +1,4 @@
-"""Rows: what a job says about each file."""
+"""Rows: what a job reports about each file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_row(
     error: str | None = None,
     seconds: float = 0.0,
 ) -> Row:
-    """The row of a file; without more arguments, of one with which all is well."""
+    """Return the row of a file; with the default arguments, of a file that succeeded."""
     source, destination = NAMES[context.op]
     entry = task.entry
     return Row(
@@ -45,7 +45,7 @@ def make_row(
 
 
 def planned_row(src: str, dst: str | None, entry: FileEntry, status: str = "planned") -> Row:
-    """The row of a file that nobody has done yet."""
+    """Return the row of a file that is not done yet."""
     return Row(
         src,
         dst,
@@ -59,6 +59,7 @@ def planned_row(src: str, dst: str | None, entry: FileEntry, status: str = "plan
 
 
 def failed_row(context: Context, task: Task, attempt: int, error_class: str, error: str) -> Row:
+    """Return the row of a file that failed."""
     return make_row(context, task, attempt, "failed", error_class, error)
 
 
@@ -66,7 +67,8 @@ _host = functools.cache(socket.gethostname)
 
 
 def is_there(path: str) -> str:
-    return f"{path} is there already: pass overwrite=True to replace it"
+    """Return the message for a file that exists already."""
+    return f"{path} exists already: pass overwrite=True to replace it"
 
 
 def _in_dataset(context: Context, task: Task) -> str:
@@ -88,7 +90,7 @@ def _old_file(context: Context, task: Task) -> str:
     return context.dataset.full_path(task.old.file)
 
 
-# The names of what each operation reads and writes.
+# The names of the files that each operation reads and writes.
 NAMES: dict[str, tuple[Callable[[Context, Task], str], Callable[[Context, Task], str | None]]] = {
     "encrypt": (_source_file, _in_dataset),
     "decrypt": (_in_dataset, _destination_file),

@@ -1,4 +1,4 @@
-"""What a task does to a file in the AGS1 format."""
+"""The work on a file in the AGS1 format."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.fs import Store
 
-SMALL_NBYTES = 64 << 10  # of plaintext that is sealed and written by one call
-CHUNK_NBYTES = 1 << 20  # of plaintext at a time, or a block a thread if that is more
-_here = threading.local()  # a thread does one file at a time
+SMALL_NBYTES = 64 << 10  # plaintext up to this size is sealed and written by one call
+CHUNK_NBYTES = 1 << 20  # plaintext at a time; one block for each thread if that is more
+_here = threading.local()  # a thread works on one file at a time
 
 
 def _chunks(context: Context, block_size: int) -> memoryview:
@@ -55,7 +55,7 @@ def _encrypt_steps(context: Context, source: Store, entry: FileEntry) -> None:
         got = file.readinto(chunk)
         _refuse_encrypted(bytes(chunk[: min(got, 8)]))
         with _writer(context, entry) as writer:
-            while got and writer.tell() <= entry.plain_length:  # it may grow for ever
+            while got and writer.tell() <= entry.plain_length:  # stop there: the file may grow for ever
                 writer.write(chunk[:got])
                 got = file.readinto(chunk)
             if writer.tell() != entry.plain_length or file.changed():
@@ -82,14 +82,14 @@ def _is_small(entry: FileEntry) -> bool:
 
 
 def _write_small(context: Context, entry: FileEntry, plain: bytes) -> None:
-    """Like a writer, but all at once: around a small file, each step costs as much as what is done with it."""
+    """Write a small file in one step: the steps of a writer would cost as much as the work."""
     key, block_size = Key(context.dek(entry)), entry.block_size
     stream = key.seal_bytes(entry.aad_prefix, block_size, encode_header(block_size), plain)
     context.dataset.put(entry.file, stream, tag=context.job_id, fsync=context.fsync)
 
 
 def _is_finished(context: Context, entry: FileEntry, attempt: int) -> bool:
-    """Whether an earlier attempt, or the job that is resumed, published the file, and died before it could say so."""
+    """Return whether an earlier attempt, or the job that is resumed, published the file before it died."""
     if not attempt and context.resume != "verify":
         return False
     there = context.dataset.stat(entry.file)
@@ -104,7 +104,7 @@ def _is_finished(context: Context, entry: FileEntry, attempt: int) -> bool:
 
 
 def encrypted_already(head: bytes) -> str | None:
-    """Why a file that begins so need not be encrypted; None if it is as it should be."""
+    """Return why a file that begins with `head` need not be encrypted; None if it must be."""
     if head[:4] == b"PARE":
         return "it is a Parquet file with an encrypted footer already"
     block_size = int.from_bytes(head[4:8], "little")
@@ -121,7 +121,7 @@ def _check(context: Context, entry: FileEntry) -> None:
 
 
 def _small_plaintext(context: Context, entry: FileEntry) -> bytes | None:
-    """Read and open a small file in one step. None if it is not small, or if anything is wrong: a reader says what."""
+    """Read and open a small file in one step. None if it is not small, or on any error: a reader reports the error."""
     if not _is_small(entry) or entry.file_length != HEADER_NBYTES + entry.plain_length + OVERHEAD_NBYTES:
         return None
     stream = context.dataset.take(check_path(entry.file), entry.file_length)
@@ -143,15 +143,15 @@ def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
     entry = task.entry
     destination = context.other
     assert destination is not None
-    # Where nothing should be there, the short way finds out by itself whether something is.
+    # If the file should not exist, the one-step write itself finds out whether it does.
     fresh = not (attempt or context.resume or context.overwrite)
     if fresh and _decrypt_small(context, entry):
         return None
     there = destination.stat(check_path(entry.path))
     if there is not None:
         same = there.size == entry.plain_length
-        # What was there before the job, its planner refused. Another attempt may have written it meanwhile, an earlier
-        # one or one that runs beside this one, and so may anybody else.
+        # The planner refused files that existed before the job. So another attempt (an earlier one, or one at the same
+        # time) or another program wrote this file meanwhile.
         looks = attempt or context.resume or not context.overwrite
         if same and (context.resume == "length" or (looks and equal(context, entry))):
             return ("AlreadyThere", "an earlier run wrote it") if context.resume and not attempt else None
@@ -172,14 +172,14 @@ def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
 
 
 def _decrypt_small(context: Context, entry: FileEntry) -> bool:
-    """Decrypt a small file where none is, in one step. False, for any reason: nothing was written."""
+    """Decrypt a small file to a new file, in one step. Returns False if nothing was written, for any reason."""
     check_path(entry.path)
     plain = _small_plaintext(context, entry)
     return plain is not None and context.give_restored(entry, plain)
 
 
 def equal(context: Context, entry: FileEntry) -> bool:
-    """Whether the file at the entry's path elsewhere is what the dataset holds, every tag of which passes."""
+    """Return whether the file outside of the dataset equals the dataset's, after a check of all tags."""
     assert context.other is not None
     with context.reader(entry) as reader, context.other.open(entry.path) as file:
         chunk = _chunks(context, entry.block_size)
@@ -216,7 +216,7 @@ _OPERATIONS: dict[str, Callable[[Context, Task, int], tuple[str, str] | None]] =
 
 
 def run(context: Context, task: Task, attempt: int) -> Outcome:
-    """Do one file."""
+    """Run the task of one file."""
     note = _OPERATIONS[context.op](context, task, attempt)
     return Outcome("ok", file_length=task.entry.file_length) if note is None else Outcome("skipped", *note)
 
