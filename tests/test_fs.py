@@ -291,6 +291,34 @@ def test_kill_9_and_sweep(store: Store) -> None:
     assert names(store) == ["b/.other.x.agstmp"]
 
 
+@pytest.mark.parametrize("openat2", ["1", "0"])
+def test_a_sweep_looks_beside_its_paths(store: Store, openat2: str) -> None:
+    """Of a tag, and where links lead; a sweep without paths looks everywhere."""
+    for folder in ("a", "a/below", "b", "real", "file"):
+        for tag in ("t", "u"):
+            put(store, f"{folder}/.x.{tag}.{'0' * 16}.agstmp", b"x")
+    put(store, "file/target", b"x")
+    os.symlink("real", f"{store.url}/alias")
+    os.symlink("../file/target", f"{store.url}/b/link")
+    printed = run_python(
+        """
+        import sys
+        from ags_fast.fs import Store
+        store = Store(sys.argv[1])
+        for tag, paths in ("t", {"a/x", "a/y", "gone/x"}), ("t", ["alias/x"]), ("t", {"b/link"}), (None, {"a/x"}):
+            print(sorted(store.sweep(tag, 0 if tag is None else None, paths=paths, below="" if tag else "a/below/")))
+        print(sorted(store.sweep("t")), sorted(store.sweep("u", paths={"a/x"}, below="b/")))
+        """,
+        store.url,
+        AGS_FAST_OPENAT2=openat2,
+    )
+    name = f".x.{{}}.{'0' * 16}.agstmp"
+    t, u = name.format("t"), name.format("u")
+    beside = [[f"a/{t}"], [f"alias/{t}"], [f"b/{t}", f"b/{t}"], [f"a/below/{t}", f"a/below/{u}"]]
+    assert printed.splitlines() == [*map(str, beside), "[] []"]
+    assert sorted(temporary(store)) == [u] * 4
+
+
 def test_a_living_writer_is_not_swept(store: Store) -> None:
     with writing(store, 1_000_000) as child:
         assert store.sweep(older_than=0) == []

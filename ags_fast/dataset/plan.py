@@ -376,7 +376,10 @@ class Plan:
         ours: set[str] = set()
         if self.running:
             ours = self.files()
-            store.sweep(self.job_id, paths=ours)
+            if self.taken and store.local:  # tasks that died may have written files that nothing tells of
+                store.sweep(self.job_id)
+            elif ours:
+                store.sweep(self.job_id, paths=ours)
             ours.difference_update(committed)
             for version in dataset.versions(after=self.body.get("base", 0)) if ours else ():
                 ours.difference_update(ref.path for ref in version.manifests)

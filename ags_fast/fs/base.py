@@ -224,7 +224,8 @@ class Store:
             tag: Remove only files in the making with this tag. An upload has no tag: with `tag`, the uploads to `paths`
                 are removed.
             older_than: Remove only what was not written to for this many seconds, or, an upload, begun so long ago.
-            paths: See `tag`.
+            paths: See `tag`. A local folder is searched only beside these files, if there are any and a tag is given:
+                a writer makes its temporary file beside the file that it writes.
             below: Look in this folder only; ends in a slash.
 
         Returns:

@@ -115,7 +115,7 @@ class LocalStore(Store):
     def _sweep(
         self, tag: str | None, age: float, age_unlocked: float, paths: Collection[str], below: str
     ) -> builtins.list[str]:
-        return sweep(self._root, tag, age, age_unlocked, below)
+        return sweep(self._root, tag, age, age_unlocked, paths, below)
 
     def _remove_folder(self, path: str) -> None:
         below, _, name = path.rpartition("/")

@@ -9,12 +9,12 @@ import time
 
 from ags_fast.errors import PolicyError
 from ags_fast.fs.base import Entry
-from ags_fast.fs.below import A_PATH, LISTED, Root, lock
+from ags_fast.fs.below import A_PATH, LISTED, Root, lock, lstat
 from ags_fast.fs.paths import temporary_tag
 
 TYPE_CHECKING = False  # to import typing takes longer than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from typing import Any
 
 __all__ = ["sweep", "walk"]
@@ -122,30 +122,82 @@ def _reason(kind: str, info: os.stat_result | None) -> str:
     return "a device, which has no content to read"
 
 
-def sweep(root: Root, tag: str | None, age: float, age_unlocked: float, below: str) -> list[str]:
+def sweep(
+    root: Root, tag: str | None, age: float, age_unlocked: float, paths: Collection[str], below: str
+) -> list[str]:
     """Remove temporary files whose writers are dead. The arguments are those of `Store._sweep`."""
+    if tag is not None and paths:
+        return _sweep_beside(root, tag, age, age_unlocked, paths, below)
     swept: list[str] = []
     todo = [below]
     while todo:
         shown = todo.pop()
-        try:
-            fd = root.open(shown.rstrip("/"), LISTED)
-        except (FileNotFoundError, NotADirectoryError, PolicyError):  # removed, or exchanged, meanwhile
+        fd = _opened(root, shown)
+        if fd is None:
             continue
         try:
             with os.scandir(fd) as scan:
                 for found in scan:
                     if found.is_dir(follow_symlinks=False):
                         todo.append(f"{shown}{found.name}/")
-                        continue
-                    of = temporary_tag(found.name)
-                    if of is None or tag not in (None, of) or not found.is_file(follow_symlinks=False):
-                        continue
-                    if _sweep_file(fd, found.name, age, age_unlocked):
+                    elif _is_swept(fd, found.name, tag, age, age_unlocked):
                         swept.append(shown + found.name)
         finally:
             os.close(fd)
     return swept
+
+
+def _sweep_beside(
+    root: Root, tag: str, age: float, age_unlocked: float, paths: Collection[str], below: str
+) -> list[str]:
+    """Sweep only where writers of these files make temporary files: beside each or, of a link, beside its target."""
+    beside: dict[str, list[str]] = {}
+    for path in paths:
+        if path.startswith(below):
+            folder, slash, name = path.rpartition("/")
+            beside.setdefault(folder + slash, []).append(name)
+    swept: list[str] = []
+    for shown, names in beside.items():
+        fd = _opened(root, shown)
+        if fd is None:
+            continue
+        try:
+            swept += [shown + name for name in os.listdir(fd) if _is_swept(fd, name, tag, age, age_unlocked)]
+            links = [name for name in names if _is_link(fd, name)]
+        finally:
+            os.close(fd)
+        for name in links:
+            try:
+                target, _ = root.resolve(shown + name)
+                fd = os.open(".", LISTED, dir_fd=target.fd)
+            except (OSError, PolicyError):  # it leads out or nowhere: nobody can write there
+                continue
+            try:
+                swept += [shown + name for name in os.listdir(fd) if _is_swept(fd, name, tag, age, age_unlocked)]
+            finally:
+                os.close(fd)
+    return swept
+
+
+def _opened(root: Root, folder: str) -> int | None:
+    try:
+        return root.open(folder.rstrip("/"), LISTED)
+    except (FileNotFoundError, NotADirectoryError, PolicyError):  # removed, or exchanged, meanwhile
+        return None
+
+
+def _is_link(folder: int, name: str) -> bool:
+    found = lstat(name, folder)
+    return found is not None and stat.S_ISLNK(found.st_mode)
+
+
+def _is_swept(folder: int, name: str, tag: str | None, age: float, age_unlocked: float) -> bool:
+    """Remove what has this name, if it is a temporary file of the tag and its writer is dead. Whether it is removed."""
+    of = temporary_tag(name)
+    if of is None or tag not in (None, of):
+        return False
+    found = lstat(name, folder)
+    return found is not None and stat.S_ISREG(found.st_mode) and _sweep_file(folder, name, age, age_unlocked)
 
 
 def _sweep_file(folder: int, name: str, age: float, age_unlocked: float) -> bool:
