@@ -12,6 +12,7 @@ from ags_fast.dataset.ledger import Ledger
 from ags_fast.jobs import LocalEngine
 from ags_fast.jobs.work.context import Context
 from ags_fast.keys.kms import load_kms, local
+from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -80,6 +81,8 @@ def leftovers(dataset: Path, kms: Any) -> list[str]:
         version = opened.version(number)
         known.update(ref.path for ref in version.manifests)
         known.update(entry.file for entry in opened.entries(version))
+    if isinstance(opened.keys, DatasetKeyStore):
+        known |= opened.keys.objects(opened.keys.version)
     found = set(read_tree(dataset)) - known
     return sorted(path for path in found if not path.startswith(("_ags/keys/0", "_ags/versions/0")))
 
