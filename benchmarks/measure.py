@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COLUMNS = ("limit", "naive", "best", "pycryptodome", "ours")
 REFERENCE = {"naive", "pycryptodome"}  # slow, and only for comparison: they get fewer rounds
 SLOW_SECONDS = 0.03
-PER_SECOND = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9, "calls": 1}
+PER_SECOND = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9, "calls": 1, "KiB": 1 / 1024}
 
 Run = Callable[[], float | None]  # returns the seconds it took, or None if its caller should look at the clock
 
@@ -30,7 +30,7 @@ class SkippedError(Exception):
 class Row:
     """What contenders took for one task. Samples are seconds a call, bytes of memory or counts: less is better.
 
-    name: unique, as ``codec/encrypt/1MiB/aes-128/2t``. unit: GB/s, MiB, s, ms, us, ns or calls. nbytes: of
+    name: unique, as ``codec/encrypt/1MiB/aes-128/2t``. unit: GB/s, MiB, KiB, s, ms, us, ns or calls. nbytes: of
     plaintext in a call.
     """
 

@@ -1,4 +1,4 @@
-"""The results as pictures: throughput by block size, and how far each target was reached."""
+"""The results as pictures: throughput by block size, the cost of commits, and how far each target was reached."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ def draw(results: dict[str, Any], output: Path) -> list[Path]:
             points = codec_points(results["rows"], bits)
             if len({point["block"] for point in points}) > 1:
                 made += [draw_codec(points, bits, results["about"], output)]
+        if any(len(points) > 1 for points in commit_points(results["rows"]).values()):
+            made += [draw_commits(commit_points(results["rows"]), results["about"], output)]
         if targets := [target for target in results["targets"] if "best" in target]:
             made += [draw_targets(targets, results["about"], output)]
     return made
@@ -98,6 +100,33 @@ def draw_codec(points: list[dict[str, Any]], bits: int, about: dict[str, Any], o
     figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=len(handles))
     figure.tight_layout(rect=(0, 0.045, 0.99, 0.915))
     return save(figure, output / f"codec-aes-{bits}.png")
+
+
+def commit_points(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Milliseconds by the number of commits."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        found = re.fullmatch(r"commits/(encrypt_files|transaction)/(commit|oldest|newest)/(\d+)", row["name"])
+        if found:
+            label = f"{found[1]}: commit" if found[2] == "commit" else f"{found[1]}: open_file of the {found[2]}"
+            points.setdefault(label, []).append((int(found[3]), row["columns"]["ours"]["best"]))
+    return points
+
+
+def draw_commits(points: dict[str, list[tuple[int, float]]], about: dict[str, Any], output: Path) -> Path:
+    figure, axes = pyplot.subplots(figsize=(8.5, 5))
+    for label, line in points.items():
+        numbers, costs = zip(*sorted(line), strict=True)
+        style = "-" if label.endswith("commit") else "--"
+        axes.plot(numbers, costs, linestyle=style, linewidth=2, marker="o", markersize=4, label=label)
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("commits before, of one small file each")
+    axes.set_ylabel("ms of CPU")
+    title(figure, "Commits, and lookups after so many", "The least of 5 neighbours.", about)
+    figure.legend(loc="lower center", ncols=2)
+    figure.tight_layout(rect=(0, 0.14, 0.99, 0.88))
+    return save(figure, output / "commits.png")
 
 
 def draw_targets(targets: list[dict[str, Any]], about: dict[str, Any], output: Path) -> Path:
