@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from support import pattern
 
 from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.names import CHAIN, LISTS
 from ags_fast.jobs import LocalEngine
 from ags_fast.jobs.work.context import Context
 from ags_fast.keys.kms import load_kms, local
@@ -74,13 +75,15 @@ def decrypted(dataset: Any, kms: Any, *, version: int | None = None) -> dict[str
 
 
 def leftovers(dataset: Path, kms: Any) -> list[str]:
-    """The files of a dataset that no version knows and that are not its keys and versions."""
+    """The files of a dataset that no version knows and that its keys and versions do not consist of."""
     opened = Ledger.open(dataset, load_kms(kms))
     known: set[str] = set()
     for number in opened.version_numbers():
         version = opened.version(number)
         known.update(ref.path for ref in version.manifests)
         known.update(entry.file for entry in opened.entries(version))
+        known.update(f"{LISTS}{name}.json" for name in version.lists)
+        known.update(f"{CHAIN}{name}.json" for name in version.chain.needed(version.sha256))
     if isinstance(opened.keys, DatasetKeyStore):
         known |= opened.keys.objects(opened.keys.version)
     found = set(read_tree(dataset)) - known
