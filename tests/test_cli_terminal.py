@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from datasets import MASTER, make_kms, write_tree
@@ -22,6 +23,9 @@ pytest.importorskip("pyarrow")
 from ags_fast import cli
 from ags_fast.cli import stream, terminal
 from ags_fast.cli.terminal import escaped, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # What a folder of data may have in it: colours and titles, bytes that are not UTF-8, ends of lines, turned directions.
 NAMES = {
@@ -245,10 +249,20 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def interrupt(folder: Path, after: float, *arguments: str, python: tuple[str, ...] = ("-P", "-c", COMMAND)) -> None:
+def interrupt(
+    folder: Path,
+    after: float,
+    *arguments: str,
+    python: tuple[str, ...] = ("-P", "-c", COMMAND),
+    begun: Callable[[], bool] = lambda: True,
+) -> None:
+    """Press Ctrl-C `after` seconds after the command is ready and `begun` is true."""
     terminal = Terminal(folder, *arguments, python=python)
     if python[1] == "-c":
         terminal.wait_ready()
+    while not begun():
+        assert terminal.process.poll() is None
+        time.sleep(0.05)
     time.sleep(after)
     terminal.press_ctrl_c()
     code = terminal.wait()
@@ -278,15 +292,33 @@ def test_ctrl_c_at_any_moment(tree: Path, kms: list[str], after: float) -> None:
     interrupt(tree, after, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *kms)
 
 
+SPARK = ("--engine", "spark", "--spark-master", "local[2]")
+
+
 @pytest.mark.more
 @pytest.mark.spark
-@pytest.mark.parametrize("after", [7.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1.5, 10.0, 12.0, 14.0))])
-def test_ctrl_c_on_spark(tree: Path, kms: list[str], after: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it starts, and while its workers are at it."""
+@pytest.mark.parametrize("after", [0.0, 1.0])
+def test_ctrl_c_while_spark_works(tree: Path, kms: list[str], after: float, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspark")
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    spark = ["--engine", "spark", "--spark-master", "local[2]"]
-    interrupt(tree, after, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *spark, *kms)
+
+    def begun() -> bool:
+        """Whether a task has written a file of data."""
+        return any("_ags" not in path.parts for path in (tree / "ds").rglob("*.ags"))
+
+    interrupt(tree, after, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *SPARK, *kms, begun=begun)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("after", [1.5, 7.0, 10.0, 12.0, 14.0])
+def test_ctrl_c_at_any_moment_of_spark(
+    tree: Path, kms: list[str], after: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the JVM and its context start, when the launcher of PySpark may print what it was interrupted at."""
+    pytest.importorskip("pyspark")
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    interrupt(tree, after, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *SPARK, *kms)
 
 
 def test_ctrl_c_of_a_stream(tree: Path) -> None:
