@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ags_fast import Dataset, jobs
+from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id
@@ -257,7 +258,7 @@ def commit_made_up(count: int, folder: Path, kms: dict[str, str]) -> None:
     entries = reserve_keys(opened, Policy(), job_id, MASTER_KEY, True, entries, [{}] * count)
     with ExitStack() as held:
         plan, entries = begin_plan(opened, held, job_id, entries, 16, base=0)
-        version, _ = opened.commit("encrypt", job_id, entries, base=None)
+        version = opened.commit(Wish("encrypt", job_id, entries)).version
         if version is None or version.files != count:
             raise AssertionError(f"not {count} files")
         plan.end({entry.file for entry in entries})

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ags_fast import jobs
+from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.keks import Uses, Want
 from ags_fast.dataset.ledger import Ledger
@@ -224,7 +225,7 @@ def fill(opened: Ledger, key: KeyEntry, count: int) -> Wraps:
             )
             for number, (name, dek, prefix) in enumerate(zip(made.names, made.wrapped, prefixes, strict=True), first)
         ]
-        opened.commit("encrypt", JOB_ID, entries, base=opened.current())
+        opened.commit(Wish("encrypt", JOB_ID, entries, base=opened.current()))
         names += made.names
         wrapped += made.wrapped
     return made._replace(names=names, wrapped=wrapped)

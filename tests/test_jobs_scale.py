@@ -21,6 +21,7 @@ from datasets import MASTER, make_kms
 from support import python_env
 
 from ags_fast import encrypted_length
+from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id
@@ -107,17 +108,16 @@ def entries(count: int, folder: Path) -> Figures:
         assert again is not None
         assert len(again.entries()) == count
     with meter.measure("commit"):
-        version, refused = dataset.commit("encrypt", job_id, planned, base=None)
-        assert version is not None
-        assert not refused
+        made = dataset.commit(Wish("encrypt", job_id, planned))
+        assert made.version is not None
+        assert not made.change.refused
     with meter.measure("end"):
         again.end()
     with meter.measure("read the version"):
         assert sum(1 for _ in dataset.entries(dataset.current())) == count
     changed = [entry._replace(file=f"{entry.file}.2") for entry in planned[::1000]]
     with meter.measure("commit a thousandth again"):
-        replaced = {entry.path: entry.path + ".ags" for entry in changed}
-        dataset.commit("rekey", job_id, changed, base=version, replaced=replaced)
+        dataset.commit(Wish("rekey", job_id, changed, planned[::1000], made.version))
     with meter.measure("open one file"), pytest.raises(Exception, match="missing"):
         open_file(folder / "dataset", planned[-1].path, kms=kms)
     return meter.figures

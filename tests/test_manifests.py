@@ -12,6 +12,7 @@ from datasets import HERE, MASTER, decrypted, leftovers, make_kms, write_tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ags_fast.dataset.decide import Wish, next_version
 from ags_fast.dataset.entries import FileEntry, wrapped_by
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.merging import RATIO, lanes, to_merge
@@ -98,14 +99,14 @@ def test_like_a_dict(small: None, tmp_path_factory: pytest.TempPathFactory, step
     for number, (what, names) in enumerate([("put", {"a/0"}), *steps]):
         base = opened.current()
         if what == "put":
-            old = {path: model[path] for path in names & model.keys()}
+            old = list(opened.find_many(base, names).values())
             add = [entry(opened, path, number) for path in names]
-            _, refused = opened.commit("encrypt", new_job_id(), add, base=base, replaced=old)
-            assert refused == []
+            made = opened.commit(Wish("encrypt", new_job_id(), add, old, base))
+            assert made.change.refused == ()
             model |= {e.path: e.file for e in add}
         elif what == "remove":
             gone = list(opened.find_many(base, names).values())
-            opened.commit_removal(new_job_id(), gone)
+            opened.commit(Wish("remove", new_job_id(), remove=gone, base=base))
             model = {path: file for path, file in model.items() if path not in names}
         elif what == "rotate":
             rotate(dataset, kms=kms, progress=False).raise_for_failures()
@@ -145,15 +146,42 @@ def test_lanes() -> None:
     assert [len(run) for run in runs_of([ref(1, run="x"), ref(2, run="x"), ref(3)])] == [2, 1]
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_a_wish_changes(whole: bool) -> None:
+    """Each path has what the wish has, or what the job saw, or what another job has put there."""
+
+    def file(path: str, job: str) -> FileEntry:
+        return FileEntry(path, f"{path}.{job}", "ags1", 5, 41, 1, "k", b"", None, b"", job, None, None, None, path, "")
+
+    def decided(there: dict[str, str] | None) -> tuple[list[str], list[str], list[str]]:
+        change = next_version(wish, None, there)
+        return [e.path for e in change.adds], sorted(change.removes), [e.path for e in change.refused]
+
+    wish = Wish("x", "job", [file("new", "a"), file("put", "a")], [file("put", "0"), file("gone", "0")], whole=whole)
+    seen = {"put": "put.0", "gone": "gone.0"}
+    assert decided(None) == decided(seen) == (["new", "put"], ["gone", "put"], [])
+    changes: list[tuple[dict[str, str | None], list[str], list[str], list[str]]] = [
+        ({"new": "new.b"}, ["put"], ["gone", "put"], ["new"]),
+        ({"put": "put.b"}, ["new"], ["gone"], ["put"]),
+        ({"put": None}, ["new"], ["gone"], ["put"]),
+        ({"gone": "gone.b"}, ["new", "put"], ["put"], ["gone"]),
+        ({"put": "put.a"}, ["new"], ["gone"], []),  # done already
+        ({"gone": None}, ["new", "put"], ["put"], []),
+    ]
+    for change, adds, removes, refused in changes:
+        there = {path: name for path, name in {**seen, **change}.items() if name is not None}
+        assert decided(there) == (([], [], list(change)) if whole else (adds, removes, refused))
+
+
 @pytest.mark.usefixtures("small")
 def test_lists_are_shared_and_checked(tmp_path: Path) -> None:
     kms, dataset = make_kms(tmp_path), tmp_path / "dataset"
     opened = Ledger.open_or_create(Store(dataset), load_kms(kms), MASTER)
     many = [entry(opened, f"{n:04}", 0) for n in range(100)]
-    opened.commit("encrypt", new_job_id(), many, base=None)
+    opened.commit(Wish("encrypt", new_job_id(), many))
     (path,) = (dataset / "_ags/lists").iterdir()
     manifests = set((dataset / "_ags/manifests").iterdir())
-    opened.commit("encrypt", new_job_id(), [entry(opened, "x", 1)], base=opened.current())
+    opened.commit(Wish("encrypt", new_job_id(), [entry(opened, "x", 1)], base=opened.current()))
     assert list((dataset / "_ags/lists").iterdir()) == [path]
     assert len(set((dataset / "_ags/manifests").iterdir()) - manifests) == 1
     data = path.read_bytes()

@@ -19,6 +19,7 @@ from support import pattern
 
 from ags_fast import IntegrityError, KeyAccessError, PolicyError
 from ags_fast._core import Key
+from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.plan import open_plans
@@ -1146,7 +1147,7 @@ def many_entries(dataset: Path, kms: Any, count: int) -> list[FileEntry]:
         FileEntry(name, name, "ags1", n, 36 + n, 4096, key_id, wrapped, None, b"", "job", None, None, None, name, "")
         for n, (name, wrapped) in enumerate(zip(names, found.envelope.wrap_many(key_id, items), strict=True))
     ]
-    found.commit("encrypt", "job", made, base=None)
+    found.commit(Wish("encrypt", "job", made))
     return made
 
 

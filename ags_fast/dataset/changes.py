@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from ags_fast.errors import ConcurrentChangeError, IntegrityError
+from ags_fast.errors import ConcurrentChangeError, IntegrityError, PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,17 +28,35 @@ def until_unchanged(
         apply: Carry the decision out, and return the result. Raises `ConcurrentChangeError` or `FileExistsError` when
             what was read has changed.
         is_stale: Tell whether what was read has changed. Then an `IntegrityError` of `decide` or `apply` is no fault:
-            an expiry has removed what was to be read. None: every `IntegrityError` is a fault.
+            an expiry has removed what was to be read. Nor is a `PolicyError`. None: each of these errors is a fault.
 
     Returns:
         What `apply` returned.
     """
+
+    def attempt(seen: Seen) -> Result:
+        try:
+            return apply(seen, decide(seen))
+        except FileExistsError as error:
+            raise ConcurrentChangeError("somebody else was first") from error
+        except (IntegrityError, PolicyError) as error:
+            if is_stale is None or not is_stale(seen):
+                raise
+            raise ConcurrentChangeError("what was read has changed") from error
+
+    return until_read(look, attempt)
+
+
+def until_read(look: Callable[[], Seen], read: Callable[[Seen], Result]) -> Result:
+    """Read what `look` has found. When that has gone meanwhile, look and read again.
+
+    Args:
+        look: Find what is to be read.
+        read: Read it. Raises `ConcurrentChangeError` when it has gone.
+    """
     while True:
         seen = look()
         try:
-            return apply(seen, decide(seen))
-        except (ConcurrentChangeError, FileExistsError):
+            return read(seen)
+        except ConcurrentChangeError:
             continue
-        except IntegrityError:
-            if is_stale is None or not is_stale(seen):
-                raise

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ags_fast.dataset.keks import GRACE_MS, SLACK_USES, Uses, Want, is_idle, master_now
+from ags_fast.dataset.merging import to_compact
 from ags_fast.dataset.policy import DAY_MS, Policy
 from ags_fast.dataset.tables import named_keys
 from ags_fast.errors import PolicyError
@@ -51,9 +52,16 @@ class Change:
     manifests: tuple[TableRef, ...] = ()  # to remove with them
     stay: Mapping[str, str] = field(default_factory=dict)  # retired keys that stay, and why
     checks: tuple[str, ...] = ()  # KEKs whose newest wraps must be seen to open before older wraps are removed
+    adds: tuple[FileEntry, ...] = ()  # files to put into the next version
+    removes: Mapping[str, str] = field(default_factory=dict)  # files to take out: {path: object}
+    breaks: frozenset[str] = frozenset()  # numbered sets that lose a member, so that they are no sets any more
+    refused: tuple[FileEntry, ...] = ()  # files of a wish whose paths another job has changed
+    merges: tuple[TableRef, ...] = ()  # manifests to merge into one run
+    policy: Policy | None = None  # of the next version; None: as it was
 
     def __bool__(self) -> bool:
-        return bool(self.keys or self.rewrites or self.versions or self.manifests)
+        files = self.adds or self.removes or self.merges or self.policy is not None
+        return bool(self.keys or self.rewrites or self.versions or self.manifests or files)
 
     def apply_to(self, snapshot: Snapshot, now_ms: int) -> Snapshot:
         """The snapshot that a dataset has after the change. Manifests keep their lengths."""
@@ -416,3 +424,78 @@ def expire_keys(snapshot: Snapshot, force: bool, now_ms: int, unsure: Collection
             keys[entry.key_id] = entry.replace(properties=properties)
     checks = tuple(entry.key_id for entry in left if REWRAPPED_MS in entry.properties)
     return Change(keys, stay=stay, checks=checks)
+
+
+# ---------------------------------------------------------------------------------------------------------- files
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a job wants of the next version.
+
+    Attributes:
+        operation: What the version says of the job.
+        job_id: The id of the job.
+        add: Files to add. A file takes the place of the file that `remove` has at its path.
+        remove: Files to take out, as `base` has them.
+        base: The version that the job has looked at; None: there was no version.
+        whole: Commit the whole wish or nothing. False: leave out the paths that another job has changed.
+        compact: Merge the manifests into one run. Then `add` and `remove` are empty.
+        policy: The policy of the dataset from now on; None: as it was.
+    """
+
+    operation: str
+    job_id: str
+    add: Sequence[FileEntry] = ()
+    remove: Sequence[FileEntry] = ()
+    base: Version | None = None
+    whole: bool = False
+    compact: bool = False
+    policy: Policy | None = None
+
+    def paths(self) -> set[str]:
+        """Return the paths of its files."""
+        return {entry.path for files in (self.add, self.remove) for entry in files}
+
+
+def next_version(wish: Wish, head: Version | None, there: Mapping[str, str] | None) -> Change:
+    """Decide what a wish changes in the newest version.
+
+    Args:
+        wish: What the job wants.
+        head: The newest version.
+        there: {path: object} of the files that the newest version has at the paths of the wish. None: the files that
+            the job has seen.
+    """
+    if wish.compact:
+        return Change(merges=tuple(to_compact(head.manifests if head else ())))
+    old = {entry.path: entry.file for entry in wish.remove}
+    skips: set[str] = set()
+    refused: tuple[FileEntry, ...] = ()
+    if there is not None:
+        if wish.whole and head is not None and head.job_id == wish.job_id:
+            return Change()  # the wish is committed: the answer to an earlier attempt was lost
+        new = {entry.path: entry.file for entry in wish.add}
+        skips = {path for path in old.keys() | new.keys() if there.get(path) != old.get(path)}
+        late = skips if wish.whole else {path for path in skips if there.get(path) != new.get(path)}
+        refused = tuple(
+            [entry for entry in wish.add if entry.path in late]
+            + [entry for entry in wish.remove if entry.path in late - new.keys()]
+        )
+        if wish.whole and refused:
+            return Change(refused=refused)
+    adds = tuple(entry for entry in wish.add if entry.path not in skips)
+    removes = {path: file for path, file in old.items() if path not in skips}
+    policy = wish.policy if adds or removes or not (wish.add or wish.remove) else None
+    return Change(
+        adds=adds, removes=removes, breaks=_broken(wish.remove, adds, removes), refused=refused, policy=policy
+    )
+
+
+def _broken(remove: Iterable[FileEntry], adds: Iterable[FileEntry], removes: Container[str]) -> frozenset[str]:
+    """Return the numbered sets that lose a member which no file with its number replaces."""
+    members = {entry.path: entry.set_id for entry in remove if entry.set_id is not None and entry.path in removes}
+    if not members:
+        return frozenset()
+    replaced = {entry.path for entry in adds if entry.set_id is not None and members.get(entry.path) == entry.set_id}
+    return frozenset(set_id for path, set_id in members.items() if path not in replaced)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from ags_fast.dataset.changes import until_unchanged
 from ags_fast.dataset.documents import Documents
 from ags_fast.dataset.lists import Lists
 from ags_fast.dataset.names import CHAIN, LISTS, MANIFESTS, PLANS, VERSIONS
@@ -83,13 +84,24 @@ class History(Documents):
     def current(
         self, *, version: int | None = None, min_version: int | None = None, writes: bool = False
     ) -> Version | None:
-        """The highest version, or the one asked for. None if nothing was committed yet.
+        """Return the newest version.
 
-        IntegrityError if the highest one descends neither from the caller's pin nor from one that was read before.
-        writes: the caller is about to change the dataset, so the documents of the last ancestors must be those that
-        the highest version names.
+        Args:
+            version: The number of another version to return; None: the newest.
+            min_version: The newest version must have at least this number; None: any.
+            writes: Whether the caller is about to change the dataset. Then the documents of the last ancestors must be
+                those that the newest version names.
+
+        Returns:
+            The version; None if nothing was committed yet.
+
+        Raises:
+            FileNotFoundError: The dataset has no such version.
+            IntegrityError: The newest version descends neither from the caller's pin nor from a version read before.
+            PolicyError: The newest version is older than `min_version`.
         """
-        while True:
+
+        def look() -> int:
             known = self._head  # before they are listed: another thread may read newer ones
             newest = self.newest_number()
             self.keys.refresh()  # now: a version comes after the keys that it needs
@@ -98,27 +110,32 @@ class History(Documents):
                 raise FileNotFoundError(
                     f"the dataset has no version {version}; it has {_ranges(self.version_numbers())}"
                 )
-            if not newest:
-                if writes and self.lost_versions() and not self.newest_number():
-                    self.committed(None)
-                return None
+            if not newest and writes and self.lost_versions() and not self.newest_number():
+                self.committed(None)
+            return newest
+
+        def read(newest: int) -> Version | None:
             try:
-                # Without a pin, an old version can be read even if a newer one was damaged.
-                if version in (None, newest) or self._pin is not None:
-                    head = self.version(newest)
-                    if self._head is None or head.number >= self._head.number:
-                        self._head = head
-                    if writes:
-                        self._check_parents(head)
-                    if version in (None, newest):
-                        return head
-                return self.version(version or newest)
-            except (IntegrityError, UnknownKeyError) as error:
-                if self.newest_number() != newest or (version not in (None, newest) and not self.has_version(version)):
-                    continue  # it may have been expired
-                if isinstance(error, UnknownKeyError):  # a version comes after its key: older keys were put back
-                    raise IntegrityError(str(error)) from None
-                raise
+                return self._read_current(newest, newest if version is None else version, writes) if newest else None
+            except UnknownKeyError as error:  # a version comes after its key: older keys were put back
+                raise IntegrityError(str(error)) from None
+
+        def is_expired(newest: int) -> bool:
+            gone = version is not None and version != newest and not self.has_version(version)
+            return gone or self.newest_number() != newest
+
+        return until_unchanged(look, read, lambda newest, found: found, is_expired)
+
+    def _read_current(self, newest: int, wanted: int, writes: bool) -> Version:
+        """Read the wanted version, and the newest one if it is needed to check the wanted one."""
+        if wanted != newest and self._pin is None:
+            return self.version(wanted)  # without a pin, an old version can be read even if a newer one was damaged
+        head = self.version(newest)
+        if self._head is None or head.number >= self._head.number:
+            self._head = head
+        if writes:
+            self._check_parents(head)
+        return head if wanted == newest else self.version(wanted)
 
     def committed(self, version: Version | None) -> Version:
         """The version. IntegrityError if there is none: a job on no file must not look like one that has succeeded."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.changes import until_unchanged
 from ags_fast.dataset.commit import Commits
 from ags_fast.dataset.keks import Want
 from ags_fast.dataset.names import HIDDEN, PLANS
-from ags_fast.errors import ConcurrentChangeError, IntegrityError, PolicyError
+from ags_fast.errors import IntegrityError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.keys.stores import open_key_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ags_fast.keys.entry import KeyEntry
     from ags_fast.keys.kms import KmsClient
 
 
@@ -35,10 +37,20 @@ class Ledger(Commits):
         pin: str | None = None,
         min_version: int | None = None,
     ) -> Ledger:
-        """FileNotFoundError if there is no dataset at `url`. key_store: where its keys are, if not in the dataset.
+        """Open a dataset.
 
-        pin: the newest version must be the pinned one or descend from it, now (IntegrityError), and whenever it is
-        read again. min_version: its number must be at least this (PolicyError).
+        Args:
+            url: The folder of the dataset.
+            kms: The client of the KMS.
+            storage_options: Options for fsspec.
+            key_store: Where the dataset's keys are; None: in the dataset.
+            pin: The newest version must be the pinned one or descend from it, now and whenever it is read again.
+            min_version: The newest version must have at least this number.
+
+        Raises:
+            FileNotFoundError: There is no dataset at `url`.
+            IntegrityError: The newest version does not descend from the pin.
+            PolicyError: The newest version is older than `min_version`.
         """
         store = url if isinstance(url, Store) else Store(url, storage_options)
         keys = open_key_store(key_store, kms, store=store, storage_options=storage_options)
@@ -51,24 +63,31 @@ class Ledger(Commits):
 
     @classmethod
     def open_or_create(cls, store: Store, kms: KmsClient, wrapping_key_id: str, key_store: Any = None) -> Ledger:
-        while True:
-            opened = cls(store, kms, open_key_store(key_store, kms, store=store))
-            if opened._has_keys():
-                if key_store is not None and opened._is_new() and any(key.uses for key in opened.keys.list()):
-                    raise PolicyError(
-                        f"{opened.keys!r} has keys of the dataset {opened.id} already, and {store.url} has none: two "
-                        "datasets must not share keys. Name another key store, or the folder of that dataset"
-                    )
-                return opened
-            entry = Want(wrapping_key_id).new_kek(opened.kms)
-            try:
-                opened.keys.compare_and_swap({entry.key_id: entry}, 0)
-            except ConcurrentChangeError:
-                continue  # somebody else has just created it
+        """Open a dataset. If there is none, create the first of its keys.
+
+        Raises:
+            PolicyError: The key store has the keys of another dataset.
+        """
+
+        def first_key(opened: Ledger) -> dict[str, KeyEntry | None]:
+            if not opened._has_keys():
+                entry = Want(wrapping_key_id).new_kek(opened.kms)
+                return {entry.key_id: entry}
+            if key_store is not None and opened._is_new() and any(key.uses for key in opened.keys.list()):
+                raise PolicyError(
+                    f"{opened.keys!r} has keys of the dataset {opened.id} already, and {store.url} has none: two "
+                    "datasets must not share keys. Name another key store, or the folder of that dataset"
+                )
+            return {}
+
+        def create(opened: Ledger, keys: dict[str, KeyEntry | None]) -> Ledger:
+            opened.keyring.swap(keys, 0)
             return opened
 
+        return until_unchanged(lambda: cls(store, kms, open_key_store(key_store, kms, store=store)), first_key, create)
+
     def _is_new(self) -> bool:
-        """Whether neither a version nor a plan is there."""
+        """Return whether neither a version nor a plan is there."""
         return not self.newest_number() and not any(self.store.list(PLANS))
 
     def _has_keys(self) -> bool:

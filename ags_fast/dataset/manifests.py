@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
+from ags_fast.dataset.changes import until_read
 from ags_fast.dataset.entries import check_lengths
 from ags_fast.dataset.history import History
 from ags_fast.dataset.tables import bound, name_bytes
@@ -23,17 +24,21 @@ class Manifests(History):
     """The versions of one dataset, and the files that each version has."""
 
     def entries(self, version: Version | None) -> Iterator[FileEntry]:
-        """Every file of a version, manifest by manifest. ConcurrentChangeError if it is expired meanwhile."""
+        """Iterate over the files of a version, manifest by manifest.
+
+        Raises:
+            ConcurrentChangeError: The version was expired meanwhile.
+        """
         envelope = self.envelope
         for ref in version.manifests if version else ():
             yield from self._of_version(version, lambda ref=ref: self.open_table(ref, envelope))  # type: ignore[misc]
 
     def find(self, version: Version | None, path: str) -> FileEntry | None:
-        """The file that a version has at `path`. ConcurrentChangeError if it is expired meanwhile."""
+        """Return the file that a version has at `path`. The errors are those of `entries`."""
         return self.find_many(version, [path]).get(path)
 
     def find_many(self, version: Version | None, paths: Iterable[str]) -> dict[str, FileEntry]:
-        """The files that a version has at these paths, by path. ConcurrentChangeError if it is expired meanwhile."""
+        """Return the files that a version has at these paths, by path. The errors are those of `entries`."""
         found = self.find_where(version, paths)
         check_lengths(entry for _, entry in found.values())
         return {path: entry for path, (_, entry) in found.items()}
@@ -41,10 +46,10 @@ class Manifests(History):
     def find_where(
         self, version: Version | None, paths: Iterable[str], folders: Iterable[str] = ()
     ) -> dict[str, tuple[TableRef, FileEntry]]:
-        """As `find_many`, with the manifest that each file is in; and a file or more of each of these folders.
+        """Return the files at some paths, and at least one file in each of some folders, each with its manifest.
 
-        Of a manifest is read what may have one of the paths. A path is in one manifest only. The smallest manifests
-        come first, since they cost least.
+        Only the parts of a manifest that may have one of the paths are read. The smallest manifests come first, since
+        they cost least, and a path is in one manifest only.
         """
         inside = sorted({name_bytes(folder) + b"/" for folder in folders})
         names = sorted(set(map(name_bytes, paths)))
@@ -63,7 +68,7 @@ class Manifests(History):
         return {entry.path: (ref, entry) for ref, entry in found.values()}
 
     def _of_version(self, version: Version | None, read: Callable[[], list[FileEntry]]) -> list[FileEntry]:
-        """What `read` finds. ConcurrentChangeError if what it needs was expired with the version."""
+        """Return what `read` finds. Raises ConcurrentChangeError if the version was expired meanwhile."""
         try:
             return read()
         except (IntegrityError, UnknownKeyError):
@@ -74,36 +79,45 @@ class Manifests(History):
     def load_around(
         self, names: Callable[[], tuple[set[str], set[str]]], *, writes: bool = False
     ) -> tuple[Version | None, dict[str, FileEntry]]:
-        """The newest version, and what it has of some paths, and in some folders: at least one file of each.
+        """Read the newest version, and the files that it has at some paths and in some folders.
 
-        names: makes the paths and the folders, if the version has any file. Where they are about as many as its files,
-        all files are read.
+        Args:
+            names: Makes the paths and the folders, if the version has any file. If there are about as many paths as
+                files, all files are read.
+            writes: Whether the caller is about to change the dataset.
+
+        Returns:
+            The version, and its files by path: those at the paths, and at least one in each folder.
         """
-        while True:
-            head = self.current(writes=writes)
+
+        def read(head: Version | None) -> tuple[Version | None, dict[str, FileEntry]]:
             if head is None or not head.files:
                 return head, {}
             paths, folders = names()
-            try:
-                if head.files <= len(paths):
-                    found = {entry.path: entry for entry in self.entries(head)}
-                else:
-                    found = {path: entry for path, (_, entry) in self.find_where(head, paths, folders).items()}
-                check_lengths(found.values())
-                return head, found
-            except ConcurrentChangeError:
-                continue  # the version was expired
+            if head.files <= len(paths):
+                found = {entry.path: entry for entry in self.entries(head)}
+            else:
+                found = {path: entry for path, (_, entry) in self.find_where(head, paths, folders).items()}
+            check_lengths(found.values())
+            return head, found
+
+        return until_read(lambda: self.current(writes=writes), read)
 
     def load(
         self, version: int | None = None, min_version: int | None = None, *, writes: bool = False
     ) -> tuple[Version | None, list[FileEntry]]:
-        """A version, as `current` has it, and all of its files, sorted by path where they are in one run."""
-        while True:
-            head = self.current(version=version, min_version=min_version, writes=writes)
-            try:
-                entries = list(self.entries(head))
-                check_lengths(entries)
-                return head, entries
-            except ConcurrentChangeError:
-                if version is not None:
-                    raise
+        """Read a version, as `current` finds it, and all of its files, sorted by path where they are in one run.
+
+        Raises:
+            ConcurrentChangeError: The version that was asked for was expired meanwhile.
+        """
+
+        def look() -> Version | None:
+            return self.current(version=version, min_version=min_version, writes=writes)
+
+        def read(head: Version | None) -> tuple[Version | None, list[FileEntry]]:
+            entries = list(self.entries(head))
+            check_lengths(entries)
+            return head, entries
+
+        return until_read(look, read) if version is None else read(look())

@@ -7,9 +7,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset import decide
+from ags_fast.dataset.changes import until_unchanged
 from ags_fast.dataset.names import object_name
 from ags_fast.dataset.plan import Plan
-from ags_fast.errors import PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,27 +48,17 @@ def reserve_keys(
     Returns:
         The entries with the ids of the keys that will wrap their data keys.
     """
-    while True:
-        main = wrapping_key_id or dataset.keyring.main_key().wrapping_key_id
-        try:
-            return _reserve_under(main, dataset, policy, job_id, double_wrap, entries, masters)
-        except PolicyError:
-            if wrapping_key_id is not None or dataset.keyring.main_key().wrapping_key_id == main:
-                raise  # otherwise a rotation replaced the master key meanwhile: try again
-
-
-def _reserve_under(
-    main: str,
-    dataset: Ledger,
-    policy: Policy,
-    job_id: str,
-    double_wrap: bool,
-    entries: Sequence[FileEntry],
-    masters: Sequence[Mapping[str, str]],
-) -> list[FileEntry]:
     paths = [entry.path for entry in entries]
-    kinds, uses = decide.kinds_for_files(paths, masters, main, double_wrap, policy, job_id)
-    return decide.with_keys(entries, kinds, masters, dataset.keyring.reserve(uses, policy))
+
+    def reserve(main: str) -> list[FileEntry]:
+        kinds, uses = decide.kinds_for_files(paths, masters, main, double_wrap, policy, job_id)
+        return decide.with_keys(entries, kinds, masters, dataset.keyring.reserve(uses, policy))
+
+    def look() -> str:
+        return wrapping_key_id or dataset.keyring.main_key().wrapping_key_id
+
+    # A rotation may replace the master key meanwhile.
+    return until_unchanged(look, reserve, lambda main, made: made, lambda main: look() != main)
 
 
 def _with_keys(dataset: Ledger, entries: Sequence[FileEntry], dek_length: int) -> list[FileEntry]:

@@ -24,21 +24,29 @@ class Rewriting(Manifests):
     """The files of each version of a dataset, and the manifests of the version to come."""
 
     def without(
-        self, head: Version | None, taken: Mapping[str, str], sets: Collection[str | None] = ()
+        self, head: Version | None, taken: Mapping[str, str], breaks: Collection[str]
     ) -> tuple[dict[str, list[FileEntry]], list[FileEntry]]:
-        """By the path of each manifest that changes what is left of it without `taken`, path -> file; and what is gone.
-        What is left of numbered sets in `sets` is no set any more."""
+        """Take files out of manifests.
+
+        Args:
+            head: The version.
+            taken: The files to take out: {path: object}.
+            breaks: The numbered sets whose remaining members get no number any more.
+
+        Returns:
+            What is left of each manifest that changes, by the path of the manifest; and the files that are taken out.
+        """
         if head is None or not taken:
             return {}, []
         left: dict[str, list[FileEntry]] = {}
         gone: list[FileEntry] = []
         envelope = self.envelope
-        # Who loses a member of a set is not known without a look.
-        touched = head.manifests if sets else {ref: None for ref, _ in self.find_where(head, taken).values()}
+        # Any manifest may have members of a set.
+        touched = head.manifests if breaks else {ref: None for ref, _ in self.find_where(head, taken).values()}
         for ref in touched:
             entries = self.open_table(ref, envelope)
             kept = [
-                entry if entry.set_id not in sets else entry._replace(set_id=None, part=None, parts=None)
+                entry if entry.set_id not in breaks else entry._replace(set_id=None, part=None, parts=None)
                 for entry in entries
                 if taken.get(entry.path) != entry.file
             ]
@@ -53,9 +61,21 @@ class Rewriting(Manifests):
         added: Sequence[FileEntry],
         left: Mapping[str, list[FileEntry]],
         writer: Writer,
+        *,
+        compact: bool = False,
     ) -> list[TableRef]:
-        """The manifests of the version after `head`: `left` in the place of those that change, and the entries of
-        `added`, sorted by path, merged with what is about as small."""
+        """Write the manifests of the version after `head`.
+
+        Args:
+            head: The newest version; None: there is none.
+            added: The files to add. They are merged with the runs that are about as small.
+            left: What is left of manifests that change: {path of the manifest: files}.
+            writer: Writes the manifests.
+            compact: Merge all runs into one.
+
+        Returns:
+            The manifests of the new version.
+        """
         more = list(added)
         runs: list[list[TableRef]] = []
         for run in runs_of(head.manifests if head else ()):
@@ -70,24 +90,24 @@ class Rewriting(Manifests):
                     refs += [made._replace(run=ref.run or ref.path) for made in writer.write(kept)]
             if refs:
                 runs.append(refs)
-        if not more:
+        if not more and not compact:
             return [ref for run in runs for ref in run]
         more.sort(key=path_bytes)
-        places = set(to_merge(runs, len(more)))
+        places = set(range(len(runs)) if compact else to_merge(runs, len(more)))
         chosen = [ref for place in places for ref in runs[place]]
         stay = apart(chosen, more)
-        streams = [self.rows_of_lane(lane) for lane in lanes(ref for ref in chosen if ref not in stay)]
+        streams = [self._files_of(lane) for lane in lanes(ref for ref in chosen if ref not in stay)]
         made = sorted([*stay, *writer.write(merge(more, *streams, key=path_bytes))], key=lambda ref: ref.first)
         rest = [ref for place, run in enumerate(runs) if place not in places for ref in run]
         return rest + [ref._replace(run=made[0].path) for ref in made]
 
-    def rows_of_lane(self, lane: Iterable[TableRef]) -> Iterator[FileEntry]:
+    def _files_of(self, lane: Iterable[TableRef]) -> Iterator[FileEntry]:
         envelope = self.envelope
         for ref in lane:
             yield from self.open_table(ref, envelope)
 
     def remove_unused(self, written: Mapping[bytes, TableRef], version: Version | None) -> None:
-        """Remove the manifests that were written for an attempt that lost, and that the version does not name."""
+        """Remove the manifests of attempts that lost, if the version does not name them."""
         named = {ref.path for ref in version.manifests} if version else set()
         for ref in written.values():
             if ref.path not in named:
@@ -95,7 +115,7 @@ class Rewriting(Manifests):
 
 
 class Writer:
-    """Writes the manifests of one job. Those that an attempt has written which lost are used by the next one."""
+    """Writes the manifests of one job. An attempt to commit uses the manifests that an earlier attempt has written."""
 
     def __init__(self, dataset: Rewriting, job_id: str, written: dict[bytes, TableRef]) -> None:
         self._dataset = dataset

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
 from ags_fast.dataset.contents import MODULES, Contents
+from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry, check_lengths
 from ags_fast.dataset.names import PLANS, check_path, job_in_name, new_job_id
 from ags_fast.dataset.plan import WRITE, Plan
@@ -281,7 +282,7 @@ class Transaction:
             add = wrapped_under(ledger, add, wanted)
             if settings.fsync:
                 ledger.store.sync_folders(entry.file for entry in add)
-        return ledger.commit_whole(WRITE, self.job_id, add, remove)
+        return ledger.commit(Wish(WRITE, self.job_id, add, remove, self._base, whole=True)).version
 
     def _after_all(self, error: BaseException) -> Version | None:
         """The version, if it was made and only the storage's answer was lost."""

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ags_fast.dataset.access import Access
-from ags_fast.dataset.merging import to_compact
+from ags_fast.dataset.decide import Wish, next_version
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.plan import Plan
 from ags_fast.dataset.planning import reserve_keys
@@ -59,7 +59,7 @@ def compact(
     opened = Access.of(dataset, kms, key_store, storage_options, None, min_version, pin).open()
     head = opened.committed(opened.current(writes=not dry_run))
     job_id, store = new_job_id(), opened.store
-    old = to_compact(head.manifests)
+    old = next_version(Wish("compact", job_id, compact=True), head, None).merges
     if dry_run or not old:
         rows = [manifest_row(opened, ref, "planned") for ref in old]
         return JobResult(job_id, "compact", store.url, head.number, rows, head.pin)
@@ -69,9 +69,10 @@ def compact(
         facts = {"operation": "compact", "source": shown(store.url)}
         plan = Plan.create(opened, job_id, [], "running", base=head.number, **facts)
         held.callback(plan.release)
-        head, merged = opened.commit_compaction(job_id)
+        made = opened.commit(Wish("compact", job_id, base=head, compact=True))
         plan.end()
-    rows = [manifest_row(opened, ref) for ref in merged]
+    head = opened.committed(made.version)
+    rows = [manifest_row(opened, ref) for ref in made.change.merges]
     result = JobResult(job_id, "compact", store.url, head.number, rows, head.pin)
     apply_retention(opened, result)
     return result

@@ -219,7 +219,7 @@ class _Found:
     planned: list[FileEntry]  # the files of that plan
     entries: list[FileEntry]  # files to make, without keys yet
     same: list[FileEntry]  # files that the dataset has, and whose sources have not changed
-    replaced: dict[str, str]  # {path: object that is replaced}
+    replaced: dict[str, FileEntry]  # the files that new ones replace, by path
     skipped: list[Row]
 
     def result(self, wish: _Encryption, rows: list[Row]) -> JobResult:
@@ -296,7 +296,7 @@ def _look(wish: _Encryption, opened: Ledger | None, listed: list[Entry], held: E
         job_id = new_job_id()
         entries, same = _new_entries(wish, listed, present, job_id)
     skipped += [_unchanged(wish.source, wish.target, entry) for entry in same]
-    replaced = {entry.path: present[entry.path].file for entry in entries if entry.path in present}
+    replaced = {entry.path: present[entry.path] for entry in entries if entry.path in present}
     check_names(entries, [entry for path, entry in present.items() if path not in replaced])
     return _Found(job_id, base, plan, planned, entries, same, replaced, skipped)
 

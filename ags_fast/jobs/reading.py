@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.access import Access
+from ags_fast.dataset.changes import until_read
 from ags_fast.dataset.dataset import Dataset
-from ags_fast.errors import ConcurrentChangeError
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ags_fast._types import WritableFile
     from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.keys.kms import KmsClient
-
-Result = TypeVar("Result")
 
 
 def open_file(
@@ -52,16 +52,12 @@ def open_file(
         IntegrityError: No version was committed, or something is not what was written.
         KeyAccessError: The KMS refuses.
     """
-    opened = Dataset.open(
-        dataset,
-        kms=kms,
-        version=version,
-        min_version=min_version,
-        pin=pin,
-        key_store=key_store,
-        storage_options=storage_options,
-    )
-    return _on_newest(opened, lambda: opened.open_file(path, missing=missing, threads=threads))
+    access = Access.of(dataset, kms, key_store, storage_options, version, min_version, pin)
+
+    def read(handle: Dataset) -> io.RawIOBase:
+        return handle.open_file(path, missing=missing, threads=threads)
+
+    return until_read(partial(Dataset, access), read)
 
 
 def copy_file(
@@ -96,23 +92,5 @@ def copy_file(
         IntegrityError: No version was committed, or something is not what was written.
         KeyAccessError: The KMS refuses.
     """
-    opened = Dataset.open(
-        dataset,
-        kms=kms,
-        version=version,
-        min_version=min_version,
-        pin=pin,
-        key_store=key_store,
-        storage_options=storage_options,
-    )
-    _on_newest(opened, lambda: opened.copy_file(path, target, threads=threads))
-
-
-def _on_newest(dataset: Dataset, read: Callable[[], Result]) -> Result:
-    """Read; again if the version was expired before the file was open, and there is a newer one."""
-    while True:
-        try:
-            return read()
-        except ConcurrentChangeError:
-            if not dataset.refresh():
-                raise
+    access = Access.of(dataset, kms, key_store, storage_options, version, min_version, pin)
+    until_read(partial(Dataset, access), lambda handle: handle.copy_file(path, target, threads=threads))

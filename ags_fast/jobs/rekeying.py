@@ -126,7 +126,6 @@ def rekey_files(
             plan, entries = begin_plan(opened, held, job_id, entries, dek_length, base=base.number, **facts)
         else:
             entries = continue_plan(opened, plan, plan.entries(), entries, dek_length)
-        replaced = {entry.path: entry.file for entry in chosen}
         try:
             envelope = envelope_for(opened, entries, *chosen)
         except UnknownKeyError:
@@ -146,4 +145,4 @@ def rekey_files(
         )
         rows = run_tasks(context, [Task(entry, old[entry.path]) for entry in entries], options, plan)
         rows = without_false_alarm(opened, base, rows)
-        return commit_files(opened, plan, context, entries, rows, base, replaced)
+        return commit_files(opened, plan, context, entries, rows, base, old)

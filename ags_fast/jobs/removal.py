@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.access import Access
+from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.plan import Plan
 from ags_fast.dataset.planning import reserve_keys
@@ -80,9 +81,10 @@ def remove_files(
             facts = {"operation": "remove", "source": shown(store.url)}
             plan = Plan.create(opened, job_id, [], "running", base=head.number, **facts)
             held.callback(plan.release)
-            head, refused = opened.commit_removal(job_id, chosen)
+            made = opened.commit(Wish("remove", job_id, remove=chosen, base=head))
             plan.end()
-        stays = {entry.path for entry in refused}
+        head = opened.committed(made.version)
+        stays = {entry.path for entry in made.change.refused}
     rows = [planned_row(store.full_path(entry.file), None, entry, "planned" if dry_run else "ok") for entry in chosen]
     why = "another job has put another file of this path into the dataset meanwhile: run the job again"
     rows = [

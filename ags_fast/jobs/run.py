@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry, with_lengths
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import HIDDEN
@@ -155,7 +156,7 @@ def commit_files(
     entries: Sequence[FileEntry],
     rows: list[Row],
     base: Version | None,
-    replaced: Mapping[str, str],
+    replaced: Mapping[str, FileEntry],
     policy: Policy | None = None,
 ) -> JobResult:
     """Commit the version with the files that succeeded, and end the job."""
@@ -167,18 +168,13 @@ def commit_files(
     ]
     good.sort(key=lambda entry: entry.path)
     version = base
-    refused: list[FileEntry] = []
+    refused: tuple[FileEntry, ...] = ()
     if good:
         if context.fsync:
             dataset.store.sync_folders(entry.file for entry in good)
-        version, refused = dataset.commit(
-            context.op,
-            context.job_id,
-            good,
-            base=base,
-            replaced={entry.path: replaced[entry.path] for entry in good if entry.path in replaced},
-            policy=policy,
-        )
+        remove = [replaced[entry.path] for entry in good if entry.path in replaced]
+        made = dataset.commit(Wish(context.op, context.job_id, good, remove, base, policy=policy))
+        version, refused = made.version, made.change.refused
     if refused:
         names = {context.dataset.full_path(entry.file) for entry in refused}
         why = "another job has put a file of this path into the dataset meanwhile: run the job again"

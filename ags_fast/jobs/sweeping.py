@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import MANIFESTS, PLANS, new_job_id
 from ags_fast.dataset.plan import Plan, clear, is_dead, open_plans, orphan_files, orphan_manifests
@@ -132,10 +133,5 @@ def set_policy(
     """
     opened = Ledger.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
     opened.store.check_writable()
-    while True:
-        head = opened.current(writes=True)
-        try:
-            opened.succeed(head, "policy", new_job_id(), head.manifests if head else (), policy=policy)
-        except FileExistsError:
-            continue
-        return head.policy if head else Policy()
+    before = opened.commit(Wish("policy", new_job_id(), policy=policy)).before
+    return before.policy if before else Policy()
