@@ -14,15 +14,13 @@ from ags_fast.dataset.changes import until_unchanged
 from ags_fast.dataset.documents import Documents
 from ags_fast.dataset.lists import Lists
 from ags_fast.dataset.names import CHAIN, LISTS, MANIFESTS, PLANS, VERSIONS
-from ags_fast.dataset.policy import Policy
-from ags_fast.dataset.tables import TableRef, whole
-from ags_fast.dataset.versions import KeysAt, Version, key_store_digest, version_numbers
+from ags_fast.dataset.versions import Version, key_store_digest, version_numbers
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS
 from ags_fast.fs.numbered import Numbered, numbered
 from ags_fast.keys.chain import Chain, ChainObjects, Pin, sha256
 from ags_fast.keys.document import DOCUMENT_NBYTES, Document, document_nbytes
-from ags_fast.keys.entry import LATEST_MS, UnknownKeyError
+from ags_fast.keys.entry import UnknownKeyError
 from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
@@ -165,37 +163,19 @@ class History(Documents):
         return not plans
 
     def version(self, number: int) -> Version:
-        """What the version's document says, if it has its place in the history as far as that is known."""
+        """Read a version, and check its place in the history as far as the history is known.
+
+        Raises:
+            IntegrityError: The version is missing, or not of this history.
+        """
         path = VERSIONS + numbered(number)
         try:
             body, key_id, digest = self._opened(path, "ags-version", self.envelope)
         except FileNotFoundError:
             raise IntegrityError(f"{path} is missing: it was removed after it was listed") from None
-        try:
-            if whole(body["version"]) != number:
-                raise IntegrityError(f"{path} holds the version {body['version']!r}")
-            names = tuple(map(str, body["lists"]))
-            listed = tuple(ref for name in names for ref in self._lists.get(name, path))
-            version = Version(
-                number,
-                None if body["parent"] is None else whole(body["parent"], number - 1, 1),
-                str(body["operation"]),
-                str(body["job_id"]),
-                whole(body["time_ms"], LATEST_MS),
-                whole(body["files"]),
-                whole(body["plain_length"]),
-                (*listed, *(TableRef.from_json(ref) for ref in body["manifests"])),
-                Policy.from_json(body.get("policy", {})),
-                key_id,
-                Chain.from_json(body, number, path),
-                KeysAt.from_json(body["key_store"]),
-                digest,
-                names,
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{path} lacks or garbles {error}") from None
-        if version.files != (count := sum(ref.entries for ref in version.manifests)):
-            raise FormatError(f"{path} says that it has {version.files} files, and names manifests with {count}")
+        version = Version.from_json(
+            body, number, path, lambda names: [ref for name in names for ref in self._lists.get(name, path)]
+        )._replace(key_id=key_id, sha256=digest)
         self._check_place(version)
         self._check_keys(version)
         return version

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ags_fast.dataset.names import VERSIONS
 from ags_fast.dataset.policy import Policy
 from ags_fast.dataset.tables import TableRef, whole
+from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.fs.numbered import Numbered
 from ags_fast.keys.chain import Chain, Pin
+from ags_fast.keys.entry import LATEST_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ags_fast.fs import Store
     from ags_fast.keys.stores import KeyResolver
@@ -55,6 +57,46 @@ class Version(NamedTuple):
     keys: KeysAt = KeysAt(0, None)  # the version of the key store that it was made on
     sha256: str = ""  # hex, of its document as stored
     lists: tuple[str, ...] = ()  # the names of the lists of its runs of several manifests
+
+    @classmethod
+    def from_json(
+        cls, body: Mapping[str, Any], number: int, path: str, listed: Callable[[Sequence[str]], Iterable[TableRef]]
+    ) -> Version:
+        """Read the document of a version.
+
+        Args:
+            body: The document.
+            number: The number that the document must have.
+            path: The path of the document.
+            listed: Reads the manifests of lists.
+
+        Raises:
+            FormatError: The document is malformed.
+            IntegrityError: The document is of another version.
+        """
+        try:
+            if whole(body["version"]) != number:
+                raise IntegrityError(f"{path} holds the version {body['version']!r}")
+            names = tuple(map(str, body["lists"]))
+            version = cls(
+                number,
+                None if body["parent"] is None else whole(body["parent"], number - 1, 1),
+                str(body["operation"]),
+                str(body["job_id"]),
+                whole(body["time_ms"], LATEST_MS),
+                whole(body["files"]),
+                whole(body["plain_length"]),
+                (*listed(names), *(TableRef.from_json(ref) for ref in body["manifests"])),
+                Policy.from_json(body.get("policy", {})),
+                chain=Chain.from_json(body, number, path),
+                keys=KeysAt.from_json(body["key_store"]),
+                lists=names,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{path} lacks or garbles {error}") from None
+        if version.files != (count := sum(ref.entries for ref in version.manifests)):
+            raise FormatError(f"{path} says that it has {version.files} files, and names manifests with {count}")
+        return version
 
     @property
     def pin(self) -> str:
