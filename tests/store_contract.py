@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import pickle
 import threading
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import KEY, open_stream, pattern
+from programs import storage
+from support import KEY, finish_python, open_stream, pattern, program, start_python
 
 from ags_fast import AgsReader, AgsWriter, FormatError, IntegrityError, PolicyError
 from ags_fast.fs import LocalFile, NewFile, NewObject, Store
 from ags_fast.fs.numbered import TOMBSTONE, Numbered
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
 
 SIZES = (0, 1, 100_000, 9 << 20)  # the last one takes an upload in parts
 
@@ -38,6 +46,32 @@ def read_all(store: Store, path: str) -> bytes:
         data = source.read()
     assert source.closed
     return data
+
+
+def race(store: Store, processes: int, rounds: int, folder: Path) -> None:
+    """Processes with four threads each create the same files: each file has one winner, and is the winner's."""
+    go = folder / "go"
+    children = [start_python(program(storage.create_numbered, me, rounds, go, store)) for me in range(processes)]
+    while not all((folder / f"go{me}").exists() for me in range(processes)):
+        assert all(child.poll() is None for child in children)
+        time.sleep(0.01)
+    go.touch()
+    won = [f"{me} {number}" for me, child in enumerate(children) for number in finish_python(child).split()]
+    assert len(won) == rounds
+    assert sorted(won) == sorted(read_all(store, path).rstrip(b"\0").decode() for path in names(store))
+
+
+@contextlib.contextmanager
+def writing(store: Store, size: int) -> Iterator[subprocess.Popen[str]]:
+    """A process in the middle of a file."""
+    child = start_python(program(storage.write_slowly, store, size))
+    with child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "writing\n"
+            yield child
+        finally:
+            child.kill()
 
 
 class StoreContract:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import struct
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -17,6 +18,9 @@ import ags_fast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+P = ParamSpec("P")
+E = TypeVar("E", bound=Exception)
 
 KEYS = {size: bytes(range(size, 2 * size)) for size in (16, 24, 32)}
 KEY = KEYS[16]
@@ -139,12 +143,19 @@ def python_env(**env: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env}
 
 
-def start_python(source: str, *args: object, **env: str) -> subprocess.Popen[str]:
-    """A Python program in a process of its own, to be ended by `finish_python`."""
-    command = [sys.executable, "-X", "faulthandler", "-W", "error::ResourceWarning", "-c", textwrap.dedent(source)]
+def program(function: Callable[P, object], *args: P.args, **options: P.kwargs) -> list[str]:
+    """What Python is called with to call a function of programs/ in a process of its own."""
+    return ["-m", "programs", pickle.dumps((function, args, options)).hex()]
+
+
+def start_python(program: str | list[str], *args: object, **env: str) -> subprocess.Popen[str]:
+    """A Python program in a process of its own, to be ended by `finish_python`. A str is some lines of source."""
+    command = [sys.executable, "-X", "faulthandler", "-W", "error::ResourceWarning"]
+    command += ["-c", textwrap.dedent(program)] if isinstance(program, str) else program
     return subprocess.Popen(
         [*command, *map(str, args)],
         env=python_env(**env),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -164,8 +175,17 @@ def finish_python(child: subprocess.Popen[str], timeout: float = 60) -> str:
     return out
 
 
-def run_python(source: str, *args: object, timeout: float = 60, **env: str) -> str:
-    return finish_python(start_python(source, *args, **env), timeout)
+def run_python(program: str | list[str], *args: object, timeout: float = 60, **env: str) -> str:
+    return finish_python(start_python(program, *args, **env), timeout)
+
+
+def error_of(kind: type[E], call: Callable[[], object]) -> E:
+    """What a call raises, in a program that should not need pytest."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
 
 
 def lengths_around(block_size: int, blocks: Sequence[int] = (0, 1, 2, 3)) -> list[int]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import streams
 from support import (
     KEY,
     KEYS,
@@ -29,6 +30,7 @@ from support import (
     nonces_of,
     open_stream,
     pattern,
+    program,
     seal_stream,
     split_stream,
     start_python,
@@ -38,6 +40,7 @@ import ags_fast
 from ags_fast import AgsCodec, FormatError, IntegrityError, KeyLimitError, encrypted_length, plaintext_length
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 MIB = 1 << 20
@@ -586,63 +589,19 @@ def test_gil_is_released_for_large_calls(large: bool) -> None:
     assert seen == large
 
 
-# A block with 16 MiB of AAD takes about a millisecond: a call that would take seconds, and little memory.
-LONG_CALL = """
-    import os, signal, sys, time, ags_fast
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
-    kind, path = sys.argv[1:]
-    block_size, prefix = 32 << 10, bytes(16 << 20)
-    codec = ags_fast.AgsCodec(bytes(16), aad_prefix=prefix, block_size=block_size, threads=2)
-
-    def seconds():
-        start = time.perf_counter()
-        codec.encrypt(bytes(20 * block_size))
-        return time.perf_counter() - start
-
-    plain = b"\\x5a" * (int(2.5 / min(seconds() for _ in range(3)) * 20) * block_size)
-    if kind in ("encrypt", "decrypt"):
-        stream = codec.encrypt(plain) if kind == "decrypt" else b""
-        out = bytearray(b"\\xa5" * ags_fast.encrypted_length(len(plain), block_size))
-    elif kind == "write":
-        writer = ags_fast.AgsWriter(path, bytes(16), aad_prefix=prefix, block_size=block_size, threads=2)
-    else:
-        with open(path, "wb") as file:
-            length = file.write(codec.encrypt(plain))
-        reader = ags_fast.AgsReader(path, bytes(16), length=length, aad_prefix=prefix, threads=2)
-        out = bytearray(b"\\xa5" * len(plain))
-
-    print("go", flush=True)
-    try:
-        if kind == "encrypt":
-            codec.encrypt_into(plain, out)
-        elif kind == "decrypt":
-            codec.decrypt_into(stream, out, length=len(stream))
-        elif kind == "write":
-            writer.write(plain)
-        elif kind == "readinto":
-            reader.readinto(out)
-        elif kind == "verify":
-            reader.verify()
-    except KeyboardInterrupt:
-        print(time.monotonic())
-    if kind == "encrypt":
-        assert out[:8] == b"\\xa5" * 8  # no header: no stream
-    elif kind == "decrypt":
-        assert not any(out[:len(plain)]) and out[len(plain):] == b"\\xa5" * (len(out) - len(plain))
-    elif kind == "readinto":
-        assert not any(out)
-    elif kind == "write":
-        assert writer.closed and os.listdir(os.path.dirname(path)) == []
-    if kind in ("readinto", "verify"):
-        assert reader.tell() == 0 and reader.read(10) == plain[:10]  # goes on
-"""
-
-
-@pytest.mark.parametrize("kind", ["encrypt", "decrypt", "write", "readinto", "verify"])
-def test_interrupt_is_answered(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(streams.interrupt_encrypt, id="encrypt"),
+        pytest.param(streams.interrupt_decrypt, id="decrypt"),
+        pytest.param(streams.interrupt_write, id="write"),
+        pytest.param(streams.interrupt_readinto, id="readinto"),
+        pytest.param(streams.interrupt_verify, id="verify"),
+    ],
+)
+def test_interrupt_is_answered(call: Callable[[Path], None], tmp_path: Path) -> None:
     """SIGINT in the middle of a long call raises KeyboardInterrupt within a second and hands out nothing."""
-    child = start_python(LONG_CALL, kind, tmp_path / "file")
+    child = start_python(program(call, tmp_path / "file"))
     assert child.stdout.readline() == "go\n"  # type: ignore[union-attr]
     time.sleep(0.2)  # to be in the middle; too early or too late fails no test that should pass
     sent = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import errno
 import fcntl
 import gc
@@ -14,23 +13,21 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
 
 import pytest
-from store_contract import StoreContract, names, put, read_all
-from support import KEY, finish_python, open_stream, pattern, python_env, run_python, start_python
+from programs import storage
+from store_contract import StoreContract, names, put, race, read_all, writing
+from support import KEY, finish_python, open_stream, pattern, program, run_python, start_python
 
 from ags_fast import AgsReader, AgsWriter, PolicyError
 from ags_fast.fs import NewFile, NewObject, NotAFileError, Store, local, new
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -91,15 +88,7 @@ def test_repr_shows_no_secret() -> None:
 
 def test_a_local_store_needs_no_fsspec(tmp_path: Path) -> None:
     run_python(
-        """
-        import sys
-        from ags_fast.fs import Store
-        store = Store("file://" + sys.argv[1] + "/store")
-        store.create("a/b", b"x")
-        assert [entry.path for entry in store.list()] == ["a/b"] and store.sweep() == []
-        assert not {"fsspec", "asyncio", "tempfile", "s3fs"} & set(sys.modules)
-        """,
-        tmp_path,
+        program(storage.store_without_fsspec, tmp_path),
     )
 
 
@@ -185,41 +174,6 @@ def test_create_without_hard_links(store: Store, monkeypatch: pytest.MonkeyPatch
     assert temporary(store) == []
 
 
-RACE = """
-    import os, pickle, sys, time
-    from concurrent.futures import ThreadPoolExecutor
-    me, rounds, go = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    store = pickle.loads(bytes.fromhex(sys.argv[4]))
-    store.stat("connected")
-    open(go + me, "w").close()
-    while not os.path.exists(go):
-        time.sleep(0.001)
-
-    def create(number):
-        try:
-            store.create(f"numbered/{number // 4:08d}", f"{me} {number}".encode() + bytes(5000))
-        except FileExistsError:
-            return None
-        return number
-
-    with ThreadPoolExecutor(4) as pool:
-        print(*(number for number in pool.map(create, range(4 * rounds)) if number is not None))
-"""
-
-
-def race(store: Store, processes: int, rounds: int, folder: Path) -> None:
-    """Processes with four threads each create the same files: each file has one winner, and is the winner's."""
-    go = folder / "go"
-    children = [start_python(RACE, me, rounds, go, pickle.dumps(store).hex()) for me in range(processes)]
-    while not all((folder / f"go{me}").exists() for me in range(processes)):
-        assert all(child.poll() is None for child in children)
-        time.sleep(0.01)
-    go.touch()
-    won = [f"{me} {number}" for me, child in enumerate(children) for number in finish_python(child).split()]
-    assert len(won) == rounds
-    assert sorted(won) == sorted(read_all(store, path).rstrip(b"\0").decode() for path in names(store))
-
-
 def test_create_has_one_winner(store: Store, tmp_path: Path) -> None:
     race(store, 3, 300, tmp_path)
     assert temporary(store) == []
@@ -248,32 +202,6 @@ def test_create_has_one_winner_in_memory() -> None:
 
 # ---------------------------------------------------------------- dead and living writers
 
-WRITER = """
-    import os, pickle, sys, time
-    from ags_fast import AgsWriter
-    from support import KEY
-    store = pickle.loads(bytes.fromhex(sys.argv[1]))
-    writer = AgsWriter(store.new("a/file", tag="job-1"), KEY, block_size=100_000)
-    writer.write(bytes(int(sys.argv[2])))
-    print("writing", flush=True)
-    sys.stdin.readline()
-    writer.close()
-"""
-
-
-@contextlib.contextmanager
-def writing(store: Store, size: int) -> Iterator[subprocess.Popen[str]]:
-    """A process in the middle of a file."""
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), pickle.dumps(store).hex(), str(size)]
-    child = subprocess.Popen(command, env=python_env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "writing\n"
-            yield child
-        finally:
-            child.kill()
-
 
 def test_kill_9_and_sweep(store: Store) -> None:
     put(store, "b/.other.x.agstmp", b"a user's")
@@ -301,15 +229,7 @@ def test_a_sweep_looks_beside_its_paths(store: Store, openat2: str) -> None:
     os.symlink("real", f"{store.url}/alias")
     os.symlink("../file/target", f"{store.url}/b/link")
     printed = run_python(
-        """
-        import sys
-        from ags_fast.fs import Store
-        store = Store(sys.argv[1])
-        for tag, paths in ("t", {"a/x", "a/y", "gone/x"}), ("t", ["alias/x"]), ("t", {"b/link"}), (None, {"a/x"}):
-            print(sorted(store.sweep(tag, 0 if tag is None else None, paths=paths, below="" if tag else "a/below/")))
-        print(sorted(store.sweep("t")), sorted(store.sweep("u", paths={"a/x"}, below="b/")))
-        """,
-        store.url,
+        program(storage.sweep_beside, store.url),
         AGS_FAST_OPENAT2=openat2,
     )
     name = f".x.{{}}.{'0' * 16}.agstmp"
@@ -336,16 +256,7 @@ def test_sweep_and_publish_at_once(store: Store, tmp_path: Path) -> None:
     """However often somebody sweeps, no file is lost on its way to its name."""
     stop = tmp_path / "stop"
     sweeper = start_python(
-        """
-        import os, sys
-        from ags_fast.fs import Store
-        store, swept = Store(sys.argv[1]), 0
-        while not os.path.exists(sys.argv[2]):
-            swept += len(store.sweep(older_than=0))
-        print(swept)
-        """,
-        store.url,
-        stop,
+        program(storage.sweep_until, store.url, stop),
     )
     try:
         for i in range(500):
@@ -416,14 +327,7 @@ def test_hold(store: Store) -> None:
     first.close()
     assert store.held("a/lock") is False
     child = start_python(
-        """
-        import sys, time
-        from ags_fast.fs import Store
-        held = Store(sys.argv[1]).hold("a/lock")
-        print("held", flush=True)
-        time.sleep(60)
-        """,
-        store.url,
+        program(storage.hold, store.url),
     )
     with child:
         assert child.stdout is not None
@@ -438,26 +342,7 @@ def test_hold(store: Store) -> None:
 
 def test_a_fork_does_not_own_the_file(store: Store) -> None:
     run_python(
-        """
-        import gc, os, sys
-        from ags_fast.fs import Store
-        for url in sys.argv[1:]:
-            store = Store(url)
-            new = store.new("file")
-            new.write(b"parent's")
-            pid = os.fork()
-            if pid == 0:
-                new.publish()
-                new.discard()
-                del new
-                gc.collect()
-                os._exit(0)
-            assert os.waitpid(pid, 0)[1] == 0 and store.stat("file") is None and store.sweep(older_than=0) == []
-            new.publish()
-            assert store.read("file", 9) == b"parent's"
-        """,
-        store.url,
-        "memory://fork",
+        program(storage.fork_while_writing, store.url, "memory://fork"),
     )
 
 
@@ -560,30 +445,7 @@ def test_put_has_no_name_before_it_is_complete(store: Store) -> None:
     except OSError as error:
         pytest.skip(f"this file system has no files without a name: {error}")
     run_python(
-        """
-        import errno, resource, signal, sys
-        from ags_fast.fs import Store, local
-        store = Store(sys.argv[1])
-        new, local.NewFile = local.NewFile, None  # what has a temporary name
-        store.put("a/b/file", b"complete", fsync=True)
-        assert store.read("a/b/file", 9) == b"complete"
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-        try:
-            store.put("a/b/large", bytes(5001))
-        except TypeError:  # None cannot be called: step by step, after one step was not possible
-            pass
-        assert [entry.path for entry in store.list()] == ["a/b/file"] and store.sweep(older_than=0) == []
-        local.NewFile = new
-        try:
-            store.put("a/b/large", bytes(5001))
-        except OSError as error:
-            assert error.errno == errno.EFBIG
-        else:
-            raise AssertionError("it does not fit")
-        assert [entry.path for entry in store.list()] == ["a/b/file"] and store.sweep(older_than=0) == []
-        """,
-        store.url,
+        program(storage.put_too_much, store.url),
     )
 
 
@@ -693,15 +555,7 @@ def test_list_all(store: Store, tmp_path: Path, openat2: str, monkeypatch: pytes
     with open(f"{store.url}/.x..{'0' * 16}.agstmp", "wb"):
         pass
     printed = run_python(
-        """
-        import sys
-        from ags_fast.fs import Store
-        for follow in (False, True):
-            files, left_out = Store(sys.argv[1], follow=follow).list_all()
-            print([entry.path for entry in files])
-            print([(kind, path) for path, kind, _ in left_out])
-        """,
-        store.url,
+        program(storage.list_with_links, store.url),
         AGS_FAST_OPENAT2=openat2,
     )
     files, left_out, followed, left = map(ast.literal_eval, printed.splitlines())

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import flip, pattern, run_python, seal_stream
+from programs import process
+from support import flip, pattern, program, run_python, seal_stream
 
 import ags_fast
 from ags_fast import AgsCodec, AgsReader, AgsWriter
@@ -27,297 +28,45 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 def test_nonces_are_disjoint_between_forks() -> None:
     """One live codec in a process, its children and theirs, each sealing at once after the fork."""
-    run_python(
-        """
-        import os, ags_fast
-        from support import KEY, nonces_of
-        codec = ags_fast.AgsCodec(KEY, block_size=1, threads=2)
-        reading, writing = os.pipe()
-        seen = nonces_of(codec.encrypt(bytes(500)))
-        pids = []
-
-        def child(depth):
-            stream = codec.encrypt(bytes(100))
-            if depth:
-                for _ in range(2):
-                    fork(depth - 1)
-            os.write(writing, stream)  # less than PIPE_BUF, so in one piece
-            for pid in pids:
-                assert os.waitpid(pid, 0)[1] == 0
-
-        def fork(depth):
-            pid = os.fork()
-            if pid:
-                pids.append(pid)
-                return
-            pids.clear()
-            try:
-                child(depth)
-                os._exit(0)
-            finally:
-                os._exit(1)
-
-        for _ in range(10):
-            fork(2)
-            seen += nonces_of(codec.encrypt(bytes(100)))
-        os.close(writing)
-        with open(reading, "rb") as pipe:
-            streams = pipe.read()
-        for pid in pids:
-            assert os.waitpid(pid, 0)[1] == 0
-        size = 8 + 29 * 100
-        assert len(streams) == 10 * (1 + 2 + 4) * size
-        for i in range(0, len(streams), size):
-            seen += nonces_of(streams[i : i + size])
-        assert len(seen) == 500 + 1000 + 7000 and len(set(seen)) == len(seen)
-        """
-    )
+    run_python(program(process.fork_generations))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_nonces_are_disjoint_between_multiprocessing_workers(method: str, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        """
-import multiprocessing, sys, ags_fast
-from support import KEY, nonces_of
-
-codec = ags_fast.AgsCodec(KEY, block_size=1)  # the parent's own if forked, else one that holds the same key
-
-def work(_):
-    return nonces_of(codec.encrypt(bytes(200)))
-
-if __name__ == "__main__":
-    seen = work(0)
-    with multiprocessing.get_context(sys.argv[1]).Pool(4, maxtasksperchild=3) as pool:
-        results = pool.imap_unordered(work, range(24))
-        for nonces in results:
-            seen += nonces + work(0)
-    assert len(seen) == 200 * 49 and len(set(seen)) == len(seen)
-"""
-    )
-    run_python(f"import runpy, sys; runpy.run_path({str(program)!r}, run_name='__main__')", method)
+def test_nonces_are_disjoint_between_multiprocessing_workers(method: str) -> None:
+    run_python(program(process.use_a_pool, method))
 
 
 @linux
 def test_nonces_are_disjoint_where_process_numbers_are_not() -> None:
     """A container's first process is number 1, and so is the first that it forks into a new PID namespace: that the
     number differs is not how a fork may be noticed."""
-    out = run_python(
-        """
-        import ctypes, os, ags_fast
-        from support import KEY, nonces_of
-        unshare = ctypes.CDLL(None).unshare
-        codec = ags_fast.AgsCodec(KEY, block_size=1, threads=1)
-        reading, writing = os.pipe()
-
-        def first_in_a_namespace(then):
-            if unshare(0x20000000) != 0:  # CLONE_NEWPID: for the children
-                print("not permitted")
-                os._exit(0)
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    assert os.getpid() == 1
-                    then()
-                    os._exit(0)
-                finally:
-                    os._exit(1)
-            assert os.waitpid(pid, 0)[1] == 0
-
-        def seal():
-            os.write(writing, codec.encrypt(bytes(100)))
-
-        def outer():
-            codec.encrypt(b"the generator is running")
-            first_in_a_namespace(seal)
-            seal()
-
-        first_in_a_namespace(outer)
-        os.close(writing)
-        with open(reading, "rb") as pipe:
-            streams = pipe.read()
-        size = 8 + 29 * 100
-        if len(streams) == 2 * size:
-            seen = nonces_of(streams[:size]) + nonces_of(streams[size:])
-            assert len(set(seen)) == 200, f"{200 - len(set(seen))} of 200 nonces came twice"
-        else:
-            print("not permitted")
-        """
-    )
+    out = run_python(program(process.fork_into_namespaces))
     if "not permitted" in out:
         pytest.skip("may not make a PID namespace")
 
 
-FORK_IN_EVERY_STATE = """
-    import os, random, signal, sys, threading, time, ags_fast
-    from support import KEY, pattern, seal_stream
-
-    forks, path = int(sys.argv[1]), sys.argv[2]
-    plain = pattern(3 << 20)
-    codec = ags_fast.AgsCodec(KEY, block_size=1 << 16, threads=4)
-    tiny_codec = ags_fast.AgsCodec(KEY, block_size=1, threads=1)
-    sealed = codec.encrypt(plain)
-    with open(path, "wb") as file:
-        file.write(sealed)
-    reader = ags_fast.AgsReader(path, KEY, length=len(sealed), threads=4)
-    bad = bytearray(sealed)
-    bad[-1] ^= 1
-    stop = threading.Event()
-
-    def large():
-        assert codec.decrypt(codec.encrypt(plain), length=None) == plain
-
-    def tiny():  # most of whose time goes to random numbers, under a lock
-        tiny_codec.encrypt(plain[:5000])
-
-    def small():
-        key = os.urandom(32)  # a new key: contexts are made, its counter is made
-        one = ags_fast.AgsCodec(key, block_size=1000)
-        assert one.decrypt(one.encrypt(b"small"), length=None) == b"small"
-
-    def read():
-        assert reader.read_at(random.randrange(1000), 2 << 20)
-
-    def fail():
-        try:
-            codec.decrypt(bad, length=None)
-        except ags_fast.IntegrityError:
-            return
-        raise AssertionError
-
-    def write():
-        with ags_fast.AgsWriter(f"{path}.{os.getpid()}.{threading.get_ident()}", KEY, threads=4) as writer:
-            writer.write(plain)
-
-    works = (large, tiny, small, read, fail, write)
-
-    def loop(work):
-        while not stop.is_set():
-            work()
-
-    threads = [threading.Thread(target=loop, args=(work,), daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    rng = random.Random(1)
-    for i in range(forks):
-        time.sleep(rng.random() / 100)  # another state each time
-        pid = os.fork()
-        if pid == 0:
-            signal.alarm(30)  # a lock that nobody will ever release
-            try:
-                for work in works:
-                    work()
-                if i % 10 == 0:
-                    if os.fork() == 0:
-                        for work in works:
-                            work()
-                        os._exit(0)
-                    assert os.wait()[1] == 0
-                os._exit(0)
-            finally:
-                os._exit(1)
-        status = os.waitpid(pid, 0)[1]
-        assert status == 0, f"fork {i}: status {status}"
-    stop.set()
-    for thread in threads:
-        thread.join()
-    reader.close()
-"""
-
-
 def test_fork_in_every_state(tmp_path: Path) -> None:
     """While other threads seal, open, fail, read, write and make keys, children do all that, and are not stuck."""
-    run_python(FORK_IN_EVERY_STATE, 60, tmp_path / "file", timeout=100)
+    run_python(program(process.fork_in_every_state, 60, tmp_path / "file"), timeout=100)
 
 
 def test_fork_while_a_reader_is_shared_by_threads(tmp_path: Path) -> None:
     """A child reads what its parent's threads are reading: from a path, from memory, from a file-like object's copy."""
     run_python(
-        """
-        import io, os, random, signal, sys, threading, ags_fast
-        from support import KEY, pattern, seal_stream
-        plain = pattern(200_000)
-        sealed = seal_stream(plain, block_size=1000)
-        with open(sys.argv[1], "wb") as file:
-            file.write(sealed)
-
-        class Slow(io.BytesIO):
-            def read(self, size):
-                for _ in range(1000):  # long enough for another thread's turn
-                    pass
-                return super().read(size)
-
-        sources = (sys.argv[1], sealed, Slow(sealed))
-        readers = [ags_fast.AgsReader(source, KEY, length=len(sealed)) for source in sources]
-        stop = threading.Event()
-
-        def loop():
-            while not stop.is_set():
-                for offset in (100, 5100):  # in turn, so that each goes through the cache
-                    for reader in readers:
-                        reader.read_at(offset, 10)
-                offset = random.randrange(100_000)
-                assert readers[2].read_at(offset, 90_000) == plain[offset:offset + 90_000]
-
-        threads = [threading.Thread(target=loop) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        sys.setswitchinterval(1e-5)
-        stuck = 0
-        for _ in range(100):
-            pid = os.fork()
-            if pid == 0:
-                signal.alarm(2)
-                for reader in readers:
-                    assert reader.read_at(5100, 10) == plain[5100:5110]
-                    assert reader.read_at(9100, 90_000) == plain[9100:99_100]  # more than anything has kept
-                os._exit(0)
-            stuck += os.waitpid(pid, 0)[1] != 0
-            if stuck:
-                break
-        stop.set()
-        for thread in threads:
-            thread.join()
-        for reader in readers:
-            reader.close()
-        assert not stuck, "a child hangs"
-        """,
-        tmp_path / "file",
+        program(process.fork_while_a_reader_is_shared, tmp_path / "file"),
     )
 
 
 @pytest.mark.slow
 def test_fork_in_every_state_for_longer(tmp_path: Path) -> None:
-    run_python(FORK_IN_EVERY_STATE, 3000, tmp_path / "file", timeout=3000)
+    run_python(program(process.fork_in_every_state, 3000, tmp_path / "file"), timeout=3000)
 
 
 @linux
 def test_a_fork_finds_no_idle_helpers() -> None:
     """Python 3.12 and newer warn of a fork beside threads, also of helpers that nobody has work for any more."""
     run_python(
-        """
-        import os, ags_fast
-        from support import KEY
-
-        codec = ags_fast.AgsCodec(KEY, block_size=1 << 16, threads=3)
-
-        def count_threads():
-            return len(os.listdir("/proc/self/task"))
-
-        def use():
-            assert codec.decrypt(codec.encrypt(bytes(4 << 20)), length=8 + (4 << 20) + 64 * 28) == bytes(4 << 20)
-            assert count_threads() > 1, "this test needs helpers"
-
-        for _ in range(3):
-            use()
-            pid = os.fork()
-            if pid == 0:
-                use()  # a child has helpers of its own
-                os._exit(0)
-            assert count_threads() == 1
-            assert os.waitpid(pid, 0)[1] == 0
-        """,
+        program(process.fork_beside_helpers),
         PYTHONWARNINGS="error::DeprecationWarning",
     )
 
@@ -329,118 +78,28 @@ def test_a_fork_finds_no_idle_helpers() -> None:
 def test_many_threads_in_512_mib_of_address_space(tmp_path: Path) -> None:
     """As YARN and Kubernetes limit Spark's workers. Every thread gets its result."""
     run_python(
-        """
-        import resource, sys, threading
-        resource.setrlimit(resource.RLIMIT_AS, (512 << 20,) * 2)
-        import ags_fast
-        from support import KEY, pattern
-        plain = pattern(5 << 20)
-        codec = ags_fast.AgsCodec(KEY, threads=64, block_size=1 << 17)
-        stream = codec.encrypt(plain)
-        with open(sys.argv[1], "wb") as file:
-            file.write(stream)
-        reader = ags_fast.AgsReader(sys.argv[1], KEY, length=len(stream), threads=64)
-        done = []
-        threading.stack_size(256 << 10)
-
-        def work():
-            out = bytearray(len(plain))
-            for _ in range(5):
-                assert codec.decrypt_into(stream, out, length=len(stream)) == len(plain) and out == plain
-                assert reader.readinto_at(0, out) == len(plain) and out == plain
-                assert len(codec.encrypt(plain)) == len(stream)
-            done.append(True)
-
-        threads = [threading.Thread(target=work) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        reader.close()
-        assert len(done) == 8
-        """,
-        tmp_path / "file",
+        program(process.run_in_512_mib, tmp_path / "file"),
     )
 
 
 @linux
 def test_no_memory_for_a_thread_or_a_result(tmp_path: Path) -> None:
     """Down to nothing left: the right result with fewer threads, or MemoryError; then all is well again."""
-    run_python(
-        """
-        import resource, ags_fast
-        from support import KEY, pattern
-        plain = pattern(2 << 20)
-        codec = ags_fast.AgsCodec(KEY, threads=16, block_size=1 << 16)
-        stream = ags_fast.AgsCodec(KEY, threads=1, block_size=1 << 16).encrypt(plain)
-        out = bytearray(len(plain))
-        ags_fast.AgsCodec(KEY, threads=1).decrypt_into(stream, out, length=len(stream))
-        results = set()
-        for spare in [*range(0, 3 << 20, 64 << 10), *range(3 << 20, 12 << 20, 1 << 20)]:
-            with open("/proc/self/statm") as file:
-                used = int(file.read().split()[0]) * resource.getpagesize()
-            out[:] = bytes(len(out))
-            fresh = ags_fast.AgsCodec(KEY, threads=16)
-            resource.setrlimit(resource.RLIMIT_AS, (used + spare, resource.RLIM_INFINITY))
-            for call in (lambda: fresh.decrypt_into(stream, out, length=len(stream)), lambda: codec.encrypt(plain)):
-                try:
-                    results.add(call() is not None)
-                except MemoryError:
-                    results.add(MemoryError)
-            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
-            assert out == plain or not any(out)
-        assert codec.decrypt_into(stream, out, length=len(stream)) == len(plain) and out == plain
-        assert results == {True, MemoryError}, results
-        """
-    )
+    run_python(program(process.run_out_of_memory))
 
 
 @linux
 def test_one_thread_means_no_helper(tmp_path: Path) -> None:
     """And helpers that nobody needs leave."""
     run_python(
-        """
-        import os, sys, time, ags_fast
-        from support import KEY
-        def threads():
-            return len(os.listdir("/proc/self/task"))
-        codec = ags_fast.AgsCodec(KEY, threads=1)
-        assert codec.decrypt(codec.encrypt(bytes(20 << 20)), length=None) == bytes(20 << 20)
-        with ags_fast.AgsWriter(sys.argv[1], KEY, threads=1) as writer:
-            writer.write(bytes(20 << 20))
-        assert len(ags_fast.AgsReader(sys.argv[1], KEY, length=writer.file_length, threads=1).read()) == 20 << 20
-        assert threads() == 1
-        ags_fast.AgsCodec(KEY, threads=4).encrypt(bytes(20 << 20))
-        assert threads() == 4
-        deadline = time.monotonic() + 30
-        while threads() > 1 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert threads() == 1
-        """,
-        tmp_path / "file",
+        program(process.use_one_thread, tmp_path / "file"),
     )
 
 
 @linux
 def test_threads_follow_the_affinity() -> None:
     """A process that is bound to a CPU uses that one, also if it is bound after a fork."""
-    run_python(
-        """
-        import os, ags_fast
-        os.environ.pop("AGS_FAST_THREADS", None)
-        codec = ags_fast.AgsCodec(bytes(16))
-        usable = sorted(os.sched_getaffinity(0))
-        assert f"threads={len(usable)}" in repr(codec) or len(usable) > 1  # a container may have fewer than it sees
-        if os.fork() == 0:
-            os.sched_setaffinity(0, usable[:1])
-            one = ags_fast.AgsCodec(bytes(16))
-            assert "threads=1" in repr(one), repr(one)
-            one.encrypt(bytes(10 << 20))
-            assert len(os.listdir("/proc/self/task")) == 1
-            os._exit(0)
-        assert os.wait()[1] == 0
-        """
-    )
+    run_python(program(process.bind_to_a_cpu))
 
 
 # ---------------------------------------------------------------- imports
@@ -625,44 +284,4 @@ def test_keys_never_show(tmp_path: Path) -> None:
 @linux
 def test_c_wipes_its_copies() -> None:
     """The process's memory holds a key while a codec does, and no longer."""
-    run_python(
-        """
-        import gc, os, ags_fast
-        invert = bytes(255 - i for i in range(256))
-        needle = os.urandom(16)  # the key with every bit turned over, so that looking for it does not make copies
-        key = bytearray(16)
-        for i in range(16):
-            key[i] = invert[needle[i]]
-
-        def copies():
-            found = 0
-            with open("/proc/self/maps") as maps:
-                regions = [line.split()[0].split("-") for line in maps if line.split()[1].startswith("rw")]
-            memory = os.open("/proc/self/mem", os.O_RDONLY)
-            for begin, end in regions:
-                begin, end = int(begin, 16), int(end, 16)
-                while begin < end:
-                    try:
-                        chunk = os.pread(memory, min(end - begin, 1 << 20), begin)
-                    except OSError:
-                        break
-                    found += chunk.translate(invert).count(needle)
-                    begin += len(chunk)
-            os.close(memory)
-            return found
-
-        codec = ags_fast.AgsCodec(key, threads=2, block_size=4096)
-        reader = ags_fast.AgsReader(codec.encrypt(bytes(3 << 20)), key, length=None, threads=2)
-        assert len(reader.read()) == 3 << 20
-        for i in range(16):
-            key[i] = 0
-        held = copies()
-        assert held >= 2, held  # otherwise this looks in the wrong places
-        del codec
-        reader.close()
-        del reader
-        gc.collect()
-        left = copies()
-        assert left == 0, f"{left} of {held} copies are left"
-        """
-    )
+    run_python(program(process.look_for_codec_keys))

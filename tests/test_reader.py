@@ -23,6 +23,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from programs import streams
 from support import (
     KEY,
     OTHER_KEY,
@@ -30,6 +31,7 @@ from support import (
     block_of,
     flip,
     pattern,
+    program,
     run_python,
     seal_stream,
     split_stream,
@@ -191,23 +193,7 @@ def test_a_pipe_by_its_path(tmp_path: Path) -> None:
     """Nobody waits for somebody to write to it: it cannot be read by position anyway."""
     os.mkfifo(tmp_path / "fifo")
     run_python(
-        """
-        import io, sys, ags_fast
-        from ags_fast import parquet
-        for call in (
-            lambda path: ags_fast.AgsReader(path, bytes(16), length=None),
-            lambda path: ags_fast.open(path, key=bytes(16), length=100),
-            lambda path: parquet.inspect(path),
-            lambda path: parquet.verify(path, parquet.Keys(b"k" * 16)),
-        ):
-            try:
-                call(sys.argv[1])
-            except io.UnsupportedOperation as error:
-                assert "cannot seek" in str(error)
-            else:
-                raise AssertionError("it was read")
-        """,
-        tmp_path / "fifo",
+        program(streams.read_a_fifo, tmp_path / "fifo"),
         timeout=30,
     )
 
@@ -958,44 +944,7 @@ def test_a_block_that_is_thrown_out_during_a_request(at_hand: str, monkeypatch: 
 def test_read_in_forked_processes(tmp_path: Path) -> None:
     """Children read a reader that their parent opened, at once, from a path and from memory."""
     run_python(
-        """
-        import os, random, sys, ags_fast
-        sys.path.insert(0, "tests")
-        from support import KEY, pattern, seal_stream
-        plain = pattern(1_000_000)
-        sealed = seal_stream(plain, block_size=10_000)
-        with open(sys.argv[1], "wb") as file:
-            file.write(sealed)
-        file = open(sys.argv[1], "rb")
-        readers = [ags_fast.AgsReader(s, KEY, length=len(sealed), threads=2) for s in (sys.argv[1], file, sealed)]
-        def work(seed):
-            rng = random.Random(seed)
-            for _ in range(200):
-                offset, size = rng.randrange(len(plain)), rng.choice([10, 20_000, 700_000])
-                for reader in readers:
-                    assert reader.read_at(offset, size) == plain[offset:offset + size]
-        work(0)
-        children = []
-        for seed in range(4):
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    work(seed)
-                    readers[0].verify()
-                    for reader in readers:
-                        reader.close()
-                    os._exit(0)
-                finally:
-                    os._exit(1)
-            children.append(pid)
-        work(99)
-        assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0] * 4
-        work(100)
-        for reader in readers:
-            reader.close()
-        file.close()
-        """,
-        tmp_path / "file",
+        program(streams.read_after_a_fork, tmp_path / "file"),
     )
 
 

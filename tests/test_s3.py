@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import random
 import signal
 import threading
@@ -12,9 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from store_contract import StoreContract, names, put, read_all
-from support import KEY, finish_python, open_stream, pattern, start_python
-from test_fs import race, writing
+from programs import storage
+from store_contract import StoreContract, names, put, race, read_all, writing
+from support import KEY, finish_python, open_stream, pattern, program, start_python
 
 from ags_fast import AgsReader, AgsWriter, IntegrityError
 from ags_fast.fs import Store, s3
@@ -443,12 +442,7 @@ def test_listing_in_pages(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == ["ListObjectsV2"] * 3
     assert next(iter(store.list())).path == "00000/x"
     child = start_python(  # who looks no further leaves nothing behind
-        """
-        import pickle, sys
-        store = pickle.loads(bytes.fromhex(sys.argv[1]))
-        print(next(iter(store.list())).path)
-        """,
-        pickle.dumps(store).hex(),
+        program(storage.list_one, store),
     )
     assert finish_python(child) == "00000/x\n"
     assert child.stderr is not None
@@ -469,41 +463,7 @@ def test_listings_are_fresh(store: Store) -> None:
 def test_forks(store: Store) -> None:
     """A connection belongs to its process: a child has its own, neither hangs, at the end neither."""
     child = start_python(
-        """
-        import os, pickle, sys, time
-        from ags_fast.fs import Store
-        from ags_fast import AgsWriter
-        store = pickle.loads(bytes.fromhex(sys.argv[1]))
-        store.create("parent", b"x")
-        half = store.new("half", exclusive=True)
-        half.write(bytes(9 << 20))
-        pids = []
-        for me in range(2):
-            pid = os.fork()
-            if pid == 0:
-                assert [entry.path for entry in store.list()][-1] == "parent"
-                store.create(f"child {me}", b"y")
-                try:
-                    half.write(b"x")
-                    os._exit(1)
-                except ValueError:
-                    pass
-                half.publish()
-                half.discard()
-                del half
-                with AgsWriter(store.new(f"child/{me}"), bytes(16)) as writer:
-                    writer.write(bytes(9 << 20))
-                if me:
-                    os._exit(0)
-                sys.exit(0)
-            pids.append(pid)
-        for pid in pids:
-            assert os.waitpid(pid, 0)[1] == 0
-        half.publish()
-        assert store.stat("half").size == 9 << 20
-        print(*sorted(entry.path for entry in store.list()), sep=",")
-        """,
-        pickle.dumps(store).hex(),
+        program(storage.fork_with_an_upload, store),
     )
     assert finish_python(child) == "child 0,child 1,child/0,child/1,half,parent\n"
 
@@ -511,15 +471,7 @@ def test_forks(store: Store) -> None:
 def test_a_process_that_ends_in_the_middle(store: Store, server: S3Server) -> None:
     """Neither published nor waited for."""
     child = start_python(
-        """
-        import pickle, sys
-        from ags_fast.fs import Store
-        store = pickle.loads(bytes.fromhex(sys.argv[1]))
-        for name in ("small", "large"):
-            globals()[name] = store.new(name)
-            globals()[name].write(bytes(9 << 20 if name == "large" else 9))
-        """,
-        pickle.dumps(store).hex(),
+        program(storage.leave_uploads, store),
     )
     assert finish_python(child, timeout=30) == ""
     assert names(store) == []

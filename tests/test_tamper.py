@@ -8,7 +8,8 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import KEY, KEYS, OTHER_KEY, Source, flip, pattern, run_python, seal_stream, split_stream
+from programs import streams
+from support import KEY, KEYS, OTHER_KEY, Source, flip, pattern, program, run_python, seal_stream, split_stream
 
 from ags_fast import AgsCodec, AgsReader, FormatError, IntegrityError, encrypted_length
 
@@ -224,34 +225,7 @@ def test_lies_allocate_nothing(tmp_path: Path) -> None:
     """Every BlockLength and trusted length over a small file, with little memory to give: refused, not MemoryError."""
     (tmp_path / "file").write_bytes(seal_stream(pattern(100_000), block_size=16)[8:])
     run_python(
-        """
-        import io, resource, struct, sys, ags_fast
-        with open("/proc/self/statm") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        with open(sys.argv[1], "rb") as file:
-            blocks = file.read()
-        path = sys.argv[1] + ".lie"
-        resource.setrlimit(resource.RLIMIT_AS, (used + (48 << 20),) * 2)
-        for claimed in [*(1 << n for n in range(32)), *((1 << n) - 1 for n in range(5, 33)), len(blocks) - 28]:
-            stream = b"AGS1" + struct.pack("<I", claimed) + blocks
-            with open(path, "wb") as file:
-                file.write(stream)
-            for length in (len(stream), None, len(stream) + 1, 1 << 40, (1 << 63) - 1, 1 << 70, 8 + 29 * (1 << 32)):
-                calls = [lambda: ags_fast.AgsCodec(bytes(16)).decrypt(stream, length=length)]
-                for source in (path, stream, io.BytesIO(stream)):
-                    def read():
-                        options: dict[str, Any] = {"length": length, "max_block_size": (1 << 32) - 1, "threads": 1}
-                        with ags_fast.AgsReader(source, bytes(16), **options) as reader:
-                            reader.read(10)
-                    calls.append(read)
-                for call in calls:
-                    try:
-                        call()
-                    except (ags_fast.FormatError, ags_fast.IntegrityError):
-                        continue
-                    raise AssertionError((claimed, length))
-        """,
-        tmp_path / "file",
+        program(streams.claim_block_sizes, tmp_path / "file"),
     )
 
 

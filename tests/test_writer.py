@@ -23,7 +23,8 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import KEY, Target, nonces_of, open_stream, pattern, run_python
+from programs import streams
+from support import KEY, Target, nonces_of, open_stream, pattern, program, run_python
 
 import ags_fast
 from ags_fast import AgsCodec, AgsReader, AgsWriter, FormatError, KeyLimitError, encrypted_length, stream
@@ -550,37 +551,7 @@ def test_a_raw_target_that_would_block() -> None:
 def test_a_file_that_may_not_grow(step: int, tmp_path: Path) -> None:
     """In parallel from one large write, and in the last write of many small ones."""
     run_python(
-        """
-        import errno, os, resource, sys, ags_fast
-        path, step = sys.argv[1] + "/file", int(sys.argv[2])
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-        for old in (None, b"old"):
-            if old:
-                with open(path, "wb") as file:
-                    file.write(old)
-            writer = ags_fast.AgsWriter(path, bytes(16), block_size=100_000, threads=2)
-            try:
-                for _ in range(0, 3 << 20, step):
-                    writer.write(bytes(step))
-                raise AssertionError
-            except OSError as error:
-                assert error.errno == errno.EFBIG, error
-            assert writer.closed
-            assert os.listdir(sys.argv[1]) == (["file"] if old else [])
-            writer = ags_fast.AgsWriter(path, bytes(16), block_size=2 << 20, threads=2)
-            writer.write(bytes((1 << 20) + 1))
-            try:
-                writer.close()
-                raise AssertionError
-            except OSError as error:
-                assert error.errno == errno.EFBIG, error
-            assert os.listdir(sys.argv[1]) == (["file"] if old else [])
-            if old:
-                with open(path, "rb") as file:
-                    assert file.read() == old
-        """,
-        tmp_path,
-        step,
+        program(streams.write_too_much, tmp_path, step),
     )
 
 
@@ -588,27 +559,7 @@ def test_a_file_that_may_not_grow(step: int, tmp_path: Path) -> None:
 def test_a_full_disk(tmp_path: Path) -> None:
     """A file system of one megabyte, in a mount namespace that ends with the process."""
     out = run_python(
-        """
-        import ctypes, errno, os, sys, ags_fast
-        libc, path = ctypes.CDLL(None), sys.argv[1].encode()
-        if (libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None)
-                or libc.mount(b"tmpfs", path, b"tmpfs", 0, b"size=1m")):
-            print("not permitted")
-            raise SystemExit
-        with ags_fast.AgsWriter(path.decode() + "/small", bytes(16)) as writer:
-            writer.write(bytes(100_000))
-        for threads, block_size in ((1, 1000), (2, 1000), (2, 1 << 20)):
-            writer = ags_fast.AgsWriter(path.decode() + "/large", bytes(16), block_size=block_size, threads=threads)
-            try:
-                while True:
-                    writer.write(bytes(70_000))
-            except OSError as error:
-                assert error.errno == errno.ENOSPC, error
-            assert os.listdir(path) == [b"small"]
-        with ags_fast.AgsReader(path.decode() + "/small", bytes(16), length=None) as reader:
-            assert reader.read() == bytes(100_000)
-        """,
-        tmp_path,
+        program(streams.fill_a_disk, tmp_path),
     )
     if "not permitted" in out:
         pytest.skip("may not mount")
@@ -728,47 +679,7 @@ def test_file_protocol() -> None:
 def test_fork_with_an_open_writer(tmp_path: Path) -> None:
     """The file is the parent's: a child neither publishes nor removes it, however it ends."""
     run_python(
-        """
-        import gc, io, os, sys, ags_fast
-        from support import KEY, open_stream, pattern
-        path = sys.argv[1] + "/file"
-        for how in ("close", "abort", "write", "write one byte", "with", "collect", "exit", "_exit"):
-            writer = ags_fast.AgsWriter(path, KEY, block_size=1000, threads=2)
-            plain = pattern(1_500_555)
-            writer.write(plain[:1_500_000])
-            for begin in range(1_500_000, len(plain), 10):  # and a part of a block is kept
-                writer.write(plain[begin : begin + 10])
-            pid = os.fork()
-            if pid == 0:
-                if how == "close":
-                    writer.close()
-                elif how == "abort":
-                    writer.abort()
-                elif how.startswith("write"):
-                    try:
-                        writer.write(bytes(5000 if how == "write" else 1))
-                        os._exit(1)
-                    except ValueError:  # it would be lost
-                        pass
-                elif how == "with":
-                    with writer:
-                        pass
-                elif how == "collect":
-                    del writer
-                    gc.collect()
-                elif how == "exit":
-                    sys.exit(0)
-                os._exit(0)
-            assert os.waitpid(pid, 0)[1] == 0
-            assert not os.path.exists(path), how
-            writer.write(b"the rest")
-            writer.close()
-            with open(path, "rb") as file:
-                assert open_stream(file.read()) == plain + b"the rest", how
-            os.unlink(path)
-            assert os.listdir(sys.argv[1]) == [], how
-        """,
-        tmp_path,
+        program(streams.fork_while_writing, tmp_path),
     )
 
 
@@ -776,83 +687,14 @@ def test_fork_with_an_open_writer(tmp_path: Path) -> None:
 def test_a_child_can_let_go_of_its_parents_file(tmp_path: Path) -> None:
     """A worker that outlives its parent must not keep a deleted file on the disk."""
     run_python(
-        """
-        import os, sys, ags_fast
-        writer = ags_fast.AgsWriter(sys.argv[1] + "/file", bytes(16))
-        if os.fork() == 0:
-            writer.close()
-            held = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-            assert not [path for path in held if path.startswith(sys.argv[1])], held
-            os._exit(0)
-        assert os.wait()[1] == 0
-        writer.close()
-        """,
-        tmp_path,
+        program(streams.close_in_a_child, tmp_path),
     )
 
 
-KILL_LOOP = """
-    import os, random, signal, struct, sys, time
-    from ags_fast import AgsWriter
-    from support import KEY, open_stream, pattern
-
-    rounds, folder, in_place = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "in place"
-    path = folder + "/file"
-    rng = random.Random(rounds)
-
-    def content(number):
-        return struct.pack("<Q", number) + pattern(200_000 if in_place else random.Random(number).randrange(400_000))
-
-    def write(number):
-        while True:
-            number += 1
-            plain = content(number)
-            if in_place:
-                with open(path, "r+b") as file, AgsWriter(file, KEY, block_size=4096) as writer:
-                    writer.write(plain)
-            else:
-                with AgsWriter(path, KEY, block_size=4096, threads=2) as writer:
-                    for begin in range(0, len(plain), 50_000):
-                        writer.write(plain[begin : begin + 50_000])
-
-    if in_place:
-        open(path, "wb").close()
-    complete = incomplete = last = 0
-    for number in range(5 * rounds):  # more than asked for, if chance kills where it proves little
-        if number >= rounds and complete > rounds // 10 and incomplete > rounds // 20:
-            break
-        pid = os.fork()
-        if pid == 0:
-            try:
-                write(number * 100_000)
-            finally:
-                os._exit(1)
-        time.sleep(rng.random() / 50)
-        os.kill(pid, signal.SIGKILL)
-        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-        data = b""
-        if os.path.exists(path):
-            with open(path, "rb") as file:
-                data = file.read()
-        for name in os.listdir(folder):
-            if name != "file":
-                assert name.endswith(".agstmp")
-                os.unlink(os.path.join(folder, name))
-                incomplete += 1
-        if data[:4] == b"AGS1":
-            plain = open_stream(data)  # every byte, by somebody else
-            found = struct.unpack("<Q", plain[:8])[0]
-            assert plain == content(found) and found >= last
-            complete, last = complete + 1, found
-        else:
-            assert in_place or not data
-            incomplete += 1
-    print(complete, incomplete)
-"""
-
-
 def kill_loop(rounds: int, how: str, folder: Path) -> None:
-    complete, incomplete = map(int, run_python(KILL_LOOP, rounds, folder, how, timeout=60 + rounds).split())
+    complete, incomplete = map(
+        int, run_python(program(streams.kill_writers, rounds, folder, how), timeout=60 + rounds).split()
+    )
     assert complete > rounds // 10, "kills at moments that prove little"
     assert incomplete > rounds // 20, "kills at moments that prove little"
 

@@ -1,0 +1,1 @@
+"""What tests run in processes of their own, by `support.program`. A process imports only the module it needs."""
