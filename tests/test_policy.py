@@ -115,18 +115,11 @@ def test_scope_of_a_partition(kms: dict[str, str], dataset: Path) -> None:
 
 
 def test_scope_of_a_day(kms: dict[str, str], dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock(datetime):
-        day = 1
-
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            assert tz is UTC
-            return datetime(2026, 11, cls.day, 23, 59, tzinfo=UTC)
-
-    monkeypatch.setattr("ags_fast.dataset.policy.datetime", Clock)
+    day = [datetime(2026, 11, n, 23, 59, tzinfo=UTC).timestamp() * 1000 for n in (1, 2)]
+    monkeypatch.setattr("ags_fast.dataset.planning.clock_ms", lambda: day[0])
     encrypt(dataset, kms, policy=Policy(kek_scope="day"))
     encrypt(dataset, kms, {"same": b""})
-    Clock.day = 2
+    del day[0]
     encrypt(dataset, kms, {"next": b""})
     assert scopes(dataset, kms) == {"day:2026-11-01": {*TREE, "same"}, "day:2026-11-02": {"next"}}
 

@@ -180,12 +180,13 @@ def kinds_for_files(
     double_wrap: bool,
     policy: Policy,
     job_id: str,
+    now_ms: int,
 ) -> tuple[list[list[Want]], dict[Want, Uses]]:
     """For each new file the kinds of keys that wrap its DEK and those of its columns; and the uses of each kind.
 
     masters: the master key of each column of each file that has a key of its own. main: the master key of the rest.
     """
-    scopes = policy.scopes(list(paths), job_id) if double_wrap else [None] * len(paths)
+    scopes = policy.scopes(paths, job_id, now_ms) if double_wrap else [None] * len(paths)
     # Under the master key of the rest, a column needs no key apart: one call of the KMS opens both.
     kinds = [
         [Want(main, double_wrap, False, scope)]

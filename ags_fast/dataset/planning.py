@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset import decide
 from ags_fast.dataset.changes import until_unchanged
+from ags_fast.dataset.keks import clock_ms
 from ags_fast.dataset.names import object_name
 from ags_fast.dataset.plan import Plan
 
@@ -51,7 +52,7 @@ def reserve_keys(
     paths = [entry.path for entry in entries]
 
     def reserve(main: str) -> list[FileEntry]:
-        kinds, uses = decide.kinds_for_files(paths, masters, main, double_wrap, policy, job_id)
+        kinds, uses = decide.kinds_for_files(paths, masters, main, double_wrap, policy, job_id, clock_ms())
         return decide.with_keys(entries, kinds, masters, dataset.keyring.reserve(uses, policy))
 
     def look() -> str:

@@ -6,9 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SCOPES = ("dataset", "partition", "day", "writer")
 FILES = re.compile(r"files:([1-9][0-9]{0,8})")
@@ -58,12 +61,18 @@ class Policy:
         """Return a copy with other values in these fields."""
         return replace(self, **changes)
 
-    def scopes(self, paths: list[str], job_id: str) -> list[str | None]:
-        """Return the scope of the KEK of each file of a job; None is the dataset."""
+    def scopes(self, paths: Sequence[str], job_id: str, now_ms: int) -> list[str | None]:
+        """Return the scope of the KEK of each file of a job; None is the dataset.
+
+        Args:
+            paths: The paths of the files.
+            job_id: The id of the job.
+            now_ms: The time, in milliseconds since the epoch.
+        """
         if self.kek_scope == "partition":
             return [f"partition:{path.rpartition('/')[0]}" for path in paths]
         if self.kek_scope == "day":
-            return [f"day:{datetime.now(UTC):%Y-%m-%d}"] * len(paths)
+            return [f"day:{datetime.fromtimestamp(now_ms / 1000, UTC):%Y-%m-%d}"] * len(paths)
         if self.kek_scope == "writer":
             return [f"writer:{job_id}"] * len(paths)
         if self.kek_scope == "dataset":

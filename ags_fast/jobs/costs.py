@@ -281,7 +281,7 @@ class Forecast:
         double_wrap = all(keys[key_id].double_wrap for key_id in wrapped_by(chosen))
         masters = [{k["column"]: keys[k["key_id"]].wrapping_key_id for k in e.column_keys or ()} for e in chosen]
         paths = [entry.path for entry in chosen]
-        kinds, uses = decide.kinds_for_files(paths, masters, main, double_wrap, policy, "that job")
+        kinds, uses = decide.kinds_for_files(paths, masters, main, double_wrap, policy, "that job", self._tick())
         change = decide.reserve(keys.values(), uses, policy, {}, self._tick())
         process.cost.keks += len(change.keys)
         self._apply(process, change)
