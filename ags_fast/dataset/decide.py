@@ -258,35 +258,51 @@ def replace_keks(
     A KEK that wraps nothing in the newest version retires without a successor: a writer that still wants it gets
     one of its kind.
     """
-    used = snapshot.used()
+    # By active key: the DEKs that it wraps, and those of retired keys that it will wrap in their places.
+    wrapped: Counter[str] = Counter()
+    for key_id, count in snapshot.used().items():
+        last = heir(snapshot.keys, snapshot.keys[key_id]) if key_id in snapshot.keys else None
+        if isinstance(last, KeyEntry):
+            wrapped[last.key_id] += count
     wants: dict[str, Want | None] = {}
-    for entry in _to_replace(active(snapshot.keys.values()), rotation, used):
+    for entry in _to_replace(active(snapshot.keys.values()), rotation, wrapped):
         # A KEK that is younger than the version may be for what somebody is about to commit.
-        if is_idle(entry, used) and snapshot.head is not None and entry.created_ms < snapshot.head.time_ms:
+        if is_idle(entry, wrapped) and snapshot.head is not None and entry.created_ms < snapshot.head.time_ms:
             wants[entry.key_id] = None
             continue
         want = Want.of(entry)._replace(wrapping_key_id=rotation.master_of(entry))
         wants[entry.key_id] = want if rotation.what == "kek" else want._replace(double_wrap=True, scope=None)
     kinds = sorted({want for want in wants.values() if want is not None}, key=repr)
     makes = [want for want in kinds if want not in made]
-    uses = dict.fromkeys(kinds, 0)
-    for key_id, count in used.items():
-        last = heir(snapshot.keys, snapshot.keys[key_id]) if key_id in snapshot.keys else None
-        kind = wants.get(last.key_id) if isinstance(last, KeyEntry) else None
-        if kind is not None:
-            uses[kind] += count
     new: dict[Want, KeyEntry] = {}
     for want in kinds:
         entry = made.get(want) or provisional(want, makes.index(want), now_ms)
-        for old_id in (old_id for old_id, kind in wants.items() if kind == want):
+        old_ids = [old_id for old_id, kind in wants.items() if kind == want]
+        for old_id in old_ids:
             entry = moved(entry, snapshot.keys[old_id])
-        new[want] = entry.replace(uses=snapshot.policy.reserved(0, uses[want], SLACK_USES))
+        uses = sum(wrapped[old_id] for old_id in old_ids)
+        new[want] = entry.replace(uses=snapshot.policy.reserved(0, uses, SLACK_USES))
     successors = {old_id: None if want is None else new[want] for old_id, want in wants.items()}
     return Change(install(snapshot.keys, successors, grace_ms, now_ms), tuple(makes), successors=successors)
 
 
+def counted_moves(snapshot: Snapshot, change: Change) -> set[tuple[str, str]]:
+    """The moves whose DEKs are in the uses of the successors: (path of a manifest, KEK that wraps something in it).
+
+    Args:
+        snapshot: What `replace_keks` has seen.
+        change: What `replace_keks` has decided.
+    """
+    new = {entry.key_id for entry in change.successors.values() if entry is not None}
+    keys = changed(snapshot.keys, change.keys)
+    heirs = {key_id: heir(keys, keys[key_id]) for key_id in snapshot.used() if key_id in keys}
+    counted = {key_id for key_id, key in heirs.items() if isinstance(key, KeyEntry) and key.key_id in new}
+    refs = snapshot.head.manifests if snapshot.head else ()
+    return {(ref.path, key_id) for ref in refs for key_id in counted & snapshot.wraps(ref).keys()}
+
+
 def _to_replace(there: Sequence[KeyEntry], rotation: Rotation, used: Container[str]) -> list[KeyEntry]:
-    """The active keys that a rotation replaces. used: those that wrap data keys of the newest version."""
+    """The active keys that a rotation replaces. used: those that wrap data keys of the newest version, or will."""
     singles = [entry for entry in there if not entry.double_wrap]
     doubles = [entry for entry in there if entry.double_wrap]
     if rotation.what == "double-wrap":  # the new KEK seals the documents, too

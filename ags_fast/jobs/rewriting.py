@@ -6,6 +6,7 @@ Each manifest is the work of a task, planned, retried and resumed as files are.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
@@ -71,11 +72,11 @@ class Work:
         return JobResult(job_id, "rotate", self.opened.store.url, number, self.rows, pinned)
 
 
-def rewrite(work: Work, plan: Plan, counted: set[str]) -> Version | None:
+def rewrite(work: Work, plan: Plan, counted: set[tuple[str, str]]) -> Version | None:
     """Commit a version whose manifests need no retired key, and return it; or the newest one if there is no need.
 
-    counted: the manifests whose DEKs the uses of the new keys include already. None if manifests have failed: their
-    rows say why, and the plan stays.
+    counted: the moves that the uses of the new keys include already, as `decide.counted_moves` has them. None if
+    manifests have failed: their rows say why, and the plan stays.
     """
     opened = work.opened
     done: dict[str, list[TableRef]] = {}  # by the path of the manifest that they take the place of
@@ -113,17 +114,16 @@ def rewrite(work: Work, plan: Plan, counted: set[str]) -> Version | None:
 
 
 def _count_uses(
-    work: Work, head: Version, done: Mapping[str, object], moves: Mapping[str, str], counted: set[str]
+    work: Work, head: Version, done: Mapping[str, object], moves: Mapping[str, str], counted: set[tuple[str, str]]
 ) -> None:
-    """Count what the new keys wrap in manifests that came after they were made."""
+    """Count what keys wrap in the places of others, as far as their uses do not include that."""
     snapshot = read_newest(work.opened, head, work.counts)
-    uses: dict[str, int] = {}
+    uses: Counter[str] = Counter()
     for ref in head.manifests:
-        if ref.path in done and ref.path not in counted:
-            counted.add(ref.path)
-            for old, count in snapshot.wraps(ref).items():
-                if old in moves:
-                    uses[moves[old]] = uses.get(moves[old], 0) + count
+        for old, count in snapshot.wraps(ref).items() if ref.path in done else ():
+            if old in moves and (ref.path, old) not in counted:
+                counted.add((ref.path, old))
+                uses[moves[old]] += count
     if uses:
         work.opened.keyring.add_uses(uses)
 

@@ -208,9 +208,9 @@ def _rotate_kek(
             base = snapshot.head.number if snapshot.head else 0
             plan = Plan.create(opened, new_job_id(), [], "running", base=base, keys=keys, **facts)
             held.callback(plan.release)
-            counted = {ref.path for ref in snapshot.head.manifests} if snapshot.head else set()
+            counted = decide.counted_moves(snapshot, change)
         else:
-            counted = {ref.path for ref in head.manifests} if head else set()
+            counted = set()  # others may have committed since: what is counted twice is lost, as when a job dies
         _install(work, plan, grace_ms)
         return work.result(plan.job_id, rewrite(work, plan, counted))
 
