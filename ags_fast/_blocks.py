@@ -6,7 +6,7 @@ import operator
 
 from ags_fast._core import OVERHEAD_NBYTES, Key, Span, new_bytes
 from ags_fast._cursor import Cursor
-from ags_fast.ags1 import block_offset, bytes_view, clamp
+from ags_fast.ags1 import HEADER_NBYTES, block_offset, bytes_view, clamp
 from ags_fast.errors import IntegrityError
 from ags_fast.files.source import SeekableSource
 
@@ -79,8 +79,12 @@ class OpenBlocks(Cursor):
             return b""
         if self._length <= self._block_size:  # the only block is kept
             span = self._hot
-            if span is NOTHING:
-                span = self._hot = self._open_span(0, 1, None)
+            if span is NOTHING:  # a short way: small files are many
+                source, base = self._file.fetch(HEADER_NBYTES, self._file_length)
+                at = HEADER_NBYTES - base
+                key, prefix, threads = self._key, self._aad_prefix, self._threads
+                opened = key.open_bytes(prefix, self._block_size, 0, source, at, self._length, threads)
+                span = self._hot = Span(0, opened)
                 if self._over:
                     self._let_go()
             return span.data if size == self._length else span.data[offset : offset + size]
