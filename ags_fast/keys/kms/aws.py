@@ -1,6 +1,6 @@
 """AWS KMS.
 
-A wrapped key is the service's ciphertext, as Iceberg's Java client stores it: without an encryption context, unless the
+A wrapped key is the service's ciphertext, as Iceberg's Java client stores it. It has an encryption context only if the
 properties name one.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ags_fast.errors import IntegrityError, KeyAccessError
 from ags_fast.keys.kms.client import ALLOWED, CONTEXT, KeyVersion, Wrapped, context_of
@@ -17,6 +17,10 @@ from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, ENDPOINT, R
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from boto3.session import Session
+    from botocore.config import Config
+    from botocore.exceptions import ClientError
 
 __all__ = ["AwsKms"]
 
@@ -32,8 +36,8 @@ ROLE_SECONDS = "client.assume-role.timeout-sec"
 ROLE_SESSION = "client.assume-role.session-name"
 ROLE_TAGS = "client.assume-role.tags."
 
-# What AWS says, and what the caller can do about it. Its messages are not shown: some quote what was sent, and that was
-# a key.
+# AWS's error codes, and what the caller can do about each. AWS's messages are not shown: some quote the request, which
+# holds a key.
 REFUSALS = {
     "AccessDeniedException": "the caller may not: allow kms:{action} on this key in the key's policy or in IAM",
     "NotFoundException": f"there is no such key in this account and region: check the id and {REGION}",
@@ -69,15 +73,28 @@ BUSY_CODES = (
 )
 
 
-class AwsKms(ServiceKms):
-    """Wraps by Encrypt, Decrypt, ReEncrypt and GenerateDataKey.
+class _Client(Protocol):
+    """What is used of boto3's client of KMS, besides the operations."""
 
-    Properties: ``client.region``, ``kms.endpoint``, ``kms.encryption-algorithm-spec`` (SYMMETRIC_DEFAULT),
-    ``kms.grant-tokens`` (with commas between them), ``kms.encryption-context.NAME`` (see `KmsClient.for_dataset`), and
-    those of ServiceKms. Credentials come from where boto3 finds them: environment, profile (``client.profile-name``
-    names one), role. ``client.assume-role.arn`` and its likes, as Iceberg has them: a role to take on with these.
+    @property
+    def meta(self) -> Any: ...
+    def close(self) -> None: ...
+    def decrypt(self, **request: object) -> dict[str, Any]: ...
+
+
+class AwsKms(ServiceKms[_Client]):
+    """Wraps keys with AWS KMS: Encrypt, Decrypt, ReEncrypt and GenerateDataKey.
 
     Key ids are key ids, ARNs or aliases. The ARN of a multi-region key stands for its replica in the client's region.
+
+    Properties, besides those of ServiceKms:
+
+    - ``client.region`` and ``kms.endpoint``: where the service is.
+    - ``kms.encryption-algorithm-spec`` (SYMMETRIC_DEFAULT): the algorithm.
+    - ``kms.grant-tokens``: grant tokens, separated by commas.
+    - ``kms.encryption-context.NAME``: one entry of the encryption context. See `KmsClient.for_dataset`.
+    - ``client.profile-name``: the profile with the credentials. By default boto3 finds credentials as it always does.
+    - ``client.assume-role.arn``, and Iceberg's other properties of this prefix: a role to assume with the credentials.
     """
 
     provider = "aws"
@@ -148,7 +165,7 @@ class AwsKms(ServiceKms):
         return _material(answer.get("KeyMetadata", {}), "CurrentKeyMaterialId")
 
     def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
-        """What its rotations have made. They are of a key and not of an alias."""
+        """List what the key's rotations have made. AWS lists rotations of a key, not of an alias."""
         if ALIAS.search(wrapping_key_id):
             return []
         found: list[KeyVersion] = []
@@ -164,14 +181,14 @@ class AwsKms(ServiceKms):
         return found
 
     def _told(self, method: str, key_id: str, **more: Any) -> dict[str, Any]:
-        """What AWS tells of a key; nothing if it does not tell this caller."""
+        """Return AWS's description of a key, or an empty dict if this caller may not see it."""
         try:
             return self._call(method, key_id, {"KeyId": self._one_key(key_id)["KeyId"], **more})
         except _DeniedError:
             return {}
 
     def _one_key(self, key_id: str) -> dict[str, Any]:
-        """What each request says of its key."""
+        """Return the arguments of each request that name its key."""
         given: dict[str, Any] = {"KeyId": key_id, "EncryptionAlgorithm": self._algorithm}
         if (parts := MRK_ARN.fullmatch(key_id)) is not None:
             given["KeyId"] = parts[1] + self._connected().meta.region_name + parts[3]
@@ -179,7 +196,7 @@ class AwsKms(ServiceKms):
 
     @property
     def _every(self) -> dict[str, Any]:
-        """What each request says besides."""
+        """Return the arguments that all requests share."""
         tokens = [stripped for token in self.properties.get(GRANTS, "").split(",") if (stripped := token.strip())]
         context = context_of(self.properties)
         return ({"EncryptionContext": context} if context else {}) | ({"GrantTokens": tokens} if tokens else {})
@@ -202,9 +219,9 @@ class AwsKms(ServiceKms):
             raise self._not_reached(where, repr(key_id), error, check) from None
 
     def _alias_moved(self, key_id: str, wrapped: bytes, deadline: float) -> KeyAccessError:
-        """Says which key the wrap names. Only AWS can read that, so it is asked to decrypt by whatever key that is.
+        """Return an error that names the key which wrapped. Only AWS can read that key's name, in answer to a Decrypt.
 
-        Not where the caller limits the keys that may be asked for.
+        Without the name if the caller limits which keys may be used, since this Decrypt may use any key.
         """
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -219,32 +236,30 @@ class AwsKms(ServiceKms):
             "keys by their ids or ARNs from then on"
         )
 
-    def _connect(self) -> Any:
+    def _connect(self) -> _Client:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
         config = Config(
             connect_timeout=self._number(CONNECT_MS) / 1000,
             read_timeout=self._number(READ_MS) / 1000,
-            retries={
-                "mode": "standard",
-                "total_max_attempts": 1,
-            },  # the retries are ours: botocore's would multiply them
+            retries={"mode": "standard", "total_max_attempts": 1},  # botocore's retries would multiply ours
         )
         try:
-            return self._session(config).client(
+            client: _Client = self._session(config).client(
                 "kms",
                 region_name=self.properties.get(REGION) or self.properties.get(ROLE_REGION),
                 endpoint_url=self.properties.get(ENDPOINT),
                 config=config,
             )
+            return client
         except (BotoCoreError, ValueError) as error:  # ValueError: an impossible endpoint
             raise KeyAccessError(
                 f"the KMS aws cannot be called ({type(error).__name__}): set {REGION}, {ENDPOINT} and the credentials"
             ) from None
 
-    def _session(self, config: Any) -> Any:
-        """The caller's, or that of the role which the caller takes on."""
+    def _session(self, config: Config) -> Session:
+        """Return the caller's session, or the session of the role that the caller assumes."""
         import boto3
         import botocore.session
         from botocore.credentials import CredentialProvider, DeferredRefreshableCredentials
@@ -262,8 +277,8 @@ class AwsKms(ServiceKms):
         )
         return boto3.session.Session(botocore_session=of_role)
 
-    def _taken_on(self, session: Any, config: Any) -> dict[str, str]:
-        """Credentials of the role, as botocore renews them."""
+    def _taken_on(self, session: Session, config: Config) -> dict[str, str]:
+        """Return credentials of the role. botocore calls this again to renew them."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         given = self.properties
@@ -289,11 +304,11 @@ class AwsKms(ServiceKms):
         except (BotoCoreError, ClientError) as error:
             code = _code(error) if isinstance(error, ClientError) else type(error).__name__
         raise KeyAccessError(
-            f"the KMS aws was not asked, since the role {given[ROLE]!r} could not be taken on ({code}): allow "
+            f"the KMS aws was not called: the role {given[ROLE]!r} could not be assumed ({code}). Allow "
             "sts:AssumeRole to the caller, and trust the caller in the role"
         )
 
-    def _disconnect(self, connection: Any) -> None:
+    def _disconnect(self, connection: _Client) -> None:
         connection.close()
 
     def _trouble(self, error: Exception) -> str | None:
@@ -304,7 +319,7 @@ class AwsKms(ServiceKms):
             return BUSY if _code(error) in BUSY_CODES or status in (429, 500, 502, 503, 504) else None
         return UNREACHED if isinstance(error, (ConnectionError, HTTPClientError)) else None
 
-    def _translated(self, error: Any, method: str, key_id: str) -> IntegrityError | KeyAccessError:
+    def _translated(self, error: ClientError, method: str, key_id: str) -> IntegrityError | KeyAccessError:
         code = _code(error)
         if code in NOT_WHAT_WAS_WRAPPED:
             return IntegrityError(
@@ -324,13 +339,13 @@ class _DeniedError(KeyAccessError):
 
 
 def _material(answer: Mapping[str, Any], name: str) -> str | None:
-    """The id of the material that a rotation makes: 64 hexadecimal digits."""
+    """Return the id of the material that a rotation made, 64 hexadecimal digits, if the answer has one."""
     text = answer.get(name)
     return text if isinstance(text, str) and MATERIAL_ID.fullmatch(text) else None
 
 
-def _code(error: Any) -> str:
-    """What AWS calls the error, if that can be the name of one; else the status."""
+def _code(error: ClientError) -> str:
+    """Return AWS's code of the error, or the HTTP status if the code does not look like one."""
     code = str(error.response["Error"].get("Code", "")).rpartition("#")[2]
     if code in BUSY_CODES or CODE.fullmatch(code):
         return code

@@ -1,7 +1,7 @@
-"""Azure Key Vault keys. What is stored is the service's result alone, as Iceberg's Java client stores it.
+"""Azure Key Vault keys. A wrapped key is the service's result alone, as Iceberg's Java client stores it.
 
-It does not tell which version of the key wrapped it, and Java's client forgets that. So the latest version is tried
-first, and then every older one that is enabled.
+The result does not name the version of the key that wrapped it. So an unwrap tries the latest version first, and then
+every older version that is enabled.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ags_fast.errors import IntegrityError, KeyAccessError
 from ags_fast.keys.kms.client import KeyVersion, Wrapped
@@ -18,14 +18,21 @@ from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, READ_MS, UNREACHED, ServiceKms, on_this_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from azure.core.credentials import TokenCredential
+    from azure.core.exceptions import HttpResponseError
+    from azure.keyvault.keys import KeyClient, KeyProperties
+    from azure.keyvault.keys.crypto import CryptographyClient, KeyWrapAlgorithm
 
 __all__ = ["AzureKms"]
+
+T = TypeVar("T")
 
 URL = "azure.keyvault.url"
 ALGORITHM = "azure.keyvault.key-wrap-algorithm"
 CREDENTIALS = "adls.token-credential-provider"
-ALGORITHMS = ("RSA-OAEP-256", "RSA-OAEP", "A256KW", "A192KW", "A128KW")  # RSA1_5 can be opened by who may ask often
+ALGORITHMS = ("RSA-OAEP-256", "RSA-OAEP", "A256KW", "A192KW", "A128KW")  # not RSA1_5: a padding oracle opens it
 VERSION = re.compile(r"[0-9A-Za-z]{1,64}")
 KEY_NAME = re.compile(r"[A-Za-z0-9-]{1,127}")
 
@@ -43,16 +50,19 @@ OTHER_CODES = ("BadParameter", "Forbidden", "ForbiddenByPolicy", "ForbiddenByRba
 NOT_ALLOWED = "the caller may not: allow keys/{action} in the vault's access policy or by a role"
 
 
-class AzureKms(ServiceKms):
-    """Wraps by the vault's keys, with RSA-OAEP-256 unless told otherwise.
+class AzureKms(ServiceKms["_Vault"]):
+    """Wraps keys with keys of an Azure Key Vault. Key ids are names of keys.
 
-    Properties: ``azure.keyvault.url``, ``azure.keyvault.key-wrap-algorithm``, those of ServiceKms, and
-    ``adls.token-credential-provider``: a class, ``module:Class``, of which ``credential()`` is a TokenCredential; its
-    ``initialize``, if it has one, gets the properties that begin with that name, without it. Else the credential is
-    azure.identity's default one. Key ids are names of keys.
+    To wrap, the caller needs keys/get and keys/wrapKey. To unwrap, the caller needs keys/get, keys/unwrapKey and, for
+    older versions, keys/list. RSA wraps locally with the public key, so a wrapped key does not prove who wrapped it.
 
-    The caller needs keys/get and keys/wrapKey to wrap, keys/get, keys/unwrapKey and, for older versions, keys/list to
-    unwrap. RSA wraps with the public key, on this side: a wrapped key says nothing about who wrapped it.
+    Properties, besides those of ServiceKms:
+
+    - ``azure.keyvault.url``: the vault.
+    - ``azure.keyvault.key-wrap-algorithm`` (RSA-OAEP-256): the algorithm.
+    - ``adls.token-credential-provider``: a class, ``module:Class``, whose ``credential()`` returns a TokenCredential.
+      If the class has ``initialize``, that gets the properties that begin with this name and a dot, without these. By
+      default the credential is azure.identity's DefaultAzureCredential.
     """
 
     provider = "azure"
@@ -81,14 +91,20 @@ class AzureKms(ServiceKms):
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         deadline, vault = self._deadline(), self._vault(wrapping_key_id)
         version = self._newest(vault, wrapping_key_id, deadline)
-        result = self._transform(vault, "wrapKey", key, wrapping_key_id, version, deadline)
+        result = self._request(
+            "wrapKey",
+            wrapping_key_id,
+            version,
+            lambda: vault.crypto(wrapping_key_id, version).wrap_key(self._algorithm, key),
+            deadline,
+        )
         return Wrapped.by(result.encrypted_key, version)
 
     def _current_version(self, wrapping_key_id: str) -> str:
         return self._newest(self._vault(wrapping_key_id), wrapping_key_id, self._deadline(), to="unwrapKey")
 
     def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
-        """None for a caller who may not list them."""
+        """Return an empty list if the caller may not list versions."""
         with contextlib.suppress(_DeniedError):
             return [
                 KeyVersion(
@@ -123,7 +139,7 @@ class AzureKms(ServiceKms):
                 if key is not None:
                     return key
                 tried.append(version)
-        if known is not None:  # from an earlier call; deleted since, there is no version to be tried or named
+        if known is not None:  # of an earlier call: if the key was deleted since, say so
             self._newest(vault, wrapping_key_id, deadline, to="unwrapKey")
         if disabled:
             raise KeyAccessError(
@@ -136,30 +152,30 @@ class AzureKms(ServiceKms):
         )
 
     def _opened(self, vault: _Vault, wrapped: bytes, name: str, version: str, deadline: float) -> bytes | None:
-        """The key, if this version wrapped it and is enabled."""
+        """Return the key, if this version wrapped it and is enabled."""
         from azure.core.exceptions import HttpResponseError
 
         try:
-            result = self._transform(vault, "unwrapKey", wrapped, name, version, deadline)
+            result = self._request(
+                "unwrapKey",
+                name,
+                version,
+                lambda: vault.crypto(name, version).unwrap_key(self._algorithm, wrapped),
+                deadline,
+                quiet=True,
+            )
         except HttpResponseError as error:
             if error.status_code == 400 or _codes(error)[-1] in ("KeyDisabled", "KeyNotFound"):
                 return None
             raise self._translated(error, "unwrapKey", name, version) from None
         if not result.key:
             raise KeyAccessError(f"the KMS azure answered unwrapKey with {name!r} without a key")
-        return result.key  # type: ignore[no-any-return]
+        return result.key
 
-    def _transform(self, vault: _Vault, action: str, data: bytes, name: str, version: str, deadline: float) -> Any:
-        """The vault's answer to wrapKey or unwrapKey with a version of a key."""
-
-        def ask() -> Any:
-            crypto = vault.crypto(name, version)
-            return (crypto.wrap_key if action == "wrapKey" else crypto.unwrap_key)(self._algorithm, data)
-
-        return self._request(action, name, version, ask, deadline, quiet=action == "unwrapKey")
-
-    def _newest(self, vault: _Vault, name: str, deadline: float, *, to: str = "wrapKey") -> str:
-        """The latest version, as the vault has it now. To wrap it must be enabled: the package does not look."""
+    def _newest(
+        self, vault: _Vault, name: str, deadline: float, *, to: Literal["wrapKey", "unwrapKey"] = "wrapKey"
+    ) -> str:
+        """Return the vault's latest version. To wrap, it must be enabled, which Azure's package does not check."""
         found = self._request("get", name, None, lambda: vault.keys.get_key(name), deadline).properties
         if to == "wrapKey":
             now = time.time()
@@ -176,22 +192,20 @@ class AzureKms(ServiceKms):
         return vault.newest[name]
 
     def _versions(self, vault: _Vault, name: str, deadline: float) -> list[tuple[str, bool]]:
-        """Versions, newest first, and whether they are enabled."""
+        """Return the versions, newest first, and whether each is enabled."""
         return [(_checked(one.version), bool(one.enabled)) for one in self._listed(vault, name, deadline)]
 
-    def _listed(self, vault: _Vault, name: str, deadline: float) -> list[Any]:
-        """What the vault tells of versions, newest first."""
-
-        def ask() -> list[Any]:
-            return list(vault.keys.list_properties_of_key_versions(name))
-
-        found: list[Any] = self._request("list", name, None, ask, deadline)
+    def _listed(self, vault: _Vault, name: str, deadline: float) -> list[KeyProperties]:
+        """Return the vault's descriptions of versions, newest first."""
+        found = self._request(
+            "list", name, None, lambda: list(vault.keys.list_properties_of_key_versions(name)), deadline
+        )
         found.sort(key=lambda one: one.created_on.timestamp() if one.created_on else 0, reverse=True)
         return found
 
     def _request(
-        self, action: str, name: str, version: str | None, ask: Any, deadline: float, *, quiet: bool = False
-    ) -> Any:
+        self, action: str, name: str, version: str | None, ask: Callable[[], T], deadline: float, *, quiet: bool = False
+    ) -> T:
         from azure.core.exceptions import AzureError, HttpResponseError
 
         try:
@@ -204,7 +218,7 @@ class AzureKms(ServiceKms):
             raise self._not_reached(self.properties[URL], repr(name), error, f"{URL} and the credentials") from None
 
     @property
-    def _algorithm(self) -> Any:
+    def _algorithm(self) -> KeyWrapAlgorithm:
         from azure.keyvault.keys.crypto import KeyWrapAlgorithm
 
         return KeyWrapAlgorithm(self.properties.get(ALGORITHM, ALGORITHMS[0]))
@@ -212,9 +226,9 @@ class AzureKms(ServiceKms):
     def _vault(self, name: str) -> _Vault:
         if not KEY_NAME.fullmatch(name):
             raise KeyAccessError(
-                f"{name!r} is no key of the KMS azure: the name of a key in the vault, without URL and version"
+                f"{name!r} is not a key id of the KMS azure: name a key of the vault, without URL and version"
             )
-        return self._connected()  # type: ignore[no-any-return]
+        return self._connected()
 
     def _connect(self) -> _Vault:
         from azure.keyvault.keys import KeyClient
@@ -224,14 +238,14 @@ class AzureKms(ServiceKms):
             KeyClient(
                 url,
                 self._credential(),
-                retry_total=0,  # the retries are ours: the package's would multiply them
+                retry_total=0,  # the package's retries would multiply ours
                 connection_timeout=self._number(CONNECT_MS) / 1000,
                 read_timeout=self._number(READ_MS) / 1000,
                 verify_challenge_resource=not on_this_machine(url),
             )
         )
 
-    def _credential(self) -> Any:
+    def _credential(self) -> TokenCredential:
         impl = self.properties.get(CREDENTIALS)
         if impl is None:
             try:
@@ -245,7 +259,8 @@ class AzureKms(ServiceKms):
         if hasattr(maker, "initialize"):
             begin = f"{CREDENTIALS}."
             maker.initialize({n[len(begin) :]: text for n, text in self.properties.items() if n.startswith(begin)})
-        return maker.credential()
+        credential: TokenCredential = maker.credential()
+        return credential
 
     def _disconnect(self, connection: _Vault) -> None:
         connection.keys.close()
@@ -257,16 +272,16 @@ class AzureKms(ServiceKms):
             return BUSY if error.status_code in (408, 429, 500, 502, 503, 504) else None
         return UNREACHED if isinstance(error, (ServiceRequestError, ServiceResponseError)) else None
 
-    def _translated(self, error: Any, action: str, name: str, version: str | None) -> KeyAccessError:
+    def _translated(self, error: HttpResponseError, action: str, name: str, version: str | None) -> KeyAccessError:
         codes = _codes(error)
         advice = next((REFUSALS[code] for code in reversed(codes) if code in REFUSALS), None)
         if self._trouble(error) == BUSY:
             advice = BUSY_ADVICE
         elif error.status_code == 400:
-            advice = f"a key of this type cannot, or not by this {ALGORITHM}, or not so many bytes"
+            advice = f"a key of this type cannot do that, or not with this {ALGORITHM}, or not with that many bytes"
         elif error.status_code == 403 and advice is None:
             advice = NOT_ALLOWED.format(action=action)
-        elif error.status_code is None:  # there was no request: no token was to be had
+        elif error.status_code is None:  # no request was sent, for want of a token
             advice = f"no credential gives a token: set {CREDENTIALS}, or what azure.identity looks for"
         key = repr(name) if version is None else f"{name!r}, version {version}"
         refused = self._refusal(action, key, "/".join(codes), advice or "see what Azure documents for it")
@@ -278,28 +293,28 @@ class _DeniedError(KeyAccessError):
 
 
 class _Vault:
-    """A vault's client, what is known of its keys' versions, and one client for each version that was used."""
+    """A vault's client, the latest known version of each key, and one client for each version that was used."""
 
-    def __init__(self, keys: Any) -> None:
+    def __init__(self, keys: KeyClient) -> None:
         self.keys = keys
         self.newest: dict[str, str] = {}
-        self._crypto: dict[tuple[str, str], Any] = {}
+        self._crypto: dict[tuple[str, str], CryptographyClient] = {}
 
-    def crypto(self, name: str, version: str) -> Any:
+    def crypto(self, name: str, version: str) -> CryptographyClient:
         found = self._crypto.get((name, version))
         if found is None:
             found = self._crypto[name, version] = self.keys.get_cryptography_client(name, key_version=version)
         return found
 
 
-def _checked(version: Any) -> str:
+def _checked(version: object) -> str:
     if not isinstance(version, str) or not VERSION.fullmatch(version):
         raise KeyAccessError("the KMS azure answered with something else than the version of a key")
     return version
 
 
-def _codes(error: Any) -> list[str]:
-    """The status, the service's code, and the one inside of that, as far as there are."""
+def _codes(error: HttpResponseError) -> list[str]:
+    """Return the status, the service's code if it has one, and its inner code if it has one."""
     told = getattr(error, "error", None)
     inner = getattr(told, "innererror", None)
     said = getattr(told, "code", None), inner.get("code") if isinstance(inner, dict) else None

@@ -1,10 +1,10 @@
-"""Google Cloud KMS. What is stored is the service's ciphertext, as Iceberg's Java client stores it: no AAD."""
+"""Google Cloud KMS. A wrapped key is the service's ciphertext without AAD, as Iceberg's Java client stores it."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from ags_fast.errors import IntegrityError, KeyAccessError
@@ -14,6 +14,10 @@ from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, ENDPOINT, READ_MS, UNRE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from google.api_core.exceptions import GoogleAPICallError
+    from google.auth.credentials import Credentials
+    from google.cloud.kms import KeyManagementServiceClient
 
 __all__ = ["GcpKms"]
 
@@ -28,7 +32,7 @@ PART = r"[A-Za-z0-9_.:-]{1,255}"
 KEY_NAME = re.compile(f"projects/{PART}/locations/{PART}/keyRings/{PART}/cryptoKeys/{PART}")
 VERSION_STATE = re.compile(r"cryptoKeyVersions/([0-9]{1,9})\b[^A-Z]*([A-Z_]{7,40})")
 
-# What the caller can do about a status. Its message is not shown: nobody knows what is in one.
+# What the caller can do about each status. Google's messages are not shown: what they quote is not documented.
 REFUSALS = {
     "PERMISSION_DENIED": "the caller may not: allow cloudkms.cryptoKeyVersions.useTo{action} on this key",
     "UNAUTHENTICATED": "Google does not accept the caller's credentials: get new ones",
@@ -56,15 +60,20 @@ HTTP_CODES = {
 }
 
 
-class GcpKms(ServiceKms):
-    """Wraps by Encrypt and Decrypt, both ways under CRC32C.
+class GcpKms(ServiceKms["KeyManagementServiceClient"]):
+    """Wraps keys with Google Cloud KMS: Encrypt and Decrypt, with CRC32C over requests and answers.
 
-    Properties: ``kms.endpoint`` and those of ServiceKms. Credentials are Google's application default credentials, or
-    those of a service account that they may impersonate: ``gcs.impersonate.service-account``, ``.delegates`` (with
-    commas between them) and ``.lifetime-seconds`` (3600), as Iceberg has them.
+    A key id is the key's resource name, ``projects/P/locations/L/keyRings/R/cryptoKeys/K``. The primary version wraps.
+    Google's answer names the version that wrapped; the wrapped bytes do not.
 
-    A key id is the key's resource name, ``projects/P/locations/L/keyRings/R/cryptoKeys/K``. A new version wraps once it
-    is made the primary one. Which one wrapped something is in Google's answer, and not in what it wrapped.
+    Credentials are Google's application default credentials.
+
+    Properties, besides those of ServiceKms:
+
+    - ``kms.endpoint``: where the service is.
+    - ``gcs.impersonate.service-account``: a service account to impersonate with the credentials.
+    - ``gcs.impersonate.delegates``: the chain of delegates, separated by commas.
+    - ``gcs.impersonate.lifetime-seconds`` (3600): how long a token of the service account is valid.
     """
 
     provider = "gcp"
@@ -89,7 +98,7 @@ class GcpKms(ServiceKms):
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         import google_crc32c
 
-        def ask(client: Any, name: str) -> bytes:
+        def ask(client: KeyManagementServiceClient, name: str) -> bytes:
             request = {"name": name, "plaintext": key, "plaintext_crc32c": google_crc32c.value(key)}
             answer = client.encrypt(request=request, timeout=self._timeout, retry=None)
             sealed: bytes = answer.ciphertext
@@ -102,7 +111,7 @@ class GcpKms(ServiceKms):
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         import google_crc32c
 
-        def ask(client: Any, name: str) -> bytes:
+        def ask(client: KeyManagementServiceClient, name: str) -> bytes:
             request = {"name": name, "ciphertext": wrapped, "ciphertext_crc32c": google_crc32c.value(wrapped)}
             answer = client.decrypt(request=request, timeout=self._timeout, retry=None)
             key: bytes = answer.plaintext
@@ -113,7 +122,7 @@ class GcpKms(ServiceKms):
         return self._call("Decrypt", wrapping_key_id, ask)
 
     def _current_version(self, wrapping_key_id: str) -> str | None:
-        def ask(client: Any, name: str) -> str | None:
+        def ask(client: KeyManagementServiceClient, name: str) -> str | None:
             return _number(
                 client.get_crypto_key(request={"name": name}, timeout=self._timeout, retry=None).primary.name
             )
@@ -124,7 +133,7 @@ class GcpKms(ServiceKms):
             return None
 
     def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
-        def ask(client: Any, name: str) -> list[KeyVersion]:
+        def ask(client: KeyManagementServiceClient, name: str) -> list[KeyVersion]:
             pages = client.list_crypto_key_versions(request={"parent": name}, timeout=self._timeout, retry=None)
             return [
                 KeyVersion(_number(one.name), int(one.create_time.timestamp() * 1000), one.state.name)
@@ -136,14 +145,15 @@ class GcpKms(ServiceKms):
         except _DeniedError:
             return []
 
-    def _call(self, action: str, key_id: str, ask: Callable[[Any, str], T]) -> T:
+    def _call(self, action: str, key_id: str, ask: Callable[[KeyManagementServiceClient, str], T]) -> T:
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError
         from requests.exceptions import RequestException
 
         if not KEY_NAME.fullmatch(key_id):
             raise KeyAccessError(
-                f"{key_id!r} is no key of the KMS gcp, projects/P/locations/L/keyRings/R/cryptoKeys/K without a version"
+                f"{key_id!r} is not a key id of the KMS gcp: projects/P/locations/L/keyRings/R/cryptoKeys/K, without a "
+                "version"
             )
         client = self._connected()
         try:
@@ -163,8 +173,8 @@ class GcpKms(ServiceKms):
     def _timeout(self) -> float:
         return self._number(READ_MS) / 1000
 
-    def _connect(self) -> Any:
-        """By HTTP and not by gRPC, whose threads and locks no child of a fork can count on."""
+    def _connect(self) -> KeyManagementServiceClient:
+        """Connect by HTTP, not by gRPC, whose threads and locks do not survive a fork."""
         from google.auth.exceptions import GoogleAuthError
         from google.cloud import kms
         from google.cloud.kms_v1.services.key_management_service.transports import KeyManagementServiceRestTransport
@@ -179,11 +189,11 @@ class GcpKms(ServiceKms):
         transport._session.max_redirects = 0  # noqa: SLF001  # a redirect would take what is sent to another host
         return kms.KeyManagementServiceClient(transport=transport)
 
-    def _credentials(self, scheme: str) -> Any:
-        """None: the application's default ones. None of them go where there is no TLS."""
+    def _credentials(self, scheme: str) -> Credentials | None:
+        """Return the credentials, or None for the application default ones. Without TLS no credentials are sent."""
         import google.auth
+        from google.auth import impersonated_credentials
         from google.auth.credentials import AnonymousCredentials
-        from google.auth.impersonated_credentials import Credentials
 
         if scheme == "http":
             return AnonymousCredentials()  # type: ignore[no-untyped-call]
@@ -191,7 +201,7 @@ class GcpKms(ServiceKms):
             return None
         source, _ = google.auth.default(scopes=[SCOPE])
         delegates = [stripped for part in self.properties.get(DELEGATES, "").split(",") if (stripped := part.strip())]
-        return Credentials(  # type: ignore[no-untyped-call]
+        return impersonated_credentials.Credentials(  # type: ignore[no-untyped-call]
             source,
             self.properties[ACCOUNT],
             target_scopes=[SCOPE],
@@ -199,8 +209,8 @@ class GcpKms(ServiceKms):
             lifetime=int(self.properties.get(LIFETIME, "3600")),
         )
 
-    def _disconnect(self, connection: Any) -> None:
-        connection.transport.close()
+    def _disconnect(self, connection: KeyManagementServiceClient) -> None:
+        connection.transport.close()  # type: ignore[no-untyped-call]
 
     def _trouble(self, error: Exception) -> str | None:
         from requests.exceptions import ConnectionError, Timeout
@@ -209,7 +219,7 @@ class GcpKms(ServiceKms):
             return UNREACHED
         return BUSY if _code(error) in BUSY_CODES or isinstance(error, _CorruptedError) else None
 
-    def _translated(self, error: Any, action: str, key_id: str) -> IntegrityError | KeyAccessError:
+    def _translated(self, error: GoogleAPICallError, action: str, key_id: str) -> IntegrityError | KeyAccessError:
         code = _code(error)
         if code == "INVALID_ARGUMENT" and action == "Decrypt":
             return IntegrityError(
@@ -227,17 +237,17 @@ class _DeniedError(KeyAccessError):
 
 
 def _number(name: str) -> str | None:
-    """The version in the name of one."""
+    """Return the version number at the end of a version's resource name."""
     number = name.rpartition("/cryptoKeyVersions/")[2]
     return number if number.isascii() and number.isdecimal() and len(number) < 10 else None
 
 
 class _CorruptedError(Exception):
-    """The bytes that came are not those that went."""
+    """The bytes changed in transit."""
 
 
-def _code(error: Any) -> str:
-    """The status by the name that Google gives it, or else by the number that HTTP does."""
+def _code(error: Exception) -> str:
+    """Return Google's name of the status, or else the HTTP status."""
     if (response := getattr(error, "response", None)) is None:
         return type(error).__name__
     try:

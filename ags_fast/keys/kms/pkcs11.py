@@ -1,8 +1,8 @@
-"""A hardware security module, or anything else behind a PKCS#11 library: AES keys that cannot leave it.
+"""A hardware security module, or anything else behind a PKCS#11 library: AES keys that cannot leave the device.
 
-A master key is the AES keys of one label (CKA_LABEL, the key id); each is a version, and its number is its CKA_ID,
-taken as a big-endian number. The highest one that may encrypt wraps. A version is disabled by CKA_ENCRYPT and
-CKA_DECRYPT false, and destroyed with its object.
+All AES keys with the same label (CKA_LABEL, the key id) are one master key. Each is a version, and its CKA_ID, read as
+a big-endian number, is the version's number. The highest version that may encrypt wraps. CKA_ENCRYPT and CKA_DECRYPT
+false disable a version. Deleting the object destroys the version.
 
 A wrapped key is 01, the length of CKA_ID (1 byte), CKA_ID, nonce (12), ciphertext, tag (16): AES-GCM, with everything
 before the nonce and the key id (UTF-8) as AAD.
@@ -15,7 +15,7 @@ import hashlib
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
@@ -25,6 +25,9 @@ from ags_fast.keys.kms.service import BUSY, ServiceKms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from pkcs11 import Attribute, Session
+    from pkcs11._pkcs11 import lib
 
 __all__ = ["Pkcs11Kms"]
 
@@ -37,7 +40,8 @@ BLOB_VERSION = 1
 MAX_ID_NBYTES = 64
 TAG_BITS = 128
 
-# After these a new session may do: the device was restarted or changed, or somebody in this process has logged out.
+# After these errors a new session may work: the device was restarted or changed, or other code of this process has
+# logged out.
 SESSION_LOST = (
     "DeviceError",
     "DeviceRemoved",
@@ -53,14 +57,26 @@ NOT_DECRYPTED = ("EncryptedDataInvalid", "EncryptedDataLenRange", "DataInvalid",
 T = TypeVar("T")
 
 
-class Pkcs11Kms(ServiceKms):
-    """Wraps by AES-GCM with keys of a token.
+class _AesKey(Protocol):
+    """What is used of an AES key of a token."""
 
-    Properties: ``kms.pkcs11.library`` (the path of the vendor's), ``kms.pkcs11.token-label``, ``kms.pkcs11.pin-file``
-    or ``kms.pkcs11.pin-env``, and ``kms.max-attempts``. Key ids are labels of keys.
+    def __getitem__(self, attribute: Attribute, /) -> Any: ...
+    def encrypt(self, data: bytes, *, mechanism: object, mechanism_param: object) -> bytes: ...
+    def decrypt(self, data: bytes, *, mechanism: object, mechanism_param: object) -> bytes: ...
 
-    A library does one thing at a time in a process, and how long it waits for its device is up to it; a fork waits for
-    what it does. A PIN that was refused is not tried again: after a few times the token would lock itself.
+
+class Pkcs11Kms(ServiceKms["_Token"]):
+    """Wraps keys by AES-GCM with keys of a PKCS#11 token. Key ids are labels of keys.
+
+    A library makes one call at a time in a process, and no time limit applies to a call. A fork waits until the call
+    ends. A PIN that was refused is not tried again, because after some attempts the token would lock itself.
+
+    Properties:
+
+    - ``kms.pkcs11.library``: the path of the vendor's library.
+    - ``kms.pkcs11.token-label``: the label of the token.
+    - ``kms.pkcs11.pin-file`` or ``kms.pkcs11.pin-env``: where the PIN is.
+    - ``kms.max-attempts`` (8): attempts per call while the session is lost.
     """
 
     provider = "pkcs11"
@@ -69,7 +85,7 @@ class Pkcs11Kms(ServiceKms):
     secret_properties = {"kms.pkcs11.pin": PINS}  # noqa: RUF012, of the base class
     supports_key_generation = True
 
-    # In the caller's thread: a library that was left in the middle of a call could not be used again.
+    # In the caller's thread: a library that is abandoned in the middle of a call cannot be used again.
     _carry_out = KmsClient._carry_out  # noqa: SLF001
 
     def initialize(self, properties: Mapping[str, str]) -> None:
@@ -92,7 +108,7 @@ class Pkcs11Kms(ServiceKms):
         return self._with(wrapping_key_id, lambda session: self._sealed(session, key, wrapping_key_id))
 
     def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
-        def drawn(session: Any) -> tuple[bytes, bytes]:
+        def drawn(session: Session) -> tuple[bytes, bytes]:
             key = session.generate_random(8 * length)
             return key, self._sealed(session, key, wrapping_key_id)
 
@@ -101,7 +117,7 @@ class Pkcs11Kms(ServiceKms):
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         number, head, nonce, sealed = _split(wrapped)
 
-        def opened(session: Any) -> bytes:
+        def opened(session: Session) -> bytes:
             from pkcs11 import Attribute, GCMParams, Mechanism, PKCS11Error
 
             versions = self._versions(session, wrapping_key_id)
@@ -112,7 +128,7 @@ class Pkcs11Kms(ServiceKms):
                     "to unwrap",
                     f"{wrapping_key_id!r}, version {number.hex()}",
                     "no such version",
-                    f"it was destroyed, or is another token's: restore it, or name that. There are: {known}",
+                    f"it was destroyed, or is in another token: restore it, or name that token. Versions here: {known}",
                 )
             if not master[Attribute.DECRYPT]:
                 raise self._refusal(
@@ -134,7 +150,7 @@ class Pkcs11Kms(ServiceKms):
 
         return self._with(wrapping_key_id, opened)
 
-    def _sealed(self, session: Any, key: bytes, key_id: str) -> bytes:
+    def _sealed(self, session: Session, key: bytes, key_id: str) -> bytes:
         from pkcs11 import GCMParams, Mechanism
 
         number, master = self._newest(session, key_id)
@@ -142,8 +158,8 @@ class Pkcs11Kms(ServiceKms):
         params = GCMParams(nonce, head + key_id.encode(), TAG_BITS)
         return head + nonce + bytes(master.encrypt(key, mechanism=Mechanism.AES_GCM, mechanism_param=params))
 
-    def _newest(self, session: Any, key_id: str) -> tuple[bytes, Any]:
-        """What wraps: the highest version that may encrypt."""
+    def _newest(self, session: Session, key_id: str) -> tuple[bytes, _AesKey]:
+        """Return the version that wraps: the highest one that may encrypt."""
         from pkcs11 import Attribute
 
         for number, master in self._versions(session, key_id):
@@ -153,12 +169,12 @@ class Pkcs11Kms(ServiceKms):
             "to wrap", repr(key_id), "disabled", "no version may encrypt: make a new one, or set CKA_ENCRYPT of one"
         )
 
-    def _versions(self, session: Any, key_id: str) -> list[tuple[bytes, Any]]:
-        """The AES keys of this label with their CKA_ID, highest first."""
+    def _versions(self, session: Session, key_id: str) -> list[tuple[bytes, _AesKey]]:
+        """Return the AES keys of this label with their CKA_ID, highest first."""
         from pkcs11 import Attribute, KeyType, ObjectClass
 
         asked = {Attribute.CLASS: ObjectClass.SECRET_KEY, Attribute.KEY_TYPE: KeyType.AES, Attribute.LABEL: key_id}
-        found = [(bytes(one[Attribute.ID]), one) for one in session.get_objects(asked)]
+        found = [(bytes(one[Attribute.ID]), cast("_AesKey", one)) for one in session.get_objects(asked)]
         if not found:
             raise _NoKeyError
         for number, _ in found:
@@ -170,7 +186,7 @@ class Pkcs11Kms(ServiceKms):
             raise self._refusal("to use", repr(key_id), "CKA_ID", "two versions have the same id: change one")
         return sorted(found, key=lambda pair: (int.from_bytes(pair[0], "big"), pair[0]), reverse=True)
 
-    def _with(self, key_id: str, work: Callable[[Any], T]) -> T:
+    def _with(self, key_id: str, work: Callable[[Session], T]) -> T:
         from pkcs11 import PKCS11Error
 
         token = self._connected()
@@ -182,7 +198,7 @@ class Pkcs11Kms(ServiceKms):
                 try:
                     return work(session)
                 except _NoKeyError:
-                    # So it looks, too, when somebody in this process has logged out.
+                    # It looks the same after other code of this process has logged out.
                     again, looked_again = not looked_again, True
                     if again:
                         token.forget()
@@ -243,20 +259,20 @@ class _LoggedOutError(Exception):
 
 
 def _split(wrapped: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """CKA_ID, all before the nonce, nonce, ciphertext with tag."""
+    """Return CKA_ID, everything before the nonce, the nonce, and the ciphertext with its tag."""
     size = wrapped[1] if len(wrapped) > 1 and wrapped[0] == BLOB_VERSION else 0
     head = 2 + size
     if not 1 <= size <= MAX_ID_NBYTES or len(wrapped) < head + OVERHEAD_NBYTES + 1:
-        raise FormatError(f"these {len(wrapped)} bytes are no key that the KMS pkcs11 wrapped")
+        raise FormatError(f"these {len(wrapped)} bytes are not a key wrapped by the KMS pkcs11")
     return wrapped[2:head], wrapped[:head], wrapped[head : head + NONCE_NBYTES], wrapped[head + NONCE_NBYTES :]
 
 
-def _works(master: Any) -> bool:
-    """Whether a key opens what it sealed. Some libraries say of a wrong tag no more than that something failed."""
+def _works(master: _AesKey) -> bool:
+    """Whether a key opens what it sealed. Some libraries report a wrong tag only as a general failure."""
     from pkcs11 import Attribute, GCMParams, Mechanism, PKCS11Error
 
     if not master[Attribute.ENCRYPT]:
-        return True  # nothing can be said; the device has just found the key, and has looked at its attributes
+        return True  # this cannot be tested; but the device has just found the key and read its attributes
     params = GCMParams(os.urandom(NONCE_NBYTES), b"", TAG_BITS)
     try:
         sealed = master.encrypt(b"works", mechanism=Mechanism.AES_GCM, mechanism_param=params)
@@ -266,26 +282,26 @@ def _works(master: Any) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------- sessions
-# A process logs in to a token once, for all its sessions, and closing one of these logs all out. So there is one
-# session for each token, for all clients, until the process ends. The package initializes a library as one that is
-# called by one thread only, hence one lock for each library.
+# A process logs in to a token once for all its sessions, and closing one session logs all sessions out. So all clients
+# share one session for each token until the process ends. The package initializes a library for calls of one thread
+# only, so each library has one lock.
 
 
 class _Token:
     def __init__(self, library: _Library, label: str) -> None:
         self._library, self._label = library, label
-        self._session: Any = None
+        self._session: Session | None = None
         self._refused: bytes | None = None  # the hash of a PIN
 
     @contextlib.contextmanager
-    def session(self, pin: Callable[[], str]) -> Iterator[Any]:
+    def session(self, pin: Callable[[], str]) -> Iterator[Session]:
         with self._library.lock:
             if self._session is None:
                 self._session = self._open(pin())
             yield self._session
 
     def forget(self) -> None:
-        """To be called in a session. It is closed, which logs out, so that the next one logs in."""
+        """Close the session, which logs out, so that the next one logs in. Call this in a session."""
         from pkcs11 import PKCS11Error
 
         session, self._session = self._session, None
@@ -293,7 +309,7 @@ class _Token:
             with contextlib.suppress(PKCS11Error):
                 session.close()
 
-    def _open(self, pin: str) -> Any:
+    def _open(self, pin: str) -> Session:
         from pkcs11 import NoSuchToken, PKCS11Error
         from pkcs11.exceptions import PinIncorrect, UserAlreadyLoggedIn
 
@@ -328,17 +344,17 @@ class _Library:
         self.tokens: dict[str, _Token] = {}
         self._path, self._forked = path, forked
 
-    def loaded(self) -> Any:
-        # In a thread that ends: some libraries, SoftHSM's among them, leave errors in OpenSSL's queue of the thread
-        # that loads them, and what that thread reads from a TLS connection next would seem to have failed.
+    def loaded(self) -> lib:
+        # In a thread that ends: some libraries, such as SoftHSM's, leave errors in OpenSSL's queue of the thread that
+        # loads them. The next read of that thread from a TLS connection would seem to have failed.
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(self._load).result()
 
-    def _load(self) -> Any:
+    def _load(self) -> lib:
         import pkcs11
 
         library = pkcs11.lib(self._path)
-        if self._forked:  # a child has to initialize it anew, and what the parent did to it is in the way
+        if self._forked:  # a child must initialize the library again, after it has ended the parent's use
             with contextlib.suppress(pkcs11.PKCS11Error):
                 library.finalize()
             library.initialize()
@@ -358,7 +374,7 @@ def _token(path: str, label: str) -> _Token:
 
 
 def _before_fork() -> None:
-    """Nobody is in a library: a child could not let go of the library's own locks, nor of OpenSSL's."""
+    """Wait until no thread is in a library: a child could not release the library's own locks, nor OpenSSL's."""
     _guard.acquire()
     for library in _libraries.values():
         library.lock.acquire()

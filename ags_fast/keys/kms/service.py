@@ -1,4 +1,4 @@
-"""What clients of services share: settings, one connection for each process, patience, and logs that show no keys."""
+"""What all clients of services share: settings, one connection for each process, retries, and logs without keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from ags_fast.errors import AgsError, KeyAccessError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["BUSY", "UNREACHED", "ServiceKms", "on_this_machine", "with_retries"]
 
 T = TypeVar("T")
+ConnectionT = TypeVar("ConnectionT")
 
 ENDPOINT = "kms.endpoint"
 CONNECT_MS = "kms.connect-timeout-ms"
@@ -39,22 +40,24 @@ UNREACHED = "unreached"
 BUSY_ADVICE = "it stayed busy for all attempts: ask less often, or have the quota raised"
 
 
-class ServiceKms(KmsClient):
-    """A client of a service: of what `_connect` returns, one for each process.
+class ServiceKms(KmsClient, Generic[ConnectionT]):
+    """A client of a service, over one connection for each process, which `_connect` makes.
 
-    Properties: ``kms.connect-timeout-ms`` (2000) and ``kms.read-timeout-ms`` (5000), for each request;
-    ``kms.max-attempts`` (8): how often a busy service is asked for the same. A service that cannot be reached is asked
-    once more. A call ends by ``kms.call-budget-ms`` (30000), whatever the service does, in a thread of its own.
+    Properties:
+
+    - ``kms.connect-timeout-ms`` (2000) and ``kms.read-timeout-ms`` (5000): the timeouts of each request.
+    - ``kms.max-attempts`` (8): attempts per call while the service is busy. An unreachable service is retried once.
+    - ``kms.call-budget-ms`` (30000): a call runs in a thread of its own, and ends by then whatever the service does.
     """
 
-    packages: ClassVar[tuple[str, ...]] = ()  # what the optional dependency has to bring
+    packages: ClassVar[tuple[str, ...]] = ()  # of the optional dependency
     endpoint_property: ClassVar[str] = ENDPOINT
     secret_properties: ClassVar[Mapping[str, str]] = {}  # names under which others take secrets, and what to do instead
-    loggers: ClassVar[tuple[str, ...]] = ()  # of the packages: those that write what is sent and answered
+    loggers: ClassVar[tuple[str, ...]] = ()  # loggers of the packages that write requests and answers
 
     def __init__(self) -> None:
         self._lock, self._pid = threading.Lock(), os.getpid()
-        self._connection: Any = None
+        self._connection: ConnectionT | None = None
 
     def initialize(self, properties: Mapping[str, str]) -> None:
         """As `KmsClient` has it."""
@@ -83,10 +86,10 @@ class ServiceKms(KmsClient):
 
     # What a provider writes.
 
-    def _connect(self) -> Any:
+    def _connect(self) -> ConnectionT:
         raise NotImplementedError
 
-    def _disconnect(self, connection: Any) -> None:
+    def _disconnect(self, connection: ConnectionT) -> None:
         pass
 
     def _trouble(self, error: Exception) -> str | None:
@@ -95,7 +98,7 @@ class ServiceKms(KmsClient):
 
     # What it calls.
 
-    def _connected(self) -> Any:
+    def _connected(self) -> ConnectionT:
         with self._here():
             if self._connection is None:
                 self._connection = self._connect()
@@ -108,14 +111,14 @@ class ServiceKms(KmsClient):
         try:
             return within(budget / 1000, call)
         except OverdueError:
-            # What the late call holds is not touched again: others of its time may use the connection still.
+            # Leave the lock and the connection of the late call alone: other calls may still use the connection.
             self._lock, self._connection = threading.Lock(), None
             overdue = KeyAccessError(
                 f"the KMS {self.provider} did not end {operation} with the key {wrapping_key_id!r} within {budget} ms: "
                 f"check the network and the service, or raise {BUDGET_MS}"
             )
         except AgsError as error:
-            error.__traceback__ = None  # whose frames have what was sent and answered
+            error.__traceback__ = None  # its frames hold requests and answers
             raise
         raise overdue
 
@@ -130,7 +133,7 @@ class ServiceKms(KmsClient):
         return time.monotonic() + self._number(BUDGET_MS) / 1000
 
     def _ask(self, request: Callable[[], T], deadline: float | None = None) -> T:
-        """What the request returns, retried while that may help. deadline: of a call that makes several requests."""
+        """Return what the request returns, with retries. Pass the `deadline` of a call that makes several requests."""
         misses = 0
 
         def patience(error: Exception) -> float | None:
@@ -220,10 +223,9 @@ def on_this_machine(url: str) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------- logs
-# Some packages log requests and answers, and here they hold keys. What else the same packages are used for stays in the
-# log.
+# Some packages log requests and answers, which hold keys. Records of other uses of these packages stay in the log.
 
-LOGGERS = ("urllib3.connection", "urllib3.connectionpool")  # of an answer's head, what they cannot make sense of
+LOGGERS = ("urllib3.connection", "urllib3.connectionpool")  # they log the lines of an answer's head that do not parse
 
 _thread = threading.local()
 

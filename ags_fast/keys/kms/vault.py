@@ -1,4 +1,4 @@
-"""HashiCorp Vault, by its transit engine. What is stored is the engine's ciphertext, the text ``vault:vN:...``."""
+"""HashiCorp Vault, by its transit engine. A wrapped key is the engine's ciphertext, the text ``vault:vN:...``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys.kms.names import BY_PROVIDER
@@ -55,25 +55,36 @@ NO_TYPE = "never-made"
 BUSY_ERRORS = ("RateLimitExceeded", "InternalServerError", "BadGateway", "VaultDown", "PreconditionFailed")
 
 
-class VaultKms(ServiceKms):
-    """Wraps by encrypt, decrypt, datakey and rewrap of a transit engine.
+class _Transit(Protocol):
+    """What is used of hvac's client of the transit engine."""
 
-    Properties: ``vault.address``, ``vault.transit-mount`` (transit), ``vault.namespace``, ``vault.token-file`` or
-    ``vault.token-env``, and those of ServiceKms. Without the last two, the token is in the environment variable
-    VAULT_TOKEN or in the file ~/.vault-token, as Vault's own tools have it. It is read for each request, so that an
-    agent may renew it. Key ids are names of keys.
+    def encrypt_data(self, name: str, plaintext: str, *, type: str, mount_point: str) -> dict[str, Any]: ...
+    def decrypt_data(self, name: str, ciphertext: str, *, mount_point: str) -> dict[str, Any]: ...
+    def rewrap_data(self, name: str, ciphertext: str, *, mount_point: str) -> dict[str, Any]: ...
+    def generate_data_key(self, name: str, key_type: str, *, bits: int, mount_point: str) -> dict[str, Any]: ...
+    def read_key(self, name: str, *, mount_point: str) -> dict[str, Any]: ...
 
-    Or the client logs in, by ``vault.auth-method``: ``approle`` (``vault.role-id``, and ``vault.secret-id-file`` or
-    ``vault.secret-id-env``), ``kubernetes`` (``vault.auth-role``, and ``vault.jwt-file``, by default the pod's),
-    ``jwt`` (``vault.jwt-file``, ``vault.auth-role``) or ``cert`` (``vault.client-cert-file``,
-    ``vault.client-key-file``, ``vault.auth-role``), at ``vault.auth-mount``, by default the method's name. It renews
-    its token when half of its time is over, and logs in anew when that cannot be, or when the token is refused.
 
-    ``vault.client-cert-file`` and ``vault.client-key-file`` are shown to any server that asks for a certificate, and
-    ``vault.ca-file`` is whom to trust; else these are where hvac finds them.
+class VaultKms(ServiceKms["_Server"]):
+    """Wraps keys with a transit engine of Vault: encrypt, decrypt, datakey and rewrap. Key ids are names of keys.
 
-    Vault makes a key that it does not know when it is asked to encrypt with it, if the policy lets it. So each wrap
-    says that such a key would have to be of a type that there is not: then Vault makes none.
+    Properties, besides those of ServiceKms:
+
+    - ``vault.address``, ``vault.namespace`` and ``vault.transit-mount`` (transit): where the engine is.
+    - ``vault.token-file`` or ``vault.token-env``: where the token is. By default it is in the environment variable
+      VAULT_TOKEN or in the file ~/.vault-token, as for Vault's own tools. The client reads the token for each request,
+      so an agent may renew it.
+    - ``vault.auth-method``: log in instead of reading a token. ``approle`` takes ``vault.role-id``, and
+      ``vault.secret-id-file`` or ``vault.secret-id-env``. ``kubernetes`` takes ``vault.auth-role`` and
+      ``vault.jwt-file`` (the pod's). ``jwt`` takes ``vault.jwt-file`` and ``vault.auth-role``. ``cert`` takes
+      ``vault.client-cert-file``, ``vault.client-key-file`` and ``vault.auth-role``. The client renews its token after
+      half of the token's lifetime. It logs in again if the renewal fails or a token is refused.
+    - ``vault.auth-mount``: where the method is mounted; by default at the method's name.
+    - ``vault.client-cert-file`` and ``vault.client-key-file``: shown to any server that asks for a certificate.
+    - ``vault.ca-file``: the authorities to trust. By default hvac finds them.
+
+    If the policy allows it, Vault makes an unknown key when it is asked to encrypt with it. So each wrap asks for a key
+    type that does not exist, and Vault makes none.
     """
 
     provider = "vault"
@@ -115,20 +126,21 @@ class VaultKms(ServiceKms):
         return str(_version(wrapped))
 
     def _current_version(self, wrapping_key_id: str) -> str | None:
-        """min_encryption_version does not matter: it only bounds versions that a request names, and ours name none."""
+        # min_encryption_version does not matter: it bounds versions that requests name, and these name none.
         found = self._find(wrapping_key_id, self._deadline())
         latest = (found or {}).get("latest_version")
         return str(latest) if isinstance(latest, int) else None
 
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         text = base64.b64encode(key).decode()
-        answer = self._call(
-            "encrypt",
-            wrapping_key_id,
-            lambda t, n, m: t.encrypt_data(n, text, type=NO_TYPE, mount_point=m),
-            self._deadline(),
+        return _ciphertext(
+            self._call(
+                "encrypt",
+                wrapping_key_id,
+                lambda t, n, m: t.encrypt_data(n, text, type=NO_TYPE, mount_point=m),
+                self._deadline(),
+            )
         )
-        return _ciphertext(answer)
 
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         return _plaintext(self._send("decrypt", wrapped, wrapping_key_id))
@@ -136,12 +148,12 @@ class VaultKms(ServiceKms):
     def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         return _ciphertext(self._send("rewrap", wrapped, wrapping_key_id))
 
-    def _send(self, action: str, wrapped: bytes, wrapping_key_id: str) -> Any:
-        """Vault's answer to a decrypt or a rewrap of a wrapped key."""
+    def _send(self, action: str, wrapped: bytes, wrapping_key_id: str) -> dict[str, Any]:
+        """Return Vault's answer to a decrypt or a rewrap of a wrapped key."""
         _version(wrapped)
         text, deadline = wrapped.decode(), self._deadline()
 
-        def ask(transit: Any, name: str, mount: str) -> Any:
+        def ask(transit: _Transit, name: str, mount: str) -> dict[str, Any]:
             send = transit.decrypt_data if action == "decrypt" else transit.rewrap_data
             return send(name, text, mount_point=mount)
 
@@ -162,23 +174,25 @@ class VaultKms(ServiceKms):
         )
         return _plaintext(answer), _ciphertext(answer)
 
-    def _call(self, action: str, key_id: str, ask: Callable[[Any, str, str], Any], deadline: float) -> dict[str, Any]:
+    def _call(
+        self, action: str, key_id: str, ask: Callable[[_Transit, str, str], dict[str, Any]], deadline: float
+    ) -> dict[str, Any]:
         from hvac.exceptions import Forbidden, InvalidRequest, VaultError
         from requests.exceptions import RequestException
 
         if not KEY_NAME.fullmatch(key_id):  # it becomes part of a path
-            raise KeyAccessError(f"{key_id!r} is no key of the KMS vault: the name of a transit key")
+            raise KeyAccessError(f"{key_id!r} is not a key id of the KMS vault: name a transit key")
         server, mount = self._connected(), self._mount
         token = ""
 
-        def request() -> Any:
+        def request() -> dict[str, Any]:
             nonlocal token
             token = self._token(server)
             client = server.client(token)
             return ask(client.secrets.transit, key_id, mount)
 
-        def again() -> Any:
-            """The token of a login may be over, or revoked: with a new one, once."""
+        def again() -> dict[str, Any]:
+            """Try once more with a new token if the token of a login has expired or was revoked."""
             try:
                 return request()
             except Forbidden:
@@ -206,14 +220,14 @@ class VaultKms(ServiceKms):
             raise self._not_reached(self.properties[ADDRESS], repr(key_id), error, check) from None
 
     def _find(self, key_id: str, deadline: float) -> dict[str, Any] | None:
-        """What Vault tells of the key; None if that is not allowed. KeyAccessError if there is no such key."""
+        """Return Vault's description of the key; None if that is not allowed. KeyAccessError: the key is unknown."""
         try:
             return self._call("read", key_id, lambda t, n, m: t.read_key(n, mount_point=m), deadline)
         except _ForbiddenError:
             return None
 
     def _why(self, wrapped: bytes, action: str, key_id: str, deadline: float) -> IntegrityError | KeyAccessError:
-        """Why a request was refused: Vault says the same of a version that is too old and of bytes that changed."""
+        """Return the error of a refused request. Vault's own is the same for old versions and for changed bytes."""
         version = _version(wrapped)
         key = f"{key_id!r}, version {version}"
         found = self._find(key_id, deadline)
@@ -255,7 +269,7 @@ class VaultKms(ServiceKms):
         return _secret("token", "VAULT_TOKEN", lambda: get_token_from_env() or "", TOKENS)
 
     def _logged_in(self, server: _Server) -> str:
-        """The token of a login: the one that there is, renewed, or that of a new one."""
+        """Return the token of a login: the current token, the token after its renewal, or the token of a new login."""
         from hvac.exceptions import Forbidden, InvalidRequest
 
         with server.lock:
@@ -276,11 +290,11 @@ class VaultKms(ServiceKms):
                 code = type(error).__name__
             raise KeyAccessError(
                 f"the KMS vault refused the login by {method} at auth/{mount} ({code}): check {AUTH_MOUNT}, the role "
-                "and what proves it, which may be over or used up"
+                "and its credentials, which may have expired or been used up"
             )
 
     def _proof(self, method: str) -> dict[str, str]:
-        """What a login is made with."""
+        """Return the arguments of a login."""
         given = self.properties
         role = {"role": given[ROLE]} if ROLE in given else {}
         if method == "cert":
@@ -306,7 +320,7 @@ class VaultKms(ServiceKms):
                 verify=self.properties.get(CA_FILE),
                 timeout=timeout,
                 namespace=self.properties.get(NAMESPACE),
-                allow_redirects=False,  # the token would go along, to wherever
+                allow_redirects=False,  # a redirect would send the token to another host
                 session=session,
             )
 
@@ -340,7 +354,7 @@ class VaultKms(ServiceKms):
 
 
 class _Server:
-    """A connection, and the token of a login there, if any."""
+    """A connection, and the token of a login if the client has logged in."""
 
     def __init__(self, connected: Callable[..., Any]) -> None:
         self._connected = connected
@@ -352,14 +366,14 @@ class _Server:
         self.renewable = False
 
     def client(self, token: str) -> Any:
-        """One for each token, for threads: they share the connections."""
+        """Return a client for one token, so that threads with another token are left alone. All share connections."""
         last = self._last
         if last[0] != token:
             last = self._last = token, self._connected(token, self.first.session)
         return last[1]
 
     def lives(self, token: str) -> bool:
-        """Whether Vault takes the token, which it did not allow something: then another would be no better."""
+        """Whether Vault accepts a token that it refused something. Then another token would not help."""
         from hvac.exceptions import Forbidden
 
         try:
@@ -368,8 +382,8 @@ class _Server:
             return False
         return True
 
-    def take(self, answer: Any) -> None:
-        """The token that Vault has given or renewed."""
+    def take(self, answer: dict[str, Any]) -> None:
+        """Keep the token that Vault has issued or renewed."""
         auth, now = answer["auth"], time.monotonic()
         token, seconds = auth["client_token"], float(auth["lease_duration"])
         if not isinstance(token, str) or not token.isprintable():
@@ -379,7 +393,7 @@ class _Server:
 
 
 class _InvalidError(Exception):
-    """Vault says no more than that the request is invalid."""
+    """Vault calls the request invalid, and does not say why."""
 
 
 class _ForbiddenError(KeyAccessError):
@@ -392,7 +406,7 @@ def _read(path: str) -> str:
 
 
 def _secret(what: str, where: str, read: Callable[[], str], instead: str) -> str:
-    """What is read for each use, so that an agent may renew it."""
+    """Return a secret, read for each use so that an agent may renew it."""
     try:
         text = read().strip()
     except (OSError, ValueError) as error:
@@ -407,7 +421,7 @@ def _secret(what: str, where: str, read: Callable[[], str], instead: str) -> str
 def _version(wrapped: bytes) -> int:
     found = WRAPPED.fullmatch(wrapped)
     if found is None:
-        raise FormatError(f"these {len(wrapped)} bytes are no key that Vault's transit engine wrapped")
+        raise FormatError(f"these {len(wrapped)} bytes are not a key wrapped by Vault's transit engine")
     return int(found[1])
 
 
