@@ -1,4 +1,4 @@
-"""What is counted and reported of calls to a KMS: counters of the process and of a job, and audit hooks."""
+"""Accounts of calls to a KMS: counters of the process and of a job, and audit hooks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 AUDIT_HOOK = "kms.audit-hook"
-DESCRIBE = "describe"  # the operation that uses no key, and is not counted
+DESCRIBE = "describe"  # an operation that uses no key, and is not counted
 
 _lock = threading.Lock()
 _calls: _Calls = Counter()
@@ -62,7 +62,7 @@ def kms_calls() -> Counter[tuple[str, str]]:
 
 @contextmanager
 def count_calls() -> Iterator[Counter[tuple[str, str]]]:
-    """Count the calls of this thread, of pools that have `same_counts`, and those passed to `add_calls`."""
+    """Count the calls of this thread, of pools made with `same_counts`, and calls passed to `add_calls`."""
     calls: _Calls = Counter()
     token = _counts.set((*_counts.get(), calls))
     try:
@@ -79,12 +79,12 @@ def add_calls(calls: Mapping[tuple[str, str], int]) -> None:
 
 
 def same_counts() -> dict[str, Any]:
-    """Return arguments of a ThreadPoolExecutor whose calls count where the caller's count."""
+    """Return arguments for a ThreadPoolExecutor. Its threads then count their calls as the caller does."""
     return {"initializer": _counts.set, "initargs": (_counts.get(),)}
 
 
 def set_audit_hook(hook: Callable[[dict[str, Any]], object] | None) -> None:
-    """Have a function called after each KMS call of this process, in the thread that made the call.
+    """Set a function to be called after each KMS call of this process, in the thread that made the call.
 
     If the hook raises, the call fails: a key that cannot be accounted for is not handed out. Worker processes do not
     have this hook; a hook named by the property ``kms.audit-hook`` is called in workers, too.
@@ -99,7 +99,7 @@ def set_audit_hook(hook: Callable[[dict[str, Any]], object] | None) -> None:
 
 
 def note_call(provider: str, operation: str) -> None:
-    """Count a call, for this process and for every `count_calls` that the thread is in."""
+    """Count a call for this process, and for every `count_calls` around this thread."""
     if operation != DESCRIBE:
         with _lock:
             for count in (_calls, *_counts.get()):
@@ -116,7 +116,7 @@ def named_hook(name: str | None) -> _Hook | None:
 
 
 def report_call(event: _Event, own_hook: _Hook | None) -> None:
-    """Tell the process's hook of a call, and the hook that the client's properties name."""
+    """Report a call to the process's hook and to the hook that the client's properties name."""
     try:
         if (hook := _hook) is not None:
             hook(dict(event))

@@ -1,8 +1,7 @@
 """`KmsClient`: what every client of a key management system does, whatever the system.
 
-A client travels to other processes as its properties and never as keys, so properties hold no secret: they name a file
-or an environment variable. Which system is called, and where, follows from the caller's properties only, never from a
-file.
+A client travels to other processes as its properties, never as keys. So properties hold no secret: they name a file or
+an environment variable. Only the caller's properties decide which system is called and where, never a file.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ MAX_SHARED = 16  # clients that a process remembers
 
 
 def check_key_id(key_id: str) -> str:
-    """Return a key's id if it is text that is not empty, without control characters, and that UTF-8 can encode.
+    """Return a key's id if it is text that is not empty, has no control characters, and can be encoded as UTF-8.
 
     Raises:
         TypeError: It is not text.
@@ -74,7 +73,7 @@ def check_key_id(key_id: str) -> str:
 
 
 class Wrapped(bytes):
-    """A wrapped key with the version of the master key that wrapped it, where only the KMS's answer tells that."""
+    """A wrapped key, with the version of the master key if only the KMS's answer named that version."""
 
     version: str | None = None
 
@@ -95,19 +94,19 @@ class KeyVersion(NamedTuple):
 
 
 def aes_key(plaintext: bytes, key_id: str, more: int = 0) -> bytes:
-    """Return what a KMS has unwrapped, if it has the size of an AES key and `more` bytes.
+    """Return the bytes that a KMS unwrapped, if they are as long as an AES key and `more` bytes.
 
     Args:
-        plaintext: The bytes.
+        plaintext: The unwrapped bytes.
         key_id: The key that they belong to, for the error.
         more: Bytes that follow the key.
 
     Raises:
-        KeyAccessError: The size is another.
+        KeyAccessError: The length is wrong.
     """
     if len(plaintext) - more not in AES_NBYTES:
         raise KeyAccessError(
-            f"what the KMS unwrapped for {key_id!r} is not an AES key: it has {len(plaintext)} bytes. Another key was "
+            f"the KMS unwrapped {len(plaintext)} bytes for {key_id!r}, which are not an AES key: another key was "
             "wrapped there, or the KMS answers wrongly"
         )
     return plaintext
@@ -127,7 +126,7 @@ def allowed_patterns(properties: Mapping[str, str]) -> list[str]:
 
 
 def call_rate(properties: Mapping[str, str]) -> float | None:
-    """Return how many calls per second are allowed; None is no limit."""
+    """Return how many calls per second are allowed, or None for no limit."""
     if RATE not in properties:
         return None
     try:
@@ -158,17 +157,17 @@ _calling: ContextVar[KmsClient | None] = ContextVar("ags_fast_kms_calling", defa
 class KmsClient:
     """A client of a key management system, which keeps master keys and wraps other keys with them.
 
-    Make one with `load_kms`. For a system of your own, derive a class, name it in ``encryption.kms-impl``, and write
-    `_wrap` and `_unwrap`. If the system generates or rewraps keys, write `_generate` or `_rewrap` and set
-    `supports_key_generation` or `supports_rewrap`. If it tells versions, write `key_version` and `_current_version`.
-    The public methods check arguments and answers, wait for their turn, count, and report to the audit hook; a subclass
-    that overrides `wrap_key` and the like instead is counted and reported, too.
+    Make a client with `load_kms`. For a system of your own, derive a class, name it in ``encryption.kms-impl``, and
+    write `_wrap` and `_unwrap`. If the system generates or rewraps keys, write `_generate` or `_rewrap` and set
+    `supports_key_generation` or `supports_rewrap`. If it names versions, write `key_version` and `_current_version`.
+    The public methods check arguments and answers, wait for their turn, count, and report to the audit hook. They also
+    count and report for a subclass that overrides `wrap_key` and the like instead.
 
-    Threads share a client. It opens connections and files with its first call, again after `close`, and again in the
-    child of a fork. It pickles as its properties.
+    Threads share a client. The client opens connections and files with its first call, again after `close`, and again
+    in the child of a fork. It pickles as its properties.
 
-    Every method raises KeyAccessError if the KMS refuses, does not know the key or does not answer, and IntegrityError
-    or FormatError if a wrapped key is not what was wrapped.
+    Every method raises KeyAccessError if the KMS refuses, does not know the key or does not answer. It raises
+    IntegrityError or FormatError if the bytes of a wrapped key were changed.
     """
 
     provider = "kms"  # the system's name in errors, counters and the audit
@@ -185,14 +184,14 @@ class KmsClient:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The properties that `load_kms` makes the same client from, in this process or in another."""
+        """The properties from which `load_kms` makes the same client, in this process or in another."""
         if self._properties is None:
             raise TypeError(f"{self!r} was not initialized from properties: make clients with load_kms(properties)")
         return dict(self._properties)
 
     @property
     def identity(self) -> bytes:
-        """The same for clients of the same properties, else unique to the object. For caches, not for storage."""
+        """The same bytes for clients of the same properties, else unique to the object. For caches, not for storage."""
         if self._properties is not None:
             return json.dumps(self._properties, sort_keys=True).encode()
         return self.__dict__.setdefault("_identity", os.urandom(16))  # type: ignore[no-any-return]
@@ -226,8 +225,8 @@ class KmsClient:
     def for_dataset(self, dataset_id: str) -> KmsClient:
         """Return the client for the keys of one dataset.
 
-        It is another client if a property ``kms.encryption-context.NAME`` has ``{dataset-id}`` in its text. The context
-        is bound to what is wrapped: the KMS logs it, and nothing opens without the same context.
+        It is another client if a property ``kms.encryption-context.NAME`` has ``{dataset-id}`` in its text. The KMS
+        logs the context, and unwraps nothing without the context under which it was wrapped.
         """
         if not self.binds_dataset:
             return self
@@ -240,7 +239,7 @@ class KmsClient:
 
         Args:
             key: 1 to 4096 bytes.
-            wrapping_key_id: The master key, in the words of the KMS.
+            wrapping_key_id: The master key, as the KMS names it.
         """
         key = _as_bytes(key)
         if not 1 <= len(key) <= MAX_KEY_NBYTES:
@@ -286,19 +285,20 @@ class KmsClient:
         return self._account("rewrap", wrapping_key_id, lambda: _answer(self._rewrap(wrapped, wrapping_key_id)))
 
     def key_version(self, wrapped: bytes) -> str | None:
-        """Return the version of the master key that wrapped a key, if the bytes tell it. This makes no call.
+        """Return the version of the master key that wrapped a key, or None if the bytes do not name one.
 
-        What `wrap_key`, `generate_key` and `rewrap_key` have just returned may tell more than its bytes (`Wrapped`).
+        This makes no call. Objects that `wrap_key`, `generate_key` and `rewrap_key` return may carry a version that
+        their bytes do not name (`Wrapped`).
         """
         return wrapped.version if isinstance(wrapped, Wrapped) else None
 
     def current_version(self, wrapping_key_id: str) -> str | None:
-        """Return the version of the master key that wraps now, in the words of `key_version`.
+        """Return the version of the master key that wraps now, as `key_version` names it.
 
-        If the KMS can tell, this is a call, which the audit hook sees as ``describe``.
+        If the KMS names versions, this makes a call, which the audit hook sees as ``describe``.
 
         Returns:
-            None if the KMS does not tell, or does not tell this caller.
+            None if the KMS does not name versions, or not to this caller.
         """
         if not self._overrides("_current_version"):
             self._check(wrapping_key_id)
@@ -308,7 +308,7 @@ class KmsClient:
     def versions(self, wrapping_key_id: str) -> list[KeyVersion]:
         """Return the versions that the KMS lists, or the rotations that made them.
 
-        If the KMS can list them, this is a call, which the audit hook sees as ``describe``.
+        If the KMS can list them, this makes a call, which the audit hook sees as ``describe``.
 
         Returns:
             An empty list if the KMS lists nothing to this caller.
@@ -319,9 +319,9 @@ class KmsClient:
         return self._account(DESCRIBE, wrapping_key_id, lambda: self._versions_of(wrapping_key_id))
 
     def close(self) -> None:
-        """Close connections and forget what was read. The next call opens them again."""
+        """Close connections and drop cached data. The next call opens connections again."""
 
-    # What a provider writes. An exception that is not an AgsError becomes a KeyAccessError.
+    # For providers to write. An exception that is not an AgsError becomes a KeyAccessError.
 
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         raise NotImplementedError
@@ -344,13 +344,13 @@ class KmsClient:
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(KmsClient, name)
 
-    # What every call goes through.
+    # Every call goes through these.
 
     def _check(self, wrapping_key_id: str) -> None:
         check_key_id(wrapping_key_id)
         patterns = allowed_patterns(self._properties or {})
         if not any(fnmatchcase(wrapping_key_id, pattern) for pattern in patterns):
-            raise KeyAccessError(f"{ALLOWED} does not have the key {wrapping_key_id!r}, so the KMS was not asked")
+            raise KeyAccessError(f"{ALLOWED} does not allow the key {wrapping_key_id!r}, so the KMS was not called")
 
     def _generated(self, answer: tuple[bytes, bytes], length: int) -> tuple[bytes, bytes]:
         key, wrapped = answer
@@ -366,7 +366,7 @@ class KmsClient:
         properties = self._properties or {}
         if self.binds_dataset:
             raise KeyAccessError(
-                f"a {CONTEXT}* has {DATASET_ID} in it, and this key does not belong to a dataset: omit that here"
+                f"a {CONTEXT}* contains {DATASET_ID}, but this key does not belong to a dataset: omit the property here"
             )
         own_hook = named_hook(properties.get(AUDIT_HOOK))
         if (per_second := call_rate(properties)) is not None:
@@ -401,7 +401,7 @@ class KmsClient:
         return call()
 
     def _blamed(self, error: Exception, operation: str, wrapping_key_id: str) -> KeyAccessError:
-        """The error for an unknown exception: its class, and the meaning of an error number."""
+        """Return the error for an unknown exception. It names the class, and the meaning of an error number."""
         number = error.errno if isinstance(error, OSError) and isinstance(error.errno, int) else 0
         reason = f"{type(error).__name__} ({os.strerror(number)})" if number else type(error).__name__
         what = "the key" if operation == DESCRIBE else "a key with"
@@ -424,7 +424,7 @@ OPERATIONS = {"wrap_key": "wrap", "unwrap_key": "unwrap", "generate_key": "gener
 
 
 def _accounted(method: Callable[[Any, Any, Any], Any], operation: str) -> Callable[[Any, Any, Any], Any]:
-    """A public method of a subclass, checked and counted as those of `KmsClient` are."""
+    """Return a public method of a subclass, checked and counted as the methods of `KmsClient` are."""
 
     @functools.wraps(method)
     def call(self: KmsClient, first: Any, second: Any) -> Any:
@@ -445,7 +445,7 @@ _clients: dict[tuple[tuple[str, str], ...], KmsClient] = {}
 
 
 def remembered(properties: Mapping[str, str], make: Callable[[dict[str, str]], KmsClient]) -> KmsClient:
-    """The client of this process that has these properties; `make` makes it if there is none."""
+    """Return the client of this process that has these properties. If there is none, `make` makes it."""
     name = tuple(sorted(properties.items()))
     client = _clients.get(name)
     if client is None:
@@ -467,7 +467,7 @@ os.register_at_fork(after_in_child=_clients.clear)
 
 
 def _as_bytes(data: Buffer) -> bytes:
-    """Any bytes-like object as bytes. TypeError for text and numbers."""
+    """Return any bytes-like object as bytes. Raise TypeError for text and numbers."""
     return data if type(data) is bytes else bytes(bytes_view(data))
 
 
@@ -480,7 +480,7 @@ def _answer(answer: Any) -> bytes:
 
 
 def _wrapped(answer: Any, key: bytes) -> bytes:
-    """A wrapped key. KeyAccessError if it has the key itself in it, as from a server that echoes what it is sent."""
+    """Return a wrapped key, unless it contains the key itself, as the answer of a server that echoes requests does."""
     wrapped = _answer(answer)
     if len(key) >= MIN_TELLING_NBYTES and bytes(key) in wrapped:
         raise KeyAccessError("the KMS client returned the key itself where a wrapped key is due: nothing was wrapped")
@@ -488,7 +488,7 @@ def _wrapped(answer: Any, key: bytes) -> bytes:
 
 
 def _unwrapped(answer: Any, wrapped: bytes) -> bytes:
-    """An unwrapped key. KeyAccessError if it is the wrapped key, as from a server that echoes what it is sent."""
+    """Return an unwrapped key, unless it is the wrapped key, as the answer of a server that echoes requests is."""
     key = _answer(answer)
     if key == wrapped:
         raise KeyAccessError("the KMS client returned the wrapped key where the key is due: nothing was unwrapped")

@@ -1,4 +1,4 @@
-"""Calls that end in time, whatever a server does: no timeout of a socket fires while a byte comes now and then."""
+"""Calls that end in time, whatever a server does: a socket's timeout never fires while single bytes keep coming."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OverdueError", "within"]
 
-AGAIN_SECONDS = 1.0  # until a thread that has not ended is told again
+AGAIN_SECONDS = 1.0  # between two attempts to end a thread
 
 T = TypeVar("T")
 
@@ -41,15 +41,15 @@ class _Call(Generic[T]):
                 self.error = error
             self.ended.set()
             with self._lock:
-                self._returned = True  # from here on, another thread may have the number
+                self._returned = True  # from here on, another thread may have this thread's id
         except _AbandonedError:
             pass
 
     def abandon(self, thread: threading.Thread) -> None:
         """Have the thread end when it next runs: at the next byte, or when its socket's own timeout fires.
 
-        It is told again until it has ended: what is raised in a destructor, or in a callback of the garbage collector,
-        goes no further.
+        Repeat that until the thread has ended: Python drops an exception that is raised in a destructor or in a
+        callback of the garbage collector.
         """
         self._throw(thread)
         threading.Thread(target=self._insist, args=(thread,), name="ags-fast-kms-end", daemon=True).start()
@@ -66,9 +66,12 @@ class _Call(Generic[T]):
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns or raises, by the time `seconds` are over; else OverdueError.
+    """Return what `work` returns, or raise what it raises, within a time limit.
 
-    It runs in a thread of its own, which is told to end if it is late, or if waiting for it is interrupted.
+    `work` runs in a thread of its own. The thread is ended if it is late, or if the wait for it is interrupted.
+
+    Raises:
+        OverdueError: `work` did not end within `seconds`.
     """
     call = _Call(work)
     context = contextvars.copy_context()

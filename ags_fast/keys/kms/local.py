@@ -3,18 +3,18 @@
 The file is JSON in exactly the bytes that this module writes, `FILE` below:
 
 - ``format`` ("ags-keystore"), ``version`` (1), ``store_id`` (random, hex);
-- ``kdf``: how the store key (32 bytes) comes about. ``{"name": "scrypt", "n", "r", "p", "salt"}`` from the passphrase,
-  ``{"name": "hmac-sha256", "salt"}`` from the 32 bytes of a key file: HMAC(key, "ags-keystore" 00 salt);
+- ``kdf``: how the store key (32 bytes) is derived. ``{"name": "scrypt", "n", "r", "p", "salt"}``: from the passphrase.
+  ``{"name": "hmac-sha256", "salt"}``: HMAC(key, "ags-keystore" 00 salt), with the 32 bytes of a key file as key;
 - ``check``: nonce and tag of an empty message under the store key, AAD "ags-keystore/check" 00 store_id 00 kdf as
-  JSON. It tells a wrong passphrase from a changed file;
+  JSON. A wrong passphrase fails here, a changed file at ``seal``;
 - ``body``: JSON text. ``{"keys": {id: {"created_ms", "versions": [{"version", "created_ms", "state", "sealed"}]}}}``,
   where ``sealed`` is nonce, ciphertext and tag of the 32 bytes of the master key, AAD "ags-keystore/key" 00 store_id
-  00 version 00 id; a destroyed version has none;
+  00 version 00 id. A destroyed version has no ``sealed``;
 - ``seal``: nonce and tag of an empty message, AAD "ags-keystore/body" 00 store_id 00 body.
 
-Bytes are base64. All is AES-256-GCM. A wrapped key is 01, the version (4 bytes, little-endian), nonce, ciphertext,
-tag, with the key id as AAD. Changes are made under a lock on the file, and replace it whole. An older copy of the file
-put in its place cannot be told from it: keep the folder as safe as the key.
+Bytes are base64. The algorithm is AES-256-GCM throughout. A wrapped key is 01, the version (4 bytes, little-endian),
+nonce, ciphertext, tag, with the key id as AAD. Changes are made under a lock on the file, and replace the whole file.
+The keystore cannot detect that an older copy was put in its place: protect the folder like the key.
 """
 
 from __future__ import annotations
@@ -57,28 +57,30 @@ FORMAT, VERSION = "ags-keystore", 1
 FILE = {"format", "version", "store_id", "kdf", "check", "body", "seal"}
 STATES = ("enabled", "disabled", "destroyed")
 SCRYPT = {"n": 1 << 17, "r": 8, "p": 1}  # 128 MiB and half a second
-SCRYPT_MAX_NBYTES = 256 << 20  # what a file may make its reader allocate
+SCRYPT_MAX_NBYTES = 256 << 20  # a file may not make its reader allocate more
 SCRYPT_MIN_N, SCRYPT_MAX_P = 1 << 14, 4
 MAX_FILE_NBYTES = 64 << 20  # of a keystore: more than 100,000 versions
 MAX_SECRET_NBYTES = 1 << 16
 LOCK_SECONDS = 30.0
 BLOB_VERSION, BLOB_HEAD = 1, 5
 TAG = "keystore"  # in the names of temporary files
-TAKEN = "there is a file already, and it may hold keys that something needs"
+TAKEN = "a file exists there already, and may hold keys that are needed"
 
 T = TypeVar("T")
 Secret = tuple[str, bytes]  # "key file" or "passphrase", and its bytes
 
 
-# ---------------------------------------------------------------------------------------------------------- the client
-
-
 class LocalKms(KmsClient):
     """Wraps with the master keys of a keystore file.
 
-    Properties: ``kms.local.path``, and one of ``kms.local.key-file``, ``kms.local.passphrase-file``,
-    ``kms.local.passphrase-env``. Every process that uses it must be able to read them: on a cluster, put them on a
-    path that all hosts share. New keys and versions are seen as soon as the host sees the new file.
+    Every process that uses the client must be able to read the files: on a cluster, put them on a path that all hosts
+    share. The client sees new keys and versions as soon as the host sees the new file.
+
+    Properties:
+
+    - ``kms.local.path``: the keystore file.
+    - ``kms.local.key-file``, ``kms.local.passphrase-file`` or ``kms.local.passphrase-env``: where the secret is that
+      opens the keystore.
     """
 
     provider = "local"
@@ -127,7 +129,7 @@ class LocalKms(KmsClient):
             ) from None
 
     def _current(self) -> _Keystore:
-        """The keystore as the file has it now. Its master keys are opened when they are asked for."""
+        """Return the keystore as the file has it now. Its master keys are opened at their first use."""
         with self._here():
             path = self.properties[PATH]
             try:
@@ -161,7 +163,7 @@ def _check_properties(properties: Mapping[str, str]) -> None:
 
 def _blob_version(wrapped: bytes) -> int:
     if len(wrapped) < BLOB_HEAD + OVERHEAD_NBYTES + 1 or wrapped[0] != BLOB_VERSION:
-        raise FormatError(f"these {len(wrapped)} bytes are no key that the local KMS wrapped")
+        raise FormatError(f"these {len(wrapped)} bytes are not a key wrapped by the local KMS")
     return int.from_bytes(wrapped[1:BLOB_HEAD], "little")
 
 
@@ -176,11 +178,8 @@ def _unreachable(path: str, error: OSError) -> KeyAccessError:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- secrets
-
-
 def _secret(properties: Mapping[str, str]) -> Secret:
-    """What opens the keystore. KeyAccessError says where it was looked for, never what was found."""
+    """Return the secret that opens the keystore. A KeyAccessError names the place of the secret, never its bytes."""
     _check_properties(properties)
     if name := properties.get(PASSPHRASE_ENV):
         text = os.environ.get(name)
@@ -194,7 +193,7 @@ def _secret(properties: Mapping[str, str]) -> Secret:
             data = file.read(MAX_SECRET_NBYTES + 1)
     except OSError as error:
         raise KeyAccessError(
-            f"{path} of {origin} cannot be read here: {error.strerror}. Every process that needs a key reads it"
+            f"{path} of {origin} cannot be read here: {error.strerror}. Every process that needs a key reads this file"
         ) from None
     if origin == PASSPHRASE_FILE:
         return "passphrase", _passphrase(data.rstrip(b"\r\n"))
@@ -204,7 +203,7 @@ def _secret(properties: Mapping[str, str]) -> Secret:
 def _passphrase(data: bytes) -> bytes:
     if not data or len(data) > MAX_SECRET_NBYTES:
         raise KeyAccessError("the keystore's passphrase is empty or longer than a passphrase can be")
-    try:  # an accented letter has two spellings in Unicode, and which one a keyboard makes is up to the system
+    try:  # Unicode has two spellings of an accented letter; keyboards of different systems make different ones
         return unicodedata.normalize("NFC", data.decode()).encode()
     except UnicodeDecodeError:
         return data
@@ -218,21 +217,22 @@ def _key_of_file(data: bytes, path: str) -> bytes:
         return bytes.fromhex(text.decode())
     if re.fullmatch(rb"[A-Za-z0-9+/]{43}=", text):
         return base64.b64decode(text)
-    raise KeyAccessError(f"{path} is no key file of a keystore: 32 bytes, as they are, in hex or in base64")
+    raise KeyAccessError(f"{path} is not a key file of a keystore: 32 bytes, raw, in hex or in base64")
 
 
 def _store_key(outer: dict[str, Any], secret: Secret, path: str) -> Key:
     kind, value = secret
     kdf = outer["kdf"]
     if kind != ("passphrase" if kdf["name"] == "scrypt" else "key file"):
-        raise KeyAccessError(f"the keystore {path} is not opened by a {kind}: it was made with another kind of secret")
+        raise KeyAccessError(f"a {kind} does not open the keystore {path}: it was made with another kind of secret")
     key = _derive(kdf, value)
     nonce, tag = _split(outer["check"])
     try:
         key.open(nonce, tag, _check_aad(outer["store_id"], kdf))
     except IntegrityError:
         raise KeyAccessError(
-            f"the {kind} does not open the keystore {path}: it is another keystore's, or the file's header was changed"
+            f"the {kind} does not open the keystore {path}: it belongs to another keystore, or the file's header was "
+            "changed"
         ) from None
     return key
 
@@ -253,9 +253,6 @@ def _aad(purpose: str, *parts: str) -> bytes:
     return "\0".join((f"{FORMAT}/{purpose}", *parts)).encode()
 
 
-# ---------------------------------------------------------------------------------------------------------- the file
-
-
 class _Keystore:
     """A keystore as it was read, authenticated."""
 
@@ -265,12 +262,12 @@ class _Keystore:
         try:
             store_key.open(nonce, tag, _aad("body", outer["store_id"], outer["body"]))
         except IntegrityError:
-            raise IntegrityError(f"the keystore {path} is not what was written: its bytes were changed") from None
+            raise IntegrityError(f"the bytes of the keystore {path} were changed") from None
         self.keys: dict[str, dict[str, Any]] = json.loads(outer["body"])["keys"]
         self._open: dict[tuple[str, int], Key] = {}
 
     def newest(self, key_id: str) -> tuple[int, Key]:
-        """The newest version that is enabled: what wraps."""
+        """Return the version that wraps: the newest one that is enabled."""
         for version in reversed(self.versions_of(key_id)):
             if version["state"] == "enabled":
                 return version["version"], self.master(key_id, version["version"])
@@ -291,8 +288,8 @@ class _Keystore:
             raise KeyAccessError(f"version {number} of the local key {key_id!r} is disabled: enable it to use it")
         if version["state"] == "destroyed":
             raise KeyAccessError(
-                f"version {number} of the local key {key_id!r} was destroyed: what only it had wrapped is lost, unless "
-                "a backup of the keystore still has it"
+                f"version {number} of the local key {key_id!r} was destroyed: keys that only it wrapped are lost, "
+                "unless a backup of the keystore still has this version"
             )
         master = self._open.get((key_id, number))
         if master is None:
@@ -304,27 +301,32 @@ class _Keystore:
     def versions_of(self, key_id: str) -> list[dict[str, Any]]:
         if key_id not in self.keys:
             raise KeyAccessError(
-                f"the keystore {self._path} has no key {key_id!r}: `ags-fast keys create` makes it, `keys list` "
-                "shows others"
+                f"the keystore {self._path} has no key {key_id!r}: `ags-fast keys create` makes it, `ags-fast keys "
+                "list` shows the keys"
             )
         return self.keys[key_id]["versions"]  # type: ignore[no-any-return]
 
     def _master_aad(self, key_id: str, number: int) -> bytes:
         return _aad("key", self._outer["store_id"], str(number), key_id)
 
-    # What changes it. The result is only in memory until `encode` is written.
+    # Changes. They are only in memory until the result of `encode` is written.
 
-    def add_version(self, key_id: str, now_ms: int) -> int:
+    def add_version(self, key_id: str, *, first: bool) -> int:
+        now_ms = time.time_ns() // 1_000_000
+        if not first:
+            self.versions_of(key_id)
+        elif key_id in self.keys:
+            raise ValueError(f"the keystore has a key {key_id!r} already")
         versions = self.keys.setdefault(key_id, {"created_ms": now_ms, "versions": []})["versions"]
         number = versions[-1]["version"] + 1 if versions else 1
         if number >> 32:
-            raise ValueError(f"the local key {key_id!r} has as many versions as it can have")
+            raise ValueError(f"the local key {key_id!r} has the largest possible number of versions")
         sealed = _seal(self._store_key, secrets.token_bytes(32), self._master_aad(key_id, number))
         versions.append({"version": number, "created_ms": now_ms, "state": "enabled", "sealed": sealed})
         return number
 
     def set_state(self, key_id: str, number: int | None, state: str) -> None:
-        """Of one version, or of all that are not destroyed."""
+        """Set the state of one version, or of all versions that are not destroyed."""
         versions = self.versions_of(key_id)
         if number is not None and all(v["version"] != number for v in versions):
             raise KeyAccessError(f"the local key {key_id!r} has no version {number}")
@@ -373,19 +375,19 @@ def _read(path: str) -> bytes:
     with open_regular(path) as file:
         data = file.read(MAX_FILE_NBYTES + 1)
     if len(data) > MAX_FILE_NBYTES:
-        raise FormatError(f"{path} is no keystore: it has more than {MAX_FILE_NBYTES} bytes")
+        raise FormatError(f"{path} is not a keystore: it has more than {MAX_FILE_NBYTES} bytes")
     return data
 
 
 def _parse(data: bytes, path: str) -> dict[str, Any]:
-    """The outer object of a keystore, checked for form; nothing of it is authentic yet."""
+    """Return the outer object of a keystore, checked for form. Nothing in it is authentic yet."""
     check_marks(data, path)
     try:
         outer = json.loads(data)
         if not isinstance(outer, dict) or outer.get("format") != FORMAT:
             raise ValueError("another format")
         if outer.get("version") != VERSION:
-            raise FormatError(f"the keystore {path} has version {outer.get('version')!r}, known is {VERSION}")
+            raise FormatError(f"the keystore {path} has version {outer.get('version')!r}; only {VERSION} is known")
         if outer.keys() != FILE or _dumps(outer).encode() + b"\n" != data:
             raise ValueError("other bytes than a keystore has")
         if not all(isinstance(outer[name], str) for name in ("store_id", "check", "body", "seal")):
@@ -396,8 +398,8 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
     except FormatError:
         raise
     except (ValueError, TypeError, KeyError, RecursionError, MemoryError, binascii.Error) as error:
-        # The parser's message may quote the file; its class says enough.
-        raise FormatError(f"{path} is no keystore of ags_fast, or was damaged ({type(error).__name__})") from None
+        # Name the class only: the parser's message may quote the file.
+        raise FormatError(f"{path} is not a keystore of ags_fast, or was damaged ({type(error).__name__})") from None
     return outer
 
 
@@ -418,18 +420,20 @@ def _check_kdf(kdf: Any) -> None:
         )
 
 
-# ---------------------------------------------------------------------------------------------------------- changes
-
-
 def create_keystore(properties: Mapping[str, str], *, passphrase: str | None = None) -> None:
-    """Make an empty keystore at ``kms.local.path``. FileExistsError if something is there.
+    """Make an empty keystore at ``kms.local.path``.
 
-    properties: as LocalKms takes them. A ``kms.local.key-file`` that does not exist is made, with a new key.
-    passphrase: instead of the property that names one.
+    Args:
+        properties: As LocalKms takes them. If ``kms.local.key-file`` does not exist, it is made, with a new key.
+        passphrase: Used instead of the property that names one.
+
+    Raises:
+        FileExistsError: There is a file at the path.
+        ValueError: A property is missing.
     """
     path = properties.get(PATH)
     if not path:
-        raise ValueError(f"set {PATH}: where the keystore shall be")
+        raise ValueError(f"set {PATH}: the path of the new keystore")
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, TAKEN, path)
     key_file = properties.get(KEY_FILE)
@@ -445,25 +449,21 @@ def create_keystore(properties: Mapping[str, str], *, passphrase: str | None = N
 
 
 def create_key(properties: Mapping[str, str], key_id: str, *, passphrase: str | None = None) -> int:
-    """Make a master key. Returns its version, 1. ValueError if the keystore has a key of that id."""
+    """Make a master key, and return its version, 1. `properties` and `passphrase` are as for `create_keystore`.
+
+    Raises:
+        ValueError: The keystore has a key of that id.
+    """
     check_key_id(key_id)
-
-    def change(store: _Keystore) -> int:
-        if key_id in store.keys:
-            raise ValueError(f"the keystore has a key {key_id!r} already")
-        return store.add_version(key_id, _now_ms())
-
-    return _change(properties, passphrase, change)
+    return _change(properties, passphrase, lambda store: store.add_version(key_id, first=True))
 
 
 def rotate_key(properties: Mapping[str, str], key_id: str, *, passphrase: str | None = None) -> int:
-    """Make a new version of a master key and return its number. It wraps from now on; the older ones still unwrap."""
+    """Make a new version of a master key, and return its number.
 
-    def change(store: _Keystore) -> int:
-        store.versions_of(key_id)
-        return store.add_version(key_id, _now_ms())
-
-    return _change(properties, passphrase, change)
+    The new version wraps from now on; the older ones still unwrap. The arguments are those of `create_key`.
+    """
+    return _change(properties, passphrase, lambda store: store.add_version(key_id, first=False))
 
 
 def set_state(
@@ -474,10 +474,14 @@ def set_state(
     version: int | None = None,
     passphrase: str | None = None,
 ) -> None:
-    """Make a version of a master key, or all of them, ``enabled``, ``disabled`` or ``destroyed``.
+    """Make a version of a master key, or all versions with None, ``enabled``, ``disabled`` or ``destroyed``.
 
-    What is destroyed is gone from the file for good, and with it all that only it had wrapped. A copy of the file, and
-    the disk under it, may still have it.
+    A destroyed version is deleted from the file for good, and keys that only it wrapped are lost. Copies of the file
+    and the disk below may still have the version. The other arguments are those of `create_key`.
+
+    Raises:
+        ValueError: There is no such state.
+        KeyAccessError: The key or version does not exist, or was destroyed.
     """
     if state not in STATES:
         raise ValueError(f"a state is {', '.join(STATES)}, not {state!r}")
@@ -485,7 +489,12 @@ def set_state(
 
 
 def status(properties: Mapping[str, str], *, passphrase: str | None = None) -> dict[str, Any]:
-    """What the keystore holds, without keys: path, store_id, kdf, and of each key its versions, states and ages."""
+    """Return what the keystore holds, without key bytes. The arguments are those of `create_keystore`.
+
+    Returns:
+        ``path``, ``store_id``, ``kdf`` and ``keys``: for each key ``key_id``, ``created_ms``, ``current_version`` and
+        its ``versions`` (``version``, ``created_ms``, ``state``). Times are milliseconds since the epoch.
+    """
     path = properties.get(PATH) or ""
     store, outer = _load(path, properties, passphrase)
     keys = [
@@ -524,23 +533,18 @@ def _change(properties: Mapping[str, str], passphrase: str | None, change: Calla
         if len(data) > MAX_FILE_NBYTES:
             raise ValueError(f"the keystore {path} is full")
         _sweep(path)
-        new = NewFile(path, tag=TAG, private=True, fsync=True)  # gets the mode of the file that it replaces
-        try:
-            pwrite_all(new.descriptor, data, 0)
-            new.publish()
-        finally:
-            new.discard()
+        _publish(NewFile(path, tag=TAG, private=True, fsync=True), data)  # with the mode of the file that it replaces
     return result
 
 
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """The right to change the file at `path`: one process and thread at a time, over all hosts that share it."""
+    """Hold the lock for changes of the file at `path`: one thread at a time, over all hosts that share the file."""
     deadline = time.monotonic() + LOCK_SECONDS
     while (fd := _try_lock(path)) is None:
         if time.monotonic() > deadline:
             raise KeyAccessError(
-                f"somebody has been changing the keystore {path} for {LOCK_SECONDS:.0f} seconds: try again"
+                f"another process has locked the keystore {path} for {LOCK_SECONDS:.0f} seconds: try again"
             )
         time.sleep(0.005 + secrets.randbelow(20) / 1000)
     try:
@@ -557,7 +561,7 @@ def _try_lock(path: str) -> int | None:
     locked = False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        locked = os.path.samestat(os.fstat(fd), os.stat(path))  # otherwise it is the lock of a file that was replaced
+        locked = os.path.samestat(os.fstat(fd), os.stat(path))  # otherwise the locked file has been replaced
     except BlockingIOError:
         pass
     finally:
@@ -567,7 +571,7 @@ def _try_lock(path: str) -> int | None:
 
 
 def _sweep(path: str) -> None:
-    """Remove what processes that died while they replaced the file at `path` left behind. Its lock is held."""
+    """Remove temporary files of processes that died while they replaced the file at `path`. Call it under the lock."""
     folder, name = os.path.split(path)
     temporary = re.compile(rf"\.{re.escape(name)}\.{TAG}\.[0-9a-f]{{16}}\.agstmp")  # and no other file's
     for other in os.listdir(folder):
@@ -579,14 +583,13 @@ def _sweep(path: str) -> None:
 
 
 def _write_new(path: str, data: bytes) -> None:
-    """A file that nobody else may read, at a path that has none."""
-    new = NewFile(path, exclusive=True, private=True, fsync=True, mode=0o600)  # not what the umask says
+    """Write a private file at a path that has none."""
+    _publish(NewFile(path, exclusive=True, private=True, fsync=True, mode=0o600), data)  # whatever the umask is
+
+
+def _publish(new: NewFile, data: bytes) -> None:
     try:
         pwrite_all(new.descriptor, data, 0)
         new.publish()
     finally:
         new.discard()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

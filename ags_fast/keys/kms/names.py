@@ -1,7 +1,7 @@
-"""The names of all properties, and the check that each of them is one that somebody reads.
+"""The names of all properties, and the check that a client reads each of them.
 
-A name that is mistyped must not pass: ``encryption.allowed-key-id`` would leave the guard off that
-``encryption.allowed-key-ids`` puts up.
+A mistyped name must not pass: ``encryption.allowed-key-id`` would leave out the guard of
+``encryption.allowed-key-ids``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ BY_PROVIDER: dict[str, frozenset[str]] = {
         "vault.token-file",
         "vault.transit-mount",
     },
-    "pkcs11": frozenset(  # which no timeout applies to
+    "pkcs11": frozenset(  # without timeouts, which do not apply to a library
         {
             "kms.call-budget-ms",
             "kms.max-attempts",
@@ -92,7 +92,7 @@ BY_PROVIDER: dict[str, frozenset[str]] = {
         }
     ),
 }
-# What Iceberg's catalogs and tables have in the same namespaces, or near names of ours: taken, and not read here.
+# Properties of Iceberg's catalogs and tables in the same namespaces, or with names near ours: accepted, and not read.
 ELSEWHERE = frozenset(
     {
         "client.role-session-name",
@@ -103,18 +103,21 @@ ELSEWHERE = frozenset(
     }
 )
 
-# Every name in these namespaces must be known. Others, such as ``client.`` and ``s3.``, are other people's, too: there
-# only what looks like a name of ours, mistyped, is refused.
+# Every name in OURS must be known. Other software uses namespaces such as ``client.`` and ``s3.``, too: there a name is
+# refused only if it looks like a mistyped name of ours.
 OURS = ("encryption.", "kms.", "azure.keyvault.", "vault.")
 SHARED = ("client.", "adls.", "gcs.impersonate.")
-ALIKE, ALIKE_IN_SHARED, ALIKE_TO_SHOW = 0.9, 0.8, 0.6  # as difflib has it: less is another name
+ALIKE, ALIKE_IN_SHARED, ALIKE_TO_SHOW = 0.9, 0.8, 0.6  # difflib's ratio; below it, a name is another name
 
 
 def check_names(properties: Mapping[str, str], kind: type[Any]) -> None:
-    """ValueError for a name that no client of this class reads, and that is mistyped or another client's.
+    """Refuse names that no client of this class reads, and that are mistyped or belong to another client.
 
-    What a class and its bases list in ``property_names`` it reads, and the names of secrets it refuses by itself.
-    A class that lists nothing may read any name, except in ``encryption.``, which is never its own.
+    A class reads the names that it and its bases list in ``property_names``. It refuses the names of secrets by itself.
+    A class that lists nothing may read any name, except in ``encryption.``.
+
+    Raises:
+        ValueError: Such a name is given; the message names it.
     """
     lists = ("property_names", "secret_properties")
     listed = {name for base in kind.__mro__ for given in lists for name in vars(base).get(given) or ()}
