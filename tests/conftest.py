@@ -15,6 +15,8 @@ pytest.register_assert_rewrite("store_contract")  # the tests in it are run by f
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from parquet_peers import ParquetJava
+
 # In CI a failure must be about the change at hand, so the examples are the same in each run. Elsewhere every run looks
 # further, and a failure prints the blob that repeats it. The slow tests always look further.
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True, max_examples=60)
@@ -41,6 +43,30 @@ def moto_s3() -> Iterator[servers.S3Server]:
 def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Server]:
     with servers.versitygw(tmp_path_factory.mktemp("versitygw")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The plaintext files of parquet_corpus.py, by name."""
+    from parquet_corpus import CORPUS
+
+    folder = tmp_path_factory.mktemp("corpus")
+    for name, make in CORPUS.items():
+        make(folder / name)
+    return {name: folder / name for name in CORPUS}
+
+
+@pytest.fixture(scope="session")
+def plain_files(corpus: dict[str, Path]) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name, path in corpus.items()}
+
+
+@pytest.fixture(scope="session")
+def parquet_java() -> Iterator[ParquetJava]:
+    from parquet_peers import ParquetJava
+
+    with ParquetJava("-XX:TieredStopAtLevel=1") as peer:
+        yield peer
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from parquet_peers import rows_of
+from parquet_peers import CTR, GCM, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -311,3 +311,34 @@ def _fallback(path: Path) -> None:
     pq.write_table(
         pa.table({"text": values}), path, dictionary_pagesize_limit=4000, write_batch_size=100, data_page_size=1000
     )
+
+
+# ---------------------------------------------------------------- encrypted files of parquet-testing
+
+KF, K1, K2 = b"0123456789012345", b"1234567890123450", b"1234567890123451"
+MASTER_KEYS = {"kf": KF, "kc1": K1, "kc2": K2}
+
+ENCRYPTED = {  # algorithm, tail, columns that have keys of their own
+    "aes256/encrypt_columns_and_footer": (GCM, b"PARE", 8),
+    "aes256/encrypt_columns_and_footer_ctr": (CTR, b"PARE", 8),
+    "aes256/encrypt_columns_and_footer_disable_aad_storage": (GCM, b"PARE", 8),
+    "aes256/encrypt_columns_plaintext_footer": (GCM, b"PAR1", 8),
+    "aes256/uniform_encryption": (GCM, b"PARE", 0),
+    "encrypt_columns_and_footer": (GCM, b"PARE", 2),
+    "encrypt_columns_and_footer_aad": (GCM, b"PARE", 2),
+    "encrypt_columns_and_footer_bloom_filter": (GCM, b"PARE", 2),
+    "encrypt_columns_and_footer_ctr": (CTR, b"PARE", 2),
+    "encrypt_columns_and_footer_disable_aad_storage": (GCM, b"PARE", 2),
+    "encrypt_columns_plaintext_footer": (GCM, b"PAR1", 2),
+    "external_key_material_java": (GCM, b"PARE", 2),
+    "uniform_encryption": (GCM, b"PARE", 0),
+}
+
+
+def parquet_testing_keys(name: str) -> tuple[bytes, dict[str, bytes]]:
+    """As the README there has them."""
+    if "aes256" not in name:
+        return KF, {"double_field": K1, "float_field": K2}
+    names = ["double", "float", "boolean", "int32", "ba", "flba", "int64_field.list.element", "int96"]
+    columns = [name if "." in name else f"{name}_field" for name in names]
+    return KF + b"6789012345678901", {column: b"1234567890" * 3 + b"1%d" % i for i, column in enumerate(columns, 2)}

@@ -4,14 +4,16 @@ and put together otherwise. All offsets and sizes are in bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import parquet_peers as peers
 import pme_reference as ref
+import pytest
 from parquet_peers import CTR, GCM, PmeKeys
 
 from ags_fast import parquet
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 pa, pq = peers.pa, peers.pq
 KF = b"0123456789012345"
+Error = TypeVar("Error", bound=Exception)
 PREFIX = b"warehouse/table/file"
 
 
@@ -112,20 +115,45 @@ class Mode:
         }
 
 
+COLUMNS_OF_MODES = ("uniform", "columns", "partial", "groups")
+PREFIXES_OF_MODES = (None, "stored", "supplied")
 MODES = [
-    Mode(algorithm, plaintext_footer, columns, prefix, size)
-    for (algorithm, plaintext_footer, columns, prefix), size in zip(
-        itertools.product(
-            (GCM, CTR),
-            (False, True),
-            ("uniform", "columns", "partial", "groups"),
-            (None, "stored", "supplied"),
-        ),
-        itertools.cycle((16, 24, 32)),
-        strict=False,
-    )
+    # The size of the footer key goes through its three values with columns and prefix, like a Latin square.
+    Mode(algorithm, plaintext_footer, columns, prefix, (16, 24, 32)[(i + j) % 3])
+    for algorithm in (GCM, CTR)
+    for plaintext_footer in (False, True)
+    for i, columns in enumerate(COLUMNS_OF_MODES)
+    for j, prefix in enumerate(PREFIXES_OF_MODES)
 ]
+
+
+def pairs_of(mode: Mode) -> set[tuple[Any, Any]]:
+    """Every two values of a mode, each as (dimension, value)."""
+    values = [(one.name, getattr(mode, one.name)) for one in dataclasses.fields(mode)]
+    return set(itertools.combinations(values, 2))
+
+
+def pairwise(modes: Sequence[Mode]) -> list[Mode]:
+    """A few of the modes, in which any two values are together that are together in one of all: most faults need no
+    more. The same few each time.
+    """
+    left, chosen = set().union(*map(pairs_of, modes)), []
+    while left:
+        chosen.append(max(modes, key=lambda mode: len(pairs_of(mode) & left)))
+        left -= pairs_of(chosen[-1])
+    return chosen
+
+
+PAIRWISE = pairwise(MODES)
+# Marks a test of modes: `make test` runs the pairwise dozen, `make test-more` the rest of the product.
+in_every_mode = pytest.mark.parametrize(
+    "mode", [*PAIRWISE, *(pytest.param(one, marks=pytest.mark.more) for one in MODES if one not in PAIRWISE)], ids=str
+)
+in_pairwise_modes = pytest.mark.parametrize("mode", PAIRWISE, ids=str)
 FOUR = [Mode(algorithm, footer, "columns", "stored") for algorithm in (GCM, CTR) for footer in (False, True)]
+
+
+UNIFORM, COLUMNS = Mode(), Mode(columns="columns")
 
 
 def leaves_of(plain: bytes) -> list[tuple[str, ...]]:
@@ -150,6 +178,40 @@ def unseal(sealed: Any, mode: Mode, leaves: Sequence[tuple[str, ...]], **options
 def reference(sealed: bytes, mode: Mode, leaves: Sequence[tuple[str, ...]]) -> ref.ParquetFile:
     """The file as the reference opens it, which shares nothing with ags_fast."""
     return ref.ParquetFile(sealed, mode.footer, mode.leaf_keys(leaves), aad_prefix=mode.supplied)
+
+
+def data_of(file: bytes) -> bytes:
+    """All before the footer but the magic."""
+    return file[4 : len(file) - 8 - int.from_bytes(file[-8:-4], "little")]
+
+
+def nonces(file: ref.ParquetFile) -> list[bytes]:
+    found = []
+    for module in file.modules():
+        if module.sealed:
+            stored = file.stored(module)
+            if module.kind != ref.FOOTER or file.magic == b"PARE":
+                found.append(stored[module.levels + 4 : module.levels + 16])
+            else:
+                found.append(stored[-28:-16])
+    return found
+
+
+def refused(error: type[Exception], match: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """The call, whose target comes second, raises, and leaves nothing in its target."""
+    out = bytearray()
+    with pytest.raises(error, match=match):
+        call(args[0], out, *args[1:], **kwargs)
+    assert out == b""
+
+
+def caught(errors: type[Error] | tuple[type[Error], ...], call: Callable[[], object], what: object) -> Error:
+    """The error that a call raises; `what` names the case in the failure of a call that raises none."""
+    try:
+        call()
+    except errors as error:
+        return error
+    raise AssertionError(f"{what}: nothing was raised")
 
 
 # ---------------------------------------------------------------- files
@@ -308,6 +370,27 @@ def footer_without_places(plain: bytes) -> bytes:
         for chunk in group[1].items:
             chunk.remove(2)
     return ref.serialise(footer)
+
+
+def v2(nulls: str) -> bytes:
+    values: Any = {
+        "required": pa.array(range(30), pa.int64()),  # no levels
+        "some": pa.array([None if i % 3 else i for i in range(30)], pa.int64()),
+        "all": pa.nulls(30, pa.int64()),
+        "nested": pa.array([[1, None]] * 29 + [None], pa.list_(pa.int64())),
+    }[nulls]
+    table = pa.table({"a": values})
+    if nulls == "required":
+        table = table.cast(pa.schema([pa.field("a", pa.int64(), nullable=False)]))
+    sink = io.BytesIO()
+    options: dict[str, Any] = {
+        "max_rows_per_page": 10,
+        "write_batch_size": 10,
+        "write_page_checksum": True,
+        "write_page_index": True,
+    }
+    pq.write_table(table, sink, data_page_version="2.0", compression="snappy", use_dictionary=False, **options)
+    return sink.getvalue()
 
 
 def write(path: Path, data: bytes) -> Path:

@@ -225,6 +225,9 @@ class ParquetJava:
         self._process.stdout.close()  # type: ignore[union-attr]
         self._log.close()
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps({"op": op, **request}), file=self._process.stdin, flush=True)

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT, UUID = range(1, 14)
 INTEGERS = (I16, I32, I64)
+COLLECTIONS = (LIST, SET, MAP, STRUCT)
 MAX_DEPTH = 32
 
 
@@ -170,7 +171,9 @@ def _varint(out: bytearray, value: int) -> None:
 
 
 def _write(out: bytearray, kind: int, value: Any) -> None:
-    if kind == BYTE:
+    if kind in COLLECTIONS:
+        _write_collection(out, kind, value)
+    elif kind == BYTE:
         out.append(value)
     elif kind in INTEGERS:
         _varint(out, value << 1 if value >= 0 else (-value << 1) - 1)
@@ -179,7 +182,10 @@ def _write(out: bytearray, kind: int, value: Any) -> None:
     elif kind == BINARY:
         _varint(out, len(value))
         out += value
-    elif kind in (LIST, SET):
+
+
+def _write_collection(out: bytearray, kind: int, value: Any) -> None:
+    if kind in (LIST, SET):
         if len(value.items) < 15:
             out.append(len(value.items) << 4 | value.element)
         else:
@@ -372,6 +378,12 @@ class Module:
     @property
     def name(self) -> str:
         return MODULE_NAMES[self.kind]
+
+    @property
+    def begin(self) -> int:
+        """`offset`, of a module that stands outside the footer."""
+        assert self.offset is not None, f"{self.name} stands in the footer"
+        return self.offset
 
     @property
     def at(self) -> tuple[int, int | None, int | None, int | None]:

@@ -672,7 +672,7 @@ def test_modes_and_their_sides() -> None:
         (None, None, 5, {}),
         (None, None, -1, {}),
     ):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"pages are copied|frames keep their size|a view is of|there is no mode"):
             _core.PageRun(source, target, mode, 0, 0, **options)
 
 

@@ -13,36 +13,20 @@ import parquet_files as files
 import parquet_peers as peers
 import pme_reference as ref
 import pytest
-from parquet_corpus import CORPUS, UNREADABLE, flat, nested
-from parquet_files import Mode, key, seal
+from parquet_corpus import ENCRYPTED, MASTER_KEYS, UNREADABLE, flat, nested, parquet_testing_keys
+from parquet_files import Mode, key, seal, v2
 from parquet_peers import CTR, GCM, ParquetJava, PeerError, PmeKeys, rows_of
 
 from ags_fast import AgsError, FormatError, IntegrityError, PolicyError, parquet
 from ags_fast.parquet import FOOTER_KEY, Keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pa, pq = peers.pa, peers.pq
 KF, K1, K2 = b"0123456789012345", b"1234567890123450", b"1234567890123451"
 PAGED = {"row_group_size": 200, "max_rows_per_page": 50, "write_page_index": True, "write_page_checksum": True}
-MASTER_KEYS = {"kf": KF, "kc1": K1, "kc2": K2}
 needs_java = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def parquet_java() -> Iterator[ParquetJava]:
-    with ParquetJava("-XX:TieredStopAtLevel=1") as peer:
-        yield peer
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("corpus")
-    for name, make in CORPUS.items():
-        make(folder / name)
-    return {name: folder / name for name in CORPUS}
 
 
 def ours(keys: PmeKeys) -> Keys:
@@ -412,8 +396,6 @@ def test_splits(tmp_path: Path, corpus: dict[str, Path], parquet_java: ParquetJa
 @pytest.mark.parametrize("nulls", ["required", "some", "all", "nested"])
 def test_v2_pages(tmp_path: Path, parquet_java: ParquetJava, nulls: str, algorithm: str) -> None:
     """Its layout is read by parquet-java, Arrow's by Arrow; the other one is told of in advance."""
-    from test_parquet import v2
-
     plain = files.write(tmp_path / "plain", v2(nulls))
     rows = rows_of(pq.read_table(plain))
     keys = PmeKeys(KF, algorithm=algorithm)
@@ -558,8 +540,6 @@ def test_plaintext_columns_are_read_without_keys(tmp_path: Path, corpus: dict[st
 
 
 def test_encrypted_files_of_parquet_testing(shared_data: Path) -> None:
-    from test_pme_reference import ENCRYPTED, parquet_testing_keys
-
     folder = shared_data / "parquet-testing" / "data"
     shapes = []
     for name, (algorithm, magic, keyed) in ENCRYPTED.items():

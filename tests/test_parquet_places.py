@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import parquet_peers as peers
 import pytest
-from parquet_files import KF, key, rich
-from test_parquet import data_of
+from parquet_files import KF, data_of, key, rich
 
 from ags_fast import FormatError, IntegrityError, PolicyError, cli, parquet
 from ags_fast.cli.codes import EXIT_FAILED
@@ -142,7 +141,7 @@ def test_a_store_that_shows_parts_is_refused() -> None:
 
         @classmethod
         def _strip_protocol(cls, path: str) -> str:
-            return str(MemoryFileSystem._strip_protocol(path.removeprefix("plain:/")))
+            return str(super()._strip_protocol(path.removeprefix("plain:/")))
 
     fsspec.register_implementation("plain", Plain, clobber=True)
     for call in (

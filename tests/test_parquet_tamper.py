@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import itertools
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -14,7 +15,7 @@ import parquet_peers as peers
 import pme_reference as ref
 import pytest
 from hypothesis import strategies as st
-from parquet_files import FOUR, RICH_LEAVES, Mode, key, reference, rich, seal, unseal
+from parquet_files import FOUR, RICH_LEAVES, Mode, caught, key, reference, rich, seal, unseal
 from parquet_peers import CTR, GCM
 from support import run_python
 
@@ -404,61 +405,48 @@ def test_hostile_column_metadata_behind_a_tag(what: str) -> None:
             assert "values" in what or what in ("another page first", "no size", "a dictionary elsewhere"), what
 
 
+def hostile_footers(file: ref.ParquetFile) -> Iterator[ref.Struct]:
+    """The file's footer, with one thing in it changed each time."""
+
+    def swap_columns(footer: ref.Struct) -> None:
+        chunks = footer[4].items[0][1].items
+        chunks[1], chunks[3] = chunks[3], chunks[1]
+
+    def first(footer: ref.Struct) -> ref.Struct:
+        return footer[4].items[0][1].items[0]
+
+    unknown = ref.Struct([[3, ref.STRUCT, ref.Struct()]])
+    sizes = ((4, 1 << 40), (5, (1 << 31) - 1), (6, 1 << 62), (6, 3), (7, -1))
+    edits: list[Callable[[ref.Struct], Any]] = [
+        lambda footer: footer.remove(2),
+        lambda footer: footer[2].items[0].set(5, ref.I32, (1 << 31) - 1),
+        lambda footer: footer[2].items[0].set(5, ref.I32, -1),
+        lambda footer: footer[4].items[0][1].items.pop(),
+        lambda footer: footer[4].items[1].set(7, ref.I16, -5),
+        lambda footer: footer[4].items.reverse(),  # their ordinals go with them: readers go by the place or the ordinal
+        lambda footer: footer[4].items[1].set(7, ref.I16, 0),
+        swap_columns,
+        *(
+            lambda footer, n=n, value=value: first(footer).set(n, ref.I64 if n in (4, 6) else ref.I32, value)
+            for n, value in sizes
+        ),
+        lambda footer: first(footer).remove(8),
+        lambda footer: first(footer).set(8, ref.STRUCT, unknown),
+        lambda footer: first(footer).set(9, ref.BINARY, b""),
+    ]
+    for edit in edits:
+        footer, _ = ref.parse(ref.serialise(file.footer))
+        edit(footer)
+        yield footer
+
+
 @pytest.mark.parametrize("mode", FOUR, ids=str)
 def test_hostile_footers_behind_a_tag(mode: Mode) -> None:
     file, _ = modules_of(mode)
-
-    def edits() -> Iterator[ref.Struct]:
-        def footer() -> ref.Struct:
-            return ref.parse(ref.serialise(file.footer))[0]
-
-        one = footer()
-        one.remove(2)
-        yield one
-        one = footer()
-        one[2].items[0].set(5, ref.I32, (1 << 31) - 1)
-        yield one
-        one = footer()
-        one[2].items[0].set(5, ref.I32, -1)
-        yield one
-        one = footer()
-        one[4].items[0][1].items.pop()
-        yield one
-        one = footer()
-        one[4].items[1].set(7, ref.I16, -5)
-        yield one
-        one = footer()
-        one[4].items.reverse()  # their ordinals go with them: readers go by the place or by the ordinal
-        yield one
-        one = footer()
-        one[4].items[1].set(7, ref.I16, 0)
-        yield one
-        one = footer()
-        one[4].items[0][1].items[1], one[4].items[0][1].items[3] = (
-            one[4].items[0][1].items[3],
-            one[4].items[0][1].items[1],
-        )
-        yield one
-        for number, value in ((4, 1 << 40), (5, (1 << 31) - 1), (6, 1 << 62), (6, 3), (7, -1)):
-            one = footer()
-            kind = ref.I64 if number in (4, 6) else ref.I32
-            one[4].items[0][1].items[0].set(number, kind, value)
-            yield one
-        one = footer()
-        one[4].items[0][1].items[0].remove(8)
-        yield one
-        one = footer()
-        one[4].items[0][1].items[0].set(8, ref.STRUCT, ref.Struct([[3, ref.STRUCT, ref.Struct()]]))
-        yield one
-        one = footer()
-        one[4].items[0][1].items[0].set(9, ref.BINARY, b"")
-        yield one
-
-    for number, one in enumerate(edits()):
+    keys = mode.keys(RICH_LEAVES)
+    for number, one in enumerate(hostile_footers(file)):
         hostile = file.with_footer(one)
-        with pytest.raises(BROKEN):
-            parquet.verify(hostile, mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
-            raise AssertionError(number)
+        caught(BROKEN, partial(parquet.verify, hostile, keys, threads=1, allow_ctr=mode.ctr), number)
     for plain in HOSTILE.values():
         with pytest.raises(BROKEN):
             parquet.decrypt_file(file.with_footer(plain), bytearray(), mode.keys(RICH_LEAVES), allow_ctr=mode.ctr)
@@ -474,9 +462,7 @@ def test_hostile_file_crypto_metadata() -> None:
         hostile = file.data[: file.tail] + plain + tail
         hostile += struct.pack("<I", len(hostile) - file.tail) + b"PARE"
         for call in (lambda data: parquet.decrypt_file(data, bytearray(), keys), parquet.inspect):
-            with pytest.raises(BROKEN):
-                call(hostile)
-                raise AssertionError(name)
+            caught(BROKEN, partial(call, hostile), name)
     for number in (3, 0):
         union = ref.Struct([[number, ref.STRUCT, ref.Struct()]]) if number else ref.Struct()
         changed = ref.Struct([[1, ref.STRUCT, union]])
@@ -522,10 +508,8 @@ def test_verify_compares_indexes_with_pages() -> None:
             ("rows backwards", lambda one: one[1].items[1].set(3, ref.I64, -1)),
         ):
             hostile = resealed(file, index, edited(index, edit))
-            with pytest.raises(IntegrityError) as caught:
-                parquet.verify(hostile, mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
-                raise AssertionError(name)
-            assert place(caught.value) == place_of(index), name
+            verify = partial(parquet.verify, hostile, mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
+            assert place(caught(IntegrityError, verify, name)) == place_of(index), name
         for plain in HOSTILE.values():
             hostile = resealed(file, index, plain[: index.length - 32])
             with pytest.raises(BROKEN):
@@ -563,11 +547,11 @@ def test_verify_compares_the_footer_with_the_columns(mode: Mode) -> None:
     ):
         footer, _ = ref.parse(ref.serialise(file.footer))
         edit(footer)
-        with pytest.raises(IntegrityError) as caught:
-            parquet.verify(file.with_footer(footer), mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
-            raise AssertionError(name)
-        assert caught.value.module in ("footer", "column metadata")
-        assert caught.value.row_group in (0, 1)
+        hostile = file.with_footer(footer)
+        verify = partial(parquet.verify, hostile, mode.keys(RICH_LEAVES), threads=1, allow_ctr=mode.ctr)
+        error = caught(IntegrityError, verify, name)
+        assert error.module in ("footer", "column metadata")
+        assert error.row_group in (0, 1)
     for edit in (lambda footer: footer.set(3, ref.I64, 25), lambda footer: footer[4].items.pop()):
         footer, _ = ref.parse(ref.serialise(file.footer))
         edit(footer)
@@ -609,9 +593,7 @@ def test_damaged_plaintext_files_are_refused(tmp_path: Path) -> None:
             if isinstance(source, bytes):
                 (tmp_path / "plain").write_bytes(source)
             out = bytearray(b"before")
-            with pytest.raises(FormatError):
-                parquet.encrypt_file(source, out, Keys(key("k")), threads=1)
-                raise AssertionError(name)
+            caught(FormatError, partial(parquet.encrypt_file, source, out, Keys(key("k")), threads=1), name)
             assert out in (b"", b"before")  # type: ignore[comparison-overlap]
     file = ref.ParquetFile(PLAIN)
     for module in file.modules():

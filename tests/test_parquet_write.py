@@ -229,18 +229,17 @@ def test_polars_reads_it(tmp_path: Path, plaintext_footer: bool) -> None:
 
 
 @pytest.mark.spark  # no Spark here, but what comes with it
-def test_parquet_java_reads_it(tmp_path: Path) -> None:
+def test_parquet_java_reads_it(tmp_path: Path, parquet_java: ParquetJava) -> None:
     """Pages, and pushdown by statistics and column indexes over several row groups."""
-    with ParquetJava("-XX:TieredStopAtLevel=1") as java:
-        for number, options in enumerate([{}, {"plaintext_footer": True, "algorithm": CTR}]):
-            path = tmp_path / f"{number}.parquet"
-            apq.write_table(nested(), path, Keys(KF, {"id": K1, "list": K2}), row_group_size=200, **PAGED, **options)  # type: ignore[arg-type]
-            columns = {("id",): K1, LEAVES[0]: K2}
-            keys = PmeKeys(KF, columns)  # type: ignore[arg-type]
-            assert rows_of(java.read(path, keys)) == rows_of(nested())
-            found = java.count(path, keys, column="id", **{"is": "eq", "value": 333})
-            assert (found["row_groups"], found["rows"]) == (1, 1)
-            assert found["page_rows"] <= 50
+    for number, options in enumerate([{}, {"plaintext_footer": True, "algorithm": CTR}]):
+        path = tmp_path / f"{number}.parquet"
+        apq.write_table(nested(), path, Keys(KF, {"id": K1, "list": K2}), row_group_size=200, **PAGED, **options)  # type: ignore[arg-type]
+        columns = {("id",): K1, LEAVES[0]: K2}
+        keys = PmeKeys(KF, columns)  # type: ignore[arg-type]
+        assert rows_of(parquet_java.read(path, keys)) == rows_of(nested())
+        found = parquet_java.count(path, keys, column="id", **{"is": "eq", "value": 333})
+        assert (found["row_groups"], found["rows"]) == (1, 1)
+        assert found["page_rows"] <= 50
 
 
 # ---------------------------------------------------------------------------------------------------------- inputs
@@ -526,8 +525,13 @@ def test_what_cannot_be_numbered(no_leftovers: Path, monkeypatch: pytest.MonkeyP
     """Refused before anything is encoded, if it is known by then."""
     table = pa.table({"a": pa.array(range(40_000), pa.int32())})
     encoded = []
-    encode = write._Encoder.encode
-    monkeypatch.setattr(write._Encoder, "encode", lambda *args: encoded.append(args) or encode(*args))  # type: ignore[func-returns-value, redundant-expr]
+    write_table = pq.ParquetWriter.write_table
+
+    def encode(writer: Any, part: Any, *args: Any, **options: Any) -> None:
+        encoded.append(part.num_rows)
+        write_table(writer, part, *args, **options)
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", encode)
     with pytest.raises(FormatError, match="40,000 row groups"):
         apq.write_table(table, no_leftovers / "f", Keys(KF), row_group_size=1)
     wide = pa.table({f"c{i}": pa.array([1], pa.int8()) for i in range(32_769)})

@@ -17,34 +17,19 @@ import parquet_peers as peers
 import pme_reference as ref
 import pytest
 from cryptography.exceptions import InvalidTag
-from parquet_corpus import CORPUS, UNREADABLE, flat, nested
+from parquet_corpus import CORPUS, ENCRYPTED, MASTER_KEYS, UNREADABLE, flat, nested, parquet_testing_keys
 from parquet_peers import CTR, GCM, ParquetJava, PeerError, PmeKeys, rows_of
 from pme_reference import MalformedError, ParquetFile, Pkmt1
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 pa, pq = peers.pa, peers.pq
 
 KF, K1, K2 = b"0123456789012345", b"1234567890123450", b"1234567890123451"
-MASTER_KEYS = {"kf": KF, "kc1": K1, "kc2": K2}
 REFUSED = (InvalidTag, MalformedError)
 PAGED = {"row_group_size": 200, "max_rows_per_page": 50, "write_page_index": True, "write_page_checksum": True}
 needs_java = pytest.mark.spark  # no Spark here, but what comes with it
-
-
-@pytest.fixture(scope="module")
-def parquet_java() -> Iterator[ParquetJava]:
-    with ParquetJava("-XX:TieredStopAtLevel=1") as peer:
-        yield peer
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("corpus")
-    for name, make in CORPUS.items():
-        make(folder / name)
-    return {name: folder / name for name in CORPUS}
 
 
 def opened(path: Path | bytes, *args: Any, **kwargs: Any) -> list[ref.Module]:
@@ -157,32 +142,6 @@ def test_module(plain: bytes, ctr: bool) -> None:
 
 
 # ---------------------------------------------------------------- files of other projects
-
-
-def parquet_testing_keys(name: str) -> tuple[bytes, dict[str, bytes]]:
-    """As the README there has them."""
-    if "aes256" not in name:
-        return KF, {"double_field": K1, "float_field": K2}
-    names = ["double", "float", "boolean", "int32", "ba", "flba", "int64_field.list.element", "int96"]
-    columns = [name if "." in name else f"{name}_field" for name in names]
-    return KF + b"6789012345678901", {column: b"1234567890" * 3 + b"1%d" % i for i, column in enumerate(columns, 2)}
-
-
-ENCRYPTED = {  # algorithm, tail, columns that have keys of their own
-    "aes256/encrypt_columns_and_footer": (GCM, b"PARE", 8),
-    "aes256/encrypt_columns_and_footer_ctr": (CTR, b"PARE", 8),
-    "aes256/encrypt_columns_and_footer_disable_aad_storage": (GCM, b"PARE", 8),
-    "aes256/encrypt_columns_plaintext_footer": (GCM, b"PAR1", 8),
-    "aes256/uniform_encryption": (GCM, b"PARE", 0),
-    "encrypt_columns_and_footer": (GCM, b"PARE", 2),
-    "encrypt_columns_and_footer_aad": (GCM, b"PARE", 2),
-    "encrypt_columns_and_footer_bloom_filter": (GCM, b"PARE", 2),
-    "encrypt_columns_and_footer_ctr": (CTR, b"PARE", 2),
-    "encrypt_columns_and_footer_disable_aad_storage": (GCM, b"PARE", 2),
-    "encrypt_columns_plaintext_footer": (GCM, b"PAR1", 2),
-    "external_key_material_java": (GCM, b"PARE", 2),
-    "uniform_encryption": (GCM, b"PARE", 0),
-}
 
 
 @pytest.mark.parametrize("name", ENCRYPTED)
@@ -697,7 +656,7 @@ def test_rewriter_of_parquet_java(tmp_path: Path, parquet_java: ParquetJava, key
 @needs_java
 def test_a_jvm_that_is_gone_is_told() -> None:
     with ParquetJava() as peer:
-        peer._process.kill()
+        peer.kill()
         with pytest.raises(RuntimeError, match="JVM is gone"):
             peer.ask("copy")
 
