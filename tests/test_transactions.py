@@ -380,6 +380,38 @@ def test_a_commit_that_fails(dataset: Dataset, kms: dict[str, str], monkeypatch:
     assert clean(dataset, kms)
 
 
+@pytest.mark.parametrize("error", [OSError, FileExistsError])
+@pytest.mark.parametrize("job", ["transaction", "encrypt", "remove"])
+def test_an_answer_that_was_lost(
+    dataset: Dataset, kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, error: type
+) -> None:
+    """The version is made, another job commits the next version, and only then the storage says that it failed."""
+    real = Ledger.succeed
+
+    def answers_late(*args: Any, **options: Any) -> Any:
+        real(*args, **options)
+        monkeypatch.undo()
+        write(Dataset.open(dataset.url, kms=kms), {"theirs": b"2"})
+        raise error("the answer was lost")
+
+    src = write_tree(tmp_path / "src", {"a": b"new", "x": b"1"})
+    monkeypatch.setattr(Ledger, "succeed", answers_late)
+    now = {path: data for path, data in TREE.items() if path != "a"}
+    if job == "transaction":
+        write(dataset, {"x": b"1"}, "a")
+        now["x"] = b"1"
+    elif job == "encrypt":
+        options: dict[str, Any] = {"wrapping_key_id": MASTER, "engine": HERE, "overwrite": True}
+        encrypt_files(src, dataset.url, kms=kms, **options).raise_for_failures()
+        now |= {"a": b"new", "x": b"1"}
+    else:
+        remove_files(dataset.url, "a", kms=kms).raise_for_failures()
+    assert decrypted(dataset.url, kms, version=3) == now
+    assert decrypted(dataset.url, kms) == now | {"theirs": b"2"}
+    assert Dataset.open(dataset.url, kms=kms).version == 4
+    assert clean(dataset, kms)
+
+
 @pytest.mark.parametrize("scope", ["partition", "writer", "files:1"])
 def test_keys_as_the_policy_has_them(tmp_path: Path, kms: dict[str, str], scope: str) -> None:
     dataset = Dataset.create(tmp_path / "ds", kms=kms, wrapping_key_id=MASTER, policy=Policy(kek_scope=scope))

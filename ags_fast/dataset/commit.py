@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +14,7 @@ from ags_fast.dataset.decide import Change, Wish
 from ags_fast.dataset.names import VERSIONS
 from ags_fast.dataset.rewriting import Rewriting, Writer
 from ags_fast.dataset.versions import KeysAt, Version, key_store_digest, runs_of
-from ags_fast.errors import ConcurrentChangeError
+from ags_fast.errors import AgsError, ConcurrentChangeError
 from ags_fast.fs.numbered import numbered
 from ags_fast.keys.chain import Chain
 
@@ -28,7 +30,7 @@ class Committed(NamedTuple):
 
     Attributes:
         version: The version that was made; the newest version if nothing was to change.
-        before: The version that `change` changed; None: there was no version.
+        before: The version that `change` changed; None: there was no version, or the answer to the commit was lost.
         change: What the commit changed.
     """
 
@@ -44,7 +46,8 @@ class Commits(Rewriting):
         """Make the next version as `decide.next_version` decides. If nothing is to change, make no version.
 
         Data keys whose KEK has retired since the job was planned are wrapped again. Calls of the KMS and manifests come
-        before the commit, so that any failure leaves the version as it was.
+        before the commit, so that any failure leaves the version as it was. If the storage's answer to the commit was
+        lost, the version is found.
 
         Args:
             wish: What the job wants.
@@ -52,6 +55,17 @@ class Commits(Rewriting):
         Raises:
             ConcurrentChangeError: Another job has changed a path of a wish that is to be committed whole.
         """
+        try:
+            return self._commit(wish)
+        except (ConcurrentChangeError, OSError):
+            with suppress(AgsError, OSError):
+                for version in self.versions(after=wish.base.number if wish.base else 0):
+                    if version.job_id == wish.job_id:
+                        there = self._objects_at(version, wish.paths())
+                        return Committed(version, None, decide.next_version(replace(wish, whole=False), version, there))
+            raise
+
+    def _commit(self, wish: Wish) -> Committed:
         written: dict[bytes, TableRef] = {}  # manifests of an attempt that lost, for the next attempt
 
         def decided(head: Version | None) -> Change:
@@ -64,14 +78,22 @@ class Commits(Rewriting):
         made = until_unchanged(
             lambda: self.current(writes=True), decided, applied, lambda head: not self.is_newest(head)
         )
-        late = made.change.refused if wish.whole else ()
-        self.remove_unused(written, None if late else made.version)
-        if late:
+        self._remove_unused({ref.path for ref in written.values()}, wish, made)
+        if wish.whole and (late := made.change.refused):
             more = f" and {len(late) - 1} more files" if len(late) > 1 else ""
             raise ConcurrentChangeError(
                 f"another job has changed {late[0].path!r}{more} in the dataset meanwhile: nothing was committed"
             )
         return made
+
+    def _remove_unused(self, written: set[str], wish: Wish, made: Committed) -> None:
+        """Remove manifests of attempts that lost, if no version names them."""
+        written.difference_update(ref.path for ref in (made.version.manifests if made.version else ()))
+        # The answer to an attempt may have been lost, so that it only seems to have lost.
+        for version in self.versions(after=wish.base.number if wish.base else 0) if written else ():
+            written.difference_update(ref.path for ref in version.manifests)
+        for path in written:
+            self.store.delete(path)
 
     def is_newest(self, version: Version | None) -> bool:
         """Return whether no newer version was made."""

@@ -490,8 +490,6 @@ def next_version(wish: Wish, head: Version | None, there: Mapping[str, str] | No
     skips: set[str] = set()
     refused: tuple[FileEntry, ...] = ()
     if there is not None:
-        if wish.whole and head is not None and head.job_id == wish.job_id:
-            return Change()  # the wish is committed: the answer to an earlier attempt was lost
         new = {entry.path: entry.file for entry in wish.add}
         skips = {path for path in old.keys() | new.keys() if there.get(path) != old.get(path)}
         late = skips if wish.whole else {path for path in skips if there.get(path) != new.get(path)}

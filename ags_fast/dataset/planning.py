@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset import decide
 from ags_fast.dataset.changes import until_unchanged
+from ags_fast.dataset.commit import Committed
+from ags_fast.dataset.decide import Change, Wish
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.dataset.names import object_name
 from ags_fast.dataset.plan import Plan
+from ags_fast.errors import AgsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,7 +104,7 @@ def begin_plan(
     dek_length: int,
     **facts: Any,
 ) -> tuple[Plan, list[FileEntry]]:
-    """Make data keys for the entries, and store a plan.
+    """Make data keys for the entries, and store a plan. A plan without entries claims no names.
 
     Args:
         dataset: The dataset.
@@ -114,9 +118,9 @@ def begin_plan(
         The plan, and the entries as the plan has them.
     """
     entries = _with_keys(dataset, entries, dek_length)
-    plan = Plan.create(dataset, job_id, entries, **facts)
+    plan = Plan.create(dataset, job_id, entries, "claimed" if entries else "running", **facts)
     held.callback(plan.release)
-    return plan, plan.claim(entries)
+    return plan, plan.claim(entries) if entries else []
 
 
 def continue_plan(
@@ -156,3 +160,28 @@ def continue_plan(
 def _what(dataset: Ledger, entry: FileEntry) -> tuple[Any, ...]:
     """Return what a planned entry and a wanted one must have in common for the planned one to be used."""
     return entry.format, entry.plain_length, entry.stamp, entry.block_size, column_masters(dataset, entry)
+
+
+def commit_plan(plan: Plan, wish: Wish, *, fsync: bool = False) -> Committed:
+    """Commit what a job wants, and end its plan: the one way of jobs and transactions to a version.
+
+    What cannot be removed of the plan after the commit is left to `sweep`.
+
+    Args:
+        plan: The plan of the job.
+        wish: What the job wants. Without files there is no version.
+        fsync: Whether the files are to be on the disk before the version is made.
+
+    Raises:
+        ConcurrentChangeError: Another job has changed a path of a wish that is to be committed whole. After this and
+            any other error, the plan stays.
+    """
+    dataset = plan.dataset
+    if fsync:
+        dataset.store.sync_folders(entry.file for entry in wish.add)
+    made = Committed(wish.base, wish.base, Change())
+    if wish.add or wish.remove or wish.compact:
+        made = dataset.commit(wish)
+    with suppress(AgsError, OSError):
+        plan.end({entry.file for entry in wish.add}.difference(entry.file for entry in made.change.refused))
+    return made

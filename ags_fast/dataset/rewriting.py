@@ -106,13 +106,6 @@ class Rewriting(Manifests):
         for ref in lane:
             yield from self.open_table(ref, envelope)
 
-    def remove_unused(self, written: Mapping[bytes, TableRef], version: Version | None) -> None:
-        """Remove the manifests of attempts that lost, if the version does not name them."""
-        named = {ref.path for ref in version.manifests} if version else set()
-        for ref in written.values():
-            if ref.path not in named:
-                self.store.delete(ref.path)
-
 
 class Writer:
     """Writes the manifests of one job. An attempt to commit uses the manifests that an earlier attempt has written."""

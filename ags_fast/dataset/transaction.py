@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,8 @@ from ags_fast.dataset.contents import MODULES, Contents
 from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry, check_lengths
 from ags_fast.dataset.names import PLANS, check_path, job_in_name, new_job_id
-from ags_fast.dataset.plan import WRITE, Plan
-from ags_fast.dataset.planning import column_masters, reserve_keys, wrapped_under
+from ags_fast.dataset.plan import WRITE
+from ags_fast.dataset.planning import begin_plan, column_masters, commit_plan, reserve_keys, wrapped_under
 from ags_fast.dataset.policy import Policy
 from ags_fast.dataset.writing import NewDatasetFile, Receipt, Ticket, check_new_path
 from ags_fast.errors import AgsError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ags_fast.dataset.ledger import Ledger
+    from ags_fast.dataset.plan import Plan
     from ags_fast.dataset.versions import Version
 
 __all__ = ["Settings", "Transaction"]
@@ -72,6 +73,8 @@ class Transaction:
         self._settings = settings
         self._committed = committed
         self._lock = threading.RLock()
+        self._policy = base.policy if base else Policy()
+        self._held = ExitStack()  # releases the plan
         self._plan: Plan | None = None
         self._ticket: Ticket | None = None
         self._state = "new"  # then "runs", then "over"
@@ -106,10 +109,9 @@ class Transaction:
     def _begin(self) -> None:
         ledger, settings = self._ledger, self._settings
         ledger.store.check_writable()
-        policy = self._base.policy if self._base else Policy()
         (template,) = reserve_keys(
             ledger,
-            policy.replace(kek_scope="dataset"),  # at the commit, each file gets the KEK that its path is to have
+            self._policy.replace(kek_scope="dataset"),  # at the commit, each file gets the KEK that its path is to have
             self.job_id,
             settings.wrapping_key_id,
             settings.double_wrap,
@@ -117,9 +119,8 @@ class Transaction:
             [dict(settings.column_keys or {})],
         )
         number = self._base.number if self._base else 0
-        self._plan = Plan.create(
-            ledger, self.job_id, [], "running", operation=WRITE, base=number, wraps=sorted(template.key_ids())
-        )
+        facts = {"operation": WRITE, "base": number, "wraps": sorted(template.key_ids())}
+        self._plan, _ = begin_plan(ledger, self._held, self.job_id, [], settings.dek_length, **facts)
         contents = Contents(ledger.id, ledger.store, ledger.envelope.subset(template.key_ids()), settings.threads)
         place = f"{PLANS}{self.job_id}/{numbered(self._plan.number)}"
         self._ticket = Ticket(contents, template, settings.dek_length, settings.fsync, place)
@@ -252,45 +253,28 @@ class Transaction:
             add = [self._made[path] for path in sorted(self._made)]
             remove = list(self._removed.values())
             try:
-                version = self._make_version(add, remove)
-            except BaseException as error:
-                version = self._after_all(error)
-                if version is None:
-                    self._drop()
-                    raise
+                wish = Wish(WRITE, self.job_id, self._under_their_keks(add), remove, self._base, whole=True)
+                plan.wrote({entry.file for entry in add})
+                made = commit_plan(plan, wish, fsync=self._settings.fsync)
+            except BaseException:
+                self._drop()
+                raise
             self._state = "over"
-            plan.wrote({entry.file for entry in add})
-        if version is not None:
-            self.version = version.number
-            self._committed(version)
-        try:
-            with suppress(AgsError, OSError):  # the version is there: what is left of the plan is left to `sweep`
-                plan.end({entry.file for entry in add})
-        finally:
-            plan.release()
+            self._held.close()
+        if made.version is not None and (add or remove):
+            self.version = made.version.number
+            self._committed(made.version)
 
-    def _make_version(self, add: list[FileEntry], remove: list[FileEntry]) -> Version | None:
-        if not add and not remove:
-            return None
+    def _under_their_keks(self, add: list[FileEntry]) -> list[FileEntry]:
+        """Return the files, their data keys wrapped by the KEKs that the policy has for their paths."""
+        if not add:
+            return add
         ledger, settings = self._ledger, self._settings
-        if add:
-            policy = self._base.policy if self._base else Policy()
-            masters = [column_masters(ledger, entry) for entry in add]
-            wanted = reserve_keys(
-                ledger, policy, self.job_id, settings.wrapping_key_id, settings.double_wrap, add, masters
-            )
-            add = wrapped_under(ledger, add, wanted)
-            if settings.fsync:
-                ledger.store.sync_folders(entry.file for entry in add)
-        return ledger.commit(Wish(WRITE, self.job_id, add, remove, self._base, whole=True)).version
-
-    def _after_all(self, error: BaseException) -> Version | None:
-        """The version, if it was made and only the storage's answer was lost."""
-        plan, _ = self._running()
-        if isinstance(error, OSError):
-            with suppress(AgsError, OSError):
-                return plan.committed()
-        return None
+        masters = [column_masters(ledger, entry) for entry in add]
+        wanted = reserve_keys(
+            ledger, self._policy, self.job_id, settings.wrapping_key_id, settings.double_wrap, add, masters
+        )
+        return wrapped_under(ledger, add, wanted)
 
     def _drop(self) -> None:
         """End without a version. What cannot be removed now is left to `sweep`."""
@@ -303,11 +287,8 @@ class Transaction:
         for file in files:
             with suppress(AgsError, OSError, ValueError):
                 file.abort()
-        try:
-            with suppress(AgsError, OSError):
-                plan.end()  # looks whether a version was made after all
-        finally:
-            plan.release()
+        with self._held, suppress(AgsError, OSError):
+            plan.end()  # looks whether a version was made after all
 
 
 def _template(job_id: str, block_size: int) -> FileEntry:

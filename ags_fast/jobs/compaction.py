@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.decide import Wish, next_version
 from ags_fast.dataset.names import new_job_id
-from ags_fast.dataset.plan import Plan
-from ags_fast.dataset.planning import reserve_keys
 from ags_fast.jobs.expiry import apply_retention, manifest_row
-from ags_fast.jobs.results import JobResult, counted, shown
+from ags_fast.jobs.results import JobResult, counted
+from ags_fast.jobs.run import commit_without_files, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,21 +56,13 @@ def compact(
     """
     opened = Access.of(dataset, kms, key_store, storage_options, None, min_version, pin).open()
     head = opened.committed(opened.current(writes=not dry_run))
-    job_id, store = new_job_id(), opened.store
-    old = next_version(Wish("compact", job_id, compact=True), head, None).merges
-    if dry_run or not old:
-        rows = [manifest_row(opened, ref, "planned") for ref in old]
-        return JobResult(job_id, "compact", store.url, head.number, rows, head.pin)
-    store.check_writable()
-    reserve_keys(opened, head.policy, job_id, None, True, [], [])  # for what seals the manifests
-    with ExitStack() as held:
-        facts = {"operation": "compact", "source": shown(store.url)}
-        plan = Plan.create(opened, job_id, [], "running", base=head.number, **facts)
-        held.callback(plan.release)
-        made = opened.commit(Wish("compact", job_id, base=head, compact=True))
-        plan.end()
-    head = opened.committed(made.version)
+    wish = Wish("compact", new_job_id(), base=head, compact=True)
+    change = next_version(wish, head, None)
+    if dry_run or not change:
+        rows = [manifest_row(opened, ref, "planned") for ref in change.merges]
+        return result_of(opened.store, "compact", wish.job_id, head, rows)
+    made = commit_without_files(opened, wish)
     rows = [manifest_row(opened, ref) for ref in made.change.merges]
-    result = JobResult(job_id, "compact", store.url, head.number, rows, head.pin)
+    result = result_of(opened.store, "compact", wish.job_id, made.version, rows)
     apply_retention(opened, result)
     return result

@@ -15,6 +15,7 @@ from ags_fast.jobs.run import (
     Options,
     check_apart,
     envelope_for,
+    result_of,
     run_tasks,
     without_false_alarm,
 )
@@ -126,4 +127,4 @@ def decrypt_files(
             made = {row.src for row in rows if row.status == "ok"}
             destination.sync_folders(e.path for e in entries if opened.store.full_path(e.file) in made)
         destination.sweep()  # of earlier runs too: `sweep` cleans only datasets
-    return JobResult(job_id, "decrypt", opened.store.url, head.number, rows, head.pin)
+    return result_of(opened.store, "decrypt", job_id, head, rows)

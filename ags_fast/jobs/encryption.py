@@ -22,7 +22,7 @@ from ags_fast.errors import AgsError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe, shown, shown_counts
-from ags_fast.jobs.run import Options, check_apart, commit_files, envelope_for, run_tasks
+from ags_fast.jobs.run import Options, check_apart, commit_files, envelope_for, result_of, run_tasks
 from ags_fast.jobs.sources import Choice, aad_prefixes, check_names, list_sources, names_around
 from ags_fast.jobs.work.context import Context, SourceChangedError, Task
 from ags_fast.jobs.work.dispatch import work_on
@@ -224,8 +224,7 @@ class _Found:
 
     def result(self, wish: _Encryption, rows: list[Row]) -> JobResult:
         """Return a result without a new version."""
-        number, pinned = (self.base.number, self.base.pin) if self.base else (None, None)
-        return JobResult(self.job_id, "encrypt", wish.target.url, number, rows + self.skipped, pinned)
+        return result_of(wish.target, "encrypt", self.job_id, self.base, rows + self.skipped)
 
 
 def _checked_format(format: str, column_keys: Mapping[str, str] | None) -> str:
@@ -335,7 +334,7 @@ def _encrypt(wish: _Encryption, opened: Ledger, found: _Found, held: ExitStack) 
     rows = run_tasks(context, [Task(entry) for entry in entries], wish.options, plan)
     if any(row.status == "failed" for row in rows) and any(entry.set_id == job_id for entry in entries):
         return found.result(wish, _held_back(rows))
-    result = commit_files(opened, plan, context, entries, rows, base, found.replaced, wish.policy)
+    result = commit_files(plan, context, entries, rows, base, found.replaced, wish.policy)
     if wish.delete_sources:
         _delete_sources(opened, wish.source, entries, result, wish.options)
     result.rows += found.skipped

@@ -13,7 +13,7 @@ from ags_fast.dataset.planning import begin_plan, column_masters, continue_plan,
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, counted, shown
-from ags_fast.jobs.run import Options, commit_files, envelope_for, run_tasks, without_false_alarm
+from ags_fast.jobs.run import Options, commit_files, envelope_for, result_of, run_tasks, without_false_alarm
 from ags_fast.jobs.sources import aad_prefixes
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.rows import planned_row
@@ -101,7 +101,7 @@ def rekey_files(
         if plan is not None and (made := plan.committed()) is not None:
             rows = [planned_row(e.file, e.file, e, "ok") for e in opened.entries(made) if e.job_id == plan.job_id]
             plan.end()
-            return JobResult(plan.job_id, "rekey", target.url, made.number, rows, made.pin)
+            return result_of(target, "rekey", plan.job_id, made, rows)
         job_id = plan.job_id if plan else new_job_id()
         prefixes = aad_prefixes(None, len(chosen))
         entries = [
@@ -116,7 +116,7 @@ def rekey_files(
         old = {entry.path: entry for entry in chosen}
         if dry_run or not entries:
             rows = [planned_row(target.full_path(old[e.path].file), target.full_path(e.file), e) for e in entries]
-            return JobResult(job_id, "rekey", target.url, base.number, rows, base.pin)
+            return result_of(target, "rekey", job_id, base, rows)
         target.check_writable()
         if double_wrap is None:
             double_wrap = all(opened.keys.get(key_id).double_wrap for key_id in wrapped_by(chosen))
@@ -145,4 +145,4 @@ def rekey_files(
         )
         rows = run_tasks(context, [Task(entry, old[entry.path]) for entry in entries], options, plan)
         rows = without_false_alarm(opened, base, rows)
-        return commit_files(opened, plan, context, entries, rows, base, old)
+        return commit_files(plan, context, entries, rows, base, old)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.names import new_job_id
-from ags_fast.dataset.plan import Plan
-from ags_fast.dataset.planning import reserve_keys
 from ags_fast.errors import IntegrityError
 from ags_fast.jobs.expiry import apply_retention
-from ags_fast.jobs.results import JobResult, counted, shown
+from ags_fast.jobs.results import JobResult, counted
+from ags_fast.jobs.run import commit_without_files, result_of
 from ags_fast.jobs.work.rows import planned_row
 from ags_fast.keys.entry import UnknownKeyError
 from ags_fast.keys.kms import KmsClient
@@ -75,14 +73,7 @@ def remove_files(
     store, job_id = opened.store, new_job_id()
     stays: set[str] = set()
     if not dry_run:
-        store.check_writable()
-        reserve_keys(opened, head.policy, job_id, None, True, [], [])  # for the key that seals the manifests
-        with ExitStack() as held:
-            facts = {"operation": "remove", "source": shown(store.url)}
-            plan = Plan.create(opened, job_id, [], "running", base=head.number, **facts)
-            held.callback(plan.release)
-            made = opened.commit(Wish("remove", job_id, remove=chosen, base=head))
-            plan.end()
+        made = commit_without_files(opened, Wish("remove", job_id, remove=chosen, base=head))
         head = opened.committed(made.version)
         stays = {entry.path for entry in made.change.refused}
     rows = [planned_row(store.full_path(entry.file), None, entry, "planned" if dry_run else "ok") for entry in chosen]
@@ -93,7 +84,7 @@ def remove_files(
     ]
     if callable(progress):
         progress(rows)
-    result = JobResult(job_id, "remove", store.url, head.number, rows, head.pin)
+    result = result_of(opened.store, "remove", job_id, head, rows)
     if not dry_run:
         apply_retention(opened, result)
     result.still_in = _versions_with(opened, {entry.path for entry in chosen} - stays, 0 if dry_run else head.number)

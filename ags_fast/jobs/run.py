@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry, with_lengths
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import HIDDEN
+from ags_fast.dataset.planning import begin_plan, commit_plan, reserve_keys
 from ags_fast.jobs.engines.base import Engine
 from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.expiry import apply_retention
-from ags_fast.jobs.results import JobError, JobResult, Row
+from ags_fast.jobs.results import JobError, JobResult, Row, shown
 from ags_fast.jobs.work.rows import failed_row, is_there, make_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ags_fast.dataset.commit import Committed
     from ags_fast.dataset.plan import Plan
     from ags_fast.dataset.policy import Policy
     from ags_fast.dataset.versions import Version
@@ -150,7 +153,6 @@ def _bar(op: str, total: int, progress: Progress) -> Any:
 
 
 def commit_files(
-    dataset: Ledger,
     plan: Plan,
     context: Context,
     entries: Sequence[FileEntry],
@@ -167,24 +169,34 @@ def commit_files(
         if row.status == "ok" and row.dst is not None
     ]
     good.sort(key=lambda entry: entry.path)
-    version = base
-    refused: tuple[FileEntry, ...] = ()
-    if good:
-        if context.fsync:
-            dataset.store.sync_folders(entry.file for entry in good)
-        remove = [replaced[entry.path] for entry in good if entry.path in replaced]
-        made = dataset.commit(Wish(context.op, context.job_id, good, remove, base, policy=policy))
-        version, refused = made.version, made.change.refused
-    if refused:
-        names = {context.dataset.full_path(entry.file) for entry in refused}
+    remove = [replaced[entry.path] for entry in good if entry.path in replaced]
+    wish = Wish(context.op, context.job_id, good, remove, base, policy=policy)
+    version, _, change = commit_plan(plan, wish, fsync=context.fsync)
+    if change.refused:
+        names = {context.dataset.full_path(entry.file) for entry in change.refused}
         why = "another job has put a file of this path into the dataset meanwhile: run the job again"
         rows = [
             row._replace(status="failed", error_class="ConcurrentChangeError", error=why) if row.dst in names else row
             for row in rows
         ]
-    plan.end({entry.file for entry in good}.difference(entry.file for entry in refused))
-    number, pinned = (version.number, version.pin) if version is not None else (None, None)
-    result = JobResult(context.job_id, context.op, dataset.store.url, number, rows, pinned)
+    result = result_of(plan.dataset.store, context.op, context.job_id, version, rows)
     if good:
-        apply_retention(dataset, result)
+        apply_retention(plan.dataset, result)
     return result
+
+
+def commit_without_files(dataset: Ledger, wish: Wish) -> Committed:
+    """Commit a wish for which no file is written, under a plan of its own."""
+    dataset.store.check_writable()
+    base = dataset.committed(wish.base)
+    reserve_keys(dataset, base.policy, wish.job_id, None, True, [], [])  # for the key that seals the manifests
+    with ExitStack() as held:
+        facts = {"operation": wish.operation, "source": shown(dataset.store.url)}
+        plan, _ = begin_plan(dataset, held, wish.job_id, [], 0, base=base.number, **facts)
+        return commit_plan(plan, wish)
+
+
+def result_of(store: Store, op: str, job_id: str, version: Version | None, rows: Sequence[Row]) -> JobResult:
+    """Return the result of a job that has made or read a version."""
+    number, pinned = (version.number, version.pin) if version is not None else (None, None)
+    return JobResult(job_id, op, store.url, number, rows, pinned)

@@ -12,6 +12,7 @@ from ags_fast.dataset.policy import Policy
 from ags_fast.fs import Store
 from ags_fast.jobs.expiry import finish_expiry
 from ags_fast.jobs.results import JobResult, Row, counted
+from ags_fast.jobs.run import result_of
 from ags_fast.keys.kms import KmsClient, as_kms
 
 if TYPE_CHECKING:
@@ -96,8 +97,7 @@ def sweep(
         for path in opened.chain_orphans():
             store.delete(path)
             rows.append(Row(store.full_path(path), None, "ok", format="chain"))
-    number, pinned = (head.number, head.pin) if head else (None, None)
-    return JobResult(new_job_id(), "sweep", store.url, number, rows, pinned)
+    return result_of(store, "sweep", new_job_id(), head, rows)
 
 
 def set_policy(
