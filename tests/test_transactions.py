@@ -113,6 +113,7 @@ def test_what_is_refused(dataset: Dataset, kms: dict[str, str]) -> None:
         for path, error in (
             ("a", FileExistsError),
             ("a/x", ValueError),
+            ("b", ValueError),
             ("../x", PolicyError),
             ("/x", PolicyError),
             ("_ags/x", ValueError),
@@ -144,6 +145,19 @@ def test_what_is_refused(dataset: Dataset, kms: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="once"):
         new.__enter__()
     assert decrypted(dataset.url, kms) == {k: v for k, v in TREE.items() if k != "a"} | {"x": b"again", "n/m": b""}
+    assert clean(dataset, kms)
+
+
+def test_a_file_in_place_of_a_folder(dataset: Dataset, kms: dict[str, str]) -> None:
+    with dataset.transaction(fsync=False) as new:
+        for path in ("b/c.csv", "b/d.csv"):
+            with pytest.raises(ValueError, match="'b' is a folder"):
+                new.create("b")
+            new.remove(path)
+        new.create("b").close()
+        with pytest.raises(ValueError, match="'b' is a file"):
+            new.create("b/c.csv")
+    assert decrypted(dataset.url, kms) == {"a": TREE["a"], "b": b""}
     assert clean(dataset, kms)
 
 

@@ -230,16 +230,19 @@ class Transaction:
     def _check_free(self, path: str) -> None:
         """Check that a new file may have this path."""
         ours = self._made.keys() | self._open.keys()
-        if path in ours or (path not in self._removed and self._ledger.find(self._base, path) is not None):
+        folders = [path[:at] for at, char in enumerate(path) if char == "/"]
+        found = self._ledger.find_where(self._base, [path, *folders], [path]).keys()
+        below = {other for other in found if other.startswith(f"{path}/")}
+        if below and below <= self._removed.keys():  # others may be there
+            below = {other.path for other in self._ledger.entries(self._base) if other.path.startswith(f"{path}/")}
+        there = (found | below | ours) - (self._removed.keys() - ours)
+        if path in there:
             raise FileExistsError(f"the dataset has {path!r}: remove it first, in the same transaction")
-        folder = path
-        while "/" in folder:
-            folder = folder.rpartition("/")[0]
-            there = folder not in self._removed and self._ledger.find(self._base, folder) is not None
-            if folder in ours or there:
+        for folder in folders:
+            if folder in there:
                 raise ValueError(f"{folder!r} is a file of the dataset: {path!r} would need a folder of that name")
-        if any(other.startswith(f"{path}/") for other in ours):
-            raise ValueError(f"{path!r} is a folder of this transaction's files, and cannot be a file")
+        if any(other.startswith(f"{path}/") for other in there):
+            raise ValueError(f"{path!r} is a folder of the dataset's files, and cannot be a file")
 
     # ---- the end
 
