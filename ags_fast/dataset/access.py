@@ -72,6 +72,10 @@ class Access:
             self.store, self.kms, self.storage_options, self.key_store, pin=self.pin, min_version=self.min_version
         )
 
+    def create(self, wrapping_key_id: str) -> Ledger:
+        """Open the dataset. If there is none, create its first key, under this master key."""
+        return Ledger.open_or_create(self.store, self.kms, wrapping_key_id, self.key_store)
+
     def load(
         self, paths: str | Sequence[str] | None = None, *, writes: bool = False
     ) -> tuple[Ledger, Version, list[FileEntry]]:

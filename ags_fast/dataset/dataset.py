@@ -131,7 +131,7 @@ class Dataset:
         """
         access = Access.of(url, kms, key_store, storage_options)
         access.store.check_writable()
-        ledger = Ledger.open_or_create(access.store, access.kms, wrapping_key_id, key_store)
+        ledger = access.create(wrapping_key_id)
         try:
             if ledger.current(writes=True) is not None:
                 raise FileExistsError

@@ -30,11 +30,14 @@ if TYPE_CHECKING:
     from ags_fast.keys.kms import KmsClient
     from ags_fast.keys.stores import KeyResolver
 
-PARENTS = 4  # of the last versions, that a writer compares with what is there
+PARENTS = 4  # how many ancestors a writer checks
 
 
 class History(Documents):
-    """The versions of one dataset, each checked against the newest version that was read and against the pin."""
+    """The versions of one dataset.
+
+    Each version is checked against the newest version that was read and against the pin.
+    """
 
     def __init__(
         self, store: Store, kms: KmsClient, keys: KeyResolver, pin: str | None = None, min_version: int | None = None
@@ -43,7 +46,7 @@ class History(Documents):
         self._pin = None if pin is None else Pin.parse(pin)
         self._min_version = min_version or 0
         self._head: Version | None = None  # the newest that was read
-        self._fits = ""  # the digest of a version whose last ancestors were seen to be there as it names them
+        self._fits = ""  # the digest of a version whose last ancestors were checked
         self._chain_objects = ChainObjects(store, CHAIN)
         self._numbered = Numbered(store, VERSIONS)
         self._lists = Lists(store)
@@ -61,9 +64,17 @@ class History(Documents):
         return self._numbered.has(number)
 
     def remove_version(self, number: int, digest: str) -> bool:
-        """Whether it was there. IntegrityError if what is there is not the document with this SHA-256.
+        """Replace a version by a tombstone: a late commit must find the number taken, or it would commit to the past.
 
-        A tombstone takes its place: a late commit must find the number taken, or it would commit to the past.
+        Args:
+            number: The number of the version.
+            digest: The SHA-256 that the version's document must have, in hex.
+
+        Returns:
+            Whether the version was there.
+
+        Raises:
+            IntegrityError: Another document is there.
         """
         try:
             data = self._numbered.read(number, document_nbytes("ags-version"))
@@ -108,7 +119,7 @@ class History(Documents):
                 raise FileNotFoundError(
                     f"the dataset has no version {version}; it has {_ranges(self.version_numbers())}"
                 )
-            if not newest and writes and self.lost_versions() and not self.newest_number():
+            if not newest and writes and lost_versions(self.store) and not self.newest_number():
                 self.committed(None)
             return newest
 
@@ -136,11 +147,11 @@ class History(Documents):
         return head if wanted == newest else self.version(wanted)
 
     def committed(self, version: Version | None) -> Version:
-        """The version. IntegrityError if there is none: a job on no file must not look like one that has succeeded."""
+        """Return the version. Raises IntegrityError for None: a job without files must not seem to have succeeded."""
         if version is not None:
             return version
         open_jobs = sorted({entry.path.split("/")[2] for entry in self.store.list(PLANS)})
-        if self.lost_versions():
+        if lost_versions(self.store):
             why = f"but there are manifests: somebody took {VERSIONS} away. Restore it before anything else is done"
         elif open_jobs:
             jobs = f"job {open_jobs[-1]} is" if len(open_jobs) == 1 else f"the jobs {', '.join(open_jobs)} are"
@@ -148,19 +159,6 @@ class History(Documents):
         else:
             why = "run encrypt"
         raise IntegrityError(f"no version of {self.store.url} has been committed; {why}")
-
-    def lost_versions(self) -> bool:
-        """Where no version is there: whether there was one. Else manifests are of jobs that were planned on none."""
-        if not any(self.store.list(MANIFESTS)):
-            return False
-        plans = [entry.path for entry in self.store.list(PLANS)]
-        for path in plans:
-            try:
-                if path.endswith(".json") and Document(self.store.read(path, DOCUMENT_NBYTES), path).claimed()["base"]:
-                    return True
-            except (FileNotFoundError, FormatError, KeyError):
-                pass  # it ends just now, or is no plan that says so
-        return not plans
 
     def version(self, number: int) -> Version:
         """Read a version, and check its place in the history as far as the history is known.
@@ -183,7 +181,7 @@ class History(Documents):
     # ---- the history
 
     def _check_number(self, newest: int, head: Version | None, min_version: int) -> None:
-        """Whether the newest version can follow the pin, and `head`, which was read before."""
+        """Check that the newest version can follow the pin, and `head`, which was read before."""
         known = max(self._pin.number if self._pin else 0, head.number if head else 0)
         if newest < known:
             was = f"the pin is of version {known}" if head is None else f"version {known} was there before"
@@ -199,7 +197,7 @@ class History(Documents):
             )
 
     def _check_place(self, version: Version) -> None:
-        """Whether a version and the newest one that was read, or the pin, are of one history."""
+        """Check that a version is of one history with the newest version that was read, or with the pin."""
         known = Pin(self._head.number, self._head.sha256) if self._head else self._pin
         if known is None:
             return
@@ -224,7 +222,7 @@ class History(Documents):
             self._check_ancestor(self._head, version.number, version.sha256)
 
     def _check_ancestor(self, head: Version, number: int, found: str) -> None:
-        """Whether the document that is there of an older version is the one that `head` descends from."""
+        """Check that the document of an older version, with the SHA-256 `found`, is an ancestor of `head`."""
         digest = self.digest(head, number)
         if digest == found or (digest is None and self._pin is None):
             return
@@ -242,7 +240,7 @@ class History(Documents):
         )
 
     def _check_parents(self, head: Version) -> None:
-        """IntegrityError if what is there of the last ancestors is not what `head` descends from."""
+        """Check that the documents of the last ancestors are those that `head` descends from."""
         if head.sha256 == self._fits:
             return
         for number in range(max(1, head.number - PARENTS), head.number):
@@ -254,8 +252,11 @@ class History(Documents):
         self._fits = head.sha256
 
     def check_history(self) -> None:
-        """IntegrityError if a document that is there, of a version or of the keys, is not of the newest one's history:
-        for who is about to delete something."""
+        """Check that all versions, and all documents of the keys, share one history, before something is deleted.
+
+        Raises:
+            IntegrityError: They do not.
+        """
         self.current(writes=True)
         for _ in self.versions():  # each is compared when it is read
             pass
@@ -263,14 +264,14 @@ class History(Documents):
             self.keys.check_history()
 
     def chain_orphans(self) -> list[str]:
-        """The objects named by their SHA-256, digests and lists, that no version names any more, a day old."""
+        """Return digests and lists that no version names, and that are at least a day old."""
         objects, lists = self._chain_objects, self._lists
         old = time.time() - NO_LOCK_SECONDS
         listed = objects.in_folder(entry.path for entry in self.store.list(CHAIN) if entry.modified < old)
         listed += [entry.path for entry in self.store.list(LISTS) if entry.modified < old]
         if not listed:
             return []
-        # Read after they were listed: of what a dead writer left, it names all or is about to name the next.
+        # Read after the listing, so that the newest version names every object that a living writer needs.
         head = self.current()
         named = objects.paths(head.chain.needed(head.sha256)) if head else set()
         for version in self.versions():
@@ -278,8 +279,15 @@ class History(Documents):
         return [path for path in listed if path not in named]
 
     def digest(self, version: Version, number: int) -> str | None:
-        """The SHA-256 of the document that an ancestor of a version has, or had; or of its own. None if that is older
-        than what it remembers, and than what those remember that are still there."""
+        """Return the SHA-256 of the document that a version, or an ancestor of the version, has or had.
+
+        Args:
+            version: The version.
+            number: The number of the version itself or of the ancestor.
+
+        Returns:
+            The SHA-256 in hex. None if the ancestor is older than all that the version and its ancestors remember.
+        """
         if number == version.number:
             return version.sha256
         found = self._chain_objects.digest(version.chain, number)
@@ -298,7 +306,7 @@ class History(Documents):
         return found
 
     def _check_keys(self, version: Version) -> None:
-        """Whether the keys that are there are those that the version was made on, or come after them."""
+        """Check that the keys are those that the version was made on, or descend from them."""
         named = version.keys
         for last in (False, True):
             if self.keys.version >= named.version:
@@ -314,7 +322,10 @@ class History(Documents):
         )
 
     def versions(self, after: int = 0) -> Iterator[Version]:
-        """All versions, or those with higher numbers; the newest first. One that is expired meanwhile is left out."""
+        """Iterate over the versions with numbers above `after`, the newest first.
+
+        A version that is expired meanwhile is left out.
+        """
         for number in range(self.newest_number(), after, -1) if after else reversed(self.version_numbers()):
             try:
                 version = self.version(number)
@@ -329,3 +340,17 @@ def _ranges(numbers: Sequence[int]) -> str:
     if not numbers:
         return "none"
     return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+
+
+def lost_versions(store: Store) -> bool:
+    """Return whether a dataset without a version once had one: it has manifests of jobs that a version preceded."""
+    if not any(store.list(MANIFESTS)):
+        return False
+    plans = [entry.path for entry in store.list(PLANS)]
+    for path in plans:
+        try:
+            if path.endswith(".json") and Document(store.read(path, DOCUMENT_NBYTES), path).claimed()["base"]:
+                return True
+        except (FileNotFoundError, FormatError, KeyError):
+            pass  # the job ends just now, or its plan names no version
+    return not plans

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.decide import Wish, next_version
@@ -14,22 +14,20 @@ from ags_fast.jobs.run import commit_without_files, result_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ags_fast._types import FilePath
-    from ags_fast.fs import Store
+    from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.keys.kms import KmsClient
-    from ags_fast.keys.stores import KeyResolver
 
 
 @counted
 def compact(
-    dataset: FilePath | Store,
+    dataset: Folder,
     *,
     kms: KmsClient | Mapping[str, str],
     dry_run: bool = False,
     min_version: int | None = None,
     pin: str | None = None,
-    key_store: FilePath | Store | KeyResolver | None = None,
-    storage_options: Mapping[str, str] | None = None,
+    key_store: KeyPlace = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Make a version of the same files whose manifests are one sorted run, so that a lookup reads one manifest.
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @counted
-def decrypt_files(
+def decrypt_files(  # noqa: PLR0913 the contract's arguments
     dataset: Folder,
     dst: FilePath,
     *,

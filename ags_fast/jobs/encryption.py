@@ -45,7 +45,7 @@ FORMATS = ("ags1", "parquet")
 
 
 @counted
-def encrypt_files(
+def encrypt_files(  # noqa: PLR0913 the contract's arguments
     src: FilePath,
     dataset: FilePath,
     *,
@@ -268,7 +268,7 @@ def _open(wish: _Encryption, access: Access) -> Ledger | None:
                 raise
     if not wish.dry_run:
         wish.target.check_writable()
-        opened = opened or Ledger.open_or_create(wish.target, access.kms, wish.wrapping_key_id, access.key_store)
+        opened = opened or access.create(wish.wrapping_key_id)
     return opened
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @counted
-def rekey_files(
+def rekey_files(  # noqa: PLR0913 the contract's arguments
     dataset: Folder,
     *,
     kms: KmsClient | Mapping[str, str],

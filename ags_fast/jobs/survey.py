@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.dataset.entries import FileEntry, wrapped_by
+from ags_fast.dataset.history import lost_versions
 from ags_fast.dataset.names import PLANS
 from ags_fast.dataset.plan import Plan, open_plans
 from ags_fast.dataset.snapshot import Job, Snapshot
@@ -89,7 +90,7 @@ class Survey:
         with suppress(KeyAccessError):  # which is said below
             opened.current()  # all others must be of its history
         numbers = opened.version_numbers()
-        if not numbers and opened.lost_versions():
+        if not numbers and lost_versions(opened.store):
             opened.committed(None)  # what depends on which key cannot be told
         for number in numbers:
             if (version := self._try(f"version {number}", partial(opened.version, number))) is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.access import Access
 from ags_fast.dataset.decide import Wish
-from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import MANIFESTS, PLANS, new_job_id
 from ags_fast.dataset.plan import Plan, clear, is_dead, open_plans, orphan_files, orphan_manifests
 from ags_fast.dataset.policy import Policy
@@ -13,7 +13,7 @@ from ags_fast.fs import Store
 from ags_fast.jobs.expiry import finish_expiry
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.jobs.run import result_of
-from ags_fast.keys.kms import KmsClient, as_kms
+from ags_fast.keys.kms import KmsClient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +67,7 @@ def sweep(
     age = None if older_than is None else older_than.total_seconds()
     opened = None
     if kms is not None:
-        opened = Ledger.open(store, as_kms(kms), key_store=key_store, pin=pin, min_version=min_version)
+        opened = Access.of(store, kms, key_store, storage_options, None, min_version, pin).open()
         opened.check_history()
     elif pin is not None or min_version:
         raise ValueError("pin and min_version can only be checked with a KMS: pass kms")
@@ -131,7 +131,7 @@ def set_policy(
         PolicyError: The dataset is older than `min_version`.
         ValueError: The pin is malformed.
     """
-    opened = Ledger.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
+    opened = Access.of(dataset, kms, key_store, storage_options, None, min_version, pin).open()
     opened.store.check_writable()
     before = opened.commit(Wish("policy", new_job_id(), policy=policy)).before
     return before.policy if before else Policy()
