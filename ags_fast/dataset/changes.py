@@ -27,8 +27,8 @@ def until_unchanged(
         decide: Make the decision. A pure function of what was read.
         apply: Carry the decision out, and return the result. Raises `ConcurrentChangeError` or `FileExistsError` when
             what was read has changed.
-        is_stale: Tell whether what was read has changed. Then an `IntegrityError` of `decide` or `apply` is no fault:
-            an expiry has removed what was to be read. Nor is a `PolicyError`. None: each of these errors is a fault.
+        is_stale: Tell whether what was read has changed. Then an `IntegrityError` or `PolicyError` of `decide` or
+            `apply` is no fault: an expiry, say, has removed what was to be read. None: it always is a fault.
 
     Returns:
         What `apply` returned.
