@@ -15,6 +15,7 @@ from support import pattern
 
 from ags_fast import FormatError, IntegrityError
 from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.manifest_task import ManifestTask
 from ags_fast.dataset.plan import Plan, open_plans
 from ags_fast.dataset.tables import (
     COLUMN_KEYS,
@@ -460,6 +461,8 @@ def test_impossible_numbers_in_plans(forger: Forger, tmp_path: Path) -> None:
     path = max(p for p in (forger.folder / "_ags/plans" / job_id).iterdir() if p.suffix == ".json")
     name = str(path.relative_to(forger.folder))
     good = forger.body(name)
+    rewrite = ManifestTask(TableRef.from_json(good["tables"][0]), 0, 1, "new", "key", b"wrapped", 1).to_json()
+    assert ManifestTask.from_json(rewrite).to_json() == rewrite
     changes: list[dict[str, Any]] = [
         {"base": -1},
         {"base": "1"},
@@ -477,6 +480,10 @@ def test_impossible_numbers_in_plans(forger: Forger, tmp_path: Path) -> None:
         {"operation": "rotate", "keys": {"a": 5}},
         {"operation": "rotate", "keys": {}, "moves": 5},
         {"operation": "rotate", "keys": {}, "wrap_nbytes": -1},
+        {"operation": "rotate", "rewrites": 5},
+        {"operation": "rotate", "rewrites": [rewrite | {"rows": 10**15}]},
+        {"operation": "rotate", "rewrites": [rewrite | {"first": -1}]},
+        {"operation": "rotate", "rewrites": [rewrite | {"manifest": good["tables"][0] | {"length": 2**62}}]},
     ]
     for change in changes:
         forger.seal(good | change, name)

@@ -10,6 +10,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.manifest_task import ManifestTask
 from ags_fast.dataset.names import HIDDEN, JOB_ID, MANIFESTS, PLANS, job_in_name, object_name
 from ags_fast.dataset.tables import MANIFEST_ENTRIES, TABLE_NBYTES, TableRef, chunks, whole
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
@@ -102,9 +103,11 @@ class Plan:
             self._lock.close()
             self._lock = None
 
-    def extend(self, entries: Sequence[FileEntry], **facts: Any) -> None:
-        """Add entries, under names that no other job can have, and write the plan."""
+    def extend(self, entries: Sequence[FileEntry], rewrites: Sequence[ManifestTask] = (), **facts: Any) -> None:
+        """Add entries and rewritings of manifests, under names that no other job can have, and write the plan."""
         self.body = {**self.body, **facts}
+        if rewrites:
+            self.body["rewrites"] = [*self.body.get("rewrites", ()), *(task.to_json() for task in rewrites)]
         self._write(entries, "running", self.refs)
 
     def _write(self, entries: Sequence[FileEntry], state: str, refs: list[TableRef]) -> None:
@@ -244,7 +247,7 @@ class Plan:
         refs = [*self.refs, *map(TableRef.from_json, self.body.get("manifests", ()))]
         used = {self.key_id, *(ref.key_id for ref in refs), *self.body.get("keys", ()), *self.body.get("moves", ())}
         used |= {str(key_id) for key_id in self.body.get("wraps", ())}
-        used |= self._new_key_ids()
+        used |= self._new_key_ids() | {task.key_id for task in self.rewrites()}
         return used.union(*(dict(ref.keys or ()) for ref in refs), *(entry.key_ids() for entry in entries))
 
     @classmethod
@@ -285,6 +288,10 @@ class Plan:
         entries = [entry for ref in self.refs for entry in self.dataset.open_table(ref, envelope)]
         return entries if superseded else list({entry.path: entry for entry in entries}.values())
 
+    def rewrites(self) -> list[ManifestTask]:
+        """Return the rewritings of manifests. A later one replaces an earlier one of the same path."""
+        return [ManifestTask.from_json(task) for task in self.body.get("rewrites", ())]
+
     def is_lost(self) -> bool:
         """Return whether a key that seals its documents or tables was removed, so that it cannot be resumed."""
         known = self.dataset.envelope.entries
@@ -296,13 +303,13 @@ class Plan:
 
     def files(self) -> set[str]:
         """Return the files that the job may have written."""
-        return self._named() if self._files is None else set(self._files)
+        return self._named() if self._files is None else self._files | {task.file for task in self.rewrites()}
 
     def _named(self) -> set[str]:
-        """Return the files of its tables; of a transaction, the objects with the job's id in their names."""
+        """Return the files of its tables and its new manifests; of a transaction, the objects with its job id."""
         if self.body.get("operation") == WRITE:
             return {entry.path for entry in self.dataset.store.list() if job_in_name(entry.path) == self.job_id}
-        return {entry.file for entry in self._known()}
+        return {entry.file for entry in self._known()} | {task.file for task in self.rewrites()}
 
     def _known(self) -> list[FileEntry]:
         """Return all entries; none if a key that they need was removed."""
@@ -422,6 +429,8 @@ def _check(body: Mapping[str, Any]) -> None:
     for entry in body.get("keys", {}).values():
         if entry is not None:
             KeyEntry.from_json(entry)
+    for task in body.get("rewrites", ()):
+        ManifestTask.from_json(task)
     if not all(isinstance(new, str) for new in body.get("moves", {}).values()):
         raise ValueError("moves")
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.decide import Wish, next_version
 from ags_fast.dataset.names import new_job_id
-from ags_fast.jobs.expiry import apply_retention, manifest_row
+from ags_fast.jobs.expiry import apply_retention
 from ags_fast.jobs.results import JobResult, counted
 from ags_fast.jobs.run import commit_without_files, result_of
+from ags_fast.jobs.work.rows import manifest_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,10 +58,10 @@ def compact(
     wish = Wish("compact", new_job_id(), base=head, compact=True)
     change = next_version(wish, head, None)
     if dry_run or not change:
-        rows = [manifest_row(opened, ref, "planned") for ref in change.merges]
+        rows = [manifest_row(opened.store, ref, "planned") for ref in change.merges]
         return result_of(opened.store, "compact", wish.job_id, head, rows)
     made = commit_without_files(opened, wish)
-    rows = [manifest_row(opened, ref) for ref in made.change.merges]
+    rows = [manifest_row(opened.store, ref) for ref in made.change.merges]
     result = result_of(opened.store, "compact", wish.job_id, made.version, rows)
     apply_retention(opened, result)
     return result

@@ -21,7 +21,7 @@ from ags_fast.errors import AgsError, IntegrityError, KeyAccessError
 from ags_fast.fs.numbered import numbered
 from ags_fast.jobs.look import read_all, read_jobs, unless_expired
 from ags_fast.jobs.results import JobResult, Row, counted, describe, shown
-from ags_fast.jobs.work.manifest import MANIFEST
+from ags_fast.jobs.work.rows import manifest_row
 from ags_fast.keys.entry import KeyEntry
 from ags_fast.keys.envelope import binding
 from ags_fast.keys.kek import check_unwraps
@@ -142,19 +142,13 @@ def _planned(opened: Ledger, change: Change, force: bool, job_id: str, head: Ver
     gone = {version.number for version in change.versions}
     for ref, entries in _unneeded(opened, change.manifests, gone):
         rows += [_file_row(opened, entry, "planned") for entry in entries]
-        rows.append(manifest_row(opened, ref, "planned"))
+        rows.append(manifest_row(opened.store, ref, "planned"))
     snapshot = read_all(opened, {})
     versions = tuple(version for version in snapshot.versions if version.number not in gone)
     keys = decide.expire_keys(replace(snapshot, versions=versions), force, clock_ms())
     removed = [key_id for key_id, entry in keys.keys.items() if entry is None]
     rows += [Row(key_id, None, "planned", format="key", key_id=key_id) for key_id in removed]
     return _result(opened, job_id, head, rows + _stay_rows(keys.stay))
-
-
-def manifest_row(opened: Ledger, ref: TableRef, status: str = "ok") -> Row:
-    return Row(
-        opened.store.full_path(ref.path), None, status, file_length=ref.length, format=MANIFEST, key_id=ref.key_id
-    )
 
 
 def _file_row(opened: Ledger, entry: FileEntry, status: str = "ok") -> Row:
@@ -181,7 +175,7 @@ def finish_expiry(opened: Ledger, plan: Plan, rows: list[Row]) -> None:
                 store.delete(entry.file)
                 rows.append(_file_row(opened, entry))
         store.delete(ref.path)
-        rows.append(manifest_row(opened, ref))
+        rows.append(manifest_row(opened.store, ref))
 
 
 def _unneeded(

@@ -9,22 +9,20 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset import decide
 from ags_fast.dataset.changes import until_unchanged
-from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.keks import clock_ms
+from ags_fast.dataset.manifest_task import ManifestTask
 from ags_fast.dataset.names import manifest_name
-from ags_fast.dataset.tables import ENTRY_NBYTES, MANIFEST_NBYTES, TableRef, named_keys
+from ags_fast.dataset.tables import ENTRY_NBYTES, MANIFEST_NBYTES, TABLE_DEK_NBYTES, TableRef, named_keys
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.jobs.look import read_newest
 from ags_fast.jobs.results import JobResult, Row
-from ags_fast.jobs.work.context import Context, Task
-from ags_fast.jobs.work.manifest import MANIFEST
+from ags_fast.jobs.work.context import Context
 from ags_fast.keys.envelope import binding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ags_fast.dataset.decide import Change
     from ags_fast.dataset.keks import Want
@@ -139,7 +137,7 @@ def _rewrite_tables(
     """
     opened = work.opened
     tasks = _planned_tasks(work, plan, todo, moves)
-    needed = {*moves, *moves.values(), *(key_id for task in tasks for key_id in _sealers(task))}
+    needed = {*moves, *moves.values(), *(key_id for task in tasks for key_id in (task.key_id, task.old.key_id))}
     context = Context(
         "rotate",
         plan.job_id,
@@ -151,108 +149,64 @@ def _rewrite_tables(
         ready=work.ready,
         concurrency=work.concurrency,
     )
-    refs = {ref.path: ref for ref in todo}
-    by_name = {opened.store.full_path(task.entry.file): task.entry for task in tasks}
-    made: dict[str, TableRef] = {}
+    by_name = {opened.store.full_path(task.file): task for task in tasks}
+    whole = Counter(task.old.path for task in tasks)
+    places: dict[str, dict[int, TableRef]] = {ref.path: {} for ref in todo}
     failed = False
     with work.bar(sum(ref.entries for ref in todo), " keys") as bar:
 
         def report(rows: list[Row]) -> None:
             nonlocal failed
             for row in rows:
-                entry = by_name[row.dst or ""]
-                work.report(row._replace(plain_length=None, block_size=None))
-                bar.update(entry.part or 0)
+                task = by_name[row.dst or ""]
+                work.report(row)
+                bar.update(task.rows)
                 if row.status == "failed":
                     failed = True
                 else:
-                    made[entry.path] = _made_ref(entry, refs[entry.source], row.file_length or 0, moves)
+                    made = _made_ref(task.with_lengths(row.file_length or 0), whole[task.old.path] == 1, moves)
+                    places[task.old.path][task.first] = made
 
         work.engine.run(context, tasks, 0, report)
-    if failed:
-        return None
-    places: dict[str, list[TableRef]] = {}
-    for task in tasks:
-        places.setdefault(task.entry.source, []).append(made[task.entry.path])
-    return places
+    return None if failed else {path: [refs[first] for first in sorted(refs)] for path, refs in places.items()}
 
 
-def _sealers(task: Task) -> tuple[str, ...]:
-    return (task.entry.key_id, task.old.key_id) if task.old is not None else (task.entry.key_id,)
+def _made_ref(task: ManifestTask, is_whole: bool, moves: Mapping[str, str]) -> TableRef:
+    """Return the reference to a new manifest. Which keys wrap something in a part of a manifest is not known."""
+    old = task.old
+    keys = named_keys(decide.moved_counts(dict(old.keys), moves)) if is_whole and old.keys is not None else None
+    return task.new._replace(keys=keys, run=old.run or ("" if is_whole else old.path))
 
 
-def _made_ref(entry: FileEntry, old: TableRef, length: int, moves: Mapping[str, str]) -> TableRef:
-    # Of a part it is not known here which of the keys wrap something in it.
-    whole = old.keys is not None and entry.parts is None
-    keys = named_keys(decide.moved_counts(dict(old.keys or ()), moves)) if whole else None
-    return old._replace(
-        path=entry.file,
-        length=length,
-        entries=entry.part or 0,
-        key_id=entry.key_id,
-        wrapped_key=entry.wrapped_dek,
-        keys=keys,
-        run=old.run or (old.path if entry.parts is not None else ""),
-    )
-
-
-def _planned_tasks(work: Work, plan: Plan, todo: Sequence[TableRef], moves: Mapping[str, str]) -> list[Task]:
-    """The tasks, made durable: as the plan has them, and new ones for what it does not have so."""
+def _planned_tasks(work: Work, plan: Plan, todo: Sequence[TableRef], moves: Mapping[str, str]) -> list[ManifestTask]:
+    """Return the tasks, made durable: those of the plan, and new tasks for what the plan lacks."""
     opened = work.opened
     key_id, envelope = opened.keyring.document_key(), opened.envelope
-    planned = {entry.path: entry for entry in plan.entries()}
     as_planned = plan.body.get("moves") == moves
+    planned = {task.path: task for task in plan.rewrites() if task.key_id == key_id} if as_planned else {}
     kms_bound = any(not envelope.entries[old].double_wrap for old in moves)
     wrap_nbytes = max([plan.body.get("wrap_nbytes", 0), *map(len, work.ready.values())])
     tasks, fresh = [], []
     for ref in todo:
-        old = _as_file(ref, plan.job_id, KMS_WORK if kms_bound else LOCAL_WORK)
-        for part in _parts(old, wrap_nbytes):
-            new = planned.get(part.path)
-            if new is None or new.key_id != key_id or new.part != part.part or not as_planned:
+        for first, rows in _parts(ref.entries, wrap_nbytes):
+            cost = rows * (KMS_WORK if kms_bound else LOCAL_WORK)
+            task = planned.get(ManifestTask.name(ref, first))
+            if task is None or task.rows != rows:
                 file = manifest_name(plan.job_id)
-                wrapped = envelope.wrap(key_id, os.urandom(16), binding(opened.id, "dek", file))
-                new = part._replace(file=file, key_id=key_id, wrapped_dek=wrapped, file_length=0)
-                fresh.append(new)
-            tasks.append(Task(new, old))
+                wrapped = envelope.wrap(key_id, os.urandom(TABLE_DEK_NBYTES), binding(opened.id, "dek", file))
+                task = ManifestTask(ref, first, rows, file, key_id, wrapped, cost)
+                fresh.append(task)
+            tasks.append(task._replace(old=ref))
     if fresh:
-        plan.extend(fresh, moves=moves, wrap_nbytes=wrap_nbytes)
+        plan.extend([], rewrites=fresh, moves=moves, wrap_nbytes=wrap_nbytes)
     return tasks
 
 
-def _as_file(ref: TableRef, job_id: str, work: int) -> FileEntry:
-    """A manifest as a file that tasks and plans know how to deal with. work: bytes that it is like, for each entry."""
-    return FileEntry(
-        path=ref.path,
-        file=ref.path,
-        format=MANIFEST,
-        plain_length=ref.entries * work,
-        file_length=ref.length,
-        block_size=DEFAULT_BLOCK_SIZE,
-        key_id=ref.key_id,
-        wrapped_dek=ref.wrapped_key,
-        column_keys=None,
-        aad_prefix=b"",
-        job_id=job_id,
-        set_id=None,
-        part=ref.entries,
-        parts=None,
-        source=ref.path,
-        stamp="",
-    )
+def _parts(count: int, wrap_nbytes: int) -> list[tuple[int, int]]:
+    """Return (first row, number of rows) of each part that a manifest of `count` rows is rewritten to.
 
-
-def _parts(manifest: FileEntry, wrap_nbytes: int) -> Iterator[FileEntry]:
-    """The manifest, or as many parts of it as it takes if each DEK is wrapped to so many bytes.
-
-    Of a part, `part` is the number of its entries, and `parts` how many come before it.
+    It is one part, unless DEKs that are wrapped to `wrap_nbytes` bytes each would make the manifest too large.
     """
-    count, size = manifest.part or 0, ENTRY_NBYTES + wrap_nbytes
-    if count * size <= MANIFEST_NBYTES:
-        yield manifest
-        return
-    each = max(1, MANIFEST_NBYTES // size)
-    for first in range(0, count, each):
-        rows = min(each, count - first)
-        length = manifest.plain_length // count * rows
-        yield manifest._replace(path=f"{manifest.path}#{first}", part=rows, parts=first, plain_length=length)
+    size = ENTRY_NBYTES + wrap_nbytes
+    each = max(1, count if count * size <= MANIFEST_NBYTES else MANIFEST_NBYTES // size)
+    return [(first, min(each, count - first)) for first in range(0, max(1, count), each)]

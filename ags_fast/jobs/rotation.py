@@ -20,10 +20,11 @@ from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.plan import Plan, clear
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.jobs.engines.local import LocalEngine, client_for
-from ags_fast.jobs.expiry import apply_retention, expire_versions, manifest_row
+from ags_fast.jobs.expiry import apply_retention, expire_versions
 from ags_fast.jobs.look import read_newest
 from ags_fast.jobs.results import counted, shown
 from ags_fast.jobs.rewriting import Work, rewrite
+from ags_fast.jobs.work.rows import manifest_row
 from ags_fast.keys.entry import KeyEntry
 from ags_fast.keys.envelope import Envelope, in_threads
 from ags_fast.keys.kek import rewrap_kek
@@ -201,7 +202,7 @@ def _rotate_kek(
             if dry_run or not (change or rewrites):
                 for old_id in change.successors:
                     work.key_row(old_id, None, "planned")
-                work.rows += [manifest_row(opened, ref, "planned") for ref in rewrites]
+                work.rows += [manifest_row(opened.store, ref, "planned") for ref in rewrites]
                 return work.result(new_job_id(), snapshot.head)
             opened.store.check_writable()
             keys = {old_id: entry and entry.to_json() for old_id, entry in change.successors.items()}

@@ -124,8 +124,7 @@ class Survey:
 
     def files_of(self, job: Job) -> set[str]:
         """The files that an open job may have written."""
-        plan = Plan.load(self.opened, job.job_id)
-        return set() if plan is None else {entry.file for entry in plan.entries(superseded=True)}
+        return Plan.names(self.opened, job.job_id)
 
     # ---- what tables say
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ags_fast.jobs.results import Row
-    from ags_fast.jobs.work.context import Context, Task
+    from ags_fast.jobs.work.context import AnyTask, Context
 
 __all__ = ["SparkEngine"]
 
@@ -74,7 +74,9 @@ class SparkEngine:
             "spark.python.worker.reuse": "true",
         }
 
-    def run(self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]) -> None:
+    def run(
+        self, context: Context, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
+    ) -> None:
         """Run every task, and report its row. An exception of `report`, and Ctrl-C, cancel the Spark job.
 
         A Spark job fails when one of its Spark tasks has been killed too often. Files that the other Spark tasks have
@@ -82,18 +84,18 @@ class SparkEngine:
 
         Args:
             context: What all tasks share.
-            tasks: One task for each file.
+            tasks: One task for each file or manifest.
             open_cost: The cost of opening a file, in bytes of work.
             report: Gets the rows of finished tasks.
         """
         context = replace(context, threads=self._threads)
         done = self._run_job(context, tasks, open_cost, report) if tasks else set()
-        left = [task for task in tasks if task.entry.path not in done]
+        left = [task for task in tasks if task.path not in done]
         if left:
             self._run_job(replace(context, isolate=True), left, open_cost, report)
 
     def _run_job(
-        self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]
+        self, context: Context, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
     ) -> set[str]:
         """Return the paths of the files whose rows arrived. After it returns or raises, no worker is active."""
         from pyspark import InheritableThread
@@ -217,7 +219,7 @@ class _Partition:
         self._context = context
         self._rows = rows
 
-    def __call__(self, parts: Iterable[list[Task]]) -> None:
+    def __call__(self, parts: Iterable[list[AnyTask]]) -> None:
         from pyspark import TaskContext
 
         task_context = TaskContext.get()
@@ -231,5 +233,5 @@ class _Partition:
         else:
             rows = (run_file(context, task, attempt) for task in tasks)
         with count_calls() as calls:
-            done = [(task.entry.path, row) for task, row in zip(tasks, rows, strict=True)]
+            done = [(task.path, row) for task, row in zip(tasks, rows, strict=True)]
         self._rows.add([(done, calls)])

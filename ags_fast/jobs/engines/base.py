@@ -8,18 +8,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ags_fast.jobs.results import Row
-    from ags_fast.jobs.work.context import Context, Task
+    from ags_fast.jobs.work.context import AnyTask, Context
 
 
 class Engine(Protocol):
     """What runs the tasks of a job: LocalEngine or ags_fast.spark.SparkEngine."""
 
-    def run(self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]) -> None:
+    def run(
+        self, context: Context, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
+    ) -> None:
         """Run all tasks, in any order.
 
         Args:
             context: What all tasks share.
-            tasks: One task for each file.
+            tasks: One task for each file or manifest.
             open_cost: The cost of opening a file, in bytes of work.
             report: Gets the rows of finished tasks. An exception that it raises ends the run.
         """

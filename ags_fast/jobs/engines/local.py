@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ags_fast.jobs.results import Row
-    from ags_fast.jobs.work.context import Context, Task
+    from ags_fast.jobs.work.context import AnyTask, Context
 
 
 STARTS = 3  # failed starts of workers in a row that end the job
@@ -59,7 +59,7 @@ class Worker:
         except BrokenPipeError:
             pass  # the process has died: `wait_ready` or `receive` reports that
 
-    def start(self, tasks: Sequence[Task], attempt: int) -> None:
+    def start(self, tasks: Sequence[AnyTask], attempt: int) -> None:
         """Send tasks to the process."""
         self._send((list(tasks), attempt))
 
@@ -104,7 +104,7 @@ def _started(context: Context, path: list[str]) -> Worker:
     raise _not_started(worker)
 
 
-def run_isolated(context: Context, tasks: Iterable[Task], attempt: int) -> Iterator[Row]:
+def run_isolated(context: Context, tasks: Iterable[AnyTask], attempt: int) -> Iterator[Row]:
     """Run each task like `run_file`, but in another process. A file that crashes twice gets a failed row."""
     # Spark decides what may be imported here, also by relative names: archives in its own folder.
     path = list(map(os.path.abspath, sys.path))
@@ -129,7 +129,7 @@ def run_isolated(context: Context, tasks: Iterable[Task], attempt: int) -> Itera
             worker.close()
 
 
-def _died(context: Context, task: Task, attempt: int, worker: Worker) -> Row:
+def _died(context: Context, task: AnyTask, attempt: int, worker: Worker) -> Row:
     return failed_row(context, task, attempt, "WorkerDiedError", f"its worker process was {worker.how_it_died()}")
 
 
@@ -150,7 +150,7 @@ def client_for(engine: object, kms: KmsClient | Mapping[str, str], *folders: Any
 
 
 class _Message(NamedTuple):
-    tasks: list[Task]
+    tasks: list[AnyTask]
     attempt: int
 
 
@@ -176,12 +176,14 @@ class LocalEngine:
         """Return whether jobs on these stores run in this process. They must if only this process sees a store."""
         return self._processes == 0 or any(store is not None and not store.shared for store in stores)
 
-    def run(self, context: Context, tasks: Sequence[Task], open_cost: int, report: Callable[[list[Row]], None]) -> None:
+    def run(
+        self, context: Context, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
+    ) -> None:
         """Run every task, and report its row. An exception of `report`, and Ctrl-C, end the workers.
 
         Args:
             context: What all tasks share.
-            tasks: One task for each file.
+            tasks: One task for each file or manifest.
             open_cost: The cost of opening a file, in bytes of work.
             report: Gets the rows of finished tasks.
 

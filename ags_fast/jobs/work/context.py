@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ags_fast.dataset.contents import Contents
+from ags_fast.dataset.entries import with_lengths
+from ags_fast.dataset.manifest_task import ManifestTask
 from ags_fast.dataset.stream_files import view
 from ags_fast.errors import AgsError
 
@@ -22,7 +24,29 @@ class Task(NamedTuple):
     """The work on one file."""
 
     entry: FileEntry  # the file to make or read
-    old: FileEntry | None = None  # rekey, rotate: the file or manifest that it is made from
+    old: FileEntry | None = None  # rekey: the file that it is made from
+
+    @property
+    def path(self) -> str:
+        """What tells the task from the other tasks of its job."""
+        return self.entry.path
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of work."""
+        return self.entry.plain_length
+
+    @property
+    def length(self) -> int:
+        """Bytes of the encrypted file; 0: not known yet."""
+        return self.entry.file_length
+
+    def with_lengths(self, length: int, plain_length: int | None = None) -> Task:
+        """Return a copy with the lengths in bytes of the file that was made. plain_length None: as planned."""
+        return self._replace(entry=with_lengths(self.entry, length, plain_length))
+
+
+AnyTask: TypeAlias = Task | ManifestTask
 
 
 class SourceChangedError(AgsError):

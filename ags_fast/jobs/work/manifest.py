@@ -4,56 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
-from ags_fast.dataset.entries import FileEntry, column_binding, wrapped_by
-from ags_fast.dataset.tables import (
-    TableRef,
-    decode_entries,
-    encode_table,
-    open_table,
-    seal_table,
-)
+from ags_fast.dataset.entries import column_binding, wrapped_by
+from ags_fast.dataset.manifest_task import ManifestTask
+from ags_fast.dataset.tables import decode_entries, encode_table, open_table, seal_table
 from ags_fast.errors import AgsError
-from ags_fast.jobs.work.context import Context, Outcome, Task
+from ags_fast.jobs.work.context import Context, Outcome
 from ags_fast.keys.envelope import binding
 
-MANIFEST = "manifest"  # the format of such a file
 
-
-def as_ref(file: FileEntry) -> TableRef:
-    """Return the reference to the manifest that an entry stands for."""
-    return TableRef(file.file, file.file_length, file.part or 0, file.key_id, file.wrapped_dek)
-
-
-def rewrite_manifest(context: Context, task: Task, attempt: int) -> int:
-    """Write `task.old` again as `task.entry`, with no DEK wrapped by a retired key. Returns the length in bytes."""
-    assert task.old is not None
-    if (attempt or context.resume) and (length := _is_finished(context, task.entry)) is not None:
-        return length
-    file = task.entry.file
-    table = open_table(context.dataset, context.dataset_id, as_ref(task.old), context.envelope)
-    if task.entry.parts is not None:
-        table = table.slice(task.entry.parts, task.entry.part)
-    table = _rewrapped_column(context, table)
+def run(context: Context, task: ManifestTask, attempt: int) -> Outcome:
+    """Write rows of `task.old` to a new manifest, with no DEK wrapped by a retired key."""
+    if (attempt or context.resume) and (length := _is_finished(context, task)) is not None:
+        return Outcome("ok", file_length=length)
+    table = open_table(context.dataset, context.dataset_id, task.old, context.envelope)
+    table = _rewrapped_column(context, table.slice(task.first, task.rows))
     table = _rewrapped_column_keys(context, table)
-    data = seal_table(encode_table(table), context.dek(task.entry), context.dataset_id, file)
+    dek = context.envelope.unwrap(task.key_id, task.wrapped_key, binding(context.dataset_id, "dek", task.file))
+    data = seal_table(encode_table(table), dek, context.dataset_id, task.file)
     try:
-        context.dataset.create(file, data)
+        context.dataset.create(task.file, data)
     except FileExistsError:
         # Another attempt wrote it, perhaps at the same time. The first one stays: their lengths can differ.
-        if (length := _is_finished(context, task.entry)) is None:
+        if (length := _is_finished(context, task)) is None:
             raise
-        return length
-    return len(data)
+        return Outcome("ok", file_length=length)
+    return Outcome("ok", file_length=len(data))
 
 
-def _is_finished(context: Context, entry: FileEntry) -> int | None:
+def _is_finished(context: Context, task: ManifestTask) -> int | None:
     """Return the length of the manifest if an earlier attempt wrote it, complete and under the current keys."""
-    there = context.dataset.stat(entry.file)
+    there = context.dataset.stat(task.file)
     if there is None:
         return None
     try:
-        ref = as_ref(entry._replace(file_length=there.size))
-        entries = decode_entries(open_table(context.dataset, context.dataset_id, ref, context.envelope), entry.file)
+        ref = task.with_lengths(there.size).new
+        entries = decode_entries(open_table(context.dataset, context.dataset_id, ref, context.envelope), task.file)
     except AgsError:
         return None
     return there.size if context.moves.keys().isdisjoint(wrapped_by(entries)) else None
@@ -103,8 +88,3 @@ def _rewrapped_column_keys(context: Context, table: Any) -> Any:
     if not todo:
         return table
     return table.set_column(at, table.schema.field(at), pa.array(rows, table.schema.field(at).type))
-
-
-def run(context: Context, task: Task, attempt: int) -> Outcome:
-    """Rewrite one manifest."""
-    return Outcome("ok", file_length=rewrite_manifest(context, task, attempt))

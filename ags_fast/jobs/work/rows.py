@@ -6,25 +6,32 @@ import functools
 import socket
 from typing import TYPE_CHECKING
 
+from ags_fast.dataset.manifest_task import ManifestTask
 from ags_fast.jobs.results import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.jobs.work.context import Context, Task
+    from ags_fast.dataset.tables import TableRef
+    from ags_fast.fs import Store
+    from ags_fast.jobs.work.context import AnyTask, Context, Task
 
 
 def make_row(
     context: Context,
-    task: Task,
+    task: AnyTask,
     attempt: int = 0,
     status: str = "ok",
     error_class: str | None = None,
     error: str | None = None,
     seconds: float = 0.0,
 ) -> Row:
-    """Return the row of a file; with the default arguments, of a file that succeeded."""
+    """Return the row of a file or manifest; with the default arguments, of one that succeeded."""
+    if isinstance(task, ManifestTask):
+        row = manifest_row(context.dataset, task.old, status)._replace(key_id=task.key_id)
+        row = row._replace(dst=context.dataset.full_path(task.file), file_length=task.length or None)
+        return row._replace(error_class=error_class, error=error, seconds=seconds, attempt=attempt, host=_host())
     source, destination = NAMES[context.op]
     entry = task.entry
     return Row(
@@ -44,6 +51,11 @@ def make_row(
     )
 
 
+def manifest_row(dataset: Store, ref: TableRef, status: str = "ok") -> Row:
+    """Return the row of a manifest."""
+    return Row(dataset.full_path(ref.path), None, status, file_length=ref.length, format="manifest", key_id=ref.key_id)
+
+
 def planned_row(src: str, dst: str | None, entry: FileEntry, status: str = "planned") -> Row:
     """Return the row of a file that is not done yet."""
     return Row(
@@ -58,7 +70,7 @@ def planned_row(src: str, dst: str | None, entry: FileEntry, status: str = "plan
     )
 
 
-def failed_row(context: Context, task: Task, attempt: int, error_class: str, error: str) -> Row:
+def failed_row(context: Context, task: AnyTask, attempt: int, error_class: str, error: str) -> Row:
     """Return the row of a file that failed."""
     return make_row(context, task, attempt, "failed", error_class, error)
 
@@ -96,5 +108,4 @@ NAMES: dict[str, tuple[Callable[[Context, Task], str], Callable[[Context, Task],
     "decrypt": (_in_dataset, _destination_file),
     "verify": (_in_dataset, lambda context, task: None),
     "rekey": (_old_file, _in_dataset),
-    "rotate": (_old_file, _in_dataset),
 }
