@@ -24,10 +24,9 @@ from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe, shown, shown_counts
 from ags_fast.jobs.run import Options, check_apart, commit_files, envelope_for, result_of, run_tasks
 from ags_fast.jobs.sources import Choice, aad_prefixes, check_names, list_sources, names_around
-from ags_fast.jobs.work.context import Context, SourceChangedError, Task
+from ags_fast.jobs.work.context import Context, SourceChangedError, Task, encrypted_already
 from ags_fast.jobs.work.dispatch import work_on
 from ags_fast.jobs.work.rows import planned_row
-from ags_fast.jobs.work.stream import encrypted_already
 from ags_fast.keys.kms import KmsClient, check_key_id
 
 if TYPE_CHECKING:
@@ -442,7 +441,7 @@ def _without_encrypted(
         if reason is None and format == "parquet" and head[:4] == b"PAR1" and found.path not in present:
             from ags_fast.jobs.work import parquet
 
-            reason = parquet.encrypted_already(source, found)
+            reason = parquet.source_encrypted_already(source, found)
         if reason is not None:
             name = source.full_path(found.path)
             rows.append(Row(name, None, "skipped", "AlreadyEncryptedError", reason, found.size))

@@ -57,6 +57,16 @@ class AlreadyEncryptedError(AgsError):
     """A source is encrypted already, so it is skipped. To open the file needs its own key, not the dataset's."""
 
 
+def encrypted_already(head: bytes) -> str | None:
+    """Return why a file that begins with `head` need not be encrypted; None if it must be."""
+    if head[:4] == b"PARE":
+        return "it is a Parquet file with an encrypted footer already"
+    block_size = int.from_bytes(head[4:8], "little")
+    if head[:4] == b"AGS1" and len(head) >= 8 and 0 < block_size < 1 << 31:
+        return f"it is an AGS1 stream with blocks of {block_size} bytes already"
+    return None
+
+
 @dataclass(frozen=True)
 class Context:
     """What all tasks of a job share.

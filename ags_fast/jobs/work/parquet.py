@@ -18,9 +18,8 @@ from ags_fast.dataset.parquet_files import STRICT, closing, decrypt_to, parquet_
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.files.source import Source
 from ags_fast.fs import NewFile, NewObject
-from ags_fast.jobs.work.context import AlreadyEncryptedError, Outcome, SourceChangedError
+from ags_fast.jobs.work.context import AlreadyEncryptedError, Outcome, SourceChangedError, encrypted_already
 from ags_fast.jobs.work.rows import is_there
-from ags_fast.jobs.work.stream import encrypted_already as stream_already
 from ags_fast.parquet import Keys, decrypt_file, encrypt_file, reencrypt_file, verify
 from ags_fast.parquet.opened import Opened
 from ags_fast.parquet.reading import Reading
@@ -83,7 +82,7 @@ def _is_parquet(source: Any) -> bool:
     return head[:4] == tail == b"PAR1"
 
 
-def encrypted_already(source: Store, found: Entry) -> str | None:
+def source_encrypted_already(source: Store, found: Entry) -> str | None:
     """Return why a source need not be encrypted; None if it must be, or if only the attempt will show."""
     try:
         with closing(source.source(found.path, found)) as plain:
@@ -93,7 +92,7 @@ def encrypted_already(source: Store, found: Entry) -> str | None:
 
 
 def _already(plain: Any) -> str | None:
-    if reason := stream_already(_ends(plain)[0]):
+    if reason := encrypted_already(_ends(plain)[0]):
         return reason
     if not _is_parquet(plain):
         return None

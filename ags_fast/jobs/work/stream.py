@@ -9,7 +9,14 @@ from ags_fast._core import OVERHEAD_NBYTES, Key
 from ags_fast.ags1 import HEADER_NBYTES, encode_header
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import AgsError, FormatError, IntegrityError
-from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Outcome, SourceChangedError, Task
+from ags_fast.jobs.work.context import (
+    AlreadyEncryptedError,
+    Context,
+    Outcome,
+    SourceChangedError,
+    Task,
+    encrypted_already,
+)
 from ags_fast.jobs.work.rows import is_there
 from ags_fast.stream import AgsWriter
 
@@ -101,16 +108,6 @@ def _is_finished(context: Context, entry: FileEntry, attempt: int) -> bool:
         except (IntegrityError, FormatError):
             return False
     return True
-
-
-def encrypted_already(head: bytes) -> str | None:
-    """Return why a file that begins with `head` need not be encrypted; None if it must be."""
-    if head[:4] == b"PARE":
-        return "it is a Parquet file with an encrypted footer already"
-    block_size = int.from_bytes(head[4:8], "little")
-    if head[:4] == b"AGS1" and len(head) >= 8 and 0 < block_size < 1 << 31:
-        return f"it is an AGS1 stream with blocks of {block_size} bytes already"
-    return None
 
 
 def _check(context: Context, entry: FileEntry) -> None:
