@@ -12,7 +12,7 @@ from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, wr
 
 from ags_fast import FormatError, IntegrityError, KeyAccessError, PolicyError, cli
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.plan import open_plans
+from ags_fast.dataset.open_jobs import open_plans
 from ags_fast.jobs import Policy, encrypt_files, expire, rekey_files, restore_keys, rotate
 from ags_fast.keys import KeyEntry, clear_cache
 from ags_fast.keys.kek import rewrap_kek

@@ -16,7 +16,8 @@ from support import pattern
 from ags_fast import FormatError, IntegrityError
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.manifest_task import ManifestTask
-from ags_fast.dataset.plan import Plan, open_plans
+from ags_fast.dataset.open_jobs import open_plans
+from ags_fast.dataset.plan import Plan
 from ags_fast.dataset.tables import (
     COLUMN_KEYS,
     TABLE_NBYTES,

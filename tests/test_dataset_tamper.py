@@ -14,7 +14,8 @@ from support import pattern
 
 from ags_fast import AgsError, IntegrityError, PolicyError
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.plan import Plan, open_plans
+from ags_fast.dataset.open_jobs import open_plans
+from ags_fast.dataset.plan import Plan
 from ags_fast.jobs import decrypt_files, encrypt_files, open_file, rekey_files, sweep, verify_files
 from ags_fast.keys.kms import load_kms
 

@@ -20,6 +20,7 @@ import ags_fast.jobs.work.context
 import ags_fast.jobs.work.dispatch
 import ags_fast.jobs.work.stream
 from ags_fast import AgsError, IntegrityError, PolicyError
+from ags_fast.dataset import planning
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.plan import Plan
 from ags_fast.fs import Store, local
@@ -614,10 +615,10 @@ def test_sources_that_change_after_they_were_planned(
     src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     victim = src / "edge" / "2048"
-    claim = Plan.claim
+    claim = planning.claim
 
-    def then(self: Plan, entries: Any) -> Any:
-        made = claim(self, entries)
+    def then(plan: Plan, entries: Any) -> Any:
+        made = claim(plan, entries)
         match change:
             case "shrunk":
                 os.truncate(victim, 10)
@@ -631,7 +632,7 @@ def test_sources_that_change_after_they_were_planned(
                     victim.mkdir()
         return made
 
-    monkeypatch.setattr(Plan, "claim", then)
+    monkeypatch.setattr(planning, "claim", then)
     done = encrypt(src, dataset, kms)
     assert done.counts == {"ok": len(small_tree()) - 1, "skipped": 0, "failed": 1}
     expected = {"gone": "FileNotFoundError", "folder": "NotAFileError"}.get(change, "SourceChangedError")

@@ -22,7 +22,7 @@ from ags_fast._core import Key
 from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.plan import open_plans
+from ags_fast.dataset.open_jobs import open_plans
 from ags_fast.dataset.tables import MANIFEST_ENTRIES, MANIFEST_NBYTES
 from ags_fast.fs import Store
 from ags_fast.jobs import (

@@ -16,7 +16,7 @@ from ags_fast.cli.options import DRY_RUN, Command, Pairs, add_commands, hours, o
 from ags_fast.cli.text import day, fields, flat, when
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import VERSIONS
-from ags_fast.dataset.plan import open_plans
+from ags_fast.dataset.open_jobs import open_plans
 from ags_fast.dataset.policy import Policy
 from ags_fast.dataset.versions import version_numbers
 from ags_fast.errors import FormatError

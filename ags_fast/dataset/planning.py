@@ -13,6 +13,7 @@ from ags_fast.dataset.commit import Committed
 from ags_fast.dataset.decide import Change, Wish
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.dataset.names import object_name
+from ags_fast.dataset.open_jobs import claim
 from ags_fast.dataset.plan import Plan
 from ags_fast.errors import AgsError
 
@@ -120,7 +121,7 @@ def begin_plan(
     entries = _with_keys(dataset, entries, dek_length)
     plan = Plan.create(dataset, job_id, entries, "claimed" if entries else "running", **facts)
     held.callback(plan.release)
-    return plan, plan.claim(entries) if entries else []
+    return plan, claim(plan, entries) if entries else []
 
 
 def continue_plan(
@@ -140,7 +141,7 @@ def continue_plan(
         dek_length: Bytes of a data key, for entries that are added.
     """
     if not plan.running:  # the job died before its names were its own
-        planned = plan.claim(planned)
+        planned = claim(plan, planned)
     known = {entry.path: entry for entry in planned}
     same = []
     added = []

@@ -15,7 +15,7 @@ from ags_fast.dataset.access import Access
 from ags_fast.dataset.entries import FileEntry, source_stamp
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id, object_name
-from ags_fast.dataset.plan import Plan
+from ags_fast.dataset.open_jobs import resume_plan
 from ags_fast.dataset.planning import begin_plan, continue_plan, reserve_keys
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import AgsError, PolicyError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ags_fast._types import FilePath
     from ags_fast.dataset.access import KeyPlace
+    from ags_fast.dataset.plan import Plan
     from ags_fast.dataset.versions import Version
     from ags_fast.fs import Entry
     from ags_fast.jobs.engines.base import Engine
@@ -277,7 +278,7 @@ def _look(wish: _Encryption, opened: Ledger | None, listed: list[Entry], held: E
     around = partial(names_around, listed, wish.format)
     if opened is not None:
         base, present = opened.load_around(around, writes=True)
-        plan = Plan.resume(opened, wish.facts, held) if wish.options.resume and not wish.dry_run else None
+        plan = resume_plan(opened, wish.facts, held) if wish.options.resume and not wish.dry_run else None
         if plan is not None and plan.committed() is not None:  # the job died between its commit and its end
             plan.end()
             plan = None

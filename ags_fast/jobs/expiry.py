@@ -14,7 +14,8 @@ from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.keks import GRACE_MS, clock_ms
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import VERSIONS, new_job_id
-from ags_fast.dataset.plan import Plan, open_plans
+from ags_fast.dataset.open_jobs import claimed_files, resume_plan
+from ags_fast.dataset.plan import Plan
 from ags_fast.dataset.snapshot import Snapshot, of_jobs
 from ags_fast.dataset.tables import TableRef
 from ags_fast.errors import AgsError, IntegrityError, KeyAccessError
@@ -94,7 +95,7 @@ def expire_versions(
     opened.committed(opened.current())  # without a version, no key and no manifest would be seen to be needed
     opened.check_history()
     with ExitStack() as held:
-        begun = None if dry_run else Plan.resume(opened, facts, held)
+        begun = None if dry_run else resume_plan(opened, facts, held)
         if begun is not None:
             finish_expiry(opened, begun, rows)
             begun.end()
@@ -185,10 +186,7 @@ def _unneeded(
     job needs."""
     if not refs:
         return
-    needed: set[str] = set()
-    for other in open_plans(opened.store):
-        if other != job_id:
-            needed |= Plan.names(opened, other)
+    needed = claimed_files(opened, job_id)
     opened.keys.refresh()
     envelope = opened.envelope
     seen: set[str] = set()

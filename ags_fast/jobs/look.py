@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ags_fast.dataset.entries import wrapped_by
-from ags_fast.dataset.plan import Plan, open_plans
+from ags_fast.dataset.open_jobs import keys_of, open_plans
 from ags_fast.dataset.snapshot import Job, Snapshot
 from ags_fast.errors import IntegrityError
 
@@ -30,7 +30,7 @@ def read_newest(opened: Ledger, head: Version | None, counts: dict[str, Mapping[
 
 def read_jobs(opened: Ledger) -> tuple[Job, ...]:
     """The open jobs, and the keys that they need."""
-    return tuple(Job(job_id, frozenset(Plan.key_ids(opened, job_id))) for job_id in open_plans(opened.store))
+    return tuple(Job(job_id, frozenset(keys_of(opened, job_id))) for job_id in open_plans(opened.store))
 
 
 def read_all(opened: Ledger, counts: dict[str, Mapping[str, int]]) -> Snapshot:

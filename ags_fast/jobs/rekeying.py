@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.entries import wrapped_by
 from ags_fast.dataset.names import new_job_id, object_name
-from ags_fast.dataset.plan import Plan
+from ags_fast.dataset.open_jobs import resume_plan
 from ags_fast.dataset.planning import begin_plan, column_masters, continue_plan, reserve_keys
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.jobs.engines.local import client_for
@@ -97,7 +97,7 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
     target = opened.store
     facts = {"operation": "rekey", "source": shown(target.url)}
     with ExitStack() as held:
-        plan = Plan.resume(opened, facts, held) if options.resume and not dry_run else None
+        plan = resume_plan(opened, facts, held) if options.resume and not dry_run else None
         if plan is not None and (made := plan.committed()) is not None:
             rows = [planned_row(e.file, e.file, e, "ok") for e in opened.entries(made) if e.job_id == plan.job_id]
             plan.end()

@@ -17,7 +17,8 @@ from ags_fast.dataset.changes import until_unchanged
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id
-from ags_fast.dataset.plan import Plan, clear
+from ags_fast.dataset.open_jobs import clear, resume_plan
+from ags_fast.dataset.plan import Plan
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.jobs.engines.local import LocalEngine, client_for
 from ags_fast.jobs.expiry import apply_retention, expire_versions
@@ -189,7 +190,7 @@ def _rotate_kek(
         "documents": asked.documents,
     }
     with ExitStack() as held:
-        plan = None if dry_run or resume is False else Plan.resume(opened, facts, held, sure=bool(resume))
+        plan = None if dry_run or resume is False else resume_plan(opened, facts, held, sure=bool(resume))
         if plan is not None and (made := plan.committed()) is not None:  # it died between its commit and its end
             plan.end()
             return work.result(plan.job_id, made)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ags_fast.dataset.entries import FileEntry, wrapped_by
 from ags_fast.dataset.history import lost_versions
 from ags_fast.dataset.names import PLANS
-from ags_fast.dataset.plan import Plan, open_plans
+from ags_fast.dataset.open_jobs import files_of, open_plans
+from ags_fast.dataset.plan import Plan
 from ags_fast.dataset.snapshot import Job, Snapshot
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys.document import DOCUMENT_NBYTES, Document
@@ -124,7 +125,7 @@ class Survey:
 
     def files_of(self, job: Job) -> set[str]:
         """The files that an open job may have written."""
-        return Plan.names(self.opened, job.job_id)
+        return files_of(self.opened, job.job_id)
 
     # ---- what tables say
 

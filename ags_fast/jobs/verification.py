@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.names import HIDDEN, new_job_id
-from ags_fast.dataset.plan import Plan, open_plans
+from ags_fast.dataset.open_jobs import claimed_files
 from ags_fast.errors import AgsError
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted
@@ -157,9 +157,7 @@ def _extra_files(dataset: Ledger, head: Version, entries: Sequence[FileEntry]) -
     The order matters: a file that was listed while its job had a plan is still in the plan, or by now in a version.
     """
     listed = [entry for entry in dataset.store.list() if not entry.path.startswith(HIDDEN)]
-    known = {entry.file for entry in entries}
-    for job_id in open_plans(dataset.store):
-        known |= Plan.names(dataset, job_id)
+    known = {entry.file for entry in entries} | claimed_files(dataset)
     seen = {ref.path for ref in head.manifests}
     for version in dataset.versions():
         for ref in version.manifests:
