@@ -22,7 +22,6 @@ MAX_LINES = {"module": 600, "class": 300, "function": 60}  # of a function witho
 MAX_SHARE = 0.15  # of the lines of ags_fast, in the files of one package
 
 EXCEPTIONS: set[str] = {
-    "ags_fast.jobs.auditing",
     "benchmarks.datasets",
     "benchmarks.jobs.avro_files",
 }

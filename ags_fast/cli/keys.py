@@ -14,10 +14,11 @@ from ags_fast.cli.audit import policy_lines, status_lines
 from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, progress, result
 from ags_fast.cli.kms import checked, kms, kms_group, kms_properties
 from ags_fast.cli.options import DRY_RUN, Command, add_commands, days, option, positive, switch, values
+from ags_fast.cli.runbook import printable_audit
 from ags_fast.cli.text import count
 from ags_fast.dataset.policy import Policy
-from ags_fast.jobs.auditing import EVENTS, audit, key_status
 from ags_fast.jobs.rotation import WHATS
+from ags_fast.jobs.runbook import EVENTS
 
 SHOWN = 50  # rows of a kind, for people
 NOT_A_PROBLEM = ("InUse", "Current")
@@ -110,11 +111,12 @@ POLICY = (
 def _status(args: argparse.Namespace) -> dict[str, Any]:
     if os.path.isfile(args.file):
         return keystore.keystore_status(args)
-    return key_status(args.file, kms=kms(args), **known(args))
+    return jobs.key_status(args.file, kms=kms(args), **known(args))
 
 
 def _audit(args: argparse.Namespace) -> dict[str, Any]:
-    return audit(args.file, kms=kms(args), **values(args, AUDIT), **known(args))
+    found = jobs.audit(args.file, kms=kms(args), **values(args, AUDIT), **known(args))
+    return printable_audit(found, args.file, kms(args), args.key_store)
 
 
 def _restore(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,60 +1,77 @@
-"""What the keys of a dataset are, what depends on them, and what an event calls for. Nothing here changes anything.
+"""The keys of a dataset, and what depends on them. Nothing here changes anything.
 
-`key_status` is what people look at every day. `audit` says more, and may open every manifest for it.
+`key_status` is for every day. `audit` says more, may open every manifest for it, and adds the steps of the runbook.
 """
 
 from __future__ import annotations
 
-import os
-import shlex
 import time
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.cli.kms import kms_options
+from ags_fast.dataset.access import Access
 from ags_fast.dataset.entries import chosen_files
-from ags_fast.dataset.keks import Want
-from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.policy import DAY_MS
-from ags_fast.jobs.costs import Forecast
+from ags_fast.jobs import runbook
 from ags_fast.jobs.results import shown
 from ags_fast.jobs.survey import Master, Survey
-from ags_fast.keys.entry import RETIRES_MS, REWRAPPED_MS, SCOPE, SUCCESSOR, for_columns, retires_ms
-from ags_fast.keys.kms import KMS_TYPE, KmsClient, as_kms, local
+from ags_fast.keys.entry import RETIRES_MS, REWRAPPED_MS, SCOPE, SUCCESSOR, for_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.dataset.snapshot import Snapshot
-    from ags_fast.jobs.costs import Cost
     from ags_fast.keys.entry import KeyEntry
+    from ags_fast.keys.kms import KmsClient
 
 
-EVENTS = ("planned", "kek-leaked", "dek-leaked", "mek-leaked")
 NAMED = 8  # things that a sentence names
 
 
 def key_status(
-    dataset: Any,
+    dataset: Folder,
     *,
     kms: KmsClient | Mapping[str, str],
     min_version: int | None = None,
     pin: str | None = None,
-    key_store: Any = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The keys of `dataset`, what needs them, and what ends when: text, numbers, lists and dicts, as JSON has them.
+    """Show the keys of a dataset, what needs each key, and when each ends.
 
-    - ``keys``: of each KEK its kind, state, dates (milliseconds since 1970) and age, what is left of its lifetime and
-      uses as the dataset's policy has them, the version of the master key that wraps it where the KMS tells
-      (``master_version``), the versions and open jobs that need it, and how many data keys it wraps in the newest;
-    - ``masters``: the master keys, what version of each wraps now, and how many KEKs each version wraps;
-    - ``versions``: what there is, and since when the policy lets jobs expire it;
-    - ``open_jobs``, ``policy``, ``unread``: what could not be read, and why, so that the rest may lack something.
+    No manifest is opened unless the reference to it does not name its keys.
 
-    No manifest is opened unless the reference to it does not name its keys: ``manifests_opened`` counts those.
+    Args:
+        dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
+        kms: The properties of a KMS, or a client.
+        min_version: Refuse a dataset whose newest version is older.
+        pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
+            `JobResult.pin`) names.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
+
+    Returns:
+        Text, numbers, lists and dicts, as JSON has them.
+
+        - ``keys``: of each KEK its kind, state, dates (milliseconds since 1970) and age, what is left of the lifetime
+          and uses that the dataset's policy allows, the version of the master key that wraps it where the KMS tells
+          (``master_version``), the versions and open jobs that need it, and how many data keys it wraps in the newest
+          version.
+        - ``masters``: the master keys, which version of each wraps now, and how many KEKs each version wraps.
+        - ``versions``: the versions, and from when on the policy lets jobs expire each.
+        - ``open_jobs``, ``policy``.
+        - ``unread``: what could not be read, and why. The rest may then be incomplete.
+        - ``manifests_opened``: the number of manifests that had to be opened.
+
+    Raises:
+        FileNotFoundError: There is no dataset.
+        IntegrityError: Something in the dataset was changed, or it does not descend from the pin.
+        PolicyError: The dataset is older than `min_version`.
+        ConcurrentChangeError: The dataset changes faster than it can be read.
+        KeyAccessError: The KMS refuses what is needed to open the dataset.
     """
-    opened = Ledger.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
+    opened = Access.of(dataset, kms, key_store, storage_options, min_version=min_version, pin=pin).open()
     return _status(Survey(opened), "status")
 
 
@@ -172,89 +189,98 @@ def _versions(survey: Survey) -> list[dict[str, Any]]:
     return rows
 
 
-NOTES = (
-    "All of this is about this dataset, as it is now. Other datasets may use the same master keys: audit them, too. A "
-    "copy of it that was made earlier needs what the dataset needed then.",
-    "Calls of the KMS are those of one process that does all of the work and knows no key yet. Each other process that "
-    "helps (Spark tasks, local workers) unwraps each KEK that it needs once more.",
-    "Nothing here destroys a version of a master key. That is yours to do, in the KMS: disable it first, read what you "
-    "need to be able to read, and destroy it later.",
-)
-LEAK_NOTE = (
-    "Nothing calls back what was copied. An old copy of _ags, with the keys that leaked, opens the files in it, and "
-    "those here whose data keys are still the same: only rekey changes these."
-)
-
-
 def audit(
-    dataset: Any,
+    dataset: Folder,
     *,
     kms: KmsClient | Mapping[str, str],
     event: str | None = None,
     paths: str | Sequence[str] | None = None,
     min_version: int | None = None,
     pin: str | None = None,
-    key_store: Any = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What depends on which key, whether versions of master keys may be destroyed, and what to do now. As `key_status`,
-    and more:
+    """Show what depends on which key, which versions of master keys may be destroyed, and what to do now.
 
-    - ``opens``: for each KEK, how many data keys, manifests and version documents it opens, by version;
-    - in ``masters``, ``versions``: what each version of a master key holds, ``may_be_destroyed`` (True, False, or None:
-      it cannot be told), ``why``, and ``first``: commands to run before it may be. ``others``: of all versions that are
-      not listed. Of the master key as a whole, ``may_be_destroyed`` and ``why`` likewise. ``listed``: the versions that
-      the KMS lists, or the rotations that made them, with dates and states, as far as it tells this caller;
-    - ``steps``: what `event` calls for, or without one what is due: text, ``command``, ``kms_calls`` (by operation) and
-      what the command writes and removes;
-    - ``notes``: what else is to be known.
+    Manifests that name keys in single wrap are opened, since only the wrapped keys in them tell what wrapped them. For
+    an event, all manifests may be opened. Nothing is changed, and nothing is destroyed.
 
-    event: ``"planned"``, a regular rotation of the master key; ``"kek-leaked"``, ``"dek-leaked"`` (with `paths`, the
-    patterns of the files whose keys those are) or ``"mek-leaked"``: somebody may have such a key.
+    Args:
+        dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
+        kms: The properties of a KMS, or a client.
+        event: What has happened; None: nothing. ``"planned"``: a regular rotation of the master key.
+            ``"kek-leaked"``, ``"dek-leaked"`` or ``"mek-leaked"``: somebody may have such a key.
+        paths: For ``"dek-leaked"``: patterns of `fnmatch` of the files whose data keys may be known; None: all files.
+        min_version: Refuse a dataset whose newest version is older.
+        pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
+            `JobResult.pin`) names.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
 
-    Manifests that name keys in single wrap are opened, for only the wrapped keys in them tell what wrapped them; for an
-    event, all manifests may be. Nothing is changed, and nothing destroyed.
+    Returns:
+        What `key_status` returns, and more.
+
+        - ``opens``: for each KEK and version, the number of data keys and manifests that the KEK opens, and whether it
+          opens the version's document.
+        - in ``masters``, ``versions``: what each version of a master key holds, ``may_be_destroyed`` (True, False, or
+          None: it cannot be told), ``why``, and ``first``: what to run before that version may be destroyed.
+          ``others``: of all versions that are not listed. Of the master key as a whole, ``may_be_destroyed`` and
+          ``why`` likewise. ``listed``: the versions that the KMS lists, with dates and states, as far as it tells this
+          caller.
+        - ``steps``: what `event` calls for; without an event, what is due. Each has a ``name``; the ``function`` of
+          `ags_fast.jobs` to call and its ``arguments`` (``older_than`` in days); ``only_if``, the name of a condition
+          or None; ``about``, the ids of the jobs or master keys that it deals with; ``kms_calls`` by operation; and
+          what the function writes and removes. The function "new_version" is yours to do in the KMS: give the master
+          key `key_id` a new version. The function None is a step that only people can do. ``first`` has items with a
+          ``function`` and ``arguments``, too. `ags-fast keys audit` prints each as a sentence and a command.
+
+    Raises:
+        ValueError: `event` is unknown, or `paths` are given without the event "dek-leaked".
+        FileNotFoundError: There is no dataset, or a pattern of `paths` matches no file.
+        IntegrityError: Something in the dataset was changed, or it does not descend from the pin.
+        PolicyError: The dataset is older than `min_version`.
+        ConcurrentChangeError: The dataset changes faster than it can be read.
+        KeyAccessError: The KMS refuses what is needed to open the dataset.
     """
-    if event is not None and event not in EVENTS:
-        raise ValueError(f"event must be {', '.join(map(repr, EVENTS))} or None, not {event!r}")
+    if event is not None and event not in runbook.EVENTS:
+        raise ValueError(f"event must be {', '.join(map(repr, runbook.EVENTS))} or None, not {event!r}")
     if paths is not None and event != "dek-leaked":
         raise ValueError("paths are for event='dek-leaked': the files whose data keys somebody may have")
-    opened = Ledger.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
+    opened = Access.of(dataset, kms, key_store, storage_options, min_version=min_version, pin=pin).open()
     survey = Survey(opened, deep=True)
     if paths is not None:
         head = opened.committed(survey.snapshot.head)
         chosen_files([entry for ref in head.manifests for entry in survey.entries(ref)], paths)
-    shell = _Shell(opened, dataset, key_store)
     result = _status(survey, "audit")
     holders = _holders(survey)
     for row in result["masters"]:
         listed = survey.listed.get(row["wrapping_key_id"], [])
         row["listed"] = [one._asdict() for one in sorted(listed, key=lambda one: one.made_ms or 0)]
-        row |= _verdicts(survey, shell, row["wrapping_key_id"], holders)
+        row |= _verdicts(survey, row["wrapping_key_id"], holders)
     known = {row["wrapping_key_id"] for row in result["masters"]}
     for key_id in sorted({master.key_id for master in holders} - known):
         row = {"wrapping_key_id": key_id, "current_version": None, "keks": [], "refused": survey.refused.get(key_id)}
         row["listed"] = []
-        result["masters"].append(row | _verdicts(survey, shell, key_id, holders))
-    steps = _Steps(survey, shell, holders, [paths] if isinstance(paths, str) else paths)
-    chosen = {
-        None: steps.due,
-        "planned": steps.planned,
-        "kek-leaked": steps.kek_leaked,
-        "dek-leaked": steps.dek_leaked,
-        "mek-leaked": steps.mek_leaked,
-    }[event]()
+        result["masters"].append(row | _verdicts(survey, key_id, holders))
+    now = result["time_ms"]
+    facts = runbook.Facts(
+        survey,
+        now,
+        may_expire=any(row["expires_ms"] is not None and row["expires_ms"] <= now for row in result["versions"]),
+        single_before=any(held.data_keys for held in holders.values()),
+        paths=[paths] if isinstance(paths, str) else paths,
+    )
     return {
         **result,
         "opens": _opens(survey),
         "event": event,
-        "steps": chosen,
-        "notes": [*NOTES, *([LEAK_NOTE] if event in EVENTS[1:] else [])],
+        "steps": runbook.steps(event, facts),
         "manifests_opened": len(survey.opened_tables & survey.snapshot.manifests().keys()),
     }
 
 
 def _opens(survey: Survey) -> list[dict[str, Any]]:
+    """What each KEK opens, by version."""
     rows = []
     for version in survey.versions:
         data_keys: Counter[str] = Counter()
@@ -310,7 +336,7 @@ def _holders(survey: Survey) -> dict[Master, _Held]:
     return held
 
 
-def _verdicts(survey: Survey, shell: _Shell, key_id: str, holders: Mapping[Master, _Held]) -> dict[str, Any]:
+def _verdicts(survey: Survey, key_id: str, holders: Mapping[Master, _Held]) -> dict[str, Any]:
     """Of a master key, and of each of its versions: what depends on it, and whether it may be destroyed."""
     current = survey.current.get(key_id)
     mine = {master: held for master, held in holders.items() if master.key_id == key_id}
@@ -325,33 +351,21 @@ def _verdicts(survey: Survey, shell: _Shell, key_id: str, holders: Mapping[Maste
         doubts.append(f"the KMS does not tell which version wrapped {_list(_what(unknown))}")
     rows = []
     for master, held in sorted(mine.items(), key=lambda item: _order(item[0].version)):
-        reasons = _what(held)
-        if master.version is None:
-            verdict: bool | None = None
-            why = doubts[-1] if unknown else "only what the key store no longer needs was wrapped by it"
-        elif reasons:
-            verdict, why = False, f"it opens {_list(reasons)}"
-        elif master.version == current:
-            verdict, why = False, "it is the current one: what is wrapped next is wrapped by it"
-        elif doubts:
-            verdict, why = None, _list(doubts)
-        else:
-            verdict, why = True, "nothing of this dataset needs it"
-            if held.superseded:
-                why += f": {_count(held.superseded, 'KEK')} in what the key store no longer needs, and expire removes"
-            if running:
-                why += f". Let {', '.join(running)} end first: its workers may know KEKs as they were wrapped before"
+        is_current = None if current is None else master.version == current
+        verdict, why = _verdict(master, held, is_current, unknown, doubts)
+        if verdict and running:
+            why += f". Let {', '.join(running)} end first: its workers may know KEKs as they were wrapped before"
         rows.append(
             {
                 "version": master.version,
-                "current": None if current is None else master.version == current,
+                "current": is_current,
                 "keks": len(held.keks),
                 "data_keys": [{"version": number, "data_keys": count} for number, count in held.data_keys.items()],
                 "open_jobs": sorted(held.jobs),
                 "superseded": held.superseded,
                 "may_be_destroyed": verdict,
                 "why": why,
-                "first": _first(survey, shell, key_id, master.version == current, held) if held else [],
+                "first": _first(survey, key_id, master.version == current, held) if held else [],
             }
         )
     needed = [reason for held in mine.values() for reason in _what(held)]
@@ -367,6 +381,24 @@ def _verdicts(survey: Survey, shell: _Shell, key_id: str, holders: Mapping[Maste
         "may_be_destroyed": whole,
         "why": why,
     }
+
+
+def _verdict(
+    master: Master, held: _Held, is_current: bool | None, unknown: _Held | None, doubts: Sequence[str]
+) -> tuple[bool | None, str]:
+    """Whether a version of a master key may be destroyed, and why."""
+    if master.version is None:
+        return None, doubts[-1] if unknown else "only what the key store no longer needs was wrapped by it"
+    if reasons := _what(held):
+        return False, f"it opens {_list(reasons)}"
+    if is_current:
+        return False, "it is the current one: what is wrapped next is wrapped by it"
+    if doubts:
+        return None, _list(doubts)
+    why = "nothing of this dataset needs it"
+    if held.superseded:
+        why += f": {_count(held.superseded, 'KEK')} in what the key store no longer needs, and expire removes"
+    return True, why
 
 
 def _what(held: _Held) -> list[str]:
@@ -398,267 +430,14 @@ def _list(items: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(items[:-1]), items[-1]))) if items else "nothing"
 
 
-def _first(survey: Survey, shell: _Shell, key_id: str, is_current: bool, held: _Held) -> list[str]:
+def _first(survey: Survey, key_id: str, is_current: bool, held: _Held) -> list[dict[str, Any]]:
     """What to run before nothing needs that version any more."""
-    commands = []
-    if held.jobs:
-        commands.append(shell.line("sweep"))
-    if is_current:
-        commands.append(shell.new_version(key_id))
-    if held.keks:
-        commands.append(shell.line("keys", "rotate", "--what", "mek", "--from-key-id", key_id))
     newest = survey.snapshot.head.number if survey.snapshot.head else 0
-    if newest in held.data_keys:
-        commands.append(shell.line("keys", "rotate", "--what", "kek", "--from-key-id", key_id))
-    if held.data_keys:
-        commands.append(shell.line("keys", "expire"))
-    return commands
-
-
-class _Shell:
-    """Commands on the dataset as a shell takes them, with the options that say which KMS."""
-
-    def __init__(self, opened: Ledger, dataset: Any, key_store: Any) -> None:
-        self._dataset = dataset if isinstance(dataset, str) else shown(opened.store.url)
-        if isinstance(dataset, os.PathLike):
-            self._dataset = os.fspath(dataset)
-        try:
-            self.properties = opened.kms.properties
-        except TypeError:  # an object of the caller's
-            self.properties = {}
-        self._options = kms_options(self.properties)
-        if isinstance(key_store, str):
-            self._options += ["--key-store", key_store]
-
-    def line(self, command: str, *words: str) -> str:
-        """command: such as ``rekey``, or ``keys`` with its operation as the next word."""
-        names = [command]
-        if command == "keys":
-            names, words = [command, words[0]], words[1:]
-        return shlex.join(["ags-fast", *names, self._dataset, *words, *self._options])
-
-    def new_version(self, key_id: str) -> str:
-        """What gives a master key a new version; where it is no command of ours, in words."""
-        if self.properties.get(KMS_TYPE) != "local":
-            return f"# in the KMS: give {key_id} a new version"
-        ours = (KMS_TYPE, local.PATH, *local.SECRETS)
-        _, path, *secret = kms_options({name: self.properties[name] for name in ours if name in self.properties})
-        return shlex.join(["ags-fast", "keys", "create", path, key_id, "--new-version", *secret])
-
-
-class _Steps:
-    """What is to be done, in order. What each step costs is counted on what those before it leave."""
-
-    def __init__(
-        self, survey: Survey, shell: _Shell, holders: Mapping[Master, _Held], paths: Sequence[str] | None
-    ) -> None:
-        self.survey = survey
-        self.shell = shell
-        self.holders = holders
-        self.paths = paths
-        self.steps: list[dict[str, Any]] = []
-        entries = survey.keys.values()
-        self.masters = sorted({entry.wrapping_key_id for entry in entries if entry.state == "active"})
-        counts: Counter[str] = Counter()
-        for ref in survey.snapshot.head.manifests if survey.snapshot.head else ():
-            counts += survey.wraps(ref)
-        # Whether the KMS wraps data keys, of the newest version or of any.
-        self.single = any(not entry.double_wrap and entry.state == "active" for entry in entries)
-        self.single_before = any(held.data_keys for held in holders.values())
-        # KEKs that --what double-wrap does not replace.
-        self.others = any(
-            entry.state == "active" and entry.double_wrap and Want.of(entry) != Want(entry.wrapping_key_id)
-            for entry in entries
-        )
-        self.doubles_wrap = any(survey.keys[key_id].double_wrap for key_id in counts if key_id in survey.keys)
-
-    def _add(
-        self, text: str, command: str | None = None, cost: Cost | None = None, *, only_if: str | None = None
-    ) -> None:
-        step: dict[str, Any] = {"text": text, "only_if": only_if, "command": command}
-        if cost is not None:
-            step |= cost.to_json()
-        self.steps.append(step)
-
-    def _jobs(self) -> None:
-        if dead := [job for job in self.survey.jobs if not job.lives]:
-            names = ", ".join(job.job_id for job in dead)
-            self._add(
-                f"Resume what has died ({names}) by its own command with --resume, or give it up:",
-                self.shell.line("sweep"),
-            )
-
-    def due(self) -> list[dict[str, Any]]:
-        """Without an event: what time has brought about."""
-        survey = self.survey
-        now = time.time_ns() // 1_000_000
-        self._jobs()
-        stale = sorted(
-            {
-                entry.wrapping_key_id
-                for entry in survey.keys.values()
-                if entry.double_wrap
-                and survey.current.get(entry.wrapping_key_id) is not None
-                and survey.version_of(entry) not in (None, survey.current[entry.wrapping_key_id])
-            }
-        )
-        forecast = Forecast(survey)
-        if stale:
-            self._add(
-                f"Older versions of {_list(stale)} still wrap KEKs: wrap these by the current one.",
-                self.shell.line("keys", "rotate", "--what", "mek"),
-                forecast.rotate("mek"),
-            )
-        if self._worn(now):
-            self._add(
-                "A KEK is older, or has wrapped more keys, than the policy allows: replace it.",
-                self.shell.line("keys", "rotate", "--what", "kek"),
-                forecast.rotate("kek"),
-            )
-        needed = _needed_by(survey.snapshot).keys() | {key_id for job in survey.jobs for key_id in job.keys}
-        over = any(
-            entry.state == "retired" and entry.key_id not in needed and retires_ms(entry) <= now
-            for entry in survey.keys.values()
-        )
-        if over or any(row["expires_ms"] is not None and row["expires_ms"] <= now for row in _versions(survey)):
-            policy = survey.snapshot.policy
-            words = ["--keep", str(policy.keep)] if policy.keep else ["--keep", str(max(1, len(survey.versions)))]
-            if policy.keep_days is not None:
-                words += ["--older-than", f"{policy.keep_days:g}"]
-            self._add(
-                "Something is there that nothing needs any more, or the policy does not keep: remove it.",
-                self.shell.line("keys", "expire", *words),
-                forecast.expire(keep=int(words[1]), days=policy.keep_days),
-            )
-        return self.steps
-
-    def _worn(self, now: int) -> bool:
-        policy = self.survey.snapshot.policy
-        return any(
-            entry.state == "active"
-            and entry.double_wrap
-            and (policy.outlived(entry.created_ms, now) or entry.uses >= policy.kek_uses)
-            for entry in self.survey.keys.values()
-        )
-
-    def planned(self) -> list[dict[str, Any]]:
-        """A master key is rotated by plan, or has been."""
-        survey, shell = self.survey, self.shell
-        self._jobs()
-        done = {
-            entry.wrapping_key_id
-            for entry in survey.keys.values()
-            if entry.double_wrap
-            and survey.current.get(entry.wrapping_key_id) is not None
-            and survey.version_of(entry) != survey.current[entry.wrapping_key_id]
-        }
-        for key_id in self.masters:
-            if key_id not in done:
-                self._add(f"Rotate the master key {key_id} in the KMS, unless that is done.", shell.new_version(key_id))
-        forecast = Forecast(survey, rotated=set(self.masters) - done)
-        if self.single:
-            self._add(
-                "Have the KMS wrap each data key anew. (--what double-wrap instead costs an unwrap for each, once, and "
-                "then a rotation takes a call for each KEK.)",
-                shell.line("keys", "rotate", "--what", "kek"),
-                forecast.rotate("kek"),
-            )
-        elif self._worn(time.time_ns() // 1_000_000):
-            self._add(
-                "Replace the KEKs, too: one is older, or has wrapped more keys, than the policy allows.",
-                shell.line("keys", "rotate", "--what", "kek"),
-                forecast.rotate("kek"),
-            )
-        self._add(
-            "Wrap the KEKs by the current version. Nothing but the key store is touched.",
-            shell.line("keys", "rotate", "--what", "mek"),
-            forecast.rotate("mek"),
-        )
-        if self.single_before:
-            self._add(
-                "Remove the versions before, whose data keys the old version of the master key has wrapped.",
-                shell.line("keys", "expire"),
-                forecast.expire(),
-            )
-        self._ask()
-        return self.steps
-
-    def kek_leaked(self) -> list[dict[str, Any]]:
-        """Somebody may have a KEK, unwrapped."""
-        shell = self.shell
-        words = ["--documents"] if self.single and not self.doubles_wrap else []
-        forecast = Forecast(self.survey)
-        self._jobs()
-        writes = "who has it may also write to the storage: then it seals a key store of theirs, while a KMS opens it"
-        for key_id in self.masters:
-            self._add(f"Give {key_id} a new version.", shell.new_version(key_id), only_if=writes)
-        self._add(
-            "Replace the KEKs, and remove the old ones with everything that they open.",
-            self.shell.line("keys", "rotate", "--what", "kek", *words, "--force-expire"),
-            forecast.rotate("kek", documents=bool(words), force_expire=True),
-        )
-        whoever = "who has the KEK could read the manifests, here or in a copy: then the data keys are known, too"
-        self._add("Give each file a new data key.", self.shell.line("rekey"), forecast.rekey(), only_if=whoever)
-        self._add(
-            "Remove the files under the old ones.",
-            self.shell.line("keys", "expire"),
-            forecast.expire(),
-            only_if=whoever,
-        )
-        self._add(
-            "Destroy the older versions of the master keys in the KMS, when no KEK needs them: ask again which.",
-            shell.line("keys", "audit"),
-            only_if=writes,
-        )
-        return self.steps
-
-    def dek_leaked(self) -> list[dict[str, Any]]:
-        """Somebody may have data keys."""
-        forecast = Forecast(self.survey)
-        self._jobs()
-        words = [word for pattern in self.paths or () for word in ("--path", pattern)]
-        which = "these files" if self.paths else "each file (--path PATTERN: only such)"
-        self._add(f"Give {which} a new data key.", self.shell.line("rekey", *words), forecast.rekey(self.paths))
-        self._add(
-            "Remove the versions before, with the files under the old data keys.",
-            self.shell.line("keys", "expire"),
-            forecast.expire(),
-        )
-        return self.steps
-
-    def mek_leaked(self) -> list[dict[str, Any]]:
-        """Somebody may have a master key, or could use it."""
-        shell = self.shell
-        forecast = Forecast(self.survey, rotated=self.masters)
-        self._jobs()
-        self._add(
-            "First end it: take the right to use the key from whoever has it. Rewrapping (--what mek) alone does not "
-            "help: who had the master key and could read _ags/keys has the KEKs, and with the manifests the data keys."
-        )
-        for key_id in self.masters:
-            self._add(
-                f"Give {key_id} a new version, or make a new master key and add --wrapping-key-id to the next two.",
-                shell.new_version(key_id),
-            )
-        if self.single:
-            self._add(
-                "Put the data keys, which the KMS wraps, under a new KEK.",
-                shell.line("keys", "rotate", "--what", "double-wrap"),
-                forecast.rotate("double-wrap"),
-            )
-        if not self.single or self.others:
-            self._add("Replace the KEKs.", shell.line("keys", "rotate", "--what", "kek"), forecast.rotate("kek"))
-        self._add("Give each file a new data key.", shell.line("rekey"), forecast.rekey())
-        self._add(
-            "Remove everything that the old keys open.",
-            shell.line("keys", "expire", "--force"),
-            forecast.expire(force=True),
-        )
-        self._ask()
-        return self.steps
-
-    def _ask(self) -> None:
-        self._add(
-            "Ask again which versions may be destroyed. Disable the old one in the KMS, and destroy it later.",
-            self.shell.line("keys", "audit"),
-        )
+    actions: list[tuple[bool, str, dict[str, Any]]] = [
+        (bool(held.jobs), "sweep", {}),
+        (is_current, "new_version", {"key_id": key_id}),
+        (bool(held.keks), "rotate", {"what": "mek", "from_key_id": key_id}),
+        (newest in held.data_keys, "rotate", {"what": "kek", "from_key_id": key_id}),
+        (bool(held.data_keys), "expire", {}),
+    ]
+    return [{"function": function, "arguments": arguments} for needed, function, arguments in actions if needed]

@@ -191,10 +191,10 @@ class Forecast:
         self._apply_retention(process)
         return process.cost
 
-    def expire(self, *, keep: int = 1, days: float | None = None, force: bool = False) -> Cost:
-        """Count what `jobs.expire` with these arguments would take."""
+    def expire(self, *, keep: int = 1, older_than: float | None = None, force: bool = False) -> Cost:
+        """Count what `jobs.expire` with these arguments would take. older_than: in days."""
         process = self._begin()
-        self._expire(process, keep, days, force)
+        self._expire(process, keep, older_than, force)
         return process.cost
 
     # ---- their steps
