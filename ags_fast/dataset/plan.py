@@ -10,7 +10,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.dataset.changes import until_unchanged
+from ags_fast.dataset.changes import until_read
 from ags_fast.dataset.manifest_task import ManifestTask
 from ags_fast.dataset.names import JOB_ID, MANIFESTS, PLANS, job_in_name
 from ags_fast.dataset.tables import TABLE_NBYTES, TableRef, chunks, whole
@@ -172,7 +172,7 @@ class Plan:
     def read(self) -> bool:
         """Read the newest document. Returns False if there is none that can be used."""
         documents = Numbered(self.dataset.store, self.folder)
-        found = until_unchanged(documents.newest, self._open, lambda number, opened: opened and (number, *opened))
+        found = until_read(documents.newest, self._open)
         if not found:
             return False
         number, body, key_id = found
@@ -186,15 +186,15 @@ class Plan:
             raise FormatError(f"{self.folder} lacks or garbles {error}") from None
         return True
 
-    def _open(self, number: int) -> tuple[dict[str, Any], str] | None:
-        """Return a document and the key that seals it. ConcurrentChangeError if the job removes it meanwhile."""
+    def _open(self, number: int) -> tuple[int, dict[str, Any], str] | None:
+        """Return the number of a document, the document, and the key that seals it. ConcurrentChangeError if the job removes it meanwhile."""
         if number == 0:
             return None
         dataset, path = self.dataset, self.folder + numbered(number)
         dataset.keys.refresh()  # after the listing: a plan is stored after the keys that it needs
         self.lost = {}
         try:
-            return dataset.open_body(path, "ags-plan", dataset.envelope)
+            return number, *dataset.open_body(path, "ags-plan", dataset.envelope)
         except FileNotFoundError:
             raise ConcurrentChangeError(f"{path} is gone") from None
         except UnknownKeyError:
@@ -203,7 +203,8 @@ class Plan:
                 raise
             self.lost = _lost(dataset, sealers)
         try:  # without a key, it was stored too late: its writer noticed, or died, and no file was written
-            return dataset.open_body(path, "ags-plan", Envelope(dataset.kms, self.lost)) if self.lost else None
+            envelope = Envelope(dataset.kms, self.lost)
+            return (number, *dataset.open_body(path, "ags-plan", envelope)) if self.lost else None
         except FileNotFoundError:
             raise ConcurrentChangeError(f"{path} is gone") from None
         except UnknownKeyError:
