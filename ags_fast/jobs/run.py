@@ -67,19 +67,7 @@ def envelope_for(dataset: Ledger, entries: Sequence[FileEntry], *more: FileEntry
 def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: Plan | None) -> list[Row]:
     """Run the tasks, in any order. Returns their rows; raises JobError if more files fail than allowed."""
     rows: list[Row] = []
-    todo = tasks
-    finished: list[Task] = []
-    if plan is not None and context.resume == "length":  # one listing in place of a look at every file
-        there = {entry.path: entry.size for entry in context.dataset.list() if not entry.path.startswith(HIDDEN)}
-        finished = [t for t in tasks if t.entry.file_length and there.get(t.entry.file) == t.entry.file_length]
-        done = {task.entry.path for task in finished}
-        todo = [task for task in tasks if task.entry.path not in done]
-    refused = []
-    if context.op == "decrypt" and context.other is not None and not context.overwrite and not context.resume:
-        # Checked here, once, and not by workers: there, another attempt of the same file may run at the same time.
-        taken = {entry.path for entry in context.other.list()}
-        refused = [task for task in todo if task.entry.path in taken]
-        todo = [task for task in todo if task.entry.path not in taken]
+    todo, ready = _split_ready(context, tasks, plan is not None)
     failures = 0
     callback = options.progress if callable(options.progress) else None
     # A written Parquet file and its source differ in length: the bar counts the planned bytes.
@@ -102,10 +90,8 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: P
 
         local = context.dataset.local and (context.other is None or context.other.local)
         try:
-            if finished:
-                report([make_row(context, task) for task in finished])
-            if refused:
-                report([failed_row(context, t, 0, "FileExistsError", is_there(t.entry.path)) for t in refused])
+            if ready:
+                report(ready)
             options.engine.run(context, todo, LOCAL_OPEN_COST if local else STORE_OPEN_COST, report)
         except BaseException as error:
             # Finished files stay, because the plan names them. Temporary files go.
@@ -120,6 +106,22 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: P
                 result,
             ) from None
     return rows
+
+
+def _split_ready(context: Context, tasks: Sequence[Task], planned: bool) -> tuple[list[Task], list[Row]]:
+    """Split off the tasks that need no worker. Returns the other tasks, and the rows of those split off."""
+    if planned and context.resume == "length":  # one listing in place of a look at every file
+        there = {entry.path: entry.size for entry in context.dataset.list() if not entry.path.startswith(HIDDEN)}
+        done = {t.entry.path for t in tasks if t.entry.file_length and there.get(t.entry.file) == t.entry.file_length}
+        rows = [make_row(context, task) for task in tasks if task.entry.path in done]
+    elif context.op == "decrypt" and context.other is not None and not context.overwrite and not context.resume:
+        # Checked here, once, and not by workers: there, another attempt of the same file may run at the same time.
+        done = {entry.path for entry in context.other.list()}
+        paths = {task.entry.path: task for task in tasks if task.entry.path in done}
+        rows = [failed_row(context, task, 0, "FileExistsError", is_there(path)) for path, task in paths.items()]
+    else:
+        return list(tasks), []
+    return [task for task in tasks if task.entry.path not in done], rows
 
 
 def without_false_alarm(dataset: Ledger, version: Version, rows: list[Row]) -> list[Row]:
