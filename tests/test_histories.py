@@ -311,7 +311,7 @@ def test_expire_checks_every_document(world: World, number: int) -> None:
 
 def test_an_expiry_that_died_removes_only_what_it_had_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its plan names versions by number and digest. Under these numbers there may be others by now."""
-    monkeypatch.setattr("ags_fast.jobs.expiry.finish_expiry", lambda *args: 1 / 0)
+    monkeypatch.setattr("ags_fast.dataset.expiry.finish_expiry", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         expire(world.dataset, kms=world.kms)
     monkeypatch.undo()

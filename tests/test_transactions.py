@@ -437,6 +437,30 @@ def test_keys_as_the_policy_has_them(tmp_path: Path, kms: dict[str, str], scope:
     assert decrypted(dataset.url, kms) == {"p=1/a": b"1", "p=1/b": b"2", "p=2/a": b"3"}
 
 
+def test_versions_as_the_policy_keeps_them(
+    tmp_path: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Dataset.create(tmp_path / "ds", kms=kms, wrapping_key_id=MASTER, policy=Policy(keep=2))
+    write(dataset, {"a": b"1", "b": b"2"})
+    (old,) = [path for path in read_tree_of(dataset) if path.startswith("a.")]
+    write(dataset, {"a": b"3"}, "a")
+    assert Dataset.open(dataset.url, kms=kms, version=2).version == 2
+    with pytest.raises(FileNotFoundError, match="it has 2 to 3"):
+        Dataset.open(dataset.url, kms=kms, version=1)
+    with monkeypatch.context() as patch:  # an expiry that fails is left to the next transaction
+        patch.setattr(Ledger, "remove_version", lambda *args: os.stat(tmp_path / "nothing"))
+        write(dataset, {"c": b"4"})
+    assert dataset.version == 4
+    assert old in read_tree_of(dataset)
+    write(dataset, {}, "c")
+    assert dataset.version == 5
+    assert old not in read_tree_of(dataset)
+    with pytest.raises(FileNotFoundError, match="it has 4 to 5"):
+        Dataset.open(dataset.url, kms=kms, version=3)
+    assert decrypted(dataset.url, kms) == {"a": b"3", "b": b"2"}
+    assert clean(dataset, kms)
+
+
 def test_single_wrap_and_another_master_key(dataset: Dataset, kms: dict[str, str]) -> None:
     write(dataset, {"single": b"1"}, double_wrap=False)
     write(dataset, {"other": b"2"}, wrapping_key_id="other")

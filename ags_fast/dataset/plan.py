@@ -187,7 +187,11 @@ class Plan:
         return True
 
     def _open(self, number: int) -> tuple[int, dict[str, Any], str] | None:
-        """Return the number of a document, the document, and the key that seals it. ConcurrentChangeError if the job removes it meanwhile."""
+        """Return the number of a document, the document, and the key that seals it.
+
+        Raises:
+            ConcurrentChangeError: The job has removed the document meanwhile.
+        """
         if number == 0:
             return None
         dataset, path = self.dataset, self.folder + numbered(number)

@@ -11,6 +11,7 @@ from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
 from ags_fast.dataset.contents import MODULES, Contents
 from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry, check_lengths
+from ags_fast.dataset.expiry import expire_by_policy
 from ags_fast.dataset.names import PLANS, check_path, job_in_name, new_job_id
 from ags_fast.dataset.plan import WRITE
 from ags_fast.dataset.planning import begin_plan, column_masters, commit_plan, reserve_keys, wrapped_under
@@ -55,8 +56,8 @@ class Transaction:
     the commit raises ConcurrentChangeError. A process that dies leaves nothing in the dataset; `ags_fast.jobs.sweep`
     removes the objects that the process has written.
 
-    Files may be created by several threads, and with `ticket` by other processes. Older versions are expired by the
-    next job, as the dataset's policy has it, or by `ags_fast.jobs.expire`.
+    Files may be created by several threads, and with `ticket` by other processes. After the commit, older versions are
+    expired as the dataset's policy has it. If that fails, the next transaction or job expires them.
 
     Attributes:
         job_id: Names the transaction's plan, and is in the name of each object that it writes.
@@ -267,6 +268,8 @@ class Transaction:
         if made.version is not None and (add or remove):
             self.version = made.version.number
             self._committed(made.version)
+            with suppress(AgsError, OSError):  # the version is there, and the next job tries again
+                expire_by_policy(self._ledger)
 
     def _under_their_keks(self, add: list[FileEntry]) -> list[FileEntry]:
         """Return the files, their data keys wrapped by the KEKs that the policy has for their paths."""

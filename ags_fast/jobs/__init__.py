@@ -13,12 +13,12 @@ from ags_fast.jobs.compaction import compact
 from ags_fast.jobs.decryption import decrypt_files
 from ags_fast.jobs.encryption import encrypt_files
 from ags_fast.jobs.engines.local import LocalEngine
-from ags_fast.jobs.expiry import expire
 from ags_fast.jobs.reading import copy_file, open_file
 from ags_fast.jobs.rekeying import rekey_files
 from ags_fast.jobs.removal import remove_files
 from ags_fast.jobs.restoration import restore_keys
 from ags_fast.jobs.results import JobError, JobResult, Row
+from ags_fast.jobs.retention import expire
 from ags_fast.jobs.rotation import rotate
 from ags_fast.jobs.sweeping import set_policy, sweep
 from ags_fast.jobs.verification import verify_files

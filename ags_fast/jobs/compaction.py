@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.decide import Wish, next_version
 from ags_fast.dataset.names import new_job_id
-from ags_fast.jobs.expiry import apply_retention
-from ags_fast.jobs.results import JobResult, counted
-from ags_fast.jobs.run import commit_without_files, result_of
-from ags_fast.jobs.work.rows import manifest_row
+from ags_fast.dataset.rows import manifest_row
+from ags_fast.jobs.results import JobResult, counted, result_of
+from ags_fast.jobs.retention import apply_retention
+from ags_fast.jobs.run import commit_without_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,12 +10,11 @@ from ags_fast.dataset.names import new_job_id
 from ags_fast.fs import Store
 from ags_fast.jobs.engines.base import Engine
 from ags_fast.jobs.engines.local import client_for
-from ags_fast.jobs.results import JobResult, counted
+from ags_fast.jobs.results import JobResult, counted, result_of
 from ags_fast.jobs.run import (
     Options,
     check_apart,
     envelope_for,
-    result_of,
     run_tasks,
     without_false_alarm,
 )

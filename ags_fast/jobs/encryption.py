@@ -21,8 +21,8 @@ from ags_fast.dataset.policy import Policy
 from ags_fast.errors import AgsError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.jobs.engines.local import client_for
-from ags_fast.jobs.results import JobResult, Row, counted, describe, shown, shown_counts
-from ags_fast.jobs.run import Options, check_apart, commit_files, envelope_for, result_of, run_tasks
+from ags_fast.jobs.results import JobResult, Row, counted, describe, result_of, shown, shown_counts
+from ags_fast.jobs.run import Options, check_apart, commit_files, envelope_for, run_tasks
 from ags_fast.jobs.sources import Choice, aad_prefixes, check_names, list_sources, names_around
 from ags_fast.jobs.work.context import Context, SourceChangedError, Task, encrypted_already
 from ags_fast.jobs.work.dispatch import work_on

@@ -12,8 +12,8 @@ from ags_fast.dataset.open_jobs import resume_plan
 from ags_fast.dataset.planning import begin_plan, column_masters, continue_plan, reserve_keys
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.jobs.engines.local import client_for
-from ags_fast.jobs.results import JobResult, counted, shown
-from ags_fast.jobs.run import Options, commit_files, envelope_for, result_of, run_tasks, without_false_alarm
+from ags_fast.jobs.results import JobResult, counted, result_of, shown
+from ags_fast.jobs.run import Options, commit_files, envelope_for, run_tasks, without_false_alarm
 from ags_fast.jobs.sources import aad_prefixes
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.rows import planned_row

@@ -8,9 +8,9 @@ from ags_fast.dataset.access import Access
 from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import IntegrityError
-from ags_fast.jobs.expiry import apply_retention
-from ags_fast.jobs.results import JobResult, counted
-from ags_fast.jobs.run import commit_without_files, result_of
+from ags_fast.jobs.results import JobResult, counted, result_of
+from ags_fast.jobs.retention import apply_retention
+from ags_fast.jobs.run import commit_without_files
 from ags_fast.jobs.work.rows import planned_row
 from ags_fast.keys.entry import UnknownKeyError
 from ags_fast.keys.kms import KmsClient

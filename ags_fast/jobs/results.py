@@ -6,13 +6,18 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
+from ags_fast.dataset.rows import Row as Row
+from ags_fast.dataset.rows import shown as shown
 from ags_fast.errors import AgsError
 from ags_fast.keys.kms import count_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ags_fast.dataset.versions import Version
+    from ags_fast.fs import Store
 
 
 def describe(error: BaseException) -> str:
@@ -34,24 +39,6 @@ def _origin(error: BaseException) -> str:
 
 P = ParamSpec("P")
 TAKEN_BEFORE = ("Unchanged", "AlreadyThere")  # classes of skipped files that are where they should be
-
-
-class Row(NamedTuple):
-    """The outcome of one file. Holds no key, wrapped or not."""
-
-    src: str
-    dst: str | None
-    status: str  # "ok", "skipped" or "failed"; "planned" in a dry run
-    error_class: str | None = None  # why the file failed, or was skipped
-    error: str | None = None
-    plain_length: int | None = None  # bytes
-    file_length: int | None = None  # bytes, encrypted
-    block_size: int | None = None  # bytes
-    format: str | None = None
-    key_id: str | None = None
-    seconds: float = 0.0
-    attempt: int = 0  # 0 is the first
-    host: str | None = None
 
 
 # None shows a bar on a terminal, False none; a callable gets rows.
@@ -181,6 +168,7 @@ def shown_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
 
 
-def shown(name: str) -> str:
-    """Return a file's name as text for tables and documents; bytes that are not UTF-8 are escaped."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+def result_of(dataset: Store, op: str, job_id: str, version: Version | None, rows: Sequence[Row]) -> JobResult:
+    """Return the result of a job that has made or read a version."""
+    number, pinned = (version.number, version.pin) if version is not None else (None, None)
+    return JobResult(job_id, op, dataset.url, number, rows, pinned)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.dataset import decide
 from ags_fast.dataset.changes import until_unchanged
 from ags_fast.dataset.keks import clock_ms
+from ags_fast.dataset.look import read_newest
 from ags_fast.dataset.manifest_task import ManifestTask
 from ags_fast.dataset.names import manifest_name
 from ags_fast.dataset.tables import ENTRY_NBYTES, MANIFEST_NBYTES, TABLE_DEK_NBYTES, TableRef, named_keys
 from ags_fast.errors import ConcurrentChangeError
-from ags_fast.jobs.look import read_newest
 from ags_fast.jobs.results import JobResult, Row
 from ags_fast.jobs.work.context import Context
 from ags_fast.keys.envelope import binding

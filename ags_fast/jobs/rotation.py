@@ -16,16 +16,16 @@ from ags_fast.dataset import decide
 from ags_fast.dataset.changes import until_unchanged
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.look import read_newest
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.open_jobs import clear, resume_plan
 from ags_fast.dataset.plan import Plan
+from ags_fast.dataset.rows import manifest_row
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.jobs.engines.local import LocalEngine, client_for
-from ags_fast.jobs.expiry import apply_retention, expire_versions
-from ags_fast.jobs.look import read_newest
 from ags_fast.jobs.results import counted, shown
+from ags_fast.jobs.retention import apply_retention, expire_versions
 from ags_fast.jobs.rewriting import Work, rewrite
-from ags_fast.jobs.work.rows import manifest_row
 from ags_fast.keys.entry import KeyEntry
 from ags_fast.keys.envelope import Envelope, in_threads
 from ags_fast.keys.kek import rewrap_kek

@@ -13,8 +13,8 @@ from ags_fast.dataset.names import HIDDEN
 from ags_fast.dataset.planning import begin_plan, commit_plan, reserve_keys
 from ags_fast.jobs.engines.base import Engine
 from ags_fast.jobs.engines.local import LocalEngine
-from ags_fast.jobs.expiry import apply_retention
-from ags_fast.jobs.results import JobError, JobResult, Row, shown
+from ags_fast.jobs.results import JobError, JobResult, Row, result_of, shown
+from ags_fast.jobs.retention import apply_retention
 from ags_fast.jobs.work.rows import failed_row, is_there, make_row
 
 if TYPE_CHECKING:
@@ -196,9 +196,3 @@ def commit_without_files(dataset: Ledger, wish: Wish) -> Committed:
         facts = {"operation": wish.operation, "source": shown(dataset.store.url)}
         plan, _ = begin_plan(dataset, held, wish.job_id, [], 0, base=base.number, **facts)
         return commit_plan(plan, wish)
-
-
-def result_of(store: Store, op: str, job_id: str, version: Version | None, rows: Sequence[Row]) -> JobResult:
-    """Return the result of a job that has made or read a version."""
-    number, pinned = (version.number, version.pin) if version is not None else (None, None)
-    return JobResult(job_id, op, store.url, number, rows, pinned)

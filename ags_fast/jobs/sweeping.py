@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.decide import Wish
+from ags_fast.dataset.expiry import finish_expiry
 from ags_fast.dataset.names import MANIFESTS, PLANS, new_job_id
 from ags_fast.dataset.open_jobs import clear, is_dead, open_plans, orphan_files, orphan_manifests
 from ags_fast.dataset.plan import Plan
 from ags_fast.dataset.policy import Policy
 from ags_fast.fs import Store
-from ags_fast.jobs.expiry import finish_expiry
-from ags_fast.jobs.results import JobResult, Row, counted
-from ags_fast.jobs.run import result_of
+from ags_fast.jobs.results import JobResult, Row, counted, result_of
 from ags_fast.keys.kms import KmsClient
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.jobs.look import read_newest
+from ags_fast.dataset.look import read_newest
 from ags_fast.keys import kms_calls, load_kms
 from ags_fast.keys.kms import local
 from ags_fast.spark import SparkEngine

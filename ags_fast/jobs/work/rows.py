@@ -7,14 +7,12 @@ import socket
 from typing import TYPE_CHECKING
 
 from ags_fast.dataset.manifest_task import ManifestTask
-from ags_fast.jobs.results import Row
+from ags_fast.dataset.rows import Row, manifest_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.dataset.tables import TableRef
-    from ags_fast.fs import Store
     from ags_fast.jobs.work.context import AnyTask, Context, Task
 
 
@@ -49,11 +47,6 @@ def make_row(
         attempt,
         _host(),
     )
-
-
-def manifest_row(dataset: Store, ref: TableRef, status: str = "ok") -> Row:
-    """Return the row of a manifest."""
-    return Row(dataset.full_path(ref.path), None, status, file_length=ref.length, format="manifest", key_id=ref.key_id)
 
 
 def planned_row(src: str, dst: str | None, entry: FileEntry, status: str = "planned") -> Row:

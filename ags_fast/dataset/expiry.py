@@ -2,84 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from ags_fast.dataset import decide
 from ags_fast.dataset.changes import until_unchanged
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.keks import GRACE_MS, clock_ms
 from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.look import read_all, read_jobs, unless_expired
 from ags_fast.dataset.names import VERSIONS, new_job_id
 from ags_fast.dataset.open_jobs import claimed_files, resume_plan
 from ags_fast.dataset.plan import Plan
+from ags_fast.dataset.rows import Row, manifest_row, shown
 from ags_fast.dataset.snapshot import Snapshot, of_jobs
 from ags_fast.dataset.tables import TableRef
-from ags_fast.errors import AgsError, IntegrityError, KeyAccessError
+from ags_fast.errors import IntegrityError, KeyAccessError
 from ags_fast.fs.numbered import numbered
-from ags_fast.jobs.look import read_all, read_jobs, unless_expired
-from ags_fast.jobs.results import JobResult, Row, counted, describe, shown
-from ags_fast.jobs.work.rows import manifest_row
 from ags_fast.keys.entry import KeyEntry
 from ags_fast.keys.envelope import binding
 from ags_fast.keys.kek import check_unwraps
-from ags_fast.keys.kms import KmsClient, as_kms
 from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.dataset.decide import Change
     from ags_fast.dataset.versions import Version
 
 
-@counted
-def expire(
-    dataset: Folder,
-    *,
-    kms: KmsClient | Mapping[str, str],
-    keep: int = 1,
-    older_than: timedelta | None = None,
-    force: bool = False,
-    dry_run: bool = False,
-    min_version: int | None = None,
-    pin: str | None = None,
-    key_store: KeyPlace = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> JobResult:
-    """Remove old versions of `dataset`, and then whatever no version needs: manifests, files, keys.
+class Expired(NamedTuple):
+    """What an expiry has done: its id, the newest version, and a row for each thing that it removed or kept."""
 
-    keep: how many of the newest versions stay, at least 1. older_than: and those that are younger. Then go manifests
-    and files of no other version; retired KEKs that nothing names and whose grace is over, or with `force` at once; and
-    what the key store has of its past, where KEKs are still wrapped by old versions of master keys. Before that, each
-    KEK that was wrapped anew since the last time is unwrapped once, to see that it opens.
-
-    What open jobs may need stays. A row for each thing that was removed, and one with the status "skipped" for each KEK
-    that is retired and stays. A run that died is finished by the next one. This is final: what was removed and not
-    copied elsewhere cannot be read again, and of what was copied, old KEKs that are removed here open nothing more.
-    """
-    if keep < 1:
-        raise ValueError(f"keep must be at least 1, not {keep}: the newest version stays")
-    opened = Ledger.open(dataset, as_kms(kms), storage_options, key_store, pin=pin, min_version=min_version)
-    return expire_versions(opened, keep, older_than, force, dry_run)
+    job_id: str
+    version: Version | None
+    rows: list[Row]
 
 
-def apply_retention(opened: Ledger, result: JobResult) -> None:
-    """After a job: expire what the dataset's policy does not keep."""
-    try:
-        head = opened.current()
-        if head is None or head.policy.keep is None:
-            return
-        days = head.policy.keep_days
-        older_than = None if days is None else timedelta(days=days)
-        result.expired = expire_versions(opened, head.policy.keep, older_than, False, spare=GRACE_MS / 1000)
-    except (AgsError, OSError) as error:  # the job itself has done what it had to do
-        row = Row(opened.store.url, None, "failed", type(error).__name__, describe(error))
-        result.expired = JobResult(new_job_id(), "expire", opened.store.url, result.version, [row], result.pin)
+def expire_by_policy(opened: Ledger) -> Expired | None:
+    """Expire what the dataset's policy does not keep. Returns None if the policy keeps everything."""
+    head = opened.current()
+    if head is None or head.policy.keep is None:
+        return None
+    days = head.policy.keep_days
+    older_than = None if days is None else timedelta(days=days)
+    return expire_versions(opened, head.policy.keep, older_than, False, spare=GRACE_MS / 1000)
 
 
 def expire_versions(
@@ -89,7 +58,17 @@ def expire_versions(
     force: bool,
     dry_run: bool = False,
     spare: float = 0.0,
-) -> JobResult:
+) -> Expired:
+    """Remove old versions, and then whatever no version needs. The arguments are those of `ags_fast.jobs.expire`.
+
+    Args:
+        opened: The dataset.
+        keep: How many of the newest versions stay.
+        older_than: The age of versions to remove; None: any.
+        force: Remove retired KEKs before their grace is over.
+        dry_run: Remove nothing.
+        spare: Keep documents of the key store that are younger than this, in seconds.
+    """
     rows: list[Row] = []
     facts = {"operation": "expire", "source": shown(opened.store.url)}
     opened.committed(opened.current())  # without a version, no key and no manifest would be seen to be needed
@@ -125,16 +104,11 @@ def expire_versions(
         for path in opened.chain_orphans():
             opened.store.delete(path)
             rows.append(Row(opened.store.full_path(path), None, "ok", format="chain"))
-    return _result(opened, job_id, head, rows)
+    return Expired(job_id, head, rows)
 
 
-def _result(opened: Ledger, job_id: str, head: Version | None, rows: list[Row]) -> JobResult:
-    number, pinned = (head.number, head.pin) if head else (None, None)
-    return JobResult(job_id, "expire", opened.store.url, number, rows, pinned)
-
-
-def _planned(opened: Ledger, change: Change, force: bool, job_id: str, head: Version | None) -> JobResult:
-    """What an expiry would remove."""
+def _planned(opened: Ledger, change: Change, force: bool, job_id: str, head: Version | None) -> Expired:
+    """Return what an expiry would remove."""
     store = opened.store
     rows = [
         Row(store.full_path(VERSIONS + numbered(version.number)), None, "planned", format="version")
@@ -149,7 +123,7 @@ def _planned(opened: Ledger, change: Change, force: bool, job_id: str, head: Ver
     keys = decide.expire_keys(replace(snapshot, versions=versions), force, clock_ms())
     removed = [key_id for key_id, entry in keys.keys.items() if entry is None]
     rows += [Row(key_id, None, "planned", format="key", key_id=key_id) for key_id in removed]
-    return _result(opened, job_id, head, rows + _stay_rows(keys.stay))
+    return Expired(job_id, head, rows + _stay_rows(keys.stay))
 
 
 def _file_row(opened: Ledger, entry: FileEntry, status: str = "ok") -> Row:
@@ -158,10 +132,15 @@ def _file_row(opened: Ledger, entry: FileEntry, status: str = "ok") -> Row:
 
 
 def finish_expiry(opened: Ledger, plan: Plan, rows: list[Row]) -> None:
-    """Do what the plan of an expiry says, as far as it has not been done; of another job's, nothing.
+    """Do what is left to do of the plan of an expiry. The plan of another job is left alone.
 
-    The versions go first, so that none is seen that lacks something; then of each manifest the files and it itself:
-    whoever takes up the plan finds what is left by the manifests that are there.
+    The versions go first, so that nobody sees a version that lacks something. Then go, manifest by manifest, the files
+    and the manifest: if the job dies, the remaining manifests tell what is left.
+
+    Args:
+        opened: The dataset.
+        plan: The plan.
+        rows: Gets a row for each thing that was removed.
     """
     if plan.body.get("operation") != "expire":
         return
@@ -182,8 +161,17 @@ def finish_expiry(opened: Ledger, plan: Plan, rows: list[Row]) -> None:
 def _unneeded(
     opened: Ledger, refs: Sequence[TableRef], gone: set[int], job_id: str = ""
 ) -> Iterator[tuple[TableRef, list[FileEntry]]]:
-    """Of these manifests those that no version but `gone` needs, each with the files that neither a version nor another
-    job needs."""
+    """Find what may be removed.
+
+    Args:
+        opened: The dataset.
+        refs: Manifests of versions that go.
+        gone: The numbers of these versions, as far as they are still there.
+        job_id: The id of the expiry.
+
+    Returns:
+        The manifests that no other version needs, each with its files that neither a version nor another job needs.
+    """
     if not refs:
         return
     needed = claimed_files(opened, job_id)
@@ -208,10 +196,7 @@ def _unneeded(
 
 
 def _remove_keys(opened: Ledger, rows: list[Row], force: bool, spare: float = 0.0) -> None:
-    """Take retired keys that nothing names out of the key store, and its past with them.
-
-    spare: seconds, as `DatasetKeyStore.prune` has it.
-    """
+    """Remove retired keys that nothing names from the key store, and with them the past of the key store."""
     keys = opened.keys
     counts: dict[str, Mapping[str, int]] = {}
 
@@ -249,7 +234,7 @@ def _stay_rows(stay: Mapping[str, str]) -> list[Row]:
 
 
 def _see_unwrapped(opened: Ledger, entries: Sequence[KeyEntry]) -> list[Row]:
-    """Have the KMS unwrap these KEKs; the rows of those that the caller may not unwrap."""
+    """Have the KMS unwrap these KEKs. Returns rows of the KEKs that the caller may not unwrap."""
     witnesses = _witnesses(opened, {entry.key_id for entry in entries})
     refused = []
     for entry in entries:
@@ -262,7 +247,7 @@ def _see_unwrapped(opened: Ledger, entries: Sequence[KeyEntry]) -> list[Row]:
 
 
 def _witnesses(opened: Ledger, key_ids: set[str]) -> dict[str, tuple[bytes, bytes]]:
-    """For each of these KEKs a key that it has wrapped, and its binding, if there is one."""
+    """Find for each of these KEKs a key that it has wrapped, and the binding of that key."""
     found: dict[str, tuple[bytes, bytes]] = {}
     seen: set[str] = set()
     envelope = opened.envelope

@@ -1,0 +1,37 @@
+"""Rows: what a job has done with one file, or with one of the objects and keys around files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ags_fast.dataset.tables import TableRef
+    from ags_fast.fs import Store
+
+
+class Row(NamedTuple):
+    """The outcome of one file. Holds no key, wrapped or not."""
+
+    src: str
+    dst: str | None
+    status: str  # "ok", "skipped" or "failed"; "planned" in a dry run
+    error_class: str | None = None  # why the file failed, or was skipped
+    error: str | None = None
+    plain_length: int | None = None  # bytes
+    file_length: int | None = None  # bytes, encrypted
+    block_size: int | None = None  # bytes
+    format: str | None = None
+    key_id: str | None = None
+    seconds: float = 0.0
+    attempt: int = 0  # 0 is the first
+    host: str | None = None
+
+
+def manifest_row(dataset: Store, ref: TableRef, status: str = "ok") -> Row:
+    """Return the row of a manifest."""
+    return Row(dataset.full_path(ref.path), None, status, file_length=ref.length, format="manifest", key_id=ref.key_id)
+
+
+def shown(name: str) -> str:
+    """Return a file's name as text for tables and documents; bytes that are not UTF-8 are escaped."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
