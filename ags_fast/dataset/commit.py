@@ -59,6 +59,7 @@ class Commits(Rewriting):
             return self._commit(wish)
         except (ConcurrentChangeError, OSError):
             with suppress(AgsError, OSError):
+                self.keys.refresh()
                 for version in self.versions(after=wish.base.number if wish.base else 0):
                     if version.job_id == wish.job_id:
                         there = self._objects_at(version, wish.paths())
@@ -78,7 +79,8 @@ class Commits(Rewriting):
         made = until_unchanged(
             lambda: self.current(writes=True), decided, applied, lambda head: not self.is_newest(head)
         )
-        self._remove_unused({ref.path for ref in written.values()}, wish, made)
+        with suppress(AgsError, OSError):  # what stays is left to `sweep`
+            self._remove_unused({ref.path for ref in written.values()}, wish, made)
         if wish.whole and (late := made.change.refused):
             more = f" and {len(late) - 1} more files" if len(late) > 1 else ""
             raise ConcurrentChangeError(

@@ -50,7 +50,7 @@ BATCHES = 10  # changes of the key store, at most, for all KEKs
 
 
 @counted
-def rotate(
+def rotate(  # noqa: PLR0913 the contract's arguments
     dataset: Any,
     *,
     kms: KmsClient | Mapping[str, str],
