@@ -230,13 +230,12 @@ class Transaction:
 
     def _check_free(self, path: str) -> None:
         """Check that a new file may have this path."""
-        ours = self._made.keys() | self._open.keys()
         folders = [path[:at] for at, char in enumerate(path) if char == "/"]
-        found = self._ledger.find_where(self._base, [path, *folders], [path]).keys()
+        found = set(self._ledger.find_where(self._base, [path, *folders], [path]))
         below = {other for other in found if other.startswith(f"{path}/")}
         if below and below <= self._removed.keys():  # others may be there
-            below = {other.path for other in self._ledger.entries(self._base) if other.path.startswith(f"{path}/")}
-        there = (found | below | ours) - (self._removed.keys() - ours)
+            found.update(entry.path for entry in self._ledger.entries(self._base))
+        there = self._made.keys() | self._open.keys() | (found - self._removed.keys())
         if path in there:
             raise FileExistsError(f"the dataset has {path!r}: remove it first, in the same transaction")
         for folder in folders:
