@@ -325,7 +325,7 @@ class _At:
         return entry
 
     def contents(self, entry: FileEntry, threads: int | None, hide: bool = False) -> Contents:
-        """What opens one file."""
+        """Return what opens one file. hide: leave out columns whose key the KMS refuses."""
         ledger = self.ledger
         contents = Contents(ledger.id, ledger.store, ledger.envelope.subset(entry.key_ids()), threads)
         return replace(contents, without=denied_keys(contents, [entry])) if hide else contents
@@ -333,7 +333,7 @@ class _At:
 
 @contextmanager
 def _unless_expired(at: _At) -> Iterator[None]:
-    """What is missing of a version that was expired meanwhile was not taken by a stranger."""
+    """Raise ConcurrentChangeError for an object that is missing because the version was expired."""
     try:
         yield
     except (IntegrityError, UnknownKeyError):

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 
 def read_newest(opened: Ledger, head: Version | None, counts: dict[str, Mapping[str, int]]) -> Snapshot:
-    """The keys and the newest version. counts: of manifests that were opened before; the others are added."""
+    """Read the keys and the newest version.
+
+    Args:
+        opened: The dataset.
+        head: The newest version.
+        counts: {manifest: data keys that each key wraps} of manifests that do not name their keys, as far as they were
+            opened before. The others are added.
+    """
     for ref in head.manifests if head else ():
         if ref.keys is None and ref.path not in counts:
             counts[ref.path] = wrapped_by(opened.open_table(ref, opened.envelope))
@@ -29,12 +36,12 @@ def read_newest(opened: Ledger, head: Version | None, counts: dict[str, Mapping[
 
 
 def read_jobs(opened: Ledger) -> tuple[Job, ...]:
-    """The open jobs, and the keys that they need."""
+    """Read the open jobs, and the keys that they need."""
     return tuple(Job(job_id, frozenset(keys_of(opened, job_id))) for job_id in open_plans(opened.store))
 
 
 def read_all(opened: Ledger, counts: dict[str, Mapping[str, int]]) -> Snapshot:
-    """Everything that may need a key. counts: as `read_newest` has it.
+    """Read everything that may need a key. counts: as for `read_newest`.
 
     The keys are read first: a job that commits afterwards does not use a key that is retired in them.
     """
@@ -53,7 +60,7 @@ def read_all(opened: Ledger, counts: dict[str, Mapping[str, int]]) -> Snapshot:
 
 @contextmanager
 def unless_expired(opened: Ledger, version: Version) -> Iterator[None]:
-    """What is missing of a version is no fault if the version is gone, too."""
+    """Ignore an IntegrityError if the version is gone: an expiry has removed what is missing."""
     try:
         yield
     except IntegrityError:

@@ -297,7 +297,7 @@ class Transaction:
 
 
 def _template(job_id: str, block_size: int) -> FileEntry:
-    """What all files of a transaction have in common."""
+    """Return an entry with what all files of a transaction have in common."""
     return FileEntry(
         path="",
         file="",
