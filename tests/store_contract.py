@@ -390,6 +390,33 @@ class StoreContract:
         objects.sweep(-60)  # as if each tombstone were older than that; clocks may differ
         assert names(store) == [objects.path(4), objects.path(5)]
 
+    def test_numbered_with_gaps(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever was taken away, the highest number is found, from its page and from what was seen before."""
+        monkeypatch.setattr("ags_fast.fs.numbered.PAGE", 2)
+        seen = Numbered(store, "n/")
+        for number in range(1, 13):
+            seen.create(number, b"x")
+            put(store, f"n/{number:08}.jso", b"x")  # not one of them
+            assert seen.newest() == Numbered(store, "n/").newest() == number
+        for number in (3, 8, 12, 10, 1, 9, 4, 2):
+            store.delete(seen.path(number))
+            highest = max(seen.numbers())
+            assert seen.newest() == Numbered(store, "n/").newest(number) == Numbered(store, "n/").newest() == highest
+
+    def test_numbered_sweeps_in_steps(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Upkeep removes old tombstones a few at a time, and leaves the landmarks of the newest number."""
+        monkeypatch.setattr("ags_fast.fs.numbered.SOME", 4)
+        monkeypatch.setattr("ags_fast.fs.numbered.TOMBSTONE_SECONDS", -60)  # clocks may differ
+        objects = Numbered(store, "n/")
+        for number in range(1, 54):
+            objects.create(number, b"number %d" % number)
+            assert objects.newest() == Numbered(store, "n/").newest() == number
+            if number % 2 == 0:
+                objects.retire([number - 2, number - 1])
+        left = [int(name[2:10]) for name in names(store)]
+        assert left == [32, 48, 52, 53]
+        assert Numbered(store, "n/").newest() == 53
+
     def test_numbered_without_its_newest(self, store: Store) -> None:
         """A tombstone in the place of the newest object hides nothing: it shows that somebody took the object away."""
         objects = Numbered(store, "_ags/keys/")

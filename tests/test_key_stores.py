@@ -343,7 +343,8 @@ class Meter(Shelf):
         self.made: dict[str, float] = {}
 
     def list(self, prefix: str = "") -> Iterator[Any]:
-        return iter([SimpleNamespace(path=e.path, modified=self.made.get(e.path, 0.0)) for e in super().list(prefix)])
+        listed = super().list(prefix)
+        return iter([SimpleNamespace(**{**vars(e), "modified": self.made.get(e.path, 0.0)}) for e in listed])
 
     def read(self, path: str, limit: int) -> bytes:
         data = super().read(path, limit)

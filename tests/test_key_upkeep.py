@@ -16,10 +16,12 @@ from ags_fast.fs.numbered import TOMBSTONE
 from ags_fast.keys import DatasetKeyStore, KeyEntry, clear_cache, kms_calls, load_kms, new_kek, uses
 from ags_fast.keys.kek import rewrap_kek
 from ags_fast.keys.kms import local
-from ags_fast.keys.stores.upkeep import SPARED, TIDY
+from ags_fast.keys.stores.upkeep import SPARED
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+MANY = 64  # versions
 
 
 @pytest.fixture
@@ -49,20 +51,54 @@ def test_old_documents_go(kms: dict[str, str]) -> None:
     shelf = Shelf()
     keys = DatasetKeyStore(shelf, kms)
     entry = new_kek(kms, "m")
-    count_to(keys, entry, TIDY - 1)
-    assert len(documents(shelf)) == TIDY - 1
+    count_to(keys, entry, MANY - 1)
     before = kms_calls()
-    count_to(keys, entry, TIDY)
+    count_to(keys, entry, MANY)
     assert kms_calls() == before
-    assert documents(shelf) == [*range(TIDY - SPARED, TIDY + 1)]
+    assert documents(shelf) == [*range(MANY - SPARED, MANY + 1)]
     assert shelf.objects["_ags/keys/00000001.json"] == TOMBSTONE
-    assert [keys.digest(number) is not None for number in (1, TIDY)] == [True, True]
-    assert len(keys.history()) == TIDY
+    assert [keys.digest(number) is not None for number in (1, MANY)] == [True, True]
+    assert len(keys.history()) == MANY
     keys.check_history()
-    earlier = keys.earlier(TIDY - SPARED)  # the way back stays
-    assert keys.restore(earlier) == TIDY + 1
+    earlier = keys.earlier(MANY - SPARED)  # the way back stays
+    assert keys.restore(earlier) == MANY + 1
     with pytest.raises(FileNotFoundError, match="was removed"):
-        keys.earlier(TIDY - SPARED - 1)
+        keys.earlier(MANY - SPARED - 1)
+
+
+def test_upkeep_is_spread(kms: dict[str, str]) -> None:
+    """No version asks the storage for much more than the others, also when many documents are to go."""
+    shelf = Shelf()
+    keys = DatasetKeyStore(shelf, kms)
+    entry, other = new_kek(kms, "m"), new_kek(kms, "m", now=1, properties={"scope": "x"})
+    keys.compare_and_swap({entry.key_id: entry, other.key_id: other}, 0)
+    keys.compare_and_swap({other.key_id: None}, 1)  # the first document holds a KEK that no later one has
+    most = 0
+    for number in range(3, 3 * MANY):
+        if number == 2 * MANY:
+            shelf.objects["_ags/keys/00000001.json"] = TOMBSTONE  # now all others may go
+        shelf.requests.clear()
+        count_to(keys, entry, number)
+        most = max(most, len([what for what in shelf.requests if what != "list"]))
+    assert documents(shelf)[0] > MANY
+    assert most < 30
+
+
+def test_a_restored_version_names_nothing_old(kms: dict[str, str]) -> None:
+    """What a version no longer names is removed: so no later version may name it."""
+    shelf = Shelf()
+    keys = DatasetKeyStore(shelf, kms)
+    entry = new_kek(kms, "m")
+    many = {f"key {i}": KeyEntry(f"key {i}", "m", bytes([i % 256]) * 60, "retired", i) for i in range(700)}
+    keys.compare_and_swap({entry.key_id: entry, **many}, 0)
+    old = keys.objects(1)
+    count_to(keys, entry, 3)
+    keys.restore(keys.earlier(1))
+    assert keys.objects(4).isdisjoint(old)
+    assert len(keys.history()) == 2
+    count_to(keys, entry, MANY)
+    assert DatasetKeyStore(shelf, kms).list() == keys.list()
+    assert len(keys.list()) == 701
 
 
 def test_its_size_ends(kms: dict[str, str]) -> None:
@@ -71,14 +107,14 @@ def test_its_size_ends(kms: dict[str, str]) -> None:
     keys = DatasetKeyStore(shelf, kms)
     entry = new_kek(kms, "m")
     sizes = []
-    for number in (20 * TIDY, 40 * TIDY):
+    for number in (20 * MANY, 40 * MANY):
         count_to(keys, entry, number)
         sizes.append(sum(len(data) for data in shelf.objects.values() if data != TOMBSTONE))
         newest = len(shelf.objects[f"_ags/keys/{number:08}.json"])
         assert newest < 20_000
     assert sizes[1] < 1.2 * sizes[0]
     assert len(keys.history()) == 1000
-    assert keys.digest(40 * TIDY - 1032) is not None
+    assert keys.digest(40 * MANY - 1032) is not None
 
 
 @pytest.mark.parametrize("what", ["removed", "rewrapped"])
@@ -93,12 +129,12 @@ def test_what_only_old_documents_hold_stays(kms: dict[str, str], what: str) -> N
     else:
         local.rotate_key(kms, "m")
         keys.compare_and_swap({other.key_id: rewrap_kek(client, other)}, 1)
-    count_to(keys, entry, 2 * TIDY)
-    assert documents(shelf) == [*range(1, 2 * TIDY + 1)]
+    count_to(keys, entry, 2 * MANY)
+    assert documents(shelf) == [*range(1, 2 * MANY + 1)]
     assert keys.prune() != []  # as an expiry does
-    assert documents(shelf) == [2 * TIDY]
-    count_to(keys, entry, 3 * TIDY)
-    assert documents(shelf) == [*range(3 * TIDY - SPARED, 3 * TIDY + 1)]
+    assert documents(shelf) == [2 * MANY]
+    count_to(keys, entry, 3 * MANY)
+    assert documents(shelf) == [*range(3 * MANY - SPARED, 3 * MANY + 1)]
 
 
 def test_an_exchanged_document_stays(kms: dict[str, str]) -> None:
@@ -107,9 +143,9 @@ def test_an_exchanged_document_stays(kms: dict[str, str]) -> None:
     keys = DatasetKeyStore(shelf, kms)
     entry = new_kek(kms, "m")
     count_to(keys, entry, 20)
-    shelf.objects["_ags/keys/00000005.json"] = shelf.objects["_ags/keys/00000006.json"]
-    count_to(keys, entry, TIDY)
-    assert documents(shelf) == [*range(5, TIDY + 1)]
+    shelf.objects["_ags/keys/00000015.json"] = shelf.objects["_ags/keys/00000016.json"]
+    count_to(keys, entry, MANY)
+    assert documents(shelf) == [*range(14, MANY + 1)]
 
 
 def test_buckets_of_old_documents_go(kms: dict[str, str]) -> None:
@@ -118,8 +154,8 @@ def test_buckets_of_old_documents_go(kms: dict[str, str]) -> None:
     entry = new_kek(kms, "m")
     many = {f"key {i}": KeyEntry(f"key {i}", "m", bytes([i % 256]) * 60, "retired", i) for i in range(700)}
     keys.compare_and_swap({entry.key_id: entry, **many}, 0)
-    count_to(keys, entry, TIDY)
-    named = keys.objects(TIDY).union(*(keys.objects(n) for n in range(TIDY - SPARED, TIDY)))
+    count_to(keys, entry, MANY)
+    named = keys.objects(MANY).union(*(keys.objects(n) for n in range(MANY - SPARED, MANY)))
     assert {path for path, data in shelf.objects.items() if data != TOMBSTONE} == named
     assert DatasetKeyStore(shelf, kms).list() == keys.list()
 

@@ -2,7 +2,11 @@
 
 Creating the next number is the compare-and-swap of a dataset: of many writers that create one number, one succeeds. So
 a number must stay taken while a late writer could still claim it. `Numbered.retire` therefore puts a tombstone in the
-place of an object. A tombstone stays for a day, and readers skip it.
+place of an object. Readers skip a tombstone. A tombstone stays for a day; a landmark stays longer.
+
+What a commit needs costs a few requests, however many objects there are. Where a part of a folder can be listed, as in
+S3, the search for the highest number lists a page here and there. A local folder is searched by asking for names. The
+landmarks show that search the way: they are the numbers that consist of the first binary digits of the highest number.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from ags_fast.errors import ConcurrentChangeError, IntegrityError
 
 TYPE_CHECKING = False  # to import typing takes longer than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from typing import Protocol
 
     class _Listed(Protocol):
@@ -37,12 +41,20 @@ if TYPE_CHECKING:
         def put(self, path: str, data: bytes, *, fsync: bool = False) -> None: ...
         def delete(self, path: str) -> None: ...
 
+    class _Paged(Protocol):
+        """The method `ags_fast.fs.Store.page`."""
+
+        def __call__(self, folder: str, after: str, count: int) -> tuple[Iterable[_Listed], bool]: ...
+
 
 __all__ = ["TOMBSTONE", "TOMBSTONE_SECONDS", "Numbered", "numbered"]
 
 TOMBSTONE = b'{"ags":1,"removed":true}\n'  # no other object has this size, so a listing shows which ones are tombstones
 TOMBSTONE_SECONDS = 86_400.0  # longer than any writer takes between a look at the folder and its create
-FEW = 64  # objects that are listed rather than searched, which sees every gap
+FEW = 64  # objects that the first look lists rather than searches, which sees every gap
+SOME = 16  # tombstones that one step of upkeep looks at
+PAGE = 1000  # objects of one request of a listing
+LAST_SORTED = 99_999_999  # up to this number, names sort as numbers do
 PROBES = 12  # names beyond the newest object that a search asks for, each twice as far as the last one
 ATTEMPTS = 100  # to read the newest object while newer ones appear
 
@@ -65,10 +77,9 @@ class Numbered:
     def __init__(self, store: _Store, folder: str) -> None:
         self._store = store
         self.folder = folder
-        # Asks for one name, where that is much quicker than a listing.
-        self._stat: Callable[[str], _Listed | None] | None = (
-            getattr(store, "stat", None) if getattr(store, "local", False) else None
-        )
+        self._local = bool(getattr(store, "local", False))  # to ask for one name is much quicker than a listing
+        self._stat: Callable[[str], _Listed | None] | None = getattr(store, "stat", None)
+        self._page: _Paged | None = None if self._local else getattr(store, "page", None)
         self._seen = 0  # the newest number that was found
 
     def __repr__(self) -> str:
@@ -103,37 +114,73 @@ class Numbered:
     def newest(self, known: int = 0) -> int:
         """Return the highest number, or 0 if there is none.
 
-        Numbers are given without a gap, and the lowest ones go first. So in a local folder the highest number is found
-        by asking for some names. The folder is listed only where there are few objects, where the lowest numbers are
-        gone, or where a name shows that there is a gap: somebody took objects away, and the highest number is still
-        the current one.
+        Numbers are given without a gap, and the lowest ones go first. The first look lists a local folder with few
+        objects. Any look lists the folder if a name shows that there is a gap: somebody took objects away, and the
+        highest number is still the current one.
 
         Args:
             known: A number that was there. The search begins at it.
         """
-        starts = (max(known, self._seen), 1) if self._stat is not None else ()
-        low = next((number for number in starts if number and self._is_taken(number)), 0)
-        self._seen = self._above(low) if low else max(self._found(), default=0)
+        known = max(known, self._seen)
+        if self._local:
+            powers = (1 << i for i in reversed(range(LAST_SORTED.bit_length())))
+            low = next((number for number in (known, *powers) if number and self._is_taken(number)), 0)
+            self._seen = self._above(low, 1 if low == known else low) if low else max(self._found(), default=0)
+        else:
+            self._seen = self._by_pages(known)
         return self._seen
 
-    def _above(self, low: int) -> int:
-        """The highest number, if `low` is taken and the folder is a local one."""
-        step = 1
-        while self._is_taken(low + step):
-            low += step
-            step *= 2
-        high = low + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._is_taken(middle) else (low, middle)
-        if low < FEW or any(self._is_taken(low + (1 << i)) for i in range(1, PROBES)):
+    def _above(self, low: int, step: int) -> int:
+        """The highest number, if `low` is taken, and the folder is a local one. step: 1, or the number is below it."""
+        if step == 1:
+            while self._is_taken(low + step):
+                low += step
+                step *= 2
+        while step > 1:
+            step //= 2
+            low += step if self._is_taken(low + step) else 0
+        if (low < FEW and not self._seen) or any(self._is_taken(low + (1 << i)) for i in range(1, PROBES)):
             return max(self._found(), default=0)
         return low
 
+    def _by_pages(self, known: int) -> int:
+        """The highest number, from pages of a listing: each shows what is above a number, whatever gaps there are."""
+        found, more = self._listed_after(known - 1)
+        if known not in found and known:
+            found, more = self._listed_after(0)
+        low, step = max(found, default=0), PAGE
+        while more:
+            found, further = self._listed_after(low + step)
+            if found:
+                low, more, step = max(found), further, 2 * step
+            elif further:  # names that are not numbers
+                return max(self._found(), default=0)
+            elif step:
+                step = step // 2 if step > PAGE else 0
+            else:
+                break
+        return low if low < LAST_SORTED else max(self._found(), default=0)
+
+    def _listed_after(self, number: int, count: int = PAGE) -> tuple[dict[int, _Listed], bool]:
+        """The first objects above a number, in one request, and whether there is more; all objects without pages."""
+        if self._page is None:
+            return self._found(), False
+        entries, more = self._page(self.folder, numbered(number) if number > 0 else "", count)
+        return self._by_number(entries), more
+
     def has(self, number: int) -> bool:
         """Return whether there is an object of this number, and not a tombstone."""
-        entry = self._found().get(number) if self._stat is None else self._stat(self.path(number))
-        return entry is not None and not _is_tombstone(entry)
+        return self._there([number]).keys() == {number}
+
+    def _there(self, numbers: Collection[int]) -> dict[int, _Listed]:
+        """The objects of these numbers, without the tombstones: by a request for each, or, of many, a listing."""
+        if self._stat is None or len(numbers) > FEW:
+            found = self._found()
+            there = {number: found[number] for number in numbers if number in found}
+        else:
+            asked = ((number, self._stat(self.path(number))) for number in numbers)
+            there = {number: entry for number, entry in asked if entry is not None}
+        return {number: entry for number, entry in there.items() if not _is_tombstone(entry)}
 
     def _is_taken(self, number: int) -> bool:
         return self._stat is not None and self._stat(self.path(number)) is not None
@@ -183,7 +230,7 @@ class Numbered:
         raise ConcurrentChangeError(f"the objects in {self.folder} change faster than they can be read: try again")
 
     def retire(self, numbers: Iterable[int]) -> list[int]:
-        """Put tombstones in the places of objects, and remove tombstones that are older than a day.
+        """Put tombstones in the places of objects, and remove some tombstones that are older than a day.
 
         Args:
             numbers: The objects. Numbers without an object, or with a tombstone, are passed over.
@@ -194,27 +241,50 @@ class Numbered:
         Raises:
             ValueError: The highest number is among them: it is current. Nothing has been changed.
         """
-        found, retired = self._found(), sorted(set(numbers))
-        if retired and retired[-1] >= max(found, default=0) > 0:
+        newest, retired = self.newest(), sorted(set(numbers))
+        if retired and retired[-1] >= newest > 0:
             raise ValueError(f"{self.path(retired[-1])} is the newest object of its folder: it cannot be retired")
-        retired = [number for number in retired if number in found and not _is_tombstone(found[number])]
+        retired = sorted(self._there(retired))
         for number in retired:
             self._store.put(self.path(number), TOMBSTONE, fsync=True)
-        self._sweep(found, TOMBSTONE_SECONDS)
+        self._sweep(self._oldest(newest), newest, TOMBSTONE_SECONDS)
         return retired
 
     def sweep(self, older_than: float = TOMBSTONE_SECONDS) -> None:
-        """Remove tombstones that are older than `older_than` seconds. The highest number stays, whatever has it."""
-        self._sweep(self._found(), older_than)
+        """Remove all tombstones that are older than `older_than` seconds, but for landmarks.
+
+        The highest number stays, whatever has it.
+        """
+        found = self._found()
+        self._sweep(found, max(found, default=0), older_than)
+
+    def _oldest(self, newest: int) -> dict[int, _Listed]:
+        """Some of the lowest objects, and landmarks that the newest number has just passed."""
+        if not self._local or self._stat is None:
+            return self._listed_after(0, 4 * SOME)[0]  # some of them may be landmarks
+        low, high = 0, newest // 2  # of odd numbers, which are no landmarks, the lowest are free and the rest are taken
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._is_taken(2 * middle + 1) else (middle + 1, high)
+        numbers = [*range(2 * low, min(2 * low + SOME, newest))]
+        for number in range(max(1, newest - SOME), newest + 1):
+            zeros = (number & -number).bit_length() - 1
+            numbers += [passed for i in range(zeros) if (passed := number - (1 << i)) < 2 * low]
+        asked = ((number, self._stat(self.path(number))) for number in numbers)
+        return {number: entry for number, entry in asked if entry is not None}
 
     def _found(self) -> dict[int, _Listed]:
-        listed = ((self.number(entry.path), entry) for entry in self._store.list(self.folder))
+        return self._by_number(self._store.list(self.folder))
+
+    def _by_number(self, entries: Iterable[_Listed]) -> dict[int, _Listed]:
+        listed = ((self.number(entry.path), entry) for entry in entries)
         return {number: entry for number, entry in listed if number is not None}
 
-    def _sweep(self, found: dict[int, _Listed], older_than: float) -> None:
-        highest, before = max(found, default=0), time.time() - older_than
+    def _sweep(self, found: Mapping[int, _Listed], newest: int, older_than: float) -> None:
+        before = time.time() - older_than
         for number, entry in found.items():
-            if number != highest and _is_tombstone(entry) and entry.modified < before:
+            is_landmark = number <= newest < number + (number & -number)
+            if _is_tombstone(entry) and entry.modified < before and not is_landmark:
                 self._store.delete(self.path(number))
 
 

@@ -21,7 +21,7 @@ from ags_fast.fs.remote import RemoteStore, file_exists
 
 if TYPE_CHECKING:
     import builtins  # in the class S3Store, list is a method
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
     from concurrent.futures import Future
 
 __all__ = ["S3Store", "result_of"]
@@ -67,11 +67,20 @@ class S3Store(RemoteStore):
             if answer.get("IsTruncated"):  # the next one comes while somebody looks at this one
                 page = self.submit("list_objects_v2", **query, ContinuationToken=answer["NextContinuationToken"])
             for found in answer.get("Contents", ()):
-                path = found["Key"][skip:]
-                if not path.endswith("/"):  # which is how some mark a folder
-                    yield Entry(path, found["Size"], found["ETag"], found["LastModified"].timestamp())
+                if not found["Key"].endswith("/"):  # which is how some mark a folder
+                    yield _entry(skip, found)
             if not answer.get("IsTruncated"):
                 return
+
+    def page(self, folder: str, after: str, count: int) -> tuple[builtins.list[Entry], bool]:
+        """See `Store.page`. One request."""
+        where = self.key(folder)
+        start = {"StartAfter": where["Key"] + after} if after else {}
+        query = {"Bucket": where["Bucket"], "Prefix": where["Key"], "Delimiter": "/", "MaxKeys": count}
+        answer = self.call("list_objects_v2", **query, **start)
+        skip = len(where["Key"]) - len(folder)
+        found = [_entry(skip, one) for one in answer.get("Contents", ()) if not one["Key"].endswith("/")]
+        return found, bool(answer.get("IsTruncated"))
 
     def _stat(self, path: str) -> Entry | None:
         try:
@@ -193,6 +202,11 @@ def result_of(answer: Future[Any]) -> Any:
         return answer.result()
     except BotoCoreError as error:
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+
+def _entry(skip: int, found: Mapping[str, Any]) -> Entry:
+    """The entry of an object as a listing shows it. skip: characters of its key that are not of its path."""
+    return Entry(found["Key"][skip:], found["Size"], found["ETag"], found["LastModified"].timestamp())
 
 
 def _code(error: BaseException) -> str:

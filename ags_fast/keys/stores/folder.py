@@ -76,6 +76,7 @@ class DatasetKeyStore:
         self._new_id = dataset_id or os.urandom(16).hex()
         self._min_version = min_version
         self._read: KeysVersion | None = None
+        self._known: KeysVersion | None = None  # the newest version that was opened with this client
         self._seen: tuple[int, str] | None = None  # the newest version that was read, and the digest of its document
         self.after_fork()
         mend_after_fork(self)
@@ -149,14 +150,15 @@ class DatasetKeyStore:
 
     def use_kms(self, kms: KmsClient) -> None:
         """Open and seal documents with this client from now on."""
-        self._documents.kms = kms
+        with self._lock:
+            self._documents.kms, self._known = kms, None
 
     # ---- changes
 
     def compare_and_swap(
         self, changes: Mapping[str, KeyEntry | None], expected_version: int, *, operation: str = "change"
     ) -> int:
-        """As `KeyResolver` has it. Every 64th version removes old documents that hold nothing the newest lacks.
+        """As `KeyResolver` has it. Every 4th version removes old documents that hold nothing later ones lack.
 
         Raises:
             PolicyError: No active key would be left.
@@ -253,7 +255,7 @@ class DatasetKeyStore:
             ConcurrentChangeError: Somebody has made a version since `earlier` was looked up.
         """
         with self._lock:
-            after, parts = restored_version(earlier)
+            after, parts = restored_version(self._documents, earlier)
             return self._create(after, parts, earlier.objects, earlier.newest).number
 
     def check_history(self) -> None:
@@ -305,7 +307,7 @@ class DatasetKeyStore:
             return self._read or self._keep(self._load())
 
     def _load(self) -> KeysVersion:
-        version = self._documents.newest() or KeysVersion.empty(self._new_id)
+        version = self._documents.newest(self._known) or KeysVersion.empty(self._new_id)
         if version.number < self._min_version:
             raise IntegrityError(
                 f"the newest keys of {self.store!r} are version {version.number}, below {self._min_version}: newer "
@@ -323,7 +325,7 @@ class DatasetKeyStore:
                 )
         if version.number:
             self._seen = version.number, version.sha256
-        self._read = version
+        self._read = self._known = version
         self._documents.keep_buckets(version)
         return version
 

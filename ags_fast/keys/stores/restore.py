@@ -9,7 +9,7 @@ from ags_fast.errors import AgsError
 from ags_fast.keys.chain import Chain, sha256
 from ags_fast.keys.document import Document
 from ags_fast.keys.stores.base import Change, now_ms
-from ags_fast.keys.stores.parts import remember
+from ags_fast.keys.stores.parts import divide, make_bucket, remember
 from ags_fast.keys.stores.version import MAX_NBYTES, KeysVersion
 
 if TYPE_CHECKING:
@@ -65,17 +65,27 @@ def earlier_version(documents: KeyDocuments, number: int) -> Earlier:
     return Earlier(version.dataset_id, number, newest, entries, sorted(lost), version, chain, objects)
 
 
-def restored_version(earlier: Earlier) -> tuple[KeysVersion, dict[str, bytes]]:
-    """Return a new version that has what an earlier one has, and its new parts."""
+def restored_version(documents: KeyDocuments, earlier: Earlier) -> tuple[KeysVersion, dict[str, bytes]]:
+    """Return a new version that has what an earlier one has, and its new parts.
+
+    It names copies: `tidy` may be about to remove parts that the newest version does not name.
+    """
     old, parts = earlier.version, dict[str, bytes]()
+    count = len(old.buckets)
+    contents = divide(earlier.entries.values(), range(count), count).values() if count else ()
+    buckets = [make_bucket([entry.to_json() for entry in content.values()], parts) for content in contents]
+    try:
+        changes = documents.history(old)
+    except AgsError:  # an object with earlier changes is gone, or was changed
+        changes = old.history
     now = Change(earlier.newest + 1, now_ms(), {"added": [], "changed": [], "removed": earlier.lost})
-    history, before = remember(old.history, old.earlier, now, parts)
+    history, before = remember(changes, (), now, parts)
     after = old.following(
         now.version,
         "restore",
         now,
         entries=old.entries,
-        buckets=old.buckets,
+        buckets=tuple(buckets),
         history=history,
         earlier=before,
         chain=earlier.chain,

@@ -1,8 +1,8 @@
 """What is removed from a dataset's keys: older documents, and what only they name.
 
 `prune` removes all of the past; an expiry runs it once it has seen that every KEK opens as it is wrapped now. `tidy`
-runs with a commit now and then. It removes only documents that hold nothing the newest version lacks, so it loses
-neither a KEK nor a wrap of one.
+runs with every 4th version. It removes only documents that hold nothing the next one lacks, so it loses neither a KEK
+nor a wrap of one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SPARED", "TIDY", "check_history", "prune", "superseded", "tidy"]
 
 SPARED = 10  # older documents that stay for `restore`
-TIDY = 64  # versions from one `tidy` to the next
+TIDY = 4  # versions from one `tidy` to the next: a few, so that no version costs much more than the others
 
 
 def check_history(documents: KeyDocuments, newest: KeysVersion) -> None:
@@ -106,43 +106,61 @@ def prune(documents: KeyDocuments, newest: KeysVersion, found: dict[str, float],
 
 
 def tidy(documents: KeyDocuments, newest: KeysVersion) -> None:
-    """Remove old documents that hold nothing the newest version lacks, the oldest first, and what only they name.
+    """Remove a few old documents that hold nothing the next document lacks, the oldest first, and what only they name.
 
-    The last 10 older documents stay. It ends at the first document that holds a KEK, or a wrap of a KEK, that the
-    newest version does not have: an open job may need the KEK, and an expiry has to see that the new wrap opens. It
-    ends, too, at a document that is not the one that the newest version descends from.
+    The last 10 older documents stay. It ends at the first document that holds a KEK, or a wrap of a KEK, that the next
+    one does not have: an open job may need the KEK, and an expiry has to see that the new wrap opens. It ends, too, at
+    a document that is not the one that the newest version descends from.
+
+    What a version no longer names, later versions do not name either: `restore` copies. So what the next document
+    does not name can go.
     """
     numbered = documents.numbered
-    old = [number for number in numbered.numbers() if number < newest.number]
-    candidates = old[:-SPARED]
+    stays = newest.number - SPARED
+    first = _oldest(documents, stays)
     gone: list[int] = []
-    named: set[str] = set()
-    for number in candidates:
-        try:
-            data = numbered.read(number, MAX_NBYTES)
-            version = documents.descended(number, data, newest)
-            if not _has_all(documents, newest, version):
+    parts: set[str] = set()
+    with suppress(AgsError, FileNotFoundError):  # what is missing or exchanged is where it ends
+        data, version = _read(documents, first, newest) if first < stays else (b"", newest)
+        for number in range(first, min(first + 2 * TIDY, stays)):
+            next_data, next_version = _read(documents, number + 1, newest)
+            if not _has_all(documents, next_version, version):
                 break
-            named |= documents.claimed_objects(number, data)
-        except FileNotFoundError:
-            continue
-        except AgsError:
-            break
-        gone.append(number)
-    if not gone or numbered.newest() != newest.number:  # others go on, and tidy up
-        return
-    kept = [number for number in old if number not in set(gone)]
-    stay = documents.objects(newest) | _named_by(documents, map(numbered.path, kept))
-    numbered.retire(gone)
-    some_at_a_time(documents.folder.delete, sorted(path for path in named - stay if _is_part(path)))
+            named = documents.claimed_objects(number, data) - documents.claimed_objects(number + 1, next_data)
+            parts.update(filter(_is_part, named))
+            gone.append(number)
+            data, version = next_data, next_version
+    if gone and numbered.newest() == newest.number:  # otherwise others go on, and tidy up
+        numbered.retire(gone)
+        some_at_a_time(documents.folder.delete, sorted(parts - documents.objects(newest)))
 
 
-def _has_all(documents: KeyDocuments, newest: KeysVersion, old: KeysVersion) -> bool:
-    """Whether the newest version has every KEK of an older one, wrapped as it was then."""
+def _oldest(documents: KeyDocuments, stays: int) -> int:
+    """The oldest document before the number `stays`, which is there; else `stays`."""
+    has = documents.numbered.has
+    low, high, step = max(1, stays - TIDY), max(1, stays), TIDY
+    while low > 1 and has(low - 1):
+        low, high, step = max(1, low - 1 - step), low - 1, 2 * step
+    if low < high and has(low):  # as usual
+        return low
+    while low < high:  # all before the oldest are gone
+        middle = (low + high) // 2
+        low, high = (low, middle) if has(middle) else (middle + 1, high)
+    return low
+
+
+def _read(documents: KeyDocuments, number: int, newest: KeysVersion) -> tuple[bytes, KeysVersion]:
+    """An ancestor of the newest version, as its document and as a version."""
+    data = documents.numbered.read(number, MAX_NBYTES)
+    return data, documents.descended(number, data, newest)
+
+
+def _has_all(documents: KeyDocuments, newer: KeysVersion, old: KeysVersion) -> bool:
+    """Whether a version has every KEK of an older one, wrapped as it was then."""
     places = None
-    if len(newest.buckets) == len(old.buckets):
-        places = [i for i, part in enumerate(old.buckets) if part != newest.buckets[i]]
-    now = documents.entries(newest, places)
+    if len(newer.buckets) == len(old.buckets):
+        places = [i for i, part in enumerate(old.buckets) if part != newer.buckets[i]]
+    now = documents.entries(newer, places)
     return all(
         (held := now.get(key_id)) is not None and held.wrapped == entry.wrapped
         for key_id, entry in documents.entries(old, places).items()
