@@ -189,20 +189,6 @@ class Store:
         """
         raise NotImplementedError
 
-    def page(self, folder: str, after: str, count: int) -> tuple[builtins.list[Entry], bool]:
-        """List some files of a folder, without the folders in it: those whose names sort after a name.
-
-        Args:
-            folder: The folder; ends in a slash.
-            after: The name; "" is before all names.
-            count: How many files at most, where the storage can list a part of a folder. Elsewhere all are listed.
-
-        Returns:
-            The files, and whether there is more in the folder after them.
-        """
-        skip = len(folder)
-        return [e for e in self.list(folder) if "/" not in e.path[skip:] and e.path[skip:] > after], False
-
     def list_all(self) -> tuple[builtins.list[Entry], builtins.list[tuple[str, str, str]]]:
         """List all files, and what `list` leaves out.
 

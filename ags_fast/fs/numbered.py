@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         def delete(self, path: str) -> None: ...
 
     class _Paged(Protocol):
-        """The method `ags_fast.fs.Store.page`."""
+        """The method `ags_fast.fs.remote.RemoteStore.page`."""
 
         def __call__(self, folder: str, after: str, count: int) -> tuple[Iterable[_Listed], bool]: ...
 

@@ -16,6 +16,7 @@ from ags_fast.fs.base import Entry, ReadOnce, Store
 from ags_fast.fs.paths import temporary_tag
 
 if TYPE_CHECKING:
+    import builtins  # in the class RemoteStore, list is a method
     from collections.abc import Callable, Iterator, Mapping
 
     from ags_fast._types import Buffer
@@ -54,6 +55,20 @@ class RemoteStore(Store):
             path = name[skip:]
             if path.startswith(prefix) and info["type"] == "file" and temporary_tag(path.rpartition("/")[2]) is None:
                 yield self._entry(path, info if info["size"] is not None else fs.info(name))
+
+    def page(self, folder: str, after: str, count: int) -> tuple[builtins.list[Entry], bool]:
+        """List some files of a folder, without the folders in it: those whose names sort after a name.
+
+        Args:
+            folder: The folder; ends in a slash.
+            after: The name; "" is before all names.
+            count: How many files at most, where the storage can list a part of a folder. Elsewhere all are listed.
+
+        Returns:
+            The files, and whether there is more in the folder after them.
+        """
+        skip = len(folder)
+        return [e for e in self.list(folder) if "/" not in e.path[skip:] and e.path[skip:] > after], False
 
     def _stat(self, path: str) -> Entry | None:
         try:

@@ -73,7 +73,7 @@ class S3Store(RemoteStore):
                 return
 
     def page(self, folder: str, after: str, count: int) -> tuple[builtins.list[Entry], bool]:
-        """See `Store.page`. One request."""
+        """See `RemoteStore.page`. One request."""
         where = self.key(folder)
         start = {"StartAfter": where["Key"] + after} if after else {}
         query = {"Bucket": where["Bucket"], "Prefix": where["Key"], "Delimiter": "/", "MaxKeys": count}
