@@ -39,7 +39,8 @@ from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.dispatch import run_file
 from ags_fast.keys.cache import clear_cache
 from ags_fast.keys.kms import load_kms
-from ags_fast.spark import TARGET_BYTES, SparkEngine
+from ags_fast.spark import SparkEngine
+from ags_fast.spark.engine import TARGET_BYTES
 from benchmarks import peers
 from benchmarks.cases import BLOCK, MIB, Bench, nothing, random_data, size_name
 from benchmarks.jobs import room_for

@@ -29,9 +29,7 @@ CIRCLES: set[tuple[str, str]] = set()
 LARGE_PACKAGES: set[str] = {
     "ags_fast/dataset",
 }
-FACES: set[str] = {
-    "ags_fast.spark",
-}
+FACES: set[str] = set()
 
 if not (ROOT / "ags_fast" / "cli").is_dir():
     pytest.skip("the tests run without the source tree", allow_module_level=True)

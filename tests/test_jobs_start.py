@@ -230,7 +230,7 @@ from pyspark.sql import SparkSession
 from ags_fast.jobs import encrypt_files
 from ags_fast.jobs.engines.local import run_isolated
 from ags_fast.spark import SparkEngine
-import ags_fast.spark as engine
+from dataclasses import replace
 
 conf = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", **SparkEngine.recommended_conf()}
 spark = SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()
@@ -240,7 +240,7 @@ encrypt_files(".", "../out", engine=SparkEngine(spark), **more).raise_for_failur
 
 class Isolated(SparkEngine):  # as when a file kills its worker
     def run(self, context, tasks, open_cost, report):
-        super().run(engine.replace(context, isolate=True), tasks, open_cost, report)
+        super().run(replace(context, isolate=True), tasks, open_cost, report)
 
 encrypt_files(".", "../out2", engine=Isolated(spark), **more).raise_for_failures()
 """

@@ -38,8 +38,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-import ags_fast.spark as spark_engine
 from ags_fast.spark import SparkEngine
+from ags_fast.spark import engine as spark_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

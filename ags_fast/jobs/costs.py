@@ -38,6 +38,7 @@ class Cost:
     removed: Counter[str] = field(default_factory=Counter)  # the same, and versions
 
     def to_json(self) -> dict[str, Any]:
+        """Return the counts as a JSON object."""
         names = ("manifests", "manifest_bytes", "files", "file_bytes")
         return {
             "kms_calls": {name: count for name, count in sorted(self.calls.items()) if count},
@@ -105,10 +106,12 @@ class Process:
 class Forecast:
     """Jobs that would run one after the other, each in a process of its own. Each finds what the job before it left.
 
-    Other processes that help unwrap the keys that they need, each of them once more.
+    Other processes that help unwrap the keys that they need, each of them once more. Dead jobs count as swept away, and
+    other open jobs as running.
 
-    rotated: the master keys of which the KMS is taken to have a new version by then. Of open jobs, those that have died
-    are taken to be swept away, and others to go on.
+    Args:
+        survey: What there is of the dataset.
+        rotated: The master keys that count as having a new version in the KMS by then.
     """
 
     def __init__(self, survey: Survey, rotated: Iterable[str] = ()) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.plan import Plan
     from ags_fast.dataset.versions import Version
     from ags_fast.jobs.engines.base import Engine
+    from ags_fast.jobs.results import Progress
     from ags_fast.keys.entry import KeyEntry
 
 
@@ -39,7 +40,7 @@ LOCAL_WORK, KMS_WORK = 1 << 8, 1 << 18  # what one DEK costs, in bytes of encryp
 class Work:
     """What the steps of a rotation have in common, and the rows that they report."""
 
-    def __init__(self, opened: Ledger, what: str, engine: Engine, concurrency: int, progress: Any) -> None:
+    def __init__(self, opened: Ledger, what: str, engine: Engine, concurrency: int, progress: Progress) -> None:
         self.opened = opened
         self.what = what
         self.engine = engine
@@ -51,30 +52,41 @@ class Work:
         self.ready: dict[tuple[str, bytes], bytes] = {}
 
     def key_row(self, old: str, new: str | None, status: str = "ok", why: tuple[str, str] | None = None) -> None:
+        """Report a key: its id, the id of the key that takes its place, and (error class, text) of why not."""
         error_class, error = why or (None, None)
         self.report(Row(old, new, status, error_class, error, format="key", key_id=new))
 
     def report(self, row: Row) -> None:
+        """Add a row to the result, and tell the caller."""
         self.rows.append(row)
         if callable(self.progress):
             self.progress([row])
 
     def bar(self, total: int, unit: str) -> Any:
+        """Return a progress bar."""
         from tqdm import tqdm
 
         disable = None if self.progress is None else not self.progress or callable(self.progress)
         return tqdm(total=total, unit=unit, unit_scale=True, desc=f"rotate {self.what}", disable=disable)
 
     def result(self, job_id: str, version: Version | None) -> JobResult:
+        """Return the result of the job. version: the dataset's newest version."""
         number, pinned = (version.number, version.pin) if version else (None, None)
         return JobResult(job_id, "rotate", self.opened.store.url, number, self.rows, pinned)
 
 
 def rewrite(work: Work, plan: Plan, counted: set[tuple[str, str]]) -> Version | None:
-    """Commit a version whose manifests need no retired key, and return it; or the newest one if there is no need.
+    """Commit a version whose manifests need no retired key.
 
-    counted: the moves that the uses of the new keys include already, as `decide.counted_moves` has them. None if
-    manifests have failed: their rows say why, and the plan stays.
+    Args:
+        work: What the steps of the rotation have in common.
+        plan: The plan of the rotation. It ends with the commit.
+        counted: The moves that the uses of the new keys include already, as `decide.counted_moves` has them; more are
+            added.
+
+    Returns:
+        The version; the newest version if no manifest needs a retired key; None if a manifest failed: the rows say
+        why, and the plan stays.
     """
     opened = work.opened
     done: dict[str, list[TableRef]] = {}  # by the path of the manifest that they take the place of

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset import decide
+from ags_fast.dataset.access import Access
 from ags_fast.dataset.changes import until_unchanged
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.dataset.ledger import Ledger
@@ -32,14 +33,15 @@ from ags_fast.keys.kek import rewrap_kek
 from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.dataset.decide import Change, Rotation
     from ags_fast.dataset.keks import Want
     from ags_fast.dataset.snapshot import Snapshot
     from ags_fast.dataset.versions import Version
     from ags_fast.jobs.engines.base import Engine
-    from ags_fast.jobs.results import JobResult
+    from ags_fast.jobs.results import JobResult, Progress
 
 
 WHATS = ("kek", "mek", "double-wrap")
@@ -51,7 +53,7 @@ BATCHES = 10  # changes of the key store, at most, for all KEKs
 
 @counted
 def rotate(  # noqa: PLR0913 the contract's arguments
-    dataset: Any,
+    dataset: Folder,
     *,
     kms: KmsClient | Mapping[str, str],
     what: str = "kek",
@@ -67,8 +69,8 @@ def rotate(  # noqa: PLR0913 the contract's arguments
     dry_run: bool = False,
     min_version: int | None = None,
     pin: str | None = None,
-    progress: Any = None,
-    key_store: Any = None,
+    progress: Progress = None,
+    key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JobResult:
     """Replace the keys above the data keys of `dataset`. The files of data stay as they are, to the last byte.
@@ -120,14 +122,16 @@ def rotate(  # noqa: PLR0913 the contract's arguments
 
     Raises:
         KeyAccessError: The KMS refuses, or a new wrap does not open. Then nothing was written.
-        IntegrityError: A new wrap opens to another key, or something in the dataset was changed.
-        PolicyError: The rotation would leave data keys behind, or `pin` or `min_version` forbids it.
+        IntegrityError: A new wrap opens to another key, something in the dataset was changed, or the dataset does not
+            descend from the pin.
+        PolicyError: The rotation would leave data keys behind, or the dataset is older than `min_version`.
+        FileNotFoundError: There is no dataset.
+        ValueError: An argument is malformed.
     """
     _check_arguments(what, new_kms, concurrency, grace, (wrapping_key_id, from_key_id))
     engine = LocalEngine(0) if engine is None else engine
-    opened = Ledger.open(
-        dataset, client_for(engine, kms, dataset), storage_options, key_store, pin=pin, min_version=min_version
-    )
+    client = client_for(engine, kms, dataset)
+    opened = Access.of(dataset, client, key_store, storage_options, min_version=min_version, pin=pin).open()
     if from_key_id is not None:
         masters = {entry.wrapping_key_id for entry in opened.keys.list()}
         if from_key_id not in masters:
@@ -299,16 +303,10 @@ def _rotate_mek(
     if new_kms is not None or asked.master not in (None, asked.left):
         _refuse_single_wrap(opened, asked, new_kms is not None)
     before = opened.kms
-    current: dict[str, str | None] = {}  # the current versions of master keys
+    is_current = _current_by(before)
     wrapped: dict[bytes | None, KeyEntry] = {}  # KEKs as the KMS has wrapped them, by the wraps that they had
     size = 0
     done: dict[str, str] = {}
-
-    def is_current(entry: KeyEntry) -> bool:
-        master, version = entry.wrapping_key_id, before.key_version(entry.wrapped or b"")
-        if version is not None and master not in current:
-            current[master] = before.current_version(master)
-        return version is not None and version == current[master]
 
     def decided(version: int) -> list[KeyEntry]:
         """The next KEKs to wrap."""
@@ -348,6 +346,19 @@ def _rotate_mek(
     for key_id, status in sorted(done.items(), key=lambda item: item[1] == "skipped"):
         work.key_row(key_id, key_id, status, why if status == "skipped" else None)
     return work.result(new_job_id(), head)
+
+
+def _current_by(kms: KmsClient) -> Callable[[KeyEntry], bool]:
+    """Return a function that tells whether the current version of its master key wraps a KEK."""
+    current: dict[str, str | None] = {}  # the current versions of master keys
+
+    def is_current(entry: KeyEntry) -> bool:
+        master, version = entry.wrapping_key_id, kms.key_version(entry.wrapped or b"")
+        if version is not None and master not in current:
+            current[master] = kms.current_version(master)
+        return version is not None and version == current[master]
+
+    return is_current
 
 
 def _refuse_single_wrap(opened: Ledger, asked: Rotation, leaves_kms: bool) -> None:

@@ -130,6 +130,7 @@ class Survey:
     # ---- what tables say
 
     def entries(self, ref: TableRef) -> list[FileEntry]:
+        """Open a table and return its entries."""
         self.opened_tables.add(ref.path)
         return self.opened.open_table(ref, self.opened.envelope)
 
@@ -166,6 +167,7 @@ class Survey:
         return self.version_of_bytes(entry.wrapped) or entry.properties.get(MASTER_VERSION)
 
     def version_of_bytes(self, wrapped: bytes) -> str | None:
+        """Return the version of the master key that wrapped a key, as the wrapped key tells; None if it does not."""
         with suppress(AgsError):  # another KMS's, from before the dataset moved
             return self.opened.kms.key_version(wrapped)
         return None
@@ -174,6 +176,7 @@ class Survey:
 
     @property
     def snapshot(self) -> Snapshot:
+        """What decisions are made from."""
         counts: dict[str, Mapping[str, int]] = dict(self._wraps)
         return Snapshot(self.keys, tuple(self.versions), tuple(self.jobs), counts)
 

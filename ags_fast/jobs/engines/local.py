@@ -25,6 +25,8 @@ from ags_fast.keys.kms import KmsClient, add_calls, as_kms, check_travels
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from ags_fast.dataset.access import Folder
+    from ags_fast.jobs.engines.base import Engine
     from ags_fast.jobs.results import Row
     from ags_fast.jobs.work.context import AnyTask, Context
 
@@ -140,7 +142,7 @@ def _not_started(worker: Worker) -> ChildProcessError:
     )
 
 
-def client_for(engine: object, kms: KmsClient | Mapping[str, str], *folders: Any) -> KmsClient:
+def client_for(engine: Engine, kms: KmsClient | Mapping[str, str], *folders: Folder) -> KmsClient:
     """Return the KMS client of a job on these folders. TypeError if workers need its properties and it has none."""
     client = as_kms(kms)
     stores = [folder if isinstance(folder, Store) else Store(folder) for folder in folders]
@@ -203,48 +205,75 @@ class LocalEngine:
         count = min(processes, len(todo))
         if context.threads is None and count:
             context = replace(context, threads=max(1, cpus // count))
-        busy: dict[Worker, tuple[_Message, int]] = {}  # {worker: (its message, rows received)}
-        idle: list[Worker] = []
-        failed_starts = 0
-        path = import_path()
+        _Run(context, todo, count, report).work()
+
+
+class _Run:
+    """One run of tasks in worker processes."""
+
+    def __init__(
+        self, context: Context, todo: deque[_Message], count: int, report: Callable[[list[Row]], None]
+    ) -> None:
+        self._context = context
+        self._todo = todo
+        self._count = count  # most workers at once
+        self._report = report
+        self._busy: dict[Worker, tuple[_Message, int]] = {}  # {worker: (its message, rows received)}
+        self._idle: list[Worker] = []
+        self._failed_starts = 0
+        self._path = import_path()
+
+    def work(self) -> None:
+        """Do all tasks. In the end no worker lives."""
         try:
-            while todo or busy:
-                while todo and len(busy) < count:
-                    worker = idle.pop() if idle else Worker(context, path)
-                    message = todo.popleft()
-                    busy[worker] = message, 0
-                    worker.start(*message)
-                by_rows: dict[Any, Worker] = {worker.rows: worker for worker in busy}
+            while self._todo or self._busy:
+                self._hand_out()
+                by_rows: dict[Any, Worker] = {worker.rows: worker for worker in self._busy}
                 for ready in wait(list(by_rows)):
                     worker = by_rows[ready]
-                    message, done = busy[worker]
-                    if not worker.ready:
-                        if worker.wait_ready():
-                            failed_starts = 0
-                            continue
-                        failed_starts += 1
-                        if failed_starts == STARTS:
-                            raise _not_started(worker)
-                        del busy[worker]
-                        todo.appendleft(message)
-                        worker.close()
-                        continue
-                    rows = worker.receive()
-                    if rows:
-                        busy[worker] = message, done + len(rows)
-                        report(rows)
-                        continue
-                    del busy[worker]
-                    if rows is not None:
-                        idle.append(worker)
-                        continue
-                    left = message.tasks[done:]
-                    attempt = message.attempt + 1
-                    if len(left) == 1 and attempt >= ATTEMPTS:
-                        report([_died(context, left[0], message.attempt, worker)])
-                    else:  # any of them may be the cause: send each alone
-                        todo.extendleft(_Message([task], attempt) for task in reversed(left))
-                    worker.close()
+                    if worker.ready:
+                        self._receive(worker)
+                    else:
+                        self._greet(worker)
         finally:
-            for worker in (*busy, *idle):
+            for worker in (*self._busy, *self._idle):
                 worker.close()
+
+    def _hand_out(self) -> None:
+        while self._todo and len(self._busy) < self._count:
+            worker = self._idle.pop() if self._idle else Worker(self._context, self._path)
+            message = self._todo.popleft()
+            self._busy[worker] = message, 0
+            worker.start(*message)
+
+    def _greet(self, worker: Worker) -> None:
+        """Hear whether a new worker has started."""
+        if worker.wait_ready():
+            self._failed_starts = 0
+            return
+        self._failed_starts += 1
+        if self._failed_starts == STARTS:
+            raise _not_started(worker)
+        message, _ = self._busy.pop(worker)
+        self._todo.appendleft(message)
+        worker.close()
+
+    def _receive(self, worker: Worker) -> None:
+        """Take the rows of a worker. If the worker has died, its tasks are handed out again."""
+        message, done = self._busy[worker]
+        rows = worker.receive()
+        if rows:
+            self._busy[worker] = message, done + len(rows)
+            self._report(rows)
+            return
+        del self._busy[worker]
+        if rows is not None:
+            self._idle.append(worker)
+            return
+        left = message.tasks[done:]
+        attempt = message.attempt + 1
+        if len(left) == 1 and attempt >= ATTEMPTS:
+            self._report([_died(self._context, left[0], message.attempt, worker)])
+        else:  # any of them may be the cause: send each alone
+            self._todo.extendleft(_Message([task], attempt) for task in reversed(left))
+        worker.close()
