@@ -23,7 +23,18 @@ from ags_fast import KeyAccessError
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.errors import ConcurrentChangeError, PolicyError
 from ags_fast.fs import Store
-from ags_fast.jobs import JobResult, Policy, encrypt_files, expire, rekey_files, rotate, set_policy, sweep, verify_files
+from ags_fast.jobs import (
+    JobResult,
+    Policy,
+    encrypt_files,
+    expire,
+    rekey_files,
+    remove_files,
+    rotate,
+    set_policy,
+    sweep,
+    verify_files,
+)
 from ags_fast.keys import load_kms
 from ags_fast.keys.entry import UnknownKeyError
 from ags_fast.keys.kms import local
@@ -529,6 +540,30 @@ def test_a_key_that_comes_back(world: World) -> None:
     assert old not in removed
     assert world.journal.keys[-1][0] == "restore"
     append.finish()
+    world.check()
+
+
+def test_a_key_that_a_version_has_come_to_need(
+    tmp_path: Path, templates: Any, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job plans and commits after an expiry has read what needs keys, and before the expiry removes an idle key.
+
+    The job has reserved uses of that key before, so the key store does not change meanwhile.
+    """
+    monkeypatch.setattr("ags_fast.keys.uses.OFTEN", 0)
+    world = made_world(tmp_path, templates, journal, "scopes")
+    for _ in range(3):
+        world.append("new", overwrite=True).finish()
+        remove_files(world.dataset, "new/*", kms=world.kms)
+    world.expire().finish()
+    append = world.append("new").until("create", PLAN)
+    keys = world.opened().keys.version
+    expiry = world.expire(force=True).until("create", KEYS)
+    append.finish()
+    assert world.opened().keys.version == keys
+    assert [row.error_class for row in expiry.finish().rows if row.format == "key"] == ["InUse"]
+    assert decrypted(world.dataset, world.kms) == TREE | world.appended
+    world.rotate("kek").finish()  # the key has retired
     world.check()
 
 

@@ -21,7 +21,7 @@ from ags_fast.dataset.snapshot import Snapshot, of_jobs
 from ags_fast.dataset.tables import TableRef
 from ags_fast.errors import IntegrityError, KeyAccessError
 from ags_fast.fs.numbered import numbered
-from ags_fast.keys.entry import KeyEntry
+from ags_fast.keys.entry import KeyEntry, retired
 from ags_fast.keys.envelope import binding
 from ags_fast.keys.kek import check_unwraps
 from ags_fast.keys.stores import DatasetKeyStore
@@ -199,6 +199,8 @@ def _remove_keys(opened: Ledger, rows: list[Row], force: bool, spare: float = 0.
     """Remove retired keys that nothing names from the key store, and with them the past of the key store."""
     keys = opened.keys
     counts: dict[str, Mapping[str, int]] = {}
+    if force:
+        _retire_idle(opened, counts)
 
     def decided(snapshot: Snapshot) -> tuple[Change, list[Row]]:
         change = decide.expire_keys(snapshot, force, clock_ms())
@@ -227,6 +229,21 @@ def _remove_keys(opened: Ledger, rows: list[Row], force: bool, spare: float = 0.
     # Where it cannot be seen that a KEK opens as it is wrapped now, what has it as it was wrapped stays.
     pruned = keys.prune(spare) if isinstance(keys, DatasetKeyStore) and not (refused or lost) else ()
     rows += [Row(path, None, "ok", format="keys") for path in pruned]
+
+
+def _retire_idle(opened: Ledger, counts: dict[str, Mapping[str, int]]) -> None:
+    """Retire the KEKs for some files only, none of which is there. Only retired keys may be removed: see `read_all`."""
+
+    def decided(snapshot: Snapshot) -> dict[str, KeyEntry | None]:
+        now = clock_ms()
+        removed = [key_id for key_id, entry in decide.expire_keys(snapshot, True, now).keys.items() if entry is None]
+        active = [snapshot.keys[key_id] for key_id in removed if snapshot.keys[key_id].state == "active"]
+        return {entry.key_id: retired(entry, None, 0, now) for entry in active}
+
+    def applied(snapshot: Snapshot, keys: dict[str, KeyEntry | None]) -> None:
+        opened.keyring.swap(keys, snapshot.number, "expire")
+
+    until_unchanged(lambda: read_all(opened, counts), decided, applied)
 
 
 def _stay_rows(stay: Mapping[str, str]) -> list[Row]:

@@ -19,13 +19,18 @@ if TYPE_CHECKING:
 
 
 def read_newest(opened: Ledger, head: Version | None, counts: dict[str, Mapping[str, int]]) -> Snapshot:
-    """Read the keys and the newest version.
+    """Read the keys as they are known, and what a version needs of them, for a rotation.
+
+    The version and the keys may be of different moments. That is no fault: a rotation changes the keys by a
+    compare-and-swap on `number`, and makes its version by a compare-and-swap on `head`. If another job has committed in
+    between, the manifests of that job are looked at before the rotation's version is made. A key that seems to wrap
+    nothing, and that a newer version uses, retires without a successor; then the rotation makes a key of its kind.
 
     Args:
         opened: The dataset.
-        head: The newest version.
-        counts: {manifest: data keys that each key wraps} of manifests that do not name their keys, as far as they were
-            opened before. The others are added.
+        head: The newest version, or None.
+        counts: By the path of a manifest how many DEKs each key wraps, of manifests whose references do not tell. Those
+            that are missing are added.
     """
     for ref in head.manifests if head else ():
         if ref.keys is None and ref.path not in counts:
@@ -41,9 +46,17 @@ def read_jobs(opened: Ledger) -> tuple[Job, ...]:
 
 
 def read_all(opened: Ledger, counts: dict[str, Mapping[str, int]]) -> Snapshot:
-    """Read everything that may need a key. counts: as for `read_newest`.
+    """Read everything that may need a key, for an expiry.
 
-    The keys are read first: a job that commits afterwards does not use a key that is retired in them.
+    The keys are read first, then the open jobs, then the versions, and an expiry removes only keys that are retired in
+    what was read. So it needs no check that nothing has changed meanwhile: a job looks at the keys when it commits,
+    after it has stored its plan, and puts nothing under a retired key. If the job has looked before the key retired,
+    then its plan is found here, or its version. If it stores its plan after that, it finds the key retired. The
+    compare-and-swap on `number` sees to it that the keys are still as they were read.
+
+    Args:
+        opened: The dataset.
+        counts: As `read_newest` has it.
     """
     number = opened.keys.refresh()
     keys = {entry.key_id: entry for entry in opened.keys.list()}
@@ -60,7 +73,7 @@ def read_all(opened: Ledger, counts: dict[str, Mapping[str, int]]) -> Snapshot:
 
 @contextmanager
 def unless_expired(opened: Ledger, version: Version) -> Iterator[None]:
-    """Ignore an IntegrityError if the version is gone: an expiry has removed what is missing."""
+    """Ignore an IntegrityError if the version was expired meanwhile."""
     try:
         yield
     except IntegrityError:
