@@ -44,44 +44,39 @@ MAX_THREADS = AGSF_MAX_THREADS
 cdef enum: KEEP_GIL_NBYTES = 4096
 
 
+# What a status means. {} is the place: a block, a row, a module.
+cdef dict _ERRORS = {
+    <int> AGSF_BAD_TAG: (IntegrityError, "{} does not authenticate: its bytes were changed or moved, or the key or the "
+                         "AAD prefix is another (AES-GCM does not tell which)"),
+    <int> AGSF_SHORT: (IntegrityError, "the source ends inside {}: it was cut after its length was known"),
+    <int> AGSF_CHECKSUM: (IntegrityError, "{} has a CRC that is not its bytes': they were changed"),
+    <int> AGSF_LEVELS: (IntegrityError, "{} has its levels outside of its module, where no tag covers them "
+                        "(parquet-java's V2 layout), and allow_unauthenticated_levels is False: where values are null "
+                        "could have been changed"),
+    <int> AGSF_BAD_FORMAT: (FormatError, "{} cannot be read: the file is damaged, or is not what it says"),
+    <int> AGSF_ORDINAL: (FormatError, "{}: there are more than 32768 row groups or columns, which Parquet encryption "
+                         "cannot number: write larger row groups"),
+    <int> AGSF_BAD_ARGUMENT: (ValueError, "no AGS1 stream can have these sizes"),
+    <int> AGSF_LIMIT: (KeyLimitError, "this would seal more than 2**32 messages with one key value: use a new key"),
+    <int> AGSF_NO_MEMORY: (MemoryError, ""),
+    <int> AGSF_NO_RANDOM: (AgsError, "the operating system gives no random bytes (getrandom, getentropy): nothing can "
+                           "be sealed"),
+    <int> AGSF_CRYPTO: (AgsError, f"libcrypto failed ({agsf_libcrypto_version().decode()})"),
+}
+# Of a Parquet module, two statuses mean something else.
+cdef dict _MODULE_ERRORS = {**_ERRORS,
+    <int> AGSF_ORDINAL: (FormatError, "{}: there are more than 32768 data pages, which Parquet encryption cannot "
+                         "number: write larger pages"),
+    <int> AGSF_BAD_ARGUMENT: (FormatError, "{} is too large to be sealed: a module has less than 2**31 bytes"),
+}
+
+
 cdef object _error_of(agsf_status status, str where, dict place, int os_error=0):
     """The exception for a status: the only place that makes one. `place` is what IntegrityError keeps of `where`."""
-    if status == AGSF_BAD_TAG:
-        return IntegrityError(
-            f"{where} does not authenticate: its bytes were changed or moved, or the key or the AAD prefix is another "
-            "(AES-GCM does not tell which)", **place,
-        )
-    if status == AGSF_SHORT:
-        return IntegrityError(f"the source ends inside {where}: it was cut after its length was known", **place)
-    if status == AGSF_CHECKSUM:
-        return IntegrityError(f"{where} has a CRC that is not its bytes': they were changed", **place)
-    if status == AGSF_LEVELS:
-        return IntegrityError(
-            f"{where} has its levels outside of its module, where no tag covers them (parquet-java's V2 layout), and "
-            "allow_unauthenticated_levels is False: where values are null could have been changed", **place,
-        )
-    if status == AGSF_BAD_FORMAT:
-        return FormatError(f"{where} cannot be read: the file is damaged, or is not what it says")
-    if status == AGSF_ORDINAL:
-        many, larger = ("data pages", "pages") if "module" in place else ("row groups or columns", "row groups")
-        return FormatError(
-            f"{where}: there are more than 32768 {many}, which Parquet encryption cannot number: write larger {larger}"
-        )
-    if status == AGSF_BAD_ARGUMENT and "module" in place:
-        return FormatError(f"{where} is too large to be sealed: a module has less than 2**31 bytes")
-    if status == AGSF_BAD_ARGUMENT:
-        return ValueError("no AGS1 stream can have these sizes")
-    if status == AGSF_LIMIT:
-        return KeyLimitError("this would seal more than 2**32 messages with one key value: use a new key")
     if status == AGSF_IO:
         return OSError(os_error, _os.strerror(os_error))
-    if status == AGSF_NO_MEMORY:
-        return MemoryError()
-    if status == AGSF_NO_RANDOM:
-        return AgsError("the operating system gives no random bytes (getrandom, getentropy): nothing can be sealed")
-    if status == AGSF_CRYPTO:
-        return AgsError(f"libcrypto failed ({openssl_version()})")
-    return AssertionError(f"unexpected status {<int> status}")
+    kind, text = (_MODULE_ERRORS if "module" in place else _ERRORS)[<int> status]
+    return kind(text.format(where), **(place if kind is IntegrityError else {}))
 
 
 cdef int _check(agsf_status status, str where, int os_error=0) except -1:
@@ -112,6 +107,17 @@ cdef inline uint8_t *_data(memoryview view):
 
 cdef inline size_t _nbytes(memoryview view):
     return <size_t> PyMemoryView_GET_BUFFER(view).len
+
+
+cdef inline memoryview _input(object buffer, const uint8_t **data, size_t *nbytes):
+    """Find the bytes of `buffer`, and return what keeps them beside `buffer`. Bytes are spared the cost of a view."""
+    cdef memoryview view = None
+    if type(buffer) is bytes:
+        data[0], nbytes[0] = <const uint8_t *> PyBytes_AS_STRING(buffer), <size_t> PyBytes_GET_SIZE(buffer)
+    else:
+        view = _hold(buffer, False)
+        data[0], nbytes[0] = _data(view), _nbytes(view)
+    return view
 
 
 cdef int _refuse_overlap(const uint8_t *a, size_t a_nbytes, const uint8_t *b, size_t b_nbytes) except -1:
@@ -183,58 +189,47 @@ cdef class Descriptor:
 
 
 cdef int _go(agsf_run *run, bint seal, object held) except -1:
-    """Runs to the end. `held` keeps the run's sealed side; a Descriptor is taken for this call."""
-    cdef Descriptor file
-    if type(held) is not Descriptor:
-        return _go_on(run, seal, None)
-    file = held
-    run.fd = file._take()
-    try:
-        return _go_on(run, seal, file)
-    finally:
-        file._give_back()
-
-
-cdef int _go_on(agsf_run *run, bint seal, Descriptor file) except -1:
-    """Comes back to Python between two calls of the engine, so that an interrupt is answered."""
+    """Run to the end. `held` keeps the run's sealed side; a Descriptor is taken for this call."""
+    cdef Descriptor file = None
     cdef agsf_status status
-    while True:
-        if run.sealed != NULL and run.plain_nbytes < KEEP_GIL_NBYTES:
-            status = agsf_seal_run(run) if seal else agsf_open_run(run)
-        else:
-            with nogil:
+    if type(held) is Descriptor:
+        file = held
+        run.fd = file._take()
+    try:
+        while True:  # comes back to Python between two calls of the engine, so that an interrupt is answered
+            if run.sealed != NULL and run.plain_nbytes < KEEP_GIL_NBYTES:
                 status = agsf_seal_run(run) if seal else agsf_open_run(run)
-        if status == AGSF_OK:
-            return 0
-        if status != AGSF_PAUSED:
-            block = run.first_block + run.bad_block
-            raise _error_of(status, f"block {block}", {"block_index": block}, run.os_error)
-        try:
-            PyErr_CheckSignals()
-            if file is not None and file._closed:  # nobody wants the result of this call any more
-                raise ValueError("I/O operation on closed file")
-        except BaseException:
-            if not seal:  # a failed call hands out nothing, not even blocks whose tags have passed
-                memset(run.plain, 0, run.plain_nbytes)
-            raise
+            else:
+                with nogil:
+                    status = agsf_seal_run(run) if seal else agsf_open_run(run)
+            if status == AGSF_OK:
+                return 0
+            if status != AGSF_PAUSED:
+                block = run.first_block + run.bad_block
+                raise _error_of(status, f"block {block}", {"block_index": block}, run.os_error)
+            try:
+                PyErr_CheckSignals()
+                if file is not None and file._closed:  # the result of this call is no longer wanted
+                    raise ValueError("I/O operation on closed file")
+            except BaseException:
+                if not seal:  # a failed call hands out nothing, not even blocks whose tags have passed
+                    memset(run.plain, 0, run.plain_nbytes)
+                raise
+    finally:
+        if file is not None:
+            file._give_back()
 
 
 cdef object _source(agsf_run *run, object source, uint64_t offset):
     """Let the run read its sealed side in `source` from `offset`. Keep `source`. Returns what `_go` takes."""
     cdef memoryview view
-    cdef const uint8_t *data
-    cdef uint64_t sealed, nbytes
+    cdef const uint8_t *data = NULL
+    cdef size_t nbytes = 0
+    cdef uint64_t sealed
     if type(source) is Descriptor:
         run.fd_offset = offset
         return source
-    if type(source) is bytes:  # cannot change, so that a small block is spared the cost of a view
-        view = None
-        data = <const uint8_t *> PyBytes_AS_STRING(source)
-        nbytes = <uint64_t> PyBytes_GET_SIZE(source)
-    else:
-        view = _hold(source, False)
-        data = _data(view)
-        nbytes = _nbytes(view)
+    view = _input(source, &data, &nbytes)
     sealed = agsf_sealed_nbytes(run.plain_nbytes, run.block_nbytes)
     if offset > nbytes or sealed > nbytes - offset:
         raise ValueError(f"the run needs {offset + sealed} bytes of input, there are {nbytes}")
@@ -242,12 +237,6 @@ cdef object _source(agsf_run *run, object source, uint64_t offset):
     _refuse_overlap(run.plain, run.plain_nbytes, run.sealed, <size_t> sealed)
     return view
 
-
-cdef memoryview _nonce(object nonce):
-    cdef memoryview view = _hold(nonce, False)
-    if _nbytes(view) != AGSF_NONCE_NBYTES:
-        raise ValueError(f"a nonce has {AGSF_NONCE_NBYTES} bytes, this one has {_nbytes(view)}")
-    return view
 
 
 @cython.final
@@ -261,16 +250,10 @@ cdef class Key:
     cdef agsf_key *_key
 
     def __cinit__(self, key):
-        cdef memoryview view
-        cdef const uint8_t *data
-        cdef size_t nbytes
-        cdef agsf_status status
-        if type(key) is bytes:  # as most are: the cost of a view counts when a small file is opened
-            data, nbytes = <const uint8_t *> PyBytes_AS_STRING(key), <size_t> PyBytes_GET_SIZE(key)
-        else:
-            view = _hold(key, False)
-            data, nbytes = _data(view), _nbytes(view)
-        status = agsf_key_new(data, nbytes, &self._key)
+        cdef const uint8_t *data = NULL
+        cdef size_t nbytes = 0
+        cdef memoryview view = _input(key, &data, &nbytes)
+        cdef agsf_status status = agsf_key_new(data, nbytes, &self._key)
         if status == AGSF_BAD_ARGUMENT:
             raise ValueError(f"an AES key has 16, 24 or 32 bytes, this one has {nbytes}")
         _check(status, "the key")
@@ -293,23 +276,27 @@ cdef class Key:
         """Count messages that other processes have sealed with this key's value against its limit."""
         _check(agsf_key_carry(self._key, sealed_before), "the key")
 
+    cdef bytes _message(self, bint seal, nonce, data, aad):
+        cdef memoryview nonce_view = _hold(nonce, False), view = _hold(data, False), aad_view = _hold(aad, False)
+        cdef size_t nbytes = _nbytes(view)
+        if _nbytes(nonce_view) != AGSF_NONCE_NBYTES:
+            raise ValueError(f"a nonce has {AGSF_NONCE_NBYTES} bytes, this one has {_nbytes(nonce_view)}")
+        if not seal and nbytes < AGSF_TAG_NBYTES:
+            raise IntegrityError("the message is shorter than its tag")
+        nbytes += AGSF_TAG_NBYTES if seal else -AGSF_TAG_NBYTES
+        out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> nbytes)
+        _check((agsf_seal if seal else agsf_open)(
+            self._key, _data(nonce_view), _data(aad_view), _nbytes(aad_view), _data(view),
+            _nbytes(view) if seal else nbytes, <uint8_t *> PyBytes_AS_STRING(out)), "message")
+        return out
+
     def seal(self, nonce, data, aad):
         """Seal one message under a nonce of 12 bytes, which must never be used twice. Returns ciphertext and tag."""
-        cdef memoryview nonce_view = _nonce(nonce), view = _hold(data, False), aad_view = _hold(aad, False)
-        out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (_nbytes(view) + AGSF_TAG_NBYTES))
-        _check(agsf_seal(self._key, _data(nonce_view), _data(aad_view), _nbytes(aad_view), _data(view), _nbytes(view),
-                         <uint8_t *> PyBytes_AS_STRING(out)), "message")
-        return out
+        return self._message(True, nonce, data, aad)
 
     def open(self, nonce, data, aad):
         """Open a message that `seal` returned."""
-        cdef memoryview nonce_view = _nonce(nonce), view = _hold(data, False), aad_view = _hold(aad, False)
-        if _nbytes(view) < AGSF_TAG_NBYTES:
-            raise IntegrityError("the message is shorter than its tag")
-        out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (_nbytes(view) - AGSF_TAG_NBYTES))
-        _check(agsf_open(self._key, _data(nonce_view), _data(aad_view), _nbytes(aad_view), _data(view),
-                         _nbytes(view) - AGSF_TAG_NBYTES, <uint8_t *> PyBytes_AS_STRING(out)), "message")
-        return out
+        return self._message(False, nonce, data, aad)
 
     cdef agsf_run _run(self, bytes aad_prefix, size_t block_size, uint64_t first_block, unsigned threads):
         cdef agsf_run run
@@ -552,16 +539,15 @@ def open_below(root, path, int flags, unsigned mode):
     cdef bytes raw_root = _path(root), raw = _path(path)
     cdef const char *at = PyBytes_AS_STRING(raw_root)
     cdef const char *name = PyBytes_AS_STRING(raw)
-    cdef int fd = -1, os_error = 0
+    cdef int fd = -1, os_error = EINTR
     PySys_Audit("open", "OOi", <PyObject *> path, <PyObject *> None, flags)
-    while True:
-        with nogil:
-            fd = agsf_open_below(at, name, flags, mode, &os_error)
-        if fd >= 0:
-            return fd
+    while fd < 0:
         if os_error != EINTR:
             raise OSError(os_error, _os.strerror(os_error), f"{_os.fsdecode(root)}/{_os.fsdecode(path)}")
         PyErr_CheckSignals()
+        with nogil:
+            fd = agsf_open_below(at, name, flags, mode, &os_error)
+    return fd
 
 
 def open_file(path, length, uint64_t small, root=None):
@@ -574,28 +560,23 @@ def open_file(path, length, uint64_t small, root=None):
     cdef bytes raw = _path(path), raw_root = None if root is None else _path(root)
     cdef const char *name = PyBytes_AS_STRING(raw)
     cdef const char *at = NULL if root is None else PyBytes_AS_STRING(raw_root)
-    cdef agsf_status status
-    cdef int fd = -1, os_error = 0
-    cdef uint64_t nbytes = 0
-    cdef uint64_t wanted = 0 if length is None or length > small else length
+    cdef agsf_status status = AGSF_IO
+    cdef int fd = -1, os_error = EINTR
+    cdef uint64_t nbytes = 0, wanted = 0 if length is None or length > small else length
     cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> wanted)
     cdef uint8_t *data = <uint8_t *> PyBytes_AS_STRING(out)
     PySys_Audit("open", "OOi", <PyObject *> path, <PyObject *> None, 0)
-    while True:
+    while status == AGSF_IO:
+        if os_error != EINTR:
+            raise OSError(os_error, _os.strerror(os_error), path)
+        PyErr_CheckSignals()
         with nogil:
             status = agsf_open_file(at, name, data, <size_t> wanted, &fd, &nbytes, &os_error)
-        if status != AGSF_IO or os_error != EINTR:
-            break
-        PyErr_CheckSignals()
-    if status == AGSF_IO:
-        raise OSError(os_error, _os.strerror(os_error), path)
     _check(status, "the file")
     if fd < 0:
         return None, nbytes, out
-    if nbytes > <uint64_t> INT64_MAX:
-        return Descriptor(fd), -1, b""
     if nbytes > small or length is not None:
-        return Descriptor(fd), nbytes, b""
+        return Descriptor(fd), -1 if nbytes > <uint64_t> INT64_MAX else nbytes, b""
     out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> nbytes)
     data = <uint8_t *> PyBytes_AS_STRING(out)
     with nogil:

@@ -63,46 +63,36 @@ def thrift_splice(data, size_t offset, list edits not None):
     All other fields are copied byte by byte, also those with unknown ids.
     """
     cdef memoryview view = _hold_from(data, offset)
-    cdef Py_ssize_t n = len(edits), i
+    cdef list held = list(edits)  # which keeps the values, and nobody else changes
+    cdef Py_ssize_t n = len(held), i
     cdef int last = 0
     cdef size_t left, room, nbytes = 0, end = 0
-    cdef list values = []  # which keeps them
     cdef agsf_thrift_value struct
-    cdef agsf_thrift_edit *raw
+    cdef bytearray memory = bytearray(n * sizeof(agsf_thrift_edit)), out
+    cdef agsf_thrift_edit *raw = <agsf_thrift_edit *> PyByteArray_AS_STRING(memory)
     cdef bytes value
-    raw = <agsf_thrift_edit *> calloc(n + 1, sizeof(agsf_thrift_edit))
-    if raw == NULL:
+    for i, (number, kind, value) in enumerate(held):
+        raw[i].id = number
+        if raw[i].id <= last:
+            raise ValueError("the field ids of edits must ascend from 1")
+        last = raw[i].id
+        if value is not None:
+            if not AGSF_THRIFT_STOP < kind <= AGSF_THRIFT_UUID:
+                raise ValueError(f"Thrift's compact protocol has no type {kind}")
+            raw[i].type = kind
+            raw[i].value = <const uint8_t *> PyBytes_AS_STRING(value)
+            raw[i].nbytes = <size_t> PyBytes_GET_SIZE(value)
+    memset(&struct, 0, sizeof(struct))
+    struct.end, struct.type = offset, AGSF_THRIFT_UUID
+    while struct.type != AGSF_THRIFT_STOP:
+        _read(agsf_thrift_next(_data(view), _nbytes(view), False, &struct))
+    left = struct.end - offset
+    room = agsf_thrift_splice_nbytes(left, raw, n)
+    if room == 0:
         raise MemoryError
-    try:
-        for i, (number, kind, edit) in enumerate(list(edits)[:n]):
-            raw[i].id = number
-            if raw[i].id <= last:
-                raise ValueError("the field ids of edits must ascend from 1")
-            last = raw[i].id
-            if edit is not None:
-                value = edit
-                values.append(value)
-                if not AGSF_THRIFT_STOP < kind <= AGSF_THRIFT_UUID:
-                    raise ValueError(f"there is no type {kind} in Thrift's compact protocol")
-                raw[i].type = kind
-                raw[i].value = <const uint8_t *> PyBytes_AS_STRING(value)
-                raw[i].nbytes = <size_t> PyBytes_GET_SIZE(value)
-        memset(&struct, 0, sizeof(struct))
-        struct.end = offset
-        while True:
-            _read(agsf_thrift_next(_data(view), _nbytes(view), False, &struct))
-            if struct.type == AGSF_THRIFT_STOP:
-                break
-        left = struct.end - offset
-        room = agsf_thrift_splice_nbytes(left, raw, n)
-        if room == 0:
-            raise MemoryError
-        out = bytearray(room)
-        _read(agsf_thrift_splice(_data(view) + offset, left, raw, n, <uint8_t *> PyByteArray_AS_STRING(out),
-                                           &nbytes, &end))
-        return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(out), <Py_ssize_t> nbytes)
-    finally:
-        free(raw)
+    out = bytearray(room)
+    _read(agsf_thrift_splice(_data(view) + offset, left, raw, n, <uint8_t *> PyByteArray_AS_STRING(out), &nbytes, &end))
+    return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(out), <Py_ssize_t> nbytes)
 
 
 @cython.final
@@ -183,21 +173,21 @@ cdef class Footer:
         return self._raw.nchunks
 
     def groups(self):
-        """[(begin, end, first chunk, chunks)] of the row groups."""
+        """Return [(begin, end, first chunk, chunks)] of the row groups."""
         return [(g.begin, g.end, g.first, g.count) for g in self._raw.groups[:self._raw.ngroups]]
 
     def schema(self):
-        """[(name, number of children)] of the schema's elements, in depth-first order."""
-        cdef size_t i
+        """Return [(name, number of children)] of the schema's elements, in depth-first order."""
+        cdef agsf_schema_element one
         cdef const char *text = <const char *> _data(self._view)
-        cdef list elements = []
-        for i in range(self._raw.nschema):
-            element = self._raw.schema[i]
-            name = text[element.name:element.name + element.name_nbytes].decode("utf-8", "surrogateescape")
-            elements.append((name, element.children))
-        return elements
+        return [
+            (text[one.name:one.name + one.name_nbytes].decode("utf-8", "surrogateescape"), one.children)
+            for one in self._raw.schema[:self._raw.nschema]
+        ]
+
 
     def chunk(self, size_t number):
+        """Return the ColumnChunk of this number."""
         cdef ColumnChunk chunk = ColumnChunk.__new__(ColumnChunk)
         if number >= self._raw.nchunks:
             raise IndexError(number)
@@ -211,36 +201,31 @@ cdef class Footer:
 
     def plain(self, dict opened not None):
         """Return the footer without the fields of encryption; `opened` is {chunk number: its ColumnMetaData}."""
-        cdef const uint8_t **metas = <const uint8_t **> calloc(self._raw.nchunks + 1, sizeof(uint8_t *))
-        cdef size_t *sizes = <size_t *> calloc(self._raw.nchunks + 1, sizeof(size_t))
-        cdef size_t room = self._raw.end + 8 * self._raw.nchunks, nbytes = 0
+        cdef size_t n = self._raw.nchunks, room = self._raw.end + 8 * n, nbytes = 0
+        cdef bytearray pointers = bytearray(n * sizeof(uint8_t *)), numbers = bytearray(n * sizeof(size_t)), out
+        cdef const uint8_t **metas = <const uint8_t **> PyByteArray_AS_STRING(pointers)
+        cdef size_t *sizes = <size_t *> PyByteArray_AS_STRING(numbers)
         cdef agsf_status status
-        cdef const uint8_t *raw
+        cdef const uint8_t *raw = _data(self._view)
         cdef uint8_t *target
         cdef bytes meta
-        try:
-            if metas == NULL or sizes == NULL:
-                raise MemoryError
-            opened = dict(opened)  # which nobody else changes meanwhile
-            for number, meta in opened.items():
-                if meta is None:
-                    raise TypeError("a ColumnMetaData is bytes, not None")
-                if not 0 <= number < <Py_ssize_t> self._raw.nchunks:
-                    raise IndexError(number)
-                metas[<size_t> number] = <const uint8_t *> PyBytes_AS_STRING(meta)
-                sizes[<size_t> number] = <size_t> PyBytes_GET_SIZE(meta)
-                room += <size_t> PyBytes_GET_SIZE(meta)
-            out = bytearray()
-            PyByteArray_Resize(out, <Py_ssize_t> room)
-            raw, target = _data(self._view), <uint8_t *> PyByteArray_AS_STRING(out)
-            with nogil:
-                status = agsf_footer_plain(raw, &self._raw, metas, sizes, target, &nbytes)
-            _read(status)
-            PyByteArray_Resize(out, <Py_ssize_t> nbytes)
-            return out
-        finally:
-            free(metas)
-            free(sizes)
+        opened = dict(opened)  # which nobody else changes meanwhile
+        for number, meta in opened.items():
+            if meta is None:
+                raise TypeError("a ColumnMetaData is bytes, not None")
+            if not 0 <= number < <Py_ssize_t> n:
+                raise IndexError(number)
+            metas[<size_t> number] = <const uint8_t *> PyBytes_AS_STRING(meta)
+            sizes[<size_t> number] = <size_t> PyBytes_GET_SIZE(meta)
+            room += <size_t> PyBytes_GET_SIZE(meta)
+        out = bytearray()
+        PyByteArray_Resize(out, <Py_ssize_t> room)
+        target = <uint8_t *> PyByteArray_AS_STRING(out)
+        with nogil:
+            status = agsf_footer_plain(raw, &self._raw, metas, sizes, target, &nbytes)
+        _read(status)
+        PyByteArray_Resize(out, <Py_ssize_t> nbytes)
+        return out
 
 
 @cython.final
@@ -281,12 +266,9 @@ cdef class Modules:
     def __repr__(self):
         return f"<ags_fast Parquet modules of {self.label or 'footer'!r}>"
 
-    cdef object _failed(self, agsf_status status, unsigned module, page):
-        return _module_error(status, module, self.row_group, self.label, page)
-
-    cdef int _known(self, unsigned module) except -1:
-        if module >= <unsigned> len(MODULES):
-            raise ValueError(f"there is no module type {module}")
+    cdef int _check(self, agsf_status status, unsigned module) except -1:
+        if status != AGSF_OK:
+            raise _module_error(status, module, self.row_group, self.label, None)
         return 0
 
     def seal(self, unsigned module, data):
@@ -295,13 +277,12 @@ cdef class Modules:
         cdef const uint8_t *plain = _data(view)
         cdef size_t nbytes = _nbytes(view)
         cdef agsf_status status
-        self._known(module)
-        out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (nbytes + AGSF_FRAME_NBYTES))
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (nbytes + AGSF_FRAME_NBYTES))
         cdef uint8_t *raw = <uint8_t *> PyBytes_AS_STRING(out)
+        _known(module)
         with nogil:
             status = agsf_module_seal(&self._raw, module, plain, nbytes, raw)
-        if status != AGSF_OK:
-            raise self._failed(status, module, None)
+        self._check(status, module)
         return out
 
     def open(self, unsigned module, data):
@@ -310,20 +291,25 @@ cdef class Modules:
         cdef agsf_status status
         cdef const uint8_t *sealed = _data(view)
         cdef size_t nbytes = 0, frame = 0
+        cdef bytes out
         cdef uint8_t *raw
-        self._known(module)
-        if _nbytes(view) < AGSF_FRAME_NBYTES:
-            raise self._failed(AGSF_BAD_FORMAT, module, None)
-        frame = <size_t> (sealed[0] | sealed[1] << 8 | sealed[2] << 16 | <uint32_t> sealed[3] << 24) + 4
-        if frame > _nbytes(view) or frame < AGSF_FRAME_NBYTES:
-            raise self._failed(AGSF_BAD_FORMAT, module, None)
+        _known(module)
+        if _nbytes(view) >= AGSF_FRAME_NBYTES:
+            frame = <size_t> (sealed[0] | sealed[1] << 8 | sealed[2] << 16 | <uint32_t> sealed[3] << 24) + 4
+        if not AGSF_FRAME_NBYTES <= frame <= _nbytes(view):
+            self._check(AGSF_BAD_FORMAT, module)
         out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> (frame - AGSF_FRAME_NBYTES))
         raw = <uint8_t *> PyBytes_AS_STRING(out)
         with nogil:
             status = agsf_module_open(&self._raw, module, sealed, frame, raw, &nbytes, &frame)
-        if status != AGSF_OK:
-            raise self._failed(status, module, None)
+        self._check(status, module)
         return out, frame
+
+
+cdef int _known(unsigned module) except -1:
+    if module >= <unsigned> len(MODULES):
+        raise ValueError(f"there is no module type {module}")
+    return 0
 
 
 cdef object _module_error(agsf_status status, unsigned module, row_group, column, page):
@@ -350,6 +336,12 @@ cdef class PageRun:
     cdef agsf_pages _raw
     cdef memoryview _in, _out
     cdef readonly size_t consumed, produced  # of what was fed
+    cdef readonly size_t wanted
+    cdef readonly int stop
+    cdef readonly uint64_t in_total, out_total, values
+    cdef readonly uint64_t uncompressed  # total_uncompressed_size of the chunk on the side that is written
+    cdef readonly uint32_t pages  # the ordinal of the next data page: the number of data pages so far, if `page` was 0
+    cdef readonly uint32_t outside_levels  # V2 pages so far with levels outside of their modules, without a tag
     cdef bint _running
     cdef object _label, _row_group
 
@@ -375,7 +367,7 @@ cdef class PageRun:
         self._raw.short_sizes = short_sizes
         self._raw.keep_checksum = keep_checksum
         self._raw.refuse_levels = refuse_levels
-        self._raw.page = page
+        self._raw.page = self.pages = page
         self._raw.began = began
         self._raw.dictionary = dictionary
         self._label, self._row_group = label, row_group
@@ -424,6 +416,7 @@ cdef class PageRun:
         if out is not None:
             _refuse_overlap(self._raw.data, self._raw.in_nbytes, self._raw.out, self._raw.out_nbytes)
         self._raw.stop = AGSF_STOP_NOT
+        self.stop = AGSF_STOP_NOT
 
     cdef bint _again(self) except -1:
         """Take note of a run. Returns whether it stopped only for more room here, and so goes on."""
@@ -445,6 +438,13 @@ cdef class PageRun:
         self._raw.stop = AGSF_STOP_NOT
         return True
 
+    cdef void _ended(self):
+        self._running = False
+        self.stop, self.wanted, self.values = self._raw.stop, self._raw.wanted, self._raw.values
+        self.in_total, self.out_total = self._raw.in_total, self._raw.out_total
+        self.uncompressed, self.pages = self._raw.uncompressed, self._raw.page
+        self.outside_levels = self._raw.outside_levels
+
     cdef int _clear(self) except -1:
         if self._out is not None:
             memset(_data(self._out), 0, _nbytes(self._out))
@@ -458,44 +458,9 @@ cdef class PageRun:
         return _module_error(self._raw.status, self._raw.bad_module, row_group, label, page)
 
     @property
-    def stop(self):
-        return <int> self._raw.stop
-
-    @property
-    def wanted(self):
-        return self._raw.wanted
-
-    @property
-    def in_total(self):
-        return self._raw.in_total
-
-    @property
-    def out_total(self):
-        return self._raw.out_total
-
-    @property
-    def uncompressed(self):
-        """total_uncompressed_size of the chunk on the side that is written."""
-        return self._raw.uncompressed
-
-    @property
-    def values(self):
-        return self._raw.values
-
-    @property
-    def pages(self):
-        """The ordinal of the next data page: the number of data pages so far, if `page` was 0."""
-        return self._raw.page
-
-    @property
     def first_data_page(self):
         """The offset of the first data page from the chunk's first byte, or None. Needs the table."""
         return self._raw.table[0].out_offset if self._raw.table_count else None
-
-    @property
-    def outside_levels(self):
-        """V2 pages so far with levels outside of their modules, where no tag covers them."""
-        return self._raw.outside_levels
 
     @property
     def counts(self):
@@ -555,12 +520,11 @@ def run_pages(list runs not None, unsigned threads):
     """Run the chunks in parallel on what was fed. Raises the first chunk's error; then all output is zeros."""
     cdef list held = list(runs), running = []
     cdef Py_ssize_t n = len(held), i
-    cdef agsf_pages **raw = <agsf_pages **> malloc((n + 1) * sizeof(agsf_pages *))
+    cdef bytearray memory = bytearray(n * sizeof(agsf_pages *))
+    cdef agsf_pages **raw = <agsf_pages **> PyByteArray_AS_STRING(memory)
     cdef agsf_status status
     cdef PageRun run
     cdef bint again = True
-    if raw == NULL:
-        raise MemoryError
     try:
         for i in range(n):
             run = held[i]
@@ -587,5 +551,4 @@ def run_pages(list runs not None, unsigned threads):
         raise
     finally:
         for run in running:
-            run._running = False
-        free(raw)
+            run._ended()
