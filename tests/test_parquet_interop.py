@@ -545,7 +545,7 @@ def test_encrypted_files_of_parquet_testing(shared_data: Path) -> None:
     for name, (algorithm, magic, keyed) in ENCRYPTED.items():
         path = folder / f"{name}.parquet.encrypted"
         footer, columns = parquet_testing_keys(name)
-        keys: Any = Keys(footer, columns)  # type: ignore[arg-type]
+        keys: Any = Keys(footer, columns)
         if name.startswith("external"):
             keys = ref.Pkmt1(MASTER_KEYS, path).key
         prefix = b"tester" if "disable_aad" in name else None

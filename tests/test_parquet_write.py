@@ -191,6 +191,21 @@ def test_v2_pages_in_both_layouts() -> None:
     assert "show in plain text" in texts["parquet-java"]
 
 
+@pytest.mark.parametrize("kind", ["name", "path", "either"])
+def test_columns_may_be_any_mapping(kind: str) -> None:
+    """No cast or ignore is needed here: mypy, which reads the tests, takes each kind of dict."""
+    by_name: dict[str, bytes] = {"id": K1}
+    by_path: dict[tuple[str, ...], bytes] = {("id",): K1}
+    either: dict[str | tuple[str, ...], bytes] = {("id",): K1}
+    notes: dict[str, bytes] = {"id": b"note"}
+    made = {
+        "name": lambda: Keys(KF, by_name, column_metadata=notes),
+        "path": lambda: Keys(KF, by_path),
+        "either": lambda: Keys(KF, either),
+    }[kind]()
+    assert made.column(("id",)) == (K1, b"note" if kind == "name" else None)
+
+
 def test_column_keys_are_used() -> None:
     """Neither another key nor the footer's opens the column, and without its key the others are read."""
     table = flat()

@@ -8,6 +8,7 @@ from ags_fast.errors import KeyAccessError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import TypeVar
 
     from ags_fast._types import Buffer, Retriever
 
@@ -15,6 +16,10 @@ __all__ = ["FOOTER_KEY", "ColumnPath", "FooterKey", "KeyRing", "Keys", "dotted"]
 
 
 ColumnPath = tuple[str, ...]
+if TYPE_CHECKING:
+    # A Mapping is invariant in its keys: Mapping[str | ColumnPath, ...] would refuse dict[str, bytes].
+    PathT = TypeVar("PathT", bound=str | ColumnPath)
+    NotedPathT = TypeVar("NotedPathT", bound=str | ColumnPath)
 
 
 class FooterKey:
@@ -68,10 +73,10 @@ class Keys:
     def __init__(
         self,
         footer: Buffer | None,
-        columns: Mapping[str | ColumnPath, Buffer | FooterKey] | None = None,
+        columns: Mapping[PathT, Buffer | FooterKey] | None = None,
         *,
         footer_metadata: bytes | None = None,
-        column_metadata: Mapping[str | ColumnPath, bytes] | None = None,
+        column_metadata: Mapping[NotedPathT, bytes] | None = None,
     ) -> None:
         self._footer = None if footer is None else _key_bytes(footer, "the footer key")
         self._columns: dict[str | ColumnPath, bytes | FooterKey] = {}
@@ -84,7 +89,7 @@ class Keys:
         if footer is None and (not columns or footer_metadata is not None or FOOTER_KEY in self._columns.values()):
             raise ValueError("without a footer key, only columns with keys of their own are possible")
         self.footer_metadata = footer_metadata
-        self.column_metadata = {
+        self.column_metadata: dict[str | ColumnPath, bytes] = {
             path if isinstance(path, str) else tuple(path): bytes(value)
             for path, value in (column_metadata or {}).items()
         }
