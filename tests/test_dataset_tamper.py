@@ -6,11 +6,12 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from datasets import HERE, MASTER, make_kms, read_tree, write_tree
-from support import pattern
+from support import flip, pattern
 
 from ags_fast import AgsError, IntegrityError, PolicyError
 from ags_fast.dataset.ledger import Ledger
@@ -108,9 +109,12 @@ class Target:
         for version in Ledger.open(self.folder, load_kms(self.kms)).version_numbers():
             checked = verify_files(self.folder, kms=self.kms, version=version, engine=HERE, progress=False)
             checked.raise_for_failures()
-        for path, data in TREE.items():
-            with open_file(self.folder, path, kms=self.kms) as reader:
-                assert reader.read() == data
+        for path in TREE:
+            self.read_file(path)
+
+    def read_file(self, path: str) -> None:
+        with open_file(self.folder, path, kms=self.kms) as reader:
+            assert reader.read() == TREE[path]
 
     READERS = (read_versions, read_plan, read_files)
 
@@ -169,26 +173,49 @@ def test_the_target(target: Target) -> None:
     assert errors(target, *Target.READERS) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_flips(target: Target, kind: str) -> None:
-    """One bit of every byte of the small documents, and of many bytes of what is longer."""
+def places(data: bytes, count: int, rng: random.Random) -> list[int]:
+    """Those of an object's bytes that are changed: its edges, and a number of the others."""
+    edges = {n for n in (*range(12), *range(len(data) - 17, len(data))) if 0 <= n < len(data)}
+    return sorted(edges | set(rng.sample(range(len(data)), min(count, len(data)))))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "data"])
+@pytest.mark.parametrize("count", [100, pytest.param(1 << 20, marks=pytest.mark.more)], ids=["many", "every"])
+def test_flips(target: Target, kind: str, count: int) -> None:
+    """One bit of many bytes, or of every byte."""
     rng = random.Random(kind)
     for path in target.paths(kind):
+        read = is_read(target, kind, path)
         data = bytearray(target.first[path])
-        places: Any = range(len(data))
-        if not path.endswith(".json"):
-            edges = [*range(12), *range(len(data) - 17, len(data))]
-            places = sorted({n for n in [*edges, *rng.sample(places, min(60, len(data)))] if 0 <= n < len(data)})
-        elif kind == "keys" and is_read(target, kind, path) is False:
-            continue
-        for n in places:
+        for n in places(data, count if read else 0, rng):
             bit = 1 << rng.randrange(8)
             data[n] ^= bit
             target.write(path, bytes(data))
             found = errors(target, *readers_of(kind))
-            assert named(found, path) == is_read(target, kind, path), (path, n, bit, found)
+            assert named(found, path) == read, (path, n, bit, found)
             data[n] ^= bit
         target.write(path, bytes(data))
+
+
+def test_flips_of_data(target: Target) -> None:
+    """Of all files at once: each is reported, by the job and by its reader."""
+    rng = random.Random(0)
+    changes = {path: places(target.first[path], 60, rng) for path in target.paths("data")}
+    for i in range(max(map(len, changes.values()))):
+        changed = {path: at[i] for path, at in changes.items() if i < len(at)}
+        for path, n in changed.items():
+            target.write(path, flip(target.first[path], 8 * n + rng.randrange(8)))
+        wanted = {path for path in changed if is_read(target, "data", path)}
+        failed = set()
+        for version in (1, 2):
+            checked = verify_files(target.folder, kms=target.kms, version=version, engine=HERE, progress=False)
+            newest = {row.src.removeprefix(f"{target.folder}/") for row in checked.rows if row.error}
+            failed |= newest
+        assert failed == wanted, changed
+        found = errors(target, *(partial(Target.read_file, path=path) for path in TREE))
+        assert len(found) == len(newest), changed
+        for path in changed:
+            target.write(path, target.first[path])
 
 
 @pytest.mark.parametrize("kind", KINDS)
