@@ -16,7 +16,7 @@ export AGS_FAST_WERROR := 1
 endif
 
 .NOTPARALLEL:
-.PHONY: help run test test-more test-long bench lint sanitize fuzz wheel lock clean java services servers
+.PHONY: help run test test-more test-long coverage bench lint sanitize fuzz wheel lock clean java services servers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ test-more: $(VENV)/built java services servers ## the slow tests: Spark clusters
 
 test-long: $(VENV)/built java services servers ## the long loops that make test leaves out
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --timeout 3600 -m slow $(ARGS)
+
+coverage: $(VENV)/deps java services servers ## which lines of Python, Cython and C make test does not run; leaves build/coverage
+	$(PY) -P .ci/coverage.py -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
 
 bench: $(VENV)/built java ## the benchmark: the README's table, and plots
 	$(PY) -m benchmarks $(ARGS)

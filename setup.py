@@ -9,6 +9,7 @@ good enough: then OpenSSL 3.5 LTS is built (libcrypto only, static) and cached o
     OPENSSL_ROOT_DIR=p          where the system's libcrypto is: p/include, p/lib
     AGS_FAST_WERROR=1           warnings in csrc are errors (CI, make)
     AGS_FAST_SANITIZE=list      address,undefined or thread: for -fsanitize
+    AGS_FAST_COVERAGE=1         counts for gcov, of csrc and of _core.pyx's lines
 
 `python setup.py build_openssl` only fills the cache. Each build says in build/libcrypto.json what it linked.
 """
@@ -312,6 +313,7 @@ def source_version(folder: Path) -> str:
 # ---- the extension
 
 SANITIZE = os.environ.get("AGS_FAST_SANITIZE", "")
+COVERAGE = os.environ.get("AGS_FAST_COVERAGE") == "1"
 CORE = Extension(
     "ags_fast._core",
     ["ags_fast/_core.pyx"],
@@ -327,6 +329,8 @@ CORE = Extension(
 COMMON_FLAGS = ["-O3", "-fvisibility=hidden", "-fstack-protector-strong", "-pthread"]
 if SANITIZE:
     COMMON_FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}"]
+if COVERAGE:
+    COMMON_FLAGS += ["-O1", "-g", "--coverage", "-fprofile-update=atomic"]
 
 # Only for csrc: Cython's output is not ours to keep free of warnings.
 CSRC_FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes"]
@@ -349,6 +353,8 @@ else:
     LINK_FLAGS = ["-pthread", "-Wl,--exclude-libs,ALL", "-Wl,-z,relro,-z,now"]
 if SANITIZE:
     LINK_FLAGS += [f"-fsanitize={SANITIZE}"]
+if COVERAGE:
+    LINK_FLAGS += ["--coverage"]
 
 
 class BuildExt(build_ext):
@@ -362,7 +368,9 @@ class BuildExt(build_ext):
         CORE.extra_compile_args = COMMON_FLAGS
         CORE.extra_link_args = [*libcrypto.objects, *libcrypto.link_args, *LINK_FLAGS]
         CORE.depends += [record(libcrypto), *libcrypto.objects]
-        CORE.sources = cythonize(CORE, build_dir="build/cython", force=self.force)[0].sources
+        # Of another folder, because with and without line numbers what Cython makes is different.
+        folder = "build/cython-lines" if COVERAGE else "build/cython"
+        CORE.sources = cythonize(CORE, build_dir=folder, force=self.force, emit_linenums=COVERAGE)[0].sources
         super().run()
 
     def build_extension(self, ext: Extension) -> None:

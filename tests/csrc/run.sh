@@ -6,6 +6,7 @@
 #     asan             AddressSanitizer (with leaks) and UndefinedBehaviorSanitizer, of gcc and of clang
 #     tsan             ThreadSanitizer, of gcc and of clang
 #     fuzz [SECONDS]   libFuzzer with both of asan's, by default for 60 seconds each; needs clang
+#     coverage         which lines of csrc/ they run: gcov's data in build/coverage/csrc
 #     large            sizes over 2 GiB; takes 3 GiB of memory
 #     valgrind         memcheck over the programs that do not depend on time
 #
@@ -23,7 +24,8 @@ JOBS=$(nproc)
 COMPILERS=(${CC:+"$CC"})
 ((${#COMPILERS[@]})) || COMPILERS=(gcc clang) # each sanitizer sees what the other's does not
 WORK=$(mktemp -d)
-trap 'rm -rf "$WORK"' EXIT
+TEMPORARY=$WORK
+trap 'rm -rf "$TEMPORARY"' EXIT
 
 if [[ -z ${PYTHON:-} ]]; then
     PYTHON=python3
@@ -131,6 +133,12 @@ run_mode() {
                 check_all "$cc" "$(command -v setarch >/dev/null && echo "setarch $(uname -m) -R")" \
                     "${tests/test_fork /}" -O1 -g -fno-omit-frame-pointer -fsanitize=thread
             done
+            ;;
+        coverage)
+            WORK=$PWD/build/coverage/csrc # gcov finds what the compiler wrote where it was written
+            rm -rf "$WORK"
+            mkdir -p "$WORK"
+            check_all "${CC:-cc}" "" "$tests" -O1 -g --coverage -fprofile-update=atomic
             ;;
         large)
             check_all "${CC:-cc}" "" test_large
