@@ -41,9 +41,8 @@ class Expired(NamedTuple):
     rows: list[Row]
 
 
-def expire_by_policy(opened: Ledger) -> Expired | None:
-    """Expire what the dataset's policy does not keep. Returns None if the policy keeps everything."""
-    head = opened.current()
+def expire_by_policy(opened: Ledger, head: Version | None) -> Expired | None:
+    """Expire what the policy of a version does not keep. Returns None if the policy keeps everything."""
     if head is None or head.policy.keep is None:
         return None
     days = head.policy.keep_days

@@ -268,7 +268,7 @@ class Transaction:
             self.version = made.version.number
             self._committed(made.version)
             with suppress(AgsError, OSError):  # the version is there, and the next job tries again
-                expire_by_policy(self._ledger)
+                expire_by_policy(self._ledger, made.version)
 
     def _under_their_keks(self, add: list[FileEntry]) -> list[FileEntry]:
         """Return the files, their data keys wrapped by the KEKs that the policy has for their paths."""

@@ -82,7 +82,7 @@ def expire_versions(
 def apply_retention(opened: Ledger, result: JobResult) -> None:
     """After a job, expire what the dataset's policy does not keep."""
     try:
-        done = expiry.expire_by_policy(opened)
+        done = expiry.expire_by_policy(opened, opened.current())
         if done is not None:
             result.expired = result_of(opened.store, "expire", *done)
     except (AgsError, OSError) as error:  # the job itself has done what it had to do
