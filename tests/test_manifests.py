@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from datasets import HERE, MASTER, decrypted, leftovers, make_kms, write_tree
@@ -171,6 +171,15 @@ def test_what_a_wish_changes(whole: bool) -> None:
     for change, adds, removes, refused in changes:
         there = {path: name for path, name in {**seen, **change}.items() if name is not None}
         assert decided(there) == (([], [], list(change)) if whole else (adds, removes, refused))
+    old, new = file("n", "0"), file("n", "a")
+    member = old._replace(set_id="set", part=0, parts=2)
+    for add, remove, breaks in (
+        ([], [member], {"set"}),
+        ([new], [member], {"set"}),
+        ([new._replace(set_id="set", part=0, parts=2)], [member], set[str]()),
+        ([new], [old], set[str]()),
+    ):
+        assert next_version(Wish("x", "job", add, remove, whole=whole), None, None).breaks == breaks
 
 
 @pytest.mark.usefixtures("small")
@@ -199,6 +208,35 @@ def test_lists_are_shared_and_checked(tmp_path: Path) -> None:
     sweep(dataset, kms=kms)
     assert list((dataset / "_ags/lists").iterdir()) == [path]
     assert compact(dataset, kms=kms, dry_run=True).version == 2
+
+
+def test_another_job_commits_during_a_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kms, dataset = make_kms(tmp_path), tmp_path / "dataset"
+    tree = {f"{n}": b"%d" % n for n in range(10)}
+
+    def commit(name: str, tree: dict[str, bytes]) -> None:
+        src = write_tree(tmp_path / f"src {name}", tree)
+        encrypt_files(src, dataset, kms=kms, wrapping_key_id=MASTER, engine=HERE).raise_for_failures()
+
+    def late(opened: Ledger, *args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Ledger, "succeed", real)
+        commit("late", {"late": b"late"})
+        return real(opened, *args, **options)
+
+    real = Ledger.succeed
+    commit("first", tree)
+    commit("one", {"one": b"1"})
+    assert len(compact(dataset, kms=kms, dry_run=True).rows) == 2
+    monkeypatch.setattr(Ledger, "succeed", late)
+    result = compact(dataset, kms=kms)
+    assert (result.version, result.counts["ok"]) == (4, 2)  # the late file and the one file were in one manifest
+    head = Ledger.open(dataset, load_kms(kms)).current()
+    assert head is not None
+    assert (head.operation, [ref.entries for ref in head.manifests]) == ("compact", [12])
+    assert decrypted(dataset, kms) == tree | {"one": b"1", "late": b"late"}
+    assert leftovers(dataset, kms) == []
+    again = compact(dataset, kms=kms)
+    assert (again.version, again.rows) == (4, [])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a child process dies at each step")
