@@ -17,13 +17,19 @@ from __future__ import annotations
 import copy
 import sys
 from collections import Counter
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from itertools import count as numbers
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
-from datasets import HERE, MASTER, make_kms, write_tree
-from hypothesis import given
+from datasets import HERE, MASTER, decrypted, make_kms, read_tree, write_tree
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ags_fast.dataset import decide
 from ags_fast.dataset.entries import wrapped_by
@@ -34,20 +40,26 @@ from ags_fast.dataset.snapshot import Job, Snapshot
 from ags_fast.dataset.tables import TableRef, named_keys
 from ags_fast.dataset.versions import Version
 from ags_fast.errors import PolicyError
-from ags_fast.jobs import encrypt_files, rotate
-from ags_fast.keys import load_kms
+from ags_fast.fs.numbered import TOMBSTONE
+from ags_fast.jobs import audit, compact, encrypt_files, expire, rekey_files, remove_files, rotate
+from ags_fast.jobs.costs import Forecast
+from ags_fast.jobs.survey import Survey
+from ags_fast.keys import clear_cache, kms_calls, load_kms
 from ags_fast.keys.entry import COLUMNS, RETIRES_MS, REWRAPPED_MS, SCOPE, SUCCESSOR, KeyEntry, retires_ms
+from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from ags_fast.dataset.decide import Change
+    from ags_fast.jobs import JobResult
+    from ags_fast.jobs.costs import Cost
 
 pytest.importorskip("pyarrow")
 
 NOW = 1_800_000_000_000
 MASTERS = ("a", "b", "c")
+Steps: TypeAlias = Generator[None, None, Any]
 POLICIES = st.builds(
     Policy,
     kek_scope=st.sampled_from(["dataset", "partition", "day", "writer", "files:2"]),
@@ -216,6 +228,7 @@ def test_decisions_are_functions(data: st.DataObject) -> None:
 # ---------------------------------------------------------------------------------------------- (2) reservations
 
 
+@settings(max_examples=150)
 @given(st.data())
 def test_reserve(data: st.DataObject) -> None:
     snapshot, policy = data.draw(snapshots()), data.draw(POLICIES)
@@ -249,6 +262,7 @@ def test_reserve(data: st.DataObject) -> None:
                 assert retires_ms(after[old.key_id]) == NOW + GRACE_MS
                 assert policy.outlived(old.created_ms, NOW) or old.uses + sum(wants[want]) > policy.kek_uses
         assert chosen.uses <= policy.kek_uses
+    assert all(keys.get(key_id) != entry for key_id, entry in change.keys.items()), "a change that changes nothing"
     untouched = keys.keys() - {entry.key_id for entry in change.chosen.values()}
     assert all(after[i] == keys[i] or after[i].state == "retired" for i in untouched)
 
@@ -278,6 +292,7 @@ def test_reserve_for_files(data: st.DataObject) -> None:
 # ---------------------------------------------------------------------------------------------- (3) rotations
 
 
+@settings(max_examples=150)
 @given(st.data())
 def test_rotate(data: st.DataObject) -> None:
     before = data.draw(snapshots())
@@ -400,6 +415,7 @@ def test_expire_versions(data: st.DataObject) -> None:
     assert not decide.expire_versions(after, keep, keep_ms, NOW)
 
 
+@settings(max_examples=150)
 @given(st.data())
 def test_expire_keys(data: st.DataObject) -> None:
     snapshot, force = data.draw(snapshots()), data.draw(st.booleans())
@@ -408,6 +424,9 @@ def test_expire_keys(data: st.DataObject) -> None:
     check_step(snapshot.keys, change.keys)
     after = change.apply_to(snapshot, NOW)
     needed = {key_id for job in snapshot.jobs for key_id in job.keys}
+    scopes = {snapshot.keys[key_id].properties.get(SCOPE) for key_id in needed}
+    for _ in snapshot.keys:  # a job that commits wraps by their heirs
+        needed |= {snapshot.keys[key_id].properties.get(SUCCESSOR, "") for key_id in needed & snapshot.keys.keys()}
     needed = needed.union(*(snapshot.keys_of(version) for version in snapshot.versions))
     for key_id, entry in snapshot.keys.items():
         new = after.keys.get(key_id)
@@ -415,6 +434,7 @@ def test_expire_keys(data: st.DataObject) -> None:
             assert key_id not in needed
             assert SCOPE in entry.properties or entry.state == "retired"
             assert force or (entry.state == "retired" and NOW >= retires_ms(entry))
+            assert entry.state == "retired" or entry.properties[SCOPE] not in scopes, "a job may be about to wrap by it"
             continue
         assert (new.uses, new.wrapped, new.wrapping_key_id) == (entry.uses, entry.wrapped, entry.wrapping_key_id)
         if new.state != entry.state:
@@ -431,6 +451,366 @@ def test_expire_keys(data: st.DataObject) -> None:
         if key_id in after.keys and heir in after.keys and after.keys[str(heir)].state == "active":
             assert heirs_now[key_id] == heir, "the way to the newest key goes on"
     assert not decide.expire_keys(after, force, NOW, unsure), "an expiry leaves nothing to do"
+
+
+# ---------------------------------------------------------------------------------------------- (5, 6) jobs that meet
+
+
+class LostError(Exception):
+    """Somebody else was first."""
+
+
+class World:
+    """Keys and versions in storage, and jobs as generators: each stops where others may act.
+
+    The jobs make the steps of those in `ags_fast.jobs` and `ags_fast.dataset`, in the same order.
+    """
+
+    def __init__(self) -> None:
+        first = kek(Want("a"), "first")
+        self.now = NOW
+        self.keys = {first.key_id: first}
+        self.number = 1  # of the key store
+        self.versions: tuple[Version, ...] = (Version(1, None, "", "", NOW, 0, 0, (), Policy(), "first"),)
+        self.counts: dict[str, Mapping[str, int]] = {}
+        self.plans: dict[str, frozenset[str]] = {}  # the keys that open jobs need
+        self.planned: dict[str, Any] = {}  # the successors that open rotations put in
+        self.wrapped: Counter[str] = Counter()  # DEKs that each key has wrapped, in versions that were committed
+        self.removed: set[str] = set()
+        self.unsettled = 0  # expiries that have removed keys, and have not looked yet whether somebody wants them
+        self.names = numbers()
+
+    # ---- storage
+
+    def name(self) -> str:
+        return f"n{next(self.names)}"
+
+    def look(self) -> Snapshot:
+        jobs = tuple(Job(job_id, keys) for job_id, keys in self.plans.items())
+        return Snapshot(dict(self.keys), self.versions, jobs, dict(self.counts), self.number)
+
+    def newest(self) -> Snapshot:
+        return replace(self.look(), versions=self.versions[-1:])
+
+    def swap(self, changes: Mapping[str, KeyEntry | None], number: int, *, restores: bool = False) -> None:
+        if number != self.number:
+            raise LostError
+        check_step(self.keys, changes)
+        assert restores or self.removed.isdisjoint(changes)
+        for key_id, entry in changes.items():
+            if entry is None:
+                del self.keys[key_id]
+                self.removed.add(key_id)
+            else:
+                self.keys[key_id] = entry
+        self.number += bool(changes)
+
+    def commit(self, head: Version | None, refs: list[TableRef], moved: Mapping[str, int], policy: Any = None) -> None:
+        """A version after `head`. moved: the DEKs that were wrapped for it."""
+        assert head is not None
+        if head != self.versions[-1]:
+            raise LostError
+        sealer = decide.main_key(self.keys.values()).key_id
+        self.versions += (Version(head.number + 1, head.number, "", "", self.now, 0, 0, tuple(refs),
+                                  policy or head.policy, sealer),)  # fmt: skip
+        self.wrapped.update(moved)
+
+    def table(self, counts: Mapping[str, int]) -> TableRef:
+        made = ref(f"m {self.name()}", counts, decide.main_key(self.keys.values()).key_id)
+        self.counts[made.path] = counts
+        return made
+
+    # ---- steps of jobs
+
+    def until_done(self, attempt: Callable[[], Steps]) -> Steps:
+        while True:
+            try:
+                return (yield from attempt())
+            except LostError:
+                yield
+
+    def change(self, decision: Callable[[Snapshot, Mapping[Want, KeyEntry]], Change]) -> Steps:
+        """Look, decide, swap; and again when somebody else was first."""
+
+        def attempt() -> Steps:
+            snapshot = self.newest()
+            yield
+            made: dict[Want, KeyEntry] = {}
+            change = decision(snapshot, made)
+            while change.makes:
+                made |= {want: kek(want, self.name(), self.now) for want in change.makes}
+                yield
+                change = decision(snapshot, made)
+            self.swap(change.keys, snapshot.number)
+            return snapshot, change
+
+        return (yield from self.until_done(attempt))
+
+    def add_uses(self, uses: Mapping[str, int]) -> Steps:
+        def more(snapshot: Snapshot, made: Mapping[Want, KeyEntry]) -> Change:
+            entries = {i: snapshot.keys[i] for i in uses if snapshot.keys[i].double_wrap}
+            return decide.Change({i: entry.replace(uses=entry.uses + uses[i]) for i, entry in entries.items()})
+
+        yield from self.change(more)
+
+    def heir(self, key_id: str) -> Steps:
+        found = decide.heir(self.keys, self.keys[key_id])
+        if isinstance(found, KeyEntry):
+            return found.key_id
+        wants = {found: Uses()}
+        _, change = yield from self.change(
+            lambda now, made: decide.reserve(now.keys.values(), wants, Policy(), made, self.now)
+        )
+        return change.chosen[found].key_id
+
+    # ---- jobs
+
+    def write(self, job: str, paths: list[str], columns: Mapping[str, str]) -> Steps:
+        """Encrypt files. Returns without a version if the policy forbids it, or if its keys are gone."""
+        masters = [columns] * len(paths)
+
+        def reserved(now: Snapshot, made: Mapping[Want, KeyEntry]) -> Change:
+            main = decide.main_key(now.keys.values()).wrapping_key_id
+            kinds[:], uses = decide.kinds_for_files(paths, masters, main, True, now.policy, job, self.now)
+            return decide.reserve(now.keys.values(), uses, now.policy, made, self.now)
+
+        kinds: list[list[Want]] = []
+        try:
+            _, change = yield from self.change(reserved)
+        except PolicyError:
+            return
+        own = Counter(change.chosen[kind].key_id for each in kinds for kind in each)
+        self.plans[job] = frozenset({*own, decide.main_key(self.keys.values()).key_id})
+        yield
+
+        def attempt() -> Steps:
+            head = self.versions[-1]
+            yield
+            if not own.keys() <= self.keys.keys():
+                return
+            moves = {}
+            for old in own:
+                if (new := (yield from self.heir(old))) != old:
+                    moves[old] = new
+            if moves:
+                yield from self.add_uses({new: own[old] for old, new in moves.items()})
+            yield
+            wraps = decide.moved_counts(own, moves)
+            made = self.table(wraps)
+            yield
+            self.commit(head, [*head.manifests, made], wraps)
+
+        yield from self.until_done(attempt)
+        del self.plans[job]
+
+    def rotate(self, job: str, asked: decide.Rotation, successors: Any = None) -> Steps:
+        """Replace KEKs. successors: of a rotation that died, which is resumed."""
+        counted: set[tuple[str, str]] = set()
+        if successors is None:
+            snapshot, made = self.newest(), dict[Want, KeyEntry]()
+            change = decide.replace_keks(snapshot, asked, made, GRACE_MS, self.now)
+            while change.makes:
+                made |= {want: kek(want, self.name(), self.now) for want in change.makes}
+                yield
+                change = decide.replace_keks(snapshot, asked, made, GRACE_MS, self.now)
+            counted, successors = decide.counted_moves(snapshot, change), change.successors
+            yield
+            main = decide.main_key(self.keys.values()).key_id
+            self.plans[job] = frozenset({main, *(new.key_id for new in successors.values() if new)})
+            self.planned[job] = successors
+        yield
+        yield from self.change(lambda now, _: decide.Change(decide.install(now.keys, successors, GRACE_MS, self.now)))
+
+        def attempt() -> Steps:
+            before, change = yield from self.change(lambda now, made: decide.rewrite_manifests(now, made, self.now))
+            if not change.rewrites:
+                return
+            yield
+            uses: Counter[str] = Counter()
+            refs, wraps = [], Counter[str]()
+            for table in before.head.manifests:
+                if table not in change.rewrites:
+                    refs.append(table)
+                    continue
+                for old, number in before.wraps(table).items():
+                    if old in change.moves:
+                        wraps[change.moves[old]] += number
+                        uses[change.moves[old]] += number if (table.path, old) not in counted else 0
+                        counted.add((table.path, old))
+                refs.append(self.table(decide.moved_counts(before.wraps(table), change.moves)))
+            if +uses:
+                yield from self.add_uses(+uses)
+            yield
+            self.commit(before.head, refs, wraps)
+
+        yield from self.until_done(attempt)
+        del self.plans[job], self.planned[job]
+
+    def wrap_keks(self, asked: decide.Rotation) -> Steps:
+        def again(now: Snapshot, made: Mapping[Want, KeyEntry]) -> Change:
+            todo, _ = decide.rewrap_keks(now.keys.values(), asked, lambda entry: False, False)
+            wrapped: dict[bytes | None, KeyEntry] = {
+                e.wrapped: e.replace(wrapped=self.name().encode(), wrapping_key_id=asked.master_of(e)) for e in todo
+            }
+            return decide.Change(decide.put_in_wraps(todo, wrapped, self.now))
+
+        yield from self.change(again)
+
+    def expire(self, keep: int, keep_days: float | None, force: bool) -> Steps:
+        keep_ms = None if keep_days is None else keep_days * DAY_MS
+        for version in decide.expire_versions(self.look(), keep, keep_ms, self.now).versions:
+            self.versions = tuple(v for v in self.versions if v != version)
+            yield
+
+        def attempt() -> Steps:
+            before = self.look()  # the keys first, then the plans, then the versions
+            yield
+            jobs = self.look().jobs
+            yield
+            snapshot = replace(self.look(), keys=before.keys, jobs=jobs, number=before.number)
+            change = decide.expire_keys(snapshot, force, self.now)
+            yield
+            self.swap(change.keys, snapshot.number)
+            return snapshot, change
+
+        snapshot, change = yield from self.until_done(attempt)
+        self.unsettled += 1
+        yield
+        needed = {key_id for keys in self.plans.values() for key_id in keys}
+        gone = {key_id for key_id, entry in change.keys.items() if entry is None}
+        self.swap({key_id: snapshot.keys[key_id] for key_id in gone & needed}, self.number, restores=True)
+        self.removed -= gone & needed
+        self.unsettled -= 1
+
+    def take_out(self, place: int) -> Steps:
+        """Remove the files of one manifest, or all but one of each KEK."""
+
+        def attempt() -> Steps:
+            head = self.versions[-1]
+            yield
+            if head.manifests:
+                old = head.manifests[place % len(head.manifests)]
+                rest = [ref for ref in head.manifests if ref != old]
+                left = {key_id: 1 for key_id, number in dict(old.keys or ()).items() if number > 1}
+                made = [self.table(left)] if left else []
+                yield
+                self.commit(head, rest + made, {})
+
+        yield from self.until_done(attempt)
+
+    def compact(self, policy: Policy | None) -> Steps:
+        """Merge the manifests, and lay down a policy."""
+
+        def attempt() -> Steps:
+            head = self.versions[-1]
+            yield
+            wraps = Counter[str]()
+            for ref in head.manifests:
+                wraps.update(dict(ref.keys or ()))
+            made = [self.table(wraps)] if wraps else []
+            yield
+            self.commit(head, made, {}, policy)
+
+        yield from self.until_done(attempt)
+
+
+class Meeting(RuleBasedStateMachine):
+    """Jobs begin, go on step by step, and die, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.jobs: dict[str, Steps] = {}
+
+    @precondition(lambda self: len(self.jobs) < 4)
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        world, job = self.world, f"job {next(self.world.names)}"
+        what = data.draw(st.sampled_from(["write", "write", "rotate", "rotate", "mek", "expire", "remove", "compact"]))
+        if what == "write":
+            columns = data.draw(st.dictionaries(st.just("c"), st.sampled_from(["a", "hr"])))
+            paths = data.draw(st.lists(st.sampled_from(["x/1", "y/1"]), min_size=1, max_size=2))
+            self.jobs[job] = world.write(job, paths, columns)
+        elif what == "rotate":
+            self.jobs[job] = world.rotate(job, data.draw(rotations(world.look(), ("kek",))))
+        elif what == "mek":
+            self.jobs[job] = world.wrap_keks(data.draw(rotations(world.look(), ("mek",))))
+        elif what == "expire":
+            keep, days, force = data.draw(st.tuples(st.integers(1, 2), st.sampled_from([None, 3]), st.booleans()))
+            self.jobs[job] = world.expire(keep, days, force)
+        elif what == "remove":
+            self.jobs[job] = world.take_out(data.draw(st.integers(0, 3)))
+        else:
+            self.jobs[job] = world.compact(data.draw(POLICIES))
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), steps=st.integers(1, 12))
+    def go_on(self, data: st.DataObject, steps: int) -> None:
+        self.advance(data.draw(st.sampled_from(sorted(self.jobs))), steps)
+
+    def advance(self, job: str, steps: int = 1000) -> None:
+        for _ in range(steps):
+            try:
+                next(self.jobs[job])
+            except StopIteration:
+                del self.jobs[job]
+                return
+            self.check()
+        assert steps < 1000, "it ends"
+
+    @precondition(lambda self: self.jobs and not self.world.unsettled)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        self.jobs.pop(data.draw(st.sampled_from(sorted(self.jobs)))).close()
+
+    @precondition(lambda self: self.world.plans.keys() - self.jobs.keys())
+    @rule(data=st.data())
+    def sweep_or_resume(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(sorted(self.world.plans.keys() - self.jobs.keys())))
+        if job in self.world.planned and data.draw(st.booleans()):
+            asked = decide.Rotation("kek", None, None, "a")
+            self.jobs[job] = self.world.rotate(job, asked, self.world.planned[job])
+        else:
+            self.world.planned.pop(job, None)
+            del self.world.plans[job]
+
+    @rule(days=st.sampled_from([1, 8, 120]))
+    def time_passes(self, days: int) -> None:
+        self.world.now += days * DAY_MS
+
+    @invariant()
+    def check(self) -> None:
+        world = self.world
+        for entry in world.keys.values():
+            assert entry.uses >= world.wrapped[entry.key_id] or not entry.double_wrap, "a count that is too low"
+            at, seen = entry, set[str]()
+            while at.state == "retired" and (follower := world.keys.get(at.properties.get(SUCCESSOR, ""))):
+                assert at.key_id not in seen, "a circle"
+                seen.add(at.key_id)
+                at = follower
+        if not world.unsettled:
+            for version in world.versions:
+                assert world.look().keys_of(version) <= world.keys.keys(), "files that nobody can open"
+
+    def teardown(self) -> None:
+        """What is left to do comes to an end, and then one rotation and one expiry leave nothing old."""
+        for job in list(self.jobs):
+            self.advance(job)
+        self.world.plans.clear()
+        left = decide.main_key(self.world.keys.values()).wrapping_key_id
+        asked = decide.Rotation("kek", "last", None, left, True)
+        self.jobs = {"rotate": self.world.rotate("rotate", asked), "expire": self.world.expire(1, None, True)}
+        for job in list(self.jobs):
+            self.advance(job)
+        (head,) = self.world.versions
+        left_over = [entry for entry in self.world.keys.values() if entry.state == "retired"]
+        assert head.manifests == () or left_over == []  # without a file, the version stays as it is sealed
+        assert {entry.key_id for entry in left_over} <= {head.key_id}
+        assert left not in {entry.wrapping_key_id for entry in self.world.keys.values() if entry.state == "active"}
+
+
+TestMeeting = Meeting.TestCase
+TestMeeting.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 # ---------------------------------------------------------------------------------------------- real datasets
@@ -452,3 +832,137 @@ def test_a_rotation_counts_all_that_it_moves(tmp_path: Path) -> None:
     keys, wrapped = keys_of(dataset, kms)
     assert sorted(wrapped.values()) == [1, 6]
     assert all(keys[key_id].uses >= count for key_id, count in wrapped.items())
+
+
+def check_dataset(dataset: Path, kms: dict[str, str], tree: dict[str, bytes]) -> None:
+    """All files open, no count is too low, and an audit finds nothing wrong."""
+    assert decrypted(dataset, kms) == tree
+    keys, wrapped = keys_of(dataset, kms)
+    assert all(keys[key_id].uses >= n or not keys[key_id].double_wrap for key_id, n in wrapped.items())
+    found = audit(dataset, kms=kms)
+    assert found["unread"] == []
+    holding = {entry.wrapping_key_id for entry in keys.values() if entry.state == "active" and entry.double_wrap}
+    free = {row["wrapping_key_id"] for row in found["masters"] if row["may_be_destroyed"]}
+    assert holding.isdisjoint(free)
+
+
+def check_forecast(
+    dataset: Path,
+    kms: dict[str, str],
+    foretell: Callable[[Forecast], Cost] | None,
+    job: Callable[..., JobResult],
+) -> None:
+    """A dry run names what the job does, and changes nothing; and the job costs what was foretold."""
+    opened = Ledger.open(dataset, load_kms(kms))
+    cost = None if foretell is None else foretell(Forecast(Survey(opened)))
+    before = keys_of(dataset, kms)[0]
+    there = read_tree(dataset)
+    planned = job(dry_run=True)
+    assert read_tree(dataset) == there
+    clear_cache()
+    calls = kms_calls()
+    result = job()
+    result.raise_for_failures()
+    made = kms_calls() - calls
+    done = [row.src for row in result.rows if row.format not in ("keys", "chain") and row.status == "ok"]
+    assert sorted(done) == sorted(row.src for row in planned.rows if row.status == "planned")
+    assert [row.src for row in result.rows if row.status == "skipped"] == [
+        row.src for row in planned.rows if row.status == "skipped"
+    ]
+    if cost is None:
+        return
+    assert {operation: n for (_, operation), n in made.items()} == +cost.calls
+    after = keys_of(dataset, kms)[0]
+    assert len([i for i in before | after if before.get(i) != after.get(i)]) == cost.keks
+    now = read_tree(dataset)
+    for kind, folder in (("manifests", "_ags/manifests/"), ("versions", "_ags/versions/")):
+        gone = [path for path in there if path.startswith(folder) and now.get(path, TOMBSTONE) == TOMBSTONE]
+        assert len([path for path in gone if there[path] != TOMBSTONE]) == cost.removed[kind]
+    assert (
+        len([path for path in now if path.startswith("_ags/manifests/") and path not in there])
+        == (cost.written["manifests"])
+    )
+
+
+def run_some_job(data: st.DataObject, folder: Path, kms: dict[str, str], tree: dict[str, bytes]) -> None:
+    """One job on the dataset in `folder`."""
+    dataset = folder / "dataset"
+    access: dict[str, Any] = {"kms": kms}
+    what = data.draw(st.sampled_from(["encrypt", "kek", "mek", "double-wrap", "expire", "rekey", "remove", "compact"]))
+    if what == "encrypt":
+        number = len(list(folder.glob("src*")))
+        new = {f"{name}/{number}": bytes(number) for name in data.draw(st.sampled_from(["x", "xy"]))}
+        options: dict[str, Any] = {"engine": HERE, "fsync": False, "progress": False, **access}
+        options["double_wrap"] = data.draw(st.sampled_from([True, True, False]))
+        options["wrapping_key_id"] = main_master(dataset, kms)
+        try:
+            encrypt_files(write_tree(folder / f"src{number}", new), dataset, **options).raise_for_failures()
+        except PolicyError:
+            return
+        tree |= new
+    elif what in ("kek", "mek", "double-wrap"):
+        master = data.draw(st.sampled_from([None, None, "second", MASTER])) if what != "mek" else None
+        if what == "mek":
+            local.rotate_key(kms, main_master(dataset, kms))
+        documents = data.draw(st.booleans())
+        asked: dict[str, Any] = {"documents": documents}
+        check_forecast(
+            dataset,
+            kms,
+            lambda forecast: forecast.rotate(what, master=master, **asked),
+            lambda **more: rotate(dataset, what=what, wrapping_key_id=master, engine=HERE, **asked, **access, **more),
+        )
+    elif what == "expire":
+        keep, force = data.draw(st.integers(1, 2)), data.draw(st.booleans())
+        check_forecast(
+            dataset,
+            kms,
+            lambda forecast: forecast.expire(keep=keep, force=force),
+            lambda **more: expire(dataset, keep=keep, force=force, **access, **more),
+        )
+    elif what == "rekey":
+        try:
+            check_forecast(
+                dataset,
+                kms,
+                lambda forecast: forecast.rekey(),
+                lambda **more: rekey_files(dataset, engine=HERE, fsync=False, progress=False, **access, **more),
+            )
+        except PolicyError:
+            return
+    elif what == "remove" and len(tree) > 1:
+        path = data.draw(st.sampled_from(sorted(tree)))
+        check_forecast(dataset, kms, None, lambda **more: remove_files(dataset, path, **access, **more))
+        del tree[path]
+    else:
+        check_forecast(dataset, kms, None, lambda **more: compact(dataset, **access, **more))
+
+
+def main_master(dataset: Path, kms: dict[str, str]) -> str:
+    return decide.main_key(keys_of(dataset, kms)[0].values()).wrapping_key_id
+
+
+@settings(max_examples=5)
+@given(st.data())
+def test_jobs_do_what_was_decided(data: st.DataObject) -> None:
+    run_jobs(data, 8)
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(st.data())
+def test_many_jobs_do_what_was_decided(data: st.DataObject) -> None:
+    run_jobs(data, 20)
+
+
+def run_jobs(data: st.DataObject, most: int) -> None:
+    with TemporaryDirectory() as name:
+        folder, tree = Path(name), {"x/0": b"one"}
+        kms = make_kms(folder, keys=(MASTER, "second"))
+        options: dict[str, Any] = {"policy": data.draw(POLICIES), "double_wrap": data.draw(st.booleans())}
+        src = write_tree(folder / "src0", tree)
+        options |= {"engine": HERE, "progress": False, "fsync": False}
+        encrypt_files(src, folder / "dataset", kms=kms, wrapping_key_id=MASTER, **options).raise_for_failures()
+        for _ in range(data.draw(st.integers(3, most))):
+            run_some_job(data, folder, kms, tree)
+            check_dataset(folder / "dataset", kms, tree)

@@ -1,8 +1,24 @@
 """Decide what a job changes in a dataset: pure functions from what was read to a `Change`.
 
-Nothing here reads, writes, asks a KMS or looks at a clock. A decision that needs a new KEK lists its kind in
-`Change.makes` and works with a provisional entry. A job then has the KMS make the KEK and decides again with the KEK at
-hand; a dry run and an audit go on with the provisional entry.
+Nothing here reads, writes, asks a KMS or looks at a clock. So a job that loses a compare-and-swap reads and decides
+again, a dry run prints the decision, and an audit applies decisions one after the other (`Change.apply_to`). A decision
+that needs a new KEK lists the kind of that KEK in `Change.makes` and works with a provisional entry. A job then has the
+KMS make the KEK and decides again; a dry run and an audit go on with the provisional entry.
+
+The rules:
+
+- A KEK is active, then retired, then removed. No step goes back.
+- Jobs wrap by the newest active KEK of each kind (`Want`: master key, wrap, columns, scope). `uses` counts wraps before
+  they are made, never goes down, and stays within the policy in what jobs reserve. A KEK beyond its lifetime or uses
+  retires in favour of a new one.
+- A retired KEK names its successor. The successors of a key end with an active key, its heir, or with none; then a key
+  of the same kind takes its place.
+- A rotation first replaces KEKs in the key store. Then each commit wraps by heirs, so the manifests of one more version
+  are all that is left to rewrite. The new KEKs count all DEKs that they will wrap, even beyond `kek_uses`: a KEK that
+  has leaked must go in one step.
+- An expiry keeps the newest version, all that a version needs, and all that an open job needs or may wrap by when it
+  commits. What else has retired stays for its grace, for writers that know no other KEK.
+- Newer changes of other jobs win: a commit leaves out the paths that another job has changed, or refuses as a whole.
 """
 
 from __future__ import annotations
@@ -14,11 +30,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ags_fast.dataset.keks import GRACE_MS, SLACK_USES, Uses, Want, is_idle, master_now
 from ags_fast.dataset.merging import to_compact
 from ags_fast.dataset.policy import DAY_MS, Policy
+from ags_fast.dataset.snapshot import of_jobs
 from ags_fast.dataset.tables import named_keys
 from ags_fast.errors import PolicyError
 from ags_fast.keys.entry import (
     MASTER_VERSION,
     REWRAPPED_MS,
+    SCOPE,
     SUCCESSOR,
     KeyEntry,
     moved,
@@ -30,7 +48,7 @@ from ags_fast.keys.entry import (
 from ags_fast.keys.stores.base import changed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.snapshot import Snapshot
@@ -64,7 +82,13 @@ class Change:
         return bool(self.keys or self.rewrites or self.versions or self.manifests or files)
 
     def apply_to(self, snapshot: Snapshot, now_ms: int) -> Snapshot:
-        """The snapshot that a dataset has after the change. Manifests keep their lengths."""
+        """Return the snapshot after the change, as far as the change is of keys, rewrites and removals.
+
+        Args:
+            snapshot: What the change was decided on.
+            now_ms: The time of a version that is made, in milliseconds since the epoch. Its manifests keep their
+                lengths in bytes.
+        """
         keys = changed(snapshot.keys, self.keys)
         versions = [version for version in snapshot.versions if version not in self.versions]
         counts = dict(snapshot.counts)
@@ -83,7 +107,7 @@ class Change:
 
 
 def moved_counts(counts: Mapping[str, int], moves: Mapping[str, str]) -> dict[str, int]:
-    """The number of DEKs that each key wraps, after the moves."""
+    """Return how many DEKs each key wraps after the moves, {retired key: the key in its place}."""
     after: dict[str, int] = {}
     for key_id, count in counts.items():
         after[moves.get(key_id, key_id)] = after.get(moves.get(key_id, key_id), 0) + count
@@ -94,30 +118,38 @@ def moved_counts(counts: Mapping[str, int], moves: Mapping[str, str]) -> dict[st
 
 
 def active(keys: Iterable[KeyEntry]) -> list[KeyEntry]:
-    """The keys that may wrap, the oldest first."""
+    """Return the keys that may wrap, the oldest first."""
     return sorted((key for key in keys if key.state == "active"), key=lambda key: (key.created_ms, key.key_id))
 
 
 def main_key(keys: Iterable[KeyEntry]) -> KeyEntry:
-    """The newest key that may seal documents. PolicyError if there is none."""
+    """Return the newest key that may seal documents. Raises PolicyError without such a key."""
     if not (there := [key for key in active(keys) if seals_documents(key)]):
         raise PolicyError("the dataset has no active key that seals documents: name a wrapping_key_id")
     return there[-1]
 
 
+def line(keys: Mapping[str, KeyEntry], entry: KeyEntry) -> Iterator[KeyEntry]:
+    """Yield a key, and the keys that took its place, one after the other. Ends also if they go in a circle."""
+    last: KeyEntry | None = entry
+    seen: set[str] = set()
+    while last is not None and last.key_id not in seen:
+        yield last
+        seen.add(last.key_id)
+        last = keys.get(last.properties.get(SUCCESSOR, ""))
+
+
 def heir(keys: Mapping[str, KeyEntry], entry: KeyEntry) -> KeyEntry | Want:
-    """The active key that wraps in the place of a key: itself or a successor. If none is left: its kind."""
-    last = entry
-    while last.state != "active" and (follower := keys.get(last.properties.get(SUCCESSOR, ""))) is not None:
-        last = follower
-    if last.state == "active":
-        return last
+    """Return the active key that wraps in the place of a key: itself or a successor. If none is left: its kind."""
+    for last in line(keys, entry):
+        if last.state == "active":
+            return last
     want = Want.of(entry)
     return want._replace(wrapping_key_id=master_now(want.wrapping_key_id, active(keys.values())))
 
 
 def provisional(want: Want, number: int, now_ms: int) -> KeyEntry:
-    """The entry of a KEK that is still to be made."""
+    """Return the entry of a KEK that is still to be made. number: unique among those of one decision."""
     name = f"new KEK {now_ms}-{number}"
     return KeyEntry(
         name, want.wrapping_key_id, name.encode() if want.double_wrap else None, "active", now_ms, 0, want.properties()
@@ -132,9 +164,10 @@ def reserve(
     now_ms: int,
     where: str = "the dataset",
 ) -> Change:
-    """For each kind, reserve these uses on the newest active key, or on a new key.
+    """Reserve uses of each kind on the newest active key, or on a new key.
 
-    A key whose uses or lifetime are over, as `policy` has it, retires in favour of the new key.
+    A key whose uses or lifetime are over, as `policy` has it, retires in favour of the new key. In single wrap nothing
+    is reserved, since the KMS counts its own.
 
     Args:
         keys: All keys, or all active ones.
@@ -143,6 +176,12 @@ def reserve(
         made: The new KEKs that the KMS has made, by kind.
         now_ms: The time, in milliseconds since the epoch.
         where: Names the dataset in errors.
+
+    Returns:
+        The keys to put in, and for each kind the key to use (`chosen`).
+
+    Raises:
+        PolicyError: One KEK may not be used that often, or the dataset has left the master key.
     """
     there = active(keys)
     newest = {Want.of(key): key for key in there}
@@ -169,7 +208,8 @@ def reserve(
                 changes[held.key_id] = retired(held, fresh.key_id, GRACE_MS, now_ms)
             held = fresh
         chosen[want] = held.replace(uses=policy.reserved(held.uses, *uses)) if want.double_wrap else held
-        changes[held.key_id] = chosen[want]
+        if chosen[want] != newest.get(want):
+            changes[held.key_id] = chosen[want]
     return Change(changes, tuple(makes), chosen)
 
 
@@ -182,9 +222,20 @@ def kinds_for_files(
     job_id: str,
     now_ms: int,
 ) -> tuple[list[list[Want]], dict[Want, Uses]]:
-    """For each new file the kinds of keys that wrap its DEK and those of its columns; and the uses of each kind.
+    """Say which kinds of keys wrap the DEKs of new files, and how often.
 
-    masters: the master key of each column of each file that has a key of its own. main: the master key of the rest.
+    Args:
+        paths: The paths of the files.
+        masters: For each file, {column: master key} of the columns that have a key of their own.
+        main: The master key of the rest.
+        double_wrap: Whether KEKs wrap the DEKs; else the KMS does.
+        policy: How files share KEKs.
+        job_id: The id of the job.
+        now_ms: The time, in milliseconds since the epoch.
+
+    Returns:
+        For each file the kind for its own DEK, and then the kinds for its columns; and the uses of each kind. They
+        include spare uses for documents and tables, and for DEKs that are wrapped a second time.
     """
     scopes = policy.scopes(paths, job_id, now_ms) if double_wrap else [None] * len(paths)
     # Under the master key of the rest, a column needs no key apart: one call of the KMS opens both.
@@ -206,7 +257,14 @@ def with_keys(
     masters: Sequence[Mapping[str, str]],
     chosen: Mapping[Want, KeyEntry],
 ) -> list[FileEntry]:
-    """The entries with the ids of the keys that will wrap their DEKs. The arguments are those of `kinds_for_files`."""
+    """Return the entries with the ids of the keys that will wrap their DEKs.
+
+    Args:
+        entries: New files.
+        kinds: For each file what `kinds_for_files` has said.
+        masters: What `kinds_for_files` was given.
+        chosen: The key of each kind.
+    """
     return [
         entry._replace(
             key_id=chosen[first].key_id,
@@ -221,7 +279,7 @@ def with_keys(
 
 
 def _check_not_left(wrapping_key_id: str, there: Iterable[KeyEntry], where: str) -> None:
-    """PolicyError if the dataset has left this master key: there may be a reason, of which not every job knows."""
+    """Raise PolicyError if the dataset has left this master key, for a reason that the job may not know."""
     now = master_now(wrapping_key_id, there)
     if now != wrapping_key_id:
         raise PolicyError(
@@ -234,29 +292,48 @@ def _check_not_left(wrapping_key_id: str, there: Iterable[KeyEntry], where: str)
 
 
 class Rotation(NamedTuple):
-    """What a rotation is asked to do."""
+    """What a rotation is asked to do.
 
-    what: str  # "kek", "mek" or "double-wrap"
-    master: str | None  # the master key to use from now on; None: each key stays under its own
-    from_master: str | None  # only what is under this master key; None: everything
-    left: str  # the master key that `master` takes the place of
-    documents: bool = False  # in single wrap, replace the KEK of manifests and documents, too
+    Attributes:
+        what: "kek", "mek" or "double-wrap".
+        master: The master key to use from now on; None: each key stays under its own.
+        from_master: Rotate only what is under this master key; None: everything.
+        left: The master key that `master` takes the place of.
+        documents: In single wrap, replace the KEK of manifests and documents, too.
+    """
+
+    what: str
+    master: str | None
+    from_master: str | None
+    left: str
+    documents: bool = False
 
     def concerns(self, entry: KeyEntry) -> bool:
+        """Return whether a key is under the master key to rotate."""
         return self.from_master in (None, entry.wrapping_key_id)
 
     def master_of(self, entry: KeyEntry) -> str:
-        """The master key that a key, or its successor, gets under."""
+        """Return the master key that a key, or its successor, gets under."""
         return self.master if self.master and entry.wrapping_key_id == self.left else entry.wrapping_key_id
 
 
 def replace_keks(
     snapshot: Snapshot, rotation: Rotation, made: Mapping[Want, KeyEntry], grace_ms: int, now_ms: int
 ) -> Change:
-    """Retire active KEKs in favour of new ones. `Change.successors` has the new KEK for each old one.
+    """Retire active KEKs in favour of new ones.
 
-    A KEK that wraps nothing in the newest version retires without a successor: a writer that still wants it gets
-    one of its kind.
+    A KEK with a scope that wraps nothing in the newest version retires without a successor: a writer that still wants
+    it gets one of its kind.
+
+    Args:
+        snapshot: The keys and the newest version.
+        rotation: What is asked: "kek" or "double-wrap".
+        made: The new KEKs that the KMS has made, by kind.
+        grace_ms: How long the old KEKs stay at least, in milliseconds.
+        now_ms: The time, in milliseconds since the epoch.
+
+    Returns:
+        The keys to put in; and for each old KEK the new one, or None (`successors`).
     """
     # By active key: the DEKs that it wraps, and those of retired keys that it will wrap in their places.
     wrapped: Counter[str] = Counter()
@@ -287,7 +364,7 @@ def replace_keks(
 
 
 def counted_moves(snapshot: Snapshot, change: Change) -> set[tuple[str, str]]:
-    """The moves whose DEKs are in the uses of the successors: (path of a manifest, KEK that wraps something in it).
+    """Return the moves that the uses of the successors include: (path of a manifest, KEK that wraps DEKs in it).
 
     Args:
         snapshot: What `replace_keks` has seen.
@@ -302,7 +379,13 @@ def counted_moves(snapshot: Snapshot, change: Change) -> set[tuple[str, str]]:
 
 
 def _to_replace(there: Sequence[KeyEntry], rotation: Rotation, used: Container[str]) -> list[KeyEntry]:
-    """The active keys that a rotation replaces. used: those that wrap data keys of the newest version, or will."""
+    """Return the active keys that a rotation replaces.
+
+    Args:
+        there: The active keys.
+        rotation: What is asked.
+        used: The keys that wrap DEKs of the newest version, or will wrap them in the places of retired keys.
+    """
     singles = [entry for entry in there if not entry.double_wrap]
     doubles = [entry for entry in there if entry.double_wrap]
     if rotation.what == "double-wrap":  # the new KEK seals the documents, too
@@ -317,7 +400,17 @@ def _to_replace(there: Sequence[KeyEntry], rotation: Rotation, used: Container[s
 def install(
     keys: Mapping[str, KeyEntry], successors: Mapping[str, KeyEntry | None], grace_ms: int, now_ms: int
 ) -> dict[str, KeyEntry | None]:
-    """Put the successors in, and retire what they take the places of. What has retired since stays as it is."""
+    """Put successors in, and retire what they take the places of. What has retired since stays as it is.
+
+    Args:
+        keys: The keys, as they are now.
+        successors: By the id of each old KEK the new one; None: none.
+        grace_ms: How long the old KEKs stay at least, in milliseconds.
+        now_ms: The time, in milliseconds since the epoch.
+
+    Returns:
+        What to put into the key store.
+    """
     changes: dict[str, KeyEntry | None] = {}
     for old_id, entry in successors.items():
         old = keys.get(old_id)
@@ -329,7 +422,16 @@ def install(
 
 
 def rewrite_manifests(snapshot: Snapshot, made: Mapping[Want, KeyEntry], now_ms: int) -> Change:
-    """Rewrite the manifests of the newest version that a retired key wraps something in, or that one seals."""
+    """Rewrite the manifests of the newest version that a retired key seals, or wraps something in.
+
+    Args:
+        snapshot: The keys and the newest version.
+        made: The new KEKs that the KMS has made, by kind, where no heir of a retired key is left.
+        now_ms: The time, in milliseconds since the epoch.
+
+    Returns:
+        The manifests (`rewrites`), the keys that wrap in the places of others (`moves`), and new keys.
+    """
     head = snapshot.head
     needs = {ref.path: {ref.key_id, *snapshot.wraps(ref)} for ref in (head.manifests if head else ())}
     used: set[str] = set().union(*needs.values())
@@ -348,13 +450,16 @@ def rewrite_manifests(snapshot: Snapshot, made: Mapping[Want, KeyEntry], now_ms:
 def rewrap_keks(
     keys: Iterable[KeyEntry], rotation: Rotation, is_current: Callable[[KeyEntry], bool], leaves_kms: bool
 ) -> tuple[list[KeyEntry], list[KeyEntry]]:
-    """The KEKs that the KMS is to wrap again, and those that the current version of their master key wraps already.
+    """Choose the KEKs that the KMS is to wrap again.
 
     Args:
         keys: All keys of the key store.
         rotation: What is asked.
         is_current: Whether the KMS tells that the current version of its master key wraps a KEK.
         leaves_kms: All KEKs go to another KMS.
+
+    Returns:
+        The KEKs to wrap again, and the KEKs that the current version of their master key wraps already.
     """
     todo: list[KeyEntry] = []
     rest: list[KeyEntry] = []
@@ -368,9 +473,15 @@ def rewrap_keks(
 def put_in_wraps(
     keys: Iterable[KeyEntry], wrapped: Mapping[bytes | None, KeyEntry], now_ms: int
 ) -> dict[str, KeyEntry | None]:
-    """The KEKs with their new wraps, and marked until an expiry has seen that these open.
+    """Give KEKs their new wraps, and mark them until an expiry has seen that the wraps open.
 
-    wrapped: what the KMS has made, by the wrap that it was made of.
+    Args:
+        keys: The KEKs that were wrapped again.
+        wrapped: What the KMS has made, by the wrap that it was made of.
+        now_ms: The time, in milliseconds since the epoch.
+
+    Returns:
+        What to put into the key store.
     """
     changes: dict[str, KeyEntry | None] = {}
     for entry in keys:
@@ -392,6 +503,9 @@ def expire_versions(snapshot: Snapshot, keep: int, keep_ms: float | None, now_ms
         keep: How many versions stay, at least 1.
         keep_ms: Keep versions that are younger than this, too, in milliseconds.
         now_ms: The time, in milliseconds since the epoch.
+
+    Returns:
+        The versions and manifests to remove.
     """
     gone = tuple(
         version for version in snapshot.versions[:-keep] if keep_ms is None or version.time_ms < now_ms - keep_ms
@@ -401,22 +515,40 @@ def expire_versions(snapshot: Snapshot, keep: int, keep_ms: float | None, now_ms
     return Change(versions=gone, manifests=tuple(refs.values()))
 
 
+def _needed(snapshot: Snapshot) -> tuple[dict[str, str], set[str | None]]:
+    """Return the keys that versions and open jobs need, with the reasons; and the scopes of the keys of open jobs.
+
+    When a job commits, DEKs that retired keys wrap are wrapped by their successors, or by KEKs of the same scope.
+    """
+    needed = snapshot.needed()
+    scopes: set[str | None] = set()
+    for key_id, why in of_jobs(snapshot.jobs).items():
+        for last in line(snapshot.keys, snapshot.keys[key_id]) if key_id in snapshot.keys else ():
+            scopes.add(last.properties.get(SCOPE))
+            needed.setdefault(last.key_id, why)
+    return needed, scopes
+
+
 def expire_keys(snapshot: Snapshot, force: bool, now_ms: int, unsure: Collection[str] = ()) -> Change:
     """Remove retired keys that no version and no open job needs, and whose grace is over.
 
-    KEKs for some files only, none of which is there any more, retire; a later expiry removes them.
+    KEKs with a scope none of whose files is left retire; a later expiry removes them.
 
     Args:
         snapshot: What there is.
         force: Do not wait for the grace, and remove such KEKs at once.
         now_ms: The time, in milliseconds since the epoch.
         unsure: KEKs of which the caller could not see that their newest wraps open: they keep their marks.
+
+    Returns:
+        The keys to change and to take out; which retired keys stay, and why (`stay`); and the KEKs whose newest wraps
+        the caller must see to open (`checks`).
     """
-    needed = snapshot.needed()
+    needed, scopes = _needed(snapshot)
     keys: dict[str, KeyEntry | None] = {}
     stay: dict[str, str] = {}
     for entry in snapshot.keys.values():
-        if entry.state == "active" and is_idle(entry, needed):
+        if entry.state == "active" and is_idle(entry, needed) and entry.properties[SCOPE] not in scopes:
             if force:
                 keys[entry.key_id] = None
             elif now_ms - entry.created_ms > GRACE_MS:
@@ -435,8 +567,9 @@ def expire_keys(snapshot: Snapshot, force: bool, now_ms: int, unsure: Collection
         properties = dict(entry.properties)
         if entry.key_id not in unsure:
             properties.pop(REWRAPPED_MS, None)
-        while (successor := properties.get(SUCCESSOR)) in gone:  # so that the way to the newest key goes on
-            properties[SUCCESSOR] = gone[successor].properties.get(SUCCESSOR, "")
+        if properties.get(SUCCESSOR) in gone:  # so that the way to the newest key goes on
+            rest = (last.key_id for last in line(snapshot.keys, entry) if last.key_id not in {*gone, entry.key_id})
+            properties[SUCCESSOR] = next(rest, "")
         if properties != entry.properties:
             keys[entry.key_id] = entry.replace(properties=properties)
     checks = tuple(entry.key_id for entry in left if REWRAPPED_MS in entry.properties)
