@@ -457,7 +457,7 @@ def test_keks_of_what_is_over(dataset: Path, kms: dict[str, str], monkeypatch: p
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
     expire(dataset, kms=kms)
     assert len(keys(dataset, kms, "active")) == 3  # the one that is idle now is young
-    monkeypatch.setattr("ags_fast.dataset.decide.GRACE_MS", -1)
+    monkeypatch.setattr("ags_fast.dataset.decide.expiry.GRACE_MS", -1)
     expire(dataset, kms=kms)
     expire(dataset, kms=kms)
     assert len(keys(dataset, kms)) == 2
