@@ -1,4 +1,4 @@
-"""What ``ags-fast keys status`` and ``audit`` show of a dataset."""
+"""Show what ``ags-fast keys status`` and ``audit`` find, as lines of text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERDICTS = {True: "may be destroyed", False: "must stay", None: "unknown"}
 
 
 def policy_lines(policy: dict[str, Any]) -> list[str]:
-    """A line for each rule of a policy."""
+    """Return a line for each rule of a policy."""
     keep = "all versions" if policy["keep"] is None else f"the newest {policy['keep']}"
     if policy["keep_days"] is not None:
         keep += f", and those younger than {policy['keep_days']:g} days"
@@ -29,7 +29,7 @@ def policy_lines(policy: dict[str, Any]) -> list[str]:
 
 
 def status_lines(found: dict[str, Any]) -> list[str]:
-    """All lines of a status, or of an audit."""
+    """Return all lines of a status or an audit."""
     audited = found["operation"] == "audit"
     lines = [
         f"dataset       {found['dataset']}",
@@ -95,7 +95,7 @@ def _version_cells(version: dict[str, Any], now: int) -> tuple[str, ...]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, as 1-3, 7."""
+    """Return ascending numbers as a text, such as 1-3, 7."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -176,7 +176,7 @@ def _amounts(counts: dict[str, int]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table of the last rows, indented."""
+    """Return a table of the last rows, indented."""
     if not rows:
         return ["  none"]
     head, *lines = table(heads, rows[-SHOWN:], [name in NUMBERS for name in heads])

@@ -109,7 +109,7 @@ OLDER_THAN = option("--older-than", type=hours, metavar="HOURS", help="only file
 
 
 def _shared(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of every job on files."""
+    """Return the arguments of every job on files."""
     return {"kms": kms(args), "engine": engine(args), "progress": progress(args), **known(args)}
 
 
@@ -124,7 +124,7 @@ def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _policy(args: argparse.Namespace) -> Policy | None:
-    """The dataset's policy with the scope of --kek-scope, or None without the option."""
+    """Return the dataset's policy with the scope of --kek-scope; None without the option."""
     if args.kek_scope is None:
         return None
     policy = Policy()
@@ -193,7 +193,7 @@ def _cat(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Output(io.RawIOBase):
-    """Standard output, for bytes."""
+    """Return standard output, for bytes."""
 
     def write(self, data: Any) -> int:
         left = memoryview(data)
@@ -249,7 +249,7 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _claimed_versions(store: Store) -> list[dict[str, Any]]:
-    """The fields of the stored versions, unauthenticated."""
+    """Return the fields of the stored versions, without a check that they are authentic."""
     names = [VERSIONS + numbered(number) for number in version_numbers(store)]
     documents = [(name, store.read(name, document_nbytes("ags-version"))) for name in names]
     claims = [(Document(data, name).claimed(), sha256(data)) for name, data in documents]
@@ -257,7 +257,7 @@ def _claimed_versions(store: Store) -> list[dict[str, Any]]:
 
 
 def _listed(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The shown fields of versions. follows: whether the stored parent is the true one; None: no parent is stored."""
+    """Return the shown fields of versions. follows: whether the stored parent is the true one; None: none is stored."""
     shown = ("number", "parent", "operation", "job_id", "time_ms", "files", "plain_length", "sha256")
     stored = {version["number"]: version["sha256"] for version in versions}
     try:
@@ -278,7 +278,7 @@ def _listed(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def dataset_text(found: dict[str, Any]) -> str:
-    """The plain fields, then a line for each file, version, key, open job and failure."""
+    """Return the plain fields, then a line for each file, version, key, open job and failure."""
     plain = flat(found)
     plain.pop("exit_code", None)
     if found.get("skipped_by"):

@@ -1,4 +1,4 @@
-"""The options that say which KMS, and the properties that they give."""
+"""Options that name a KMS, and the properties that they give."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRETS = {"key_file": local.KEY_FILE, "passphrase_file": local.PASSPHRASE_FILE,
 
 
 def kms_group(*, new: bool = False) -> Group:
-    """The options that say which KMS. new: ``--new-keystore`` and its like, for the KMS to move to."""
+    """Return the options that name a KMS. new: for the KMS to move to, ``--new-keystore`` and so on."""
     dash, a = ("--new-", "to move to another KMS: a") if new else ("--", "a")
     return Group(
         "the KMS to move to" if new else "KMS",
@@ -39,7 +39,7 @@ def kms_group(*, new: bool = False) -> Group:
 
 
 def keystore_secret(dash: str, keystore: str, made: str = "") -> OneOf:
-    """The options that say what opens a keystore."""
+    """Return the options that name what opens a keystore."""
     options: tuple[Option, ...] = (
         option(f"{dash}key-file", metavar="PATH", help=f"the file with the key that opens {keystore}{made}"),
         option(f"{dash}passphrase-file", metavar="PATH", help="the file with the passphrase"),
@@ -49,7 +49,10 @@ def keystore_secret(dash: str, keystore: str, made: str = "") -> OneOf:
 
 
 def kms(args: argparse.Namespace) -> dict[str, str]:
-    """The properties of the KMS, checked once; a passphrase is asked for once. A usage error without any."""
+    """Return the properties of the KMS. They are checked once, and a passphrase is asked for once.
+
+    Without properties, the command ends with a usage error.
+    """
     held: dict[str, dict[str, str]] = vars(args).setdefault("held_properties", {})
     if not held:
         properties = kms_properties(args)
@@ -60,7 +63,7 @@ def kms(args: argparse.Namespace) -> dict[str, str]:
 
 
 def checked(properties: dict[str, str]) -> dict[str, str]:
-    """`properties`, which may be empty. ConfigurationError if no client can be made of them."""
+    """Return `properties`, which may be empty. Raises ConfigurationError if they make no client."""
     try:
         if properties:
             load_kms(properties)
@@ -70,7 +73,7 @@ def checked(properties: dict[str, str]) -> dict[str, str]:
 
 
 def kms_properties(args: argparse.Namespace, *, new: bool = False) -> dict[str, str]:
-    """The properties that the options give, or none. Asks for a passphrase if a keystore is named without a secret."""
+    """Return the properties that the options give. Asks for a passphrase if a keystore is named without a secret."""
     prefix, dash, variable = ("new_", "--new-", TYPED_ENV + "_NEW") if new else ("", "--", TYPED_ENV)
     properties = dict(getattr(args, f"{prefix}kms"))
     keystore = getattr(args, f"{prefix}keystore")
@@ -94,7 +97,7 @@ def kms_properties(args: argparse.Namespace, *, new: bool = False) -> dict[str, 
 
 
 def kms_options(properties: Mapping[str, str]) -> list[str]:
-    """The options that `kms_properties` would turn into `properties`."""
+    """Return the options that `kms_properties` would turn into `properties`."""
     left = dict(properties)
     options = []
     if left.get(KMS_TYPE) == "local" and local.PATH in left:
@@ -108,7 +111,7 @@ def kms_options(properties: Mapping[str, str]) -> list[str]:
 
 
 def ask_passphrase(keystore: str) -> str:
-    """Ask for a passphrase on the terminal. KeyAccessError without a terminal."""
+    """Ask for a passphrase on the terminal. Raises KeyAccessError without a terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:

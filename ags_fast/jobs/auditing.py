@@ -133,7 +133,7 @@ def _keys(survey: Survey, now: int) -> list[dict[str, Any]]:
 
 
 def _needed_by(snapshot: Snapshot) -> dict[str, list[int]]:
-    """The versions that need each key."""
+    """Return the numbers of the versions that need each key."""
     needed: dict[str, list[int]] = defaultdict(list)
     for version in snapshot.versions:
         for key_id in snapshot.keys_of(version):
@@ -161,7 +161,7 @@ def _masters(survey: Survey) -> list[dict[str, Any]]:
 
 
 def _order(version: str | None) -> tuple[bool, int, str]:
-    """As people count: 9 before 10."""
+    """Sort versions as people count: 9 before 10."""
     text = version or ""
     return version is None, len(text) if text.isdecimal() else 0, text
 
@@ -172,7 +172,7 @@ def _versions(survey: Survey) -> list[dict[str, Any]]:
     for i, version in enumerate(versions):
         expires = None
         if policy.keep is not None and i < len(versions) - policy.keep:
-            # When so many newer ones were there, and it was as old as it has to be.
+            # When `keep` newer versions were there, and the version was as old as the policy wants.
             expires = max(versions[i + policy.keep].time_ms, int(version.time_ms + (policy.keep_days or 0) * DAY_MS))
         rows.append(
             {
@@ -280,7 +280,7 @@ def audit(
 
 
 def _opens(survey: Survey) -> list[dict[str, Any]]:
-    """What each KEK opens, by version."""
+    """Return what each KEK opens, by version."""
     rows = []
     for version in survey.versions:
         data_keys: Counter[str] = Counter()
@@ -337,7 +337,7 @@ def _holders(survey: Survey) -> dict[Master, _Held]:
 
 
 def _verdicts(survey: Survey, key_id: str, holders: Mapping[Master, _Held]) -> dict[str, Any]:
-    """Of a master key, and of each of its versions: what depends on it, and whether it may be destroyed."""
+    """Return what depends on a master key and on each of its versions, and whether each may be destroyed."""
     current = survey.current.get(key_id)
     mine = {master: held for master, held in holders.items() if master.key_id == key_id}
     if current is not None:
@@ -386,7 +386,7 @@ def _verdicts(survey: Survey, key_id: str, holders: Mapping[Master, _Held]) -> d
 def _verdict(
     master: Master, held: _Held, is_current: bool | None, unknown: _Held | None, doubts: Sequence[str]
 ) -> tuple[bool | None, str]:
-    """Whether a version of a master key may be destroyed, and why."""
+    """Return whether a version of a master key may be destroyed, and why."""
     if master.version is None:
         return None, doubts[-1] if unknown else "only what the key store no longer needs was wrapped by it"
     if reasons := _what(held):
@@ -402,7 +402,7 @@ def _verdict(
 
 
 def _what(held: _Held) -> list[str]:
-    """What depends on it, for people."""
+    """Return what depends on a version of a master key, as texts."""
     reasons = []
     if held.keks:
         names = ", ".join(entry.key_id for entry in held.keks[:NAMED])
@@ -431,7 +431,7 @@ def _list(items: Sequence[str]) -> str:
 
 
 def _first(survey: Survey, key_id: str, is_current: bool, held: _Held) -> list[dict[str, Any]]:
-    """What to run before nothing needs that version any more."""
+    """Return what to run so that nothing needs that version any more."""
     newest = survey.snapshot.head.number if survey.snapshot.head else 0
     actions: list[tuple[bool, str, dict[str, Any]]] = [
         (bool(held.jobs), "sweep", {}),

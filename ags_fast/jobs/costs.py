@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Cost:
-    """What a job would take. Bytes of what it writes are those of what it replaces."""
+    """What a job would take. The bytes of what a job writes are taken to be those of what it replaces."""
 
     calls: Counter[str] = field(default_factory=Counter)  # of the KMS
     keks: int = 0  # of the key store: put in, changed or taken out
@@ -97,7 +97,7 @@ class Process:
         self._known.add(wrapped)
 
     def _prove(self, key: KeyEntry) -> None:
-        """One key that it has wrapped is unwrapped again, to see that it opens."""
+        """Unwrap one key that a key has wrapped, to see that it opens."""
         if key.key_id not in self._proven:
             self._proven.add(key.key_id)
             self.cost.calls["unwrap"] += 1
@@ -203,7 +203,7 @@ class Forecast:
     # ---- their steps
 
     def _begin(self) -> Process:
-        """A process opens the dataset: its key store, and its newest version."""
+        """Return a process that has opened the key store and the newest version."""
         kms = self._survey.opened.kms
         process = Process(kms.supports_rewrap, kms.supports_key_generation)
         if isinstance(self._survey.opened.keys, DatasetKeyStore):  # whose document a key seals
@@ -213,18 +213,18 @@ class Forecast:
         return process
 
     def _look_at_jobs(self, process: Process) -> None:
-        """At the plans of those that run."""
+        """Open the plans of running jobs."""
         for job in self._now.jobs:
             for key_id in job.opened_by:
                 process.unwrap(self._now.keys[key_id])
 
     def _tick(self) -> int:
-        """The time: each time later, so that what is made last is the newest."""
+        """Return the time, later with each call, so that what is made last is the newest."""
         self._ticks += 1
         return clock_ms() + self._ticks
 
     def _apply(self, process: Process, change: Change) -> None:
-        """Put in what a change of keys makes, and what the KMS is asked for that."""
+        """Apply a change of keys, and count the calls that make the new keys."""
         for key_id, key in change.keys.items():
             if key is not None and key_id not in self._now.keys:
                 process.make(key)
@@ -279,7 +279,7 @@ class Forecast:
         return self._survey.version_of(entry) == current
 
     def _reserve(self, process: Process, chosen: Sequence[FileEntry]) -> list[FileEntry]:
-        """The files as they will be, with the keys that wrap theirs."""
+        """Return the files as they will be, with the ids of the keys that will wrap their data keys."""
         keys, policy, main = self._now.keys, self._now.policy, self._main_key().wrapping_key_id
         double_wrap = all(keys[key_id].double_wrap for key_id in wrapped_by(chosen))
         masters = [{k["column"]: keys[k["key_id"]].wrapping_key_id for k in e.column_keys or ()} for e in chosen]

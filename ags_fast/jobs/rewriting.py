@@ -126,7 +126,7 @@ def rewrite(work: Work, plan: Plan, counted: set[tuple[str, str]]) -> Version | 
 def _count_uses(
     work: Work, head: Version, done: Mapping[str, object], moves: Mapping[str, str], counted: set[tuple[str, str]]
 ) -> None:
-    """Count what keys wrap in the places of others, as far as their uses do not include that."""
+    """Add to the uses of keys what they wrap in the places of retired keys and was not counted yet."""
     snapshot = read_newest(work.opened, head, work.counts)
     uses: Counter[str] = Counter()
     for ref in head.manifests:

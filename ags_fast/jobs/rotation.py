@@ -222,7 +222,7 @@ def _rotate_kek(
 
 
 def _opens(opened: Ledger, plan: Plan) -> bool:
-    """Whether the KMS opens the keys that a plan would put in: what wrapped them may have been left since."""
+    """Return whether the KMS opens the keys that a plan would put in. Their master key may have been left since."""
     known = opened.keyring.entries
     new = [KeyEntry.from_json(entry) for entry in plan.body["keys"].values() if entry is not None]
     envelope = Envelope(opened.kms, {key.key_id: key for key in new if key.key_id not in known})
@@ -235,7 +235,7 @@ def _opens(opened: Ledger, plan: Plan) -> bool:
 
 
 def _decide(work: Work, asked: Rotation, head: Version | None, grace_ms: int, dry_run: bool) -> tuple[Snapshot, Change]:
-    """What the rotation changes, with the KEKs that the KMS has made for it; of a dry run, with provisional ones."""
+    """Return what the rotation changes, with the KEKs that the KMS has made; for a dry run, with provisional KEKs."""
     opened = work.opened
     made: dict[Want, KeyEntry] = {}
     heads = [head]
@@ -260,7 +260,7 @@ def _decide(work: Work, asked: Rotation, head: Version | None, grace_ms: int, dr
 
 
 def _try(work: Work, snapshot: Snapshot, successors: Mapping[str, KeyEntry | None]) -> None:
-    """Ask the KMS for each old key, or for one DEK of it: a refusal comes before anything is written."""
+    """Unwrap each old key, or one DEK that it wraps, so that a refusal comes before anything is written."""
     opened = work.opened
     new = {old_id: entry for old_id, entry in successors.items() if entry is not None}
     todo = {old_id for old_id in new if not snapshot.keys[old_id].double_wrap}
@@ -280,7 +280,7 @@ def _try(work: Work, snapshot: Snapshot, successors: Mapping[str, KeyEntry | Non
 
 
 def _install(work: Work, plan: Plan, grace_ms: int) -> None:
-    """Have the key store name the new keys, and retire the old ones. What others have retired stays as it is."""
+    """Put the new keys into the key store, and retire the old keys. Keys that others have retired stay as they are."""
     keyring = work.opened.keyring
     new = {old_id: entry and KeyEntry.from_json(entry) for old_id, entry in plan.body["keys"].items()}
     keyring.change(lambda: decide.install(keyring.entries, new, grace_ms, clock_ms()), f"rotate-{work.what}")
@@ -309,7 +309,7 @@ def _rotate_mek(
     done: dict[str, str] = {}
 
     def decided(version: int) -> list[KeyEntry]:
-        """The next KEKs to wrap."""
+        """Return the next KEKs to wrap."""
         nonlocal size
         todo, rest = decide.rewrap_keks(opened.keys.list(), asked, is_current, new_kms is not None)
         todo = [entry for entry in todo if entry.key_id not in done]
@@ -362,7 +362,7 @@ def _current_by(kms: KmsClient) -> Callable[[KeyEntry], bool]:
 
 
 def _refuse_single_wrap(opened: Ledger, asked: Rotation, leaves_kms: bool) -> None:
-    """PolicyError if data keys that a KMS wraps itself would be left behind."""
+    """Raise PolicyError if data keys that a KMS wraps itself would be left behind."""
     singles = {
         entry.key_id
         for entry in opened.keys.list()
@@ -373,7 +373,7 @@ def _refuse_single_wrap(opened: Ledger, asked: Rotation, leaves_kms: bool) -> No
         if count := sum(used[key_id] for key_id in singles & used.keys()):
             raise PolicyError(
                 f"the KMS itself wraps {count} data keys of version {version.number}, so its master key cannot be "
-                "left by wrapping KEKs anew: rotate(what='double-wrap') or rotate(what='kek', wrapping_key_id=...) "
+                "left by wrapping KEKs again: rotate(what='double-wrap') or rotate(what='kek', wrapping_key_id=...) "
                 "first, and expire the versions before that"
             )
         if not leaves_kms:

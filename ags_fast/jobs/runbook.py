@@ -71,7 +71,7 @@ class Facts:
 
 
 class Step(NamedTuple):
-    """A line of the runbook: one step for each of its arguments, none if it is not needed."""
+    """A line of the runbook. `arguments` returns the arguments of each step; no step is needed if there are none."""
 
     name: str
     function: str | None  # of `ags_fast.jobs`; "new_version": of a master key, in the KMS; None: for people only

@@ -1,4 +1,4 @@
-"""What an audit knows of a dataset: a snapshot, and what the KMS tells of the master keys."""
+"""Read what an audit needs of a dataset: a snapshot, and what the KMS tells of the master keys."""
 
 from __future__ import annotations
 
@@ -42,8 +42,16 @@ class Master(NamedTuple):
 class Survey:
     """A dataset's versions, open jobs and keys, as they were at one moment, and what the KMS tells of its master keys.
 
-    deep: also by which version of its master key the KMS has wrapped each DEK, which opens all manifests that name keys
-    in single wrap.
+    The keys that a version names, the versions and the jobs go into one report. So what was read is read again until
+    nothing has changed meanwhile. What a job decides needs no such check: see `ags_fast.dataset.look`.
+
+    Args:
+        opened: The dataset.
+        deep: Also find out by which version of its master key the KMS has wrapped each DEK. That opens all manifests
+            that name keys in single wrap.
+
+    Raises:
+        ConcurrentChangeError: The dataset has changed during each of several attempts.
     """
 
     def __init__(self, opened: Ledger, *, deep: bool = False) -> None:
@@ -85,7 +93,7 @@ class Survey:
         opened = self.opened
         self.unread.clear()
         self.closed.clear()
-        # In this order: what is no job's any more is in a version, and who commits has put the keys in before.
+        # The order matters: if a job has ended, its files are in a version, and a job that commits has put its keys in.
         self.jobs = [job for job_id in open_plans(opened.store) if (job := self._job(job_id)) is not None]
         self.versions: list[Version] = []  # the oldest first
         with suppress(KeyAccessError):  # which is said below
@@ -124,7 +132,7 @@ class Survey:
         return Job(job_id, frozenset(keys), str(plan.body.get("operation")), lives, sealers, keks, tuple(plan.refs))
 
     def files_of(self, job: Job) -> set[str]:
-        """The files that an open job may have written."""
+        """Return the files that an open job may have written."""
         return files_of(self.opened, job.job_id)
 
     # ---- what tables say
@@ -135,7 +143,7 @@ class Survey:
         return self.opened.open_table(ref, self.opened.envelope)
 
     def wraps(self, ref: TableRef) -> Counter[str]:
-        """How many DEKs each key wraps. It is opened if the reference to it does not say so."""
+        """Count the DEKs in a table that each key wraps. The table is opened if the reference does not tell."""
         if ref.path not in self._wraps:
             if ref.keys is None and ref.path in self.closed:
                 return Counter()
@@ -143,7 +151,7 @@ class Survey:
         return self._wraps[ref.path]
 
     def kms_wraps(self, ref: TableRef) -> Counter[Master]:
-        """How many DEKs each version of a master key wraps, without a KEK between them."""
+        """Count the DEKs in a table that each version of a master key wraps itself, without a KEK."""
         if ref.path not in self._kms_wraps:
             counts: Counter[Master] = Counter()
             singles = {key_id for key_id in self.wraps(ref) if not self._kek(key_id).double_wrap}
@@ -161,7 +169,7 @@ class Survey:
         return Master(self._kek(key_id).wrapping_key_id, self.version_of_bytes(wrapped))
 
     def version_of(self, entry: KeyEntry) -> str | None:
-        """The version of its master key that wraps a KEK."""
+        """Return the version of its master key that wraps a KEK; None if it is not known."""
         if entry.wrapped is None:
             return None
         return self.version_of_bytes(entry.wrapped) or entry.properties.get(MASTER_VERSION)
@@ -176,16 +184,16 @@ class Survey:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What decisions are made from."""
+        """The snapshot that decisions are made from."""
         counts: dict[str, Mapping[str, int]] = dict(self._wraps)
         return Snapshot(self.keys, tuple(self.versions), tuple(self.jobs), counts)
 
     def all_keks(self) -> Iterable[KeyEntry]:
-        """Those of the key store, and those that open jobs hold."""
+        """Return the keys of the key store, and the keys that open jobs hold."""
         return [*self.keys.values(), *(key for job in self.jobs for key in job.keks)]
 
     def superseded(self) -> Counter[Master]:
-        """How many KEKs the documents that the key store no longer needs hold. What is not authentic is left out."""
+        """Count the KEKs in documents that the key store no longer needs, except documents that are not authentic."""
         counts: Counter[Master] = Counter()
         keys = self.opened.keys
         if not isinstance(keys, DatasetKeyStore):
