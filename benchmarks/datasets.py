@@ -162,13 +162,9 @@ def verify(dataset: Path, kms: dict[str, str], engine: Engine | None) -> JobResu
 class PlainFile(NamedTuple):
     source: str
     target: str
-    plain_length: int
+    nbytes: int  # of plaintext
     wrapped: bytes  # its key, by KEK
     prefix: bytes
-
-
-class PlainTask(NamedTuple):
-    entry: PlainFile
 
 
 def plain_plan(source: Path, target: Path) -> list[PlainFile]:
@@ -195,7 +191,7 @@ def plain_copy(files: Iterable[PlainFile]) -> Iterator[int]:
         os.close(reading)
         os.close(writing)
         os.replace(temporary, file.target)
-        yield file.plain_length
+        yield file.nbytes
 
 
 def plain_encrypt(files: Iterable[PlainFile]) -> Iterator[int]:
@@ -210,7 +206,7 @@ def plain_encrypt(files: Iterable[PlainFile]) -> Iterator[int]:
         reading = os.open(file.source, os.O_RDONLY | os.O_CLOEXEC)
         temporary = f"{file.target}.tmp"
         writing = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        index, left = 0, file.plain_length
+        index, left = 0, file.nbytes
         while left:
             got = os.readv(reading, [window])
             nonce = os.urandom(12)
@@ -222,7 +218,7 @@ def plain_encrypt(files: Iterable[PlainFile]) -> Iterator[int]:
         os.close(reading)
         os.close(writing)
         os.replace(temporary, file.target)
-        yield file.plain_length
+        yield file.nbytes
 
 
 def plain_verify(files: Iterable[PlainFile]) -> Iterator[int]:
@@ -244,7 +240,7 @@ def plain_open(files: Iterable[PlainFile], writes: bool) -> Iterator[int]:
         if writes:
             temporary = f"{file.target}.tmp"
             writing = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        index, left, begin = 0, file.plain_length, peers.HEADER
+        index, left, begin = 0, file.nbytes, peers.HEADER
         while left:
             size = min(left, BLOCK)
             end = begin + size + peers.OVERHEAD
@@ -257,27 +253,26 @@ def plain_open(files: Iterable[PlainFile], writes: bool) -> Iterator[int]:
             index += 1
             left -= size
             begin = 0
-        if os.fstat(reading).st_size != file.plain_length + peers.HEADER + index * peers.OVERHEAD:
+        if os.fstat(reading).st_size != file.nbytes + peers.HEADER + index * peers.OVERHEAD:
             raise ValueError(f"{file.target} is longer than it was")
         os.close(reading)
         if writes:
             os.close(writing)
             os.replace(temporary, f"{file.target}.plain")
-        yield file.plain_length
+        yield file.nbytes
 
 
 def plain_job(session: SparkSession, task: Callable[..., Iterator[int]], plan: list[PlainFile]) -> None:
     """In the bins that our job has, too."""
     context = session.sparkContext
-    parts = bins(
-        [PlainTask(file) for file in plan],  # type: ignore[misc]
+    files = bins(
+        plan,
         target_bytes=TARGET_BYTES,
         open_cost=LOCAL_OPEN_COST,
         least=2 * context.defaultParallelism,
     )
-    files = [[task.entry for task in part] for part in parts]
     sizes = context.parallelize(files, len(files)).mapPartitions(functools.partial(_each, task)).collect()
-    if sum(sizes) != sum(file.plain_length for file in plan):
+    if sum(sizes) != sum(file.nbytes for file in plan):
         raise AssertionError("the plain job has not done all files")
 
 

@@ -112,7 +112,7 @@ def test_python_stream_class_is_a_seekable_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 4096, 1 << 20, 2_500_000])
 def test_plain_jobs_make_ags1(size: int, tmp_path: Path) -> None:
     plan = datasets.plain_plan(datasets.make_tree(tmp_path / "source", 3, size), tmp_path / "sealed")
-    assert [file.plain_length for file in plan] == [size] * 3
+    assert [file.nbytes for file in plan] == [size] * 3
     assert list(datasets.plain_encrypt(plan)) == list(datasets.plain_verify(plan)) == [size] * 3
     kek = datasets.AESGCM(datasets.KEK)
     for file in plan:

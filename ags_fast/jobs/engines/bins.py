@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ags_fast.jobs.work.context import AnyTask
+
+class Sized(Protocol):
+    """Work of a known size."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of work."""
 
 
-def bins(tasks: Sequence[AnyTask], *, target_bytes: int, open_cost: int, least: int) -> list[list[AnyTask]]:
+Task = TypeVar("Task", bound=Sized)
+
+
+def bins(tasks: Sequence[Task], *, target_bytes: int, open_cost: int, least: int) -> list[list[Task]]:
     """Spread files over bins: the longest file first, each to the bin with the least work.
 
     Args:
@@ -29,7 +38,7 @@ def bins(tasks: Sequence[AnyTask], *, target_bytes: int, open_cost: int, least: 
     # Starting a bin of less than a sixteenth of the target costs more than its work.
     wanted = max(-(-total // target_bytes), min(least, -(-total * 16 // target_bytes)))
     count = max(1, min(wanted, len(tasks)))
-    filled: list[list[AnyTask]] = [[] for _ in range(count)]
+    filled: list[list[Task]] = [[] for _ in range(count)]
     loads = [(0, i) for i in range(count)]
     for task in sorted(tasks, key=lambda task: -task.nbytes):
         load, i = loads[0]
