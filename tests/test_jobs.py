@@ -20,7 +20,7 @@ import ags_fast.jobs.work.context
 import ags_fast.jobs.work.dispatch
 import ags_fast.jobs.work.stream
 from ags_fast import AgsError, IntegrityError, PolicyError
-from ags_fast.dataset import planning
+from ags_fast.dataset import open_jobs, planning
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.plan import Plan
 from ags_fast.fs import Store, local
@@ -615,7 +615,7 @@ def test_sources_that_change_after_they_were_planned(
     src: Path, dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     victim = src / "edge" / "2048"
-    claim = planning.claim
+    claim = open_jobs.claim
 
     def then(plan: Plan, entries: Any) -> Any:
         made = claim(plan, entries)
