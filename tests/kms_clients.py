@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from types import SimpleNamespace
@@ -204,3 +206,30 @@ class VaultCredential:
 
         assert scopes == ("https://vault.azure.net/.default",)
         return AccessToken(self.token, int(time.time()) + 3600)
+
+
+class Counting(local.LocalKms):
+    """Notes each process that unwraps a key, and the master key, in a file."""
+
+    def _unwrap(self, wrapped: bytes, key_id: str) -> bytes:
+        with open(self.properties["log"], "a") as log:
+            print(os.getpid(), key_id, file=log)
+        return super()._unwrap(wrapped, key_id)
+
+
+class Poison(local.LocalKms):
+    """Kills whoever unwraps a data key that was the N-th to be wrapped, N in `poison`: 24 bytes, and 32 of binding."""
+
+    wrapped = 0
+
+    def _wrap(self, key: bytes, key_id: str) -> bytes:
+        made = super()._wrap(key, key_id)
+        if len(key) != 56:
+            return b"o" + made
+        Poison.wrapped += 1
+        return (b"p" if str(Poison.wrapped - 1) in self.properties["poison"].split() else b"o") + made
+
+    def _unwrap(self, wrapped: bytes, key_id: str) -> bytes:
+        if wrapped[:1] == b"p" and os.path.exists(self.properties["armed"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._unwrap(wrapped[1:], key_id)

@@ -342,3 +342,20 @@ def parquet_testing_keys(name: str) -> tuple[bytes, dict[str, bytes]]:
     names = ["double", "float", "boolean", "int32", "ba", "flba", "int64_field.list.element", "int96"]
     columns = [name if "." in name else f"{name}_field" for name in names]
     return KF + b"6789012345678901", {column: b"1234567890" * 3 + b"1%d" % i for i, column in enumerate(columns, 2)}
+
+
+# ---------------------------------------------------------------- trees
+
+
+def parquets(folder: Path) -> dict[str, Path]:
+    """What is not hidden of a tree."""
+    found = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    return {str(name): path for name, path in found.items() if not any(part[0] in "._" for part in name.parts)}
+
+
+def check_equal(one: Path, other: Path) -> None:
+    ours, theirs = parquets(one), parquets(other)
+    assert ours.keys() == theirs.keys()
+    for name, path in ours.items():
+        assert rows(path) == rows(theirs[name]), name
+        assert pq.read_schema(path).equals(pq.read_schema(theirs[name]), check_metadata=True)

@@ -17,7 +17,8 @@ import parquet_peers as peers
 import pytest
 from parquet_corpus import flat, nested
 from parquet_peers import rows_of
-from support import flip, python_env, run_python
+from programs import commands
+from support import flip, program, python_env, run_python
 
 from ags_fast import cli
 from ags_fast import parquet as apq
@@ -396,12 +397,6 @@ def test_a_file_cannot_steer_the_terminal(here: Path, capsys: pytest.CaptureFixt
 
 
 def test_inspect_needs_neither_pyarrow_nor_keys(here: Path) -> None:
-    program = """
-        import sys
-        from ags_fast import cli
-        assert cli.main(["parquet", "inspect", sys.argv[1]]) == 0
-        assert not {"pyarrow", "numpy", "pandas"} & set(sys.modules)
-    """
-    out = run_python(program, here / "flat.parquet")
+    out = run_python(program(commands.inspect, str(here / "flat.parquet")))
     assert "footer" in out
     assert "text" in out

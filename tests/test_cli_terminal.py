@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from datasets import MASTER, make_kms, write_tree
-from support import pattern, python_env
+from programs import commands
+from support import pattern, program, python_env
 
 pytest.importorskip("pyarrow")
 
@@ -38,23 +39,13 @@ NAMES = {
     "line\u2028end\r\b".encode(): "line\\u2028end\\r\\x08",
     "plain ünïcode 日本 \\x1b".encode(): "plain ünïcode 日本 \\x1b",
 }
-# Python's start is not ours, what comes after `ready` is.
-COMMAND = """
-import os, sys
-import ags_fast.__main__ as command
-take = command.signal
-def signal(*args):
-    take(*args)
-    os.write(1, b'ready\\n')
-command.signal = signal
-sys.exit(command.main())
-"""
+COMMAND = ("-P", commands.__file__)
 
 
 class Terminal:
     """The command `ags-fast`, as the only one in a terminal."""
 
-    def __init__(self, folder: Path, *arguments: str, python: tuple[str, ...] = ("-P", "-c", COMMAND)) -> None:
+    def __init__(self, folder: Path, *arguments: str, python: tuple[str, ...] = COMMAND) -> None:
         self.master, slave = os.openpty()
         settings = termios.tcgetattr(slave)
         settings[3] &= ~termios.ECHO
@@ -253,12 +244,12 @@ def interrupt(
     folder: Path,
     after: float,
     *arguments: str,
-    python: tuple[str, ...] = ("-P", "-c", COMMAND),
+    python: tuple[str, ...] = COMMAND,
     begun: Callable[[], bool] = lambda: True,
 ) -> None:
     """Press Ctrl-C `after` seconds after the command is ready and `begun` is true."""
     terminal = Terminal(folder, *arguments, python=python)
-    if python[1] == "-c":
+    if python == COMMAND:
         terminal.wait_ready()
     while not begun():
         assert terminal.process.poll() is None
@@ -341,31 +332,9 @@ def test_ctrl_c_twice(tree: Path, kms: list[str]) -> None:
     assert list(tree.glob("ds/*.agstmp")) == []
 
 
-INTERRUPTED = """
-import os, signal, sys, time
-from ags_fast import cli
-from ags_fast.cli import stream
-from ags_fast.cli.terminal import interrupts
-
-class Dying:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)
-
-def run(args):
-    Dying()
-    time.sleep(100)
-    return {}
-
-stream.open_regular = run
-sys.argv = ["ags-fast", "stream", "inspect", "x"]
-sys.exit(cli.command())
-"""
-
-
 def test_ctrl_c_in_a_destructor() -> None:
     """Where Python raises nothing, and tells of it: the command is interrupted all the same."""
-    command = [sys.executable, "-P", "-c", INTERRUPTED]
+    command = [sys.executable, "-P", *program(commands.interrupt_in_a_destructor)]
     done = subprocess.run(command, env=python_env(), capture_output=True, text=True, timeout=15)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.startswith("ags-fast: ")

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from kms_clients import keystore
-from support import run_python
+from programs import wrapping
+from support import program, run_python
 
 from ags_fast._core import Key, rewrap
 from ags_fast.errors import IntegrityError, KeyLimitError
@@ -343,35 +344,7 @@ def test_the_limit_of_the_new_key() -> None:
 
 def test_nonces_of_parent_and_children(tmp_path: Path) -> None:
     """10^5 rows in all, by a parent and its forks, each at once after the fork, with keys and helpers of before it."""
-    program = """
-        import os, sys
-        from ags_fast._core import Key, rewrap
-        N = 25_000
-        old, new, dek = Key(bytes(16)), Key(bytes(32)), bytes(16)
-        row = bytes(12) + old.seal(bytes(12), dek, b"")
-        offsets = b"".join((len(row) * i).to_bytes(4, sys.byteorder) for i in range(N + 1))
-        names, wrapped = bytes(len(offsets)), row * N
-
-        def run(file):
-            out = bytearray(len(wrapped))
-            rewrap(old, new, b"", names, b"", offsets, wrapped, out, threads=2)
-            view = memoryview(out)
-            for i in range(0, len(out), 997 * len(row)):
-                assert new.open(out[i : i + 12], view[i + 12 : i + len(row)], b"") == dek
-            with open(file, "wb") as target:
-                target.write(b"".join(view[i : i + 12] for i in range(0, len(out), len(row))))
-
-        run(sys.argv[1] + "/0")
-        children = []
-        for name in "12":
-            if not (pid := os.fork()):
-                run(sys.argv[1] + "/" + name)
-                os._exit(0)
-            children.append(pid)
-        run(sys.argv[1] + "/3")
-        assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
-    """
-    run_python(program, tmp_path)
+    run_python(program(wrapping.rewrap_after_fork, tmp_path))
     nonces = b"".join((tmp_path / name).read_bytes() for name in "0123")
     assert len({nonces[i : i + 12] for i in range(0, len(nonces), 12)}) == len(nonces) // 12 == 100_000
 

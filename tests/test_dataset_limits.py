@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from datasets import HERE, MASTER, make_kms, write_tree
-from support import pattern
+from programs import limits
+from support import pattern, program, run_python
 
 from ags_fast import FormatError, IntegrityError
 from ags_fast.dataset.ledger import Ledger
@@ -104,42 +104,9 @@ def forger(made: Forger, tmp_path: Path) -> Forger:
 
 # ---------------------------------------------------------------- documents
 
-IN_512_MIB = """
-import resource, sys, time
-resource.setrlimit(resource.RLIMIT_AS, (512 << 20,) * 2)
-import json
-from ags_fast import AgsError
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.keys.kms import load_kms
-from ags_fast.keys.stores import claimed_keys
-from ags_fast.fs import Store
-
-folder, kms, expected = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
-
-def read():
-    Ledger.open(folder, load_kms(kms)).load()
-
-for what in (read, lambda: claimed_keys(Store(folder))) if expected == "keys" else (read,):
-    began = time.process_time()
-    try:
-        what()
-    except AgsError as error:
-        print(type(error).__name__, error)
-    else:
-        sys.exit("it was read")
-    assert time.process_time() - began < 20
-"""
-
 
 def in_512_mib(forger: Forger, what: str = "") -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", IN_512_MIB, str(forger.folder), json.dumps(forger.kms), what],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return run_python(program(limits.read_in_512_mib, str(forger.folder), forger.kms, what), timeout=300)
 
 
 @linux

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from kms_clients import Plain, keystore
-from support import flip, run_python
+from programs import wrapping
+from support import flip, program, run_python
 
 from ags_fast._json import MARKS
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
@@ -482,29 +483,7 @@ def test_the_cache_is_of_one_asker(tmp_path: Path) -> None:
 
 def test_a_fork_has_an_empty_cache(tmp_path: Path) -> None:
     out = run_python(
-        """
-        import os, sys, threading
-        from pathlib import Path
-        from kms_clients import keystore
-        from ags_fast.keys import Envelope, kms_calls, new_kek
-        from ags_fast.keys.cache import unwrapped_keks
-        properties = keystore(Path(sys.argv[1]), "m")
-        kek = new_kek(properties, "m")
-        envelope = Envelope(properties, {kek.key_id: kek})
-        wrapped = envelope.wrap(kek.key_id, bytes(16), b"bound")
-        unwrapped_keks._lock.acquire()  # as another thread might hold it
-        nonces = set()
-        for _ in range(3):
-            if (pid := os.fork()) == 0:
-                assert len(unwrapped_keks) == 0
-                assert envelope.unwrap(kek.key_id, wrapped, b"bound") == bytes(16)
-                print(envelope.wrap(kek.key_id, bytes(16), b"bound")[:12].hex(), dict(kms_calls()), flush=True)
-                os._exit(0)
-            assert os.waitpid(pid, 0)[1] == 0
-        unwrapped_keks._lock.release()
-        print(envelope.wrap(kek.key_id, bytes(16), b"bound")[:12].hex(), dict(kms_calls()))
-        """,
-        tmp_path,
+        program(wrapping.envelope_after_fork, tmp_path),
     )
     lines = [line.partition(" ") for line in out.splitlines()]
     assert len({nonce for nonce, _, _ in lines}) == 4
@@ -514,55 +493,7 @@ def test_a_fork_has_an_empty_cache(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_evicted_keys_are_wiped() -> None:
     """The KEK is in the process's memory while it is in the cache, and no longer."""
-    run_python(
-        """
-        import gc, os
-        from ags_fast.keys import Envelope, KeyEntry, clear_cache
-        from ags_fast.keys.cache import unwrapped_keks
-        from ags_fast._core import Key
-        invert = bytes(255 - i for i in range(256))
-        needle = os.urandom(32)  # the key with every bit turned over, so that looking for it makes no copies
-
-        def copies():
-            found = 0
-            with open("/proc/self/maps") as maps:
-                regions = [line.split()[0].split("-") for line in maps if line.split()[1].startswith("rw")]
-            memory = os.open("/proc/self/mem", os.O_RDONLY)
-            for begin, end in regions:
-                begin, end = int(begin, 16), int(end, 16)
-                while begin < end:
-                    try:
-                        chunk = os.pread(memory, min(end - begin, 1 << 20), begin)
-                    except OSError:
-                        break
-                    found += chunk.translate(invert).count(needle)
-                    begin += len(chunk)
-            os.close(memory)
-            return found
-
-        def put(name):
-            key = bytearray(32)
-            for i in range(32):
-                key[i] = invert[needle[i]]
-            unwrapped_keks.put(name, Key(key))
-            for i in range(32):
-                key[i] = 0
-
-        small = lambda: setattr(unwrapped_keks, "entries", 0) or unwrapped_keks.put(b"x", Key(bytes(16)))
-        for evict in (clear_cache, small):
-            put(b"name")
-            assert copies() >= 1
-            evict()
-            gc.collect()
-            assert copies() == 0, copies()
-            unwrapped_keks.entries = 10
-        put(b"name")
-        unwrapped_keks._keys[b"name"] = 0.0, unwrapped_keks._keys[b"name"][1]  # its time is over
-        unwrapped_keks._until = 0.0
-        assert len(unwrapped_keks) == 0
-        assert copies() == 0
-        """
-    )
+    run_python(program(wrapping.look_for_keks))
 
 
 # ---------------------------------------------------------------- documents

@@ -11,9 +11,11 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import kms_clients
+import programs.jobs
 import pytest
 from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, row_of, small_tree, write_tree
-from support import pattern, run_python, seal_stream, start_python
+from support import pattern, program, run_python, seal_stream, start_python
 
 import ags_fast.dataset.names
 import ags_fast.jobs.work.context
@@ -244,30 +246,11 @@ def test_kms_calls(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path
 
 
 def test_each_worker_asks_the_kms_once(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "counting.py").write_text(
-        "import os\n"
-        "from ags_fast.keys.kms.local import LocalKms\n"
-        "class Counting(LocalKms):\n"
-        "    def _unwrap(self, wrapped, key_id):\n"
-        "        with open(self.properties['log'], 'a') as log: print(os.getpid(), file=log)\n"
-        "        return super()._unwrap(wrapped, key_id)\n"
-    )
-    counted = {**kms, "encryption.kms-impl": "counting:Counting", "log": str(tmp_path / "log")}
+    counted = {**kms, "encryption.kms-impl": "kms_clients:Counting", "log": str(tmp_path / "log")}
     del counted["encryption.kms-type"]
     encrypt(src, dataset, kms).raise_for_failures()
-    run_python(
-        """
-        import sys
-        sys.path.insert(0, sys.argv[3])
-        from ags_fast.jobs import LocalEngine, verify_files
-        result = verify_files(sys.argv[1], kms=eval(sys.argv[2]), engine=LocalEngine(2))
-        assert result.counts["ok"] and not result.failed, result.failed
-        """,
-        dataset,
-        repr(counted),
-        tmp_path,
-    )
-    callers = (tmp_path / "log").read_text().split()
+    run_python(program(programs.jobs.run, "verify_files", dataset, kms=counted))
+    callers = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
     assert 2 <= len(callers) == len(set(callers)) <= 3
 
 
@@ -914,36 +897,16 @@ def test_a_manifest_that_leads_elsewhere(
 
 # ---------------------------------------------------------------------------------------------- what kills workers
 
-POISON = """
-import os, signal
-from ags_fast.keys.kms.local import LocalKms
-
-class Poison(LocalKms):
-    # Kills whoever unwraps a data key that was the n-th, n in `poison`, to be wrapped: 24 bytes, and 32 of binding.
-    wrapped = 0
-
-    def _wrap(self, key, key_id):
-        made = super()._wrap(key, key_id)
-        if len(key) != 56: return b"o" + made
-        Poison.wrapped += 1
-        return (b"p" if str(Poison.wrapped - 1) in self.properties["poison"].split() else b"o") + made
-
-    def _unwrap(self, wrapped, key_id):
-        if wrapped[:1] == b"p" and os.path.exists(self.properties["armed"]): os.kill(os.getpid(), signal.SIGKILL)
-        return super()._unwrap(wrapped[1:], key_id)
-"""
-
 
 @pytest.fixture
 def poison(kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A KMS under which the files number 2, 3 and 7 kill the process that opens their keys."""
-    (tmp_path / "poison_kms.py").write_text(POISON)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(kms_clients.Poison, "wrapped", 0)
     (tmp_path / "armed").touch()
     del kms["encryption.kms-type"]
     return {
         **kms,
-        "encryption.kms-impl": "poison_kms:Poison",
+        "encryption.kms-impl": "kms_clients:Poison",
         "poison": "2 3 7",
         "armed": str(tmp_path / "armed"),
     }
@@ -952,7 +915,6 @@ def poison(kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_files_that_kill_their_workers(dataset: Path, poison: dict[str, str], tmp_path: Path) -> None:
     tree = {f"{n:02}": pattern(100, n) for n in range(20)}
     src = write_tree(tmp_path / "src", tree)
-    sys.modules.pop("poison_kms", None)
     done = encrypt(src, dataset, poison, engine=LocalEngine(2), double_wrap=False, dek_length=24)
     assert done.counts == {"ok": 17, "skipped": 0, "failed": 3}
     for name in ("02", "03", "07"):
@@ -1034,29 +996,13 @@ def test_workers_end_with_their_caller(dataset: Path, kms: dict[str, str], tmp_p
     src = write_tree(tmp_path / "src", {"0": b""})
     with open(src / "0", "wb") as file:
         file.truncate(8 << 30)  # some seconds
-    child = start_python(DRIVER, "encrypt", src, dataset, repr(kms))
+    child = start_python(program(programs.jobs.run, "encrypt_files", src, dataset, kms=kms, wrapping_key_id=MASTER))
     workers = wait_for(lambda: worker_pids(child.pid) if dead(dataset) else [])
     wait_for(lambda: [name for name in os.listdir(dataset) if name.endswith(".agstmp")])
     child.kill()
     child.communicate()
     wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), seconds=3)
     assert len(sweep(dataset).rows) == 1
-
-
-DRIVER = """
-import sys
-from ags_fast.jobs import LocalEngine, decrypt_files, encrypt_files, rekey_files
-op, src, dataset, kms, *options = sys.argv[1:]
-arguments = {"kms": eval(kms), "engine": LocalEngine(2), "progress": False, **(eval(options[0]) if options else {})}
-if op == "encrypt":
-    result = encrypt_files(src, dataset, wrapping_key_id="master", **{"block_size": 1024, **arguments})
-elif op == "decrypt":
-    result = decrypt_files(dataset, src, **arguments)
-else:
-    result = rekey_files(dataset, **arguments)
-print(result)
-result.raise_for_failures()
-"""
 
 
 def worker_pids(parent: int) -> list[str]:
@@ -1084,7 +1030,11 @@ def test_ctrl_c(dataset: Path, kms: dict[str, str], tmp_path: Path, op: str) -> 
     out = tmp_path / "out" if op == "decrypt" else src
     target = out if op == "decrypt" else dataset
     before = len(list(dataset.iterdir())) if op == "rekey" else 0
-    child = start_python(DRIVER, op, out, dataset, repr(kms))
+    places = {"encrypt": (src, dataset), "rekey": (dataset,), "decrypt": (dataset, out)}[op]
+    options: dict[str, Any] = {"kms": kms}
+    if op == "encrypt":
+        options |= {"wrapping_key_id": MASTER, "block_size": 1024}
+    child = start_python(program(programs.jobs.run, f"{op}_files", *places, **options))
     wait_for(lambda: target.exists() and len(list(target.iterdir())) > before + 10)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=30)
@@ -1092,7 +1042,7 @@ def test_ctrl_c(dataset: Path, kms: dict[str, str], tmp_path: Path, op: str) -> 
     assert "KeyboardInterrupt" in err
     assert [path for path in read_tree(target) if path.endswith(".agstmp")] == []
     assert read_tree(src) == tree
-    out_text = run_python(DRIVER, op, out, dataset, repr(kms), "{'resume': 'length'}")
+    out_text = run_python(program(programs.jobs.run, f"{op}_files", *places, **options, resume="length"))
     assert " 0 failed" in out_text
     if op == "decrypt":
         assert read_tree(out) == tree
@@ -1299,32 +1249,7 @@ def test_a_failed_job_can_be_resumed_while_its_error_is_kept(src: Path, dataset:
 def test_resume_makes_one_listing_and_opens_no_file(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src", {f"{n % 7}/{n:04}": b"x" for n in range(1500)})
     interrupted(src, dataset, kms, 1499, fsync=False)
-    out = run_python(
-        """
-        import os, sys
-        from collections import Counter
-        from ags_fast.jobs import LocalEngine, encrypt_files
-        src, dataset, kms = sys.argv[1:]
-        opened, scanned = Counter(), Counter()
-        def hook(event, args):
-            if event == "open" and isinstance(args[0], str): opened[os.path.relpath(args[0], dataset)] += 1
-            if event == "os.scandir" and isinstance(args[0], str): scanned[os.path.relpath(args[0], dataset)] += 1
-        stat, stats = os.stat, []
-        def counted(path, **options):
-            if isinstance(path, str) and path.startswith(dataset): stats.append(path)
-            return stat(path, **options)
-        os.stat = counted
-        sys.addaudithook(hook)
-        result = encrypt_files(src, dataset, kms=eval(kms), wrapping_key_id="master", engine=LocalEngine(0),
-                               block_size=1024, resume="length", fsync=False)
-        assert result.counts == {"ok": 1500, "skipped": 0, "failed": 0}, result
-        files = [path for path in opened if not path.startswith(("_ags", ".."))]
-        print(len(files), max(scanned[str(n)] for n in range(7)), len(stats))
-        """,
-        src,
-        dataset,
-        repr(kms),
-    )
+    out = run_python(program(programs.jobs.resume_frugally, str(src), str(dataset), kms))
     files, scans, stats = map(int, out.split())
     assert files <= 3, out
     assert scans <= 2, out

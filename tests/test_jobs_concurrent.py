@@ -3,14 +3,14 @@ names opens, and is what some source held."""
 
 from __future__ import annotations
 
+import ast
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
+import programs.jobs
 import pytest
 from datasets import MASTER, decrypted, leftovers, make_kms, write_tree
-from support import pattern, python_env
+from support import pattern, program, start_python
 
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.jobs import verify_files
@@ -22,47 +22,23 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyarrow")
 
-# A process that runs one job after another, as it is told, and says what became of each.
-RUNNER = """
-import sys
-import pyarrow.parquet
-from ags_fast import AgsError
-from ags_fast.jobs import LocalEngine, decrypt_files, encrypt_files, rekey_files, sweep, verify_files
-
-jobs = {"encrypt": encrypt_files, "rekey": rekey_files, "sweep": sweep, "verify": verify_files}
-for line in sys.stdin:
-    op, args, options = eval(line)
-    if op != "sweep":
-        options = {"engine": LocalEngine(0), "progress": False, **options}
-    try:
-        result = jobs[op](*args, **options)
-    except (AgsError, FileExistsError) as error:
-        print(repr((type(error).__name__, str(error))), flush=True)
-    else:
-        print(repr((result.counts, sorted({row.error_class for row in result.failed}))), flush=True)
-"""
-
 
 class Runner:
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", RUNNER],
-            env=python_env(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    """A process that runs one job after another, as it is told, and says what became of each."""
 
-    def start(self, op: str, *args: object, **options: object) -> None:
+    def __init__(self) -> None:
+        self._process = start_python(program(programs.jobs.serve))
+
+    def start(self, name: str, *args: object, **options: object) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(repr((op, [str(arg) for arg in args], options)) + "\n")
+        self._process.stdin.write(repr((name, [str(arg) for arg in args], options)) + "\n")
         self._process.stdin.flush()
 
     def finish(self) -> tuple[Any, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "it has died"
-        answer: tuple[Any, Any] = eval(line)
+        answer: tuple[Any, Any] = ast.literal_eval(line)
         return answer
 
     def close(self) -> None:
@@ -111,9 +87,9 @@ def test_two_that_encrypt_one_source_and_a_third_that_appends(
     for n in range(rounds):
         dataset = tmp_path / f"dataset {n}"
         options = {"kms": kms, "wrapping_key_id": MASTER, "block_size": 1024}
-        one.start("encrypt", src, dataset, **options)
-        two.start("encrypt", src, dataset, **{**options, **({"wrapping_key_id": "other"} if n % 3 == 1 else {})})
-        third.start("encrypt", more, dataset, **{**options, **({"double_wrap": False} if n % 3 == 2 else {})})
+        one.start("encrypt_files", src, dataset, **options)
+        two.start("encrypt_files", src, dataset, **{**options, **({"wrapping_key_id": "other"} if n % 3 == 1 else {})})
+        third.start("encrypt_files", more, dataset, **{**options, **({"double_wrap": False} if n % 3 == 2 else {})})
         answers = [one.finish(), two.finish()]
         assert third.finish() == ({"ok": 4, "skipped": 0, "failed": 0}, [])
         # Whoever came second has seen that, or failed in every file.
@@ -137,21 +113,21 @@ def test_rekey_and_overwrite(tmp_path: Path, kms: dict[str, str], runners: list[
     tree = {f"{n % 3}/{n}": pattern(500 * n, n) for n in range(8)}
     src, dataset = write_tree(tmp_path / "src", tree), tmp_path / "dataset"
     options = {"kms": kms, "wrapping_key_id": MASTER, "block_size": 1024}
-    one.start("encrypt", src, dataset, **options)
+    one.start("encrypt_files", src, dataset, **options)
     one.finish()
     seen = [tree]
     for n in range(rounds):
         tree = {**tree, **{f"{m % 3}/{m}": b"%d %d" % (n, m) for m in range(3)}, f"new {n}": b"new"}
         write_tree(src, tree)
         seen.append(tree)
-        one.start("rekey", dataset, kms=kms, **({"wrapping_key_id": "other"} if n % 3 == 2 else {}))
-        two.start("encrypt", src, dataset, overwrite=True, **options)
-        third.start(*[("verify", dataset), ("sweep", dataset), ("rekey", dataset)][n % 3], kms=kms)
+        one.start("rekey_files", dataset, kms=kms, **({"wrapping_key_id": "other"} if n % 3 == 2 else {}))
+        two.start("encrypt_files", src, dataset, overwrite=True, **options)
+        third.start(*[("verify_files", dataset), ("sweep", dataset), ("rekey_files", dataset)][n % 3], kms=kms)
         answers = [one.finish(), two.finish(), third.finish()]
         for counts, errors in answers:
             assert isinstance(counts, dict), answers
             assert errors in ([], ["ConcurrentChangeError"]), answers
-        two.start("encrypt", src, dataset, overwrite=True, **options)  # what lost against the rekey, again
+        two.start("encrypt_files", src, dataset, overwrite=True, **options)  # what lost against the rekey, again
         assert two.finish()[0]["failed"] == 0
         assert decrypted(dataset, kms) == tree, n
     check(dataset, kms, *seen)
@@ -165,7 +141,7 @@ def test_many_that_append(tmp_path: Path, kms: dict[str, str]) -> None:
     for n, runner in enumerate(runners):
         trees.append({f"{n}/{m}": os.urandom(100) for m in range(3)})
         src = write_tree(tmp_path / f"src {n}", trees[-1])
-        runner.start("encrypt", src, dataset, kms=kms, wrapping_key_id=MASTER, double_wrap=bool(n % 2))
+        runner.start("encrypt_files", src, dataset, kms=kms, wrapping_key_id=MASTER, double_wrap=bool(n % 2))
     answers = [runner.finish() for runner in runners]
     for runner in runners:
         runner.close()
@@ -184,7 +160,7 @@ def test_a_job_and_sweeps(tmp_path: Path, kms: dict[str, str], runners: list[Run
         added = {f"{n}/{m}": pattern(3000, m) for m in range(20)}
         tree |= added
         write_tree(src, added)
-        one.start("encrypt", src, dataset, kms=kms, wrapping_key_id=MASTER, block_size=1024)
+        one.start("encrypt_files", src, dataset, kms=kms, wrapping_key_id=MASTER, block_size=1024)
         swept = []
         for _ in range(4 if n else 0):
             two.start("sweep", dataset, kms=kms)

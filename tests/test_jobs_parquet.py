@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pme_reference
+import programs.jobs
+import programs.parquets
 import pytest
 from datasets import HERE, MASTER, leftovers, make_kms, read_tree, row_of, write_tree
-from parquet_corpus import CORPUS, flat, rows
+from parquet_corpus import CORPUS, check_equal, flat, parquets, rows
 from parquet_peers import rows_of
-from support import flip, python_env, run_python, seal_stream
+from support import flip, program, python_env, run_python, seal_stream
 from test_dataset_format import SecondReader
 
 import ags_fast.jobs.work.parquet
@@ -97,20 +99,6 @@ def entries_of(dataset: Any, kms: Any, version: int | None = None) -> dict[str, 
 def context_of(dataset: Any, kms: Any) -> Context:
     opened = Ledger.open(dataset, load_kms(kms))
     return Context("verify", "", opened.id, opened.store, opened.envelope)
-
-
-def parquets(folder: Path) -> dict[str, Path]:
-    """What is not hidden of a tree."""
-    found = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
-    return {str(name): path for name, path in found.items() if not any(part[0] in "._" for part in name.parts)}
-
-
-def check_equal(one: Path, other: Path) -> None:
-    ours, theirs = parquets(one), parquets(other)
-    assert ours.keys() == theirs.keys()
-    for name, path in ours.items():
-        assert rows(path) == rows(theirs[name]), name
-        assert pq.read_schema(path).equals(pq.read_schema(theirs[name]), check_metadata=True)
 
 
 def check_round_trip(src: Path, dataset: Path, kms: Any, out: Path, **options: Any) -> None:
@@ -446,29 +434,10 @@ def test_kms_calls(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path
 
 
 def test_each_worker_asks_once(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "counting.py").write_text(
-        "import os\n"
-        "from ags_fast.keys.kms.local import LocalKms\n"
-        "class Counting(LocalKms):\n"
-        "    def _unwrap(self, wrapped, key_id):\n"
-        "        with open(self.properties['log'], 'a') as log: print(os.getpid(), key_id, file=log)\n"
-        "        return super()._unwrap(wrapped, key_id)\n"
-    )
-    counted = {**kms, "encryption.kms-impl": "counting:Counting", "log": str(tmp_path / "log")}
+    counted = {**kms, "encryption.kms-impl": "kms_clients:Counting", "log": str(tmp_path / "log")}
     del counted["encryption.kms-type"]
     encrypt(src, dataset, kms, column_keys=COLUMNS).raise_for_failures()
-    run_python(
-        """
-        import sys
-        sys.path.insert(0, sys.argv[3])
-        from ags_fast.jobs import LocalEngine, verify_files
-        result = verify_files(sys.argv[1], kms=eval(sys.argv[2]), engine=LocalEngine(2), progress=False)
-        assert result.counts["ok"] == 4 and not result.failed, result.failed
-        """,
-        dataset,
-        repr(counted),
-        tmp_path,
-    )
+    run_python(program(programs.jobs.run, "verify_files", dataset, kms=counted))
     lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == len(set(lines))
     assert len({line.split()[0] for line in lines}) >= 2
@@ -836,89 +805,15 @@ def test_decrypt_again(src: Path, dataset: Path, kms: dict[str, str], tmp_path: 
     assert oct(one.stat().st_mode & 0o777) == oct(other.stat().st_mode & 0o777)
 
 
-STEPS = """
-import itertools, os, shutil, signal, sys
-from pathlib import Path
-import pyarrow.parquet as pq
-from datasets import HERE, MASTER, leftovers
-from parquet_corpus import flat, rows
-from test_jobs_parquet import check_equal, encrypt
-from ags_fast.fs import NewFile, Store
-from ags_fast.jobs import rekey_files, sweep, verify_files, decrypt_files
-
-folder, op, kms = Path(sys.argv[1]), sys.argv[2], eval(sys.argv[3])
-src, dataset, first, out = (folder / name for name in ("src", "dataset", "first", "out"))
-columns = {"text": "hr"}
-
-def job(**options):
-    if op == "rekey":
-        return rekey_files(dataset, kms=kms, engine=HERE, progress=False, **options)
-    return encrypt(src, dataset, kms, column_keys=columns, fsync=True, **options)
-
-def child(work):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-def dying(step):
-    steps = itertools.count()
-
-    def wrapped(function):
-        def call(*args, **options):
-            if next(steps) == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **options)
-        return call
-
-    for owner, name in ((Store, "create"), (Store, "delete"), (NewFile, "write"), (NewFile, "publish")):
-        setattr(owner, name, wrapped(getattr(owner, name)))
-    os.replace = wrapped(os.replace)
-    job().raise_for_failures()
-
-src.mkdir()
-for n in range(3):
-    pq.write_table(flat(60, seed=n), src / f"{n}.parquet")
-if op == "rekey":
-    assert child(lambda: encrypt(src, first, kms, column_keys=columns)) == 0
-for step in itertools.count(int(sys.argv[4]), int(sys.argv[5])):
-    shutil.rmtree(dataset, ignore_errors=True)
-    if first.exists():
-        shutil.copytree(first, dataset)
-    code = child(lambda: dying(step))
-    assert code in (0, -signal.SIGKILL), (step, code)
-    resume = "verify" if step % 2 else "length"
-    assert child(lambda: job(resume=resume).raise_for_failures()) == 0, step
-    swept = sweep(dataset, kms=kms).rows
-    assert {row.format for row in swept} <= {"temporary", "plan"}, (step, swept)
-    assert leftovers(dataset, kms) == [], (step, leftovers(dataset, kms))
-    checked = verify_files(dataset, kms=kms, engine=HERE, progress=False)
-    assert checked.counts == {"ok": 3, "skipped": 0, "failed": 0}, (step, checked.rows)
-    for version in {1, checked.version}:
-        shutil.rmtree(out, ignore_errors=True)
-        done = decrypt_files(dataset, out, kms=kms, engine=HERE, progress=False, version=version, fsync=False)
-        done.raise_for_failures()
-        check_equal(src, out)
-    if code == 0:
-        break
-print(step)
-"""
-
-
 @pytest.mark.parametrize("op", ["encrypt", "rekey"])
 @pytest.mark.timeout(300)
 def test_killed(tmp_path: Path, kms: dict[str, str], op: str) -> None:
     """At steps that touch storage; whoever takes up the job finishes it, and leaves nothing behind."""
     stride = 8 if op == "encrypt" else 7  # other steps in each run
     begin = int.from_bytes(os.urandom(1)) % stride
-    assert int(run_python(STEPS, tmp_path, op, repr(kms), begin, stride, timeout=280)) > 15
+    killed = program(programs.parquets.kill_parquet_job_at_steps, tmp_path, op, kms, begin, stride)
+    steps = run_python(killed, timeout=280)
+    assert int(steps) > 15
 
 
 # ---------------------------------------------------------------------------------------------- sources that go

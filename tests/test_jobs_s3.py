@@ -9,8 +9,9 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import programs.jobs
 import pytest
-from support import finish_python, pattern, start_python
+from support import finish_python, pattern, program, run_python, start_python
 
 from ags_fast import jobs
 from ags_fast.dataset.ledger import Ledger
@@ -27,14 +28,6 @@ pytest.importorskip("boto3")
 pytest.importorskip("pyarrow")
 
 pytestmark = pytest.mark.timeout(900)  # the first time, a server has to be built
-
-DRIVER = """
-import json, sys
-from ags_fast import jobs
-arguments = json.loads(sys.argv[1])
-result = jobs.encrypt_files(arguments.pop("src"), arguments.pop("dataset"), **arguments)
-print(json.dumps([result.version, result.counts]))
-"""
 
 
 @pytest.fixture(params=["moto", "versitygw"])
@@ -109,16 +102,15 @@ def test_two_at_once_and_a_third(server: S3Server, bucket: str, kms: dict[str, s
     plain = tree(tmp_path / "src", {f"{i}": 100_000 + i for i in range(12)})
     common: dict[str, Any] = {"dataset": f"{bucket}/dataset", "kms": kms, "wrapping_key_id": "master"}
     common["storage_options"] = server.options()
-    arguments = json.dumps({"src": str(tmp_path / "src"), **common})
-    children = [start_python(DRIVER, arguments) for _ in range(2)]
-    ok = sum(json.loads(finish_python(child, 120))[1]["ok"] for child in children)
+    encrypt = program(programs.jobs.run, "encrypt_files", src=tmp_path / "src", **common)
+    children = [start_python(encrypt) for _ in range(2)]
+    ok = sum(json.loads(finish_python(child, 120).splitlines()[-1])["ok"] for child in children)
     assert ok == len(plain)
     url = f"{bucket}/dataset"
     assert content(url, kms, server.options()) == plain
     assert unknown_objects(url, kms, server.options()) == []
     plain |= tree(tmp_path / "more", {"new": 70_000})
-    third = start_python(DRIVER, json.dumps({"src": str(tmp_path / "more"), **common}))
-    finish_python(third, 120)
+    run_python(program(programs.jobs.run, "encrypt_files", src=tmp_path / "more", **common), timeout=120)
     assert content(url, kms, server.options()) == plain
 
 
@@ -128,8 +120,7 @@ def test_a_killed_driver(server: S3Server, bucket: str, kms: dict[str, str], tmp
     plain = tree(tmp_path / "src", {f"{i}": 20 << 20 for i in range(4)})
     url, options = f"{bucket}/dataset", server.options()
     common: dict[str, Any] = {"dataset": url, "kms": kms, "wrapping_key_id": "master", "storage_options": options}
-    arguments = json.dumps({"src": str(tmp_path / "src"), **common})
-    child = start_python("import os\nos.setsid()\n" + DRIVER, arguments)
+    child = start_python(program(programs.jobs.run, "encrypt_files", src=tmp_path / "src", own_session=True, **common))
     client, name = server.client(), bucket.removeprefix("s3://")
     for _ in range(3000):
         if client.list_multipart_uploads(Bucket=name).get("Uploads"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,9 +12,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import programs.jobs
 import pytest
 from datasets import MASTER, make_kms, read_tree
-from support import run_python
+from support import program, run_python
 
 pytest.importorskip("pyarrow")
 
@@ -82,19 +84,8 @@ def test_commands_in_a_folder_of_data(data: Path, kms: dict[str, str], command: 
     assert read_tree(data.parent / "back") == read_tree(data)
 
 
-SCRIPT = """
-import os, sys
-from ags_fast.jobs import LocalEngine, encrypt_files
-kms = eval(sys.argv[1])
-os.environ["PYTHONPATH"] = os.pathsep.join(["", ".", "lib", os.environ.get("PYTHONPATH", "")])
-for path in eval(sys.argv[2]):
-    sys.path.insert(0, path)
-    sys.path_importer_cache.clear()
-if __name__ == "__main__":
-    done = encrypt_files(".", "../out", kms=kms, wrapping_key_id="master", engine=LocalEngine(1), fsync=False)
-    done.raise_for_failures()
-    print(done.counts["ok"])
-"""
+PROGRAMS = Path(__file__).with_name("programs")
+SCRIPT = (PROGRAMS / "job_of_mine.py").read_text()
 
 
 def test_jobs_in_a_folder_of_data(data: Path, kms: dict[str, str]) -> None:
@@ -107,11 +98,12 @@ def test_jobs_in_a_folder_of_data(data: Path, kms: dict[str, str]) -> None:
     script = data.parent / "scripts" / "job.py"
     script.parent.mkdir()
     # What its own process imports when the path has the folder is its own affair: everything, before that.
-    script.write_text("import ags_fast.jobs.rotation, ags_fast.keys.kms.local, pyarrow.parquet, tqdm\n" + SCRIPT)
+    script.write_text(f"import ags_fast.jobs.rotation, ags_fast.keys.kms.local, pyarrow.parquet, tqdm\n{SCRIPT}")
     count = len(list(data.rglob("*.py")))
-    assert run([sys.executable, str(script), repr(kms), repr(paths)], data) == f"{count}\n"
+    assert run([sys.executable, str(script), json.dumps(kms), json.dumps(paths)], data) == f"{count}\n"
 
 
+# A string, for what it imports is only where it is written to.
 KMS_IMPL = """
 import helper_of_mine
 from ags_fast.keys.kms.local import LocalKms
@@ -135,7 +127,7 @@ def test_clients_of_the_callers_own_are_found(tmp_path: Path, kms: dict[str, str
     cwd = tmp_path / "lib" if how == "elsewhere" else home
     cwd.mkdir(exist_ok=True)
     (cwd / "data").touch()
-    command_line = [sys.executable, *arguments, repr(kms), "[]"]
+    command_line = [sys.executable, *arguments, json.dumps(kms), "[]"]
     done = subprocess.run(command_line, cwd=cwd, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 1
@@ -143,6 +135,7 @@ def test_clients_of_the_callers_own_are_found(tmp_path: Path, kms: dict[str, str
 
 # ------------------------------------------------------------------------------------------------------- interpreters
 
+# A string, for with these flags Python looks for no programs in this folder.
 FLAGS = """
 import sys
 from ags_fast.jobs.engines.start import import_path, start_python
@@ -164,24 +157,10 @@ def test_flags_are_those_of_the_caller(tmp_path: Path, flags: list[str]) -> None
     assert mine == its
 
 
-@pytest.mark.parametrize("executable", ["''", "None", "'/usr/sbin/uwsgi'", "'/nowhere/python3'"])
-def test_embedded_interpreters(executable: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("executable", ["", None, "/usr/sbin/uwsgi", "/nowhere/python3"])
+def test_embedded_interpreters(executable: str | None) -> None:
     """Of a program that has Python inside, `sys.executable` is the program, or nothing."""
-    run_python(
-        f"""
-        import sys
-        real, sys.executable = sys.executable, {executable}
-        from ags_fast.jobs.engines.start import import_path, start_python
-        code = "import ags_fast; print(ags_fast.__file__)"
-        out = start_python(code, import_path()).communicate()[0].decode().strip()
-        import ags_fast
-        assert out == ags_fast.__file__, out
-
-        import multiprocessing
-        multiprocessing.set_executable("/bin/echo")  # as such programs do
-        assert "-P" in start_python("", []).communicate()[0].decode()
-        """
-    )
+    run_python(program(programs.jobs.start_embedded, executable))
 
 
 def test_no_interpreter(monkeypatch: pytest.MonkeyPatch, kms: dict[str, str], tmp_path: Path) -> None:
@@ -223,28 +202,6 @@ def test_worker_without_a_caller_is_silent(capfd: Any) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- Spark
 
-SPARK = """
-import sys
-import pyarrow, tqdm  # before the folder of data is on the path of this process
-from pyspark.sql import SparkSession
-from ags_fast.jobs import encrypt_files
-from ags_fast.jobs.engines.local import run_isolated
-from ags_fast.spark import SparkEngine
-from dataclasses import replace
-
-conf = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", **SparkEngine.recommended_conf()}
-spark = SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()
-kms = eval(sys.argv[1])
-more = dict(kms=kms, wrapping_key_id="master", fsync=False, progress=False)
-encrypt_files(".", "../out", engine=SparkEngine(spark), **more).raise_for_failures()
-
-class Isolated(SparkEngine):  # as when a file kills its worker
-    def run(self, context, tasks, open_cost, report):
-        super().run(replace(context, isolate=True), tasks, open_cost, report)
-
-encrypt_files(".", "../out2", engine=Isolated(spark), **more).raise_for_failures()
-"""
-
 
 @pytest.mark.more
 @pytest.mark.spark
@@ -256,9 +213,9 @@ def test_spark_in_a_folder_of_data(data: Path, kms: dict[str, str]) -> None:
     pytest.importorskip("pyspark")
     (data.parent / "scripts").mkdir()
     script = data.parent / "scripts" / "job.py"
-    script.write_text(SPARK)
+    shutil.copy(PROGRAMS / "spark_job_of_mine.py", script)
     env = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    command = [sys.executable, str(script), repr(kms)]
+    command = [sys.executable, str(script), json.dumps(kms)]
     done = subprocess.run(command, cwd=data, env={**os.environ, **env}, capture_output=True, text=True, timeout=200)
     assert told(data) == "", f"{told(data)}\n{done.stdout}{done.stderr}"
     assert done.returncode == 0, f"{told(data)}\n{done.stdout}{done.stderr}"

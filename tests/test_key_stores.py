@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kms_clients import Shelf, keystore
-from support import finish_python, flip, start_python
+from programs import wrapping
+from support import finish_python, flip, program, start_python
 
 from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import Store
@@ -860,23 +861,7 @@ def test_rows_that_somebody_spoilt(database: str, tmp_path: Path) -> None:
 def test_processes_race(database: str, tmp_path: Path) -> None:
     """Processes that add forty keys between them, one at a time: each version has one, and none is lost."""
     url = f"{database}?dataset={tmp_path.name}"
-    program = """
-        import sys
-        from ags_fast.errors import ConcurrentChangeError
-        from ags_fast.keys import KeyEntry, SqlKeyStore
-
-        url, name = sys.argv[1:]
-        keys = SqlKeyStore(url)
-        for i in range(10):
-            entry = KeyEntry(f"{name} {i}", "m", created_ms=i)
-            while True:
-                try:
-                    print(keys.compare_and_swap({entry.key_id: entry}, keys.refresh()), entry.key_id)
-                    break
-                except ConcurrentChangeError:
-                    pass
-        """
-    children = [start_python(program, url, i) for i in range(4)]
+    children = [start_python(program(wrapping.change_sql, url, i)) for i in range(4)]
     won = sorted(
         (int(number), key_id)
         for child in children

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import programs.jobs
 import pytest
 from kms_clients import Shelf, keystore
-from support import run_python
+from support import program, run_python
 
 from ags_fast.dataset.keks import Uses, Want
 from ags_fast.dataset.ledger import Ledger
@@ -219,21 +220,5 @@ def test_small_limits_are_exact(tmp_path: Path, kms: dict[str, str]) -> None:
 
 
 def test_a_fork_has_reserved_nothing(tmp_path: Path) -> None:
-    out = run_python(
-        """
-        import os, sys
-        from pathlib import Path
-        from test_key_upkeep import keystore, make, reserve, uses
-        ledger = make(Path(sys.argv[1]), keystore(Path(sys.argv[1]), "m"))
-        for _ in range(uses.OFTEN + 1):
-            reserve(ledger)
-        assert uses.has_reserved(ledger.id)
-        if (pid := os.fork()) == 0:
-            print(uses.has_reserved(ledger.id), flush=True)
-            os._exit(0)
-        os.waitpid(pid, 0)
-        print(uses.has_reserved(ledger.id))
-        """,
-        tmp_path,
-    )
+    out = run_python(program(programs.jobs.reserve_and_fork, tmp_path))
     assert out.split() == ["False", "True"]

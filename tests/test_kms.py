@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kms_clients import Duck, Echo, Overriding, Plain, Proper, keystore
 from kms_services import Aws, Service, started
-from support import finish_python, flip, run_python, start_python
+from programs import wrapping
+from support import finish_python, flip, program, run_python, start_python
 
 from ags_fast import jobs
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
@@ -428,23 +429,7 @@ def test_a_limit_of_calls_for_objects_of_users(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_fork_counts_its_own_calls(tmp_path: Path) -> None:
     out = run_python(
-        """
-        import os, sys, threading
-        from kms_clients import keystore
-        from pathlib import Path
-        from ags_fast.keys import kms_calls, load_kms
-        kms = load_kms({**keystore(Path(sys.argv[1]), "m"), "kms.max-calls-per-second": "0.001"})  # and has own turns
-        wrapped = kms.wrap_key(b"key", "m")
-        kms._lock.acquire()  # as another thread might hold it
-        if (pid := os.fork()) == 0:
-            assert not kms_calls()
-            assert kms.unwrap_key(wrapped, "m") == b"key"
-            print(dict(kms_calls()), flush=True)
-            os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-        print(dict(kms_calls()))
-        """,
-        tmp_path,
+        program(wrapping.kms_after_fork, tmp_path),
     )
     assert out.splitlines() == ["{('local', 'unwrap'): 1}", "{('local', 'wrap'): 1}"]
 
@@ -762,20 +747,10 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
         load_kms(properties).wrap_key(b"x", "m")
 
 
-CREATE = """
-import sys
-from ags_fast.keys.kms import local
-properties = {"kms.local.path": sys.argv[1], "kms.local.key-file": sys.argv[2]}
-for i in range(int(sys.argv[4])):
-    local.create_key(properties, f"{sys.argv[3]} {i}")
-    print(i, flush=True)
-"""
-
-
 def test_processes_that_create_keys_at_once_lose_none(tmp_path: Path) -> None:
     properties = keystore(tmp_path)
     paths = properties["kms.local.path"], properties["kms.local.key-file"]
-    children = [start_python(CREATE, *paths, name, 15) for name in ("a", "b", "c")]
+    children = [start_python(program(wrapping.create_keys, *paths, name, 15)) for name in ("a", "b", "c")]
     for child in children:
         finish_python(child)
     found = {key["key_id"] for key in local.status(properties)["keys"]}
@@ -788,7 +763,7 @@ def test_a_kill_leaves_the_old_keystore_or_the_new(tmp_path: Path) -> None:
     paths = properties["kms.local.path"], properties["kms.local.key-file"]
     made = 0
     for attempt in range(12):
-        child = start_python(CREATE, *paths, attempt, 10_000)
+        child = start_python(program(wrapping.create_keys, *paths, attempt, 10_000))
         assert child.stdout is not None
         child.stdout.readline()
         time.sleep(0.003 * attempt)
@@ -1228,22 +1203,7 @@ def test_aws_in_a_fork(moto: Aws) -> None:
     """A child makes connections of its own."""
     key_id = moto.new_key()
     run_python(
-        """
-        import os, sys
-        from ags_fast.keys import load_kms
-        url, key_id = sys.argv[1:]
-        kms = load_kms({"encryption.kms-type": "aws", "kms.endpoint": url, "client.region": "us-east-1"})
-        wrapped = kms.wrap_key(b"key", key_id)
-        before = kms._connected()
-        if (pid := os.fork()) == 0:
-            assert kms.unwrap_key(wrapped, key_id) == b"key"
-            assert kms._connected() is not before
-            os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-        assert kms.unwrap_key(wrapped, key_id) == b"key"
-        """,
-        moto.url,
-        key_id,
+        program(wrapping.aws_after_fork, moto.url, key_id),
     )
 
 

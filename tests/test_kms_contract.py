@@ -29,9 +29,10 @@ from unittest import mock
 import pytest
 import servers
 from kms_services import started
+from programs import wrapping
 from servers.bad_http import dripping, echoing
 from servers.fake_azure import certificate
-from support import flip, run_python
+from support import flip, program, run_python
 from test_kms import CANARY, Clock, calls_of, forms_of
 
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
@@ -622,24 +623,7 @@ def test_threads_share_a_client(service: Service, kms: KmsClient, key_id: str) -
 def test_a_fork(service: Service, key_id: str) -> None:
     """A child makes connections of its own, whoever held the parent's; both go on."""
     run_python(
-        """
-        import json, os, sys
-        from ags_fast.keys import load_kms
-        kms, key_id = load_kms(json.loads(sys.argv[1])), sys.argv[2]
-        wrapped = kms.wrap_key(b"key", key_id)
-        kms._lock.acquire()  # as another thread might hold it
-        if (pid := os.fork()) == 0:
-            assert kms.unwrap_key(wrapped, key_id) == b"key"
-            assert kms.unwrap_key(kms.wrap_key(b"child", key_id), key_id) == b"child"
-            kms.close()
-            os._exit(0)
-        kms._lock.release()
-        assert os.waitpid(pid, 0)[1] == 0
-        assert kms.unwrap_key(wrapped, key_id) == b"key"
-        kms.close()
-        """,
-        json.dumps(service.properties),
-        key_id,
+        program(wrapping.kms_of_threads_after_fork, service.properties, key_id),
     )
 
 
@@ -747,40 +731,7 @@ def test_gcp_finds_what_changes_on_the_way(gcp: Any, clock: Clock) -> None:
 def test_gcp_forks_amid_requests(gcp: Any) -> None:
     """Four threads are in the client at each fork; no child hangs or is ended by gRPC, and the threads go on."""
     out = run_python(
-        """
-        import json, os, sys, threading, time
-        from ags_fast.keys import load_kms
-        kms, key_id = load_kms(json.loads(sys.argv[1])), sys.argv[2]
-        wrapped = kms.wrap_key(b"key", key_id)
-        ends, failed, done = threading.Event(), [], [0] * 4
-
-        def use(number):
-            while not ends.is_set():
-                try:
-                    assert kms.unwrap_key(wrapped, key_id) == b"key"
-                    done[number] += 1
-                except BaseException as error:
-                    failed.append(repr(error))
-                    raise
-
-        threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for _ in range(6):
-            before = list(done)
-            while any(after == had for after, had in zip(done, before)):
-                time.sleep(0.01)
-            if (pid := os.fork()) == 0:
-                assert kms.unwrap_key(wrapped, key_id) == b"key"
-                os._exit(0)
-            assert os.waitpid(pid, 0)[1] == 0
-        ends.set()
-        for thread in threads:
-            thread.join()
-        print(failed)
-        """,
-        json.dumps({**gcp.properties, "kms.read-timeout-ms": "20000"}),
-        gcp.new_key(),
+        program(wrapping.fork_beside_threads, {**gcp.properties, "kms.read-timeout-ms": "20000"}, gcp.new_key()),
     )
     assert out == "[]\n"
 
@@ -1210,25 +1161,12 @@ def test_pkcs11_wrong_pins_are_not_repeated(pkcs11: Any, tmp_path: Path) -> None
     key_id = pkcs11.new_key()
     (tmp_path / "pin").write_text("a wrong pin")
     out = run_python(
-        """
-        import json, sys
-        from pathlib import Path
-        import pkcs11
-        from ags_fast.errors import KeyAccessError
-        from ags_fast.keys import load_kms
-        properties, key_id, right = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-        for _ in range(2):
-            with load_kms(properties) as kms:
-                try:
-                    kms.wrap_key(b"key", key_id)
-                except KeyAccessError as error:
-                    print(error)
-        Path(properties["kms.pkcs11.pin-file"]).write_text(right)
-        assert kms.unwrap_key(kms.wrap_key(b"key", key_id), key_id) == b"key"
-        """,
-        json.dumps({**pkcs11.properties, "kms.pkcs11.pin-file": str(tmp_path / "pin")}),
-        key_id,
-        pkcs11.hsm.pin,
+        program(
+            wrapping.mend_a_pin,
+            {**pkcs11.properties, "kms.pkcs11.pin-file": str(tmp_path / "pin")},
+            key_id,
+            pkcs11.hsm.pin,
+        ),
     )
     first, second = out.splitlines()
     assert "is wrong: it was refused." in first
@@ -1241,23 +1179,7 @@ def test_pkcs11_logs_in_again(pkcs11: Any) -> None:
     """When another user of the library has logged the process out, and when the session is gone."""
     key_id = pkcs11.new_key()
     out = run_python(
-        """
-        import json, sys
-        import pkcs11
-        from ags_fast.keys import load_kms
-        properties, key_id, pin = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-        token = pkcs11.lib(properties["kms.pkcs11.library"]).get_token(token_label=properties["kms.pkcs11.token-label"])
-        another = token.open(user_pin=pin)
-        kms = load_kms(properties)
-        wrapped = kms.wrap_key(b"key", key_id)
-        another.close()
-        assert kms.unwrap_key(wrapped, key_id) == b"key"
-        another = token.open()
-        print(len(list(another.get_objects({pkcs11.Attribute.LABEL: key_id}))))
-        """,
-        json.dumps(pkcs11.properties),
-        key_id,
-        pkcs11.hsm.pin,
+        program(wrapping.share_a_token, pkcs11.properties, key_id, pkcs11.hsm.pin),
     )
     assert out.split() == ["1"]  # all of the process are logged in again
     with load_kms(pkcs11.properties) as kms:
@@ -1269,64 +1191,20 @@ def test_pkcs11_logs_in_again(pkcs11: Any) -> None:
 def test_pkcs11_forks_amid_threads(pkcs11: Any) -> None:
     """Eight threads are in the library when the process forks; parent and children go on, with eight threads each."""
     run_python(
-        """
-        import json, os, signal, sys, threading
-        from concurrent.futures import ThreadPoolExecutor
-        from ags_fast.keys import load_kms
-        kms, key_id = load_kms(json.loads(sys.argv[1])), sys.argv[2]
-        wrapped = kms.wrap_key(b"before", key_id)
-        enough = threading.Event()
-
-        def use(number, rounds):
-            key = os.urandom(16)
-            for _ in range(rounds):
-                assert kms.unwrap_key(wrapped, key_id) == b"before"
-                assert kms.unwrap_key(kms.wrap_key(key, key_id), key_id) == key
-                if enough.is_set():
-                    break
-            return 1
-
-        def used(rounds):
-            with ThreadPoolExecutor(8) as pool:
-                return sum(pool.map(use, range(8), [rounds] * 8))
-
-        with ThreadPoolExecutor(1) as pool:
-            working = pool.submit(used, 1 << 30)
-            try:
-                for _ in range(20):
-                    if (pid := os.fork()) == 0:
-                        signal.alarm(20)
-                        os._exit(used(2) != 8)
-                    assert os.waitpid(pid, 0)[1] == 0
-            finally:
-                enough.set()
-            assert working.result() == 8
-        """,
-        json.dumps(pkcs11.properties),
-        pkcs11.new_key(),
+        program(wrapping.fork_beside_sessions, pkcs11.properties, pkcs11.new_key()),
     )
 
 
 def test_pkcs11_beside_tls(pkcs11: Any, azure: Any) -> None:
     """A connection that is open when the library is loaded goes on: what that leaves in OpenSSL is not its error."""
     run_python(
-        """
-        import http.client, json, ssl, sys
-        from ags_fast.keys import load_kms
-        properties, key_id, port, authority = json.loads(sys.argv[1]), *sys.argv[2:]
-        trusted = ssl.create_default_context(cafile=authority)
-        server = http.client.HTTPSConnection("127.0.0.1", int(port), timeout=30, context=trusted)
-        for _ in range(2):
-            server.request("GET", "/keys/none")
-            answer = server.getresponse()
-            assert answer.status == 401 and answer.read() and not answer.will_close
-            assert load_kms(properties).current_version(key_id) == "01"
-        server.close()
-        """,
-        json.dumps(pkcs11.properties),
-        pkcs11.new_key(),
-        azure.fake.url.rpartition(":")[2],
-        azure.fake.authority,
+        program(
+            wrapping.two_openssls,
+            pkcs11.properties,
+            pkcs11.new_key(),
+            azure.fake.url.rpartition(":")[2],
+            azure.fake.authority,
+        ),
     )
 
 

@@ -16,6 +16,7 @@ import pytest
 from parquet_corpus import ENCRYPTED, MASTER_KEYS, UNREADABLE, flat, nested, parquet_testing_keys
 from parquet_files import Mode, key, seal, v2
 from parquet_peers import CTR, GCM, ParquetJava, PeerError, PmeKeys, rows_of
+from programs import spark
 
 from ags_fast import AgsError, FormatError, IntegrityError, PolicyError, parquet
 from ags_fast.parquet import FOOTER_KEY, Keys
@@ -425,39 +426,18 @@ def test_v2_pages(tmp_path: Path, parquet_java: ParquetJava, nulls: str, algorit
 # ---------------------------------------------------------------- Spark
 
 
-SPARK = """
-import sys
-from pyspark.sql import SparkSession
-builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-builder = builder.config("spark.sql.files.maxPartitionBytes", "4000").config("spark.sql.files.openCostInBytes", "0")
-for line in open(sys.argv[2]).read().splitlines():
-    builder = builder.config(*line.split("\\t"))
-spark = builder.getOrCreate()
-frame = spark.read.parquet(sys.argv[1])
-print("tasks", frame.rdd.getNumPartitions())
-print("rows", sorted(row.id for row in frame.select("id").collect()) == list(range(600)))
-print("filtered", [row.id for row in frame.where("id = 333").collect()], frame.where("text = 'b'").count())
-spark.stop()
-"""
-
-
 @pytest.mark.more
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_spark_reads_a_file_in_several_tasks(tmp_path: Path, corpus: dict[str, Path]) -> None:
-    from support import run_python
+    from support import program, run_python
 
     pytest.importorskip("pyspark")
     keys = JAVA["columns ctr signed"]
     encrypt(corpus["page index"], tmp_path / "sealed.parquet", keys)
     conf = "\n".join(f"{name}\t{value}" for name, value in peers.spark_conf(keys).items())
     (tmp_path / "conf").write_text(conf)
-    out = run_python(
-        SPARK.replace("open(sys.argv[2]).read()", "__import__('pathlib').Path(sys.argv[2]).read_text()"),
-        tmp_path / "sealed.parquet",
-        tmp_path / "conf",
-        timeout=250,
-    )
+    out = run_python(program(spark.read_split, tmp_path / "sealed.parquet", tmp_path / "conf"), timeout=250)
     tasks = int(out.split("tasks ")[1].split()[0])
     assert tasks > 3, out
     assert "rows True" in out, out

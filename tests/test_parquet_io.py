@@ -24,7 +24,8 @@ from parquet_files import (
     seal,
     unseal,
 )
-from support import Source, Target, run_python
+from programs import parquets
+from support import Source, Target, program, run_python
 
 from ags_fast import FormatError, IntegrityError, parquet
 from ags_fast.parquet import Keys
@@ -189,30 +190,6 @@ def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-CUT = """
-import os, sys
-from ags_fast import parquet, AgsError
-from ags_fast.parquet import Keys
-path, op, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
-size = os.path.getsize(path)
-cut = []
-def progress(nbytes):
-    if not cut:
-        os.truncate(path, 100_000)
-    cut.append(nbytes)
-keys = Keys(b"0123456789012345")
-try:
-    if op == "verify":
-        parquet.verify(path, keys, threads=threads, progress=progress)
-    else:
-        call = parquet.encrypt_file if op == "encrypt" else parquet.decrypt_file
-        call(path, path + ".out", keys, threads=threads, progress=progress)
-except AgsError as error:
-    print(type(error).__name__, error)
-print(sorted(os.listdir(os.path.dirname(path))))
-"""
-
-
 @pytest.mark.parametrize("op", ["encrypt", "decrypt", "verify"])
 def test_a_path_that_is_cut_while_it_is_read(tmp_path: Path, op: str) -> None:
     """No SIGBUS, no half a file."""
@@ -222,32 +199,9 @@ def test_a_path_that_is_cut_while_it_is_read(tmp_path: Path, op: str) -> None:
         pq.write_table(table, path, use_dictionary=False, row_group_size=100)
         if op != "encrypt":
             parquet.encrypt_file(path, path, Keys(KF))
-        out = run_python(CUT, path, op, threads)
+        out = run_python(program(parquets.cut_while_reading, path, op, threads))
         assert "cut" in out, out
         assert "['file']" in out, out
-
-
-FULL = """
-import os, resource, sys
-from ags_fast import parquet
-from ags_fast.parquet import Keys
-path, limit, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-keys, new = Keys(b"0123456789012345"), Keys(b"x" * 32)
-folder = os.path.dirname(path)
-for call in (
-    lambda: parquet.encrypt_file(path, folder + "/out", keys, threads=threads),
-    lambda: parquet.decrypt_file(path + ".sealed", folder + "/out", keys, threads=threads),
-    lambda: parquet.reencrypt_file(path + ".sealed", folder + "/out", keys, new, threads=threads),
-    lambda: parquet.reencrypt_file(path + ".sealed", path + ".sealed", keys, new, same_size=True, threads=threads),
-):
-    try:
-        call()
-        print("written")
-    except OSError as error:
-        print(error.errno)
-print(sorted(os.listdir(folder)))
-"""
 
 
 def test_a_full_disk(tmp_path: Path, plain_files: dict[str, bytes]) -> None:
@@ -261,7 +215,7 @@ def test_a_full_disk(tmp_path: Path, plain_files: dict[str, bytes]) -> None:
     parquet.reencrypt_file(sealed, sealed, UNIFORM.keys([]), Keys(KF))
     before = sealed.read_bytes()
     for limit, threads in ((4, 2), (1_000_000, 1), (1_000_000, 2), (len(plain) - 100, 2)):
-        out = run_python(FULL, tmp_path / "file", limit, threads).split("\n")
+        out = run_python(program(parquets.fill_up, tmp_path / "file", limit, threads)).split("\n")
         assert out[:4] == [str(errno.EFBIG)] * 4
         assert out[4] == "['file', 'file.sealed']"
     assert sealed.read_bytes() == before

@@ -7,8 +7,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +23,8 @@ import pyarrow.parquet.encryption as pe
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from kms_clients import Proper, keystore
-from support import flip, python_env
+from programs import parquets
+from support import flip, program, start_python
 
 from ags_fast.errors import (
     AgsError,
@@ -703,24 +702,6 @@ def test_new_files_do_not_wait_for_a_lifetime_after_rotation(properties: dict[st
     assert load_kms(properties).key_version(wrapped) == "2"
 
 
-KILLED = """
-import os, signal, sys
-from ags_fast.parquet import keytools
-
-path, name, when = sys.argv[1:4]
-real = getattr(os, name)
-
-def deadly(*args, **kwargs):
-    if when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(*args, **kwargs)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-setattr(os, name, deadly)
-keytools.rotate(path, dict(zip(sys.argv[4::2], sys.argv[5::2])))
-"""
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", ["unlink", "write", "fsync", "replace"])
 def test_killed_while_it_rotates(properties: dict[str, str], folder: Path, name: str, when: str) -> None:
@@ -730,9 +711,9 @@ def test_killed_while_it_rotates(properties: dict[str, str], folder: Path, name:
     old = material_file(path).read_bytes()
     sidecar = folder / f".{material_file(path).name}.crc"
     sidecar.write_bytes(b"Hadoop's checksum of the old one")
-    arguments = [text for pair in properties.items() for text in pair]
-    done = subprocess.run([sys.executable, "-c", KILLED, path, name, when, *arguments], env=python_env(), timeout=60)
-    assert done.returncode == -signal.SIGKILL
+    child = start_python(program(parquets.kill_material_rotation, path, properties, name, when))
+    child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL
     is_new = material_file(path).read_bytes() != old
     assert is_new == (name == "replace" and when == "after")
     assert sidecar.exists() == (name == "unlink" and when == "before")  # never beside what it is not of

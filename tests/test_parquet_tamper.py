@@ -17,7 +17,8 @@ import pytest
 from hypothesis import strategies as st
 from parquet_files import FOUR, RICH_LEAVES, Mode, caught, key, reference, rich, seal, unseal
 from parquet_peers import CTR, GCM
-from support import run_python
+from programs import parquets
+from support import program, run_python
 
 from ags_fast import AgsError, FormatError, IntegrityError, parquet
 from ags_fast.parquet import Keys
@@ -668,40 +669,6 @@ def test_any_plaintext_file_is_an_error_of_ours(data: st.DataObject) -> None:
         assert back
 
 
-MEMORY = """
-import resource, sys
-from ags_fast import AgsError, parquet
-from ags_fast.parquet import Keys
-from parquet_files import Mode, RICH_LEAVES, FOUR
-import pickle
-from pathlib import Path
-cases = pickle.loads(Path(sys.argv[1]).read_bytes())
-path = Path(sys.argv[1] + ".parquet")
-def each(number, content):
-    mode, data = FOUR[number], path
-    path.write_bytes(content)
-    keys = mode.keys(RICH_LEAVES)
-    for call in (
-        lambda: parquet.decrypt_file(data, bytearray(), keys, threads=1),
-        lambda: parquet.verify(data, keys, threads=1),
-        lambda: parquet.inspect(data),
-        lambda: parquet.reencrypt_file(data, bytearray(), keys, keys, threads=1),
-    ):
-        try:
-            call()
-        except AgsError:
-            pass
-for number, data in cases[:4]:  # what is imported late
-    each(number, data)
-used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-limit = used + (24 << 20)
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-for number, data in cases:
-    each(number, data)
-print("done", len(cases))
-"""
-
-
 def test_lies_allocate_nothing(tmp_path: Any) -> None:
     """Every length, count and size that a file can lie about, in a process that may have 24 MiB more than it has: what
     the windows of any file take.
@@ -733,4 +700,4 @@ def test_lies_allocate_nothing(tmp_path: Any) -> None:
             footer[4].items[0][1].items[0].set(n, ref.I64 if n in (4, 6) else ref.I32, (1 << 31) - 1)
             cases.append((number, file.with_footer(footer)))
     (tmp_path / "cases").write_bytes(pickle.dumps(cases))
-    assert f"done {len(cases)}" in run_python(MEMORY, tmp_path / "cases", timeout=100)
+    assert f"done {len(cases)}" in run_python(program(parquets.open_in_little_memory, tmp_path / "cases"), timeout=100)

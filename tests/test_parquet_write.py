@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import parquet_peers as peers
@@ -15,7 +14,8 @@ import pme_reference as ref
 import pytest
 from parquet_corpus import flat, nested
 from parquet_peers import CTR, GCM, ParquetJava, PmeKeys, rows_of
-from support import Target, python_env, run_python
+from programs import parquets
+from support import Target, program, python_env, run_python
 
 from ags_fast import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast import parquet as apq
@@ -369,18 +369,11 @@ def test_no_plaintext_where_files_are(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.skipif(shutil.which("strace") is None, reason="no strace here")
 def test_no_plaintext_in_any_system_call(tmp_path: Path) -> None:
     """Whatever a process of its own writes, to whatever it may be, none of it is plaintext."""
-    program = """
-        import sys
-        from test_parquet_write import K1, KF, apq, canaries
-        table, keys = canaries(), apq.Keys(KF, {"text": K1})
-        options = {"compression": "none", "use_dictionary": False, "row_group_size": 500, "threads": 2}
-        with open(sys.argv[1] + ".begin", "w"):
-            apq.write_table(table, sys.argv[1], keys, **options)
-    """
     log = tmp_path / "log"
     calls = "trace=write,pwrite64,writev,pwritev,pwritev2,sendfile,copy_file_range,splice,vmsplice,memfd_create,openat"
     command = ["strace", "-f", "-qq", "-e", calls, "-s", "100000000", "-o", str(log)]
-    python = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "f")]
+    pq.write_table(canaries(), tmp_path / "plain")
+    python = [sys.executable, *program(parquets.write_encrypted, tmp_path / "plain", tmp_path / "f", KF, {"text": K1})]
     done = subprocess.run([*command, *python], env=python_env(TMPDIR=str(tmp_path)), capture_output=True, timeout=100)
     if b"ptrace" in done.stderr.lower():
         pytest.skip("strace may not trace here")
@@ -399,35 +392,7 @@ def test_no_plaintext_in_any_system_call(tmp_path: Path) -> None:
 
 def test_more_than_memory() -> None:
     """240 MB by a generator, in row groups of 4 MB: never more than a few of these in memory."""
-    program = """
-        import numpy as np, pyarrow as pa
-        from ags_fast import parquet as apq
-
-        draw = np.random.default_rng(0)
-        schema = pa.schema({"a": pa.int64(), "b": pa.int64()})
-
-        def batches():
-            for _ in range(240):
-                columns = [draw.integers(0, 1 << 62, 1 << 16) for _ in range(2)]
-                yield pa.record_batch(columns, schema)
-
-        class Counter:
-            nbytes = 0
-
-            def write(self, data):
-                self.nbytes += len(data)
-
-        for threads in (1, 2):
-            target = Counter()
-            report = apq.write_table(
-                batches(), target, apq.Keys(b"k" * 16), row_group_size=1 << 18, threads=threads,
-                use_dictionary=False, compression="none",
-            )
-            assert report.row_groups == 60 and target.nbytes == report.file_length > 240 << 20
-            assert report.buffer_nbytes < 64 << 20, report.buffer_nbytes
-            assert pa.default_memory_pool().max_memory() < 64 << 20, pa.default_memory_pool().max_memory()
-    """
-    run_python(program)
+    run_python(program(parquets.write_at_length))
 
 
 @pytest.mark.parametrize("threads", [1, 2])

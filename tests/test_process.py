@@ -107,7 +107,7 @@ def test_threads_follow_the_affinity() -> None:
 
 def test_import_brings_nothing_optional() -> None:
     """Nor what is slow to import: a Spark worker pays for it with every start."""
-    out = run_python(
+    out = run_python(  # a string: a process that has imported nothing else
         """
         import sys
         before = set(sys.modules)

@@ -19,8 +19,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import programs.spark
 import pytest
-from support import lengths_around, nonces_of, open_stream, pattern, python_env, run_python, seal_stream
+from support import lengths_around, nonces_of, open_stream, pattern, program, python_env, run_python, seal_stream
 
 import ags_fast
 from ags_fast import AgsCodec, AgsReader, AgsWriter
@@ -372,48 +373,7 @@ def test_splits_are_those_of_avro_java(spark: SparkSession, tmp_path: Path, code
 def test_driver_with_a_busy_engine_starts_spark() -> None:
     """It forks the JVM while helper threads work. Its tasks have two CPUs and 512 MiB of address space."""
     told = run_python(
-        """
-        import json, os, resource, threading
-        from ags_fast import AgsCodec
-
-        codec = AgsCodec(bytes(16), block_size=4096, threads=2)
-        data = bytes(1 << 20)
-        started = threading.Event()
-
-        def work():
-            while not started.is_set():
-                codec.encrypt(data)
-
-        worker = threading.Thread(target=work)
-        worker.start()
-        from pyspark.sql import SparkSession
-
-        builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
-        builder = builder.config("spark.task.cpus", "2").config("spark.executor.pyspark.memory", "512m")
-        spark = builder.getOrCreate()
-        started.set()
-        worker.join()
-        sealed = codec.encrypt(data)
-        assert codec.decrypt(sealed, length=len(sealed)) == data
-
-        def task(_):
-            from pyspark import TaskContext
-
-            def threads():
-                return len(os.listdir("/proc/self/task"))
-
-            limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-            big = bytes(32 << 20)
-            AgsCodec(bytes(16), block_size=4096).encrypt(big)
-            by_default = threads()
-            codec = AgsCodec(bytes(16), block_size=4096, threads=64)
-            sealed = codec.encrypt(big)
-            assert codec.decrypt(sealed, length=len(sealed)) == big
-            yield TaskContext.get().cpus(), by_default, threads(), limit >> 20
-
-        print(json.dumps(spark.sparkContext.parallelize([0], 1).mapPartitions(task).collect()))
-        spark.stop()
-        """,
+        program(programs.spark.start_beside_threads),
         timeout=240,
         **spark_env(),
     )
@@ -439,27 +399,7 @@ def test_tour_of_a_users_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (source / "notes.txt").write_bytes(pattern(3_000_000))
 
     told = run_python(
-        """
-        import os, sys, tempfile
-        from pathlib import Path
-        from benchmarks.tour import __main__ as tour
-        from benchmarks.tour import avro
-
-        arguments = ["--input", sys.argv[1], "--output", sys.argv[2], "--rounds", "0", "--records", "1000"]
-        assert tour.main(arguments) == 0
-        assert os.listdir(tempfile.gettempdir()) == []
-        right = avro.decrypt_on_spark
-
-        def wrong(spark, folder, lengths, target, key_file):
-            right(spark, folder, lengths, target, key_file)
-            with open(Path(target, "notes.txt"), "r+b") as file:
-                file.write(b"!")
-
-        avro.decrypt_on_spark = wrong
-        print("=" * 20)
-        assert tour.main(arguments) == 1
-        """,
-        *(source, output),
+        program(programs.spark.tour_twice, source, output),
         timeout=240,
         PYTHONPATH=os.pathsep.join([str(ROOT), spark_env()["PYTHONPATH"]]),
         TMPDIR=str(scratch),

@@ -14,11 +14,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import programs.spark
 import pytest
 from audit_hooks import events, processes
 from datasets import make_kms, write_tree
 from spark_jobs import BLOCK_SIZE, Folders, check_canary, content, forms, leftovers, spark_env, where
-from support import run_python
+from support import program, run_python
 
 from ags_fast import IntegrityError
 from ags_fast.dataset.ledger import Ledger
@@ -520,18 +521,7 @@ def test_session_of_spark_connect() -> None:
     pytest.importorskip("grpc")
     pytest.importorskip("grpc_status")
     told = run_python(
-        """
-        from pyspark.sql import SparkSession
-        from ags_fast.spark import SparkEngine
-
-        session = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-        assert session.range(3).count() == 3
-        try:
-            SparkEngine(session)
-        except TypeError as error:
-            print(error)
-        session.stop()
-        """,
+        program(programs.spark.connect),
         timeout=150,
         **spark_env(),
     )

@@ -10,9 +10,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import programs.jobs
 import pytest
 from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, write_tree
-from support import pattern, run_python, start_python
+from support import pattern, program, run_python, start_python
 
 from ags_fast import Dataset, FormatError, PolicyError
 from ags_fast.dataset.ledger import Ledger
@@ -284,20 +285,7 @@ def test_tickets(dataset: Dataset, kms: dict[str, str], tmp_path: Path) -> None:
         assert b"kms.json" in data
         assert len(data) < 4000
         (tmp_path / "ticket").write_bytes(data)
-        run_python(
-            f"""
-            import pathlib, pickle
-            from ags_fast.keys.kms import kms_calls
-            ticket = pickle.loads(pathlib.Path({str(tmp_path / "ticket")!r}).read_bytes())
-            receipts = []
-            for n in range(5):
-                with ticket.create(f"task/{{n // 2}}") as file:
-                    file.write(b"%d" % n)
-                receipts.append(file.receipt())
-            assert sum(kms_calls().values()) == 1, kms_calls()
-            pathlib.Path({str(tmp_path / "receipts")!r}).write_bytes(pickle.dumps(receipts[1::2] + receipts[4:]))
-            """
-        )
+        run_python(program(programs.jobs.use_ticket, tmp_path / "ticket", tmp_path / "receipts"))
         receipts = pickle.loads((tmp_path / "receipts").read_bytes())
         with new.create("mine") as file:
             file.write(b"m")
@@ -344,21 +332,7 @@ def test_a_task_that_closes_too_late(dataset: Dataset, kms: dict[str, str]) -> N
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_writer_that_is_killed(dataset: Dataset, kms: dict[str, str], tmp_path: Path, finished: bool) -> None:
-    child = start_python(
-        f"""
-        import pickle, sys, time
-        from ags_fast import Dataset
-        dataset = Dataset.open({dataset.url!r}, kms={kms!r})
-        with dataset.transaction() as new:
-            new.remove("a")
-            file = new.create("x")
-            file.write(b"x" * 5000000)
-            if {finished}:
-                file.close()
-            print("now", flush=True)
-            time.sleep(600)
-        """
-    )
+    child = start_python(program(programs.jobs.begin_transaction, dataset.url, kms, finished))
     assert child.stdout is not None
     assert child.stdout.readline() == "now\n"
     assert sweep(dataset.url, kms=kms).rows == []  # it lives: nothing goes

@@ -60,14 +60,7 @@ class S3Server(NamedTuple):
 def moto_s3() -> Iterator[S3Server]:
     """S3 as moto has it, in memory."""
     pytest.importorskip("moto.server")
-    program = """
-from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
-server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
-print(f"READY http://127.0.0.1:{server.server_port}", flush=True)
-server.serve_forever()
-"""
-    with announced([sys.executable, "-c", program]) as url:
+    with announced([sys.executable, str(Path(__file__).parent / "plain_moto.py")]) as url:
         yield S3Server(url, "testing", "testing")
 
 

@@ -1,0 +1,52 @@
+"""The command `ags-fast` in processes of its own. As a script, the command that says when it takes signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from ags_fast import cli
+from ags_fast.cli import stream
+
+
+def announce() -> None:
+    """Python's start is not ours, what comes after `ready` is."""
+    import ags_fast.__main__ as command
+
+    take = vars(command)["signal"]
+
+    def ready(*args: Any) -> None:
+        take(*args)
+        os.write(1, b"ready\n")
+
+    vars(command)["signal"] = ready
+    sys.exit(command.main())
+
+
+class Dying:
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+
+
+def interrupt_in_a_destructor() -> None:
+    def run(args: object) -> dict[str, Any]:
+        Dying()
+        time.sleep(100)
+        return {}
+
+    vars(stream)["open_regular"] = run
+    sys.argv = ["ags-fast", "stream", "inspect", "x"]
+    sys.exit(cli.command())
+
+
+def inspect(path: str) -> None:
+    assert cli.main(["parquet", "inspect", path]) == 0
+    assert not {"pyarrow", "numpy", "pandas"} & set(sys.modules)
+
+
+if __name__ == "__main__":
+    announce()
