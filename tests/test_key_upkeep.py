@@ -109,7 +109,10 @@ def test_its_size_ends(kms: dict[str, str]) -> None:
     entry = new_kek(kms, "m")
     sizes = []
     for number in (20 * MANY, 40 * MANY):
-        count_to(keys, entry, number)
+        while keys.version < number:
+            count_to(keys, entry, keys.version + MANY)
+            for path in [path for path, data in shelf.objects.items() if data == TOMBSTONE]:
+                del shelf.objects[path]  # a day later
         sizes.append(sum(len(data) for data in shelf.objects.values() if data != TOMBSTONE))
         newest = len(shelf.objects[f"_ags/keys/{number:08}.json"])
         assert newest < 20_000
