@@ -169,7 +169,8 @@ def _unneeded(
         job_id: The id of the expiry.
 
     Returns:
-        The manifests that no other version needs, each with its files that neither a version nor another job needs.
+        The manifests that no other version needs, each with its files that neither a version nor another job needs. A
+        file of several manifests is named once.
     """
     if not refs:
         return
@@ -191,7 +192,9 @@ def _unneeded(
                 continue  # another expiry was first
             raise
         if ref.path not in seen:
-            yield ref, [entry for entry in entries if entry.file not in needed]
+            entries = [entry for entry in entries if entry.file not in needed]
+            needed.update(entry.file for entry in entries)
+            yield ref, entries
 
 
 def _remove_keys(opened: Ledger, rows: list[Row], force: bool, spare: float = 0.0) -> None:
