@@ -834,6 +834,16 @@ def test_a_rotation_counts_all_that_it_moves(tmp_path: Path) -> None:
     assert all(keys[key_id].uses >= count for key_id, count in wrapped.items())
 
 
+def test_a_dry_run_names_each_file_once(tmp_path: Path) -> None:
+    """Also a file that several manifests have."""
+    kms, dataset = make_kms(tmp_path), tmp_path / "dataset"
+    for name in "ab":
+        src = write_tree(tmp_path / name, {name: b""})
+        encrypt_files(src, dataset, kms=kms, wrapping_key_id=MASTER, engine=HERE).raise_for_failures()
+    remove_files(dataset, "a", kms=kms)
+    check_forecast(dataset, kms, Forecast.expire, lambda **more: expire(dataset, kms=kms, **more))
+
+
 def check_dataset(dataset: Path, kms: dict[str, str], tree: dict[str, bytes]) -> None:
     """All files open, no count is too low, and an audit finds nothing wrong."""
     assert decrypted(dataset, kms) == tree

@@ -237,10 +237,15 @@ class Forecast:
         for old_id, new in change.successors.items():
             if new is not None and (old := self._now.keys[old_id]).double_wrap:
                 process.unwrap(old)
-        process.cost.keks += len(change.keys)
+        counted, keks = decide.counted_moves(self._now, change), set(change.keys)
         self._apply(process, change)
         before = self._now.head
         change = decide.rewrite_manifests(self._now, {}, self._tick())
+        keks |= change.keys.keys()
+        moved = {(ref.path, old) for ref in change.rewrites for old in change.moves.keys() & self._now.wraps(ref)}
+        heirs = {change.moves[old] for _, old in moved - counted} & self._now.keys.keys()
+        keks |= {key_id for key_id in heirs if self._now.keys[key_id].double_wrap}  # which count what moves to them
+        process.cost.keks += len(keks)
         if not change.rewrites or before is None:
             return
         keys = self._now.keys
