@@ -39,29 +39,49 @@ if TYPE_CHECKING:
 
 
 class Documents:
-    """Seals and opens the objects of one dataset with the keys of its key store."""
+    """Seals and opens the objects of one dataset with the keys of its key store.
+
+    Attributes:
+        store: The folder of the dataset.
+        keys: The key store.
+        keyring: The key store, opened with the KMS.
+        tables: Keeps manifests for a handle, which opens many files; else None.
+    """
 
     def __init__(self, store: Store, kms: KmsClient, keys: KeyResolver) -> None:
         self.store = store
         self.keys = keys
         self.keyring = Keyring(keys, kms, store.url)
-        self.tables: TableCache | None = None  # of a handle, which opens many files
+        self.tables: TableCache | None = None
         self._looked_up: set[str] = set()  # the manifests of which a page was read
 
     @property
     def kms(self) -> KmsClient:
+        """The client of the KMS."""
         return self.keyring.kms
 
     @property
     def id(self) -> str:
+        """The id of the dataset, which everything in it is bound to."""
         return self.keys.dataset_id
 
     @property
     def envelope(self) -> Envelope:
+        """What wraps and unwraps data keys under the dataset's keys."""
         return self.keyring.envelope
 
     def seal_table(self, path: str, entries: Sequence[FileEntry], key_id: str, envelope: Envelope) -> TableRef:
-        """Create a table of these entries. Those of a manifest are sorted by path."""
+        """Create a table (docs/dataset-format.md, "Tables").
+
+        Args:
+            path: The path of the new object.
+            entries: The rows, at least one. A caller sorts the rows of a manifest by path.
+            key_id: The key that wraps the table's own key.
+            envelope: Opens that key.
+
+        Returns:
+            The reference to the table.
+        """
         dek = os.urandom(TABLE_DEK_NBYTES)
         data = seal_table(encode_entries(entries), dek, self.id, path)
         wrapped = envelope.wrap(key_id, dek, binding(self.id, "dek", path))
@@ -94,17 +114,44 @@ class Documents:
         return pages
 
     def seal_body(self, path: str, body: dict[str, Any], key_id: str, envelope: Envelope) -> str:
-        """Create an authenticated document; its SHA-256. FileExistsError if somebody was first."""
+        """Create an authenticated document (docs/dataset-format.md, "Documents").
+
+        Args:
+            path: The path of the new object.
+            body: What the document says.
+            key_id: The key that seals the document.
+            envelope: Opens that key.
+
+        Returns:
+            The SHA-256 of the document, in hex.
+
+        Raises:
+            FileExistsError: Somebody else was first.
+        """
         data = taken(seal_document(envelope, key_id, self.id, path, body), body["format"], path)
         self.store.create(path, data)
         return sha256(data)
 
     def open_body(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str]:
-        """What a document says, if it is authentic and of this kind; and the key that it is sealed with."""
+        """Open an authentic document.
+
+        Args:
+            path: The path of the document.
+            kind: What its `format` must be.
+            envelope: Opens the key that seals it.
+
+        Returns:
+            What the document says, and the id of the key that seals it.
+
+        Raises:
+            FileNotFoundError: There is no document, or a tombstone.
+            IntegrityError: The document is not what was written.
+            FormatError: The document is of another kind, or malformed.
+        """
         return self._opened(path, kind, envelope)[:2]
 
     def _opened(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str, str]:
-        """`open_body`, and the SHA-256 of the document."""
+        """Return what `open_body` returns, and the SHA-256 of the document."""
         data = self.store.read(path, document_nbytes(kind))
         if data == TOMBSTONE:
             raise FileNotFoundError(path)
@@ -116,7 +163,7 @@ class Documents:
 
 
 def _checked(table: Any, ref: TableRef) -> list[FileEntry]:
-    """The entries of a table, if their names lead nowhere else."""
+    """Return the entries of a table. Raises PolicyError if a name leads out of the dataset."""
     entries = decode_entries(table, ref.path)
     for entry in entries:
         check_path(entry.path)

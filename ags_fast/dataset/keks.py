@@ -18,24 +18,31 @@ SLACK_USES = 64  # of a key, for the documents and tables of a job
 
 
 class Want(NamedTuple):
-    """A kind of key."""
+    """A kind of key.
 
-    wrapping_key_id: str  # the master key that it is under
+    Attributes:
+        wrapping_key_id: The master key.
+        double_wrap: Whether a KEK wraps data keys; else the KMS does.
+        columns: The key wraps data keys of Parquet columns, and nothing else.
+        scope: The files that the key is for; None: the dataset's own key, which may seal documents and tables.
+    """
+
+    wrapping_key_id: str
     double_wrap: bool = True
-    columns: bool = False  # it wraps data keys of Parquet columns, and nothing else
-    scope: str | None = None  # the files that it is for; None: the dataset's own, which may seal documents and tables
+    columns: bool = False
+    scope: str | None = None
 
     @classmethod
     def of(cls, entry: KeyEntry) -> Want:
-        """The kind that a key is of."""
+        """Return the kind of a key."""
         return cls(entry.wrapping_key_id, entry.double_wrap, for_columns(entry), entry.properties.get(SCOPE))
 
     def properties(self) -> dict[str, str]:
-        """The properties of a key of this kind."""
+        """Return the properties of a key of this kind."""
         return (dict(COLUMNS) if self.columns else {}) | ({} if self.scope is None else {SCOPE: self.scope})
 
     def new_kek(self, kms: KmsClient) -> KeyEntry:
-        """Make a key of this kind, and see the KMS unwrap it. Two calls of the KMS; in single wrap none."""
+        """Make a key of this kind, and see the KMS unwrap it. This takes two calls of the KMS; in single wrap none."""
         made = new_kek(kms, self.wrapping_key_id, double_wrap=self.double_wrap, properties=self.properties())
         if made.double_wrap:
             check_wrap(kms, made)
@@ -43,14 +50,27 @@ class Want(NamedTuple):
 
 
 class Uses(NamedTuple):
-    """How often a job may use a key."""
+    """How often a job may use a key.
 
-    data_keys: int = 0  # to wrap them
-    spare: int = 0  # for documents and tables, and data keys that are wrapped again
+    Attributes:
+        data_keys: The data keys to wrap.
+        spare: More wraps: for documents and tables, and for data keys that are wrapped a second time.
+    """
+
+    data_keys: int = 0
+    spare: int = 0
 
 
 def master_now(wrapping_key_id: str, active: Iterable[KeyEntry]) -> str:
-    """The master key itself, or if no active key is under it any more, the one to which a dataset has left it."""
+    """Return the master key that a dataset uses in the place of one.
+
+    Args:
+        wrapping_key_id: A master key.
+        active: The active keys of the dataset.
+
+    Returns:
+        The master key itself if an active key is under it, else the master key that the dataset has moved to.
+    """
     active = list(active)
     if any(entry.wrapping_key_id == wrapping_key_id for entry in active):
         return wrapping_key_id
@@ -59,10 +79,10 @@ def master_now(wrapping_key_id: str, active: Iterable[KeyEntry]) -> str:
 
 
 def clock_ms() -> int:
-    """The time now, in milliseconds since the epoch."""
+    """Return the time, in milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
 def is_idle(entry: KeyEntry, used: Container[str]) -> bool:
-    """Whether a KEK is for some files only, and none of them is there: of a folder, day or job that is over."""
+    """Return whether a KEK has a scope and is not in `used`: its folder, day or job is over."""
     return SCOPE in entry.properties and entry.key_id not in used

@@ -27,9 +27,16 @@ AHEAD_USES = 1 << 24  # a policy that allows a KEK fewer uses has none reserved 
 
 
 class Keyring:
-    """The key store of a dataset, opened with the caller's KMS. Holds no key: those stay in the process-wide cache.
+    """The key store of a dataset, opened with the caller's KMS. Holds no key: the keys stay in the process-wide cache.
 
-    keys: the key store. proven: keys in single wrap, as `Envelope` has it. where: names the dataset in errors.
+    Attributes:
+        keys: The key store.
+        proven: The ids of keys in single wrap that this process has seen to open what they wrap (see `Envelope`).
+
+    Args:
+        keys: The key store.
+        kms: The client of the KMS.
+        where: Names the dataset in errors.
     """
 
     def __init__(self, keys: KeyResolver, kms: KmsClient, where: str) -> None:
@@ -39,42 +46,58 @@ class Keyring:
         self._where = where
 
     def use_kms(self, kms: KmsClient) -> None:
-        """From now on, this client wraps and unwraps keys."""
+        """Have this client wrap and unwrap keys from now on."""
         self._kms = kms
         if isinstance(self.keys, DatasetKeyStore):
             self.keys.use_kms(kms)
 
     @property
     def kms(self) -> KmsClient:
+        """The client of the KMS, bound to the dataset if the client can be."""
         return self._kms.for_dataset(self.keys.dataset_id) if self._kms.binds_dataset else self._kms
 
     @property
     def entries(self) -> Mapping[str, KeyEntry]:
-        """The keys by their ids, each looked up when it is asked for."""
+        """The keys by their ids. Each is looked up when it is asked for."""
         return Entries(self.keys)
 
     @property
     def envelope(self) -> Envelope:
+        """What wraps and unwraps data keys under these keys."""
         return Envelope(self.kms, self.entries, self.proven)
 
     def main_key(self) -> KeyEntry:
-        """The newest key that may seal documents. PolicyError if there is none."""
+        """Return the newest key that may seal documents. Raises PolicyError without such a key."""
         return decide.main_key(self.keys.list("active"))
 
     def document_key(self) -> str:
-        """The key that seals documents and tables now. A job that wraps DEKs reserves SLACK_USES of it for them."""
+        """Return the id of the key that seals documents and tables now.
+
+        A job that wraps DEKs reserves SLACK_USES of that key for documents and tables.
+        """
         return self.main_key().key_id
 
     def active(self, key_id: str) -> str:
-        """The key itself; if it is retired, the key that took its place."""
+        """Return the id of the key itself or, if it has retired, of its heir. Makes a KEK if no heir is left."""
         found = decide.heir(self.entries, self.keys.get(key_id))
         return found.key_id if isinstance(found, KeyEntry) else self.reserve({found: Uses()})[found].key_id
 
     def reserve(self, wants: Mapping[Want, Uses], policy: Policy | None = None) -> Mapping[Want, KeyEntry]:
-        """For each kind, reserve these uses on the newest active key, or on a new key, as `decide.reserve` has it.
+        """Reserve uses of each kind on the newest active key, or on a new key (see `decide.reserve`).
 
-        One change of the key store; calls of the KMS come before it. A process that reserves often reserves ahead, and
-        then needs no change.
+        This is one change of the key store, after the calls of the KMS. A process that reserves often reserves ahead,
+        and then needs no change.
+
+        Args:
+            wants: How often the caller may use a key of each kind.
+            policy: How long and how often a KEK may serve; None: the default.
+
+        Returns:
+            The key to use of each kind.
+
+        Raises:
+            PolicyError: One KEK may not be used that often, or the dataset has left a master key.
+            KeyAccessError: The KMS refuses to make a KEK.
         """
         made: dict[Want, KeyEntry] = {}
         ahead: dict[Want, int] = {}
@@ -98,7 +121,7 @@ class Keyring:
         return until_unchanged(lambda: self.keys.version, reserved, swap)
 
     def _reserved_before(self, wants: Mapping[Want, Uses], policy: Policy) -> Mapping[Want, KeyEntry] | None:
-        """The newest active key of each kind, if this process has reserved these uses of all of them before."""
+        """Return the newest active key of each kind, if this process has reserved all these uses before; else None."""
         if not has_reserved(self.keys.dataset_id):
             return None
         self.keys.refresh()
@@ -111,7 +134,7 @@ class Keyring:
         return None  # what was taken is lost: the key store counts more uses than there are, never fewer
 
     def _uses_ahead(self, there: Sequence[KeyEntry], wants: Mapping[Want, Uses], policy: Policy) -> Mapping[Want, int]:
-        """How many uses of each key to reserve for later. None if a key is new: the next job will want another, too."""
+        """Return how many uses of each key to reserve ahead. Nothing if a key is new: the next job may want another."""
         newest = {Want.of(key): key for key in decide.active(there)}
         if policy.kek_uses < AHEAD_USES or any(want not in newest or not want.double_wrap for want in wants):
             return {}
@@ -123,7 +146,15 @@ class Keyring:
         return ahead
 
     def completed(self, decide: Callable[[], Change], made: dict[Want, KeyEntry]) -> Change:
-        """What `decide` decides when `made` has all the KEKs that it needs: the KMS makes those that are missing."""
+        """Have the KMS make the KEKs that a decision needs.
+
+        Args:
+            decide: Makes the decision, with the KEKs of `made`.
+            made: The KEKs that the KMS has made, by kind. New ones are added.
+
+        Returns:
+            The decision with all its KEKs.
+        """
         change = decide()
         while change.makes:
             made |= {want: want.new_kek(self.kms) for want in change.makes}
@@ -131,7 +162,16 @@ class Keyring:
         return change
 
     def swap(self, changes: Mapping[str, KeyEntry | None], version: int, operation: str = "change") -> None:
-        """Change the key store. ConcurrentChangeError, and the newest keys are read, if it is at another version."""
+        """Change the key store.
+
+        Args:
+            changes: The entries to put in, by id; None takes an entry out.
+            version: The version of the key store that the changes were decided on.
+            operation: The reason, for people who look into the store.
+
+        Raises:
+            ConcurrentChangeError: The key store is at another version, which is read now.
+        """
         try:
             if changes:
                 self.keys.compare_and_swap(changes, version, operation=operation)
@@ -140,7 +180,7 @@ class Keyring:
             raise
 
     def change(self, changes: Callable[[], Mapping[str, KeyEntry | None]], operation: str) -> None:
-        """Change the key store as `changes` says, which is asked again when somebody else was first."""
+        """Change the key store as `changes` says. `changes` is called again when somebody else was first."""
         until_unchanged(
             self.keys.refresh,
             lambda version: changes(),
@@ -148,7 +188,7 @@ class Keyring:
         )
 
     def add_uses(self, uses: Mapping[str, int]) -> None:
-        """Count that each of these keys wraps N keys more."""
+        """Add to the uses of keys. In single wrap nothing is counted."""
 
         def changes() -> dict[str, KeyEntry | None]:
             entries = [self.keys.get(key_id) for key_id in uses]
@@ -157,7 +197,7 @@ class Keyring:
         self.change(changes, "change")
 
     def rewrap(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """The same files. DEKs that retired keys wrap are wrapped by the keys that took their places."""
+        """Return the same files. DEKs that retired keys wrap are wrapped again, by the heirs of these keys."""
         counts = wrapped_by(entries)
         moves = {key_id: new for key_id in counts if (new := self.active(key_id)) != key_id}
         if not moves:
