@@ -29,8 +29,8 @@ class Policy:
             (a job), or N files with ``"files:N"``, such as ``"files:10000"``. Manifests and documents always have the
             dataset's own KEK. In single wrap there are no KEKs to share.
         kek_lifetime_days: Days after which a KEK wraps nothing more; the next job makes a new one.
-        kek_uses: How many data keys a KEK may wrap: less than 2**32 (NIST SP 800-38D), minus some for documents of jobs
-            and retries.
+        kek_uses: How many data keys jobs may wrap by one KEK: less than 2**32 (NIST SP 800-38D), minus some for
+            documents of jobs and retries. A rotation may move more to a new KEK, so that it can replace any KEK.
         keep: Jobs that commit a version expire all versions but this number of the newest; None keeps all versions.
         keep_days: Versions younger than this number of days are kept too. Needs `keep`. None: no such versions.
 
