@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
 import ags_fast
-from ags_fast import _core
+from ags_fast.cli.version import libcrypto_text
 from benchmarks import cases, commits, datasets, jobs, parquet, rotation
 from benchmarks.limit import LimitError
 from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed
@@ -115,9 +115,8 @@ def describe(bench: cases.Bench, rounds: int) -> dict[str, Any]:
     size = 64 << 20
     out, data = cases.touched(size), cases.touched(size)
     copy = size / min(bench.limit.copy(out, data) for _ in range(9)) / 1e9
-    origin = "bundled" if _core.libcrypto_bundled else "system"
     return {
-        "ags_fast": f"{ags_fast.__version__}, {ags_fast.openssl_version()} ({origin})",
+        "ags_fast": f"{ags_fast.__version__}, {libcrypto_text()}",
         "cryptography": f"{version('cryptography')}, {cryptography_backend.openssl_version_text()}",
         "Python": f"{platform.python_version()}, {platform.platform()}",
         "CPU": f"{model}, {os.cpu_count()} cores; {flags}",

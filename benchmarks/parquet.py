@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ags_fast import parquet
-from ags_fast._core import CHECK, COPY, DONE, Modules, PageRun, run_pages
+from ags_fast._core import CHECK, COPY, DONE, Modules, PageRun, run_pages  # noqa: PLC2701 (the engine alone is measured)
 from ags_fast.parquet.opened import Opened
 from ags_fast.parquet.reading import Reading
 from benchmarks.cases import KEYS, Bench, nothing, threads_name, touched

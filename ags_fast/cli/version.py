@@ -13,19 +13,24 @@ ARM_FEATURES = ((0, 2, "aes"), (0, 5, "pmull"), (0, 11, "sha3"))
 
 
 def cpu_features() -> list[str]:
-    """The CPU features that libcrypto uses for AES-GCM."""
+    """Return the CPU features that libcrypto uses for AES-GCM."""
     name, _, text = (_core.libcrypto_cpu() or "").partition("=")
     words = [int(word, 16) for word in re.findall(r"0x([0-9a-fA-F]+)", text)]
     features = {"OPENSSL_ia32cap": X86_FEATURES, "OPENSSL_armcap": ARM_FEATURES}.get(name, ())
     return [feature for word, bit, feature in features if word < len(words) and words[word] >> bit & 1]
 
 
+def libcrypto_text() -> str:
+    """Return libcrypto's version and where this libcrypto comes from."""
+    return f"{_core.openssl_version()} ({'bundled' if _core.libcrypto_bundled else 'system'})"
+
+
 def version_text() -> str:
-    """The lines of ``ags-fast --version``."""
-    libcrypto = _core.openssl_version()
+    """Return the lines of ``ags-fast --version``."""
+    libcrypto = libcrypto_text()
     lines = [
         f"ags_fast {ags_fast.__version__}",
-        f"libcrypto: {libcrypto} ({'bundled' if _core.libcrypto_bundled else 'system'})",
+        f"libcrypto: {libcrypto}",
         f"CPU features in use: {' '.join(cpu_features()) or 'unknown'}",
     ]
     release = re.match(r"OpenSSL (\d+)\.(\d+)", libcrypto)

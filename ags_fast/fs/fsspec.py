@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.fs.base import NewOptions
 from ags_fast.fs.new import NewObject
 from ags_fast.fs.paths import temporary_name, temporary_tag
-from ags_fast.fs.remote import RemoteStore, entry_of, file_exists
+from ags_fast.fs.remote import RemoteStore, entry_of, file_exists, path_of
 
 if TYPE_CHECKING:
     import builtins
@@ -104,7 +104,7 @@ class OtherStore(RemoteStore):
                 continue
             try:
                 fs.rm_file(name)
-                swept.append(name[len(fs._strip_protocol(root)) + 1 :])
+                swept.append(name[len(path_of(fs, root)) + 1 :])
             except FileNotFoundError:
                 pass
         return swept

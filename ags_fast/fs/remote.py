@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ags_fast._types import Buffer
 
-__all__ = ["RangeReader", "RemoteStore", "entry_of", "file_exists"]
+__all__ = ["RangeReader", "RemoteStore", "entry_of", "file_exists", "path_of"]
 
 CONNECTIONS = 16  # that are kept, for stores with the same options
 AHEAD_NBYTES = 16 << 20  # the most that is read ahead of reads that go on without a gap
@@ -50,7 +50,7 @@ class RemoteStore(Store):
             found = fs.find(f"{root}/{folder}" if folder else root, detail=True)
         except FileNotFoundError:
             return
-        skip = len(fs._strip_protocol(root)) + 1
+        skip = len(path_of(fs, root)) + 1
         for name, info in found.items():
             path = name[skip:]
             if path.startswith(prefix) and info["type"] == "file" and temporary_tag(path.rpartition("/")[2]) is None:
@@ -127,6 +127,12 @@ class RemoteStore(Store):
 _connections: dict[tuple[int, str, str], tuple[Any, str]] = {}
 
 
+def path_of(fs: Any, url: str) -> str:
+    """Return a URL's path in its file system, as `find` lists paths."""
+    path: str = fs._strip_protocol(url)  # noqa: SLF001 (fsspec documents it for plugins, and has no public name for it)
+    return path
+
+
 def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     scheme = url.partition(":")[0]
     of_s3 = scheme in ("s3", "s3a") and "::" not in url
@@ -151,7 +157,7 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             found = _connections.setdefault(key, made)
         fs, root = found
         if of_s3:
-            root = fs._strip_protocol(url)
+            root = path_of(fs, url)
     except ImportError as error:
         needed = "ags_fast[s3]" if scheme in ("s3", "s3a") else "fsspec, and its package for such URLs"
         raise ImportError(f"{scheme} URLs need {needed}: {error}") from error

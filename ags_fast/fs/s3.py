@@ -53,7 +53,7 @@ class S3Store(RemoteStore):
     def submit(self, request: str, **arguments: Any) -> Future[Any]:
         """Let the thread of fsspec make a request."""
         fs, _ = self.connect()
-        coroutine = _send(fs, request, **arguments) if "Body" in arguments else fs._call_s3(request, **arguments)
+        coroutine = (_send if "Body" in arguments else _call)(fs, request, **arguments)
         return asyncio.run_coroutine_threadsafe(coroutine, fs.loop)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
@@ -110,7 +110,7 @@ class S3Store(RemoteStore):
         attempt = 1
         while True:
             try:
-                answer = await fs._call_s3("get_object", **arguments)
+                answer = await _call(fs, "get_object", **arguments)
                 if stamp and answer["ETag"] != stamp:
                     raise _replaced(path)
                 async with answer["Body"] as body:
@@ -173,8 +173,13 @@ class S3Store(RemoteStore):
             markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
 
+async def _call(fs: Any, request: str, **arguments: Any) -> Any:
+    """Make a request without a body. s3fs repeats it if that may help."""
+    return await fs._call_s3(request, **arguments)  # noqa: SLF001 (s3fs has public names for files only)
+
+
 async def _send(fs: Any, request: str, Body: bytes, **arguments: Any) -> Any:  # noqa: N803
-    """A request with a body. s3fs would repeat it with the same file, which has been read to its end by then."""
+    """Make a request with a body. s3fs would repeat it with the same file, which has been read to its end by then."""
     from botocore.exceptions import ClientError
     from s3fs.core import S3_RETRYABLE_ERRORS
     from s3fs.errors import translate_boto_error
@@ -184,7 +189,8 @@ async def _send(fs: Any, request: str, Body: bytes, **arguments: Any) -> Any:  #
         await fs.set_session()
         method = getattr(await fs.get_s3(arguments["Bucket"]), request)
         try:
-            return await method(**fs._get_s3_method_kwargs(method, Body=io.BytesIO(Body), **arguments))
+            given = fs._get_s3_method_kwargs(method, Body=io.BytesIO(Body), **arguments)  # noqa: SLF001 (as in _call)
+            return await method(**given)
         except ClientError as error:
             raise translate_boto_error(error) from error
         except S3_RETRYABLE_ERRORS:
