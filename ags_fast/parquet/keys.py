@@ -7,7 +7,7 @@ from ags_fast.errors import KeyAccessError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import TypeVar
 
     from ags_fast._types import Buffer, Retriever
@@ -17,9 +17,9 @@ __all__ = ["FOOTER_KEY", "ColumnPath", "FooterKey", "KeyRing", "Keys", "dotted"]
 
 ColumnPath = tuple[str, ...]
 if TYPE_CHECKING:
-    # A Mapping is invariant in its keys: Mapping[str | ColumnPath, ...] would refuse dict[str, bytes].
-    PathT = TypeVar("PathT", bound=str | ColumnPath)
-    NotedPathT = TypeVar("NotedPathT", bound=str | ColumnPath)
+    # A Mapping is invariant in its keys: without this variable, dict[str, bytes] would be refused.
+    PathT = TypeVar("PathT", bound=Sequence[str])  # text, or a tuple of names
+    NotedPathT = TypeVar("NotedPathT", bound=Sequence[str])
 
 
 class FooterKey:
