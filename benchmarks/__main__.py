@@ -1,4 +1,4 @@
-"""python -m benchmarks: a table of ratios, JSON and plots. Nothing here is worth more than the machine was quiet."""
+"""python -m benchmarks: a table of ratios, JSON and plots. Results are only as good as the machine is quiet."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def touched(nbytes: int) -> bytearray:
 
 
 def nothing(function: Callable[..., object], *args: object, **named: object) -> Run:
-    """The function as a run: what it returns is no time, and is let go of while the clock runs."""
+    """Return the function as a run. Its result, which is not a time, is released while the clock runs."""
 
     def run() -> None:
         function(*args, **named)

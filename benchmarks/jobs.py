@@ -55,23 +55,12 @@ def avro(bench: Bench) -> Group:
 @contextmanager
 def avro_files(bench: Bench, count: int) -> Iterator[Contest]:
     if not importlib.util.find_spec("fastavro"):
-        raise SkippedError("there is no fastavro here")
+        raise SkippedError("fastavro is not installed")
     import fastavro
 
     from ags_fast import avro
 
-    noise = bytes(random_data(64 * MIB)[: count + 200])
-    records = [
-        {
-            "id": i,
-            "sensor": f"sensor-{i % 997}",
-            "at": i * 1000,
-            "value": i / 7,
-            "unit": None,
-            "payload": noise[i : i + 200],
-        }
-        for i in range(count)
-    ]
+    records = avro_records(count)
     plain, sealed, out = bench.scratch / "plain.avro", bench.scratch / "sealed.avro.ags", bench.scratch / "out.avro"
     with open(plain, "wb") as file:
         fastavro.writer(file, SCHEMA, records)
@@ -101,15 +90,12 @@ def avro_files(bench: Bench, count: int) -> Iterator[Contest]:
         fastavro.writer(file, SCHEMA, records)
         out.write_bytes(peers.naive_encrypt(KEY, PREFIX, BLOCK, file.getvalue()))
 
-    rows = {
-        name: Row(f"avro/{name}", label, "ms")
-        for name, label in {
-            "blocks": "block_reader, no records decoded",
-            "reader": "reader over AgsReader",
-            "read_split": "avro.read_split",
-            "write": "avro.write",
-        }.items()
-    }
+    rows = [
+        Row("avro/blocks", "block_reader, no records decoded", "ms"),
+        Row("avro/reader", "reader over AgsReader", "ms"),
+        Row("avro/read_split", "avro.read_split", "ms"),
+        Row("avro/write", "avro.write", "ms"),
+    ]
     runs: dict[tuple[str, str], Run] = {
         ("avro/read_split", "limit"): functools.partial(reading, fastavro.reader, "limit"),
         ("avro/read_split", "ours"): read_split,
@@ -120,7 +106,22 @@ def avro_files(bench: Bench, count: int) -> Iterator[Contest]:
     for column in ("limit", "best", "ours"):
         runs["avro/blocks", column] = functools.partial(reading, fastavro.block_reader, column)
         runs["avro/reader", column] = functools.partial(reading, fastavro.reader, column)
-    yield Contest(list(rows.values()), runs)
+    yield Contest(rows, runs)
+
+
+def avro_records(count: int) -> list[dict[str, object]]:
+    noise = bytes(random_data(64 * MIB)[: count + 200])
+    return [
+        {
+            "id": i,
+            "sensor": f"sensor-{i % 997}",
+            "at": i * 1000,
+            "value": i / 7,
+            "unit": None,
+            "payload": noise[i : i + 200],
+        }
+        for i in range(count)
+    ]
 
 
 # ---- memory
@@ -161,11 +162,11 @@ def room_for(bench: Bench, size: int) -> Path:
         found = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
         available = int(found[1]) << 10 if found else 0
     if not Path("/proc/self/status").exists():
-        raise SkippedError("a peak is read from /proc, and there is none")
+        raise SkippedError("peaks are read from /proc, which this system lacks")
     for folder, free in ((bench.scratch, available), (Path(tempfile.gettempdir()), sys.maxsize)):
         if min(free, shutil.disk_usage(folder).free) > size * 3 // 2:
             return folder
-    raise SkippedError(f"there is no room for {size >> 30} GiB")
+    raise SkippedError(f"{size >> 30} GiB do not fit into the temporary folders")
 
 
 # ---- import

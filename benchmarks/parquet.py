@@ -103,7 +103,7 @@ def plain_file(bench: Bench, name: str) -> Path:
         import pyarrow.parquet as pq
         import pyarrow.parquet.encryption  # is not in all builds
     except ImportError as error:
-        raise SkippedError(f"there is no pyarrow with encryption here: {error}") from None
+        raise SkippedError(f"pyarrow has no encryption here: {error}") from None
     path = bench.scratch / f"{name}.parquet"
     if not path.exists():
         if name == "wide":

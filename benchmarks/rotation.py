@@ -88,7 +88,7 @@ def slow(kms: dict[str, str]) -> dict[str, str]:
 
 
 def rotated(dataset: Path, kms: dict[str, str], what: str, rows: int, **options: int) -> float:
-    """The seconds of a rotation, which must have so many keys and manifests to report."""
+    """Return the seconds of a rotation. It must report these numbers of keys and manifests."""
     start = time.perf_counter()
     result = jobs.rotate(dataset, kms=kms, what=what, progress=False, **options)  # type: ignore[arg-type]
     seconds = time.perf_counter() - start
@@ -98,7 +98,7 @@ def rotated(dataset: Path, kms: dict[str, str], what: str, rows: int, **options:
 
 
 def each(run: Callable[[], float], count: int) -> Run:
-    """The seconds for one of so many."""
+    """Return the seconds for one of `count` pieces of work."""
     return lambda: run() / count
 
 
@@ -199,7 +199,7 @@ def column(bench: Bench, count: int) -> Iterator[Contest]:
 
 
 def fill(opened: Ledger, key: KeyEntry, count: int) -> Wraps:
-    """Has a dataset name so many files, in manifests as large as they get, under this key. A version for each ten."""
+    """Add N files under this key to a dataset, in manifests of the largest size. Ten manifests make a version."""
     names, wrapped = [], []
     for first in range(0, count, 10 * MANIFEST_ENTRIES):
         made = wraps(opened, key, range(first, min(first + 10 * MANIFEST_ENTRIES, count)))
@@ -233,7 +233,7 @@ def fill(opened: Ledger, key: KeyEntry, count: int) -> Wraps:
 
 @contextmanager
 def whole_job(bench: Bench, count: int) -> Iterator[Contest]:
-    """Of so many, and of a tenth of them ten times: what takes as long is as likely to be disturbed."""
+    """Yield rows of N, and of a tenth of N ten times: runs of equal length are equally likely to be disturbed."""
     part = count // PARTS
     rows, runs = [], {}
     with workspace(bench, "job") as folder:
@@ -281,7 +281,7 @@ def single_wrap(bench: Bench, count: int) -> Iterator[Contest]:
 
 
 def with_keks(folder: Path, kms: dict[str, str], count: int) -> Ledger:
-    """A dataset with so many KEKs, one for its documents and one for each of the scopes of a job's files."""
+    """Make a dataset with N KEKs: one for its documents, and one for each scope of a job's files."""
     opened = Ledger.open_or_create(Store(folder), load_kms(kms), MASTER_KEY)
     made = [
         new_kek(opened.kms, MASTER_KEY, properties={SCOPE: f"files:{JOB_ID}/{number}"}) for number in range(count - 1)

@@ -44,7 +44,7 @@ def java_version() -> int:
     try:
         told = subprocess.run([java or "java", "-version"], capture_output=True, text=True, timeout=60).stderr
     except OSError:
-        raise SetupError(f"there is no Java here{f' ({java})' if java else ''}. {advice}") from None
+        raise SetupError(f"Java is not installed{f' ({java})' if java else ''}. {advice}") from None
     version = re.search(r'version "(?:1\.)?(\d+)', told)
     if version is None or int(version[1]) < OLDEST_JAVA:
         raise SetupError(f"{java} is {told.splitlines()[0] if told else 'broken'}. {advice}")
@@ -76,7 +76,7 @@ def spark_session(
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise SetupError("there is no pyspark here: pip install 'ags_fast[spark,avro]'") from None
+        raise SetupError("pyspark is not installed: pip install 'ags_fast[spark,avro]'") from None
     builder = SparkSession.builder.master(CLUSTER if cluster else "local[*,4]").appName("ags_fast tour")
     for name, value in {
         "spark.driver.host": "127.0.0.1",

@@ -141,7 +141,7 @@ def damage(steps: Steps, out: Output, lengths: list[tuple[str, int]]) -> None:
     with steps.step("A bit is flipped, and blocks are cut off"):
         noticed = tamper(out.encrypted / f"{name}.ags", out.key_file.read_bytes(), length, name.encode())
     for what, error in noticed:
-        steps.check(f"{what}: {error}", "" if error else f"{what}: nobody noticed")
+        steps.check(f"{what}: {error}", "" if error else f"{what}: not detected")
 
 
 EMPTY_NBYTES = ags_fast.encrypted_length(0)

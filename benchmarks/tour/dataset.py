@@ -74,12 +74,12 @@ def chapter(
         result = run(lambda: jobs.verify_files(dataset, kms=kms, engine=engine, progress=False))
     extra = [row.src for row in result.rows if row.error_class == "ExtraFile"]
     steps.check(
-        f"{result.counts['ok']:,} files are authentic, none is missing, and there is no other",
+        f"{result.counts['ok']:,} files are authentic, none is missing, and none was added",
         first_failure(result) or "".join(f"{name} belongs to nothing" for name in extra[:1]),
     )
     with steps.step("Another gives every file a new data key"):
         result = run(lambda: jobs.rekey_files(dataset, kms=kms, engine=engine, progress=False))
-    steps.check(f"version {result.version}; the one before can still be read", first_failure(result))
+    steps.check(f"version {result.version}; the previous version can still be read", first_failure(result))
     with steps.step("Another decrypts the dataset"):
         shutil.rmtree(restored, ignore_errors=True)
         result = run(lambda: jobs.decrypt_files(dataset, restored, kms=kms, engine=engine, progress=False))

@@ -123,7 +123,7 @@ def look_at(spark: SparkSession, folder: Path, names: list[str]) -> dict[str, tu
                     try:
                         records = sum(block.num_records for block in fastavro.block_reader(file))
                     except Exception as error:
-                        raise ValueError(f"{name} is no whole Avro file: {error}") from error
+                        raise ValueError(f"{name} is not a complete Avro file: {error}") from error
             yield name, (size, digest, records)
 
     return dict(spark.sparkContext.parallelize(names, min(len(names), 256)).mapPartitions(look).collect())

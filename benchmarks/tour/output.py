@@ -29,7 +29,7 @@ class Output:
         if any(root.iterdir()):
             lost = self._earlier() - set(names)
             if lost:
-                raise SetupError(f"{root} holds {min(lost)}.ags of an earlier run, which this one would not make again")
+                raise SetupError(f"{root} holds {min(lost)}.ags of an earlier run, which this run would not replace")
         self.write_manifest(dict.fromkeys(names))
         if not self.key_file.exists():
             write_private(self.key_file, os.urandom(16))

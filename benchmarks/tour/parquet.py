@@ -204,7 +204,7 @@ def _check(steps: Steps, factory: keytools.CryptoFactory, old_keys: parquet.Keys
             problem = ""
     modules = sum(column.modules for column in report.columns)
     steps.check(f"{modules:,} modules are authentic; the old keys open none of them", problem)
-    steps.check(f"one bit flipped: {noticed}", "" if noticed else "one bit flipped: nobody noticed")
+    steps.check(f"one bit flipped: {noticed}", "" if noticed else "one bit flipped: not detected")
 
 
 def print_inspection(path: Path) -> None:
