@@ -1,4 +1,4 @@
-"""What is measured of datasets: whole jobs, and what a worker does with a small file.
+"""Benchmarks of datasets: whole jobs, and a worker's part in a small file.
 
 Every contender reads and writes 1 MiB at a time, to a temporary name that is renamed; nothing is synced to a disk.
 Only our small files have no name until they are complete, where the file system can do that, and are then linked.
@@ -25,28 +25,24 @@ import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.fs import Store
-from ags_fast.jobs.engines.bins import bins
 from ags_fast.jobs.engines.local import LocalEngine
-from ags_fast.jobs.run import LOCAL_OPEN_COST
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.dispatch import run_file
 from ags_fast.keys.cache import clear_cache
 from ags_fast.keys.kms import load_kms
 from ags_fast.spark import SparkEngine
-from ags_fast.spark.engine import TARGET_BYTES
 from benchmarks import peers
-from benchmarks.cases import BLOCK, MIB, Bench, nothing, random_data, size_name
+from benchmarks.cases import MIB, Bench, nothing, random_data, size_name
 from benchmarks.jobs import room_for
 from benchmarks.keystore import MASTER_KEY, keystore
 from benchmarks.limit import ROOT
 from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
+from benchmarks.plain_jobs import plain_copy, plain_decrypt, plain_encrypt, plain_job, plain_plan, plain_verify
 from benchmarks.session import SetupError, java_version, spark_session
 
 if TYPE_CHECKING:
@@ -60,7 +56,6 @@ LARGE_FILES, LARGE = 8, 128 * MIB
 SMALL_FILES, SMALL = 4000, 4 << 10
 FOLDER_FILES = 500  # small ones in a folder
 COUNTED = 100  # small files whose system calls are counted
-KEK = b"a key of the plain jobs, 32 byte"
 HEAP = "9g"
 
 
@@ -133,7 +128,7 @@ def taken(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def anew(folder: Path, work: Callable[[], object]) -> float:
+def fresh(folder: Path, work: Callable[[], object]) -> float:
     """The seconds of work that makes `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     return taken(work)
@@ -156,131 +151,6 @@ def verify(dataset: Path, kms: dict[str, str], engine: Engine | None) -> JobResu
     return done(jobs.verify_files(dataset, kms=kms, engine=engine, progress=False))
 
 
-# ---- the plain jobs
-
-
-class PlainFile(NamedTuple):
-    source: str
-    target: str
-    nbytes: int  # of plaintext
-    wrapped: bytes  # its key, by KEK
-    prefix: bytes
-
-
-def plain_plan(source: Path, target: Path) -> list[PlainFile]:
-    """The files of a tree, with a new key each, and the folders for them."""
-    kek, plan = AESGCM(KEK), []
-    for folder, _, names in os.walk(source):
-        out = os.path.join(target, os.path.relpath(folder, source))
-        os.makedirs(out, exist_ok=True)
-        for name in names:
-            path, nonce, sealed = os.path.join(folder, name), os.urandom(12), os.path.join(out, name)
-            wrapped = nonce + kek.encrypt(nonce, os.urandom(16), sealed.encode())
-            plan.append(PlainFile(path, sealed, os.stat(path).st_size, wrapped, os.urandom(16)))
-    return plan
-
-
-def plain_copy(files: Iterable[PlainFile]) -> Iterator[int]:
-    window = memoryview(bytearray(BLOCK))
-    for file in files:
-        reading = os.open(file.source, os.O_RDONLY | os.O_CLOEXEC)
-        temporary = f"{file.target}.tmp"
-        writing = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        while got := os.readv(reading, [window]):
-            os.write(writing, window[:got])
-        os.close(reading)
-        os.close(writing)
-        os.replace(temporary, file.target)
-        yield file.nbytes
-
-
-def plain_encrypt(files: Iterable[PlainFile]) -> Iterator[int]:
-    """As fast as Python can: no byte is copied, and a small file takes one read and one write."""
-    kek, window = AESGCM(KEK), memoryview(bytearray(BLOCK))
-    out = memoryview(bytearray(peers.HEADER + BLOCK + peers.OVERHEAD))
-    out[: peers.HEADER] = peers.header(BLOCK)
-    sealed = out[peers.HEADER :]
-    for file in files:
-        aes = AESGCM(kek.decrypt(file.wrapped[:12], file.wrapped[12:], file.target.encode()))
-        prefix = file.prefix
-        reading = os.open(file.source, os.O_RDONLY | os.O_CLOEXEC)
-        temporary = f"{file.target}.tmp"
-        writing = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        index, left = 0, file.nbytes
-        while left:
-            got = os.readv(reading, [window])
-            nonce = os.urandom(12)
-            sealed[:12] = nonce
-            aes.encrypt_into(nonce, window[:got], prefix + index.to_bytes(4, "little"), sealed[12 : got + 28])
-            os.write(writing, sealed[: got + 28] if index else out[: got + 36])
-            index += 1
-            left -= got
-        os.close(reading)
-        os.close(writing)
-        os.replace(temporary, file.target)
-        yield file.nbytes
-
-
-def plain_verify(files: Iterable[PlainFile]) -> Iterator[int]:
-    return plain_open(files, False)
-
-
-def plain_decrypt(files: Iterable[PlainFile]) -> Iterator[int]:
-    """Decrypt each file beside its stream."""
-    return plain_open(files, True)
-
-
-def plain_open(files: Iterable[PlainFile], writes: bool) -> Iterator[int]:
-    kek, window = AESGCM(KEK), memoryview(bytearray(BLOCK))
-    sealed = memoryview(bytearray(peers.HEADER + BLOCK + peers.OVERHEAD))
-    for file in files:
-        aes = AESGCM(kek.decrypt(file.wrapped[:12], file.wrapped[12:], file.target.encode()))
-        prefix = file.prefix
-        reading = os.open(file.target, os.O_RDONLY | os.O_CLOEXEC)
-        if writes:
-            temporary = f"{file.target}.tmp"
-            writing = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        index, left, begin = 0, file.nbytes, peers.HEADER
-        while left:
-            size = min(left, BLOCK)
-            end = begin + size + peers.OVERHEAD
-            if os.readv(reading, [sealed[:end]]) != end or (begin and sealed[:begin] != peers.header(BLOCK)):
-                raise ValueError(f"{file.target} is cut, or no stream")
-            nonce, text = sealed[begin : begin + 12], sealed[begin + 12 : end]
-            aes.decrypt_into(nonce, text, prefix + index.to_bytes(4, "little"), window[:size])
-            if writes:
-                os.write(writing, window[:size])
-            index += 1
-            left -= size
-            begin = 0
-        if os.fstat(reading).st_size != file.nbytes + peers.HEADER + index * peers.OVERHEAD:
-            raise ValueError(f"{file.target} is longer than it was")
-        os.close(reading)
-        if writes:
-            os.close(writing)
-            os.replace(temporary, f"{file.target}.plain")
-        yield file.nbytes
-
-
-def plain_job(session: SparkSession, task: Callable[..., Iterator[int]], plan: list[PlainFile]) -> None:
-    """In the bins that our job has, too."""
-    context = session.sparkContext
-    files = bins(
-        plan,
-        target_bytes=TARGET_BYTES,
-        open_cost=LOCAL_OPEN_COST,
-        least=2 * context.defaultParallelism,
-    )
-    sizes = context.parallelize(files, len(files)).mapPartitions(functools.partial(_each, task)).collect()
-    if sum(sizes) != sum(file.nbytes for file in plan):
-        raise AssertionError("the plain job has not done all files")
-
-
-def _each(task: Callable[..., Iterator[int]], parts: Iterable[list[PlainFile]]) -> Iterator[int]:
-    for part in parts:
-        yield from task(part)
-
-
 # ---- large files
 
 
@@ -299,7 +169,7 @@ def encrypt_large_files(bench: Bench, count: int, size: int) -> Iterator[Contest
         runs: dict[tuple[str, str], Run] = {
             (row.name, "limit"): lambda: plain(plain_copy),
             (row.name, "best"): lambda: plain(plain_encrypt),
-            (row.name, "ours"): lambda: anew(out, lambda: encrypt(source, out, kms, engine)),
+            (row.name, "ours"): lambda: fresh(out, lambda: encrypt(source, out, kms, engine)),
         }
         yield Contest([row], runs)
 
@@ -357,8 +227,8 @@ def tree_of_large_files(bench: Bench, count: int, size: int) -> Iterator[Contest
         row = Row("datasets/local/encrypt", f"local engine, {what}; limit: cp -r", nbytes=count * size)
         cp = ["cp", "-r", str(source), str(out)]
         runs: dict[tuple[str, str], Run] = {
-            (row.name, "limit"): lambda: anew(out, lambda: subprocess.run(cp, check=True)),
-            (row.name, "ours"): lambda: anew(out, lambda: encrypt(source, out, kms, LocalEngine())),
+            (row.name, "limit"): lambda: fresh(out, lambda: subprocess.run(cp, check=True)),
+            (row.name, "ours"): lambda: fresh(out, lambda: encrypt(source, out, kms, LocalEngine())),
         }
         yield Contest([row], runs)
 
@@ -417,12 +287,12 @@ def small_files_on_spark(bench: Bench, count: int) -> Iterator[Contest]:
         rows = [Row(names[0], f"Spark encrypts {what}", "us"), Row(names[1], f"Spark verifies {what}", "us")]
 
         def written(task: Callable[..., Iterator[int]]) -> float:
-            return anew(out, lambda: plain_job(session, task, plain_plan(source, out)))
+            return fresh(out, lambda: plain_job(session, task, plain_plan(source, out)))
 
         runs: dict[tuple[str, str], Run] = {
             (names[0], "limit"): lambda: written(plain_copy),
             (names[0], "best"): lambda: written(plain_encrypt),
-            (names[0], "ours"): lambda: anew(out, lambda: encrypt(source, out, kms, engine)),
+            (names[0], "ours"): lambda: fresh(out, lambda: encrypt(source, out, kms, engine)),
             (names[1], "best"): lambda: taken(lambda: plain_job(session, plain_verify, plan)),
             (names[1], "ours"): lambda: taken(lambda: verify(dataset, kms, engine)),
         }
@@ -438,7 +308,7 @@ def one_tiny_file(bench: Bench) -> Iterator[Contest]:
 
         def ours(engine: Engine | None) -> float:
             clear_cache()
-            return anew(out, lambda: encrypt(source, out, kms, engine))
+            return fresh(out, lambda: encrypt(source, out, kms, engine))
 
         engines = {"spark": SparkEngine(session), "local": LocalEngine(1), "same process": LocalEngine(0)}
         rows = [Row(f"datasets/one/{name.replace(' ', '-')}", f"a job over one file: {name}", "ms") for name in engines]
@@ -446,7 +316,7 @@ def one_tiny_file(bench: Bench) -> Iterator[Contest]:
             (row.name, "ours"): functools.partial(ours, engine)
             for row, engine in zip(rows, engines.values(), strict=True)
         }
-        runs[rows[0].name, "best"] = lambda: anew(
+        runs[rows[0].name, "best"] = lambda: fresh(
             out, lambda: plain_job(session, plain_encrypt, plain_plan(source, out))
         )
         yield Contest(rows, runs)
@@ -459,7 +329,7 @@ def one_tiny_file(bench: Bench) -> Iterator[Contest]:
 def system_calls(bench: Bench) -> Iterator[Contest]:
     """What strace counts of a process that does some files, less what it counts if there are half as many."""
     if not shutil.which("strace"):
-        raise SkippedError("system calls are counted by strace, and there is none")
+        raise SkippedError("strace, which counts system calls, is not installed")
     with workspace(bench, "calls") as folder:
         kms = keystore(folder)
         sources = [make_tree(folder / f"source-{count}", count, SMALL) for count in (COUNTED, 2 * COUNTED)]

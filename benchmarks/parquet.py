@@ -135,7 +135,7 @@ def decryption(key: bytes = KEY) -> Any:
     return pe.create_decryption_properties(key)
 
 
-def anew(path: Path, work: Callable[[], object]) -> Run:
+def fresh(path: Path, work: Callable[[], object]) -> Run:
     """The seconds of work that writes a file; that of the last time is removed before."""
 
     def run() -> float:
@@ -174,9 +174,9 @@ def files(bench: Bench, what: str) -> Iterator[Contest]:
         Row(f"parquet/{what}/{n}t", f"{what}, {threads_name(n)}", nbytes=plain.stat().st_size)
         for n in threads_of(bench)
     ]
-    runs: dict[tuple[str, str], Run] = {(rows[0].name, "naive"): anew(out, pyarrow)}
+    runs: dict[tuple[str, str], Run] = {(rows[0].name, "naive"): fresh(out, pyarrow)}
     for row, n in zip(rows, threads_of(bench), strict=True):
-        runs[row.name, "ours"] = anew(out, nothing(ours, threads=n))
+        runs[row.name, "ours"] = fresh(out, nothing(ours, threads=n))
     truth = pq.read_table(plain)
 
     def check(column: str) -> bool:
@@ -243,8 +243,8 @@ def one_column(bench: Bench) -> Iterator[Contest]:
     runs: dict[tuple[str, str], Run] = {}
     for row, n in zip(rows, threads_of(bench), strict=True):
         ours = nothing(parquet.encrypt_file, plain, out, keys, other_columns="plain", threads=n)
-        runs[row.name, "limit"] = anew(out, lambda: subprocess.run(["cp", plain, out], check=True))
-        runs[row.name, "ours"] = anew(out, ours)
+        runs[row.name, "limit"] = fresh(out, lambda: subprocess.run(["cp", plain, out], check=True))
+        runs[row.name, "ours"] = fresh(out, ours)
     yield Contest(rows, runs)
 
 
@@ -263,7 +263,7 @@ def small_pages_file(bench: Bench) -> Iterator[Contest]:
         for row, n in zip(rows, threads_of(bench), strict=True):
             loop = bench.limit.modules(KEY, aad, modules, seal=True, source=source.fileno(), threads=n)
             runs[row.name, "limit"] = functools.partial(loop, target.fileno())
-            runs[row.name, "ours"] = anew(out, nothing(parquet.encrypt_file, plain, out, parquet.Keys(KEY), threads=n))
+            runs[row.name, "ours"] = fresh(out, nothing(parquet.encrypt_file, plain, out, parquet.Keys(KEY), threads=n))
         yield Contest(rows, runs)
         os.unlink(target.name)
 
@@ -464,9 +464,9 @@ def write_table(bench: Bench) -> Iterator[Contest]:
     for n in threads_of(bench):
         row = Row(f"parquet/write_table/{n}t", f"write_table, {threads_name(n)}; limit: pyarrow", "ms")
         rows.append(row)
-        runs[row.name, "limit"] = anew(out, nothing(pq.write_table, data, out, **writing))
+        runs[row.name, "limit"] = fresh(out, nothing(pq.write_table, data, out, **writing))
         ours = nothing(parquet.write_table, data, out, parquet.Keys(KEY), threads=n, **writing)
-        runs[row.name, "ours"] = anew(out, ours)
+        runs[row.name, "ours"] = fresh(out, ours)
     yield Contest(rows, runs)
 
 

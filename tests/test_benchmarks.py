@@ -23,7 +23,7 @@ from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
 from ags_fast.keys import kms_calls, load_kms
 
 pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only, and run from there")
-from benchmarks import datasets, measure, peers, rotation, targets
+from benchmarks import datasets, measure, peers, plain_jobs, rotation, targets
 from benchmarks.cases import Bench
 from benchmarks.limit import BUILT_WITH, ROOT, Limit, LimitError, Module
 from benchmarks.measure import Contest, Row
@@ -111,20 +111,20 @@ def test_python_stream_class_is_a_seekable_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 4096, 1 << 20, 2_500_000])
 def test_plain_jobs_make_ags1(size: int, tmp_path: Path) -> None:
-    plan = datasets.plain_plan(datasets.make_tree(tmp_path / "source", 3, size), tmp_path / "sealed")
+    plan = plain_jobs.plain_plan(datasets.make_tree(tmp_path / "source", 3, size), tmp_path / "sealed")
     assert [file.nbytes for file in plan] == [size] * 3
-    assert list(datasets.plain_encrypt(plan)) == list(datasets.plain_verify(plan)) == [size] * 3
-    kek = datasets.AESGCM(datasets.KEK)
+    assert list(plain_jobs.plain_encrypt(plan)) == list(plain_jobs.plain_verify(plan)) == [size] * 3
+    kek = plain_jobs.AESGCM(plain_jobs.KEK)
     for file in plan:
         key = kek.decrypt(file.wrapped[:12], file.wrapped[12:], file.target.encode())
         stream = Path(file.target).read_bytes()
         assert open_stream(stream, key, file.prefix) == Path(file.source).read_bytes()
     Path(file.target).write_bytes(stream + b"x")
     with pytest.raises(ValueError, match="longer"):
-        list(datasets.plain_verify(plan))
+        list(plain_jobs.plain_verify(plan))
     Path(file.target).write_bytes(stream[:-1])
     with pytest.raises(ValueError, match="cut"):
-        list(datasets.plain_verify(plan))
+        list(plain_jobs.plain_verify(plan))
 
 
 @needs_compiler

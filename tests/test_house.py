@@ -21,10 +21,7 @@ PROGRAMS = ["ags_fast", "benchmarks"]
 MAX_LINES = {"module": 600, "class": 300, "function": 60}  # of a function without its arguments and docstring
 MAX_SHARE = 0.15  # of the lines of ags_fast, in the files of one package
 
-EXCEPTIONS: set[str] = {
-    "benchmarks.datasets",
-    "benchmarks.jobs.avro_files",
-}
+EXCEPTIONS: set[str] = set()
 CIRCLES: set[tuple[str, str]] = set()
 LARGE_PACKAGES: set[str] = {
     "ags_fast/dataset",

@@ -22,7 +22,7 @@ from ags_fast.keys import load_kms
 from ags_fast.keys.kms import local
 from ags_fast.parquet import keytools
 from benchmarks.measure import Contest, Row, Run, speed
-from benchmarks.parquet import anew, table
+from benchmarks.parquet import fresh, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -260,12 +260,12 @@ def compare(
     size = plain.stat().st_size
     rows = [Row(name, name, nbytes=size) for name in ("encrypt", "re-key", "decrypt")]
     runs: dict[tuple[str, str], Run] = {
-        ("encrypt", "ours"): anew(out, lambda: parquet.encrypt_file(plain, out, keys)),
-        ("encrypt", "naive"): anew(out, rewrite(plain, False, True)),
-        ("re-key", "ours"): anew(out, lambda: parquet.reencrypt_file(sealed, out, keys, new_keys)),
-        ("re-key", "naive"): anew(out, rewrite(uniform, True, True)),
-        ("decrypt", "ours"): anew(out, lambda: parquet.decrypt_file(sealed, out, keys)),
-        ("decrypt", "naive"): anew(out, rewrite(uniform, True, False)),
+        ("encrypt", "ours"): fresh(out, lambda: parquet.encrypt_file(plain, out, keys)),
+        ("encrypt", "naive"): fresh(out, rewrite(plain, False, True)),
+        ("re-key", "ours"): fresh(out, lambda: parquet.reencrypt_file(sealed, out, keys, new_keys)),
+        ("re-key", "naive"): fresh(out, rewrite(uniform, True, True)),
+        ("decrypt", "ours"): fresh(out, lambda: parquet.decrypt_file(sealed, out, keys)),
+        ("decrypt", "naive"): fresh(out, rewrite(uniform, True, False)),
     }
     return Contest(rows, runs).measure(rounds)
 
