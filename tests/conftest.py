@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import datasets
 import hypothesis
 import pytest
 import servers
+
+from ags_fast.keys import clear_cache
 
 pytest.register_assert_rewrite("store_contract")  # the tests in it are run by files that import them
 
@@ -75,3 +78,16 @@ def no_leftovers(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     left = [name for name in os.listdir(tmp_path) if name.endswith(".agstmp")]
     assert not left, left
+
+
+@pytest.fixture
+def kms(tmp_path: Path) -> dict[str, str]:
+    """The properties of a KMS in files, with the master keys that tests of datasets use."""
+    clear_cache()
+    return datasets.make_kms(tmp_path, keys=datasets.MASTERS)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """Where a dataset can be. There is nothing yet."""
+    return tmp_path / "dataset"

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kms_clients import keystore
 from support import pattern
 
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import CHAIN, LISTS
-from ags_fast.jobs import LocalEngine
+from ags_fast.jobs import LocalEngine, encrypt_files
 from ags_fast.jobs.work.context import Context
-from ags_fast.keys.kms import load_kms, local
+from ags_fast.keys.kms import load_kms
 from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
@@ -21,20 +22,14 @@ if TYPE_CHECKING:
     from ags_fast.jobs import JobResult, Row
 
 HERE = LocalEngine(0)  # in this process: no time to start others
+QUIET: Any = {"engine": HERE, "progress": False}
 MASTER = "master"
+MASTERS = (MASTER, "other", "third", "hr", "finance")
 
 
 def make_kms(folder: Path, *, name: str = "kms", keys: Iterable[str] = (MASTER,)) -> dict[str, str]:
     """The properties of a new KMS in files of `folder`."""
-    properties = {
-        "encryption.kms-type": "local",
-        "kms.local.path": str(folder / f"{name}.json"),
-        "kms.local.key-file": str(folder / f"{name}.key"),
-    }
-    local.create_keystore(properties)
-    for key in keys:
-        local.create_key(properties, key)
-    return properties
+    return keystore(folder, *keys, name=name)
 
 
 def small_tree() -> dict[str, bytes]:
@@ -57,6 +52,19 @@ def read_tree(folder: Path) -> dict[str, bytes]:
     """Every file, hidden and temporary ones too."""
     found = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
     return {str(file.relative_to(folder)): file.read_bytes() for file in found}
+
+
+def encrypt(src: Any, dataset: Any, kms: Any, **options: Any) -> JobResult:
+    """`encrypt_files` in this process."""
+    return encrypt_files(src, dataset, kms=kms, **{"wrapping_key_id": MASTER, "fsync": False, **QUIET, **options})
+
+
+def add_tree(dataset: Path, kms: Any, tree: Mapping[str, bytes], **options: Any) -> JobResult:
+    """Encrypt files of a new folder beside the dataset, all of them."""
+    src = write_tree(dataset.parent / f"src {len(list(dataset.parent.glob('src *')))}", tree)
+    result = encrypt(src, dataset, kms, **options)
+    result.raise_for_failures()
+    return result
 
 
 def decrypted(dataset: Any, kms: Any, *, version: int | None = None) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import threading
@@ -9,14 +10,48 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.keys import KmsClient
+from ags_fast.keys import KmsClient, kms_calls
 from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from typing_extensions import Buffer
+
+
+CANARY = b"canary-key-16-by"
+
+
+def forms_of(secret: bytes) -> set[str]:
+    """How a secret may look in text."""
+    return {secret.decode(), secret.hex(), base64.b64encode(secret).decode().rstrip("="), repr(list(secret))[1:-1]}
+
+
+def calls_of(action: Callable[[], Any]) -> dict[tuple[str, str], int]:
+    """The KMS calls of an action."""
+    before = kms_calls()
+    action()
+    return dict(kms_calls() - before)
+
+
+class Clock:
+    """A clock that goes on only where somebody sleeps; one that is `still`, not even then."""
+
+    time_ns = staticmethod(time.time_ns)  # so that it can stand for the module
+    perf_counter = staticmethod(time.perf_counter)
+
+    def __init__(self, *, still: bool = False) -> None:
+        self.now = 0.0
+        self.waits: list[float] = []
+        self._still = still
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += 0 if self._still else seconds
 
 
 def keystore(folder: Path, *key_ids: str, name: str = "keystore") -> dict[str, str]:

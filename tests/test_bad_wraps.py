@@ -8,12 +8,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, write_tree
+from datasets import HERE, MASTER, add_tree, decrypted, leftovers, make_kms, read_tree
 
 from ags_fast import FormatError, IntegrityError, KeyAccessError, PolicyError, cli
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.open_jobs import open_plans
-from ags_fast.jobs import Policy, encrypt_files, expire, rekey_files, restore_keys, rotate
+from ags_fast.jobs import Policy, expire, rekey_files, restore_keys, rotate
 from ags_fast.keys import KeyEntry, clear_cache
 from ags_fast.keys.kek import rewrap_kek
 from ags_fast.keys.kms import load_kms, local
@@ -68,24 +68,6 @@ HOW = ("garbage", "another", "short", "flipped", "encrypt-only")
 WRONG = (IntegrityError, KeyAccessError)
 
 
-@pytest.fixture
-def kms(tmp_path: Path) -> dict[str, str]:
-    clear_cache()
-    return make_kms(tmp_path, keys=(MASTER, "other"))
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    return tmp_path / "dataset"
-
-
-def encrypt(dataset: Path, kms: dict[str, str], tree: dict[str, bytes] = TREE, **options: Any) -> None:
-    src = write_tree(dataset.parent / f"src {len(list(dataset.parent.iterdir()))}", tree)
-    encrypt_files(
-        src, dataset, kms=kms, wrapping_key_id=options.pop("master", MASTER), engine=HERE, progress=False, **options
-    ).raise_for_failures()
-
-
 def still_opens(dataset: Path, kms: dict[str, str], before: dict[str, bytes]) -> None:
     assert read_tree(dataset) == before
     clear_cache()
@@ -99,7 +81,7 @@ def test_a_rotation_to_wraps_that_do_not_open(
     kms: dict[str, str], dataset: Path, what: str, how: str, warm: bool
 ) -> None:
     """It ended with nothing that opens: `rotate` put in KEKs that only its process's cache knew."""
-    encrypt(dataset, kms, double_wrap=what != "double-wrap", policy=Policy(kek_scope="partition"))
+    add_tree(dataset, kms, TREE, double_wrap=what != "double-wrap", policy=Policy(kek_scope="partition"))
     before = read_tree(dataset)
     options: dict[str, Any] = {"wrapping_key_id": "other"}
     if warm:
@@ -111,7 +93,7 @@ def test_a_rotation_to_wraps_that_do_not_open(
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_rotation_in_single_wrap(kms: dict[str, str], dataset: Path, how: str) -> None:
-    encrypt(dataset, kms, double_wrap=False)
+    add_tree(dataset, kms, TREE, double_wrap=False)
     before = read_tree(dataset)
     with pytest.raises(WRONG, match="does not open again, so it was not put to use"):
         rotate(dataset, kms=broken(kms, how, masters="other"), wrapping_key_id="other", force_expire=True)
@@ -124,7 +106,7 @@ def test_a_rotation_in_single_wrap(kms: dict[str, str], dataset: Path, how: str)
 def test_a_service_whose_rewrap_does_not_open(
     kms: dict[str, str], dataset: Path, how: str, single: bool, warm: bool
 ) -> None:
-    encrypt(dataset, kms, double_wrap=not single)
+    add_tree(dataset, kms, TREE, double_wrap=not single)
     local.rotate_key(kms, MASTER)
     before = read_tree(dataset)
     used = broken(kms, how, BrokenRewrap)
@@ -139,7 +121,7 @@ def test_a_service_whose_rewrap_does_not_open(
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_move_to_another_kms(tmp_path: Path, kms: dict[str, str], dataset: Path, how: str) -> None:
-    encrypt(dataset, kms)
+    add_tree(dataset, kms, TREE)
     before = read_tree(dataset)
     there = make_kms(tmp_path, name="there", keys=(MASTER, "third"))
     with pytest.raises(WRONG, match="does not open again, so it was not put to use"):
@@ -151,11 +133,11 @@ def test_a_move_to_another_kms(tmp_path: Path, kms: dict[str, str], dataset: Pat
 @pytest.mark.parametrize("double_wrap", [True, False], ids=["double", "single"])
 def test_a_new_dataset(kms: dict[str, str], dataset: Path, how: str, double_wrap: bool) -> None:
     with pytest.raises(WRONG, match="does not open again, so it was not put to use"):
-        encrypt(dataset, broken(kms, how), double_wrap=double_wrap)
+        add_tree(dataset, broken(kms, how), TREE, double_wrap=double_wrap)
     assert [path for path in read_tree(dataset) if not path.startswith("_ags/")] == []
     # A dataset in single wrap has a KEK of its own; that one opens, where only DEKs do not.
     clear_cache()
-    encrypt(dataset, kms, double_wrap=double_wrap)
+    add_tree(dataset, kms, TREE, double_wrap=double_wrap)
     assert decrypted(dataset, kms) == TREE
     assert leftovers(dataset, kms) == []
 
@@ -164,11 +146,11 @@ def test_a_new_dataset(kms: dict[str, str], dataset: Path, how: str, double_wrap
 @pytest.mark.parametrize("double_wrap", [True, False], ids=["double", "single"])
 def test_keys_that_a_job_reserves(kms: dict[str, str], dataset: Path, how: str, double_wrap: bool) -> None:
     """Of another master key, for another kind of wrap, or since the one before is used up."""
-    encrypt(dataset, kms, policy=Policy(kek_scope="partition"))
+    add_tree(dataset, kms, TREE, policy=Policy(kek_scope="partition"))
     before = read_tree(dataset)
     used = broken(kms, how, masters="other")
     for job in (
-        lambda: encrypt(dataset, used, {"2/new": b""}, master="other", double_wrap=double_wrap),
+        lambda: add_tree(dataset, used, {"2/new": b""}, wrapping_key_id="other", double_wrap=double_wrap),
         lambda: rekey_files(
             dataset, kms=used, wrapping_key_id="other", double_wrap=double_wrap, engine=HERE, progress=False
         ),
@@ -193,7 +175,7 @@ def documents(dataset: Path) -> list[str]:
 
 
 def moved_to_a_key_that_is_gone(dataset: Path, kms: dict[str, str], **options: Any) -> None:
-    encrypt(dataset, kms, **options)
+    add_tree(dataset, kms, TREE, **options)
     rotate(dataset, kms=kms, what="mek", wrapping_key_id="other")
     local.set_state(kms, "other", "destroyed")
     clear_cache()
@@ -225,7 +207,7 @@ def test_back_to_older_keys(kms: dict[str, str], dataset: Path, scope: str) -> N
     assert {(row.status, row.error_class) for row in restore_keys(dataset, kms=kms).rows} == {("skipped", "Current")}
     assert read_tree(dataset) == after
     # All goes on: writers, rotations, expiries, pins.
-    encrypt(dataset, kms, {"2/new": b""})
+    add_tree(dataset, kms, {"2/new": b""})
     result = rotate(dataset, kms=kms, force_expire=True)
     assert result.expired is not None
     assert result.expired.failed == []
@@ -236,7 +218,7 @@ def test_back_to_older_keys(kms: dict[str, str], dataset: Path, scope: str) -> N
 
 
 def test_back_from_what_somebody_has_put_there(kms: dict[str, str], dataset: Path) -> None:
-    encrypt(dataset, kms)
+    add_tree(dataset, kms, TREE)
     good = documents(dataset)[-1]
     number = int(good[:8]) + 1
     (dataset / f"_ags/keys/{number:08}.json").write_bytes(b"x" * 200)
@@ -247,7 +229,7 @@ def test_back_from_what_somebody_has_put_there(kms: dict[str, str], dataset: Pat
 
 
 def test_back_to_a_version_by_its_number(kms: dict[str, str], dataset: Path) -> None:
-    encrypt(dataset, kms)
+    add_tree(dataset, kms, TREE)
     second = documents(dataset)[1]
     rotate(dataset, kms=kms)
     with pytest.raises(FileNotFoundError):
@@ -267,7 +249,7 @@ def test_back_to_a_version_by_its_number(kms: dict[str, str], dataset: Path) -> 
 
 
 def test_pins_of_what_goes_back(kms: dict[str, str], dataset: Path) -> None:
-    encrypt(dataset, kms)
+    add_tree(dataset, kms, TREE)
     pin = rotate(dataset, kms=kms, what="mek", wrapping_key_id="other").pin
     local.set_state(kms, "other", "disabled")
     before = read_tree(dataset)
@@ -298,7 +280,7 @@ def test_no_way_back(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None
 
 
 def test_back_to_buckets(kms: dict[str, str], dataset: Path) -> None:
-    encrypt(dataset, kms)
+    add_tree(dataset, kms, TREE)
     keys = Ledger.open(dataset, load_kms(kms)).keys
     more = {f"k{n}": KeyEntry(f"k{n}", MASTER, b"x", "retired") for n in range(600)}
     keys.compare_and_swap(more, keys.version)
@@ -316,7 +298,7 @@ def test_back_to_buckets(kms: dict[str, str], dataset: Path) -> None:
 
 def test_a_retention_leaves_the_way_back(kms: dict[str, str], dataset: Path) -> None:
     """What expires by itself leaves the last few documents; what is asked for, none."""
-    encrypt(dataset, kms, policy=Policy(keep=1))
+    add_tree(dataset, kms, TREE, policy=Policy(keep=1))
     rotate(dataset, kms=kms, what="mek", wrapping_key_id="other")
     for _ in range(SPARED):
         rotate(dataset, kms=kms, what="kek")
@@ -325,7 +307,7 @@ def test_a_retention_leaves_the_way_back(kms: dict[str, str], dataset: Path) -> 
     assert leftovers(dataset, kms) == []
     for name in documents(dataset):
         os.utime(dataset / "_ags/keys" / name, (1, 1))
-    encrypt(dataset, kms, {"2/new": b""}, master="other")
+    add_tree(dataset, kms, {"2/new": b""}, wrapping_key_id="other")
     assert len(documents(dataset)) <= 2  # older than the grace
     expire(dataset, kms=kms)
     assert len(documents(dataset)) == 1

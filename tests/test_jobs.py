@@ -11,6 +11,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import kms_clients
 import programs.jobs
 import pytest
@@ -45,25 +46,13 @@ HIDDEN = ("_SUCCESS", ".part-00000.avro.crc", "sub/.hidden/x", "_temporary/0/x",
 
 
 @pytest.fixture
-def kms(tmp_path: Path) -> dict[str, str]:
-    return make_kms(tmp_path)
-
-
-@pytest.fixture
 def src(tmp_path: Path) -> Path:
     return write_tree(tmp_path / "src", small_tree())
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    return tmp_path / "dataset"
-
-
 def encrypt(src: Any, dataset: Any, kms: Any, **options: Any) -> JobResult:
-    """`encrypt_files` in this process, with small blocks."""
-    return encrypt_files(
-        src, dataset, kms=kms, wrapping_key_id=MASTER, **{"engine": HERE, "block_size": 1024, **options}
-    )
+    """With small blocks."""
+    return datasets.encrypt(src, dataset, kms, **{"block_size": 1024, **options})
 
 
 def dead(plan: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import programs.jobs
 import pytest
-from datasets import MASTER, decrypted, leftovers, make_kms, write_tree
+from datasets import MASTER, decrypted, leftovers, write_tree
 from support import pattern, program, start_python
 
 from ags_fast.dataset.ledger import Ledger
@@ -52,11 +52,6 @@ def runners() -> Iterator[list[Runner]]:
     yield made
     for runner in made:
         runner.close()
-
-
-@pytest.fixture
-def kms(tmp_path: Path) -> dict[str, str]:
-    return make_kms(tmp_path, keys=(MASTER, "other"))
 
 
 def check(dataset: Path, kms: Any, *allowed: dict[str, bytes]) -> dict[str, bytes]:

@@ -13,15 +13,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import pme_reference
 import programs.jobs
 import programs.parquets
 import pytest
-from datasets import HERE, MASTER, leftovers, make_kms, read_tree, row_of, write_tree
+from datasets import HERE, MASTER, leftovers, read_tree, row_of, write_tree
 from parquet_corpus import CORPUS, check_equal, flat, parquets, rows
 from parquet_peers import rows_of
+from second_reader import SecondReader
 from support import flip, program, python_env, run_python, seal_stream
-from test_dataset_format import SecondReader
 
 import ags_fast.jobs.work.parquet
 from ags_fast import IntegrityError, KeyAccessError, cli, parquet
@@ -59,11 +60,6 @@ COLUMNS = {"text": "hr", "number": "finance"}
 CANARY = "a longer text that compresses"
 
 
-@pytest.fixture
-def kms(tmp_path: Path) -> dict[str, str]:
-    return make_kms(tmp_path, keys=(MASTER, "hr", "finance"))
-
-
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tree in partitions, as Spark and its like leave it."""
@@ -81,14 +77,8 @@ def src(tables: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tables, tmp_path / "src"))
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    return tmp_path / "dataset"
-
-
 def encrypt(src: Any, dataset: Any, kms: Any, **options: Any) -> JobResult:
-    common = {"wrapping_key_id": MASTER, "format": "parquet", "engine": HERE, "fsync": False, "progress": False}
-    return encrypt_files(src, dataset, kms=kms, **{**common, **options})
+    return datasets.encrypt(src, dataset, kms, **{"format": "parquet", **options})
 
 
 def entries_of(dataset: Any, kms: Any, version: int | None = None) -> dict[str, FileEntry]:

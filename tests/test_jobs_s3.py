@@ -43,18 +43,6 @@ def bucket(server: S3Server) -> str:
     return f"s3://{name}"
 
 
-@pytest.fixture
-def kms(tmp_path: Path) -> dict[str, str]:
-    properties = {
-        "encryption.kms-type": "local",
-        "kms.local.path": str(tmp_path / "keystore"),
-        "kms.local.key-file": str(tmp_path / "key"),
-    }
-    local.create_keystore(properties)
-    local.create_key(properties, "master")
-    return properties
-
-
 def tree(folder: Path, sizes: dict[str, int]) -> dict[str, bytes]:
     plain = {name: pattern(size, i) for i, (name, size) in enumerate(sizes.items())}
     for name, data in plain.items():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import programs.jobs
 import pytest
-from datasets import MASTER, make_kms, read_tree
+from datasets import MASTER, read_tree
 from support import program, run_python
 
 pytest.importorskip("pyarrow")
@@ -41,11 +41,6 @@ def data(tmp_path: Path) -> Path:
     for name in MINES:
         (tmp_path / "data" / f"{name}.py").write_text(MINE.format(told=str(tmp_path / "told")))
     return tmp_path / "data"
-
-
-@pytest.fixture
-def kms(tmp_path: Path) -> dict[str, str]:
-    return make_kms(tmp_path)
 
 
 def options(kms: Mapping[str, str]) -> list[str]:

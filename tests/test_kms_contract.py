@@ -28,12 +28,12 @@ from unittest import mock
 
 import pytest
 import servers
+from kms_clients import CANARY, Clock, calls_of, forms_of
 from kms_services import started
 from programs import wrapping
 from servers.bad_http import dripping, echoing
 from servers.fake_azure import certificate
 from support import flip, program, run_python
-from test_kms import CANARY, Clock, calls_of, forms_of
 
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys import kms_calls, load_kms

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, write_tree
+from datasets import MASTER, QUIET, add_tree, decrypted, leftovers, make_kms, read_tree, write_tree
 from support import pattern
 
 from ags_fast import FormatError, KeyAccessError, PolicyError
@@ -22,32 +22,12 @@ if TYPE_CHECKING:
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.versions import Version
-    from ags_fast.jobs import JobResult
     from ags_fast.keys.entry import KeyEntry
 
 pytest.importorskip("pyarrow")
 
 TREE = {"top": b"top", **{f"day={n % 3}/{n}": pattern(200 * n, n) for n in range(7)}}
-QUIET: dict[str, Any] = {"engine": HERE, "progress": False}
 SLACK = 64  # uses of the dataset's own KEK that a job counts for its documents
-
-
-@pytest.fixture
-def kms(tmp_path: Path) -> dict[str, str]:
-    return make_kms(tmp_path, keys=(MASTER, "other", "hr"))
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    return tmp_path / "dataset"
-
-
-def encrypt(dataset: Path, kms: Any, tree: dict[str, bytes] = TREE, **options: Any) -> JobResult:
-    src = write_tree(dataset.parent / f"src {min(tree).replace('/', ' ')}", tree)
-    options = {**QUIET, "fsync": False, "block_size": 4096, "wrapping_key_id": MASTER, **options}
-    result = encrypt_files(src, dataset, kms=kms, **options)
-    result.raise_for_failures()
-    return result
 
 
 def opened(dataset: Path, kms: Any) -> Ledger:
@@ -94,22 +74,22 @@ def calls(work: Any) -> Counter[str]:
 
 
 def test_scope_of_the_dataset(kms: dict[str, str], dataset: Path) -> None:
-    encrypt(dataset, kms)
-    encrypt(dataset, kms, {"more": b""})
+    add_tree(dataset, kms, TREE)
+    add_tree(dataset, kms, {"more": b""})
     assert scopes(dataset, kms) == {"": {*TREE, "more"}}
     assert len(keys(dataset, kms)) == 1
 
 
 def test_scope_of_a_partition(kms: dict[str, str], dataset: Path) -> None:
     policy = Policy(kek_scope="partition")
-    assert calls(lambda: encrypt(dataset, kms, policy=policy)) == Counter(wrap=5, unwrap=5)
+    assert calls(lambda: add_tree(dataset, kms, TREE, policy=policy)) == Counter(wrap=5, unwrap=5)
     by_folder: dict[str, set[str]] = {}
     for path in TREE:
         by_folder.setdefault(f"partition:{path.rpartition('/')[0]}", set()).add(path)
     assert scopes(dataset, kms) == by_folder
     # Jobs to come use what is there; a new folder has a new one.
     more = {"day=1/new": b"", "day=9/new": b""}
-    assert calls(lambda: encrypt(dataset, kms, more)) == Counter(wrap=1, unwrap=1)
+    assert calls(lambda: add_tree(dataset, kms, more)) == Counter(wrap=1, unwrap=1)
     by_folder["partition:day=1"].add("day=1/new")
     assert scopes(dataset, kms) == by_folder | {"partition:day=9": {"day=9/new"}}
 
@@ -117,21 +97,21 @@ def test_scope_of_a_partition(kms: dict[str, str], dataset: Path) -> None:
 def test_scope_of_a_day(kms: dict[str, str], dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     day = [datetime(2026, 11, n, 23, 59, tzinfo=UTC).timestamp() * 1000 for n in (1, 2)]
     monkeypatch.setattr("ags_fast.dataset.planning.clock_ms", lambda: day[0])
-    encrypt(dataset, kms, policy=Policy(kek_scope="day"))
-    encrypt(dataset, kms, {"same": b""})
+    add_tree(dataset, kms, TREE, policy=Policy(kek_scope="day"))
+    add_tree(dataset, kms, {"same": b""})
     del day[0]
-    encrypt(dataset, kms, {"next": b""})
+    add_tree(dataset, kms, {"next": b""})
     assert scopes(dataset, kms) == {"day:2026-11-01": {*TREE, "same"}, "day:2026-11-02": {"next"}}
 
 
 def test_scope_of_a_writer(kms: dict[str, str], dataset: Path) -> None:
-    one = encrypt(dataset, kms, policy=Policy(kek_scope="writer"))
-    two = encrypt(dataset, kms, {"more": b""})
+    one = add_tree(dataset, kms, TREE, policy=Policy(kek_scope="writer"))
+    two = add_tree(dataset, kms, {"more": b""})
     assert scopes(dataset, kms) == {f"writer:{one.job_id}": {*TREE}, f"writer:{two.job_id}": {"more"}}
 
 
 def test_scope_of_so_many_files(kms: dict[str, str], dataset: Path) -> None:
-    result = encrypt(dataset, kms, policy=Policy(kek_scope="files:3"))
+    result = add_tree(dataset, kms, TREE, policy=Policy(kek_scope="files:3"))
     found = scopes(dataset, kms)
     assert {scope: len(paths) for scope, paths in found.items()} == {
         f"files:{result.job_id}/0": 3,
@@ -143,12 +123,12 @@ def test_scope_of_so_many_files(kms: dict[str, str], dataset: Path) -> None:
 @pytest.mark.parametrize("scope", ["partition", "day", "writer", "files:2"])
 def test_documents_have_the_datasets_own(kms: dict[str, str], dataset: Path, scope: str) -> None:
     """One key opens what says which files there are; those of scopes open nothing but files."""
-    encrypt(dataset, kms, policy=Policy(kek_scope=scope))
+    add_tree(dataset, kms, TREE, policy=Policy(kek_scope=scope))
     (own,) = (key_id for key_id, entry in keys(dataset, kms).items() if "scope" not in entry.properties)
     assert sealers(dataset) == {own}
     assert {ref.key_id for ref in head(dataset, kms).manifests} == {own}
     assert own not in {entry.key_id for entry in entries(dataset, kms).values()}
-    encrypt(dataset, kms, {"more": b""})
+    add_tree(dataset, kms, {"more": b""})
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
     assert sealers(dataset) == {own}
     assert all(entry.uses < SLACK for key, entry in keys(dataset, kms).items() if key != own)
@@ -158,7 +138,7 @@ def test_documents_have_the_datasets_own(kms: dict[str, str], dataset: Path, sco
 
 
 def test_in_single_wrap_there_are_none_to_share(kms: dict[str, str], dataset: Path) -> None:
-    encrypt(dataset, kms, policy=Policy(kek_scope="partition"), double_wrap=False)
+    add_tree(dataset, kms, TREE, policy=Policy(kek_scope="partition"), double_wrap=False)
     assert scopes(dataset, kms) == {"": {*TREE}}
     assert sorted((e.double_wrap, dict(e.properties).get("scope")) for e in keys(dataset, kms).values()) == [
         (False, None),
@@ -213,12 +193,12 @@ def test_columns_in_scopes(kms: dict[str, str], dataset: Path, tmp_path: Path) -
 
 def test_lifetime(kms: dict[str, str], dataset: Path) -> None:
     """A KEK that is too old wraps nothing more; what it has wrapped is read as ever."""
-    encrypt(dataset, kms, policy=Policy(kek_scope="partition", kek_lifetime_days=730))
+    add_tree(dataset, kms, TREE, policy=Policy(kek_scope="partition", kek_lifetime_days=730))
     first = keys(dataset, kms)
-    encrypt(dataset, kms, {"day=1/a": b"a"})
+    add_tree(dataset, kms, {"day=1/a": b"a"})
     assert keys(dataset, kms).keys() == first.keys()
     set_policy(dataset, Policy(kek_scope="partition", kek_lifetime_days=0), kms=kms)
-    encrypt(dataset, kms, {"day=1/b": b"b"})
+    add_tree(dataset, kms, {"day=1/b": b"b"})
     active, retired = keys(dataset, kms, "active"), keys(dataset, kms, "retired")
     assert {entry.properties.get("scope") for entry in retired.values()} == {None, "partition:day=1"}
     assert retired.keys() < first.keys()
@@ -242,16 +222,16 @@ def test_lifetime(kms: dict[str, str], dataset: Path) -> None:
 def test_uses(kms: dict[str, str], dataset: Path) -> None:
     """Counted ahead, for all processes: before more data keys than allowed, a new KEK is made."""
     policy = Policy(kek_uses=len(TREE))
-    encrypt(dataset, kms, policy=policy)
+    add_tree(dataset, kms, TREE, policy=policy)
     (first,) = keys(dataset, kms)
-    encrypt(dataset, kms, {"more": b""})
+    add_tree(dataset, kms, {"more": b""})
     assert keys(dataset, kms, "retired").keys() == {first}
     (second,) = keys(dataset, kms, "active")
     assert {entry.key_id for entry in entries(dataset, kms).values()} == {first, second}
     assert all(entry.uses <= policy.kek_uses for entry in keys(dataset, kms).values())
     before = read_tree(dataset)
     with pytest.raises(PolicyError, match=r"would wrap 9 data keys.*allows 8.*kek_scope"):
-        encrypt(dataset, kms, {f"many/{n}": b"" for n in range(len(TREE) + 1)})
+        add_tree(dataset, kms, {f"many/{n}": b"" for n in range(len(TREE) + 1)})
     assert {path for path in read_tree(dataset) if path not in before} == set()
     assert decrypted(dataset, kms) == TREE | {"more": b""}
 
@@ -259,12 +239,12 @@ def test_uses(kms: dict[str, str], dataset: Path) -> None:
 def test_uses_of_a_scope(kms: dict[str, str], dataset: Path) -> None:
     """Each has its own count."""
     tree = {f"p={n % 4}/{n}": b"%d" % n for n in range(80)}
-    encrypt(dataset, kms, tree, policy=Policy(kek_scope="partition", kek_uses=30))
+    add_tree(dataset, kms, tree, policy=Policy(kek_scope="partition", kek_uses=30))
     known = keys(dataset, kms)
     assert len(known) == 5
     assert all(entry.uses <= 30 for entry in known.values())
     more = {f"p={n % 4}/more {n}": b"%d" % n for n in range(80)}
-    encrypt(dataset, kms, more)
+    add_tree(dataset, kms, more)
     assert all(entry.uses <= 30 for entry in keys(dataset, kms).values())
     assert len(keys(dataset, kms, "retired")) == 4  # the dataset's own has wrapped documents only
     assert decrypted(dataset, kms) == tree | more
@@ -272,15 +252,15 @@ def test_uses_of_a_scope(kms: dict[str, str], dataset: Path) -> None:
 
 def test_few_uses(kms: dict[str, str], dataset: Path) -> None:
     """A policy counts data keys, however few: what jobs keep spare for documents is not part of a small limit."""
-    encrypt(dataset, kms, {"0": b""}, policy=Policy(kek_uses=10))
+    add_tree(dataset, kms, {"0": b""}, policy=Policy(kek_uses=10))
     (first,) = keys(dataset, kms)
-    encrypt(dataset, kms, {f"{n}": b"" for n in range(1, 10)})
+    add_tree(dataset, kms, {f"{n}": b"" for n in range(1, 10)})
     assert keys(dataset, kms).keys() == {first}
-    encrypt(dataset, kms, {"one more": b""})
+    add_tree(dataset, kms, {"one more": b""})
     assert keys(dataset, kms, "retired").keys() == {first}
     uses = Counter(entry.key_id for entry in entries(dataset, kms).values())
     assert sorted(uses.values()) == [1, 10]
-    encrypt(dataset, kms, {"only one": b""}, policy=Policy(kek_uses=1))
+    add_tree(dataset, kms, {"only one": b""}, policy=Policy(kek_uses=1))
     rotate(dataset, kms=kms).raise_for_failures()  # many files need one successor
     assert len(decrypted(dataset, kms)) == 12
 
@@ -304,13 +284,13 @@ def test_room() -> None:
 def test_it_is_carried_on(kms: dict[str, str], dataset: Path) -> None:
     """By whatever makes a version."""
     policy = Policy(kek_scope="files:100", kek_lifetime_days=30, kek_uses=1 << 20, keep=100, keep_days=0.5)
-    encrypt(dataset, kms, policy=policy)
+    add_tree(dataset, kms, TREE, policy=policy)
     assert head(dataset, kms).policy == policy
-    encrypt(dataset, kms, {"more": b""})
+    add_tree(dataset, kms, {"more": b""})
     assert head(dataset, kms).policy == policy
-    write_tree(dataset.parent / "src more", {"more": b"other"})
+    write_tree(dataset.parent / "src 1", {"more": b"other"})
     encrypt_files(
-        dataset.parent / "src more", dataset, kms=kms, wrapping_key_id=MASTER, overwrite=True, **QUIET
+        dataset.parent / "src 1", dataset, kms=kms, wrapping_key_id=MASTER, overwrite=True, **QUIET
     ).raise_for_failures()
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
     for what in ("kek", "mek", "double-wrap"):
@@ -324,7 +304,7 @@ def test_it_is_carried_on(kms: dict[str, str], dataset: Path) -> None:
     assert head(dataset, kms).operation == "policy"
     rotate(dataset, kms=kms).raise_for_failures()
     assert head(dataset, kms).policy == new
-    encrypt(dataset, kms, {"then": b""}, policy=policy)
+    add_tree(dataset, kms, {"then": b""}, policy=policy)
     assert head(dataset, kms).policy == policy
     assert decrypted(dataset, kms) == TREE | {"more": b"other", "then": b""}
 
@@ -334,12 +314,12 @@ def test_before_there_are_files(kms: dict[str, str], dataset: Path) -> None:
 
     Ledger.open_or_create(Store(dataset), load_kms(kms), MASTER)
     assert set_policy(dataset, Policy(kek_scope="writer"), kms=kms) == Policy()
-    result = encrypt(dataset, kms)
+    result = add_tree(dataset, kms, TREE)
     assert scopes(dataset, kms).keys() == {f"writer:{result.job_id}"}
 
 
 def test_who_may_not_ask_the_kms_lays_down_nothing(kms: dict[str, str], dataset: Path) -> None:
-    encrypt(dataset, kms)
+    add_tree(dataset, kms, TREE)
     clear_cache()
     before = read_tree(dataset)
     with pytest.raises(KeyAccessError):
@@ -353,7 +333,7 @@ def test_who_may_not_ask_the_kms_lays_down_nothing(kms: dict[str, str], dataset:
 @pytest.mark.parametrize("scope", ["partition", "day", "writer", "files:2"])
 def test_rotation_keeps_scopes(kms: dict[str, str], dataset: Path, scope: str) -> None:
     """For each KEK another of the same scope, by one wrap; files that did not share one still do not."""
-    encrypt(dataset, kms, policy=Policy(kek_scope=scope))
+    add_tree(dataset, kms, TREE, policy=Policy(kek_scope=scope))
     before, count = scopes(dataset, kms), len(keys(dataset, kms))
     old = keys(dataset, kms).keys()
     assert calls(lambda: rotate(dataset, kms=kms).raise_for_failures()) == Counter(wrap=count, unwrap=count)
@@ -422,24 +402,24 @@ def test_a_newer_one_is_read() -> None:
 
 def test_a_master_key_that_was_left(dataset: Path, kms: dict[str, str]) -> None:
     """Who does not know of it is told, and does not go back to it."""
-    encrypt(dataset, kms)
+    add_tree(dataset, kms, TREE)
     rotate(dataset, kms=kms, what="mek", wrapping_key_id="other")
     with pytest.raises(PolicyError, match=r"rotated from the master key 'master' to 'other'.*wrapping_key_id='other'"):
-        encrypt(dataset, kms, {"new": b"new"})
-    encrypt(dataset, kms, {"new": b"new"}, wrapping_key_id="other")
+        add_tree(dataset, kms, {"new": b"new"})
+    add_tree(dataset, kms, {"new": b"new"}, wrapping_key_id="other")
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
     rotate(dataset, kms=kms, wrapping_key_id="hr")
     with pytest.raises(PolicyError, match="from the master key 'other' to 'hr'"):
-        encrypt(dataset, kms, {"newer": b"newer"}, wrapping_key_id="other")
+        add_tree(dataset, kms, {"newer": b"newer"}, wrapping_key_id="other")
     rotate(dataset, kms=kms, wrapping_key_id=MASTER)
-    encrypt(dataset, kms, {"newer": b"newer"})
+    add_tree(dataset, kms, {"newer": b"newer"})
     assert {key.wrapping_key_id for key in keys(dataset, kms, "active").values()} == {MASTER}
     assert decrypted(dataset, kms) == {**TREE, "new": b"new", "newer": b"newer"}
 
 
 def test_keks_of_what_is_over(dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A rotation needs no successor of a KEK that wraps nothing, and an expiry lets it go in time."""
-    encrypt(dataset, kms, policy=Policy(kek_scope="writer"))
+    add_tree(dataset, kms, TREE, policy=Policy(kek_scope="writer"))
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
     expire(dataset, kms=kms)
     idle, used = sorted(
@@ -466,8 +446,8 @@ def test_keks_of_what_is_over(dataset: Path, kms: dict[str, str], monkeypatch: p
 
 def test_all_keks_go_to_another_kms(tmp_path: Path, dataset: Path, kms: dict[str, str]) -> None:
     """Also if only those under one master key get under another."""
-    encrypt(dataset, kms, policy=Policy(kek_scope="partition"))
-    encrypt(dataset, kms, {"hr/one": b"one"}, wrapping_key_id="hr")
+    add_tree(dataset, kms, TREE, policy=Policy(kek_scope="partition"))
+    add_tree(dataset, kms, {"hr/one": b"one"}, wrapping_key_id="hr")
     there = make_kms(tmp_path, name="there", keys=("second", MASTER))
     with pytest.raises(PolicyError, match=r"no key of .* is under 'typo', but under 'hr', 'master'"):
         rotate(dataset, kms=kms, what="mek", new_kms=there, from_key_id="typo", wrapping_key_id="second")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kms_clients import CANARY, forms_of
 from programs import process
 from support import flip, pattern, program, run_python, seal_stream
 
@@ -188,16 +189,6 @@ def test_nothing_named_like_a_key_is_made_text() -> None:
     modules = {path: formatted_keys(path.read_text()) for path in package.rglob("*.py")}
     assert len(modules) > 40
     assert not {path.name: found for path, found in modules.items() if found}
-
-
-CANARY = b"canary-key-16-by"
-
-
-def forms_of(secret: bytes) -> set[str]:
-    """How a secret may look in text."""
-    import base64
-
-    return {secret.decode(), secret.hex(), base64.b64encode(secret).decode().rstrip("="), repr(list(secret))[1:-1]}
 
 
 def failures(tmp_path: Path) -> list[BaseException]:

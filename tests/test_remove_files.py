@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import pytest
-from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, row_of, write_tree
+from datasets import HERE, decrypted, leftovers, read_tree, row_of, write_tree
 from support import pattern
 
 from ags_fast import IntegrityError
 from ags_fast.cli import main
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.jobs import Policy, encrypt_files, expire, rekey_files, remove_files, sweep, verify_files
+from ags_fast.jobs import Policy, expire, rekey_files, remove_files, sweep, verify_files
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
@@ -27,19 +28,13 @@ KEPT = {path: data for path, data in TREE.items() if path not in GONE}
 
 
 @pytest.fixture
-def kms(tmp_path: Path) -> dict[str, str]:
-    return make_kms(tmp_path)
-
-
-@pytest.fixture
 def dataset(tmp_path: Path, kms: dict[str, str]) -> Path:
     encrypt(tmp_path, kms, TREE, policy=Policy(kek_scope="partition"))
     return tmp_path / "dataset"
 
 
 def encrypt(folder: Path, kms: dict[str, str], tree: dict[str, bytes], **options: Any) -> Any:
-    src = write_tree(folder / "src", tree)
-    result = encrypt_files(src, folder / "dataset", kms=kms, wrapping_key_id=MASTER, engine=HERE, **options)
+    result = datasets.encrypt(write_tree(folder / "src", tree), folder / "dataset", kms, **options)
     result.raise_for_failures()
     return result
 

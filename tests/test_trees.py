@@ -16,6 +16,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from datasets import HERE, encrypt, make_kms
 
 pytest.importorskip("pyarrow")
 
@@ -25,33 +26,20 @@ from ags_fast.fs import Store
 from ags_fast.jobs import (
     JobResult,
     decrypt_files,
-    encrypt_files,
     open_file,
     rekey_files,
     sweep,
     verify_files,
 )
-from ags_fast.jobs.engines.local import LocalEngine
-from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-HERE = LocalEngine(processes=0)
-
 
 @pytest.fixture(scope="module")
 def kms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("kms")
-    properties = {
-        "encryption.kms-type": "local",
-        "kms.local.path": str(folder / "keystore"),
-        "kms.local.key-file": str(folder / "key"),
-    }
-    local.create_keystore(properties)
-    local.create_key(properties, "master")
-    return properties
+    return make_kms(tmp_path_factory.mktemp("kms"))
 
 
 @pytest.fixture
@@ -65,12 +53,6 @@ def write(folder: Path, **files: str) -> None:
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-
-
-def encrypt(src: Any, dataset: Any, kms: dict[str, str], **options: Any) -> JobResult:
-    return encrypt_files(
-        src, dataset, kms=kms, wrapping_key_id="master", engine=HERE, fsync=False, progress=False, **options
-    )
 
 
 def decrypt(dataset: Any, dst: Any, kms: dict[str, str], **options: Any) -> JobResult:
