@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 import shutil
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 from datasets import HERE, decrypted, leftovers, make_kms, read_tree, write_tree
 
 from ags_fast import cli, jobs
-from ags_fast.cli.runbook import printable_audit
+from ags_fast.cli.runbook import COMMANDS, CONDITIONS, TEXTS, printable_audit
 from ags_fast.dataset import tables as datasets_module
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.plan import Plan
@@ -28,6 +29,7 @@ from ags_fast.fs import Store
 from ags_fast.fs.numbered import TOMBSTONE
 from ags_fast.jobs import Policy
 from ags_fast.jobs import rotation as rotation_module
+from ags_fast.jobs.runbook import RUNBOOK
 from ags_fast.jobs.survey import Survey
 from ags_fast.jobs.work.context import Context
 from ags_fast.keys import clear_cache, kms_calls
@@ -172,7 +174,18 @@ def printed(dataset: Path, kms: Any, *, key_store: str | None = None, **options:
     """What `ags-fast keys audit` prints."""
     found = jobs.audit(dataset, kms=kms, key_store=key_store, **options)
     assert json.loads(json.dumps(found)) == found
+    first = [step for master in found["masters"] for version in master["versions"] for step in version["first"]]
+    for step in [*found["steps"], *first]:
+        if step["function"] not in (None, "new_version"):
+            inspect.signature(getattr(jobs, step["function"])).bind(dataset, kms=kms, **step["arguments"])
     return printable_audit(found, str(dataset), kms, key_store)
+
+
+def test_each_step_has_a_sentence() -> None:
+    steps = [step for rows in RUNBOOK.values() for step in rows]
+    assert TEXTS.keys() == {step.name for step in steps}
+    assert CONDITIONS.keys() == {step.only_if for step in steps} - {None}
+    assert COMMANDS.keys() >= {step.function for step in steps} - {None, "new_version"}
 
 
 STATES = (stalled, double, single, scoped, aged, mixed, columns, columns_single, worn)
