@@ -23,9 +23,7 @@ MAX_SHARE = 0.15  # of the lines of ags_fast, in the files of one package
 
 EXCEPTIONS: set[str] = set()
 CIRCLES: set[tuple[str, str]] = set()
-LARGE_PACKAGES: set[str] = {
-    "ags_fast/dataset",
-}
+LARGE_PACKAGES: set[str] = set()
 FACES: set[str] = set()
 
 if not (ROOT / "ags_fast" / "cli").is_dir():

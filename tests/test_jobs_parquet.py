@@ -26,10 +26,10 @@ from support import flip, program, python_env, run_python, seal_stream
 
 import ags_fast.jobs.work.parquet
 from ags_fast import IntegrityError, KeyAccessError, cli, parquet
+from ags_fast.dataset.files.parquet import parquet_keys
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import object_name
 from ags_fast.dataset.open_jobs import open_plans
-from ags_fast.dataset.parquet_files import parquet_keys
 from ags_fast.fs import Store
 from ags_fast.jobs import (
     LocalEngine,

@@ -526,7 +526,7 @@ def test_no_plaintext_on_the_disk(
     dataset: Dataset, kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Parquet file that does not fit into memory waits in a temporary file, sealed."""
-    monkeypatch.setattr("ags_fast.dataset.parquet_files.SPOOL_NBYTES", 1000)
+    monkeypatch.setattr("ags_fast.dataset.files.parquet.SPOOL_NBYTES", 1000)
     seen = []
     real = tempfile.SpooledTemporaryFile
 

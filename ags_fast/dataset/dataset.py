@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.cache import TableCache
-from ags_fast.dataset.contents import Contents, denied_keys, format_of
 from ags_fast.dataset.entries import check_lengths
+from ags_fast.dataset.files.contents import Contents, denied_keys, format_of
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.transaction import Settings, Transaction

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
-from ags_fast.dataset.contents import MODULES, Contents
 from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry, check_lengths
 from ags_fast.dataset.expiry import expire_by_policy
+from ags_fast.dataset.files.contents import MODULES, Contents
+from ags_fast.dataset.files.writing import NewDatasetFile, Receipt, Ticket, check_new_path
 from ags_fast.dataset.names import PLANS, check_path, job_in_name, new_job_id
 from ags_fast.dataset.plan import WRITE
 from ags_fast.dataset.planning import begin_plan, column_masters, commit_plan, reserve_keys, wrapped_under
 from ags_fast.dataset.policy import Policy
-from ags_fast.dataset.writing import NewDatasetFile, Receipt, Ticket, check_new_path
 from ags_fast.errors import AgsError
 from ags_fast.fs.numbered import numbered
 

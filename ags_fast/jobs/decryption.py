@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.access import Access
-from ags_fast.dataset.contents import Contents, denied_keys
+from ags_fast.dataset.files.contents import Contents, denied_keys
 from ags_fast.dataset.names import new_job_id
 from ags_fast.fs import Store
 from ags_fast.jobs.engines.base import Engine

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from ags_fast.dataset.contents import Contents
 from ags_fast.dataset.entries import with_lengths
+from ags_fast.dataset.files.contents import Contents
+from ags_fast.dataset.files.stream import view
 from ags_fast.dataset.manifest_task import ManifestTask
-from ags_fast.dataset.stream_files import view
 from ags_fast.errors import AgsError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.files.parquet import STRICT, closing, decrypt_to, parquet_keys, plain_length, sealed
 from ags_fast.dataset.names import check_path
-from ags_fast.dataset.parquet_files import STRICT, closing, decrypt_to, parquet_keys, plain_length, sealed
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.files.source import Source
 from ags_fast.fs import NewFile, NewObject

@@ -9,7 +9,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ags_fast.dataset.contents import MODULES, format_of
+from ags_fast.dataset.files.contents import MODULES, format_of
 from ags_fast.dataset.names import HIDDEN, check_path, written_name
 from ags_fast.errors import ConcurrentChangeError
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ags_fast._types import Buffer
-    from ags_fast.dataset.contents import Contents, FormatWriter
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.files.contents import Contents, FormatWriter
 
 __all__ = ["NewDatasetFile", "Receipt", "Ticket"]
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import io
     from collections.abc import Iterator
 
-    from ags_fast.dataset.contents import Contents
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.files.contents import Contents
     from ags_fast.fs import NewFile, NewObject
 
 # What this package writes has a tag for everything that is encrypted: a file with less is not what was written.

@@ -11,8 +11,8 @@ from ags_fast.stream import AgsReader, AgsWriter
 
 if TYPE_CHECKING:
     from ags_fast._types import WritableFile
-    from ags_fast.dataset.contents import Contents
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.files.contents import Contents
     from ags_fast.fs import NewFile, NewObject
 
 CHUNK_NBYTES = 1 << 20  # of plaintext that is copied at a time

@@ -75,7 +75,7 @@ class FormatWriter(Protocol):
 
 
 # A module is imported when a file first needs it: importing Parquet's takes longer than reading a small dataset.
-MODULES = {"ags1": "ags_fast.dataset.stream_files", "parquet": "ags_fast.dataset.parquet_files"}
+MODULES = {"ags1": "ags_fast.dataset.files.stream", "parquet": "ags_fast.dataset.files.parquet"}
 
 
 def format_of(entry: FileEntry) -> Format:

@@ -1,0 +1,1 @@
+"""The files of a dataset: what reads and writes the contents of each format."""
