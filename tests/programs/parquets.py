@@ -127,7 +127,7 @@ def kill_parquet_job_at_steps(folder: Path, op: str, kms: dict[str, str], first:
     """Prints the last step."""
     src, dataset, base, out = (folder / name for name in ("src", "dataset", "first", "out"))
     common: Any = {"kms": kms, "engine": HERE, "progress": False}
-    columns: Any = {"wrapping_key_id": MASTER, "column_keys": {"text": "hr"}}
+    columns: Any = {"format": "parquet", "wrapping_key_id": MASTER, "column_keys": {"text": "hr"}}
 
     def job(resume: str | None = None) -> None:
         if op == "rekey":
