@@ -210,11 +210,11 @@ def test_a_file_that_is_still_open(dataset: Dataset, kms: dict[str, str]) -> Non
     assert clean(dataset, kms)
 
 
-@pytest.mark.parametrize("what", ["creates", "replaces", "removes", "job"])
+@pytest.mark.parametrize("what", ["creates", "replaces", "removes", "job", "folder", "file"])
 def test_two_that_touch_one_path(dataset: Dataset, kms: dict[str, str], tmp_path: Path, what: str) -> None:
     other = Dataset.open(dataset.url, kms=kms)
     now = dict(TREE)
-    with pytest.raises(ConcurrentChangeError, match=r"'x'|'a'"), dataset.transaction(fsync=False) as new:
+    with pytest.raises(ConcurrentChangeError, match=r"'x|'a'"), dataset.transaction(fsync=False) as new:
         if what == "creates":
             new.create("x").close()
             write(other, {"x": b"theirs"})
@@ -228,6 +228,11 @@ def test_two_that_touch_one_path(dataset: Dataset, kms: dict[str, str], tmp_path
             new.remove("a")
             write(other, {}, "a")
             del now["a"]
+        elif what in ("folder", "file"):  # of one name
+            mine, theirs = ("x/y/z", "x") if what == "folder" else ("x", "x/y/z")
+            new.create(mine).close()
+            write(other, {theirs: b"theirs"})
+            now = TREE | {theirs: b"theirs"}
         else:
             new.create("x").close()
             encrypt_files(

@@ -62,7 +62,7 @@ class Commits(Rewriting):
                 self.keys.refresh()
                 for version in self.versions(after=wish.base.number if wish.base else 0):
                     if version.job_id == wish.job_id:
-                        there = self._objects_at(version, wish.paths())
+                        there = self._objects_at(version, wish)
                         return Committed(version, None, decide.next_version(replace(wish, whole=False), version, there))
             raise
 
@@ -71,7 +71,7 @@ class Commits(Rewriting):
 
         def decided(head: Version | None) -> Change:
             seen = (wish.base and wish.base.sha256) == (head and head.sha256)
-            return decide.next_version(wish, head, None if seen else self._objects_at(head, wish.paths()))
+            return decide.next_version(wish, head, None if seen else self._objects_at(head, wish))
 
         def applied(head: Version | None, change: Change) -> Committed:
             return Committed(self._apply(head, wish, change, Writer(self, wish.job_id, written)), head, change)
@@ -84,7 +84,8 @@ class Commits(Rewriting):
         if wish.whole and (late := made.change.refused):
             more = f" and {len(late) - 1} more files" if len(late) > 1 else ""
             raise ConcurrentChangeError(
-                f"another job has changed {late[0].path!r}{more} in the dataset meanwhile: nothing was committed"
+                f"another job has changed {late[0].path!r}{more}, or a file or folder in that place, meanwhile: "
+                "nothing was committed"
             )
         return made
 
@@ -101,9 +102,10 @@ class Commits(Rewriting):
         """Return whether no newer version was made."""
         return self.newest_number() == (version.number if version else 0)
 
-    def _objects_at(self, version: Version | None, paths: set[str]) -> dict[str, str]:
-        """Return {path: object} of the files that a version has at these paths."""
-        return {path: entry.file for path, (_, entry) in self.find_where(version, paths).items()}
+    def _objects_at(self, version: Version | None, wish: Wish) -> dict[str, str]:
+        """Return {path: object} of the files of a version that decide what becomes of a wish."""
+        found = self.find_where(version, wish.paths_around(), [entry.path for entry in wish.add])
+        return {path: entry.file for path, (_, entry) in found.items()}
 
     def _apply(self, head: Version | None, wish: Wish, change: Change, writer: Writer) -> Version | None:
         """Make the version after `head`. Raises FileExistsError or IntegrityError if `head` is not the newest."""

@@ -52,6 +52,11 @@ def check_path(path: str) -> str:
     return path
 
 
+def folders_above(path: str) -> list[str]:
+    """Return the paths of the folders that a path is in, the outermost first."""
+    return [path[:at] for at, char in enumerate(path) if char == "/"]
+
+
 JOB_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{12}")
 JOB_MARK = re.compile(rf"\.({JOB_ID.pattern})(?=[.-]|$)")  # in the name of an object
 

@@ -13,7 +13,7 @@ from ags_fast.dataset.entries import FileEntry, check_lengths
 from ags_fast.dataset.expiry import expire_by_policy
 from ags_fast.dataset.files.contents import MODULES, Contents
 from ags_fast.dataset.files.writing import NewDatasetFile, Receipt, Ticket, check_new_path
-from ags_fast.dataset.names import PLANS, check_path, job_in_name, new_job_id
+from ags_fast.dataset.names import PLANS, check_path, folders_above, job_in_name, new_job_id
 from ags_fast.dataset.plan import WRITE
 from ags_fast.dataset.planning import begin_plan, column_masters, commit_plan, reserve_keys, wrapped_under
 from ags_fast.dataset.policy import Policy
@@ -230,7 +230,7 @@ class Transaction:
 
     def _check_free(self, path: str) -> None:
         """Check that a new file may have this path."""
-        folders = [path[:at] for at, char in enumerate(path) if char == "/"]
+        folders = folders_above(path)
         found = set(self._ledger.find_where(self._base, [path, *folders], [path]))
         below = {other for other in found if other.startswith(f"{path}/")}
         if below and below <= self._removed.keys():  # others may be there

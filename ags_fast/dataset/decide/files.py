@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from ags_fast.dataset.decide.change import Change
 from ags_fast.dataset.merging import to_compact
+from ags_fast.dataset.names import folders_above
 from ags_fast.dataset.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.versions import Version
@@ -44,6 +45,10 @@ class Wish:
         """Return the paths of its files."""
         return {entry.path for files in (self.add, self.remove) for entry in files}
 
+    def paths_around(self) -> set[str]:
+        """Return the paths of its files, and of the folders above its new files."""
+        return self.paths().union(*(folders_above(entry.path) for entry in self.add))
+
 
 def next_version(wish: Wish, head: Version | None, there: Mapping[str, str] | None) -> Change:
     """Decide what a wish changes in the newest version.
@@ -51,8 +56,8 @@ def next_version(wish: Wish, head: Version | None, there: Mapping[str, str] | No
     Args:
         wish: What the job wants.
         head: The newest version.
-        there: {path: object} of the files that the newest version has at the paths of the wish. None: the files that
-            the job has seen.
+        there: {path: object} of the files that the newest version has at `Wish.paths_around`, and of at least one file
+            below each new file that would be a folder. None: the files that the job has seen.
     """
     if wish.compact:
         return Change(merges=tuple(to_compact(head.manifests if head else ())))
@@ -63,6 +68,8 @@ def next_version(wish: Wish, head: Version | None, there: Mapping[str, str] | No
         new = {entry.path: entry.file for entry in wish.add}
         skips = {path for path in old.keys() | new.keys() if there.get(path) != old.get(path)}
         late = skips if wish.whole else {path for path in skips if there.get(path) != new.get(path)}
+        blocked = _blocked(new, there.keys() - old.keys())
+        skips, late = skips | blocked, late | blocked
         refused = tuple(
             [entry for entry in wish.add if entry.path in late]
             + [entry for entry in wish.remove if entry.path in late - new.keys()]
@@ -75,6 +82,12 @@ def next_version(wish: Wish, head: Version | None, there: Mapping[str, str] | No
     return Change(
         adds=adds, removes=removes, breaks=_broken(wish.remove, adds, removes), refused=refused, policy=policy
     )
+
+
+def _blocked(new: Collection[str], there: Collection[str]) -> set[str]:
+    """Return the new paths at which the version has a folder, or above which it has a file."""
+    folders = {folder for path in there for folder in folders_above(path)}
+    return {path for path in new if path in folders or any(folder in there for folder in folders_above(path))}
 
 
 def _broken(remove: Iterable[FileEntry], adds: Iterable[FileEntry], removes: Container[str]) -> frozenset[str]:
