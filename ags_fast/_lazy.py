@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def attribute(package: str, homes: Mapping[str, tuple[str, ...]], name: str) -> Any:
-    """What `package` calls `name`, from the one of its modules that `homes` names; or the module `name` itself.
+    """Return the object that `package` calls `name`, from the module that `homes` names, or the module `name` itself.
 
     For a package's ``__getattr__``, which is asked once for each name. Raises AttributeError for any other name.
     """

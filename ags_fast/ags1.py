@@ -148,7 +148,7 @@ def bytes_view(data: Buffer) -> memoryview:
     view = memoryview(data)
     if not view.c_contiguous:
         raise BufferError("the buffer must be C-contiguous: pass a copy of it")
-    if view.nbytes == 0:  # of some shapes there is no cast
+    if view.nbytes == 0:  # some empty shapes cannot be cast
         return memoryview(b"" if view.readonly else bytearray())
     return view.cast("B")
 

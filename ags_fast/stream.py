@@ -323,7 +323,7 @@ class AgsWriter(io.RawIOBase):
         raise TypeError("a writer holds a key and is never pickled: open it where it is written")
 
     def __del__(self) -> None:
-        # io.IOBase would close, and so complete, a stream that nobody has closed.
+        # io.IOBase would close, and so complete, a stream that was never closed.
         if self._target is not None and not self.closed:
             if self._owner == os.getpid():
                 warnings.warn(f"{self!r} was neither closed nor aborted", ResourceWarning, source=self, stacklevel=2)

@@ -15,7 +15,7 @@
  *   threads share it freely; it must not be freed while a call uses it.
  * - Input and output buffers must not overlap. If a buffer changes while a call uses it, the result is garbage, but
  *   memory is never corrupted. The garbage may even pass its tag: on some CPUs libcrypto reads a sealed buffer
- *   twice. So do not open memory that somebody else can write, such as a shared mapping; a descriptor is safe.
+ *   twice. So do not open memory that other processes can write, such as a shared mapping; a descriptor is safe.
  * - fork() is allowed at any moment, also while other threads are inside the engine. The child starts without helper
  *   threads, with no lock held, and with a random generator that shares nothing with the parent's.
  * - The engine frees what it allocates; the caller owns every buffer it passes.

@@ -31,7 +31,7 @@ typedef struct agsf_header_edit {
 } agsf_header_edit;
 
 /*
- * agsf_header_read() reads the struct at the start of nbytes. AGSF_SHORT: the header is cut, or is no Thrift; the two
+ * agsf_header_read() reads the struct at the start of nbytes. AGSF_SHORT: the header is cut, or is not Thrift; the two
  * look alike. AGSF_BAD_FORMAT: the struct is not the header of a page that Parquet has.
  */
 agsf_status agsf_header_read(const uint8_t *data, size_t nbytes, agsf_page_header *header) AGSF_MUST_CHECK;

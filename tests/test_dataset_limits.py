@@ -476,9 +476,9 @@ def test_json_that_would_take_much_memory(tmp_path: Path) -> None:
         "kms.local.path": str(tmp_path / "keystore.json"),
         "kms.local.key-file": str(tmp_path / "key"),
     }
-    with pytest.raises(FormatError, match="are the most that are taken"):
+    with pytest.raises(FormatError, match="are the most that are accepted"):
         load_kms(kms).wrap_key(b"k" * 16, MASTER)
-    with pytest.raises(FormatError, match="are the most that are taken"):
+    with pytest.raises(FormatError, match="are the most that are accepted"):
         keytools.material.parse_json(bomb, "key material", 64 << 20)
     sql = pytest.importorskip("ags_fast.keys.stores.sql")
     with pytest.raises(FormatError, match="are the most"):

@@ -733,7 +733,7 @@ def test_one_that_renames_or_discards(scheme: str, filesystems: Any) -> None:
         assert sorted(files) == ["root/a/b/stream", "root/a/file"]
         assert files["root/a/file"] == b"x" * 100
     for call in (lambda: store.new("new", exclusive=True), lambda: store.create("new", b"")):
-        with pytest.raises(PolicyError, match="only if it is not there"):
+        with pytest.raises(PolicyError, match="only if it does not exist"):
             call()
     left = store.new("left", tag="t")
     left.write(b"cut")

@@ -316,7 +316,7 @@ def test_a_link_is_not_deleted_in_place_of_what_was_read(src: Path, kms: dict[st
         "out": "OSError",
         "deep/er": "PolicyError",
     }
-    assert "was not deleted: it is a link to 'plain', which still has the content" in (failed["alias"].error or "")
+    assert "was not deleted: this is a link to 'plain', which still has the content" in (failed["alias"].error or "")
     assert tree(tmp_path / "outside") == {"secret": "secret", "deep/er": "deeper"}
     assert not (src / "folder" / "file").exists()  # it was read, here and through a link to its folder
     decrypt(tmp_path / "dataset", tmp_path / "out", kms).raise_for_failures()

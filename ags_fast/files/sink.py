@@ -45,7 +45,7 @@ class PositionalSink:
             pwrite_all(self.descriptor, bytes(len(head)), self.offset)  # an old head may be there
 
     def check_open(self) -> None:
-        """ValueError if the target's owner has closed it."""
+        """Raise ValueError if the target's owner has closed it."""
         if self.file is not None and self.file.closed:
             raise ValueError("the target was closed")
 
@@ -61,7 +61,7 @@ class PositionalSink:
             self.descriptor.close()
 
     def stop(self) -> None:
-        """Undo everything at once. A write in another thread raises or ends."""
+        """Undo everything. A write in another thread raises or ends."""
         self.descriptor.close()
         if self.new is not None:
             self.new.discard()
@@ -147,7 +147,7 @@ class Target:
 
     Args:
         dst: A path, a URL, a NewFile or NewObject, a bytearray, or a binary file open for writing.
-        private: Whether nobody else may read a path before it is complete.
+        private: Whether other users are kept from reading a path before it is complete.
         fsync: Whether a path's file and folder are on the disk when `finish` returns.
         threads: With more than one, a thread writes what `put` takes.
         storage_options: Options for fsspec, of a URL.

@@ -1,4 +1,4 @@
-"""A folder of files: `Store` checks what it is asked for, and a subclass for each kind of storage does it."""
+"""A folder of files: `Store` checks arguments, and a subclass for each kind of storage does the work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 from ags_fast.fs.paths import check_path, check_tag
 
-TYPE_CHECKING = False  # to import typing takes longer than all of this package
+TYPE_CHECKING = False  # to import typing takes longer than to import this package
 if TYPE_CHECKING:
     import builtins  # in the class Store, list is a method
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_LOCK_SECONDS", "Entry", "NewOptions", "ReadOnce", "Store"]
 
-NO_LOCK_SECONDS = 86_400.0  # where files cannot be locked, a file that was not written to for this long has no writer
+NO_LOCK_SECONDS = 86_400.0  # without locks, a file that was not written to for this long has no writer
 
 
 class Entry:
@@ -129,16 +129,16 @@ class Store:
     """A folder of files: a local path, or a URL of fsspec such as ``s3://bucket/folder`` (also ``file://``).
 
     Paths of files are relative to the folder, with "/" between their parts. A path that would lead out of the folder is
-    refused with PolicyError: by "..", as an absolute path or through a link, also if somebody renames folders
+    refused with PolicyError: by "..", as an absolute path or through a link, also if another process renames folders
     meanwhile. Links that stay inside are followed, and so are links on the folder's own path.
 
-    A store can be used by many threads, pickled, and used in a fork, which gets a connection of its own. Errors are the
+    Threads may share a store, it may be pickled, and a fork gets a connection of its own. Errors are the
     classes of OSError that a local file would raise.
 
     Args:
         url: The folder. It need not exist.
-        storage_options: For fsspec. They may hold secrets: repr does not show them, a pickle does hold them.
-        follow: Files that are read, not files that are written or deleted, may be wherever links lead.
+        storage_options: For fsspec. They may hold secrets: repr hides them, a pickle contains them.
+        follow: Links may lead out of the folder for files that are read, not for files that are written or deleted.
     """
 
     local = False  # whether the folder is on this machine
@@ -172,17 +172,17 @@ class Store:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes see the same files: not so in ``memory://``."""
+        """Whether other processes see the same files. False for ``memory://``."""
         return True
 
     def full_path(self, path: str) -> str:
-        """Return what others call a file of this store."""
+        """Return a file's path or URL for use outside of this store."""
         return self._above + path
 
     # ---- the folder
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """List every complete file whose path begins with `prefix`, hidden ones too, in no order.
+        """List every complete file whose path begins with `prefix`, hidden files too, in any order.
 
         One walk, or one listing in pages. A missing folder is empty. Files in the making are left out, and so are links
         that lead out, nowhere, or to a folder that they are in; see `list_all`.
@@ -200,11 +200,11 @@ class Store:
         return sorted(self.list(), key=lambda entry: entry.path), []
 
     def exists(self) -> bool:
-        """Whether there is such a folder; in an object store, anything in it."""
+        """Whether the folder exists; in an object store, whether it has any object."""
         return next(self.list(), None) is not None
 
     def check_writable(self) -> None:
-        """Raise PolicyError, before any work, if `new` would refuse each file. Makes the folder."""
+        """Raise PolicyError if `new` would refuse every file. Call this before any work. Makes the folder."""
 
     def sweep(
         self,
@@ -214,22 +214,22 @@ class Store:
         paths: Collection[str] = (),
         below: str = "",
     ) -> builtins.list[str]:
-        """Remove what dead writers left: temporary files and unfinished uploads.
+        """Remove temporary files and unfinished uploads of dead writers.
 
-        A file whose writer lives is left. Of an upload, or on a file system without locks, nobody knows whether the
+        A file whose writer lives is left. For an upload, or on a file system without locks, it is unknown whether the
         writer lives. Then only the age protects the file. Without `older_than` that age is a day, and with a `tag` it
         is zero: the writers of a tag must be known to be dead.
 
         Args:
             tag: Remove only files in the making with this tag. An upload has no tag: with `tag`, the uploads to `paths`
                 are removed.
-            older_than: Remove only what was not written to for this many seconds, or, an upload, begun so long ago.
+            older_than: Remove only files not written to, and uploads begun, at least this many seconds ago.
             paths: See `tag`. A local folder is searched only beside these files, if there are any and a tag is given:
                 a writer makes its temporary file beside the file that it writes.
             below: Look in this folder only; ends in a slash.
 
         Returns:
-            The paths of what was removed.
+            The removed paths.
         """
         if older_than is None:
             unlocked = NO_LOCK_SECONDS if tag is None else 0.0
@@ -246,7 +246,7 @@ class Store:
         self._remove_empty_folders(check_path(path.rstrip("/")))
 
     def sync_folders(self, paths: Iterable[str]) -> None:
-        """Bring the names of these files, and of the folders that they are in, to the disk."""
+        """Sync the names of these files, and of the folders that they are in, to the disk."""
         self._sync_folders([check_path(path) for path in paths])
 
     # ---- reading
@@ -256,7 +256,7 @@ class Store:
         return self._stat(check_path(path))
 
     def read(self, path: str, limit: int) -> bytes:
-        """Read all of a small file. FormatError if the file has more than `limit` bytes; no more of them are read."""
+        """Read all of a small file. FormatError if the file has more than `limit` bytes; then no more are read."""
         return self._read(check_path(path), limit)
 
     def take(self, path: str, size: int, stamp: str | None = None) -> bytes | None:
@@ -268,7 +268,7 @@ class Store:
             stamp: As `Entry` has it: the file must not have changed.
 
         Returns:
-            The bytes. None for any reason: `open` and `source` do the same in several steps, and say what is wrong.
+            The bytes, or None if anything is in the way. Then use `open` or `source`, which raise the right error.
         """
         return self._take(check_path(path), size, stamp)
 
@@ -291,12 +291,12 @@ class Store:
     # ---- writing
 
     def create(self, path: str, data: bytes) -> None:
-        """Write a file that must not be there yet. It is there completely or not at all.
+        """Write a file that must not exist. It appears complete or not at all.
 
-        Of many processes that create one file, one succeeds. When this returns, the file is on the disk.
+        If several processes create one file, one succeeds. When this returns, the file is on the disk.
 
         Raises:
-            FileExistsError: The file is there.
+            FileExistsError: The file exists.
             PolicyError: The store cannot do that.
         """
         self._create(check_path(path), data)
@@ -317,7 +317,7 @@ class Store:
         The arguments are those of `NewFile`. An object has neither mode nor mtime_ns.
 
         Raises:
-            PolicyError: The store might show a part of the file: it can neither rename files nor discard an upload.
+            PolicyError: The store can neither rename files nor discard an upload, so a part of the file might show.
             NotAFileError: A pipe, a device, a socket or a folder is there.
         """
         return self._new(check_path(path), NewOptions(check_tag(tag), exclusive, private, fsync, mode, mtime_ns))
@@ -325,7 +325,7 @@ class Store:
     def give(
         self, path: str, data: bytes, *, fsync: bool = False, mode: int | None = None, mtime_ns: int | None = None
     ) -> bool:
-        """Write a small file that is not there yet, in one step, where the storage can.
+        """Write a small file that does not exist, in one step, where the storage can.
 
         Args:
             path: The file.
@@ -335,8 +335,8 @@ class Store:
             mtime_ns: See `NewFile`.
 
         Returns:
-            Whether the file was written. If not, for any reason, there is no part of it: `new` does the same in several
-            steps, replaces a file that is there, and says what is wrong.
+            Whether the file was written. If not, nothing is left of the file: `new` does the same in several
+            steps, replaces an existing file, and raises the right error.
         """
         return self._give(check_path(path), data, fsync, mode, mtime_ns)
 
@@ -355,26 +355,26 @@ class Store:
         """Lock `path` while the returned object and this process live: see `held`. None if the storage has no locks.
 
         Raises:
-            BlockingIOError: Somebody else holds the lock.
+            BlockingIOError: Another process holds the lock.
         """
         return self._hold(check_path(path))
 
     def held(self, path: str) -> bool | None:
-        """Whether a living process holds the lock of `path`; None if nobody can tell."""
+        """Whether a living process holds the lock of `path`; None if the storage has no locks."""
         return self._held(check_path(path))
 
     def delete(self, path: str) -> None:
-        """Remove a file, if it is there. Of a link, it is the link that is removed."""
+        """Remove a file, if it exists. If `path` is a link, the link is removed."""
         self._delete(check_path(path), None)
 
     def delete_read(self, entry: Entry) -> None:
         """Remove the file that was read as `entry`.
 
-        OSError if the file has changed since, or if `path` is a link, and so what was read is elsewhere.
+        OSError if the file has changed since, or if `path` is a link, so that the file that was read is elsewhere.
         """
         self._delete(check_path(entry.path), entry)
 
-    # ---- what a subclass does, with paths and tags that have been checked
+    # ---- for subclasses: paths and tags have been checked
 
     def _stat(self, path: str) -> Entry | None:
         raise NotImplementedError
@@ -407,7 +407,7 @@ class Store:
         return None
 
     def _delete(self, path: str, read: Entry | None) -> None:
-        """read: only if it is still the file that was read so."""
+        """If `read` is given, remove only the file that was read as this entry."""
         raise NotImplementedError
 
     def _remove_folder(self, path: str) -> None:
@@ -419,7 +419,7 @@ class Store:
     def _sweep(
         self, tag: str | None, age: float, age_unlocked: float, paths: Collection[str], below: str
     ) -> builtins.list[str]:
-        """age, age_unlocked: the least age of what is removed, in seconds, where a lock can tell and where not."""
+        """Remove only what is older, in seconds, than `age` if locks work, or than `age_unlocked` if they do not."""
         return []
 
     def _sync_folders(self, paths: builtins.list[str]) -> None:

@@ -1,7 +1,7 @@
-"""Open files below a local folder, whatever somebody renames meanwhile: by descriptors of folders.
+"""Open files below a local folder, by descriptors of folders, so that renames meanwhile cannot lead out.
 
-A path that is checked first and followed later could lead elsewhere by then. So each step here is taken from an open
-folder, and a folder that is open is the same folder, whatever becomes of its path.
+A path that is checked first and followed later could lead elsewhere by then. So each step here starts from an open
+folder, which stays the same folder whatever happens to its path.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = [
     "regular",
 ]
 
-LINKS = 40  # that are followed on the way to one file, as the system has it
+LINKS = 40  # followed on the way to one file, as by the system
 
 A_PATH = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC
 A_FOLDER = A_PATH | os.O_DIRECTORY
 LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # of a pipe, it would wait for a writer
+READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # without O_NONBLOCK, a pipe would wait for a writer
 
 
 class NotAFileError(OSError):
@@ -43,7 +43,7 @@ class NotAFileError(OSError):
 
 
 class OpenFolder:
-    """The descriptor of a folder, closed when nobody has the object any more."""
+    """The descriptor of a folder, closed when the object is collected."""
 
     __slots__ = ("fd",)
 
@@ -57,20 +57,20 @@ class OpenFolder:
 class Root:
     """A local folder, below which files are opened.
 
-    Links that lead out are refused with PolicyError. With `follow`, what is read may be wherever links lead.
+    Links that lead out are refused with PolicyError. With `follow`, files to read may be wherever links lead.
     """
 
     def __init__(self, path: str, follow: bool = False) -> None:
         self.path = path
         self.follow = follow
-        self._made = False  # nobody needs it before something is written
+        self._made = False  # the folder is only needed when something is written
 
     def full_path(self, path: str) -> str:
-        """Return the path that others know a file below this folder by."""
+        """Return a file's path for use outside of this folder."""
         return f"{self.path}/{path}"
 
     def open(self, path: str, flags: int) -> int:
-        """Open what is there; PolicyError if a link leads out. "" is this folder."""
+        """Open a file or folder; PolicyError if a link leads out. "" is this folder."""
         try:
             return open_below(self.path, path or ".", flags, 0)
         except OSError as error:
@@ -80,11 +80,11 @@ class Root:
         return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder.fd)
 
     def open_to_read(self, path: str, flags: int) -> int:
-        """Open what is there, elsewhere too with `follow`."""
+        """Open a file or folder; with `follow`, also elsewhere."""
         return os.open(self.full_path(path), flags) if self.follow else self.open(path, flags)
 
     def open_regular(self, path: str) -> tuple[int, os.stat_result]:
-        """Open a file to read, and say what it is. NotAFileError if it is not regular; a pipe does not block."""
+        """Open a file to read, and return its descriptor and stat. NotAFileError if it is not regular; never blocks."""
         try:
             fd = self.open_to_read(path, READ)
         except OSError as error:
@@ -100,7 +100,7 @@ class Root:
             self._made = True
 
     def folder(self, path: str, make: bool) -> OpenFolder:
-        """Open a folder to write into, or to delete from. make: it, and what is missing on the way."""
+        """Open a folder to write into, or to delete from. With `make`, make it and missing folders above it."""
         if make:
             self.make()
         try:
@@ -119,7 +119,7 @@ class Root:
         return above
 
     def resolve(self, path: str) -> tuple[OpenFolder, str]:
-        """Find the folder that a path leads to through links, and the name there, which is no link; it may be missing.
+        """Find the folder that a path leads to through links, and the name there: not a link, and perhaps missing.
 
         Each step is from an open folder to the next, and a link is not followed but read.
         """
@@ -157,13 +157,13 @@ class Root:
         return folders[-1], "."
 
     def _read_link(self, path: str, folder: OpenFolder, name: str) -> tuple[bool, list[str]]:
-        """Whether the target of a link is absolute, and the names to follow from there, the last one first."""
+        """Return whether a link's target is absolute, and the names to follow from there, the last one first."""
         try:
             target = os.readlink(name, dir_fd=folder.fd)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            return False, [name]  # somebody has just put something else there
+            return False, [name]  # another process has just replaced the link
         if not target.startswith("/"):
             return False, target.split("/")[::-1]
         rest = self._below(target)
@@ -172,7 +172,7 @@ class Root:
         return True, rest.split("/")[::-1]
 
     def _below(self, target: str) -> str | None:
-        """What an absolute path is relative to this folder; None if it leads elsewhere."""
+        """Return an absolute path relative to this folder; None if it leads elsewhere."""
         for root in (self.path, os.path.realpath(self.path)):
             if target == root or target.startswith(root.rstrip("/") + "/"):
                 return target[len(root) :].lstrip("/")
@@ -188,7 +188,7 @@ def not_a_file(path: str) -> NotAFileError:
 
 
 def regular(fd: int, path: str) -> tuple[int, os.stat_result]:
-    """Return a descriptor and what it is. If it is not a regular file, close it and raise NotAFileError."""
+    """Return a descriptor and its stat. If it is not a regular file, close it and raise NotAFileError."""
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
         os.close(fd)
@@ -197,12 +197,12 @@ def regular(fd: int, path: str) -> tuple[int, os.stat_result]:
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
-    """Open a file to read. NotAFileError if it is a pipe, which could block, or no file at all."""
+    """Open a file to read. NotAFileError if it is not regular, such as a pipe, which could block."""
     return io.FileIO(regular(os.open(path, READ), os.fsdecode(path))[0])
 
 
 def lstat(path: str, folder: int | None = None) -> os.stat_result | None:
-    """Return what is there, a link too, or None."""
+    """Return the stat of a name, or of the link there; None if nothing is there."""
     try:
         return os.lstat(path, dir_fd=folder)
     except FileNotFoundError:
@@ -210,7 +210,7 @@ def lstat(path: str, folder: int | None = None) -> os.stat_result | None:
 
 
 def lock(fd: int) -> bool | None:
-    """Lock a file until it is closed. False: somebody else has; None: this file system has no locks."""
+    """Lock a file until it is closed. False: another process holds the lock. None: this file system has no locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -221,7 +221,7 @@ def lock(fd: int) -> bool | None:
 
 
 def fsync_folder(fd: int) -> None:
-    """Bring a folder to the disk, and close it."""
+    """Sync a folder to the disk, and close it."""
     try:
         os.fsync(fd)
     finally:

@@ -1,4 +1,4 @@
-"""Where a URL leads: which kind of store, and of a file's URL, which store and which name there."""
+"""Which kind of store a URL needs, and for a file's URL, which store and which name in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ags_fast.fs.base import Store
 from ags_fast.fs.local import LocalStore
 from ags_fast.fs.paths import absolute_path, folder_of
 
-TYPE_CHECKING = False  # to import typing takes longer than all of this package
+TYPE_CHECKING = False  # to import typing takes longer than to import this package
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
@@ -17,7 +17,7 @@ __all__ = ["file_at", "store_class"]
 
 
 def store_class(url: str) -> type[Store]:
-    """Return the class of the store that a path or a URL leads to. What needs fsspec is imported with its first URL."""
+    """Return the class of store that a path or a URL needs. Stores over fsspec are imported with their first URL."""
     if absolute_path(url) is not None:
         return LocalStore
     scheme = url.partition(":")[0]
@@ -41,7 +41,7 @@ def file_at(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | No
     """
     text = os.fsdecode(url)
     chain, colons, last = "", "", text
-    if "::" in text:  # a URL of fsspec through others: the first one that has a path has the file's
+    if "::" in text:  # a chained URL of fsspec: the first part with a path has the file's path
         chain, colons, last = text.partition("::")
         if "://" in chain:
             chain, colons, last = "", "", chain
@@ -50,5 +50,5 @@ def file_at(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | No
     folder = f"{last.rpartition('/')[0]}/" if rooted else folder_of(last)
     name = last.rpartition("/")[2]
     if folder is None or not name:
-        raise ValueError(f"{text!r} is no path of a file")
+        raise ValueError(f"{text!r} is not the path of a file")
     return Store(chain + colons + folder + rest, storage_options), name

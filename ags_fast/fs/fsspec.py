@@ -76,7 +76,7 @@ class OtherStore(RemoteStore):
 
     def _new(self, path: str, options: NewOptions) -> NewObject:
         if options.exclusive:
-            raise self.refusal("create a file only if it is not there")
+            raise self.refusal("create a file only if it does not exist")
         fs, _ = self.connect()
         try:
             if _renames(fs):

@@ -17,7 +17,7 @@ from ags_fast.fs.new import NewFile
 from ags_fast.fs.paths import absolute_path
 from ags_fast.fs.walk import sweep, walk
 
-TYPE_CHECKING = False  # to import typing takes longer than all of this package
+TYPE_CHECKING = False  # to import typing takes longer than to import this package
 if TYPE_CHECKING:
     import builtins  # in the class LocalStore, list is a method
     from collections.abc import Collection, Iterator, Mapping
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["LocalFile", "LocalStore"]
 
 HOLD_ATTEMPTS = 20
-MADE_FOLDERS = 4096  # that a store remembers to have made, or found
-PATH_NBYTES = 4095  # of a path, from the root of the system: what is longer nobody else could open
+MADE_FOLDERS = 4096  # existing folders that a store remembers
+PATH_NBYTES = 4095  # of an absolute path: other programs cannot open a longer one
 
 
 class LocalFile:
-    """A file of a local store, as a source: `open` stays in the store, its path, as `os.fspath` has it, does not."""
+    """A file of a local store, as a source. `open` never leaves the store; a path from `os.fspath` may."""
 
     __slots__ = ("_path", "_root")
 
@@ -79,7 +79,7 @@ class _Sequential(ReadOnce):
 
 
 class LocalStore(Store):
-    """A folder of this machine. What is opened, made or removed is so below it: see `ags_fast.fs.below`."""
+    """A folder of this machine. Files are opened, made and removed below it only: see `ags_fast.fs.below`."""
 
     local = True
 
@@ -176,7 +176,7 @@ class LocalStore(Store):
                 data += more
                 size = max(size, len(data))
         if size > limit:
-            raise FormatError(f"{path} has {size} bytes, and such a file may have {limit}")
+            raise FormatError(f"{path} has {size} bytes; such a file may have at most {limit}")
         return data
 
     def _take(self, path: str, size: int, stamp: str | None) -> bytes | None:
@@ -223,7 +223,7 @@ class LocalStore(Store):
         )
 
     def _is_too_long(self, path: str) -> bool:
-        """By descriptors of folders it could be written, and then not be read by its path."""
+        """Refuse a path that is too long: descriptors of folders could write the file, but no path could open it."""
         whole = self.full_path(path)
         return 4 * len(whole) > PATH_NBYTES and len(os.fsencode(whole)) > PATH_NBYTES
 
@@ -281,7 +281,7 @@ class LocalStore(Store):
                 found = os.lstat(name, dir_fd=folder.fd)
                 if stat.S_ISLNK(found.st_mode):
                     target = os.readlink(name, dir_fd=folder.fd)
-                    raise OSError(f"it is a link to {target!r}, which still has the content: delete both yourself")
+                    raise OSError(f"this is a link to {target!r}, which still has the content: delete both yourself")
                 if not stat.S_ISREG(found.st_mode) or (found.st_size, str(found.st_mtime_ns)) != (
                     read.size,
                     read.stamp,

@@ -11,7 +11,7 @@ from ags_fast._core import Descriptor
 from ags_fast.fs.below import A_FOLDER, LISTED, OpenFolder, fsync_folder, lock, lstat, not_a_file
 from ags_fast.fs.paths import temporary_name
 
-TYPE_CHECKING = False  # to import typing takes longer than all of this package
+TYPE_CHECKING = False  # to import typing takes longer than to import this package
 if TYPE_CHECKING:
     from typing import Self
 
@@ -23,19 +23,24 @@ __all__ = ["NewFile", "NewObject", "pwrite_all"]
 class NewFile:
     """A file in the making. It has a temporary name beside `path` until `publish`, and none after `discard`.
 
-    tag: a part of the temporary name, to `sweep` by. exclusive: refuse, at the beginning and again in the end, a path
-    that exists (FileExistsError). private: nobody else may read it before it is published. fsync: `publish` returns
-    only when file and folder are on the disk. mode: its permission bits when it is published, of 0o777; None is those
-    of the file that it replaces, or what the umask and the folder say. mtime_ns: when it was last changed, as `publish`
-    shall leave it, in nanoseconds since the epoch.
+    A file that was not published is discarded when its ``with`` block ends, or when it is collected. The file is locked
+    while its writer lives, so that `sweep` leaves it. An existing path that is not a regular file, such as
+    ``/dev/null`` or a pipe, is not replaced but written directly. A child of a fork can neither publish nor discard its
+    parent's file.
 
-    A ``with`` block, however it is left, and a collection discard what has not been published. The file is locked while
-    its writer lives: so `sweep` knows. A path that is there and is no regular file, such as ``/dev/null`` or a pipe,
-    cannot be replaced; it is written directly. A process forked meanwhile can neither publish nor discard: the file is
-    its parent's.
+    If one thread discards the file while another writes, the write raises ValueError, or goes to a file without a name.
+    To publish while another thread writes raises ValueError, and discards the file.
 
-    Another thread may discard the file while one writes, which then raises ValueError or goes on into what has no name.
-    To publish what another thread is writing discards it, too (ValueError).
+    Args:
+        path: Where the file appears.
+        tag: A part of the temporary name, to `sweep` by.
+        exclusive: Refuse a path that exists (FileExistsError), at the beginning and again at the end.
+        private: Keep other users from reading the file before it is published.
+        fsync: `publish` returns only when file and folder are on the disk.
+        mode: The permission bits of the published file, of 0o777. None: those of the file that it replaces, else as the
+            umask and the folder have it.
+        mtime_ns: The time of the last change of the published file, in nanoseconds since the epoch.
+        within: From a store: the open folder, the name in the folder, and the stat of an existing file, or None.
     """
 
     atomic = True  # whether `publish` replaces a file that is there in one step
@@ -72,7 +77,7 @@ class NewFile:
         if existing is not None and exclusive:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
         if existing is not None and not stat.S_ISREG(existing.st_mode):
-            if within is not None:  # who put it there would get what is written, all of it checked or not
+            if within is not None:  # a pipe put there by an attacker would get plaintext before its tags are checked
                 if stat.S_ISDIR(existing.st_mode):
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
                 raise not_a_file(self.path)
@@ -107,8 +112,8 @@ class NewFile:
         return os.path.join(os.path.dirname(self.path), name)
 
     def _usual_mode(self, tag: str) -> int:
-        """What the umask and the folder say, which only a file can tell: one that is never written to."""
-        try:  # it has no name: nobody else can open it
+        """Return the mode that the umask and the folder give to new files, by making one that is never written to."""
+        try:  # without a name, so that no other process can open it
             fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=self._at().fd)
         except (AttributeError, OSError):
             folder, mode = self._folder, self._make(tag, 0o666)
@@ -120,7 +125,7 @@ class NewFile:
         return mode
 
     def _make(self, tag: str, mode: int) -> int:
-        """Make the temporary file and lock it. Returns its mode."""
+        """Make the temporary file and lock it. Return its mode."""
         while True:
             temporary = temporary_name(self._name, tag)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -132,7 +137,7 @@ class NewFile:
             if locked is not False and info.st_nlink:
                 return stat.S_IMODE(info.st_mode)
             folder = self._folder
-            self.discard()  # a sweep was there before the lock
+            self.discard()  # a sweep came before the lock
             self._folder = folder
 
     def __enter__(self) -> Self:
@@ -147,13 +152,13 @@ class NewFile:
 
     @property
     def descriptor(self) -> Descriptor:
-        """Its file, to be written by position. Closed when it is published or discarded."""
+        """The descriptor, for writes by position. Closed when the file is published or discarded."""
         assert self._descriptor is not None
         return self._descriptor
 
     @property
     def positional(self) -> bool:
-        """Whether it can be written at any position."""
+        """Whether the file can be written at any position."""
         return self._temporary is not None
 
     def write(self, data: Buffer, /) -> int:
@@ -226,8 +231,8 @@ class NewFile:
 class NewObject:
     """An object in the making: nothing is at its path until `publish`, and nothing is after `discard`.
 
-    A ``with`` block, however it is left, and a collection discard what has not been published. A process forked
-    meanwhile can neither write, publish nor discard: the object is its parent's.
+    An object that was not published is discarded when its ``with`` block ends, or when it is collected. A child of a
+    fork can neither write, publish nor discard its parent's object.
     """
 
     atomic = True  # whether `publish` replaces a file that is there in one step

@@ -62,7 +62,7 @@ def check_path(path: str) -> str:
 def check_tag(tag: str) -> str:
     """Return the tag of a temporary name. ValueError if it has other characters than a tag may have."""
     if tag and not (len(tag) <= 64 and tag.isascii() and tag.replace("-", "").replace("_", "").isalnum()):
-        raise ValueError(f"a tag has up to 64 letters, digits, - and _, not {tag!r}")
+        raise ValueError(f"a tag has 1 to 64 letters, digits, - and _, unlike {tag!r}")
     return tag
 
 

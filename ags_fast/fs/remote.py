@@ -1,6 +1,6 @@
-"""A folder of a file system of fsspec: what S3 and all others have in common.
+"""A folder of a file system of fsspec: the common part of S3 and all others.
 
-An object store has no temporary names: an upload goes to its final key and is not there until it is completed.
+An object store has no temporary names: an upload goes to its final key and does not appear until it is completed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RangeReader", "RemoteStore", "entry_of", "file_exists", "path_of"]
 
-CONNECTIONS = 16  # that are kept, for stores with the same options
-AHEAD_NBYTES = 16 << 20  # the most that is read ahead of reads that go on without a gap
+CONNECTIONS = 16  # kept for stores with the same options
+AHEAD_NBYTES = 16 << 20  # the most bytes that are read ahead of reads without a gap
 
 
 class RemoteStore(Store):
@@ -85,11 +85,11 @@ class RemoteStore(Store):
     def _read(self, path: str, limit: int) -> bytes:
         data = self._read_range(path, None, 0, limit + 1)
         if len(data) > limit:
-            raise FormatError(f"{path} has more than the {limit} bytes that such a file may have")
+            raise FormatError(f"{path} has more than {limit} bytes, the most that such a file may have")
         return data
 
     def _read_range(self, path: str, stamp: str | None, begin: int, end: int) -> bytes:
-        """stamp: OSError if the object has another one by now, where the storage can tell."""
+        """Open a range. OSError if the object's stamp is another one by now, where the storage has stamps."""
         data: bytes = self.connect()[0].cat_file(self.at(path), start=begin, end=end)
         return data
 
@@ -107,7 +107,7 @@ class RemoteStore(Store):
         return _Sequential(self, entry)
 
     def _create(self, path: str, data: bytes) -> None:
-        raise self.refusal("create a file only if it is not there")
+        raise self.refusal("create a file only if it does not exist")
 
     def _delete(self, path: str, read: Entry | None) -> None:
         try:
@@ -123,7 +123,7 @@ class RemoteStore(Store):
         return PolicyError(f"{scheme} file systems cannot {what}: use a local folder or S3 for this")
 
 
-# Of stores with the same options, for one of S3 takes 0.1 s to make. A child of a fork leaves its parent's alone.
+# Shared by stores with the same options: to connect to S3 takes 0.1 s. A child of a fork does not use its parent's.
 _connections: dict[tuple[int, str, str], tuple[Any, str]] = {}
 
 
@@ -148,7 +148,7 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         key = (os.getpid(), "s3" if of_s3 else url, tokenize(options))
         found = _connections.get(key)
         if found is None:
-            # A listing that is remembered would be wrong, and an instance that is shared somebody else's.
+            # A cached listing would be wrong, and a cached instance could belong to other code.
             own = {"use_listings_cache": False, "skip_instance_cache": True}
             made = fsspec.url_to_fs(url, **{**options, **own})
             mine = [other for other in list(_connections) if other[0] == key[0]]
@@ -184,7 +184,7 @@ def entry_of(path: str, info: Mapping[str, Any]) -> Entry:
 
 
 def file_exists(path: str) -> FileExistsError:
-    """Return the error for a file that is there and must not be."""
+    """Return the error for a file that exists and must not."""
     return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
@@ -259,7 +259,7 @@ class RangeReader(Cursor):
         more_end = min(end + ahead, self._length)
         more = self._fetch(begin, more_end)
         if len(more) > more_end - begin:
-            raise OSError("the store returned more bytes than it was asked for")
+            raise OSError("the store returned more bytes than were requested")
         if more_end == end:
             self._ahead = 0, b""
             return more
@@ -267,6 +267,6 @@ class RangeReader(Cursor):
         return more[: end - begin]
 
     def close(self) -> None:
-        """Release what was read ahead."""
+        """Release bytes that were read ahead."""
         self._ahead = 0, b""
         super().close()

@@ -1,4 +1,4 @@
-"""A walk through a local folder: the files that are complete, what else is there, and what dead writers left."""
+"""A walk through a local folder: complete files, everything else, and temporary files of dead writers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ags_fast.fs.base import Entry
 from ags_fast.fs.below import A_PATH, LISTED, Root, lock, lstat
 from ags_fast.fs.paths import temporary_tag
 
-TYPE_CHECKING = False  # to import typing takes longer than all of this package
+TYPE_CHECKING = False  # to import typing takes longer than to import this package
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from typing import Any
@@ -28,9 +28,9 @@ REASONS = {
 
 
 def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None) -> Iterator[Entry]:
-    """List complete files whose path begins with `prefix`; add to `left_out` what is there and is no such file."""
+    """List complete files whose path begins with `prefix`; add everything else that is there to `left_out`."""
     folder, slash, stem = prefix.rpartition("/")
-    # Folders to walk: their paths, and which ones they are in: (id, those above) of each on the way.
+    # Folders to walk: each path, and the chain of folders above it as (id, chain).
     todo: list[tuple[str, tuple[Any, ...]]] = [(folder + slash, ())]
     while todo:
         shown, above = todo.pop()
@@ -71,7 +71,7 @@ def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None) -
 def _look(
     root: Root, path: str, folder: int, found: os.DirEntry[str], here: tuple[Any, ...]
 ) -> tuple[str, os.stat_result | None]:
-    """What an entry of a folder is: "Folder"; "File" and its stat; a kind of what is left out; "" if it is gone."""
+    """Return what an entry of a folder is: "Folder"; "File" and its stat; a kind that is left out; "" if it is gone."""
     if found.is_symlink():
         kind, info = _behind(root, path, folder, found.name, here)
     elif found.is_dir(follow_symlinks=False):
@@ -90,7 +90,7 @@ def _look(
 
 
 def _behind(root: Root, path: str, folder: int, name: str, here: tuple[Any, ...]) -> tuple[str, os.stat_result | None]:
-    """What a link leads to: "Folder"; "File", of any kind, and its stat; or a kind of what is left out."""
+    """Return what a link leads to: "Folder"; "File", of any kind, and its stat; or a kind that is left out."""
     try:
         fd = os.open(name, A_PATH, dir_fd=folder) if root.follow else root.open(path, A_PATH)
     except PolicyError:
@@ -113,7 +113,7 @@ def _behind(root: Root, path: str, folder: int, name: str, here: tuple[Any, ...]
 
 
 def _reason(kind: str, info: os.stat_result | None) -> str:
-    """Why something of this kind is left out."""
+    """Return why an entry of this kind is left out."""
     if kind != "SpecialFile" or info is None:
         return REASONS[kind]
     for name, test in (("pipe", stat.S_ISFIFO), ("socket", stat.S_ISSOCK), ("folder", stat.S_ISDIR)):
@@ -150,7 +150,7 @@ def sweep(
 def _sweep_beside(
     root: Root, tag: str, age: float, age_unlocked: float, paths: Collection[str], below: str
 ) -> list[str]:
-    """Sweep only where writers of these files make temporary files: beside each or, of a link, beside its target."""
+    """Sweep only where writers of these files make temporary files: beside each file, or beside a link's target."""
     beside: dict[str, list[str]] = {}
     for path in paths:
         if path.startswith(below):
@@ -170,7 +170,7 @@ def _sweep_beside(
             try:
                 target, _ = root.resolve(shown + name)
                 fd = os.open(".", LISTED, dir_fd=target.fd)
-            except (OSError, PolicyError):  # it leads out or nowhere: nobody can write there
+            except (OSError, PolicyError):  # it leads out or nowhere, so that no writer was there
                 continue
             try:
                 swept += [shown + name for name in os.listdir(fd) if _is_swept(fd, name, tag, age, age_unlocked)]
@@ -192,7 +192,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def _is_swept(folder: int, name: str, tag: str | None, age: float, age_unlocked: float) -> bool:
-    """Remove what has this name, if it is a temporary file of the tag and its writer is dead. Whether it is removed."""
+    """Remove a temporary file of the tag if its writer is dead. Return whether it was removed."""
     of = temporary_tag(name)
     if of is None or tag not in (None, of):
         return False
@@ -201,10 +201,10 @@ def _is_swept(folder: int, name: str, tag: str | None, age: float, age_unlocked:
 
 
 def _sweep_file(folder: int, name: str, age: float, age_unlocked: float) -> bool:
-    """Remove a temporary file of this age, unless its writer lives. Whether it has been removed."""
+    """Remove a temporary file of this age, unless its writer lives. Return whether it was removed."""
     try:
         fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except (FileNotFoundError, PermissionError):  # published or swept meanwhile, or somebody else's
+    except (FileNotFoundError, PermissionError):  # published or swept meanwhile, or another user's
         return False
     try:
         locked = lock(fd)

@@ -35,7 +35,7 @@ class _Flight:
 
 
 class KeyCache:
-    """Keys by name, of which each lives only in a `Key`, which wipes its memory when its last user drops it.
+    """Keys by name. Each lives only in a `Key`, which wipes its memory when its last user drops it.
 
     A lookup or a `put` drops the keys that are older than allowed, and the longest unused if there are too many.
     Threads that want a key that is missing make one call for it. The child of a fork begins with an empty cache.
@@ -139,9 +139,9 @@ def clear_cache() -> None:
 
 
 def cache_name(client: KmsClient, entry: KeyEntry) -> bytes:
-    """Return what an unwrapped KEK is found by: who unwraps it, by which master key, and the wrapped bytes.
+    """Return the name of an unwrapped KEK in the cache: the client's identity, the master key and the wrapped bytes.
 
-    So a caller that may not unwrap a KEK does not get what another client, with other properties, has unwrapped.
+    So a caller does not get a KEK that only another client, with other properties, may unwrap.
     """
     parts = (client.identity, entry.wrapping_key_id.encode(), entry.wrapped or b"")
     return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()

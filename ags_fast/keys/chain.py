@@ -115,10 +115,10 @@ class Chain(NamedTuple):
 
 
 class Store(Protocol):
-    """What chains need of a folder. Paths are relative to it, with slashes."""
+    """A folder, as chains use it. Paths are relative to the folder, with slashes."""
 
     def read(self, path: str, limit: int) -> bytes: ...
-    def put(self, path: str, data: bytes, *, fsync: bool = False) -> None: ...  # in the place of what is there
+    def put(self, path: str, data: bytes, *, fsync: bool = False) -> None: ...  # replaces an existing file
 
 
 class ChainObjects:
@@ -140,7 +140,7 @@ class ChainObjects:
     def write(self, made: Mapping[str, bytes]) -> None:
         """Write objects, before the document that names them.
 
-        An object that is there, of a version that lost, has the same bytes or is damaged: so it is replaced.
+        An existing object, of a version that lost, has the same bytes or is damaged: so it is replaced.
         """
         for name, data in made.items():
             self._store.put(self.path(name), data, fsync=True)
@@ -170,7 +170,7 @@ class ChainObjects:
             except FormatError as error:
                 raise IntegrityError(str(error)) from None
             if sha256(data) != name:
-                raise IntegrityError(f"{path} is not what its name says: it was changed")
+                raise IntegrityError(f"{path} does not have the SHA-256 of its name: it was changed")
             body = parse_object(data, path)
             found = body.get("sha256")
             if body.get("first") != first or not _are_digests(found) or len(found) != BLOCK:

@@ -106,7 +106,7 @@ def document_nbytes(kind: str) -> int:
 
 
 def _sealer_in(body: Mapping[str, Any], key_id: str) -> Any:
-    """What a document of keys says of the key that seals it; None in any other document."""
+    """Return a key document's own entry of the key that seals it; None for any other document."""
     if body.get("format") != KEYS_FORMAT:
         return None
     keys = body.get("keys", [body.get("sealer")])
@@ -167,7 +167,7 @@ class Document:
             if not fields <= header.keys() <= fields | {"sealer"} or tuple(header["auth"]) != AUTH_FIELDS:
                 raise ValueError("other fields")
             if header["ags"] != DOCUMENT or type(header["ags"]) is not int:
-                raise FormatError(f"the document {path} has version {header['ags']!r}, known is {DOCUMENT}")
+                raise FormatError(f"the document {path} has version {header['ags']!r}; only {DOCUMENT} is known")
             auth = header["auth"]
             self.key_id: str = check_key_id(auth["key_id"])
             self.dataset_id: str = header["dataset_id"]
@@ -193,11 +193,11 @@ class Document:
         return self._wrapped
 
     def claimed(self) -> dict[str, Any]:
-        """Return what the body says, whoever wrote it."""
+        """Return the body, which is not authenticated."""
         return parse_object(self._body.tobytes(), self.path)
 
     def authentic(self, envelope: Envelope, dataset_id: str | None) -> dict[str, Any]:
-        """Return the body if every bit of the document is what was sealed for this path of this dataset."""
+        """Return the body, if the document is authentic for this path of this dataset."""
         if self.key_id not in envelope.entries:
             raise UnknownKeyError(
                 f"the document {self.path} is sealed with the key {self.key_id!r}, which is not among the dataset's in "
@@ -221,7 +221,7 @@ class Document:
             ) from None
         body = self.claimed()
         if body.get("dataset_id") != self.dataset_id or dumps(_sealer_in(body, self.key_id)) != dumps(self.sealer):
-            raise IntegrityError(f"the document {self.path} says something else in its first line than in its body")
+            raise IntegrityError(f"the first line and the body of the document {self.path} contradict each other")
         return body
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["has_reserved", "reserved_ahead", "take_reserved", "uses_ahead"]
 
 OFTEN = 32  # reservations of a process that reserve what they need and no more
-MOST = 1 << 14  # uses that one reservation has too many, at most
+MOST = 1 << 14  # spare uses of one reservation, at most
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ _held: dict[tuple[str, str], _Held] = {}  # by dataset and KEK
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.Lock()
-    _held.clear()  # the parent uses them
+    _held.clear()  # they are the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -76,7 +76,7 @@ def reserved_ahead(keys: KeyResolver, key_id: str, count: int) -> None:
 def take_reserved(keys: KeyResolver, key_id: str, count: int) -> bool:
     """Take uses that this process has reserved before.
 
-    The key store must descend from the version that reserved them: not so if somebody has put back older keys, or
+    The key store must descend from the version that reserved them. It does not if older keys were put back, or if
     `keys` is that of a copy of the dataset.
 
     Args:
@@ -85,7 +85,7 @@ def take_reserved(keys: KeyResolver, key_id: str, count: int) -> bool:
         count: The uses.
 
     Returns:
-        Whether there were so many; if not, none was taken.
+        Whether there were that many. If not, none was taken.
     """
     name = keys.dataset_id, key_id
     with _lock:

@@ -134,9 +134,7 @@ def report_of(
     report.unauthenticated_levels = mover.unauthenticated_levels
     report.warnings += level_warnings(report.unauthenticated_levels)
     if opened.crypto is not None and any(chunk.modules is not None and chunk.modules.ctr for chunk in chunks):
-        report.warnings.append(
-            "the source's pages had no tag (AES_GCM_CTR_V1): nobody would have noticed a change in them"
-        )
+        report.warnings.append("the source's pages had no tag (AES_GCM_CTR_V1): changes in them could not be detected")
     if mover.counts["wrong_checksums"]:
         report.warnings.append(
             f"{mover.counts['wrong_checksums']} pages already had a wrong CRC, which was kept: the source was damaged "
