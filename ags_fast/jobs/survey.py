@@ -64,7 +64,7 @@ class Survey:
         for _ in range(ATTEMPTS):
             before = self._stamp()
             try:
-                self._look(deep)
+                self.look(deep)
             except (IntegrityError, FormatError):
                 if before == self._stamp():
                     raise
@@ -89,7 +89,8 @@ class Survey:
         opened = self.opened
         return tuple(opened.version_numbers()), opened.keys.refresh(), tuple(open_plans(opened.store))
 
-    def _look(self, deep: bool) -> None:
+    def look(self, deep: bool) -> None:
+        """Read everything once."""
         opened = self.opened
         self.unread.clear()
         self.closed.clear()
