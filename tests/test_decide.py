@@ -355,8 +355,8 @@ def check_rewritten(before: Snapshot, after: Snapshot, change: Change) -> None:
     if before.head is None or after.head is None:
         assert not change
         return
-    assert (after.head != before.head) == bool(change.rewrites)
-    needed = {ref.key_id for ref in after.head.manifests} | after.used().keys()
+    assert (after.head != before.head) == bool(change.rewrites or change.reseals)
+    needed = {after.head.key_id} | {ref.key_id for ref in after.head.manifests} | after.used().keys()
     assert {after.keys[key_id].state for key_id in needed} <= {"active"}
     assert len(after.head.manifests) == len(before.head.manifests)
     for old, new in zip(before.head.manifests, after.head.manifests, strict=True):
@@ -623,7 +623,7 @@ class World:
 
         def attempt() -> Steps:
             before, change = yield from self.change(lambda now, made: decide.rewrite_manifests(now, made, self.now))
-            if not change.rewrites:
+            if not (change.rewrites or change.reseals):
                 return
             yield
             uses: Counter[str] = Counter()
@@ -802,11 +802,9 @@ class Meeting(RuleBasedStateMachine):
         self.jobs = {"rotate": self.world.rotate("rotate", asked), "expire": self.world.expire(1, None, True)}
         for job in list(self.jobs):
             self.advance(job)
-        (head,) = self.world.versions
-        left_over = [entry for entry in self.world.keys.values() if entry.state == "retired"]
-        assert head.manifests == () or left_over == []  # without a file, the version stays as it is sealed
-        assert {entry.key_id for entry in left_over} <= {head.key_id}
-        assert left not in {entry.wrapping_key_id for entry in self.world.keys.values() if entry.state == "active"}
+        assert {entry.state for entry in self.world.keys.values()} == {"active"}
+        assert left not in {entry.wrapping_key_id for entry in self.world.keys.values()}
+        assert len(self.world.versions) == 1
 
 
 TestMeeting = Meeting.TestCase
@@ -832,6 +830,24 @@ def test_a_rotation_counts_all_that_it_moves(tmp_path: Path) -> None:
     keys, wrapped = keys_of(dataset, kms)
     assert sorted(wrapped.values()) == [1, 6]
     assert all(keys[key_id].uses >= count for key_id, count in wrapped.items())
+
+
+def test_a_rotation_seals_a_version_without_files(tmp_path: Path) -> None:
+    """Nothing but its document needs the KEK that has leaked."""
+    kms, dataset = make_kms(tmp_path), tmp_path / "dataset"
+    src = write_tree(tmp_path / "src", {"a": b""})
+    encrypt_files(src, dataset, kms=kms, wrapping_key_id=MASTER, engine=HERE).raise_for_failures()
+    remove_files(dataset, "a", kms=kms)
+    (leaked,) = keys_of(dataset, kms)[0]
+    check_forecast(
+        dataset,
+        kms,
+        lambda forecast: forecast.rotate("kek"),
+        lambda **more: rotate(dataset, kms=kms, engine=HERE, **more),
+    )
+    expire(dataset, kms=kms, force=True)
+    assert leaked not in keys_of(dataset, kms)[0]
+    assert decrypted(dataset, kms) == {}
 
 
 def test_a_dry_run_names_each_file_once(tmp_path: Path) -> None:

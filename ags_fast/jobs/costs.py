@@ -246,7 +246,7 @@ class Forecast:
         heirs = {change.moves[old] for _, old in moved - counted} & self._now.keys.keys()
         keks |= {key_id for key_id in heirs if self._now.keys[key_id].double_wrap}  # which count what moves to them
         process.cost.keks += len(keks)
-        if not change.rewrites or before is None:
+        if not (change.rewrites or change.reseals) or before is None:
             return
         keys = self._now.keys
         process.unwrap(self._main_key())

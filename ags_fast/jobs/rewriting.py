@@ -76,7 +76,7 @@ class Work:
 
 
 def rewrite(work: Work, plan: Plan, counted: set[tuple[str, str]]) -> Version | None:
-    """Commit a version whose manifests need no retired key.
+    """Commit a version that needs no retired key.
 
     Args:
         work: What the steps of the rotation have in common.
@@ -85,7 +85,7 @@ def rewrite(work: Work, plan: Plan, counted: set[tuple[str, str]]) -> Version | 
             added.
 
     Returns:
-        The version; the newest version if no manifest needs a retired key; None if a manifest failed: the rows say
+        The version; the newest version if it needs no retired key; None if a manifest failed: the rows say
         why, and the plan stays.
     """
     opened = work.opened
@@ -109,7 +109,7 @@ def rewrite(work: Work, plan: Plan, counted: set[tuple[str, str]]) -> Version | 
                 del work.rows[rows:]  # others have expired what was to be read, or retired what was to wrap
                 raise ConcurrentChangeError
             done.update(refs)
-        if head is None or not any(ref.path in done for ref in head.manifests):
+        if head is None or not (change.reseals or any(ref.path in done for ref in head.manifests)):
             plan.end()
             return head
         _count_uses(work, head, done, change.moves, counted)

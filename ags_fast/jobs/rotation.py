@@ -203,11 +203,11 @@ def _rotate_kek(
             plan = None
         if plan is None:
             snapshot, change = _decide(work, asked, head, grace_ms, dry_run)
-            rewrites = decide.rewrite_manifests(change.apply_to(snapshot, clock_ms()), {}, clock_ms()).rewrites
-            if dry_run or not (change or rewrites):
+            later = decide.rewrite_manifests(change.apply_to(snapshot, clock_ms()), {}, clock_ms())
+            if dry_run or not (change or later):
                 for old_id in change.successors:
                     work.key_row(old_id, None, "planned")
-                work.rows += [manifest_row(opened.store, ref, "planned") for ref in rewrites]
+                work.rows += [manifest_row(opened.store, ref, "planned") for ref in later.rewrites]
                 return work.result(new_job_id(), snapshot.head)
             opened.store.check_writable()
             keys = {old_id: entry and entry.to_json() for old_id, entry in change.successors.items()}

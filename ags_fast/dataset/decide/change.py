@@ -33,6 +33,7 @@ class Change:
     successors: Mapping[str, KeyEntry | None] = field(default_factory=dict)  # by the id of each KEK that retires
     moves: Mapping[str, str] = field(default_factory=dict)  # retired keys, and those that wrap in their places
     rewrites: tuple[TableRef, ...] = ()  # manifests of the newest version, in which those keys wrap something
+    reseals: bool = False  # the newest version is to be sealed by another key
     versions: tuple[Version, ...] = ()  # to remove
     manifests: tuple[TableRef, ...] = ()  # to remove with them
     stay: Mapping[str, str] = field(default_factory=dict)  # retired keys that stay, and why
@@ -46,7 +47,7 @@ class Change:
 
     def __bool__(self) -> bool:
         files = self.adds or self.removes or self.merges or self.policy is not None
-        return bool(self.keys or self.rewrites or self.versions or self.manifests or files)
+        return bool(self.keys or self.rewrites or self.reseals or self.versions or self.manifests or files)
 
     def apply_to(self, snapshot: Snapshot, now_ms: int) -> Snapshot:
         """Return the snapshot after the change, as far as the change is of keys, rewrites and removals.
@@ -59,7 +60,7 @@ class Change:
         keys = changed(snapshot.keys, self.keys)
         versions = [version for version in snapshot.versions if version not in self.versions]
         counts = dict(snapshot.counts)
-        if self.rewrites and snapshot.head is not None:
+        if (self.rewrites or self.reseals) and snapshot.head is not None:
             head, sealer, refs = snapshot.head, main_key(keys.values()).key_id, []
             for ref in head.manifests:
                 if ref in self.rewrites:

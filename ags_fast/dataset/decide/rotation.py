@@ -165,7 +165,8 @@ def rewrite_manifests(snapshot: Snapshot, made: Mapping[Want, KeyEntry], now_ms:
         now_ms: The time, in milliseconds since the epoch.
 
     Returns:
-        The manifests (`rewrites`), the keys that wrap in the places of others (`moves`), and new keys.
+        The manifests (`rewrites`), whether a retired key seals the version itself (`reseals`), the keys that wrap in
+        the places of others (`moves`), and new keys.
     """
     head = snapshot.head
     needs = {ref.path: {ref.key_id, *snapshot.wraps(ref)} for ref in (head.manifests if head else ())}
@@ -179,7 +180,9 @@ def rewrite_manifests(snapshot: Snapshot, made: Mapping[Want, KeyEntry], now_ms:
     change = reserve(snapshot.keys.values(), wants, Policy(), made, now_ms)
     moves = {old: (change.chosen[key] if isinstance(key, Want) else key).key_id for old, key in heirs.items()}
     refs = tuple(ref for ref in (head.manifests if head else ()) if not needs[ref.path].isdisjoint(moves))
-    return Change(change.keys, change.makes, moves=moves, rewrites=refs)
+    sealer = snapshot.keys.get(head.key_id) if head else None
+    reseals = sealer is not None and sealer.state == "retired"
+    return Change(change.keys, change.makes, moves=moves, rewrites=refs, reseals=reseals)
 
 
 def rewrap_keks(
