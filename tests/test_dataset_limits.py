@@ -204,7 +204,6 @@ def test_impossible_numbers_in_versions(forger: Forger) -> None:
             forger.seal(good | change)
         with pytest.raises((FormatError, IntegrityError)):
             forger.read()
-            pytest.fail(f"{change}")
     forger.seal(good)
     forger.read()
 
@@ -253,7 +252,6 @@ def test_impossible_numbers_in_keys(forger: Forger) -> None:
         forger.seal(body, KEYS)
         with pytest.raises((FormatError, IntegrityError)):
             Ledger.open(forger.folder, load_kms(forger.kms)).keys.list()
-            pytest.fail(f"{str(change)[-200:]}")
 
 
 # ---------------------------------------------------------------- tables
@@ -397,7 +395,6 @@ def test_impossible_numbers_in_tables(forger: Forger) -> None:
     for change in changes:
         with pytest.raises((FormatError, IntegrityError)):
             forged(forger, forger.table(encode_entries([forger.entry(**change)]), 1))
-            pytest.fail(f"{str(change)[:100]}")
 
 
 def test_a_set_of_very_many_files(forger: Forger) -> None:
@@ -453,13 +450,16 @@ def test_impossible_numbers_in_plans(forger: Forger, tmp_path: Path) -> None:
         {"operation": "rotate", "rewrites": [rewrite | {"first": -1}]},
         {"operation": "rotate", "rewrites": [rewrite | {"manifest": good["tables"][0] | {"length": 2**62}}]},
     ]
+
+    def read_plan() -> None:
+        plan = Plan.load(Ledger.open(forger.folder, load_kms(forger.kms)), job_id)
+        assert plan is not None
+        plan.entries()
+
     for change in changes:
         forger.seal(good | change, name)
         with pytest.raises((FormatError, IntegrityError)):
-            plan = Plan.load(Ledger.open(forger.folder, load_kms(forger.kms)), job_id)
-            assert plan is not None
-            plan.entries()
-            pytest.fail(f"{change}")
+            read_plan()
 
 
 # ---------------------------------------------------------------- other places that numbers and JSON come from

@@ -615,10 +615,9 @@ def test_odd_documents(properties: dict[str, str]) -> None:
         sealed('{"dataset_id":"dataset","n":1e999}'),
         sealed('{"dataset_id":"dataset","n":' + "9" * 10_000 + "}"),
     ]
-    for i, changed in enumerate(odd):
+    for changed in odd:
         with pytest.raises(FormatError):
             opened(changed, envelope, None)
-            pytest.fail(f"number {i}")
     lies = [
         data[:-3] + b" \n}\n",
         data[:-3] + data[-3:] * 2,
@@ -629,10 +628,9 @@ def test_odd_documents(properties: dict[str, str]) -> None:
         sealed('{"dataset_id":"another"}'),
         sealed('{"dataset_id":5}'),
     ]
-    for i, changed in enumerate(lies):
+    for changed in lies:
         with pytest.raises(IntegrityError):
             opened(changed, envelope, None)
-            pytest.fail(f"number {i}")
     other_line, other_rest = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", {**BODY, "list": []}).split(
         b"\n", 1
     )

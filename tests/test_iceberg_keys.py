@@ -372,8 +372,8 @@ def test_new_keks(table: list[dict[str, Any]], keep_old: bool) -> None:
     again = read_encryption_keys(json.loads(written(rotated)))
     assert opened(again, kms) == opened(keys, kms)[:3]
     assert kms.calls.count("unwrap") == 3
+    stolen = [*keys[:1], *(EncryptedKey(k.key_id, k.encrypted_key_metadata, keys[0].key_id) for k in again[-3:])]
     with pytest.raises(IntegrityError):  # the old KEK opens none of them any more
-        stolen = [*keys[:1], *(EncryptedKey(k.key_id, k.encrypted_key_metadata, keys[0].key_id) for k in again[-3:])]
         manifest_list_key(stolen, again[-1].key_id, kms)
     assert javas_choice(again, "keyA", NOW) == kek.key_id
     more, key_id = add_manifest_list_key(again, metadata_of(8), kms, "keyA", now=NOW + 2)

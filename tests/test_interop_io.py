@@ -105,10 +105,16 @@ def test_text_in_both_directions(encrypted: Any) -> None:
 def test_left_by_an_exception_inside_a_wrapper(tmp_path: Path) -> None:
     """The standard wrappers close what they wrap, exception or not: to be aborted, the writer must be left before."""
     path = tmp_path / "file"
-    with pytest.raises(RuntimeError), AgsWriter(path, KEY) as raw:
-        file = io.TextIOWrapper(raw, encoding="utf-8")  # type: ignore[type-var]
-        file.write("half of it")
-        raise RuntimeError
+    raw = AgsWriter(path, KEY)
+
+    def write_half() -> None:
+        with raw:
+            file = io.TextIOWrapper(raw, encoding="utf-8")  # type: ignore[type-var]
+            file.write("half of it")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_half()
     assert raw.closed
     assert not path.exists()
     with AgsWriter(path, KEY) as raw:

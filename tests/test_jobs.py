@@ -914,7 +914,7 @@ def test_files_that_kill_their_workers(dataset: Path, poison: dict[str, str], tm
     assert decrypted(dataset, poison) == left
     assert leftovers(dataset, poison) == []
     (tmp_path / "armed").unlink()
-    sys.modules["poison_kms"].Poison.wrapped = 0
+    kms_clients.Poison.wrapped = 0
     encrypt(src, dataset, {**poison, "poison": "0 2"}, double_wrap=False, dek_length=24).raise_for_failures()
     assert decrypted(dataset, poison) == tree
 
@@ -1053,11 +1053,14 @@ def interrupted(src: Path, dataset: Path, kms: Any, after: int, op: str = "encry
         if len(rows) >= after:
             raise StopError
 
-    with pytest.raises(StopError):
+    def job() -> None:
         if op == "encrypt":
             encrypt(src, dataset, kms, progress=progress, **options)
         else:
             rekey_files(dataset, kms=kms, engine=HERE, progress=progress, **options)
+
+    with pytest.raises(StopError):
+        job()
     assert len(dead(dataset)) == 1
 
 

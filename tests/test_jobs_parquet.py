@@ -507,9 +507,9 @@ def test_bindings(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path)
     theirs = (other.column_keys or ())[0]["wrapped_dek"]
     assert ags_fast.jobs.work.parquet._check(context, one) == one.file_length
     for columns in ((number, text), (theirs, number), (one.wrapped_dek, number)):
+        key_ids = [key_id for key_id, _, _ in one.wraps(context.dataset_id)]
+        wraps = list(zip(key_ids, (one.wrapped_dek, *columns), strict=True))
         with pytest.raises(IntegrityError, match="wrapped"):
-            key_ids = [key_id for key_id, _, _ in one.wraps(context.dataset_id)]
-            wraps = list(zip(key_ids, (one.wrapped_dek, *columns), strict=True))
             ags_fast.jobs.work.parquet._check(context, one.with_wraps(wraps))
     with pytest.raises(IntegrityError, match="wrapped"):
         context.envelope.unwrap((one.column_keys or ())[0]["key_id"], text, one.wraps(context.dataset_id)[0][2])

@@ -223,5 +223,5 @@ def test_open_passes_its_arguments_on(tmp_path: Path) -> None:
     with pytest.raises(FormatError):
         ags_fast.open(path, key=KEY, length=length, max_block_size=99)
     for options in ({"threads": 0}, {"block_size": 0}):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=next(iter(options))):
             ags_fast.open(path, "wb", key=KEY, **options)  # type: ignore[arg-type]

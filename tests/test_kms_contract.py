@@ -1147,8 +1147,7 @@ def test_vault_throttles(vault: Any) -> None:
             for _ in range(6):
                 assert kms.unwrap_key(wrapped, name) == CANARY
             with pytest.raises(KeyAccessError, match=r"RateLimitExceeded.*stayed busy"):
-                for _ in range(20):
-                    hasty.unwrap_key(wrapped, name)
+                [hasty.unwrap_key(wrapped, name) for _ in range(20)]
         finally:
             vault.client.delete("sys/quotas/rate-limit/test")
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import parquet_peers as peers
 import pytest
+from parquet_files import data_of
 from programs import parquets  # needs pyarrow
-from programs.parquets import NEW, OLD, data_of
+from programs.parquets import NEW, OLD
 from support import program, run_python, start_python
 
 from ags_fast import IntegrityError, parquet
@@ -24,6 +25,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pa, pq = peers.pa, peers.pq
+
+
+def decrypted(path: Path, keys: Keys) -> bytes | None:
+    """None if these are not its keys."""
+    back = bytearray()
+    try:
+        parquet.decrypt_file(path, back, keys)
+    except IntegrityError:
+        return None
+    return bytes(back)
+
+
+def remove_dead(path: Path) -> None:
+    """It is not locked, for its writer is dead."""
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    path.unlink()
 
 
 @pytest.mark.parametrize("op", ["encrypt", "decrypt", "reencrypt"])
@@ -61,20 +79,10 @@ def test_killed_at_random(tmp_path: Path, op: str) -> None:
             if op == "decrypt":
                 assert data_of(out.read_bytes()) == data_of(plain)
             else:
-                opened = 0
-                for keys in (OLD, NEW):
-                    back = bytearray()
-                    try:
-                        parquet.decrypt_file(out, back, keys)
-                    except IntegrityError:
-                        continue
-                    assert data_of(bytes(back)) == data_of(plain)
-                    opened += 1
-                assert opened == 1
-        for name in rest:  # not locked: its writer is dead
-            with (tmp_path / name).open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (tmp_path / name).unlink()
+                opened = [back for keys in (OLD, NEW) if (back := decrypted(out, keys)) is not None]
+                assert list(map(data_of, opened)) == [data_of(plain)]
+        for name in rest:
+            remove_dead(tmp_path / name)
         out.unlink(missing_ok=True)
     assert whole or left
 

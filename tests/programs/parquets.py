@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from datasets import HERE, MASTER, leftovers
 from killing import ended, fork, killed_before_steps
 from parquet_corpus import check_equal, flat
-from parquet_files import FOUR, RICH_LEAVES
+from parquet_files import FOUR, RICH_LEAVES, data_of
 
 from ags_fast import AgsError, parquet
 from ags_fast.fs import NewFile, Store, new
@@ -60,11 +60,6 @@ def convert_on(op: str, folder: Path, threads: int) -> None:
             old, new = new, old
         if n % 50 == 0:
             print(n, flush=True)
-
-
-def data_of(file: bytes) -> bytes:
-    """A Parquet file without its footer."""
-    return file[4 : len(file) - 8 - int.from_bytes(file[-8:-4], "little")]
 
 
 def content_of(out: Path, plain: Path, op: str) -> str:
@@ -127,7 +122,7 @@ def kill_parquet_job_at_steps(folder: Path, op: str, kms: dict[str, str], first:
     """Prints the last step."""
     src, dataset, base, out = (folder / name for name in ("src", "dataset", "first", "out"))
     common: Any = {"kms": kms, "engine": HERE, "progress": False}
-    columns: Any = {"format": "parquet", "wrapping_key_id": MASTER, "column_keys": {"text": "hr"}}
+    columns: Any = {"wrapping_key_id": MASTER, "format": "parquet", "column_keys": {"text": "hr"}}
 
     def job(resume: str | None = None) -> None:
         if op == "rekey":
