@@ -135,12 +135,12 @@ CONFIGURE = [
     # Nothing on the disk configures or extends this libcrypto: no openssl.cnf, no providers or engines to load.
     *("--prefix=/nonexistent", "--openssldir=/nonexistent", "--libdir=lib"),
     *("no-autoload-config", "no-module", "no-dso", "no-engine"),
-    # A cleanup at exit would pull the ground from under worker threads; without it there is no need to pin the object.
+    # A cleanup at exit would crash worker threads. Without a cleanup the library need not be pinned.
     *("no-atexit", "no-pinshared"),
     # Upstream's minimal set keeps the default provider's AES, SHA, HMAC, DRBG, HKDF, PBKDF2 and scrypt, with assembly.
     *("no-bulk", "no-shared", "no-legacy", "no-tls", "no-quic", "no-sock", "no-http", "no-slh-dsa", "no-thread-pool"),
     *("no-apps", "no-tests", "no-docs"),
-    # Another libcrypto may live in the same process (Python's _ssl has one): none of our symbols may be seen.
+    # Another libcrypto may live in the same process (Python's _ssl has one): hide all of our symbols.
     *("-fPIC", "-fvisibility=hidden"),
 ]
 
@@ -151,7 +151,7 @@ def bundled_libcrypto() -> Libcrypto:
     if not home.is_dir():
         home.parent.mkdir(parents=True, exist_ok=True)
         with open(f"{home}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the second comer waits, and then finds it built
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a second build waits, and then finds the result
             if not home.is_dir():
                 work = Path(f"{home}.building")
                 shutil.rmtree(work, ignore_errors=True)  # of a build that was killed
@@ -191,7 +191,7 @@ def build_openssl(work: Path) -> Path:
     say(f"Building OpenSSL {source_version(source)} (libcrypto only, static); this takes a minute or two, once.")
     build, log = work / "build", work / "log"
     build.mkdir()
-    # CFLAGS would replace OpenSSL's own -O3; an outer make's MAKEFLAGS name a job server that is not ours.
+    # CFLAGS would replace OpenSSL's own -O3. An outer make's MAKEFLAGS name a job server that this make cannot use.
     environ = {k: v for k, v in os.environ.items() if k not in ("CFLAGS", "CPPFLAGS", "LDFLAGS", "MAKEFLAGS", "MFLAGS")}
     environ["CC"] = shlex.join(CC)
     jobs = f"-j{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()}"
@@ -231,13 +231,13 @@ def openssl_source(work: Path) -> Path:
             return folder
         except (SetupError, OSError) as error:
             tried.append(f"  {error}")
-    raise SetupError("there is no source of OpenSSL 3.5 to build. Tried:\n" + "\n".join(tried))
+    raise SetupError("no source of OpenSSL 3.5 was found to build. Tried:\n" + "\n".join(tried))
 
 
 def upstream_release(work: Path) -> Path:
     tarball = work / "openssl.tar.gz"
     try:
-        # The timeout is per read, so that a network without a way out costs seconds.
+        # The timeout is per read, so that a network without access to the internet costs seconds.
         with urllib.request.urlopen(OPENSSL_URL, timeout=15) as response, open(tarball, "wb") as file:
             shutil.copyfileobj(response, file)
     except OSError as error:
@@ -256,7 +256,7 @@ def debian_source(work: Path) -> Path:
     """
     if not shutil.which("apt-get") or "ID=debian" not in Path("/etc/os-release").read_text().split():
         raise SetupError("Debian source package: this machine is not Debian")
-    # In /tmp and open to all, because apt downloads as a user of its own.
+    # In /tmp and readable by all, because apt downloads as another user.
     with tempfile.TemporaryDirectory(prefix="ags_fast-apt-") as folder:
         apt = Path(folder)
         apt.chmod(0o755)
@@ -270,7 +270,7 @@ def debian_source(work: Path) -> Path:
             "#clear APT::Update::Post-Invoke;\n#clear APT::Update::Post-Invoke-Success;\n"
         )
         output = ""
-        # `update` fails as a whole if one suite does, and then the others may do: `source` has the last word.
+        # `update` fails if one suite fails, though the others may be enough: the result of `source` decides.
         for arguments in (["update"], ["source", "--only-source", "--download-only", "--tar-only", "openssl"]):
             command = ["apt-get", "-q", "-c", str(apt / "apt.conf"), *arguments]
             result = subprocess.run(command, cwd=apt, stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -332,7 +332,7 @@ if SANITIZE:
 if COVERAGE:
     COMMON_FLAGS += ["-O1", "-g", "--coverage", "-fprofile-update=atomic"]
 
-# Only for csrc: Cython's output is not ours to keep free of warnings.
+# Only for csrc: Cython's output has warnings that cannot be mended here.
 CSRC_FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes"]
 CSRC_FLAGS += [
     "-Wmissing-prototypes",
@@ -368,7 +368,7 @@ class BuildExt(build_ext):
         CORE.extra_compile_args = COMMON_FLAGS
         CORE.extra_link_args = [*libcrypto.objects, *libcrypto.link_args, *LINK_FLAGS]
         CORE.depends += [record(libcrypto), *libcrypto.objects]
-        # Of another folder, because with and without line numbers what Cython makes is different.
+        # In another folder, because Cython's output differs with and without line numbers.
         folder = "build/cython-lines" if COVERAGE else "build/cython"
         CORE.sources = cythonize(CORE, build_dir=folder, force=self.force, emit_linenums=COVERAGE)[0].sources
         super().run()

@@ -1,4 +1,4 @@
-"""What the tests of datasets share: a KMS in a file, trees, and what is true of a dataset whatever happened."""
+"""Helpers for tests of datasets: a KMS in a file, trees of files, and checks that hold for any dataset."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ags_fast.jobs import JobResult, Row
 
-HERE = LocalEngine(0)  # in this process: no time to start others
+HERE = LocalEngine(0)  # in this process: starts no others, which saves time
 QUIET: Any = {"engine": HERE, "progress": False}
 MASTER = "master"
 MASTERS = (MASTER, "other", "third", "hr", "finance")
@@ -33,7 +33,7 @@ def make_kms(folder: Path, *, name: str = "kms", keys: Iterable[str] = (MASTER,)
 
 
 def small_tree() -> dict[str, bytes]:
-    """Files as data lakes have them, some of them near the edges of blocks of 1 KiB."""
+    """Make files like those of data lakes, some of them with sizes near the edges of blocks of 1 KiB."""
     tree = {f"year=2026/month={m}/part-{n:05d}.avro": pattern(700 * n + m, n) for m in (1, 2) for n in range(4)}
     tree |= {"empty": b"", "a b/ü €/日本.txt": "ünïcode".encode(), "one": b"x"}
     return tree | {f"edge/{n}": pattern(n, n) for n in (1023, 1024, 1025, 2048)}
@@ -49,7 +49,7 @@ def write_tree(folder: Path, tree: Mapping[str, bytes]) -> Path:
 
 
 def read_tree(folder: Path) -> dict[str, bytes]:
-    """Every file, hidden and temporary ones too."""
+    """Return every file, also hidden and temporary files."""
     found = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
     return {str(file.relative_to(folder)): file.read_bytes() for file in found}
 
@@ -83,7 +83,7 @@ def decrypted(dataset: Any, kms: Any, *, version: int | None = None) -> dict[str
 
 
 def leftovers(dataset: Path, kms: Any) -> list[str]:
-    """The files of a dataset that no version knows and that its keys and versions do not consist of."""
+    """Return the files of a dataset that belong to no version, and to neither its keys nor its versions."""
     opened = Ledger.open(dataset, load_kms(kms))
     known: set[str] = set()
     for number in opened.version_numbers():

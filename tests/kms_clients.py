@@ -36,7 +36,7 @@ def calls_of(action: Callable[[], Any]) -> dict[tuple[str, str], int]:
 
 
 class Clock:
-    """A clock that goes on only where somebody sleeps; one that is `still`, not even then."""
+    """A clock that advances only by sleeps; a `still` clock never advances."""
 
     time_ns = staticmethod(time.time_ns)  # so that it can stand for the module
     perf_counter = staticmethod(time.perf_counter)
@@ -68,7 +68,7 @@ def keystore(folder: Path, *key_ids: str, name: str = "keystore") -> dict[str, s
 
 
 class Plain(KmsClient):
-    """The two methods that a client must have. Its wrapping is no encryption."""
+    """The two methods that a client must have. Its wrapping does not encrypt."""
 
     provider = "plain"
 
@@ -85,7 +85,7 @@ class Plain(KmsClient):
 
 
 class Overriding(Plain):
-    """With public methods of its own, which know of no accounts, and settings that it keeps to itself."""
+    """A client with public methods of its own, which count nothing, and private settings."""
 
     provider = "overriding"
 
@@ -100,7 +100,7 @@ class Overriding(Plain):
 
 
 class Echo(KmsClient):
-    """Public methods that return what they are sent."""
+    """A client whose public methods return their arguments."""
 
     def wrap_key(self, key: Buffer, wrapping_key_id: str) -> bytes:
         return bytes(key)
@@ -110,7 +110,7 @@ class Echo(KmsClient):
 
 
 class Duck:
-    """Has the methods of a client, and is none."""
+    """Has the methods of a client, but is not derived from KmsClient."""
 
     def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         return key[::-1]
@@ -120,7 +120,7 @@ class Duck:
 
 
 class Proper(KmsClient):
-    """As the documentation has it."""
+    """The client of the documentation."""
 
     provider = "proper"
     supports_key_generation = True
@@ -137,13 +137,13 @@ class Proper(KmsClient):
 
 
 class Listing(Proper):
-    """Reads properties whose names begin as those of ags_fast do."""
+    """Reads properties whose names begin like those of ags_fast."""
 
     property_names = ("kms.endpoint", "kms.listing.headers.")
 
 
 class Able(Plain):
-    """Does all that a client can."""
+    """Does everything that a client can do."""
 
     provider = "able"
     supports_key_generation = supports_rewrap = True
@@ -244,7 +244,7 @@ class VaultCredential:
 
 
 class Counting(local.LocalKms):
-    """Notes each process that unwraps a key, and the master key, in a file."""
+    """Writes each process that unwraps a key, and the master key, to a file."""
 
     def _unwrap(self, wrapped: bytes, key_id: str) -> bytes:
         with open(self.properties["log"], "a") as log:
@@ -253,7 +253,7 @@ class Counting(local.LocalKms):
 
 
 class Poison(local.LocalKms):
-    """Kills whoever unwraps a data key that was the N-th to be wrapped, N in `poison`: 24 bytes, and 32 of binding."""
+    """Kills a process that unwraps the N-th wrapped data key, N in `poison`: 24 bytes, and 32 of binding."""
 
     wrapped = 0
 

@@ -1,4 +1,4 @@
-"""Each KMS with a server behind it, and an administrator who works through the same service's own client library."""
+"""Each KMS with a server behind it, and an administrator, through the service's own client library."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """What the contract needs to know of a KMS, and to do to it."""
+    """A KMS as the contract needs it: what it can do, and the administrator's actions."""
 
     name = ""
     generates = False
     rewraps = False
     tells_version = False  # by the bytes alone
     names_version = False  # in the answer to a wrap
-    disables = True  # a single version; Vault, with all below
+    disables = True  # a single version; Vault disables all older versions, too
     destroys = True
-    overhead = 0  # the bytes that a wrapped key is longer, where that is so
+    overhead = 0  # how many bytes longer a wrapped key is
     longest = 4096
     unknown = "no-such-key"
     impossible: tuple[str, ...] = ()  # ids that must not reach the service
@@ -57,15 +57,15 @@ class Service:
         raise NotImplementedError
 
     def open(self, wrapped: bytes, key_id: str) -> bytes:
-        """By the library alone: the bytes on the wire are the service's own."""
+        """Wrap by the library alone: the bytes on the wire are the service's own."""
         raise NotImplementedError
 
     def requests(self) -> int | None:
-        """How many there were since the last time, if the server tells."""
+        """Return the requests since the last call, if the server counts them."""
         return None
 
     def fail(self, times: int) -> bool:
-        """Be too busy, as often; False if it cannot be made to."""
+        """Answer this many requests as too busy. Return False if the server cannot be made to."""
         return False
 
     def deny(self, denied: bool) -> bool:
@@ -318,7 +318,7 @@ class Vault(Service):
         return sent
 
     def fail(self, times: int) -> bool:
-        """Once for many: by a quota that the first request uses up, for an hour."""
+        """Answer all further requests of an hour as too busy: the first one uses up the quota."""
         if times:
             self.client.write_data("sys/quotas/rate-limit/busy", data={"rate": 1, "interval": "1h", "path": "transit/"})
             self.admin.list_keys()
@@ -366,7 +366,7 @@ class Pkcs11(Service):
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Any]:
-        """One that may change things. The process is logged in already, or it is logged in for good."""
+        """Return a session that may change objects. The process is logged in already, or stays logged in."""
         import pkcs11
 
         token = pkcs11.lib(self.hsm.library).get_token(token_label=self.hsm.token)

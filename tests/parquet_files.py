@@ -30,7 +30,7 @@ PREFIX = b"warehouse/table/file"
 
 
 def key(name: str, size: int = 16) -> bytes:
-    """Always the same for a name."""
+    """Return a key, always the same for a name."""
     return hashlib.sha256(name.encode()).digest()[:size]
 
 
@@ -54,7 +54,7 @@ class Mode:
 
     @property
     def ctr(self) -> bool:
-        """What a reader has to allow."""
+        """Return what a reader must allow."""
         return self.algorithm == CTR
 
     @property
@@ -67,11 +67,11 @@ class Mode:
 
     @property
     def supplied(self) -> bytes | None:
-        """What a reader has to know."""
+        """Return what a reader must know."""
         return PREFIX if self.prefix == "supplied" else None
 
     def by_column(self, leaves: Sequence[tuple[str, ...]]) -> dict[Any, bytes | None]:
-        """Keys by path; None is the footer key."""
+        """Return keys by path; None is the footer key."""
         if self.columns == "uniform" or not leaves:
             return {}
         if self.columns == "groups":  # a key for all that is in a top-level field
@@ -181,7 +181,7 @@ def reference(sealed: bytes, mode: Mode, leaves: Sequence[tuple[str, ...]]) -> r
 
 
 def data_of(file: bytes) -> bytes:
-    """All before the footer but the magic."""
+    """Return everything before the footer except the magic."""
     return file[4 : len(file) - 8 - int.from_bytes(file[-8:-4], "little")]
 
 
@@ -354,7 +354,7 @@ class Pieces:
 
 
 def with_footer(plain: bytes, edit: Callable[[ref.Struct], None]) -> bytes:
-    """A plaintext file with another footer; all else stays where it is."""
+    """Return a plaintext file with another footer; everything else stays where it is."""
     file = ref.ParquetFile(plain)
     edit(file.footer)
     return file.with_footer()

@@ -1,4 +1,4 @@
-"""What the tests share: an AGS1 of their own, streams tampered with, files that misbehave, processes."""
+"""Helpers of all tests: an independent AGS1, tampered streams, files that misbehave, processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHER_KEY = bytes(reversed(KEY))
 
 
 def seal_stream(plain: bytes, key: bytes = KEY, prefix: bytes = b"", block_size: int = 1 << 20) -> bytes:
-    """The spec in a few lines, over another AES-GCM: what ags_fast must read."""
+    """Seal a stream by the spec in a few lines, over another AES-GCM. ags_fast must read it."""
     blocks = [plain[begin : begin + block_size] for begin in range(0, max(1, len(plain)), block_size)]
     sealed = (block_of(block, i, key, prefix) for i, block in enumerate(blocks))
     return b"AGS1" + struct.pack("<I", block_size) + b"".join(sealed)
@@ -42,7 +42,7 @@ def block_of(plain: bytes, index: int, key: bytes = KEY, prefix: bytes = b"") ->
 
 
 def open_stream(stream: bytes, key: bytes = KEY, prefix: bytes = b"") -> bytes:
-    """The inverse of `seal_stream`; cryptography's InvalidTag if a block is not what was sealed."""
+    """Open a stream: the inverse of `seal_stream`. Raises cryptography's InvalidTag if a block was changed."""
     aes = AESGCM(key)
     header, blocks = split_stream(stream)
     assert header[:4] == b"AGS1"
@@ -50,7 +50,7 @@ def open_stream(stream: bytes, key: bytes = KEY, prefix: bytes = b"") -> bytes:
 
 
 def split_stream(stream: bytes) -> tuple[bytes, list[bytes]]:
-    """Header and sealed blocks."""
+    """Split a stream into its header and sealed blocks."""
     step = struct.unpack("<I", stream[4:8])[0] + 28
     return stream[:8], [stream[i : i + step] for i in range(8, len(stream), step)]
 
@@ -60,14 +60,14 @@ def nonces_of(stream: bytes) -> list[bytes]:
 
 
 def pattern(nbytes: int, seed: int = 0) -> bytes:
-    """Bytes in which every position is recognisable and that are quickly made."""
+    """Make bytes, quickly, in which every position is recognisable."""
     words = struct.pack("<1024Q", *((i * 0x9E3779B97F4A7C15 + seed) & (1 << 64) - 1 for i in range(1024)))
     pages = [struct.pack("<Q", page ^ seed) + words[8:] for page in range(-(-nbytes // len(words)))]
     return b"".join(pages)[:nbytes]
 
 
 def flip(data: bytes, bit: int) -> bytes:
-    """`data` with one bit, counted from the first byte's lowest, turned over."""
+    """Return `data` with one bit flipped, counted from the lowest bit of the first byte."""
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
@@ -138,7 +138,7 @@ class Target:
 
 
 def python_env(**env: str) -> dict[str, str]:
-    """The environment in which a child imports the ags_fast that is under test, and this module."""
+    """Return the environment in which a child imports the ags_fast under test, and this module."""
     paths = [str(Path(ags_fast.__file__).parents[1]), str(Path(__file__).parent)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env}
 
@@ -163,7 +163,7 @@ def start_python(program: str | list[str], *args: object, **env: str) -> subproc
 
 
 def finish_python(child: subprocess.Popen[str], timeout: float = 60) -> str:
-    """What the program prints. It must end by itself, in time, and without an error, also in a finalizer."""
+    """Return what the program prints. It must end by itself, in time, and without an error, also in a finalizer."""
     try:
         out, err = child.communicate(timeout=timeout)
     except BaseException:
@@ -180,7 +180,7 @@ def run_python(program: str | list[str], *args: object, timeout: float = 60, **e
 
 
 def error_of(kind: type[E], call: Callable[[], object]) -> E:
-    """What a call raises, in a program that should not need pytest."""
+    """Return the exception of a call, in a program that should not need pytest."""
     try:
         call()
     except kind as error:
@@ -189,5 +189,5 @@ def error_of(kind: type[E], call: Callable[[], object]) -> E:
 
 
 def lengths_around(block_size: int, blocks: Sequence[int] = (0, 1, 2, 3)) -> list[int]:
-    """Plaintext sizes on and beside the edges of blocks."""
+    """Return plaintext sizes on and beside the edges of blocks."""
     return sorted({n * block_size + d for n in blocks for d in (-1, 0, 1) if n * block_size + d >= 0})

@@ -116,6 +116,6 @@ def ask_passphrase(keystore: str) -> str:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
         raise KeyAccessError(
-            "there is no terminal to ask for the passphrase: use --passphrase-file, --passphrase-env or --key-file"
+            "no terminal to ask for the passphrase on: use --passphrase-file, --passphrase-env or --key-file"
         ) from None
     return getpass.getpass(f"Passphrase of {printable(keystore)}: ")

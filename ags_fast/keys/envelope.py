@@ -144,7 +144,7 @@ class Envelope:
             opened = aes_key(self.kms.unwrap_key(wrapped, entry.wrapping_key_id), key_id, DIGEST_NBYTES)
             dek, digest = opened[:-DIGEST_NBYTES], opened[-DIGEST_NBYTES:]
             if not hmac.compare_digest(digest, hashlib.sha256(binding).digest()):
-                raise IntegrityError(f"a key that {key_id!r} wrapped was wrapped for another file or dataset")
+                raise IntegrityError(f"a key wrapped by {key_id!r} was wrapped for another file or dataset")
             return dek
         key = self._key(entry)
         if len(wrapped) <= OVERHEAD_NBYTES:
@@ -245,10 +245,10 @@ class Envelope:
         )
 
     def _prove(self, entry: KeyEntry, wrapped: bytes, bound: bytes, dek: bytes | None = None) -> None:
-        """Once in a job, see that what the KMS wraps under the master key of `entry` opens again.
+        """Once in a job, see that a wrap of the KMS under the master key of `entry` opens again.
 
-        One wrap for each key is enough: the key decides whether the caller may decrypt, and whether the service returns
-        what it can open. Damage to a single wrap is found when its file is read.
+        One wrap for each key is enough: the key decides whether the caller may decrypt, and whether the service's
+        answers can be opened. Damage to a single wrap is found when its file is read.
         """
         if self._proven is None or entry.key_id in self._proven:
             return
@@ -315,7 +315,7 @@ def _used_up(entry: KeyEntry) -> KeyLimitError:
 
 
 def _arrow(array: Any) -> tuple[Any, Any]:
-    """The offsets of an Arrow array of bytes, and the bytes."""
+    """Return the offsets of an Arrow array of bytes, and the bytes."""
     _, offsets, data = array.buffers()
     return memoryview(offsets)[4 * array.offset : 4 * (array.offset + len(array) + 1)], data or b""
 
@@ -334,4 +334,4 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item], concurrenc
 
 def _check_name(key_id: str, entry: KeyEntry) -> None:
     if entry.key_id != key_id:
-        raise ValueError(f"the entry under {key_id!r} is that of {entry.key_id!r}")
+        raise ValueError(f"the entry under {key_id!r} belongs to {entry.key_id!r}")

@@ -5,7 +5,7 @@ It has entries of two kinds. A KEK has the property ``KEY_TIMESTAMP`` and is wra
 snapshot, is wrapped by the KEK that it names, in the layout of an `Envelope` whose binding is the KEK's timestamp.
 
 All functions are pure: they make a new list, which the caller commits with the table's metadata. Entries keep their
-places, their ids, and what is not known here of them, so that unchanged ones are written as they were, byte for byte:
+places, their ids and fields that are unknown here, so that unchanged entries are written as they were, byte for byte:
 ``json.dumps(..., separators=(",", ":"), ensure_ascii=False)`` is what Java and Rust write.
 """
 
@@ -75,7 +75,7 @@ class EncryptedKey:
 
     @classmethod
     def from_json(cls, value: Any) -> EncryptedKey:
-        """FormatError for what no entry is. One without ``encrypted-by-id`` is none: Java could not read the table."""
+        """Parse an entry. FormatError if it is malformed or lacks ``encrypted-by-id``, without which Java fails."""
         if not isinstance(value, Mapping):
             raise FormatError(f"an entry of encryption-keys is a JSON object, not {type(value).__name__}")
         properties = value.get("properties") or {}
@@ -103,9 +103,9 @@ class EncryptedKey:
 
     @classmethod
     def of(cls, entry: KeyEntry) -> EncryptedKey:
-        """A KEK in double wrap: the table's format has no other. ValueError if it is another."""
+        """Make the entry of a KEK. ValueError in single wrap, which the table's format does not have."""
         if entry.wrapped is None:
-            raise ValueError("single wrap cannot be told to Iceberg: Java would take each wrapped key for a KEK")
+            raise ValueError("Iceberg has no single wrap: Java would take each wrapped key for a KEK")
         properties = {KEY_TIMESTAMP: str(entry.created_ms), **with_version(entry.properties, None)}
         for name, value, usual in ((STATE, entry.state, "active"), (USES, str(entry.uses), "0")):
             properties.pop(name, None)
@@ -114,7 +114,7 @@ class EncryptedKey:
         return cls(entry.key_id, entry.wrapped, entry.wrapping_key_id, _as_in_java(properties), dict(entry.more))
 
     def entry(self) -> KeyEntry:
-        """The KEK, as key stores and envelopes have it. The properties with the prefix ``ags.`` become its fields."""
+        """Return the KEK as key stores and envelopes have it. Properties with the prefix ``ags.`` become its fields."""
         created_ms, properties = self.created_ms, dict(self.properties)
         state, uses = properties.pop(STATE, "active"), properties.pop(USES, "0")
         more = {name: value for name, value in self.fields.items() if name not in FIELDS}
@@ -150,7 +150,7 @@ def write_encryption_keys(keys: Iterable[EncryptedKey]) -> list[dict[str, Any]]:
 def manifest_list_key(
     keys: Iterable[EncryptedKey], key_id: str, kms: KmsClient | Mapping[str, str]
 ) -> StandardKeyMetadata:
-    """Return what opens a manifest list. This is one KMS call for a KEK, and then none.
+    """Return the key metadata of a manifest list. The first use of a KEK is one KMS call; later uses make none.
 
     Args:
         keys: The table's list.
@@ -164,7 +164,7 @@ def manifest_list_key(
     named = _named(keys)
     key = named.get(key_id)
     if key is None:
-        raise KeyAccessError(f"the table has no key {key_id!r}: its snapshot was expired, or never was there")
+        raise KeyAccessError(f"the table has no key {key_id!r}: its snapshot was expired, or never existed")
     if key.is_kek:
         raise FormatError(f"{key_id!r} is a key encryption key, not the key of a manifest list")
     return StandardKeyMetadata.decode(_unwrapped(named, key.encrypted_by_id, [key], _client(kms))[0])
@@ -233,14 +233,14 @@ def rotate_keks(
         keys: The table's list.
         kms: A client or its properties.
         wrapping_key_id: The master key of the new KEK.
-        keep_old: Whether old KEKs stay, for writers that have begun. Otherwise nobody can open the keys that such
-            writers add.
+        keep_old: Whether old KEKs stay, for writers that have begun. Otherwise the keys that such writers add
+            cannot be opened.
         length: Bytes of the new KEK: 16, 24 or 32.
         now: Milliseconds since the epoch.
     """
     named, client = _named(keys), _client(kms)
     old = [key for key in named.values() if key.is_kek]
-    # The newest one is what Rust's writers take.
+    # Rust's writers take the newest one.
     made = max([_now_ms() if now is None else now, *(key.created_ms + 1 for key in old)])
     kek = _new_kek(client, wrapping_key_id, length, made, _new_id(first_of=len(named) + 1))
     by_kek: dict[str, list[EncryptedKey]] = {}
@@ -303,7 +303,7 @@ def rewrap_keks(
 def _rewrapped(
     key: EncryptedKey, witness: EncryptedKey | None, client: KmsClient, target: KmsClient | None, master: str
 ) -> EncryptedKey:
-    """A KEK, wrapped again. witness: a key that it has wrapped."""
+    """Return a KEK, wrapped again. `witness` is a key that the KEK has wrapped."""
     changed = rewrap_kek(client, key.entry(), target, master)
     assert changed.wrapped is not None
     made = replace(key, encrypted_key_metadata=changed.wrapped, encrypted_by_id=master)
@@ -313,7 +313,7 @@ def _rewrapped(
 
 
 def _new_kek(client: KmsClient, wrapping_key_id: str, length: int, now: int, key_id: str) -> EncryptedKey:
-    """A new KEK, which the KMS was seen to unwrap."""
+    """Make a new KEK, and see that the KMS unwraps it."""
     entry = new_kek(client, wrapping_key_id, length=length, now=now)
     check_wrap(client, entry)
     return EncryptedKey.of(entry.replace(key_id=key_id))
@@ -336,7 +336,7 @@ def _now_ms() -> int:
 
 
 def _envelope(kek: EncryptedKey, client: KmsClient) -> tuple[Envelope, bytes]:
-    """An envelope with the KEK, and the binding of all that it wraps."""
+    """Return an envelope with the KEK, and the binding of the keys that it wraps."""
     entry = kek.entry()
     return Envelope(client, {entry.key_id: entry}), entry.properties[KEY_TIMESTAMP].encode()
 
@@ -349,7 +349,7 @@ def _wrapped(kek: EncryptedKey, metadata: Iterable[bytes], client: KmsClient) ->
 def _unwrapped(
     named: Mapping[str, EncryptedKey], kek_id: str, group: Sequence[EncryptedKey], client: KmsClient
 ) -> list[bytes]:
-    """What the KEK has wrapped."""
+    """Return the keys that the KEK has wrapped."""
     kek = named.get(kek_id)
     if kek is None:
         raise KeyAccessError(f"the key {group[0].key_id!r} is wrapped by {kek_id!r}, which the table does not have")
@@ -364,10 +364,10 @@ def _unwrapped(
 
 
 def _new_id(first_of: int = 0) -> str:
-    """16 random bytes in base64, as Java makes ids.
+    """Return a new id: 16 random bytes in base64, as Java makes ids.
 
-    first_of: of so many keys, and of twice as many, Java's HashMap has it in its first bucket. Its writers take the
-    first KEK that they come upon there, and would go on with an old one.
+    With `first_of`, Java's HashMap of that many keys, or of twice as many, has this id in its first bucket. Java's
+    writers take the first KEK that they find there, and would go on with an old one.
     """
     buckets = 16
     while first_of > buckets * 3 // 4:
@@ -380,7 +380,7 @@ def _new_id(first_of: int = 0) -> str:
 
 
 def _java_hash(text: str) -> int:
-    """What Java's HashMap makes of a String: its hashCode, with the upper half on top of the lower."""
+    """Return the hash that Java's HashMap uses for a String: its hashCode, with the upper half XORed into the lower."""
     units = text.encode("utf-16-le", "surrogatepass")
     code = 0
     for i in range(0, len(units), 2):
@@ -389,9 +389,9 @@ def _java_hash(text: str) -> int:
 
 
 def _as_in_java(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties in the order in which Java's HashMap has them.
+    """Return the properties in the order of Java's HashMap.
 
-    Java writes them so, and compares a hash of the metadata (of a Hive table) with that of what it would write.
+    Java writes them in this order. For a Hive table it compares a hash of the metadata with the hash of its own.
     """
     mask = (1 << (int(len(properties) / 0.75 + 1) - 1).bit_length()) - 1
     return dict(sorted(properties.items(), key=lambda item: _java_hash(item[0]) & mask))

@@ -1,4 +1,4 @@
-"""What a KMS does with a KEK: make it, wrap it again, and see that what was wrapped opens."""
+"""Calls of a KMS for a KEK: make it, wrap it again, and see that the wrap opens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new_kek(
     """Make a new KEK, whose id is 16 random bytes in base64url.
 
     In double wrap this is one call of the KMS, and this process need not ask the KMS for the KEK again. In single wrap
-    it is no call.
+    no call is made.
 
     Args:
         kms: A client or its properties.
@@ -126,7 +126,7 @@ def check_wrap(kms: KmsClient, entry: KeyEntry) -> None:
 
 
 def bad_wrap(entry: KeyEntry, error: AgsError) -> str:
-    """Return what is said of a wrap that does not open."""
+    """Return the error for a wrap that does not open."""
     return (
         f"what the KMS has just wrapped under {entry.wrapping_key_id!r} for the key {entry.key_id!r} does not open "
         f"again, so it was not put to use: {error}"
@@ -152,6 +152,6 @@ def check_unwraps(kms: KmsClient, entry: KeyEntry, witness: tuple[bytes, bytes] 
             Key(key).open(wrapped[:NONCE_NBYTES], wrapped[NONCE_NBYTES:], bound)
     except IntegrityError:
         raise IntegrityError(
-            f"what the KMS unwrapped for {entry.key_id!r} does not open what this KEK has wrapped: its older wraps, in "
+            f"the key unwrapped for {entry.key_id!r} does not open what this KEK has wrapped: its older wraps, in "
             "_ags/keys, are kept"
         ) from None
