@@ -32,9 +32,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ags_fast.dataset import decide
-from ags_fast.dataset.entries import wrapped_by
+from ags_fast.dataset.entries import FileEntry, wrapped_by
 from ags_fast.dataset.keks import GRACE_MS, Uses, Want
 from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.names import folders_above
 from ags_fast.dataset.policy import DAY_MS, MAX_USES, Policy
 from ags_fast.dataset.snapshot import Job, Snapshot
 from ags_fast.dataset.tables import TableRef, named_keys
@@ -278,6 +279,9 @@ def test_reserve_for_files(data: st.DataObject) -> None:
     counted = {want: n.data_keys for want, n in uses.items() if n.data_keys}
     assert counted == Counter(kind for each in kinds for kind in each)
     assert sum(counted.values()) == len(paths) + sum(map(len, masters))
+    chosen = {want: kek(want, repr(want)) for want in uses}
+    files = decide.with_keys([file_entry(path, path) for path in paths], kinds, masters, chosen)
+    assert wrapped_by(files) == {repr(want): number for want, number in counted.items()}
     for path, columns, (first, *rest) in zip(paths, masters, kinds, strict=True):
         assert first.wrapping_key_id == "a"
         assert [want.wrapping_key_id for want in rest] == list(columns.values())
@@ -451,6 +455,49 @@ def test_expire_keys(data: st.DataObject) -> None:
         if key_id in after.keys and heir in after.keys and after.keys[str(heir)].state == "active":
             assert heirs_now[key_id] == heir, "the way to the newest key goes on"
     assert not decide.expire_keys(after, force, NOW, unsure), "an expiry leaves nothing to do"
+
+
+# ---------------------------------------------------------------------------------------------- (6) files
+
+
+def file_entry(path: str, file: str) -> FileEntry:
+    return FileEntry(path, file, "ags1", 0, 36, 4096, "k", b"", None, b"", "job", None, None, None, path, "")
+
+
+@given(st.data())
+def test_files_of_the_next_version(data: st.DataObject) -> None:
+    """What other jobs have changed since a job has looked wins, path by path, or against the whole wish."""
+    names = st.sampled_from(["a", "b", "b/1", "b/1/x", "b/2", "c"])
+    base, now = (data.draw(st.dictionaries(names, st.sampled_from(["1", "2"]))) for _ in range(2))
+    new = data.draw(st.dictionaries(names, st.sampled_from(["3", "4"])))
+    for there in (base, now, new):  # no name is a file and a folder
+        for path in [path for path in there if not there.keys().isdisjoint(folders_above(path))]:
+            del there[path]
+    gone = data.draw(st.sets(st.sampled_from(sorted(base)))) if base else set()
+    wish = decide.Wish(
+        "", "job", [file_entry(*item) for item in new.items()], [file_entry(path, base[path]) for path in gone],
+        whole=data.draw(st.booleans()),
+    )  # fmt: skip
+    change = decide.next_version(wish, None, now)
+    after = {path: file for path, file in now.items() if change.removes.get(path) != file}
+    assert after.keys().isdisjoint(entry.path for entry in change.adds)
+    after |= {entry.path: entry.file for entry in change.adds}
+    assert all(after.keys().isdisjoint(folders_above(path)) for path in after), "a name is a file and a folder"
+    old = {path: base[path] for path in gone}
+    refused = {entry.path for entry in change.refused}
+    for path in new.keys() | gone:
+        ours = after.get(path) == new.get(path)
+        assert ours or path in refused or (wish.whole and refused), "done, or told"
+        assert not (ours and path in refused) or wish.whole
+        if now.get(path) != old.get(path):
+            assert after.get(path) == now.get(path), "the change of another job stays"
+    assert {path: file for path, file in after.items() if path not in new.keys() | gone} == {
+        path: file for path, file in now.items() if path not in new.keys() | gone
+    }
+    if wish.whole:
+        assert not (refused and change)
+    elif not refused:
+        assert not decide.next_version(wish, None, after), "what is done is not done again"
 
 
 # ---------------------------------------------------------------------------------------------- (5, 6) jobs that meet
