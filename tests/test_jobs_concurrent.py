@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import programs.jobs
 import pytest
-from datasets import MASTER, decrypted, leftovers, write_tree
+from datasets import HERE, MASTER, decrypted, leftovers, write_tree
 from support import pattern, program, start_python
 
 from ags_fast.dataset.ledger import Ledger
@@ -62,7 +62,7 @@ def check(dataset: Path, kms: Any, *allowed: dict[str, bytes]) -> dict[str, byte
         for path, data in found.items():
             assert any(tree.get(path) == data for tree in allowed), (number, path)
     assert leftovers(dataset, kms) == []
-    checked = verify_files(dataset, kms=kms, progress=False)
+    checked = verify_files(dataset, kms=kms, engine=HERE, progress=False)
     assert checked.counts == {"ok": len(found), "skipped": 0, "failed": 0}, checked.rows
     return found
 
