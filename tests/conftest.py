@@ -73,6 +73,14 @@ def parquet_java() -> Iterator[ParquetJava]:
 
 
 @pytest.fixture
+def without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands do their jobs in this process: for tests that are not about workers, which take long to start."""
+    from ags_fast.jobs import LocalEngine
+
+    monkeypatch.setattr("ags_fast.jobs.run.LocalEngine", lambda: LocalEngine(0))
+
+
+@pytest.fixture
 def no_leftovers(tmp_path: Path) -> Iterator[Path]:
     """A folder in which nothing that has a temporary name may be left."""
     yield tmp_path

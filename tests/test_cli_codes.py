@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 KEYSTORE = ["--key-file", "key"]
 KMS = ["--keystore", "keystore", *KEYSTORE]
 KEY = ["--key-file", "stream.key"]

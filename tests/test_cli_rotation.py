@@ -22,6 +22,8 @@ from ags_fast.dataset.ledger import Ledger
 from ags_fast.keys import clear_cache, load_kms
 from ags_fast.keys.kms import local
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "rotation.md"
 KMS = ["--keystore", "keystore", "--key-file", "key"]
 TREE = {"x/a": b"a" * 1000, "x/b": b"b", "y/c": b""}

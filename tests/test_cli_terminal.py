@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # What a folder of data may have in it: colours and titles, bytes that are not UTF-8, ends of lines, turned directions.
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 NAMES = {
     b"\x1b[31mred": "\\x1b[31mred",
     b"title\x1b]0;pwned\x07": "title\\x1b]0;pwned\\x07",
