@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,7 @@ from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.plan import Plan
-from ags_fast.dataset.planning import begin_plan, reserve_keys
+from ags_fast.dataset.planning import begin_plan, commit_plan, reserve_keys
 from ags_fast.fs import Entry, Store
 from ags_fast.jobs import (
     Policy,
@@ -157,6 +159,26 @@ def files(count: int, folder: Path) -> Figures:
     with meter.measure("rekey"):
         assert rekey_files(dataset, **options).counts["ok"] == count
     return meter.figures
+
+
+def test_memory_of_a_commit(tmp_path: Path) -> None:
+    """A file of a commit takes less than 1,000 bytes, all names and keys included."""
+    dataset = Ledger.open_or_create(Store(tmp_path), load_kms(make_kms(tmp_path)), MASTER)
+    peaks = []
+    for count in (100, 20_000, 50_000):  # the first one imports what it needs
+        gc.collect()
+        tracemalloc.start()
+        job_id = new_job_id()
+        listed = (Entry(f"{job_id}/part-{n:08}.avro", 4096, f"{n:019}", 1.0) for n in range(count))
+        planned = [_entry(found, job_id) for found in listed]
+        planned = reserve_keys(dataset, Policy(), job_id, MASTER, True, planned, [{}] * count)
+        with ExitStack() as held:
+            plan, planned = begin_plan(dataset, held, job_id, planned, 16, base=0)
+            commit_plan(plan, Wish("encrypt", job_id, planned))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        del planned, plan
+    assert (peaks[2] - peaks[1]) / 30_000 < 1000
 
 
 def measured(what: str, count: int, folder: Path) -> Figures:

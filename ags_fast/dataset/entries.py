@@ -73,10 +73,11 @@ class FileEntry(NamedTuple):
 
 
 def with_lengths(entry: FileEntry, file_length: int, plain_length: int | None = None) -> FileEntry:
-    """Return a copy with the lengths in bytes of the file that was made. plain_length None: the planned length."""
-    return entry._replace(
-        file_length=file_length, plain_length=entry.plain_length if plain_length is None else plain_length
-    )
+    """Return the entry with the lengths in bytes of the file that was made. plain_length None: the planned length."""
+    lengths = file_length, entry.plain_length if plain_length is None else plain_length
+    if lengths == (entry.file_length, entry.plain_length):
+        return entry  # no copy of what a plan has
+    return entry._replace(file_length=lengths[0], plain_length=lengths[1])
 
 
 def source_stamp(format: str, size: int, stamp: str) -> str:

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.changes import until_read
+from ags_fast.dataset.entries import wrapped_by
 from ags_fast.dataset.manifest_task import ManifestTask
 from ags_fast.dataset.names import JOB_ID, MANIFESTS, PLANS, job_in_name
 from ags_fast.dataset.tables import TABLE_NBYTES, TableRef, chunks, whole
@@ -130,7 +131,7 @@ class Plan:
         self.refs, self.key_id = refs, key_id
         # Keys that a stored plan names are not removed. Check that none was removed before the plan was stored.
         self.dataset.keys.refresh()
-        named = {key_id, *(ref.key_id for ref in refs[before:])}.union(*(entry.key_ids() for entry in entries))
+        named = {key_id, *(ref.key_id for ref in refs[before:]), *wrapped_by(entries)}
         if self.number == 1:
             named |= self.needed_keys(())
         missing = [key_id for key_id in named - self._new_key_ids() - {""} if key_id not in envelope.entries]
@@ -224,7 +225,7 @@ class Plan:
         used = {self.key_id, *(ref.key_id for ref in refs), *self.body.get("keys", ()), *self.body.get("moves", ())}
         used |= {str(key_id) for key_id in self.body.get("wraps", ())}
         used |= self._new_key_ids() | {task.key_id for task in self.rewrites()}
-        return used.union(*(dict(ref.keys or ()) for ref in refs), *(entry.key_ids() for entry in entries))
+        return used.union(*(dict(ref.keys or ()) for ref in refs), wrapped_by(entries))
 
     def entries(self, *, superseded: bool = False) -> list[FileEntry]:
         """Return the files of the plan.
@@ -255,7 +256,10 @@ class Plan:
 
     def files(self) -> set[str]:
         """Return the files that the job may have written."""
-        return self.named_files() if self._files is None else self._files | {task.file for task in self.rewrites()}
+        if self._files is None:
+            return self.named_files()
+        rewritten = {task.file for task in self.rewrites()}
+        return self._files | rewritten if rewritten else self._files  # no copy of a million names
 
     def named_files(self) -> set[str]:
         """Return the files of its tables and its new manifests; of a transaction, the objects with its job id."""
@@ -297,12 +301,12 @@ class Plan:
         dataset, store = self.dataset, self.dataset.store
         ours: set[str] = set()
         if self.running:
-            ours = self.files()
+            files = self.files()
             if self.taken and store.local:  # tasks that died may have written files that nothing tells of
                 store.sweep(self.job_id)
-            elif ours:
-                store.sweep(self.job_id, paths=ours)
-            ours.difference_update(committed)
+            elif files:
+                store.sweep(self.job_id, paths=files)
+            ours = {file for file in files if file not in committed}
             for version in dataset.versions(after=self.body.get("base", 0)) if ours else ():
                 ours.difference_update(ref.path for ref in version.manifests)
                 ours.difference_update(entry.file for entry in dataset.entries(version))

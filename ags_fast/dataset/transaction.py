@@ -277,7 +277,7 @@ class Transaction:
         ledger, settings = self._ledger, self._settings
         masters = [column_masters(ledger, entry) for entry in add]
         wanted = reserve_keys(
-            ledger, self._policy, self.job_id, settings.wrapping_key_id, settings.double_wrap, add, masters
+            ledger, self._policy, self.job_id, settings.wrapping_key_id, settings.double_wrap, [*add], masters
         )
         return wrapped_under(ledger, add, wanted)
 

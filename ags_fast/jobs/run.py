@@ -164,12 +164,13 @@ def commit_files(
     policy: Policy | None = None,
 ) -> JobResult:
     """Commit the version with the files that succeeded, and end the job."""
-    by_name = {context.dataset.full_path(entry.file): entry for entry in entries}
+    by_name, above = {entry.file: entry for entry in entries}, len(context.dataset.full_path(""))
     good = [
-        with_lengths(by_name[row.dst], row.file_length or 0, row.plain_length)
+        with_lengths(by_name[row.dst[above:]], row.file_length or 0, row.plain_length)
         for row in rows
         if row.status == "ok" and row.dst is not None
     ]
+    del by_name
     good.sort(key=lambda entry: entry.path)
     remove = [replaced[entry.path] for entry in good if entry.path in replaced]
     wish = Wish(context.op, context.job_id, good, remove, base, policy=policy)

@@ -105,11 +105,13 @@ def kinds_for_files(
     """
     scopes = policy.scopes(paths, job_id, now_ms) if double_wrap else [None] * len(paths)
     # Under the master key of the rest, a column needs no key apart: one call of the KMS opens both.
-    kinds = [
-        [Want(main, double_wrap, False, scope)]
-        + [Want(master, double_wrap, master != main, scope) for master in columns.values()]
-        for scope, columns in zip(scopes, masters, strict=True)
-    ]
+    known: dict[tuple[str | None, ...], list[Want]] = {}  # most files share one list
+    kinds = []
+    for scope, columns in zip(scopes, masters, strict=True):
+        if (each := known.get((scope, *columns.values()))) is None:
+            wants = (Want(master, double_wrap, master != main, scope) for master in columns.values())
+            each = known[scope, *columns.values()] = [Want(main, double_wrap, False, scope), *wants]
+        kinds.append(each)
     counts = Counter(kind for each in kinds for kind in each)
     uses = {kind: Uses(count, spare=count) for kind, count in counts.items()}  # where a name is taken, wrapped again
     own = uses.get(Want(main), Uses())
