@@ -8,8 +8,10 @@ import programs.jobs
 import pytest
 from kms_clients import Shelf, keystore
 from support import program, run_python
+from test_key_stores import Meter
 
 from ags_fast.dataset.keks import Uses, Want
+from ags_fast.dataset.keyring import Keyring
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.policy import Policy
 from ags_fast.fs import Store
@@ -171,6 +173,33 @@ def make(tmp_path: Path, kms: dict[str, str]) -> Ledger:
 def reserve(ledger: Ledger, policy: Policy | None = None) -> KeyEntry:
     want = Want("m")
     return ledger.keyring.reserve({want: Uses(1, 64)}, policy)[want]
+
+
+@pytest.mark.parametrize("scope", ["dataset", "files:1"])
+def test_what_a_reservation_reads_and_writes(kms: dict[str, str], scope: str) -> None:
+    """A job adds its KEK to the keys that are there, and asks for few of them, however many there are."""
+    shelf, costs = Meter(), {}
+    keys = DatasetKeyStore(shelf, kms)
+    main = new_kek(kms, "m")
+    keys.compare_and_swap({main.key_id: main}, 0)
+    for there in (100, 1000, 10_000):
+        keys.refresh()
+        more = {
+            f"{there} {i}": KeyEntry(f"{there} {i}", "m", b"w" * 60, "active", i, 0, {"scope": f"{there} {i}"})
+            for i in range(there - len(keys.list()))
+        }
+        keys.compare_and_swap(more, keys.version)
+        ring = Keyring(DatasetKeyStore(shelf, kms), load_kms(kms), "it")
+        shelf.reset()
+        own, scoped = Want("m"), Want("m", scope=f"files:{there}/0")
+        wants = {own: Uses(0, 64)} | ({} if scope == "dataset" else {scoped: Uses(1, 1)})
+        chosen = ring.reserve(wants, Policy(kek_scope=scope), new_scopes=True)
+        assert chosen[own].key_id == main.key_id
+        assert {chosen[want].properties.get("scope") for want in wants} == {want.scope for want in wants}
+        costs[there] = len(shelf.requests), shelf.read_nbytes + shelf.written_nbytes
+    assert costs[10_000][0] <= costs[100][0] + 2
+    assert costs[1000][1] < 3 * costs[100][1]
+    assert costs[10_000][1] < 12 * costs[100][1], costs
 
 
 def test_few_reservations_write_keys(tmp_path: Path, kms: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ from ags_fast.dataset.entries import FileEntry, wrapped_by
 from ags_fast.dataset.keks import Uses, Want, clock_ms
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import ConcurrentChangeError
-from ags_fast.keys.entry import KeyEntry
+from ags_fast.keys.entry import KeyEntry, seals_documents
 from ags_fast.keys.envelope import Envelope
 from ags_fast.keys.stores import DatasetKeyStore, Entries
 from ags_fast.keys.uses import has_reserved, reserved_ahead, take_reserved, uses_ahead
@@ -68,7 +68,22 @@ class Keyring:
 
     def main_key(self) -> KeyEntry:
         """Return the newest key that may seal documents. Raises PolicyError without such a key."""
-        return decide.main_key(self.keys.list("active"))
+        return self._sealer() or decide.main_key(self.keys.list("active"))
+
+    def _sealer(self) -> KeyEntry | None:
+        """Return the main key, of a store that tells it without a look at all keys."""
+        found = self.keys.sealer() if isinstance(self.keys, DatasetKeyStore) else None
+        return found if found is not None and seals_documents(found) else None
+
+    def _candidates(self, wants: Mapping[Want, Uses], new_scopes: bool) -> list[KeyEntry]:
+        """Return active keys, with the newest of each kind that is wanted. Of many keys, not all are looked at."""
+        main = self._sealer()
+        if main is not None and all(
+            want == Want.of(main) or (new_scopes and want.scope and want._replace(scope=None) == Want.of(main))
+            for want in wants
+        ):
+            return [main]
+        return self.keys.list("active")
 
     def document_key(self) -> str:
         """Return the id of the key that seals documents and tables now.
@@ -82,7 +97,9 @@ class Keyring:
         found = decide.heir(self.entries, self.keys.get(key_id))
         return found.key_id if isinstance(found, KeyEntry) else self.reserve({found: Uses()})[found].key_id
 
-    def reserve(self, wants: Mapping[Want, Uses], policy: Policy | None = None) -> Mapping[Want, KeyEntry]:
+    def reserve(
+        self, wants: Mapping[Want, Uses], policy: Policy | None = None, *, new_scopes: bool = False
+    ) -> Mapping[Want, KeyEntry]:
         """Reserve uses of each kind on the newest active key, or on a new key (see `decide.reserve`).
 
         This is one change of the key store, after the calls of the KMS. A process that reserves often reserves ahead,
@@ -91,6 +108,7 @@ class Keyring:
         Args:
             wants: How often the caller may use a key of each kind.
             policy: How long and how often a KEK may serve; None: the default.
+            new_scopes: Whether no key has one of these scopes yet.
 
         Returns:
             The key to use of each kind.
@@ -106,7 +124,7 @@ class Keyring:
             return ready
 
         def reserved(version: int) -> Change:
-            there = self.keys.list("active")
+            there = self._candidates(wants, new_scopes)
             ahead.clear()
             ahead.update(self._uses_ahead(there, wants, policy))
             more = {want: uses._replace(data_keys=uses.data_keys + ahead.get(want, 0)) for want, uses in wants.items()}
@@ -125,7 +143,7 @@ class Keyring:
         if not has_reserved(self.keys.dataset_id):
             return None
         self.keys.refresh()
-        newest = {Want.of(key): key for key in decide.active(self.keys.list("active"))}
+        newest = {Want.of(key): key for key in decide.active(self._candidates(wants, False))}
         if any(want not in newest or policy.outlived(newest[want].created_ms, clock_ms()) for want in wants):
             return None
         chosen = {want: newest[want] for want in wants}

@@ -15,10 +15,11 @@ from ags_fast.dataset.keks import clock_ms
 from ags_fast.dataset.names import object_name
 from ags_fast.dataset.open_jobs import claim
 from ags_fast.dataset.plan import Plan
+from ags_fast.dataset.tables import MANIFEST_ENTRIES
 from ags_fast.errors import AgsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import ExitStack
 
     from ags_fast.dataset.entries import FileEntry
@@ -37,10 +38,12 @@ def reserve_keys(
     job_id: str,
     wrapping_key_id: str | None,
     double_wrap: bool,
-    entries: Sequence[FileEntry],
+    entries: list[FileEntry],
     masters: Sequence[Mapping[str, str]],
+    *,
+    begins: bool = False,
 ) -> list[FileEntry]:
-    """Reserve KEKs for new files.
+    """Reserve KEKs for new files, and put the ids of these keys into the entries.
 
     Args:
         dataset: The dataset.
@@ -48,17 +51,21 @@ def reserve_keys(
         job_id: The id of the job.
         wrapping_key_id: The id of the master key; None: the master key in use.
         double_wrap: Whether a KEK wraps the data keys; else the KMS does.
-        entries: The files.
+        entries: The files. The list is changed in place, since two lists of a million files take much memory.
         masters: For each file, {column: master key}.
+        begins: Whether the job has not reserved any KEK before.
 
     Returns:
-        The entries with the ids of the keys that will wrap their data keys.
+        The same list, with the ids of the keys that will wrap the data keys.
     """
     paths = [entry.path for entry in entries]
 
     def reserve(main: str) -> list[FileEntry]:
         kinds, uses = decide.kinds_for_files(paths, masters, main, double_wrap, policy, job_id, clock_ms())
-        return decide.with_keys(entries, kinds, masters, dataset.keyring.reserve(uses, policy))
+        chosen = dataset.keyring.reserve(uses, policy, new_scopes=begins and policy.scopes_are_jobs)
+        for part in _parts(entries):
+            entries[part] = decide.with_keys(entries[part], kinds[part], masters[part], chosen)
+        return entries
 
     def look() -> str:
         return wrapping_key_id or dataset.keyring.main_key().wrapping_key_id
@@ -67,21 +74,28 @@ def reserve_keys(
     return until_unchanged(look, reserve, lambda main, made: made, lambda main: look() != main)
 
 
-def _with_keys(dataset: Ledger, entries: Sequence[FileEntry], dek_length: int) -> list[FileEntry]:
-    """Return the entries with new data keys, wrapped by the keys that the entries name."""
-    wraps = [entry.wraps(dataset.id) for entry in entries]
-    random = memoryview(os.urandom(dek_length * sum(map(len, wraps))))
-    todo: dict[str, list[tuple[bytes, bytes]]] = {}  # {KEK: what to wrap}, so that each KEK wraps all at once
-    at = 0
-    for key_id, _, bound in chain.from_iterable(wraps):
-        todo.setdefault(key_id, []).append((bytes(random[at : at + dek_length]), bound))
-        at += dek_length
+def _parts(entries: Sequence[FileEntry]) -> Iterator[slice]:
+    """Split a list for work that takes much memory for a file."""
+    for begin in range(0, len(entries), MANIFEST_ENTRIES):
+        yield slice(begin, begin + MANIFEST_ENTRIES)
+
+
+def _make_keys(dataset: Ledger, entries: list[FileEntry], dek_length: int) -> None:
+    """Put new data keys into the entries, wrapped by the keys that the entries name."""
     envelope = dataset.envelope
-    done = {key_id: iter(envelope.wrap_many(key_id, items)) for key_id, items in todo.items()}
-    return [
-        entry.with_wraps([(key_id, next(done[key_id])) for key_id, _, _ in those])
-        for entry, those in zip(entries, wraps, strict=True)
-    ]
+    for part in _parts(entries):
+        wraps = [entry.wraps(dataset.id) for entry in entries[part]]
+        random = memoryview(os.urandom(dek_length * sum(map(len, wraps))))
+        todo: dict[str, list[tuple[bytes, bytes]]] = {}  # {KEK: what to wrap}, so that each KEK wraps many at once
+        at = 0
+        for key_id, _, bound in chain.from_iterable(wraps):
+            todo.setdefault(key_id, []).append((bytes(random[at : at + dek_length]), bound))
+            at += dek_length
+        done = {key_id: iter(envelope.wrap_many(key_id, items)) for key_id, items in todo.items()}
+        entries[part] = [
+            entry.with_wraps([(key_id, next(done[key_id])) for key_id, _, _ in those])
+            for entry, those in zip(entries[part], wraps, strict=True)
+        ]
 
 
 def wrapped_under(dataset: Ledger, entries: Sequence[FileEntry], wanted: Sequence[FileEntry]) -> list[FileEntry]:
@@ -101,7 +115,7 @@ def begin_plan(
     dataset: Ledger,
     held: ExitStack,
     job_id: str,
-    entries: Sequence[FileEntry],
+    entries: list[FileEntry],
     dek_length: int,
     **facts: Any,
 ) -> tuple[Plan, list[FileEntry]]:
@@ -111,14 +125,14 @@ def begin_plan(
         dataset: The dataset.
         held: Releases the plan when it is closed.
         job_id: The id of the job.
-        entries: The files, with the ids of their KEKs.
+        entries: The files, with the ids of their KEKs. The list is changed in place.
         dek_length: Bytes of a data key.
         **facts: What a resumed job must know of the first one, as JSON values.
 
     Returns:
         The plan, and the entries as the plan has them.
     """
-    entries = _with_keys(dataset, entries, dek_length)
+    _make_keys(dataset, entries, dek_length)
     plan = Plan.create(dataset, job_id, entries, "claimed" if entries else "running", **facts)
     held.callback(plan.release)
     return plan, claim(plan, entries) if entries else []
@@ -153,7 +167,7 @@ def continue_plan(
             file = object_name(entry.path, plan.job_id, plan.number, format=entry.format)
             added.append(entry._replace(file=file))
     if added:
-        added = _with_keys(dataset, added, dek_length)
+        _make_keys(dataset, added, dek_length)
         plan.extend(added)
     return same + added
 

@@ -80,6 +80,11 @@ class Policy:
         count = int(self.kek_scope.partition(":")[2])
         return [f"files:{job_id}/{n // count}" for n in range(len(paths))]
 
+    @property
+    def scopes_are_jobs(self) -> bool:
+        """Whether the scopes of a job are its own: a job that begins finds no KEK of them."""
+        return self.kek_scope == "writer" or FILES.fullmatch(self.kek_scope) is not None
+
     def outlived(self, created_ms: int, now_ms: int) -> bool:
         """Return whether a KEK created at `created_ms` is too old to wrap. Times are in ms since the epoch."""
         return now_ms - created_ms >= self.kek_lifetime_days * DAY_MS

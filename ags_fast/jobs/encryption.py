@@ -172,6 +172,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
     with ExitStack() as held:
         opened = _open(wish, access)
         found = _look(wish, opened, listed, held)
+        del listed  # a million files take some memory
         found.skipped = skipped + found.skipped
         if opened is None or dry_run:
             planned = [
@@ -314,7 +315,16 @@ def _encrypt(wish: _Encryption, opened: Ledger, found: _Found, held: ExitStack) 
     job_id, base, plan = found.job_id, found.base, found.plan
     laid_down = wish.policy or (base.policy if base else Policy())
     masters = [wish.masters] * len(found.entries)
-    entries = reserve_keys(opened, laid_down, job_id, wish.wrapping_key_id, wish.double_wrap, found.entries, masters)
+    entries = reserve_keys(
+        opened,
+        laid_down,
+        job_id,
+        wish.wrapping_key_id,
+        wish.double_wrap,
+        found.entries,
+        masters,
+        begins=plan is None,
+    )
     if plan is None:
         number = base.number if base else 0
         plan, entries = begin_plan(opened, held, job_id, entries, wish.dek_length, base=number, **wish.facts)

@@ -204,7 +204,7 @@ class Survey:
                 body = Document(keys.store.read(path, DOCUMENT_NBYTES), path).authentic(
                     self.opened.envelope, self.opened.id
                 )
-                found = list(body.get("keys", ()))
+                found = list(body["keys"] if "keys" in body else [body["sealer"]])
                 for part in filter(None, body.get("buckets", ())):
                     data = keys.store.read(part["path"], DOCUMENT_NBYTES)
                     if hashlib.sha256(data).digest() == unbase64(part["sha256"]):

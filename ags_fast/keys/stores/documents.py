@@ -113,13 +113,16 @@ class KeyDocuments:
         return self._bucket(version, bucket_of(key_id, len(version.buckets))).get(key_id)
 
     def entries(self, version: KeysVersion, places: Iterable[int] | None = None) -> dict[str, KeyEntry]:
-        """Return the entries of some buckets, or all entries of a version; those of buckets in the order of ids."""
+        """Return the sealer and the entries of some buckets, in the order of ids; or all entries of a version."""
         if not version.buckets:
             return version.entries
-        found = some_at_a_time(
-            lambda place: self._bucket(version, place), range(len(version.buckets)) if places is None else places
+        chosen = list(range(len(version.buckets)) if places is None else places)
+        some_at_a_time(
+            lambda place: self._bucket(version, place),
+            [place for place in chosen if version.buckets[place] not in self._buckets],
         )
-        return dict(sorted(pair for entries in found for pair in entries.items()))
+        found = [self._bucket(version, place) for place in chosen]
+        return dict(sorted(pair for entries in (*found, version.entries) for pair in entries.items()))
 
     def _bucket(self, version: KeysVersion, place: int) -> dict[str, KeyEntry]:
         part = version.buckets[place]
@@ -171,5 +174,5 @@ def claimed_keys(folder: Folder) -> tuple[str, list[KeyEntry]]:
         raise FileNotFoundError(path)
     claimed = Document(data, path).claimed()
     buckets = parts_in(claimed, "buckets", path)
-    entries = all_buckets(folder, buckets) if buckets else entries_in(claimed, path).values()
-    return str(claimed.get("dataset_id")), listed(entries, None)
+    entries = entries_in({"keys": [claimed.get("sealer")]} if buckets else claimed, path).values()
+    return str(claimed.get("dataset_id")), listed([*all_buckets(folder, buckets), *entries], None)

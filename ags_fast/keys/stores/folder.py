@@ -123,6 +123,10 @@ class DatasetKeyStore:
             raise unknown(key_id, f"the key store in {self.store!r}")
         return entry
 
+    def sealer(self) -> KeyEntry | None:
+        """Return the key that seals the documents. This reads no bucket. None if there is no key yet."""
+        return self._using(lambda version: sealer_of(version.entries.values()))
+
     def list(self, state: str | None = None) -> builtins.list[KeyEntry]:
         """As `KeyResolver` has it."""
         return listed(self._using(self._documents.entries).values(), state)
@@ -195,12 +199,16 @@ class DatasetKeyStore:
     ) -> tuple[KeysVersion, dict[str, bytes]]:
         """The next version, and its new parts."""
         documents, count = self._documents, len(before.buckets)
-        old = documents.entries(before, {bucket_of(key_id, count) for key_id in changes} if count else None)
+        last = next(iter(before.entries.values())) if count else None
+        sealer = next_sealer(last, changes) if last else None
+        own = {entry.key_id for entry in (last, sealer) if entry}  # the document's, in no bucket
+        moved = own if len(own) > 1 else set()
+        places = {bucket_of(key_id, count) for key_id in (changes.keys() - own) | moved} if count else None
+        old = documents.entries(before, places)
         new = changed(old, changes)
         what = summary(changes, old, new)
-        total = len(new) - len(old) + (sum(part.entries for part in before.buckets if part) if count else len(old))
+        total = len(new) - len(old) + (sum(part.entries for part in before.buckets if part) + 1 if count else len(old))
         wanted = bucket_count(total, count)
-        sealer = next_sealer(next(iter(before.entries.values())), changes) if count else None
         # All entries are looked at only if they move, or if any of them may be the sealer.
         everything = changed(documents.entries(before), changes) if wanted != count or sealer is None else {}
         sealer = sealer or sealer_of(everything.values())
@@ -209,10 +217,11 @@ class DatasetKeyStore:
         parts: dict[str, bytes] = {}
         buckets: builtins.list[Part | None] = []
         if wanted:
-            same = wanted == count
-            buckets = list(before.buckets) if same else [None] * wanted
-            touched = {bucket_of(i, wanted) for ids in what.values() for i in ids} if same else set(range(wanted))
-            for place, content in divide((new if same else everything).values(), touched, wanted).items():
+            buckets = [None] * wanted if everything else list(before.buckets)
+            ids = {key_id for ids in what.values() for key_id in ids} - own | moved
+            touched = set(range(wanted)) if everything else {bucket_of(key_id, wanted) for key_id in ids}
+            rest = (entry for entry in (everything or new).values() if entry.key_id != sealer.key_id)
+            for place, content in divide(rest, touched, wanted).items():
                 buckets[place] = part = make_bucket([entry.to_json() for entry in content.values()], parts)
                 if part is not None:
                     documents.remember_bucket(part, content)

@@ -72,7 +72,8 @@ def restored_version(documents: KeyDocuments, earlier: Earlier) -> tuple[KeysVer
     """
     old, parts = earlier.version, dict[str, bytes]()
     count = len(old.buckets)
-    contents = divide(earlier.entries.values(), range(count), count).values() if count else ()
+    others = (entry for key_id, entry in earlier.entries.items() if key_id not in old.entries)  # not the sealer
+    contents = divide(others, range(count), count).values() if count else ()
     buckets = [make_bucket([entry.to_json() for entry in content.values()], parts) for content in contents]
     try:
         changes = documents.history(old)

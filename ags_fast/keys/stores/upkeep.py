@@ -156,12 +156,17 @@ def _read(documents: KeyDocuments, number: int, newest: KeysVersion) -> tuple[by
 
 
 def _has_all(documents: KeyDocuments, newer: KeysVersion, old: KeysVersion) -> bool:
-    """Whether a version has every KEK of an older one, wrapped as it was then."""
+    """Whether a version has every KEK of the version before it, wrapped as it was then."""
+    last = newer.history[-1] if newer.history and newer.body["operation"] != "restore" else None
+    if last is not None and last.version == newer.number:  # it says what it changed
+        ids = (*last.changes["removed"], *last.changes["changed"])
+        held = [(documents.find(newer, key_id), documents.find(old, key_id)) for key_id in ids]
+        return all(before is None or (now is not None and now.wrapped == before.wrapped) for now, before in held)
     places = None
     if len(newer.buckets) == len(old.buckets):
         places = [i for i, part in enumerate(old.buckets) if part != newer.buckets[i]]
-    now = documents.entries(newer, places)
+    there = documents.entries(newer, places)
     return all(
-        (held := now.get(key_id)) is not None and held.wrapped == entry.wrapped
+        (now := there.get(key_id)) is not None and now.wrapped == entry.wrapped
         for key_id, entry in documents.entries(old, places).items()
     )
