@@ -47,6 +47,7 @@ class Plan:
         self.number = 0  # of the document; 0: none is written yet
         self.refs: list[TableRef] = []
         self.key_id = ""  # the key that seals the document
+        self.no_writer_died = False  # known for sure: then no temporary files are left
         self.taken = False  # whether it was taken over from a dead job, or given up by its own job
         self.lost: dict[str, KeyEntry] = {}  # keys of this plan that were removed since: it cannot be resumed
         self._lock: Any = None
@@ -304,7 +305,7 @@ class Plan:
             files = self.files()
             if self.taken and store.local:  # tasks that died may have written files that nothing tells of
                 store.sweep(self.job_id)
-            elif files:
+            elif files and not self.no_writer_died:  # lists the folders of the files
                 store.sweep(self.job_id, paths=files)
             ours = {file for file in files if file not in committed}
             for version in dataset.versions(after=self.body.get("base", 0)) if ours else ():

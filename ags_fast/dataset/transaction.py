@@ -258,6 +258,7 @@ class Transaction:
             try:
                 wish = Wish(WRITE, self.job_id, self._under_their_keks(add), remove, self._base, whole=True)
                 plan.wrote({entry.file for entry in add})
+                plan.no_writer_died = not self._has_tasks
                 made = commit_plan(plan, wish, fsync=self._settings.fsync)
             except BaseException:
                 self._drop()

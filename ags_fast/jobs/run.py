@@ -105,6 +105,8 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: P
                 f"{first.error_class}: {first.error}",
                 result,
             ) from None
+    if plan is not None and isinstance(options.engine, LocalEngine):  # it tells which workers died
+        plan.no_writer_died = all(row.attempt == 0 and row.error_class != "WorkerDiedError" for row in rows)
     return rows
 
 
