@@ -13,8 +13,10 @@ from ags_fast.keys.stores.parts import (
     FOLDER,
     all_buckets,
     bucket_of,
+    divide,
     entries_in,
     history_of,
+    make_bucket,
     parts_in,
     read_bucket,
     some_at_a_time,
@@ -22,7 +24,7 @@ from ags_fast.keys.stores.parts import (
 from ags_fast.keys.stores.version import MAX_NBYTES, KeysVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ags_fast.keys.entry import KeyEntry
     from ags_fast.keys.kms import KmsClient
@@ -97,9 +99,27 @@ class KeyDocuments:
         self.numbered.create(after.number, document)
         return sealed
 
-    def remember_bucket(self, part: Part, entries: dict[str, KeyEntry]) -> None:
-        """Remember what a new bucket holds, so that it need not be read."""
-        self._buckets[part] = entries
+    def divided(
+        self,
+        buckets: Sequence[Part | None],
+        entries: Iterable[KeyEntry],
+        places: Collection[int],
+        parts: dict[str, bytes],
+    ) -> tuple[Part | None, ...]:
+        """Return buckets of which some are new. What they hold is remembered, so that it need not be read.
+
+        Args:
+            buckets: The buckets before.
+            entries: What the new buckets hold; entries of others are passed over.
+            places: The numbers of the new buckets.
+            parts: Gets the bytes of the new buckets, by path.
+        """
+        made = list(buckets)
+        for place, content in divide(entries, places, len(made)).items() if made else ():
+            made[place] = part = make_bucket([entry.to_json() for entry in content.values()], parts)
+            if part is not None:
+                self._buckets[part] = content
+        return tuple(made)
 
     def keep_buckets(self, version: KeysVersion) -> None:
         """Forget the buckets that a version does not have."""

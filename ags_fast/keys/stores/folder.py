@@ -25,7 +25,7 @@ from ags_fast.keys.stores.base import (
     unknown,
 )
 from ags_fast.keys.stores.documents import KeyDocuments
-from ags_fast.keys.stores.parts import FOLDER, bucket_count, bucket_of, divide, make_bucket, remember
+from ags_fast.keys.stores.parts import FOLDER, bucket_count, bucket_of, remember
 from ags_fast.keys.stores.restore import Earlier, earlier_version, removed_entries, restored_version
 from ags_fast.keys.stores.version import MAX_NBYTES, KeysVersion, next_sealer, sealer_of
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ags_fast.keys.entry import KeyEntry
     from ags_fast.keys.kms import KmsClient
     from ags_fast.keys.stores.base import Folder
-    from ags_fast.keys.stores.parts import Part
 
 __all__ = ["DatasetKeyStore"]
 
@@ -171,12 +170,12 @@ class DatasetKeyStore:
         with self._lock:
             before = self._current()
             # Looked up again: a number below the newest may be free, since tombstones go after a day.
-            if expected_version != before.number or expected_version != self._newest():
+            if expected_version != before.number or expected_version != self._documents.numbered.newest():
                 raise self._conflict(expected_version)
             try:
                 after, parts = self._changed(before, changes, operation)
             except IntegrityError:
-                if self._newest() != expected_version:  # others have removed its buckets by now
+                if self._documents.numbered.newest() != expected_version:  # others have removed its buckets by now
                     raise self._conflict(expected_version) from None
                 raise
             version = self._create(after, parts, before.next_chain()[1], expected_version)
@@ -215,16 +214,10 @@ class DatasetKeyStore:
         if sealer is None:
             raise PolicyError("a dataset needs an active key: add the new one in the change that retires the last")
         parts: dict[str, bytes] = {}
-        buckets: builtins.list[Part | None] = []
-        if wanted:
-            buckets = [None] * wanted if everything else list(before.buckets)
-            ids = {key_id for ids in what.values() for key_id in ids} - own | moved
-            touched = set(range(wanted)) if everything else {bucket_of(key_id, wanted) for key_id in ids}
-            rest = (entry for entry in (everything or new).values() if entry.key_id != sealer.key_id)
-            for place, content in divide(rest, touched, wanted).items():
-                buckets[place] = part = make_bucket([entry.to_json() for entry in content.values()], parts)
-                if part is not None:
-                    documents.remember_bucket(part, content)
+        ids = {key_id for ids in what.values() for key_id in ids} - own | moved
+        touched = set(range(wanted)) if everything else {bucket_of(key_id, wanted) for key_id in ids if wanted}
+        rest = (entry for entry in (everything or new).values() if entry.key_id != sealer.key_id)
+        buckets = documents.divided((None,) * wanted if everything else before.buckets, rest, touched, parts)
         change = Change(before.number + 1, now_ms(), what)
         history, earlier = remember(before.history, before.earlier, change, parts)
         after = before.following(
@@ -232,7 +225,7 @@ class DatasetKeyStore:
             operation,
             change,
             entries={sealer.key_id: sealer} if wanted else everything,
-            buckets=tuple(buckets),
+            buckets=buckets,
             history=history,
             earlier=earlier,
             chain=before.next_chain()[0],
@@ -304,12 +297,9 @@ class DatasetKeyStore:
 
     # ---- the version that was read
 
-    def _newest(self) -> int:
-        return self._documents.numbered.newest()
-
     def _conflict(self, expected: int) -> ConcurrentChangeError:
         self._read = None
-        return conflict(f"the key store in {self.store!r}", expected, self._newest())
+        return conflict(f"the key store in {self.store!r}", expected, self._documents.numbered.newest())
 
     def _current(self) -> KeysVersion:
         with self._lock:
@@ -345,7 +335,7 @@ class DatasetKeyStore:
             try:
                 return use(version)
             except IntegrityError:
-                if self._newest() <= version.number:
+                if self._documents.numbered.newest() <= version.number:
                     raise
                 self.refresh()
         raise ConcurrentChangeError(f"the keys of {self.store!r} change faster than they can be read: try again")

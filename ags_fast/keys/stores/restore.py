@@ -9,7 +9,7 @@ from ags_fast.errors import AgsError
 from ags_fast.keys.chain import Chain, sha256
 from ags_fast.keys.document import Document
 from ags_fast.keys.stores.base import Change, now_ms
-from ags_fast.keys.stores.parts import divide, make_bucket, remember
+from ags_fast.keys.stores.parts import remember
 from ags_fast.keys.stores.version import MAX_NBYTES, KeysVersion
 
 if TYPE_CHECKING:
@@ -71,10 +71,8 @@ def restored_version(documents: KeyDocuments, earlier: Earlier) -> tuple[KeysVer
     It names copies: `tidy` may be about to remove parts that the newest version does not name.
     """
     old, parts = earlier.version, dict[str, bytes]()
-    count = len(old.buckets)
     others = (entry for key_id, entry in earlier.entries.items() if key_id not in old.entries)  # not the sealer
-    contents = divide(others, range(count), count).values() if count else ()
-    buckets = [make_bucket([entry.to_json() for entry in content.values()], parts) for content in contents]
+    buckets = documents.divided(old.buckets, others, range(len(old.buckets)), parts)
     try:
         changes = documents.history(old)
     except AgsError:  # an object with earlier changes is gone, or was changed
@@ -86,7 +84,7 @@ def restored_version(documents: KeyDocuments, earlier: Earlier) -> tuple[KeysVer
         "restore",
         now,
         entries=old.entries,
-        buckets=tuple(buckets),
+        buckets=buckets,
         history=history,
         earlier=before,
         chain=earlier.chain,
