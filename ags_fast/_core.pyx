@@ -462,7 +462,7 @@ def new_bytes(Py_ssize_t nbytes):
 
 
 def grow(bytearray buffer not None, Py_ssize_t nbytes):
-    """Make a buffer longer. The new bytes can be anything: let nobody see them."""
+    """Make a buffer longer. The new bytes are arbitrary: write them before they are read."""
     # Python would make zeros and copy them, and so touch that memory twice before it is used.
     if nbytes > PyByteArray_GET_SIZE(buffer):
         PyByteArray_Resize(buffer, nbytes)
@@ -479,7 +479,7 @@ cdef class Pending:
 
     cdef public bytearray buffer  # its first `filled` bytes are pending
     cdef public Py_ssize_t filled
-    cdef readonly bint busy  # somebody has the turn
+    cdef readonly bint busy  # a thread has the turn
     cdef bint _over
     cdef object _turn
 
@@ -488,7 +488,7 @@ cdef class Pending:
         self._turn = _RLock()  # not a Lock, for which a handler would wait for ever
 
     def add(self, data):
-        """Append all of `data`, unless that would fill the buffer or somebody has the turn.
+        """Append all of `data`, unless that would fill the buffer or a thread has the turn.
 
         Returns the size of `data` in bytes, or -1 if nothing was done.
         """

@@ -63,7 +63,7 @@ def thrift_splice(data, size_t offset, list edits not None):
     All other fields are copied byte by byte, also those with unknown ids.
     """
     cdef memoryview view = _hold_from(data, offset)
-    cdef list held = list(edits)  # which keeps the values, and nobody else changes
+    cdef list held = list(edits)  # keeps the values, and no other thread can change it
     cdef Py_ssize_t n = len(held), i
     cdef int last = 0
     cdef size_t left, room, nbytes = 0, end = 0
@@ -209,7 +209,7 @@ cdef class Footer:
         cdef const uint8_t *raw = _data(self._view)
         cdef uint8_t *target
         cdef bytes meta
-        opened = dict(opened)  # which nobody else changes meanwhile
+        opened = dict(opened)  # no other thread can change the copy
         for number, meta in opened.items():
             if meta is None:
                 raise TypeError("a ColumnMetaData is bytes, not None")

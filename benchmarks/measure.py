@@ -109,7 +109,7 @@ class Contest:
         gc.disable()
         try:
             for number in range(rounds):
-                shuffle(order)  # nobody always comes after the same one
+                shuffle(order)  # no contender always follows the same other one
                 for name, column in order:
                     if number < turns[name, column]:
                         seconds = _timed(self.runs[name, column])

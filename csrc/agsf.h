@@ -83,7 +83,7 @@ void agsf_expect_fill(uint8_t *buffer, size_t nbytes);
 /* ---------------------------------------------------------------- files */
 
 /*
- * agsf_open_below() opens a path below the folder root, also if somebody renames folders meanwhile. path is relative
+ * agsf_open_below() opens a path below the folder root, even if folders are renamed meanwhile. path is relative
  * and has no "..", or is "." for root itself. flags and mode are those of open(). Returns a descriptor, or -1 and the
  * error number in *os_error_ret. EXDEV: a link leads out of root, or only a walk step by step can tell whether one
  * does: the link is absolute, or the kernel has no openat2(). Links in root itself are followed.

@@ -198,7 +198,9 @@ VERIFY = (
 )
 FOOTER = (
     option("--plaintext-footer", action="store_true", default=None, help=f"default: {KEPT}"),
-    option("--encrypted-footer", action="store_false", dest="plaintext_footer", default=None),
+    option(
+        "--encrypted-footer", help="encrypt the footer", action="store_false", dest="plaintext_footer", default=None
+    ),
 )
 REENCRYPT = (
     *WRITING,

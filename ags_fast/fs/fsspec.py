@@ -120,7 +120,7 @@ def _renames(fs: Any) -> bool:
 class _Renamed(NewObject):
     """A file in the making with a temporary name."""
 
-    atomic = False  # nobody knows what a file system does when a file is there already
+    atomic = False  # file systems differ in what they do if the file exists
 
     def __init__(self, fs: Any, temporary: str, path: str) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ class S3Store(RemoteStore):
         page = self.submit("list_objects_v2", **query)
         while True:
             answer = result_of(page)
-            if answer.get("IsTruncated"):  # the next one comes while somebody looks at this one
+            if answer.get("IsTruncated"):  # request the next page while the caller works on this one
                 page = self.submit("list_objects_v2", **query, ContinuationToken=answer["NextContinuationToken"])
             for found in answer.get("Contents", ()):
                 if not found["Key"].endswith("/"):  # which is how some mark a folder
@@ -135,7 +135,7 @@ class S3Store(RemoteStore):
             new.publish()
 
     def _new(self, path: str, options: NewOptions) -> _Upload:
-        if options.exclusive and self.stat(path) is not None:  # before all of it is sent in vain
+        if options.exclusive and self.stat(path) is not None:  # before all of the file is sent for nothing
             raise file_exists(self.full_path(path))
         return _Upload(self, path, options.exclusive)
 

@@ -342,7 +342,7 @@ class Mover:
         if piece.module == OFFSET_INDEX:
             return self._offset_index(chunk, plain, moved)
         if chunk.modules is not None or side.modules is not None:
-            end = Struct(plain).end  # raises for bytes that are not an index: later nobody could open them
+            end = Struct(plain).end  # raises for bytes that are not an index, which no reader could open
             return plain[:end] if side.modules is None else plain
         return plain
 

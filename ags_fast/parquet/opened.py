@@ -257,7 +257,7 @@ class Opened:
         elif self.footer.encrypted():
             raise PolicyError("columns are encrypted, but the footer does not say how: its signature was removed")
         elif self.reading.keys is not None and not self.reading.allow_plain:
-            raise PolicyError("keys were given, but the file is not encrypted: somebody may have put it there")
+            raise PolicyError("keys were given, but the file is not encrypted: an attacker may have put it there")
         if self.crypto is None or self.reading.keys is None:
             return
         self._unlock(self.crypto)
@@ -372,7 +372,7 @@ class Opened:
         elif self._unverified and self.keyring.names(chunk.path):
             raise PolicyError(
                 f"a key of column {chunk.name!r} was given, but the footer, which is not verified, says that the "
-                "column is not encrypted: somebody may have put it there"
+                "column is not encrypted: an attacker may have put it there"
             )
         elif not raw.metadata:
             raise _no_metadata(chunk)
@@ -384,7 +384,7 @@ class Opened:
 
     @property
     def _unverified(self) -> bool:
-        """Whether columns are read without the footer key, from a footer that nobody has checked."""
+        """Whether columns are read without the footer key, from a footer that was not verified."""
         return self.crypto is not None and self.reading.keys is not None and not self.footer_verified
 
     def _check_unverified(self, chunk: Chunk) -> None:

@@ -163,7 +163,7 @@ def level_warnings(places: list[tuple[str, int]]) -> list[str]:
         return []
     columns = ", ".join(dict.fromkeys(column for column, _ in places))
     return [
-        f"the levels of {columns} have no tag (parquet-java's V2 layout): somebody can change unseen which values "
+        f"the levels of {columns} have no tag (parquet-java's V2 layout): a writer can change unseen which values "
         "are null, and where lists begin (allow_unauthenticated_levels=False refuses such pages)"
     ]
 

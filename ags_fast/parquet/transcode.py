@@ -245,7 +245,7 @@ def reencrypt_file(  # noqa: PLR0913 (the contract's)
 ) -> Report:
     """Give an encrypted Parquet file new keys, without decoding a value and without plaintext in storage.
 
-    Parts that had no tag before get one, even if somebody changed them: the report's warnings name such parts.
+    Parts that had no tag before get one, even if they were changed: the report's warnings name such parts.
 
     Args:
         src: As for decrypt_file.
@@ -258,7 +258,7 @@ def reencrypt_file(  # noqa: PLR0913 (the contract's)
         store_aad_prefix: Whether the file stores `new_aad_prefix`.
         same_size: Whether every module stays where it is, and as long as it is. Each column keeps its kind of key, and
             the file its AAD prefix and algorithm. Columns whose old keys are not held pass through unchanged: so
-            somebody who must not read these columns can still change the footer key and keys of other columns.
+            a caller that must not read these columns can still change the footer key and keys of other columns.
         algorithm: As for encrypt_file; None keeps the file's.
         plaintext_footer: As for encrypt_file; None keeps the file's.
         other_columns: As for encrypt_file.

@@ -184,7 +184,7 @@ def _groups(pages: list[Piece]) -> list[list[Piece]]:
 
 
 class _Room:
-    """A thread's buffers: for the file, and for opened pages, which nobody reads."""
+    """A thread's buffers: for the file, and for opened pages, which are not read."""
 
     def __init__(self, source: Source) -> None:
         self.window = Window(source)

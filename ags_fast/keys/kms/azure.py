@@ -41,7 +41,7 @@ REFUSALS = {
     "KeyNotYetValid": "its activation date has not come",
     "KeyOperationForbidden": "the key's operations leave it out",
     "KeyExpired": "it has expired: make a new version, or move its date",
-    "ForbiddenByFirewall": "the vault's firewall lets nobody in from here",
+    "ForbiddenByFirewall": "the vault's firewall refuses this machine",
     "ObjectIsDeletedButRecoverable": "the key was deleted: recover it",
     "KeyNotFound": "there is no such key in this vault: check the name and azure.keyvault.url, or recover the key",
     "Unauthorized": "the vault does not accept the caller's token: is it for this tenant?",
