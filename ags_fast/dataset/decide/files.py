@@ -68,7 +68,7 @@ def next_version(wish: Wish, head: Version | None, there: Mapping[str, str] | No
         new = {entry.path: entry.file for entry in wish.add}
         skips = {path for path in old.keys() | new.keys() if there.get(path) != old.get(path)}
         late = skips if wish.whole else {path for path in skips if there.get(path) != new.get(path)}
-        blocked = _blocked(new, there.keys() - old.keys())
+        blocked = _blocked(new, there.keys() - (old.keys() - skips))
         skips, late = skips | blocked, late | blocked
         refused = tuple(
             [entry for entry in wish.add if entry.path in late]
