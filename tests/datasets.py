@@ -29,7 +29,7 @@ MASTERS = (MASTER, "other", "third", "hr", "finance")
 
 def make_kms(folder: Path, *, name: str = "kms", keys: Iterable[str] = (MASTER,)) -> dict[str, str]:
     """The properties of a new KMS in files of `folder`."""
-    return keystore(folder, *keys, name=name)
+    return keystore(folder, *keys, name=f"{name}.json")
 
 
 def small_tree() -> dict[str, bytes]:
