@@ -464,7 +464,7 @@ def test_commits_are_measured(tmp_path: Path) -> None:
     done = run_benchmarks("--quick", "--only", "^commits/", "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row["columns"] for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
-    for how in ("encrypt_files", "transaction"):
+    for how in ("encrypt_files", "kek_a_file", "in_a_process", "transaction"):
         for kind in ("commit", "oldest", "newest", "nbytes"):
             for number in (10, 100):
                 assert rows.pop(f"commits/{how}/{kind}/{number}").keys() == {"limit", "ours"}
