@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -195,6 +196,26 @@ def test_flips(target: Target, kind: str, count: int) -> None:
             assert named(found, path) == read, (path, n, bit, found)
             data[n] ^= bit
         target.write(path, bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("of", "into", "why"),
+    [
+        (b'"state":"active"', b'"state":"actiwe"', "a key is active or retired, not 'actiwe'"),
+        (b'([AEIMQUYcgkosw048])="', lambda found: bytes([found[1][0] + 1]) + b'="', "not base64 as it is written"),
+        (b'"AQE', b'"AQI', "no version 2"),  # of the master key, in the wrapped KEK
+    ],
+    ids=["state", "base64", "version"],
+)
+def test_lies_in_keys(target: Target, of: bytes, into: Any, why: str) -> None:
+    """What a flipped bit makes of the KEK that seals the document, which is read before the seal is checked."""
+    path = target.paths("keys")[-1]
+    changed, count = re.subn(of, into, target.first[path], count=1)
+    assert count == 1
+    target.write(path, changed)
+    (error,) = errors(target, Target.read_versions)
+    assert path in str(error)
+    assert why in f"{error} {error.__cause__}"
 
 
 def test_flips_of_data(target: Target) -> None:
