@@ -1193,4 +1193,4 @@ def test_calls_of_jobs_without_a_cache(tmp_path: Path) -> None:
             sum(calls_of(lambda: jobs.verify_files(dataset, **common)).values()),  # noqa: B023
             sum(calls_of(lambda: jobs.open_file(dataset, "0", kms=kms).close()).values()),  # noqa: B023
         ]
-        assert told == [22 + files, 7 + files, 9 + files, 8]
+        assert told == [12 + files, 5 + files, 7 + files, 6]
