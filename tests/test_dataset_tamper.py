@@ -188,7 +188,7 @@ def test_flips(target: Target, kind: str, count: int) -> None:
     for path in target.paths(kind):
         read = is_read(target, kind, path)
         data = bytearray(target.first[path])
-        for n in places(data, count if read else 0, rng):
+        for n in places(target.first[path], count if read else 0, rng):
             bit = 1 << rng.randrange(8)
             data[n] ^= bit
             target.write(path, bytes(data))
