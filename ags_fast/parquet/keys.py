@@ -18,8 +18,8 @@ __all__ = ["FOOTER_KEY", "ColumnPath", "FooterKey", "KeyRing", "Keys", "dotted"]
 ColumnPath = tuple[str, ...]
 if TYPE_CHECKING:
     # A Mapping is invariant in its keys: without this variable, dict[str, bytes] would be refused.
-    PathT = TypeVar("PathT", bound=Sequence[str])  # text, or a tuple of names
-    NotedPathT = TypeVar("NotedPathT", bound=Sequence[str])
+    _PathT = TypeVar("_PathT", bound=Sequence[str])  # text, or a tuple of names
+    _NotedPathT = TypeVar("_NotedPathT", bound=Sequence[str])
 
 
 class FooterKey:
@@ -73,10 +73,10 @@ class Keys:
     def __init__(
         self,
         footer: Buffer | None,
-        columns: Mapping[PathT, Buffer | FooterKey] | None = None,
+        columns: Mapping[_PathT, Buffer | FooterKey] | None = None,
         *,
         footer_metadata: bytes | None = None,
-        column_metadata: Mapping[NotedPathT, bytes] | None = None,
+        column_metadata: Mapping[_NotedPathT, bytes] | None = None,
     ) -> None:
         self._footer = None if footer is None else _key_bytes(footer, "the footer key")
         self._columns: dict[str | ColumnPath, bytes | FooterKey] = {}
