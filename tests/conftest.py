@@ -77,11 +77,7 @@ def without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands do their jobs in this process: for tests that are not about workers, which take long to start."""
     from ags_fast.jobs import LocalEngine
 
-    class Here(LocalEngine):  # a class, because jobs.run also asks whether an engine is one
-        def __init__(self) -> None:
-            super().__init__(0)
-
-    monkeypatch.setattr("ags_fast.jobs.run.LocalEngine", Here)
+    monkeypatch.setattr("ags_fast.jobs.run.LocalEngine", lambda: LocalEngine(0))
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_s3(moto_s3: S3Server) -> None:
     assert sorted(found) == names
     assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket)
     for nowhere in (f"s3://{bucket}", f"s3://{bucket}/a/"):
-        with pytest.raises(ValueError, match="no path of a file"):
+        with pytest.raises(ValueError, match="not the path of a file"):
             parquet.verify(nowhere, KEYS, storage_options=moto_s3.options())
 
 

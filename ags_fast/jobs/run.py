@@ -105,7 +105,7 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: P
                 f"{first.error_class}: {first.error}",
                 result,
             ) from None
-    if plan is not None and isinstance(options.engine, LocalEngine):  # it tells which workers died
+    if plan is not None and getattr(options.engine, "reports_deaths", False):
         plan.no_writer_died = all(row.attempt == 0 and row.error_class != "WorkerDiedError" for row in rows)
     return rows
 

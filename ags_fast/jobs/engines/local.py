@@ -169,6 +169,8 @@ class LocalEngine:
         ValueError: `processes` is negative.
     """
 
+    reports_deaths = True  # a worker that dies leaves a row with another attempt, or with WorkerDiedError
+
     def __init__(self, processes: int | None = None) -> None:
         if processes is not None and processes < 0:
             raise ValueError(f"processes must not be negative, not {processes}")
