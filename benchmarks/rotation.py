@@ -338,8 +338,8 @@ class CountingStore(LocalStore):
 
     nbytes = 0
 
-    def read(self, path: str, limit: int) -> bytes:
-        data = super().read(path, limit)
+    def read_small(self, path: str, limit: int) -> bytes:
+        data = super().read_small(path, limit)
         self.nbytes += len(data)
         return data
 

@@ -197,20 +197,20 @@ class Shelf:
             ]
         return iter(found)
 
-    def read(self, path: str, limit: int) -> bytes:
+    def read_small(self, path: str, limit: int) -> bytes:
         self.requests.append("read")
         if path not in self.objects:
             raise FileNotFoundError(path)
         return self.objects[path]
 
-    def create(self, path: str, data: bytes) -> None:
+    def create_exclusive(self, path: str, data: bytes) -> None:
         self.requests.append("create")
         with self.lock:
             if path in self.objects:
                 raise FileExistsError(path)
             self.objects[path] = data
 
-    def put(self, path: str, data: bytes, *, fsync: bool = False) -> None:
+    def write_small(self, path: str, data: bytes, *, fsync: bool = False) -> None:
         self.requests.append("put")
         with self.lock:
             self.objects[path] = data

@@ -31,14 +31,14 @@ def names(store: Store, prefix: str = "") -> list[str]:
 
 
 def put(store: Store, path: str, data: bytes, **options: Any) -> None:
-    with store.new(path, **options) as new:
+    with store.begin(path, **options) as new:
         new.write(data)
         new.publish()
 
 
 def read_all(store: Store, path: str) -> bytes:
     """The bytes of a file, as a reader of any source gets them."""
-    source = store.source(path)
+    source = store.open_seekable(path)
     if isinstance(source, LocalFile):
         with open(source, "rb") as file:
             return file.read()
@@ -82,8 +82,8 @@ class StoreContract:
         assert store.stat("nothing") is None
         assert store.stat("no/thing") is None
         with pytest.raises(FileNotFoundError):
-            store.read("nothing", 10)
-        with pytest.raises(FileNotFoundError), AgsReader(store.source("nothing"), KEY, length=None):
+            store.read_small("nothing", 10)
+        with pytest.raises(FileNotFoundError), AgsReader(store.open_seekable("nothing"), KEY, length=None):
             pass
         store.delete("nothing")
         store.delete("no/thing")
@@ -118,30 +118,30 @@ class StoreContract:
     def test_read_has_a_limit(self, store: Store) -> None:
         for size in (0, 1, 1000):
             put(store, "file", pattern(size))
-            assert store.read("file", size) == store.read("file", 5000) == pattern(size)
+            assert store.read_small("file", size) == store.read_small("file", 5000) == pattern(size)
             if size:
                 for limit in (0, size - 1):
                     with pytest.raises(FormatError, match="may have"):
-                        store.read("file", limit)
+                        store.read_small("file", limit)
 
     def test_create_never_replaces(self, store: Store) -> None:
         for size in SIZES:
             path = f"_ags/versions/{size}.json"
-            store.create(path, pattern(size))
+            store.create_exclusive(path, pattern(size))
             for data in (b"", b"other", pattern(size)):
                 with pytest.raises(FileExistsError):
-                    store.create(path, data)
+                    store.create_exclusive(path, data)
             assert read_all(store, path) == pattern(size)
             store.delete(path)
-            store.create(path, b"new")
-            assert store.read(path, 3) == b"new"
+            store.create_exclusive(path, b"new")
+            assert store.read_small(path, 3) == b"new"
         assert store.sweep(older_than=0) == []
 
     @pytest.mark.parametrize("exclusive", [False, True])
     def test_new_appears_when_complete(self, store: Store, exclusive: bool) -> None:
         for size in SIZES:
             path, plain = f"folder {size}/file", pattern(size)
-            new = store.new(path, tag="job-1", exclusive=exclusive)
+            new = store.begin(path, tag="job-1", exclusive=exclusive)
             assert isinstance(new, (NewFile, NewObject))
             assert new.path.endswith(path)
             for begin in range(0, size, 1 << 20):
@@ -154,7 +154,7 @@ class StoreContract:
             assert read_all(store, path) == plain
             if exclusive:
                 with pytest.raises(FileExistsError):
-                    store.new(path, exclusive=True)
+                    store.begin(path, exclusive=True)
             else:
                 put(store, path, b"replaced")
                 assert read_all(store, path) == b"replaced"
@@ -165,7 +165,7 @@ class StoreContract:
     def test_new_that_loses_the_race(self, store: Store) -> None:
         """Nothing was there when it began, and something is in the end."""
         for size in SIZES:
-            new = store.new("file", exclusive=True)
+            new = store.begin("file", exclusive=True)
             new.write(pattern(size))
             put(store, "file", b"somebody was faster")
             with pytest.raises(FileExistsError):
@@ -180,7 +180,7 @@ class StoreContract:
         put(store, "old", b"old")
         for path, sizes in (("old", SIZES[-2:]), ("new", SIZES[1:])):
             for size in sizes:
-                new = store.new(path)
+                new = store.begin(path)
                 new.write(pattern(size))
                 if how == "discard":
                     new.discard()
@@ -192,7 +192,7 @@ class StoreContract:
                 del new
                 gc.collect()
             assert names(store) == ["old"]
-            assert store.read("old", 9) == b"old"
+            assert store.read_small("old", 9) == b"old"
         self.no_uploads(store)
 
     def no_uploads(self, store: Store) -> None:
@@ -201,9 +201,9 @@ class StoreContract:
     @pytest.mark.parametrize("size", SIZES)
     def test_under_a_writer(self, store: Store, size: int) -> None:
         plain = pattern(size)
-        with AgsWriter(store.new("a/file", exclusive=True), KEY, aad_prefix=b"p", block_size=100_000) as writer:
+        with AgsWriter(store.begin("a/file", exclusive=True), KEY, aad_prefix=b"p", block_size=100_000) as writer:
             writer.write(plain)
-        source = store.source("a/file")
+        source = store.open_seekable("a/file")
         with AgsReader(source, KEY, length=writer.file_length, aad_prefix=b"p") as reader:
             assert reader.read() == plain
             reader.seek(size // 2)
@@ -212,24 +212,24 @@ class StoreContract:
         assert open_stream(read_all(store, "a/file"), KEY, b"p") == plain
 
         def write_half() -> None:
-            with AgsWriter(store.new("a/cut"), KEY, block_size=1000) as writer:
+            with AgsWriter(store.begin("a/cut"), KEY, block_size=1000) as writer:
                 writer.write(plain)
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
             write_half()
-        writer = AgsWriter(store.new("a/cut"), KEY)
+        writer = AgsWriter(store.begin("a/cut"), KEY)
         writer.write(plain)
         writer.abort()
         assert names(store) == ["a/file"]
         with pytest.raises(ValueError, match="are for a path"):
-            AgsWriter(store.new("a/cut"), KEY, exclusive=True)
+            AgsWriter(store.begin("a/cut"), KEY, exclusive=True)
 
     def test_reads_of_a_source(self, store: Store) -> None:
         """Any reads are those of a file, whatever is read ahead."""
         data = pattern(300_000)
         put(store, "file", data)
-        source = store.source("file", store.stat("file"))
+        source = store.open_seekable("file", store.stat("file"))
         right = io.BytesIO(data)
         with io.FileIO(source) if isinstance(source, LocalFile) else source as file:
             on = -1  # where the last one ended
@@ -257,11 +257,11 @@ class StoreContract:
         put(store, "in/side", b"x")
         for path in ("", "/", "/etc/passwd", "..", "../x", "in/../../x", "in/..", "./x", "in//x", "in/", "x/."):
             for call in (
-                lambda path: store.new(path),
-                lambda path: store.create(path, b"y"),
-                lambda path: store.read(path, 10),
+                lambda path: store.begin(path),
+                lambda path: store.create_exclusive(path, b"y"),
+                lambda path: store.read_small(path, 10),
                 store.stat,
-                store.source,
+                store.open_seekable,
                 store.delete,
                 lambda path: store.sync_folders([path]),
             ):
@@ -272,7 +272,7 @@ class StoreContract:
     def test_tags(self, store: Store) -> None:
         for tag in ("a.b", "a/b", "..", "a" * 65, "é", " "):
             with pytest.raises(ValueError, match="letters"):
-                store.new("file", tag=tag)
+                store.begin("file", tag=tag)
             with pytest.raises(ValueError, match="letters"):
                 store.sweep(tag)
 
@@ -298,7 +298,7 @@ class StoreContract:
     def test_read_once(self, store: Store) -> None:
         data = pattern(3_000_000)
         put(store, "file", data)
-        with store.open("file") as file:
+        with store.open_once("file") as file:
             entry = store.stat("file")
             assert entry is not None
             assert (file.size, file.stamp) == (entry.size, entry.stamp)
@@ -309,27 +309,27 @@ class StoreContract:
             assert got == data
             assert not file.changed()
         with pytest.raises(FileNotFoundError):
-            store.open("nothing")
+            store.open_once("nothing")
 
     def test_whole(self, store: Store) -> None:
         for data in (b"x", b"", pattern(100_000)):  # the first makes the folder, the others replace it
-            store.put("a/file", data, tag="t")
-            assert store.read("a/file", len(data)) == data
-            store.put("a/other", data)
+            store.write_small("a/file", data, tag="t")
+            assert store.read_small("a/file", len(data)) == data
+            store.write_small("a/other", data)
             store.delete("a/other")
             entry = store.stat("a/file")
             assert entry is not None
             assert entry.size == len(data)
-            assert store.take("a/file", entry.size, entry.stamp) in (data, None)  # None: only step by step
+            assert store.read_if_unchanged("a/file", entry.size, entry.stamp) in (data, None)  # None: only step by step
         assert names(store) == ["a/file"]
         assert store.sweep("t") == []
         for path in ("a/nothing", "nothing/file"):
-            assert store.take(path, 0) is None
+            assert store.read_if_unchanged(path, 0) is None
         for path in ("../file", "/file", "a/../file"):
             with pytest.raises(PolicyError):
-                store.put(path, b"x")
+                store.write_small(path, b"x")
             with pytest.raises(PolicyError):
-                store.take(path, 1)
+                store.read_if_unchanged(path, 1)
 
     def test_folders_that_are_empty(self, store: Store) -> None:
         put(store, "a/b/file", b"x")

@@ -110,7 +110,7 @@ def test_a_file_of_a_store_is_closed_while_it_is_read(stream: Path, tmp_path: Pa
     sealed = stream.read_bytes()
     for delay in delays():
         out = bytearray(len(sealed))
-        file = Store(stream.parent).open("stream")
+        file = Store(stream.parent).open_once("stream")
         raced(lambda: file.readinto(out), file.__exit__, strangers, delay)  # noqa: B023
         assert out in (sealed, bytes(len(sealed)))
         with pytest.raises(ValueError, match="closed"):

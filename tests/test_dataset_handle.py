@@ -156,7 +156,7 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths: Counter[str] = Counter()
-        for name in ("read", "list", "stat", "source", "open"):
+        for name in ("read_small", "list", "stat", "open_seekable", "open_once"):
             monkeypatch.setattr(Store, name, self.counted(name, getattr(Store, name)))
 
     def counted(self, name: str, real: Any) -> Any:
@@ -191,7 +191,7 @@ def test_calls_and_reads(tmp_path: Path, kms: dict[str, str], monkeypatch: pytes
     manifests = {path: n for path, n in reads.paths.items() if "manifests/" in path}
     assert 1 <= len(manifests) <= 4
     assert set(manifests.values()) == {1}
-    assert reads.paths - before == Counter(f"source {path}.ags" for path in paths)
+    assert reads.paths - before == Counter(f"open_seekable {path}.ags" for path in paths)
 
 
 def test_memory_is_bounded(tmp_path: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

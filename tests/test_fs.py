@@ -144,7 +144,7 @@ def test_create_is_durable(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.skip("needs Linux")
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(os, "link", watched_link)
-    store.create("a/b/file", b"x")
+    store.create_exclusive("a/b/file", b"x")
     root = os.path.realpath(store.url)
     assert done[0].endswith(".agstmp")
     assert done[1] == "link"
@@ -155,22 +155,22 @@ def test_create_is_durable(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_create_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.create("a/1", b"x")
+    store.create_exclusive("a/1", b"x")
     for name in ("write", "fsync"):
         with monkeypatch.context() as patch:
             patch.setattr(os, name, mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
             with pytest.raises(OSError, match="full"):
-                store.create("a/2", b"y")
+                store.create_exclusive("a/2", b"y")
         assert names(store) == ["a/1"]
         assert temporary(store) == []
 
 
 def test_create_without_hard_links(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", mock.Mock(side_effect=OSError(errno.EPERM, "no links")))
-    store.create("a/1", b"x")
+    store.create_exclusive("a/1", b"x")
     with pytest.raises(FileExistsError):
-        store.create("a/1", b"y")
-    assert store.read("a/1", 1) == b"x"
+        store.create_exclusive("a/1", b"y")
+    assert store.read_small("a/1", 1) == b"x"
     assert temporary(store) == []
 
 
@@ -187,7 +187,7 @@ def test_create_has_one_winner_in_memory() -> None:
     def create(me: int) -> None:
         for number in range(200):
             try:
-                store.create(f"{number}", b"%d" % me)
+                store.create_exclusive(f"{number}", b"%d" % me)
                 won.append((number, b"%d" % me))
             except FileExistsError:
                 pass
@@ -197,7 +197,7 @@ def test_create_has_one_winner_in_memory() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(won) == [(number, store.read(f"{number}", 9)) for number in range(200)]
+    assert sorted(won) == [(number, store.read_small(f"{number}", 9)) for number in range(200)]
 
 
 # ---------------------------------------------------------------- dead and living writers
@@ -245,7 +245,7 @@ def test_a_living_writer_is_not_swept(store: Store) -> None:
         child.communicate("\n", timeout=60)
         assert child.returncode == 0
     assert len(open_stream(read_all(store, "a/file"))) == 1_000_000
-    with store.new("b/file", tag="t") as new:  # of this process
+    with store.begin("b/file", tag="t") as new:  # of this process
         assert store.sweep() == store.sweep("t", 0) == []
         new.write(b"x")
         new.publish()
@@ -261,7 +261,7 @@ def test_sweep_and_publish_at_once(store: Store, tmp_path: Path) -> None:
     try:
         for i in range(500):
             put(store, f"{i % 7}", b"%d" % i)
-            assert store.read(f"{i % 7}", 9) == b"%d" % i
+            assert store.read_small(f"{i % 7}", 9) == b"%d" % i
             put(store, f"x{i}", b"x", exclusive=True)
             store.delete(f"x{i}")
     finally:
@@ -290,10 +290,10 @@ def test_a_sweep_before_the_lock(store: Store, monkeypatch: pytest.MonkeyPatch) 
 
     for _ in range(2):
         monkeypatch.setattr(new, "lock", late)
-        with store.new("file") as file:
+        with store.begin("file") as file:
             file.write(b"x")
             file.publish()
-        assert store.read("file", 1) == b"x"
+        assert store.read_small("file", 1) == b"x"
     os.close(held[-1])
     assert temporary(store) == []
 
@@ -303,7 +303,7 @@ def test_without_locks_age_decides(store: Store, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    new = store.new("file", tag="job")
+    new = store.begin("file", tag="job")
     assert store.sweep() == store.sweep(older_than=60) == store.sweep("job", 60) == []
     os.utime(os.path.join(store.url, *temporary(store)), (time.time() - 100_000,) * 2)
     assert store.sweep(older_than=200_000) == []
@@ -311,33 +311,33 @@ def test_without_locks_age_decides(store: Store, monkeypatch: pytest.MonkeyPatch
     assert isinstance(new, NewFile)
     with pytest.raises(FileNotFoundError):
         new.publish()
-    store.new("file", tag="job")  # collected at once
-    with store.new("file", tag="job"):
+    store.begin("file", tag="job")  # collected at once
+    with store.begin("file", tag="job"):
         assert len(store.sweep("job")) == 1  # whose writers are known to be dead
 
 
 def test_hold(store: Store) -> None:
     """A file shows whether the process that holds it lives."""
-    assert store.held("a/lock") is False
-    first = store.hold("a/lock")
+    assert store.is_locked("a/lock") is False
+    first = store.lock("a/lock")
     assert first is not None
-    assert store.held("a/lock")
+    assert store.is_locked("a/lock")
     with pytest.raises(BlockingIOError):
-        store.hold("a/lock")
+        store.lock("a/lock")
     first.close()
-    assert store.held("a/lock") is False
+    assert store.is_locked("a/lock") is False
     child = start_python(
         program(storage.hold, store.url),
     )
     with child:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
-        assert store.held("a/lock")
+        assert store.is_locked("a/lock")
         with pytest.raises(BlockingIOError):
-            store.hold("a/lock")
+            store.lock("a/lock")
         child.kill()
         child.wait()
-    assert store.held("a/lock") is False
+    assert store.is_locked("a/lock") is False
 
 
 def test_a_fork_does_not_own_the_file(store: Store) -> None:
@@ -349,7 +349,7 @@ def test_a_fork_does_not_own_the_file(store: Store) -> None:
 def test_a_file_that_changes_while_it_is_read(store: Store) -> None:
     put(store, "file", b"x" * 1000)
     for change in (b"longer", b""):
-        with store.open("file") as file:
+        with store.open_once("file") as file:
             assert file.readinto(bytearray(10)) == 10
             assert not file.changed()
             with open(store.url + "/file", "ab") as other:
@@ -359,27 +359,28 @@ def test_a_file_that_changes_while_it_is_read(store: Store) -> None:
     os.mkfifo(store.url + "/fifo")
     os.mkdir(store.url + "/folder")
     for path in ("fifo", "folder"):
-        for call in (store.open, store.held, lambda path: store.read(path, 1)):
+        for call in (store.open_once, store.is_locked, lambda path: store.read_small(path, 1)):
             with pytest.raises(NotAFileError, match="regular"):
                 call(path)
         with pytest.raises(NotAFileError, match="regular"):
-            AgsReader(store.source(path), KEY, length=None)
+            AgsReader(store.open_seekable(path), KEY, length=None)
 
 
 def test_take(store: Store) -> None:
     put(store, "a/file", b"12345")
     there = store.stat("a/file")
     assert there is not None
-    assert store.take("a/file", 5) == store.take("a/file", 5, there.stamp) == b"12345"
-    assert store.take("a/file", 4) is store.take("a/file", 6) is store.take("a", 0) is None
+    assert store.read_if_unchanged("a/file", 5) == store.read_if_unchanged("a/file", 5, there.stamp) == b"12345"
+    for path, size in (("a/file", 4), ("a/file", 6), ("a", 0)):
+        assert store.read_if_unchanged(path, size) is None
     for other in (int(there.stamp) + 1, int(there.stamp) - 1, 0, -1, 1 << 64, 1 << 80, "an etag"):
-        assert store.take("a/file", 5, str(other)) is None
+        assert store.read_if_unchanged("a/file", 5, str(other)) is None
     os.mkfifo(store.url + "/fifo")
-    assert store.take("fifo", 0) is None
+    assert store.read_if_unchanged("fifo", 0) is None
     lies = Store("/proc/self")  # of files that have more bytes than their sizes say
     status = lies.stat("status")
     assert status is not None
-    assert lies.take("status", status.size, status.stamp) is None
+    assert lies.read_if_unchanged("status", status.size, status.stamp) is None
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -395,24 +396,24 @@ def test_put_is_new_write_publish(store: Store, quick: bool, monkeypatch: pytest
     put(store, "a/first", b"x")
     before = os.umask(0o027)
     try:
-        store.put("a/one", b"one", tag="t", fsync=True)
+        store.write_small("a/one", b"one", tag="t", fsync=True)
     finally:
         os.umask(before)
     assert stat.S_IMODE(os.stat(store.url + "/a/one").st_mode) == 0o640
     assert done.pop() in {quick, False}
-    store.put("a/one", b"again")  # replaces; keeps the mode
+    store.write_small("a/one", b"again")  # replaces; keeps the mode
     assert stat.S_IMODE(os.stat(store.url + "/a/one").st_mode) == 0o640
     assert not done.pop()
     os.rename(store.url + "/a", store.url + "/away")
-    store.put("a/two", b"two")  # where it should be, not where that folder is now
+    store.write_small("a/two", b"two")  # where it should be, not where that folder is now
     assert names(store) == ["a/two", "away/first", "away/one"]
-    assert store.read("away/one", 9) == b"again"
+    assert store.read_small("away/one", 9) == b"again"
     os.rename(store.url, tmp_path / "elsewhere")
     with pytest.raises(FileNotFoundError):
-        store.put("a/three", b"three")
+        store.write_small("a/three", b"three")
     assert not os.path.exists(tmp_path / "elsewhere" / "a" / "three")
     os.mkdir(store.url)
-    store.put("a/three", b"three")
+    store.write_small("a/three", b"three")
     assert names(store) == ["a/three"]
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -421,18 +422,18 @@ def test_put_is_new_write_publish(store: Store, quick: bool, monkeypatch: pytest
     os.symlink(outside / "file", store.url + "/b/link")
     for path in ("a/four", "b/link"):
         with pytest.raises(PolicyError, match="leads out"):
-            store.put(path, b"x")
+            store.write_small(path, b"x")
     assert os.listdir(outside) == []
     os.symlink("three", store.url + "/b/inside")
-    store.put("b/inside", b"through it")
-    assert store.read("b/three", 99) == b"through it"
+    store.write_small("b/inside", b"through it")
+    assert store.read_small("b/three", 99) == b"through it"
     assert os.path.islink(store.url + "/b/inside")
     os.mkdir(store.url + "/b/folder")
     with pytest.raises(IsADirectoryError):
-        store.put("b/folder", b"x")
+        store.write_small("b/folder", b"x")
     shutil.rmtree(store.url + "/b")
     os.unlink(store.url + "/a")
-    store.put("b/four", b"four")
+    store.write_small("b/four", b"four")
     assert names(store) == ["b/four"]
     assert store.sweep(older_than=0) == []
 
@@ -464,16 +465,16 @@ def test_links_out_of_the_store(store: Store, tmp_path: Path) -> None:
     os.symlink("../../outside/new", store.url + "/in/dangling")
     os.symlink("/", store.url + "/in/root")
     for path in ("absolute/x", "relative/sub/x", "absolute/sub/new/x", "up/x", "up/outside/x", "in/root/tmp/ags/x"):
-        for call in (store.new, lambda path: store.create(path, b"y"), store.delete):
+        for call in (store.begin, lambda path: store.create_exclusive(path, b"y"), store.delete):
             with pytest.raises(PolicyError, match="through a link"):
                 call(path)
     for path in ("in/link", "in/dangling"):
         with pytest.raises(PolicyError, match="through a link"):
-            store.new(path)
+            store.begin(path)
     with pytest.raises(FileExistsError):
-        store.create("in/link", b"y")
+        store.create_exclusive("in/link", b"y")
     with pytest.raises((PolicyError, FileExistsError)):
-        store.create("in/dangling", b"y")
+        store.create_exclusive("in/dangling", b"y")
     store.delete("in/link")  # the link
     assert sorted(os.listdir(outside)) == ["file", "sub"]
     assert (outside / "file").read_bytes() == b"precious"
@@ -487,8 +488,8 @@ def test_links_inside_the_store(store: Store) -> None:
     os.symlink("real/file", store.url + "/alias")
     put(store, "link/two", b"2")
     put(store, "alias", b"new")
-    assert store.read("real/two", 1) == b"2"
-    assert store.read("real/file", 3) == b"new"
+    assert store.read_small("real/two", 1) == b"2"
+    assert store.read_small("real/file", 3) == b"new"
     assert os.path.islink(store.url + "/alias")
     assert names(store) == ["alias", "link/file", "link/two", "real/file", "real/two"]
     store.delete("link/two")
@@ -602,7 +603,7 @@ def test_private_while_it_is_written(store: Store, monkeypatch: pytest.MonkeyPat
     try:
         monkeypatch.setattr(os, "open", watched)
         for mode in (0o640, 0o444, 0o666):
-            with store.new("file", private=True) as new:
+            with store.begin("file", private=True) as new:
                 new.write(b"x")
                 assert made[-1] == 0o600
                 assert stat.S_IMODE(os.stat(os.path.join(store.url, *temporary(store))).st_mode) == 0o600
@@ -714,12 +715,12 @@ def test_one_that_renames_or_discards(scheme: str, filesystems: Any) -> None:
     assert names(store) == []
     put(store, "a/file", b"x" * 100, tag="t")
     assert names(store) == ["a/file"]
-    assert store.read("a/file", 100) == b"x" * 100 == read_all(store, "a/file")
-    with AgsWriter(store.new("a/b/stream"), KEY) as writer:
+    assert store.read_small("a/file", 100) == b"x" * 100 == read_all(store, "a/file")
+    with AgsWriter(store.begin("a/b/stream"), KEY) as writer:
         writer.write(pattern(3 << 20))
     assert open_stream(read_all(store, "a/b/stream")) == pattern(3 << 20)
     for how in ("discard", "with", "collected"):
-        new = store.new("a/file", tag="t")
+        new = store.begin("a/file", tag="t")
         assert isinstance(new, NewObject)
         new.write(b"cut")
         assert store.sweep() == []  # too young
@@ -732,10 +733,10 @@ def test_one_that_renames_or_discards(scheme: str, filesystems: Any) -> None:
         gc.collect()
         assert sorted(files) == ["root/a/b/stream", "root/a/file"]
         assert files["root/a/file"] == b"x" * 100
-    for call in (lambda: store.new("new", exclusive=True), lambda: store.create("new", b"")):
+    for call in (lambda: store.begin("new", exclusive=True), lambda: store.create_exclusive("new", b"")):
         with pytest.raises(PolicyError, match="only if it does not exist"):
             call()
-    left = store.new("left", tag="t")
+    left = store.begin("left", tag="t")
     left.write(b"cut")
     assert store.sweep("u") == []
     assert len(store.sweep("t")) == len(files) - 2 + (scheme == "renames")
@@ -751,9 +752,9 @@ def test_one_that_can_neither(filesystems: Any) -> None:
     store = Store("neither://root")
     for path in ("old", "new"):
         with pytest.raises(PolicyError, match="rename files or discard an upload"):
-            store.new(path)
+            store.begin(path)
     gc.collect()
     assert filesystems["neither"] == {"root/old": b"old"}
-    assert store.read("old", 3) == b"old"
+    assert store.read_small("old", 3) == b"old"
     with pytest.raises(PolicyError):
-        store.create("new", b"x")
+        store.create_exclusive("new", b"x")

@@ -192,7 +192,7 @@ def test_in_memory(kms: dict[str, str], tmp_path: Path) -> None:
     tree = small_tree()
     source = Store(f"{name}/src")
     for path, data in tree.items():
-        source.create(path, data)
+        source.create_exclusive(path, data)
     for engine in (HERE, LocalEngine(2)):  # other processes would not see it
         encrypt(f"{name}/src", f"{name}/{engine}", kms, engine=engine).raise_for_failures()
         assert verify_files(f"{name}/{engine}", kms=kms, engine=engine).counts["ok"] == len(tree)
@@ -200,7 +200,7 @@ def test_in_memory(kms: dict[str, str], tmp_path: Path) -> None:
         assert decrypted(f"{name}/{engine}", kms) == tree
         decrypt_files(f"{name}/{engine}", f"{name}/back {engine}", kms=kms, engine=engine).raise_for_failures()
         back = Store(f"{name}/back {engine}")
-        assert {entry.path: back.read(entry.path, 1 << 20) for entry in back.list()} == tree
+        assert {entry.path: back.read_small(entry.path, 1 << 20) for entry in back.list()} == tree
 
 
 # ---------------------------------------------------------------------------------------------- keys

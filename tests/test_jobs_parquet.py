@@ -160,13 +160,13 @@ def test_in_memory(src: Path, kms: dict[str, str], tmp_path: Path) -> None:
     name = f"memory://{tmp_path.name}"
     source = Store(f"{name}/src")
     for path, file in parquets(src).items():
-        source.create(path, file.read_bytes())
+        source.create_exclusive(path, file.read_bytes())
     encrypt(f"{name}/src", f"{name}/ds", kms, column_keys=COLUMNS).raise_for_failures()
     verify_files(f"{name}/ds", kms=kms, progress=False).raise_for_failures()
     rekey_files(f"{name}/ds", kms=kms, progress=False).raise_for_failures()
     decrypt_files(f"{name}/ds", f"{name}/out", kms=kms, progress=False).raise_for_failures()
     out = Store(f"{name}/out")
-    write_tree(tmp_path / "out", {entry.path: out.read(entry.path, 1 << 30) for entry in out.list()})
+    write_tree(tmp_path / "out", {entry.path: out.read_small(entry.path, 1 << 30) for entry in out.list()})
     check_equal(src, tmp_path / "out")
     again = decrypt_files(f"{name}/ds", f"{name}/out", kms=kms, progress=False, resume="length")
     assert again.counts == {"ok": 0, "skipped": 4, "failed": 0}
@@ -181,8 +181,8 @@ def test_in_s3(src: Path, kms: dict[str, str], tmp_path: Path, moto_s3: S3Server
     source = Store(f"s3://{bucket}/src", moto_s3.options())
     shutil.rmtree(src / "year=2026")  # two files are left: this server is slow
     for path, file in parquets(src).items():
-        source.create(path, file.read_bytes())
-    source.create("x.csv", b"1,2")
+        source.create_exclusive(path, file.read_bytes())
+    source.create_exclusive("x.csv", b"1,2")
     url = f"s3://{bucket}/ds"
     done = encrypt(source.url, url, **shared, column_keys=COLUMNS, verify_after=True)
     assert done.counts == {"ok": 2, "skipped": 0, "failed": 1}

@@ -347,15 +347,15 @@ class Meter(Shelf):
         listed = super().list(prefix)
         return iter([SimpleNamespace(**{**vars(e), "modified": self.made.get(e.path, 0.0)}) for e in listed])
 
-    def read(self, path: str, limit: int) -> bytes:
-        data = super().read(path, limit)
+    def read_small(self, path: str, limit: int) -> bytes:
+        data = super().read_small(path, limit)
         if len(data) > limit:
             raise FormatError(f"{path} was changed: it is longer")
         self.read_nbytes += len(data)
         return data
 
-    def create(self, path: str, data: bytes) -> None:
-        super().create(path, data)
+    def create_exclusive(self, path: str, data: bytes) -> None:
+        super().create_exclusive(path, data)
         self.written_nbytes += len(data)
         self.made[path] = time.time()
 
@@ -663,17 +663,17 @@ def test_buckets_go_while_they_are_changed(kms: dict[str, str]) -> None:
     put(keys, new_kek(kms, "m"), *entries.values())
     late = DatasetKeyStore(shelf, kms)
     assert late.version == 1
-    read = shelf.read
+    read = shelf.read_small
 
     def overtaken(path: str, limit: int) -> bytes:
-        if shelf.read is overtaken:
-            shelf.read = read  # type: ignore[method-assign]
+        if shelf.read_small is overtaken:
+            shelf.read_small = read  # type: ignore[method-assign]
             put(keys, *(e.replace(uses=1) for e in entries.values()))
             for name in keys.superseded():
                 del shelf.objects[name]
         return read(path, limit)
 
-    shelf.read = overtaken  # type: ignore[method-assign]
+    shelf.read_small = overtaken  # type: ignore[method-assign]
     with pytest.raises(ConcurrentChangeError, match="at version 2"):
         late.compare_and_swap(dict.fromkeys(entries), 1)
     assert late.version == 2
@@ -699,7 +699,7 @@ def test_what_is_superseded(kms: dict[str, str]) -> None:
         keys.objects(3)
     young, aged = (f"_ags/keys/{kind}/{'0' * 36}.json" for kind in ("buckets", "history"))
     for path in (young, aged, "_ags/keys/note.txt", "_ags/keys/buckets/note.json"):
-        shelf.create(path, b"{}")
+        shelf.create_exclusive(path, b"{}")
         shelf.made[path] -= 86_300 if path == young else 86_500
     found = keys.superseded()
     assert set(found) == (first - second) | {aged}
@@ -719,14 +719,14 @@ def test_who_loses_a_race_leaves_what_he_wrote(kms: dict[str, str]) -> None:
     keys = DatasetKeyStore(shelf, kms, dataset_id="d")
     entry = new_kek(kms, "m")
     put(keys, entry, *many(600).values())
-    create = shelf.create
+    create = shelf.create_exclusive
 
     def echo(path: str, data: bytes) -> None:
         create(path, data)
         if path == "_ags/keys/00000002.json":
             raise FileExistsError(path)
 
-    shelf.create = echo  # type: ignore[method-assign]
+    shelf.create_exclusive = echo  # type: ignore[method-assign]
     with pytest.raises(ConcurrentChangeError):
         put(keys, entry.replace(uses=1))
     check(shelf, kms, {entry.key_id: entry.replace(uses=1), **many(600)})

@@ -259,7 +259,7 @@ def test_deaths_at_each_step_of_a_commit_that_merges(tmp_path: Path, monkeypatch
         pid = os.fork()
         if pid == 0:
             left = step
-            for what in ("create", "put", "delete"):
+            for what in ("create_exclusive", "write_small", "delete"):
                 real = getattr(Store, what)
 
                 def dying(*args: object, _real: object = real, **options: object) -> object:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 pytest.importorskip("pyarrow")
 
 TREE = {f"{n % 2}/{n}": pattern(300 * n, n) for n in range(4)}
-STEPS = ("create", "put", "delete", "list", "read")  # of a Store
+STEPS = ("create_exclusive", "write_small", "delete", "list", "read_small")  # of a Store
 CHANGING = "1/1"  # the file of them that gets other contents
 QUIET: dict[str, Any] = {"engine": HERE, "progress": False}
 PATIENCE = 60.0  # seconds for a step that takes some milliseconds
@@ -177,7 +177,7 @@ def journal(monkeypatch: pytest.MonkeyPatch) -> Journal:
             if actor is not None:
                 actor.stop_before(operation, path)
             result = function(self, path, *args, **options)
-            if operation == "create":
+            if operation == "create_exclusive":
                 made.note(path, args[0])
             return result
 
@@ -352,7 +352,7 @@ VERSION, KEYS, MANIFEST, PLAN = (rf"_ags/{name}/" for name in ("versions", "keys
 
 def test_an_append_between_load_and_commit_of_a_rotation(world: World) -> None:
     """The rotation sees that it is late, and takes the new files along."""
-    rotation = world.rotate("kek").until("create", VERSION)
+    rotation = world.rotate("kek").until("create_exclusive", VERSION)
     world.append("new").finish()
     (old,) = (entry.key_id for entry in world.opened().keys.list("retired"))
     assert rotation.finish().version == 4
@@ -362,8 +362,8 @@ def test_an_append_between_load_and_commit_of_a_rotation(world: World) -> None:
 
 def test_an_append_before_the_keys_are_replaced(world: World) -> None:
     """It commits what it wrapped by the old key, between two steps of the rotation: that is wrapped anew."""
-    append = world.append("new").until("create", VERSION)
-    rotation = world.rotate("kek").until("create", VERSION)
+    append = world.append("new").until("create_exclusive", VERSION)
+    rotation = world.rotate("kek").until("create_exclusive", VERSION)
     append.finish()
     assert rotation.finish().version == 4
     world.check()
@@ -371,7 +371,7 @@ def test_an_append_before_the_keys_are_replaced(world: World) -> None:
 
 def test_a_rotation_between_load_and_commit_of_an_append(world: World) -> None:
     """Who has planned under the old key wraps anew what he has, before he commits."""
-    append = world.append("new").until("create", VERSION)
+    append = world.append("new").until("create_exclusive", VERSION)
     world.rotate("kek").finish()
     (new,) = (entry.key_id for entry in world.opened().keys.list("active"))
     assert append.finish().version == 4
@@ -380,7 +380,7 @@ def test_a_rotation_between_load_and_commit_of_an_append(world: World) -> None:
 
 
 def test_a_move_of_master_keys_while_an_append_is_under_way(world: World) -> None:
-    append = world.append("new").until("create", VERSION)
+    append = world.append("new").until("create_exclusive", VERSION)
     world.rotate("mek", wrapping_key_id="other").finish()
     append.finish()
     assert {entry.wrapping_key_id for entry in world.opened().keys.list()} == {"other"}
@@ -389,26 +389,26 @@ def test_a_move_of_master_keys_while_an_append_is_under_way(world: World) -> Non
 
 def test_two_rotations_with_the_same_plan(world: World) -> None:
     """Both make a KEK; one of them retires with nothing under it."""
-    one = world.rotate("kek").until("create", KEYS)
-    two = world.rotate("kek").until("create", VERSION)
+    one = world.rotate("kek").until("create_exclusive", KEYS)
+    two = world.rotate("kek").until("create_exclusive", VERSION)
     one.finish()
     two.finish()
     world.check()
 
 
 def test_a_rotation_that_lost_twice(world: World) -> None:
-    rotation = world.rotate("kek").until("create", VERSION)
+    rotation = world.rotate("kek").until("create_exclusive", VERSION)
     for n in range(3):
         world.append(f"new{n}").finish()
         rotation.step()
-        rotation.until("create", VERSION)
+        rotation.until("create_exclusive", VERSION)
     assert rotation.finish().version == 6
     world.check()
 
 
 def test_master_keys_while_keks_are_replaced(world: World) -> None:
     """Both change the entry of the same KEK: neither change is lost."""
-    mek = world.rotate("mek").until("create", KEYS)
+    mek = world.rotate("mek").until("create_exclusive", KEYS)
     world.rotate("kek").finish()
     mek.finish()
     client = load_kms(world.kms)
@@ -419,7 +419,7 @@ def test_master_keys_while_keks_are_replaced(world: World) -> None:
 
 
 def test_an_expiry_while_an_append_is_under_way(world: World) -> None:
-    append = world.append("new").until("create", VERSION)
+    append = world.append("new").until("create_exclusive", VERSION)
     world.expire(force=True).finish()
     append.finish()
     world.check()
@@ -427,11 +427,11 @@ def test_an_expiry_while_an_append_is_under_way(world: World) -> None:
 
 def planned_under_a_key_that_is_removed(world: World) -> Actor:
     """An append whose plan a forced expiry has not seen yet when it removes the key of that plan; and then it dies."""
-    append = world.append("new").until("create", PLAN + r".*json")
+    append = world.append("new").until("create_exclusive", PLAN + r".*json")
     world.rotate("kek").finish()
     (old,) = (entry.key_id for entry in world.opened().keys.list("retired"))
-    expiry = world.expire(force=True).until("create", KEYS)
-    append.until("put", "new/1").step()
+    expiry = world.expire(force=True).until("create_exclusive", KEYS)
+    append.until("write_small", "new/1").step()
     assert any((world.dataset / "new").iterdir())
     expiry.step()
     expiry.die()
@@ -466,14 +466,14 @@ def test_such_a_job_is_begun_anew(world: World) -> None:
 def test_manifests_of_one_that_died_while_another_runs(world: World) -> None:
     """Their names say whose they are, so the other's plan is no reason to keep them."""
     one, other = world.append("one"), world.append("other")
-    one.until("create", VERSION)
-    other.until("create", VERSION)
+    one.until("create_exclusive", VERSION)
+    other.until("create_exclusive", VERSION)
     manifests = {path.name for path in (world.dataset / "_ags/manifests").iterdir()}
     one.die()
     world.append("one", resume="length").finish()
     left = {path.name for path in (world.dataset / "_ags/manifests").iterdir()}
     assert len(manifests - left) == 1  # that of the commit that never was
-    two = world.append("two").until("create", VERSION)
+    two = world.append("two").until("create_exclusive", VERSION)
     two.die()
     world.sweep().finish()
     assert {path.name for path in (world.dataset / "_ags/manifests").iterdir()} == left
@@ -483,7 +483,7 @@ def test_manifests_of_one_that_died_while_another_runs(world: World) -> None:
 
 def test_an_expiry_before_the_rotation_commits(world: World) -> None:
     """The old key is retired and needed: it stays."""
-    rotation = world.rotate("kek").until("create", VERSION)
+    rotation = world.rotate("kek").until("create_exclusive", VERSION)
     expired = world.expire(force=True).finish()
     assert [row.error_class for row in expired.rows if row.format == "key"] == ["InUse"]
     rotation.finish()
@@ -492,7 +492,7 @@ def test_an_expiry_before_the_rotation_commits(world: World) -> None:
 
 def test_a_reader_while_keys_are_replaced(world: World) -> None:
     """The version that it has begun to read stays."""
-    readers = [world.read().until("read", path) for path in (VERSION, KEYS)]
+    readers = [world.read().until("read_small", path) for path in (VERSION, KEYS)]
     world.rotate("kek").finish()
     world.rotate("mek").finish()
     for reader in readers:
@@ -501,7 +501,7 @@ def test_a_reader_while_keys_are_replaced(world: World) -> None:
 
 
 def test_a_commit_under_the_number_of_a_version_that_has_expired(world: World) -> None:
-    append = world.append("new").until("create", VERSION)
+    append = world.append("new").until("create_exclusive", VERSION)
     world.append("other").finish()
     world.rotate("kek").finish()
     world.expire().finish()
@@ -510,7 +510,7 @@ def test_a_commit_under_the_number_of_a_version_that_has_expired(world: World) -
 
 
 def test_keys_under_a_number_that_was_superseded(world: World) -> None:
-    append = world.append("new", wrapping_key_id="other").until("create", KEYS)
+    append = world.append("new", wrapping_key_id="other").until("create_exclusive", KEYS)
     for _ in range(2):
         world.rotate("kek").finish()
     world.expire().finish()
@@ -520,7 +520,7 @@ def test_keys_under_a_number_that_was_superseded(world: World) -> None:
 
 def test_a_forced_expiry_before_an_append_has_its_plan(world: World) -> None:
     """It has to begin again; what it has begun is in nobody's way."""
-    append = world.append("new").until("create", PLAN)
+    append = world.append("new").until("create_exclusive", PLAN)
     world.rotate("kek", force_expire=True).finish()
     with pytest.raises(ConcurrentChangeError, match="was retired and removed"):
         append.finish()
@@ -531,11 +531,11 @@ def test_a_forced_expiry_before_an_append_has_its_plan(world: World) -> None:
 
 def test_a_key_that_comes_back(world: World) -> None:
     """An expiry has seen no plan that needs it and removes it, and meanwhile a plan was made that does."""
-    append = world.append("new").until("create", PLAN)
+    append = world.append("new").until("create_exclusive", PLAN)
     (old,) = (entry.key_id for entry in world.opened().keys.list())
     world.rotate("kek").finish()
-    expiry = world.expire(force=True).until("create", KEYS)
-    append.until("put", "new/")  # its plan has looked for its keys by now
+    expiry = world.expire(force=True).until("create_exclusive", KEYS)
+    append.until("write_small", "new/")  # its plan has looked for its keys by now
     removed = {row.key_id for row in expiry.finish().rows if row.format == "key" and row.status == "ok"}
     assert old not in removed
     assert world.journal.keys[-1][0] == "restore"
@@ -556,9 +556,9 @@ def test_a_key_that_a_version_has_come_to_need(
         world.append("new", overwrite=True).finish()
         remove_files(world.dataset, "new/*", kms=world.kms)
     world.expire().finish()
-    append = world.append("new").until("create", PLAN)
+    append = world.append("new").until("create_exclusive", PLAN)
     keys = world.opened().keys.version
-    expiry = world.expire(force=True).until("create", KEYS)
+    expiry = world.expire(force=True).until("create_exclusive", KEYS)
     append.finish()
     assert world.opened().keys.version == keys
     assert [row.error_class for row in expiry.finish().rows if row.format == "key"] == ["InUse"]
@@ -569,10 +569,10 @@ def test_a_key_that_a_version_has_come_to_need(
 
 def test_an_expiry_that_dies_before_it_gives_back_a_key(world: World) -> None:
     """The append cannot go on, and says so. What is left of it opens to nobody, and is in nobody's way."""
-    append = world.append("lost").until("create", PLAN)
+    append = world.append("lost").until("create_exclusive", PLAN)
     world.rotate("kek").finish()
-    expiry = world.expire(force=True).until("create", KEYS)
-    append.until("put", "lost/")
+    expiry = world.expire(force=True).until("create_exclusive", KEYS)
+    append.until("write_small", "lost/")
     expiry.step()
     expiry.die()
     with pytest.raises(KeyAccessError):
@@ -598,7 +598,7 @@ def test_a_sweep_after_an_expiry_that_died(world: World) -> None:
 
 def test_two_expiries(world: World) -> None:
     world.rotate("kek").finish()
-    one = world.expire(force=True).until("put", VERSION + "00000002")
+    one = world.expire(force=True).until("write_small", VERSION + "00000002")
     world.expire(force=True).finish()
     one.finish()
     world.check()
@@ -606,7 +606,7 @@ def test_two_expiries(world: World) -> None:
 
 def test_an_append_that_began_two_rotations_ago(world: World) -> None:
     """What was moved to another master key is not moved back."""
-    append = world.append("new").until("create", VERSION)
+    append = world.append("new").until("create_exclusive", VERSION)
     world.rotate("kek", wrapping_key_id="other").finish()
     world.rotate("kek").finish()
     world.expire(force=True).finish()
@@ -619,7 +619,7 @@ def test_a_rotation_that_died_long_ago(world: World) -> None:
     """The version that it made has expired, and so have the keys: the next rotation does not look for them."""
     set_policy(world.dataset, Policy(kek_scope="partition"), kms=world.kms)
     world.rekey().finish()
-    dead = world.rotate("kek", grace=timedelta(0)).until("create", VERSION)
+    dead = world.rotate("kek", grace=timedelta(0)).until("create_exclusive", VERSION)
     dead.step()  # which is the commit
     dead.die()
     world.append("new").finish()
@@ -637,8 +637,8 @@ def single(world: World, templates: Any) -> None:
 def test_two_rotations_of_data_keys_that_the_kms_wraps(world: World, templates: Any) -> None:
     """What one has had wrapped for its own new key is of no use under the other's."""
     single(world, templates)
-    move = world.rotate("kek", wrapping_key_id="other").until("create", PLAN)
-    double = world.rotate("double-wrap").until("create", VERSION)
+    move = world.rotate("kek", wrapping_key_id="other").until("create_exclusive", PLAN)
+    double = world.rotate("double-wrap").until("create_exclusive", VERSION)
     move.finish()
     double.finish()
     world.check()
@@ -646,8 +646,8 @@ def test_two_rotations_of_data_keys_that_the_kms_wraps(world: World, templates: 
 
 def test_a_version_that_expires_while_it_is_opened(world: World) -> None:
     """Who has listed it and comes to read it takes the next."""
-    readers = [world.read().until("read", path) for path in (VERSION + "00000002", KEYS + "00000003")]
-    late = [world.expire().until("read", VERSION + "00000001"), world.rotate("kek").until("read", VERSION)]
+    readers = [world.read().until("read_small", path) for path in (VERSION + "00000002", KEYS + "00000003")]
+    late = [world.expire().until("read_small", VERSION + "00000001"), world.rotate("kek").until("read_small", VERSION)]
     world.append("new").finish()
     world.rotate("kek", force_expire=True).finish()
     for actor in (*readers, *late):
@@ -658,7 +658,7 @@ def test_a_version_that_expires_while_it_is_opened(world: World) -> None:
 @pytest.mark.parametrize("who", ["kek", "append", "overwrite", "rekey"])
 def test_a_job_whose_version_expires_while_it_is_read(world: World, who: str) -> None:
     """It does the newer one instead, or says that somebody was faster; never that something is damaged."""
-    actor = world.act(who).until("read", MANIFEST)
+    actor = world.act(who).until("read_small", MANIFEST)
     world.rotate("kek", force_expire=True).finish()
     with contextlib.suppress(ConcurrentChangeError):
         actor.finish()
@@ -667,24 +667,24 @@ def test_a_job_whose_version_expires_while_it_is_read(world: World, who: str) ->
 
 def test_a_rotation_of_a_version_that_expires(world: World) -> None:
     """Its manifests are gone: those of the newer version are done instead."""
-    rotation = world.rotate("kek").until("create", MANIFEST)
+    rotation = world.rotate("kek").until("create_exclusive", MANIFEST)
     world.rotate("kek", force_expire=True).finish()
     rotation.finish()
     world.check()
 
 
 def test_a_rotation_whose_new_key_is_retired_before_it_is_used(world: World) -> None:
-    rotation = world.rotate("kek").until("create", PLAN + ".*/00000002")
+    rotation = world.rotate("kek").until("create_exclusive", PLAN + ".*/00000002")
     world.rotate("kek", force_expire=True).finish()
     rotation.finish()
     world.check()
 
 
 def test_a_rotation_whose_new_key_is_retired_in_the_midst(world: World) -> None:
-    rotation = world.rotate("kek").until("create", MANIFEST)
+    rotation = world.rotate("kek").until("create_exclusive", MANIFEST)
     rotation.step()
-    rotation.until("create", MANIFEST)
-    other = world.rotate("kek").until("create", VERSION)
+    rotation.until("create_exclusive", MANIFEST)
+    other = world.rotate("kek").until("create_exclusive", VERSION)
     rotation.finish()
     other.finish()
     world.check()
@@ -693,9 +693,9 @@ def test_a_rotation_whose_new_key_is_retired_in_the_midst(world: World) -> None:
 def test_two_expiries_that_read_the_same_manifests(world: World) -> None:
     world.rekey().finish()
     world.rotate("kek").finish()
-    two = world.expire(force=True).until("create", PLAN)
+    two = world.expire(force=True).until("create_exclusive", PLAN)
     one = world.expire(force=True).until("delete", "[01]/")
-    two.until("read", MANIFEST)
+    two.until("read_small", MANIFEST)
     one.finish()
     two.finish()
     world.check()

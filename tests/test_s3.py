@@ -119,13 +119,13 @@ def covers(asked: list[str], begin: int, end: int) -> bool:
 def test_a_whole_bucket(server: S3Server) -> None:
     store = new_store(server, "")
     put(store, "a/b", b"x")
-    store.create("c", b"y")
+    store.create_exclusive("c", b"y")
     with pytest.raises(FileExistsError):
-        store.create("c", b"z")
+        store.create_exclusive("c", b"z")
     assert names(store) == ["a/b", "c"]
     assert names(store, "a/") == ["a/b"]
     assert read_all(store, "a/b") == b"x"
-    with store.new("d") as new:
+    with store.begin("d") as new:
         new.write(bytes(s3.PART_NBYTES))
         assert uploads(server, store) == ["d"]
         assert store.sweep("t", paths=["e"]) == []
@@ -141,7 +141,7 @@ def test_create_has_one_winner(store: Store, tmp_path: Path) -> None:
 def test_uploads_in_parts_have_one_winner(versitygw: S3Server) -> None:
     store = new_store(versitygw)  # moto's looks first and completes then
     size = s3.PART_NBYTES + 1000
-    new = [store.new("file", exclusive=True) for _ in range(4)]
+    new = [store.begin("file", exclusive=True) for _ in range(4)]
     won: list[int] = []
 
     def publish(me: int) -> None:
@@ -173,10 +173,10 @@ def test_an_answer_that_was_lost(store: Store, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(s3.S3Store, "call", twice)
     for size in (10, s3.PART_NBYTES + 10):
-        store.create(f"{size}", pattern(size))
+        store.create_exclusive(f"{size}", pattern(size))
         assert read_all(store, f"{size}") == pattern(size)
         with pytest.raises(FileExistsError):
-            store.create(f"{size}", pattern(size))
+            store.create_exclusive(f"{size}", pattern(size))
         put(store, "file", pattern(size))
         assert read_all(store, "file") == pattern(size)
     assert store.sweep(older_than=0) == []
@@ -202,7 +202,7 @@ def test_refusals_by_other_names(store: Store, monkeypatch: pytest.MonkeyPatch) 
 
         monkeypatch.setattr(s3.S3Store, "call", refuse)
         with pytest.raises(expected) as caught:
-            store.create("file", b"x")
+            store.create_exclusive("file", b"x")
         assert type(caught.value) is expected
 
 
@@ -233,7 +233,7 @@ def test_kill_9_and_sweep(store: Store, server: S3Server) -> None:
 
 def test_a_swept_upload_fails(versitygw: S3Server) -> None:
     store = new_store(versitygw)
-    with store.new("file") as new:
+    with store.begin("file") as new:
         new.write(pattern(s3.PART_NBYTES))
         new._parts[0].result()  # type: ignore[union-attr]
         assert len(store.sweep(older_than=0)) == 1
@@ -253,7 +253,7 @@ def test_an_upload_that_fails(store: Store, server: S3Server, monkeypatch: pytes
 
     monkeypatch.setattr(s3.S3Store, "submit", failing)
     for parts in (2, 3, 9):
-        with pytest.raises(OSError), AgsWriter(store.new("file"), KEY) as writer:
+        with pytest.raises(OSError), AgsWriter(store.begin("file"), KEY) as writer:
             for _ in range(parts):
                 writer.write(bytes(s3.PART_NBYTES))
         assert writer.closed
@@ -279,7 +279,7 @@ def test_many_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_server_refuses(server: S3Server) -> None:
     missing = Store("s3://no-such-bucket-at-all/x", server.options())
-    for call in (lambda: names(missing), lambda: missing.create("a", b"x"), lambda: put(missing, "a", b"x")):
+    for call in (lambda: names(missing), lambda: missing.create_exclusive("a", b"x"), lambda: put(missing, "a", b"x")):
         with pytest.raises(FileNotFoundError):
             call()
 
@@ -290,8 +290,8 @@ def test_a_wrong_secret(versitygw: S3Server) -> None:
     for call in (
         lambda: names(other),
         lambda: other.stat("a"),
-        lambda: other.read("a", 1),
-        lambda: other.create("a", b"x"),
+        lambda: other.read_small("a", 1),
+        lambda: other.create_exclusive("a", b"x"),
         lambda: put(other, "a", b"x"),
         lambda: other.delete("a"),
     ):
@@ -314,14 +314,14 @@ def test_requests_of_everything(store: Store, server: S3Server) -> None:
 
     part = s3.PART_NBYTES
     assert cost(lambda: put(store, "a", b"x")) == ["PutObject"]
-    assert cost(lambda: store.create("b", b"x")) == ["PutObject"]
-    assert cost(lambda: store.read("a", 100)) == ["GetObject bytes=0-100"]
+    assert cost(lambda: store.create_exclusive("b", b"x")) == ["PutObject"]
+    assert cost(lambda: store.read_small("a", 100)) == ["GetObject bytes=0-100"]
     assert cost(lambda: store.stat("a")) == ["HeadObject"]
     assert cost(lambda: names(store)) == ["ListObjectsV2"]
     assert cost(lambda: store.delete("a")) == ["DeleteObject"]
     parts = ["CreateMultipartUpload", "UploadPart", "UploadPart", "CompleteMultipartUpload"]
     assert cost(lambda: put(store, "c", bytes(part + 1))) == parts
-    assert cost(lambda: store.new("d").discard()) == []
+    assert cost(lambda: store.begin("d").discard()) == []
 
 
 def test_one_get_per_range(store: Store) -> None:
@@ -330,7 +330,7 @@ def test_one_get_per_range(store: Store) -> None:
     put(store, "file", data)
     entry = store.stat("file")
     asked = requests(store)
-    with store.source("file", entry) as source:
+    with store.open_seekable("file", entry) as source:
         assert asked == []
         rng = random.Random(1)
         for _ in range(20):
@@ -347,10 +347,10 @@ def test_one_get_per_range(store: Store) -> None:
 
 def test_requests_of_a_reader(store: Store) -> None:
     plain, size = pattern(6_000_000), 100_000
-    with AgsWriter(store.new("file"), KEY, block_size=size) as writer:
+    with AgsWriter(store.begin("file"), KEY, block_size=size) as writer:
         writer.write(plain)
     asked = requests(store)
-    with store.source("file") as source, AgsReader(source, KEY, length=writer.file_length) as reader:
+    with store.open_seekable("file") as source, AgsReader(source, KEY, length=writer.file_length) as reader:
         assert asked == ["HeadObject", "GetObject bytes=0-7"]
         asked.clear()
         assert reader.read_at(2_500_000, 10) == plain[2_500_000:2_500_010]
@@ -370,7 +370,7 @@ def test_requests_of_a_reader(store: Store) -> None:
         assert covers(asked, 8, writer.file_length)
     put(store, "small", open_and_seal(plain[:50_000]))
     asked.clear()
-    with store.source("small") as source, AgsReader(source, KEY, length=None) as reader:
+    with store.open_seekable("small") as source, AgsReader(source, KEY, length=None) as reader:
         assert reader.read() == plain[:50_000]
     assert asked == ["HeadObject", f"GetObject bytes=0-{50_036 - 1}"]
 
@@ -387,7 +387,7 @@ def test_requests_of_who_reads_on(store: Store) -> None:
     put(store, "file", data)
     for step in (1000, 65_536, 1 << 20):
         asked = requests(store)
-        with store.source("file", store.stat("file")) as source:
+        with store.open_seekable("file", store.stat("file")) as source:
             asked.clear()
             pieces = []
             while piece := source.read(step):
@@ -404,30 +404,30 @@ def test_replaced_while_it_is_read(store: Store) -> None:
     """Its parts are never mixed: neither in a stream nor in plain bytes."""
     put(store, "file", pattern(1_000_000))
     before = store.stat("file")
-    with store.source("file") as source:
+    with store.open_seekable("file") as source:
         assert source.read(1000) == pattern(1000)
         put(store, "file", pattern(1_000_000, 1))
         with pytest.raises(OSError, match="replaced"):
             source.read(1000)
-    with store.source("file", before) as source, pytest.raises(OSError, match="replaced"):
+    with store.open_seekable("file", before) as source, pytest.raises(OSError, match="replaced"):
         source.read(1000)
     checks_here = Store(store.url, {**store.storage_options, "local_expiry_check": True})
-    with checks_here.source("file", before) as source, pytest.raises(OSError, match="replaced"):
+    with checks_here.open_seekable("file", before) as source, pytest.raises(OSError, match="replaced"):
         source.read(1000)
-    with store.source("file") as source:
+    with store.open_seekable("file") as source:
         store.delete("file")
         with pytest.raises(FileNotFoundError):
             source.read()
 
 
 def test_cut_while_it_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    with AgsWriter(store.new("file"), KEY, block_size=1000) as writer:
+    with AgsWriter(store.begin("file"), KEY, block_size=1000) as writer:
         writer.write(bytes(200_000))
     fetch = s3.S3Store._read_range
     monkeypatch.setattr(
         s3.S3Store, "_read_range", lambda self, path, stamp, begin, end: fetch(self, path, stamp, begin, end)[:-1]
     )
-    with store.source("file") as source, pytest.raises(IntegrityError, match="cut"):
+    with store.open_seekable("file") as source, pytest.raises(IntegrityError, match="cut"):
         AgsReader(source, KEY, length=writer.file_length).read()
 
 
@@ -478,7 +478,7 @@ def test_listings_are_fresh(store: Store) -> None:
     for i in range(3):
         assert names(store) == names(other) == [f"{n}" for n in range(i)]
         assert store.stat(f"{i}") is None
-        other.create(f"{i}", b"x")
+        other.create_exclusive(f"{i}", b"x")
         assert store.stat(f"{i}") is not None
 
 
@@ -508,7 +508,7 @@ def test_many_threads(store: Store) -> None:
     def work(me: int) -> None:
         for i in range(5):
             plain = pattern(100_000, me * 100 + i)
-            with AgsWriter(store.new(f"{me}/{i}"), KEY) as writer:
+            with AgsWriter(store.begin(f"{me}/{i}"), KEY) as writer:
                 writer.write(plain)
             assert open_stream(read_all(store, f"{me}/{i}")) == plain
 

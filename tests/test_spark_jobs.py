@@ -250,7 +250,7 @@ def test_bad_files_are_rows(engine: SparkEngine, folders: Folders) -> None:
     folders.encrypt(engine).raise_for_failures()
     ds = folders.root / "ds"
     sealed = (ds / "a.ags").read_bytes()
-    (ds / "a.ags").write_bytes(sealed[:100] + b"!" + sealed[101:])
+    (ds / "a.ags").write_bytes(sealed[:100] + bytes([sealed[100] ^ 1]) + sealed[101:])
     (ds / "b.ags").unlink()
     os.truncate(ds / "c.ags", len(sealed) - 1)
     os.truncate(ds / "d.ags", len(sealed) - BLOCK_SIZE - 28)

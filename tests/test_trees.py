@@ -243,7 +243,7 @@ def test_modes_and_times_come_back(src: Path, kms: dict[str, str], tmp_path: Pat
 def test_an_object_has_no_mode(src: Path, kms: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     url = f"memory://test_trees/{os.urandom(8).hex()}"
-    Store(f"{url}/src").put("a", b"x")
+    Store(f"{url}/src").write_small("a", b"x")
     encrypt(f"{url}/src", f"{url}/dataset", kms).raise_for_failures()
     before = os.umask(0o027)
     try:

@@ -251,7 +251,7 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
 def _claimed_versions(store: Store) -> list[dict[str, Any]]:
     """Return the fields of the stored versions, without a check that they are authentic."""
     names = [VERSIONS + numbered(number) for number in version_numbers(store)]
-    documents = [(name, store.read(name, document_nbytes("ags-version"))) for name in names]
+    documents = [(name, store.read_small(name, document_nbytes("ags-version"))) for name in names]
     claims = [(Document(data, name).claimed(), sha256(data)) for name, data in documents]
     return [{**claim, "number": claim.get("version"), "sha256": digest} for claim, digest in claims]
 

@@ -235,7 +235,7 @@ def _new_file(args: argparse.Namespace, output: str, *, private: bool = False) -
         mode = kept_mode(args.file if source is None else source) if private or not os.path.exists(path) else None
         return NewFile(path, exclusive=not args.force, private=private, fsync=args.fsync, mode=mode)
     store, name = file_at(output)
-    return store.new(name, exclusive=not args.force, private=private, fsync=args.fsync)
+    return store.begin(name, exclusive=not args.force, private=private, fsync=args.fsync)
 
 
 def _progress(args: argparse.Namespace) -> Progress:

@@ -85,7 +85,7 @@ class Documents:
         dek = os.urandom(TABLE_DEK_NBYTES)
         data = seal_table(encode_entries(entries), dek, self.id, path)
         wrapped = envelope.wrap(key_id, dek, binding(self.id, "dek", path))
-        self.store.create(path, data)
+        self.store.create_exclusive(path, data)
         names = [name_bytes(entry.path) for entry in entries]
         counts = named_keys(wrapped_by(entries))
         return TableRef(path, len(data), len(entries), key_id, wrapped, counts, bound(min(names)), bound(max(names)))
@@ -129,7 +129,7 @@ class Documents:
             FileExistsError: Somebody else was first.
         """
         data = taken(seal_document(envelope, key_id, self.id, path, body), body["format"], path)
-        self.store.create(path, data)
+        self.store.create_exclusive(path, data)
         return sha256(data)
 
     def open_body(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str]:
@@ -152,7 +152,7 @@ class Documents:
 
     def _opened(self, path: str, kind: str, envelope: Envelope) -> tuple[dict[str, Any], str, str]:
         """Return what `open_body` returns, and the SHA-256 of the document."""
-        data = self.store.read(path, document_nbytes(kind))
+        data = self.store.read_small(path, document_nbytes(kind))
         if data == TOMBSTONE:
             raise FileNotFoundError(path)
         document = Document(data, path)

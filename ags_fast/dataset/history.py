@@ -349,7 +349,7 @@ def lost_versions(store: Store) -> bool:
     plans = [entry.path for entry in store.list(PLANS)]
     for path in plans:
         try:
-            if path.endswith(".json") and Document(store.read(path, DOCUMENT_NBYTES), path).claimed()["base"]:
+            if path.endswith(".json") and Document(store.read_small(path, DOCUMENT_NBYTES), path).claimed()["base"]:
                 return True
         except (FileNotFoundError, FormatError, KeyError):
             pass  # the job ends just now, or its plan names no version

@@ -38,7 +38,7 @@ class Lists:
                 raise FormatError(f"{where} names a list of manifests {name[:80]!r}")
             path = self.path(name)
             try:
-                data = self._store.read(path, LIST_NBYTES)
+                data = self._store.read_small(path, LIST_NBYTES)
             except FileNotFoundError:
                 raise IntegrityError(f"{path} is missing, but {where} names it") from None
             if sha256(data) != name:
@@ -59,7 +59,7 @@ class Lists:
     def write(self, names: Iterable[str]) -> None:
         """Write lists that were added. A list that another job has written has the same bytes."""
         for name in names:
-            self._store.put(self.path(name), _encoded(self._known[name]), fsync=True)
+            self._store.write_small(self.path(name), _encoded(self._known[name]), fsync=True)
 
 
 def _encoded(run: Sequence[TableRef]) -> bytes:

@@ -41,7 +41,7 @@ def is_dead(store: Store, job_id: str, age: float | None) -> bool:
             where the storage has no locks, else none.
     """
     folder = f"{PLANS}{job_id}/"
-    held = store.held(folder + "lock")
+    held = store.is_locked(folder + "lock")
     if held:
         return False
     newest = max((entry.modified for entry in store.list(folder)), default=0.0)
@@ -134,7 +134,7 @@ def resume_plan(dataset: Ledger, facts: Mapping[str, Any], held: ExitStack, *, s
     """
     clear(dataset)
     for job_id in reversed(open_plans(dataset.store)):
-        if dataset.store.held(f"{PLANS}{job_id}/lock") or not (sure or is_dead(dataset.store, job_id, None)):
+        if dataset.store.is_locked(f"{PLANS}{job_id}/lock") or not (sure or is_dead(dataset.store, job_id, None)):
             continue
         plan = Plan.load(dataset, job_id)
         if plan is None or any(plan.body.get(name) != value for name, value in facts.items()):

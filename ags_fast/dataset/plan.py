@@ -85,7 +85,7 @@ class Plan:
     def hold(self) -> bool:
         """Lock the plan for the life of this process, where the storage has locks. False if another process has it."""
         try:
-            self._lock = self.dataset.store.hold(self.folder + "lock")
+            self._lock = self.dataset.store.lock(self.folder + "lock")
         except BlockingIOError:
             return False
         return True
@@ -373,7 +373,7 @@ def sealed_by(dataset: Ledger, job_id: str) -> set[str]:
     for entry in dataset.store.list(f"{PLANS}{job_id}/"):
         if entry.path.endswith(".json"):
             try:
-                found.add(Document(dataset.store.read(entry.path, DOCUMENT_NBYTES), entry.path).key_id)
+                found.add(Document(dataset.store.read_small(entry.path, DOCUMENT_NBYTES), entry.path).key_id)
             except (FileNotFoundError, FormatError):
                 pass
     return found

@@ -400,7 +400,7 @@ def find_rows(
     dek = _dek(dataset_id, ref, envelope)
     source: Any = None
     try:
-        source = store.source(ref.path)
+        source = store.open_seekable(ref.path)
         with AgsReader(
             source,
             dek,
@@ -486,7 +486,7 @@ def _read_whole(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope
     """Return the plaintext of a table."""
     dek = _dek(dataset_id, ref, envelope)
     try:
-        data = store.read(ref.path, ref.length)
+        data = store.read_small(ref.path, ref.length)
     except FileNotFoundError:
         raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
     except NotAFileError:

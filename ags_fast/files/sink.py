@@ -173,7 +173,7 @@ class Target:
                 self._new = NewFile(path, private=private, fsync=fsync)
             else:
                 store, name = file_at(dst, storage_options)
-                self._new = store.new(name, private=private, fsync=fsync)
+                self._new = store.begin(name, private=private, fsync=fsync)
         elif isinstance(dst, (NewFile, NewObject)):
             self._new = dst
         elif isinstance(dst, bytearray):

@@ -237,7 +237,7 @@ class Source:
             self.path = local_path(source)
             if self.path is None:
                 store, name = file_at(source, storage_options)
-                self._own = source = store.source(name)
+                self._own = source = store.open_seekable(name)
             else:
                 source = self.path
         self._file = open_source(source, None)

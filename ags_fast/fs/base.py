@@ -255,11 +255,11 @@ class Store:
         """Return the file at `path`, or None."""
         return self._stat(check_path(path))
 
-    def read(self, path: str, limit: int) -> bytes:
+    def read_small(self, path: str, limit: int) -> bytes:
         """Read all of a small file. FormatError if the file has more than `limit` bytes; then no more are read."""
-        return self._read(check_path(path), limit)
+        return self._read_small(check_path(path), limit)
 
-    def take(self, path: str, size: int, stamp: str | None = None) -> bytes | None:
+    def read_if_unchanged(self, path: str, size: int, stamp: str | None = None) -> bytes | None:
         """Read all of a small file of `size` bytes in one step, where the storage can.
 
         Args:
@@ -268,11 +268,12 @@ class Store:
             stamp: As `Entry` has it: the file must not have changed.
 
         Returns:
-            The bytes, or None if anything is in the way. Then use `open` or `source`, which raise the right error.
+            The bytes, or None if anything is in the way. Then use `open_once` or `open_seekable`, which raise the right
+            error.
         """
-        return self._take(check_path(path), size, stamp)
+        return self._read_if_unchanged(check_path(path), size, stamp)
 
-    def source(self, path: str, entry: Entry | None = None) -> Any:
+    def open_seekable(self, path: str, entry: Entry | None = None) -> Any:
         """Return what `AgsReader` takes to read a file: a `LocalFile`, or a seekable binary file, to be closed.
 
         Each read of an object makes one request, of just these bytes. Reads that go on without a gap get bytes ahead,
@@ -282,15 +283,15 @@ class Store:
             path: The file.
             entry: The file's entry, if it is known: saves a request.
         """
-        return self._source(check_path(path), entry)
+        return self._open_seekable(check_path(path), entry)
 
-    def open(self, path: str) -> ReadOnce:
+    def open_once(self, path: str) -> ReadOnce:
         """Open a file that is read once, from its beginning to its end: see `ReadOnce`."""
-        return self._open(check_path(path))
+        return self._open_once(check_path(path))
 
     # ---- writing
 
-    def create(self, path: str, data: bytes) -> None:
+    def create_exclusive(self, path: str, data: bytes) -> None:
         """Write a file that must not exist. It appears complete or not at all.
 
         If several processes create one file, one succeeds. When this returns, the file is on the disk.
@@ -299,9 +300,9 @@ class Store:
             FileExistsError: The file exists.
             PolicyError: The store cannot do that.
         """
-        self._create(check_path(path), data)
+        self._create_exclusive(check_path(path), data)
 
-    def new(
+    def begin(
         self,
         path: str,
         *,
@@ -320,9 +321,9 @@ class Store:
             PolicyError: The store can neither rename files nor discard an upload, so a part of the file might show.
             NotAFileError: A pipe, a device, a socket or a folder is there.
         """
-        return self._new(check_path(path), NewOptions(check_tag(tag), exclusive, private, fsync, mode, mtime_ns))
+        return self._begin(check_path(path), NewOptions(check_tag(tag), exclusive, private, fsync, mode, mtime_ns))
 
-    def give(
+    def write_if_new(
         self, path: str, data: bytes, *, fsync: bool = False, mode: int | None = None, mtime_ns: int | None = None
     ) -> bool:
         """Write a small file that does not exist, in one step, where the storage can.
@@ -335,33 +336,33 @@ class Store:
             mtime_ns: See `NewFile`.
 
         Returns:
-            Whether the file was written. If not, nothing is left of the file: `new` does the same in several
+            Whether the file was written. If not, nothing is left of the file: `begin` does the same in several
             steps, replaces an existing file, and raises the right error.
         """
-        return self._give(check_path(path), data, fsync, mode, mtime_ns)
+        return self._write_if_new(check_path(path), data, fsync, mode, mtime_ns)
 
-    def put(self, path: str, data: bytes, *, tag: str = "", fsync: bool = False) -> None:
-        """Write a new file with these bytes: like `new`, `write` and `publish`, but quicker for a small file."""
-        if self._give(check_path(path), data, fsync, None, None):
+    def write_small(self, path: str, data: bytes, *, tag: str = "", fsync: bool = False) -> None:
+        """Write a new file with these bytes: like `begin`, `write` and `publish`, but quicker for a small file."""
+        if self._write_if_new(check_path(path), data, fsync, None, None):
             return
-        new = self.new(path, tag=tag, fsync=fsync)
+        new = self.begin(path, tag=tag, fsync=fsync)
         try:
             new.write(data)
             new.publish()
         finally:
             new.discard()
 
-    def hold(self, path: str) -> Any:
-        """Lock `path` while the returned object and this process live: see `held`. None if the storage has no locks.
+    def lock(self, path: str) -> Any:
+        """Lock `path` while the returned lock and this process live. None if the storage has no locks.
 
         Raises:
             BlockingIOError: Another process holds the lock.
         """
-        return self._hold(check_path(path))
+        return self._lock(check_path(path))
 
-    def held(self, path: str) -> bool | None:
+    def is_locked(self, path: str) -> bool | None:
         """Whether a living process holds the lock of `path`; None if the storage has no locks."""
-        return self._held(check_path(path))
+        return self._is_locked(check_path(path))
 
     def delete(self, path: str) -> None:
         """Remove a file, if it exists. If `path` is a link, the link is removed."""
@@ -379,31 +380,31 @@ class Store:
     def _stat(self, path: str) -> Entry | None:
         raise NotImplementedError
 
-    def _read(self, path: str, limit: int) -> bytes:
+    def _read_small(self, path: str, limit: int) -> bytes:
         raise NotImplementedError
 
-    def _take(self, path: str, size: int, stamp: str | None) -> bytes | None:
+    def _read_if_unchanged(self, path: str, size: int, stamp: str | None) -> bytes | None:
         return None
 
-    def _source(self, path: str, entry: Entry | None) -> Any:
+    def _open_seekable(self, path: str, entry: Entry | None) -> Any:
         raise NotImplementedError
 
-    def _open(self, path: str) -> ReadOnce:
+    def _open_once(self, path: str) -> ReadOnce:
         raise NotImplementedError
 
-    def _create(self, path: str, data: bytes) -> None:
+    def _create_exclusive(self, path: str, data: bytes) -> None:
         raise NotImplementedError
 
-    def _new(self, path: str, options: NewOptions) -> NewFile | NewObject:
+    def _begin(self, path: str, options: NewOptions) -> NewFile | NewObject:
         raise NotImplementedError
 
-    def _give(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
+    def _write_if_new(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
         return False
 
-    def _hold(self, path: str) -> Any:
+    def _lock(self, path: str) -> Any:
         return None
 
-    def _held(self, path: str) -> bool | None:
+    def _is_locked(self, path: str) -> bool | None:
         return None
 
     def _delete(self, path: str, read: Entry | None) -> None:

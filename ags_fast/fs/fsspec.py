@@ -28,7 +28,7 @@ class MemoryStore(RemoteStore):
         """False: the files are this process's own."""
         return False
 
-    def _create(self, path: str, data: bytes) -> None:
+    def _create_exclusive(self, path: str, data: bytes) -> None:
         self.pipe(path, data, exclusive=True)
 
     def pipe(self, path: str, data: bytes, exclusive: bool) -> None:
@@ -39,7 +39,7 @@ class MemoryStore(RemoteStore):
                 raise file_exists(self.full_path(path))
             fs.pipe_file(self.at(path), data)
 
-    def _new(self, path: str, options: NewOptions) -> NewObject:
+    def _begin(self, path: str, options: NewOptions) -> NewObject:
         if options.exclusive and self.stat(path) is not None:
             raise file_exists(self.full_path(path))
         return _Buffered(self, path, options.exclusive)
@@ -72,9 +72,9 @@ class OtherStore(RemoteStore):
     def check_writable(self) -> None:
         """See `Store.check_writable`."""
         if not _renames(self.connect()[0]):
-            self.new("_ags/writable").discard()
+            self.begin("_ags/writable").discard()
 
-    def _new(self, path: str, options: NewOptions) -> NewObject:
+    def _begin(self, path: str, options: NewOptions) -> NewObject:
         if options.exclusive:
             raise self.refusal("create a file only if it does not exist")
         fs, _ = self.connect()

@@ -167,7 +167,7 @@ class LocalStore(Store):
             os.close(fd)
         return Entry.of(path, info) if stat.S_ISREG(info.st_mode) else None
 
-    def _read(self, path: str, limit: int) -> bytes:
+    def _read_small(self, path: str, limit: int) -> bytes:
         fd, info = self._root.open_regular(path)
         with io.FileIO(fd) as file:
             size = info.st_size
@@ -179,7 +179,7 @@ class LocalStore(Store):
             raise FormatError(f"{path} has {size} bytes; such a file may have at most {limit}")
         return data
 
-    def _take(self, path: str, size: int, stamp: str | None) -> bytes | None:
+    def _read_if_unchanged(self, path: str, size: int, stamp: str | None) -> bytes | None:
         try:
             mtime_ns = None if stamp is None else int(stamp)
             if self.follow:
@@ -188,21 +188,21 @@ class LocalStore(Store):
         except (OverflowError, ValueError):  # no stamp that a file has here
             return None
 
-    def _source(self, path: str, entry: Entry | None) -> LocalFile:
+    def _open_seekable(self, path: str, entry: Entry | None) -> LocalFile:
         return LocalFile(self._root, path)
 
-    def _open(self, path: str) -> ReadOnce:
+    def _open_once(self, path: str) -> ReadOnce:
         return _Sequential(*self._root.open_regular(path))
 
     # ---- writing
 
-    def _create(self, path: str, data: bytes) -> None:
-        with self._new(path, NewOptions("", True, False, True, None, None)) as new:
+    def _create_exclusive(self, path: str, data: bytes) -> None:
+        with self._begin(path, NewOptions("", True, False, True, None, None)) as new:
             new.write(data)
             new.publish()
         self._sync_folders([path])
 
-    def _new(self, path: str, options: NewOptions) -> NewFile:
+    def _begin(self, path: str, options: NewOptions) -> NewFile:
         if self._is_too_long(path):
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), self.full_path(path))
         below, _, name = path.rpartition("/")
@@ -227,7 +227,7 @@ class LocalStore(Store):
         whole = self.full_path(path)
         return 4 * len(whole) > PATH_NBYTES and len(os.fsencode(whole)) > PATH_NBYTES
 
-    def _give(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
+    def _write_if_new(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
         below, _, name = path.rpartition("/")
         if self._is_too_long(path):
             return False
@@ -242,7 +242,7 @@ class LocalStore(Store):
             self._sync(below)
         return True
 
-    def _hold(self, path: str) -> Any:
+    def _lock(self, path: str) -> Any:
         below, _, name = path.rpartition("/")
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         for _ in range(HOLD_ATTEMPTS):
@@ -259,10 +259,10 @@ class LocalStore(Store):
                 file.close()
             except FileNotFoundError:  # removed meanwhile, or its folder
                 continue
-            time.sleep(0.01)  # a call of `held` locks the file for a moment
+            time.sleep(0.01)  # a call of `is_locked` locks the file for a moment
         raise BlockingIOError(errno.EWOULDBLOCK, "a living process holds it", self.full_path(path))
 
-    def _held(self, path: str) -> bool | None:
+    def _is_locked(self, path: str) -> bool | None:
         try:
             fd, _ = self._root.open_regular(path)
         except FileNotFoundError:

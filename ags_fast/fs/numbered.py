@@ -36,9 +36,9 @@ if TYPE_CHECKING:
         """What numbered objects need of a store. `ags_fast.fs.Store` is one."""
 
         def list(self, prefix: str = "") -> Iterator[_Listed]: ...
-        def read(self, path: str, limit: int) -> bytes: ...
-        def create(self, path: str, data: bytes) -> None: ...
-        def put(self, path: str, data: bytes, *, fsync: bool = False) -> None: ...
+        def read_small(self, path: str, limit: int) -> bytes: ...
+        def create_exclusive(self, path: str, data: bytes) -> None: ...
+        def write_small(self, path: str, data: bytes, *, fsync: bool = False) -> None: ...
         def delete(self, path: str) -> None: ...
 
     class _Paged(Protocol):
@@ -191,7 +191,7 @@ class Numbered:
         Raises:
             FileExistsError: The number is taken, perhaps by a tombstone.
         """
-        self._store.create(self.path(number), data)
+        self._store.create_exclusive(self.path(number), data)
 
     def read(self, number: int, limit: int) -> bytes:
         """Read an object of at most `limit` bytes.
@@ -200,7 +200,7 @@ class Numbered:
             FileNotFoundError: There is no such object, or a tombstone.
             FormatError: The object has more bytes.
         """
-        data = self._store.read(self.path(number), limit)
+        data = self._store.read_small(self.path(number), limit)
         if data == TOMBSTONE:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(number))
         return data
@@ -220,7 +220,7 @@ class Numbered:
             if not number:
                 return 0, b""
             try:
-                data = self._store.read(self.path(number), limit)
+                data = self._store.read_small(self.path(number), limit)
             except FileNotFoundError:  # removed since it was listed
                 continue
             if data != TOMBSTONE:
@@ -246,7 +246,7 @@ class Numbered:
             raise ValueError(f"{self.path(retired[-1])} is the newest object of its folder: it cannot be retired")
         retired = sorted(self._there(retired))
         for number in retired:
-            self._store.put(self.path(number), TOMBSTONE, fsync=True)
+            self._store.write_small(self.path(number), TOMBSTONE, fsync=True)
         self._sweep(self._oldest(newest), newest, TOMBSTONE_SECONDS)
         return retired
 

@@ -82,7 +82,7 @@ class RemoteStore(Store):
             raise self.refusal(f"say how many bytes {path!r} has")
         return entry_of(path, info)
 
-    def _read(self, path: str, limit: int) -> bytes:
+    def _read_small(self, path: str, limit: int) -> bytes:
         data = self._read_range(path, None, 0, limit + 1)
         if len(data) > limit:
             raise FormatError(f"{path} has more than {limit} bytes, the most that such a file may have")
@@ -93,20 +93,20 @@ class RemoteStore(Store):
         data: bytes = self.connect()[0].cat_file(self.at(path), start=begin, end=end)
         return data
 
-    def _source(self, path: str, entry: Entry | None) -> RangeReader:
+    def _open_seekable(self, path: str, entry: Entry | None) -> RangeReader:
         entry = entry or self._stat(path)
         if entry is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.full_path(path))
         stamp = entry.stamp
         return RangeReader(lambda begin, end: self._read_range(path, stamp, begin, end), entry.size)
 
-    def _open(self, path: str) -> ReadOnce:
+    def _open_once(self, path: str) -> ReadOnce:
         entry = self._stat(path)
         if entry is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.full_path(path))
         return _Sequential(self, entry)
 
-    def _create(self, path: str, data: bytes) -> None:
+    def _create_exclusive(self, path: str, data: bytes) -> None:
         raise self.refusal("create a file only if it does not exist")
 
     def _delete(self, path: str, read: Entry | None) -> None:
@@ -195,7 +195,7 @@ class _Sequential(ReadOnce):
         self.size, self.stamp = entry.size, entry.stamp
         self._store = store
         self._entry = entry
-        self._file = store.source(entry.path, entry)
+        self._file = store.open_seekable(entry.path, entry)
 
     def _read_into(self, view: memoryview) -> int:
         got: int = self._file.readinto(view)

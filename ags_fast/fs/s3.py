@@ -129,12 +129,12 @@ class S3Store(RemoteStore):
                     raise _replaced(path) from error
                 raise
 
-    def _create(self, path: str, data: bytes) -> None:
+    def _create_exclusive(self, path: str, data: bytes) -> None:
         with _Upload(self, path, exclusive=True) as new:
             new.write(data)
             new.publish()
 
-    def _new(self, path: str, options: NewOptions) -> _Upload:
+    def _begin(self, path: str, options: NewOptions) -> _Upload:
         if options.exclusive and self.stat(path) is not None:  # before all of the file is sent for nothing
             raise file_exists(self.full_path(path))
         return _Upload(self, path, options.exclusive)

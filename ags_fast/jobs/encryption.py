@@ -444,7 +444,7 @@ def _without_encrypted(
         head = bytearray(8)
         if found.path not in present and found.size >= len(head):
             try:
-                with source.open(found.path) as file:
+                with source.open_once(found.path) as file:
                     file.readinto(head)
             except (OSError, PolicyError):
                 pass  # the task reports the error as the row of the file

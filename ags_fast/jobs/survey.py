@@ -129,7 +129,7 @@ class Survey:
         keys = sealers | plan.needed_keys(())
         for ref in plan.refs:
             keys |= set(self._try(ref.path, partial(self.wraps, ref)) or ())
-        lives = opened.store.held(f"{PLANS}{job_id}/lock")
+        lives = opened.store.is_locked(f"{PLANS}{job_id}/lock")
         return Job(job_id, frozenset(keys), str(plan.body.get("operation")), lives, sealers, keks, tuple(plan.refs))
 
     def files_of(self, job: Job) -> set[str]:
@@ -201,12 +201,12 @@ class Survey:
             return counts
         for path in keys.superseded():
             with suppress(FileNotFoundError, AgsError):  # somebody removes it; or it is a part, which documents name
-                body = Document(keys.store.read(path, DOCUMENT_NBYTES), path).authentic(
+                body = Document(keys.store.read_small(path, DOCUMENT_NBYTES), path).authentic(
                     self.opened.envelope, self.opened.id
                 )
                 found = list(body["keys"] if "keys" in body else [body["sealer"]])
                 for part in filter(None, body.get("buckets", ())):
-                    data = keys.store.read(part["path"], DOCUMENT_NBYTES)
+                    data = keys.store.read_small(part["path"], DOCUMENT_NBYTES)
                     if hashlib.sha256(data).digest() == unbase64(part["sha256"]):
                         found += parse_object(data, part["path"])["keys"]
                 entries = map(KeyEntry.from_json, found)

@@ -117,8 +117,8 @@ class Chain(NamedTuple):
 class Store(Protocol):
     """A folder, as chains use it. Paths are relative to the folder, with slashes."""
 
-    def read(self, path: str, limit: int) -> bytes: ...
-    def put(self, path: str, data: bytes, *, fsync: bool = False) -> None: ...  # replaces an existing file
+    def read_small(self, path: str, limit: int) -> bytes: ...
+    def write_small(self, path: str, data: bytes, *, fsync: bool = False) -> None: ...  # replaces an existing file
 
 
 class ChainObjects:
@@ -143,7 +143,7 @@ class ChainObjects:
         An existing object, of a version that lost, has the same bytes or is damaged: so it is replaced.
         """
         for name, data in made.items():
-            self._store.put(self.path(name), data, fsync=True)
+            self._store.write_small(self.path(name), data, fsync=True)
 
     def digest(self, chain: Chain, number: int) -> str | None:
         """Return the digest of an ancestor; None if it is older than what the chain covers.
@@ -164,7 +164,7 @@ class ChainObjects:
         if digests is None:
             path = self.path(name)
             try:
-                data = self._store.read(path, OBJECT_NBYTES)
+                data = self._store.read_small(path, OBJECT_NBYTES)
             except FileNotFoundError:
                 raise IntegrityError(f"{path} is missing, but a document of the dataset names it") from None
             except FormatError as error:

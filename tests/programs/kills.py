@@ -34,7 +34,7 @@ from ags_fast.keys.kms import load_kms, local
 
 Tree = dict[str, bytes]
 PLACES: list[tuple[Any, str]] = [
-    *((Store, name) for name in ("create", "delete", "hold", "sweep")),
+    *((Store, name) for name in ("create_exclusive", "delete", "lock", "sweep")),
     (NewFile, "publish"),
     *((os, name) for name in ("link", "replace", "unlink")),
 ]
@@ -165,7 +165,7 @@ def kill_jobs_at_random(folder: Path, kms: dict[str, str], rounds: int, seed: in
 
 # ---------------------------------------------------------------- rotations
 
-ROTATION_PLACES = [*PLACES, (Store, "put"), (Store, "remove_folder")]
+ROTATION_PLACES = [*PLACES, (Store, "write_small"), (Store, "remove_folder")]
 
 
 class Rotations:

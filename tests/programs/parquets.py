@@ -136,7 +136,7 @@ def kill_parquet_job_at_steps(folder: Path, op: str, kms: dict[str, str], first:
         pq.write_table(flat(60, seed=n), src / f"{n}.parquet")
     if op == "rekey":
         assert ended(fork(lambda: encrypt_files(src, base, fsync=False, **columns, **common))) == 0
-    places = [(Store, "create"), (Store, "delete"), (NewFile, "write"), (NewFile, "publish"), (os, "replace")]
+    places = [(Store, "create_exclusive"), (Store, "delete"), (NewFile, "write"), (NewFile, "publish"), (os, "replace")]
     prepare = functools.partial(copy_over, base, dataset)
     for step, _ in killed_before_steps(job, places, prepare=prepare, first=first, stride=stride):
         assert ended(fork(functools.partial(job, "verify" if step % 2 else "length"))) == 0, step

@@ -60,20 +60,20 @@ class Somebody:
 
 
 def new(store: Store, at: str) -> None:
-    with store.new(f"{at}/new", private=True, fsync=True) as file:
+    with store.begin(f"{at}/new", private=True, fsync=True) as file:
         file.write(b"secret")
         file.publish()
 
 
 def read_all(store: Store, at: str) -> bytes:
-    with store.open(f"{at}/file") as file:
+    with store.open_once(f"{at}/file") as file:
         data = bytearray(99)
         return bytes(data[: file.readinto(data)])
 
 
 def stream(store: Store, at: str) -> bytes | None:
     try:
-        AgsReader(store.source(f"{at}/file"), b"k" * 16, length=None)
+        AgsReader(store.open_seekable(f"{at}/file"), b"k" * 16, length=None)
     except ValueError as error:  # neither is a stream
         return b"beyond" if str(error).startswith("6 bytes") else None
     return None
@@ -89,19 +89,19 @@ OPERATIONS: list[Callable[[Any, str], object]] = [
     read_all,
     stream,
     listed,
-    lambda store, at: store.create(f"{at}/new", b"secret"),
-    lambda store, at: store.create(f"{at}/new folder/new", b"secret"),
-    lambda store, at: store.put(f"{at}/new", b"secret"),
-    lambda store, at: store.put(f"{at}/file", b"secret"),
-    lambda store, at: store.read(f"{at}/file", 99),
-    lambda store, at: store.take(f"{at}/file", 6),
+    lambda store, at: store.create_exclusive(f"{at}/new", b"secret"),
+    lambda store, at: store.create_exclusive(f"{at}/new folder/new", b"secret"),
+    lambda store, at: store.write_small(f"{at}/new", b"secret"),
+    lambda store, at: store.write_small(f"{at}/file", b"secret"),
+    lambda store, at: store.read_small(f"{at}/file", 99),
+    lambda store, at: store.read_if_unchanged(f"{at}/file", 6),
     lambda store, at: (entry := store.stat(f"{at}/file")) and entry.size == 6 and b"beyond",
     lambda store, at: store.delete(f"{at}/file"),
     lambda store, at: store.delete_read(store.stat(f"{at}/file")),
     lambda store, at: store.remove_folder(f"{at}/empty"),
     lambda store, at: store.sweep(older_than=0) is None,
-    lambda store, at: store.hold(f"{at}/lock").close(),
-    lambda store, at: store.held(f"{at}/file") and None,
+    lambda store, at: store.lock(f"{at}/lock").close(),
+    lambda store, at: store.is_locked(f"{at}/file") and None,
     lambda store, at: store.sync_folders([f"{at}/file"]),
 ]
 

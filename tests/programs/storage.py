@@ -22,7 +22,7 @@ from ags_fast.fs import Store, local
 
 def store_without_fsspec(folder: Path) -> None:
     store = Store(f"file://{folder}/store")
-    store.create("a/b", b"x")
+    store.create_exclusive("a/b", b"x")
     assert [entry.path for entry in store.list()] == ["a/b"]
     assert store.sweep() == []
     assert not {"fsspec", "asyncio", "tempfile", "s3fs"} & set(sys.modules)
@@ -36,7 +36,7 @@ def create_numbered(me: int, rounds: int, go: Path, store: Store) -> None:
 
     def create(number: int) -> int | None:
         try:
-            store.create(f"numbered/{number // 4:08d}", f"{me} {number}".encode() + bytes(5000))
+            store.create_exclusive(f"numbered/{number // 4:08d}", f"{me} {number}".encode() + bytes(5000))
         except FileExistsError:
             return None
         return number
@@ -46,7 +46,7 @@ def create_numbered(me: int, rounds: int, go: Path, store: Store) -> None:
 
 
 def write_slowly(store: Store, size: int) -> None:
-    writer = AgsWriter(store.new("a/file", tag="job-1"), KEY, block_size=100_000)
+    writer = AgsWriter(store.begin("a/file", tag="job-1"), KEY, block_size=100_000)
     writer.write(bytes(size))
     print("writing", flush=True)
     sys.stdin.readline()
@@ -68,7 +68,7 @@ def sweep_until(url: str, stop: Path) -> None:
 
 
 def hold(url: str) -> None:
-    with Store(url).hold("a/lock"):
+    with Store(url).lock("a/lock"):
         print("held", flush=True)
         time.sleep(60)
 
@@ -76,7 +76,7 @@ def hold(url: str) -> None:
 def fork_while_writing(*urls: str) -> None:
     for url in urls:
         store = Store(url)
-        new = store.new("file")
+        new = store.begin("file")
         new.write(b"parent's")
         pid = os.fork()  # not killing.fork: nothing else may hold the file
         if pid == 0:
@@ -89,7 +89,7 @@ def fork_while_writing(*urls: str) -> None:
         assert store.stat("file") is None
         assert store.sweep(older_than=0) == []
         new.publish()
-        assert store.read("file", 9) == b"parent's"
+        assert store.read_small("file", 9) == b"parent's"
 
 
 def put_too_much(url: str) -> None:
@@ -101,15 +101,15 @@ def put_too_much(url: str) -> None:
 
     new = vars(local)["NewFile"]  # what has a temporary name
     vars(local)["NewFile"] = None
-    store.put("a/b/file", b"complete", fsync=True)
-    assert store.read("a/b/file", 9) == b"complete"
+    store.write_small("a/b/file", b"complete", fsync=True)
+    assert store.read_small("a/b/file", 9) == b"complete"
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
     # None cannot be called: step by step, after one step was not possible
-    error_of(TypeError, lambda: store.put("a/b/large", bytes(5001)))
+    error_of(TypeError, lambda: store.write_small("a/b/large", bytes(5001)))
     check_complete()
     vars(local)["NewFile"] = new
-    assert error_of(OSError, lambda: store.put("a/b/large", bytes(5001))).errno == errno.EFBIG
+    assert error_of(OSError, lambda: store.write_small("a/b/large", bytes(5001))).errno == errno.EFBIG
     check_complete()
 
 
@@ -125,20 +125,20 @@ def list_one(store: Store) -> None:
 
 
 def fork_with_an_upload(store: Store) -> None:
-    store.create("parent", b"x")
-    half = store.new("half", exclusive=True)
+    store.create_exclusive("parent", b"x")
+    half = store.begin("half", exclusive=True)
     half.write(bytes(9 << 20))
     pids = []
     for me in range(2):
         pid = os.fork()  # not killing.fork: nothing else may hold the upload, or catch the end
         if pid == 0:
             assert [entry.path for entry in store.list()][-1] == "parent"
-            store.create(f"child {me}", b"y")
+            store.create_exclusive(f"child {me}", b"y")
             error_of(ValueError, functools.partial(half.write, b"x"))
             half.publish()
             half.discard()
             del half
-            with AgsWriter(store.new(f"child/{me}"), bytes(16)) as writer:
+            with AgsWriter(store.begin(f"child/{me}"), bytes(16)) as writer:
                 writer.write(bytes(9 << 20))
             if me:
                 os._exit(0)
@@ -157,6 +157,6 @@ left: list[object] = []  # what the end of the process finds
 
 def leave_uploads(store: Store) -> None:
     for name, size in (("small", 9), ("large", 9 << 20)):
-        new = store.new(name)
+        new = store.begin(name)
         new.write(bytes(size))
         left.append(new)

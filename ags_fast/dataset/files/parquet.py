@@ -66,7 +66,7 @@ def _source(contents: Contents, entry: FileEntry, file: str | None = None) -> An
         raise IntegrityError(f"{name} is missing, but a manifest says it is part of the dataset")
     if entry.file_length and there.size != entry.file_length:
         raise IntegrityError(f"{name} has {there.size} bytes, its manifest says {entry.file_length}")
-    return contents.store.source(name, there)
+    return contents.store.open_seekable(name, there)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ def view(contents: Contents, entry: FileEntry, file: str | None = None) -> AgsRe
     name = check_path(file or entry.file)
     try:
         return AgsReader(
-            contents.store.source(name),
+            contents.store.open_seekable(name),
             contents.dek(entry),
             length=entry.file_length,
             aad_prefix=entry.aad_prefix,

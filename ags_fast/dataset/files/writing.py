@@ -101,7 +101,7 @@ class Ticket:
             for key_id, _, bound in entry.wraps(dataset_id)
         ]
         entry = entry.with_wraps(wraps)
-        new = self.contents.store.new(entry.file, tag=template.job_id, fsync=self.fsync)
+        new = self.contents.store.begin(entry.file, tag=template.job_id, fsync=self.fsync)
         try:
             writer = format_of(entry).write(self.contents, entry, new)
         except BaseException:

@@ -124,13 +124,15 @@ class Context:
         """Write a small decrypted file in one step. Returns False if that is impossible, or if the file exists."""
         assert self.other is not None
         mode, mtime_ns = (entry.mode, entry.mtime_ns) if self.preserve else (None, None)
-        return self.other.give(entry.path, plain, fsync=self.fsync, mode=mode, mtime_ns=mtime_ns)
+        return self.other.write_if_new(entry.path, plain, fsync=self.fsync, mode=mode, mtime_ns=mtime_ns)
 
     def restored(self, entry: FileEntry) -> NewFile | NewObject:
         """Begin the file that an entry is decrypted to. Until the file is complete, only its owner can read it."""
         assert self.other is not None
         mode, mtime_ns = (entry.mode, entry.mtime_ns) if self.preserve else (None, None)
-        return self.other.new(entry.path, tag=self.job_id, private=True, fsync=self.fsync, mode=mode, mtime_ns=mtime_ns)
+        return self.other.begin(
+            entry.path, tag=self.job_id, private=True, fsync=self.fsync, mode=mode, mtime_ns=mtime_ns
+        )
 
     def reader(self, entry: FileEntry, file: str | None = None) -> AgsReader:
         """Open the plaintext of `entry`, from the object `file` if given."""

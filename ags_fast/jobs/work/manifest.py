@@ -22,7 +22,7 @@ def run(context: Context, task: ManifestTask, attempt: int) -> Outcome:
     dek = context.envelope.unwrap(task.key_id, task.wrapped_key, binding(context.dataset_id, "dek", task.file))
     data = seal_table(encode_table(table), dek, context.dataset_id, task.file)
     try:
-        context.dataset.create(task.file, data)
+        context.dataset.create_exclusive(task.file, data)
     except FileExistsError:
         # Another attempt wrote it, perhaps at the same time. The first one stays: their lengths can differ.
         if (length := _is_finished(context, task)) is None:

@@ -85,7 +85,7 @@ def _is_parquet(source: Any) -> bool:
 def source_encrypted_already(source: Store, found: Entry) -> str | None:
     """Return why a source need not be encrypted; None if it must be, or if only the attempt will show."""
     try:
-        with closing(source.source(found.path, found)) as plain:
+        with closing(source.open_seekable(found.path, found)) as plain:
             return _already(plain)
     except (FormatError, IntegrityError, OSError, PolicyError):
         return None
@@ -118,8 +118,8 @@ def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
             raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
 
     with (
-        closing(source.source(entry.source, there)) as plain,
-        _Checked(context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync), check) as new,
+        closing(source.open_seekable(entry.source, there)) as plain,
+        _Checked(context.dataset.begin(entry.file, tag=context.job_id, fsync=context.fsync), check) as new,
     ):
         try:
             report = encrypt_file(
@@ -213,7 +213,7 @@ def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
         return _written(context, entry, keys, length)
     with (
         sealed(context.contents, old) as source,
-        context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync) as new,
+        context.dataset.begin(entry.file, tag=context.job_id, fsync=context.fsync) as new,
     ):
         report = reencrypt_file(
             source,
@@ -270,7 +270,7 @@ class _Comparison:
 def _is_decrypted(context: Context, entry: FileEntry) -> bool:
     """Return whether the file outside of the dataset equals the dataset's, after a check of all tags."""
     assert context.other is not None
-    with context.other.open(entry.path) as file, sealed(context.contents, entry) as source:
+    with context.other.open_once(entry.path) as file, sealed(context.contents, entry) as source:
         try:
             decrypt_to(context.contents, entry, source, _Comparison(file))
         except _DifferentError:
@@ -303,7 +303,7 @@ def same_as_source(context: Context, entry: FileEntry) -> bool:
     with sealed(context.contents, entry) as file:
         decrypt_to(context.contents, entry, file, ours)
     keys = Keys(os.urandom(16))
-    with closing(source.source(entry.path)) as plain, tempfile.TemporaryFile() as between:
+    with closing(source.open_seekable(entry.path)) as plain, tempfile.TemporaryFile() as between:
         encrypt_file(plain, between, keys, threads=context.threads)
         decrypt_file(between, its, keys, threads=context.threads)
     return ours.value() == its.value()

@@ -44,7 +44,10 @@ def _encrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
     assert context.other is not None
     if _is_finished(context, entry, attempt):
         return None
-    if _is_small(entry) and (plain := context.other.take(entry.source, entry.plain_length, entry.stamp)) is not None:
+    plain = None
+    if _is_small(entry):
+        plain = context.other.read_if_unchanged(entry.source, entry.plain_length, entry.stamp)
+    if plain is not None:
         _refuse_encrypted(plain)
         _write_small(context, entry, plain)
     else:
@@ -55,7 +58,7 @@ def _encrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
 
 
 def _encrypt_steps(context: Context, source: Store, entry: FileEntry) -> None:
-    with source.open(entry.source) as file:
+    with source.open_once(entry.source) as file:
         if file.stamp != entry.stamp or file.size != entry.plain_length:
             raise SourceChangedError(f"{entry.source} has changed since it was planned: run the job again")
         chunk = _chunks(context, entry.block_size)
@@ -76,7 +79,7 @@ def _refuse_encrypted(head: bytes) -> None:
 
 def _writer(context: Context, entry: FileEntry) -> AgsWriter:
     return AgsWriter(
-        context.dataset.new(entry.file, tag=context.job_id, fsync=context.fsync),
+        context.dataset.begin(entry.file, tag=context.job_id, fsync=context.fsync),
         context.dek(entry),
         aad_prefix=entry.aad_prefix,
         block_size=entry.block_size,
@@ -92,7 +95,7 @@ def _write_small(context: Context, entry: FileEntry, plain: bytes) -> None:
     """Write a small file in one step: the steps of a writer would cost as much as the work."""
     key, block_size = Key(context.dek(entry)), entry.block_size
     stream = key.seal_bytes(entry.aad_prefix, block_size, encode_header(block_size), plain)
-    context.dataset.put(entry.file, stream, tag=context.job_id, fsync=context.fsync)
+    context.dataset.write_small(entry.file, stream, tag=context.job_id, fsync=context.fsync)
 
 
 def _is_finished(context: Context, entry: FileEntry, attempt: int) -> bool:
@@ -121,7 +124,7 @@ def _small_plaintext(context: Context, entry: FileEntry) -> bytes | None:
     """Read and open a small file in one step. None if it is not small, or on any error: a reader reports the error."""
     if not _is_small(entry) or entry.file_length != HEADER_NBYTES + entry.plain_length + OVERHEAD_NBYTES:
         return None
-    stream = context.dataset.take(check_path(entry.file), entry.file_length)
+    stream = context.dataset.read_if_unchanged(check_path(entry.file), entry.file_length)
     if stream is None or not stream.startswith(encode_header(entry.block_size)):
         return None
     try:
@@ -178,7 +181,7 @@ def _decrypt_small(context: Context, entry: FileEntry) -> bool:
 def equal(context: Context, entry: FileEntry) -> bool:
     """Return whether the file outside of the dataset equals the dataset's, after a check of all tags."""
     assert context.other is not None
-    with context.reader(entry) as reader, context.other.open(entry.path) as file:
+    with context.reader(entry) as reader, context.other.open_once(entry.path) as file:
         chunk = _chunks(context, entry.block_size)
         while got := file.readinto(chunk):
             if reader.read(got) != chunk[:got]:

@@ -59,13 +59,13 @@ class Folder(Protocol):
     def list(self, prefix: str = "") -> Iterator[Listed]:
         """Every file whose path begins with `prefix`."""
 
-    def read(self, path: str, limit: int) -> bytes:
+    def read_small(self, path: str, limit: int) -> bytes:
         """All of a file. FormatError if it has more than `limit` bytes."""
 
-    def create(self, path: str, data: bytes) -> None:
+    def create_exclusive(self, path: str, data: bytes) -> None:
         """Create a file exclusively: FileExistsError if it is there."""
 
-    def put(self, path: str, data: bytes, *, fsync: bool = False) -> None:
+    def write_small(self, path: str, data: bytes, *, fsync: bool = False) -> None:
         """Write a file, which replaces one that is there."""
 
     def delete(self, path: str) -> None:

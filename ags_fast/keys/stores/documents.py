@@ -94,7 +94,7 @@ class KeyDocuments:
             links: The new chain objects, by name.
         """
         sealed, document = after.sealed(self.kms, self.path(after.number))
-        some_at_a_time(lambda path: self.folder.create(path, parts[path]), parts)
+        some_at_a_time(lambda path: self.folder.create_exclusive(path, parts[path]), parts)
         self.chain_objects.write(links)
         self.numbered.create(after.number, document)
         return sealed

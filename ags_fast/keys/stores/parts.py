@@ -100,7 +100,7 @@ def _made(kind: str, field: str, items: Sequence[Any], parts: dict[str, bytes]) 
 def _content(folder: Folder, part: Part) -> dict[str, Any]:
     """The JSON of a part. IntegrityError if it is not the object that the document names."""
     try:
-        data = folder.read(part.path, part.length)
+        data = folder.read_small(part.path, part.length)
     except FileNotFoundError:
         raise IntegrityError(f"{part.path} is missing, but the newest keys of {folder!r} name it") from None
     except FormatError as error:

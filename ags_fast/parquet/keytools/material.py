@@ -336,14 +336,14 @@ class Place:
     def create(self, external: Mapping[str, str]) -> None:
         """Create the material exclusively, and bring it to the disk."""
         self._delete_sidecar()
-        self.store.create(self.path, dumps(external).encode())
+        self.store.create_exclusive(self.path, dumps(external).encode())
 
     def read(self) -> dict[str, str]:
         """Return ``{key reference: JSON}``. KeyAccessError if there is no material."""
         # parquet-java's rotation deletes the old file before it renames the new one: perhaps between two reads.
         for path in (self.path, self.temporary, self.path):
             try:
-                data = self.store.read(path, EXTERNAL_MAX_NBYTES)
+                data = self.store.read_small(path, EXTERNAL_MAX_NBYTES)
             except FileNotFoundError:
                 continue
             external = parse_json(data, f"the key material {self.store.full_path(path)}", EXTERNAL_MAX_NBYTES)

@@ -109,7 +109,7 @@ def _rotate_at(place: Place, factory: CryptoFactory, wrapper: Wrapper, double: b
     """Rotate the material of one Parquet file."""
     store = place.store
     before = store.stat(place.path)
-    with store.new(place.path, fsync=True) as new:
+    with store.begin(place.path, fsync=True) as new:
         if not new.atomic:
             raise PolicyError(
                 f"{store!r} cannot replace a file in one step: rotate its key material in a local folder or in an "
