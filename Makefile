@@ -2,7 +2,8 @@
 # A second run repeats only the steps whose inputs changed.
 
 PYTHON ?= python3
-WORKERS ?= auto
+# One more than the CPUs: some tests wait for services and processes.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 VENV := .venv
 PY := $(VENV)/bin/python
 SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fast/_core_parquet.pxi \

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from benchmarks.cases import Bench
 
-COMMITS, QUICK_COMMITS = 10_000, 100
-FILES, QUICK_FILES = 1_000_000, 20_000  # of one commit, and of the dataset that gets one file more
+COMMITS, QUICK_COMMITS = 10_000, 10
+FILES, QUICK_FILES = 1_000_000, 4000  # of one commit, and of the dataset that gets one file more
 AMONG, QUICK_AMONG = 40_000, 2000
 FEW = 100
 NEIGHBOURS = 5

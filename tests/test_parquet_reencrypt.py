@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import parquet_files as files
 import parquet_peers as peers
@@ -33,9 +33,6 @@ from parquet_peers import CTR, GCM
 
 from ags_fast import AgsError, KeyAccessError, parquet
 from ags_fast.parquet import Keys
-
-if TYPE_CHECKING:
-    pass
 
 pa, pq = peers.pa, peers.pq
 

@@ -888,7 +888,7 @@ def test_shared_by_ten_threads(kind: str, tmp_path: Path, monkeypatch: pytest.Mo
 
     def work(seed: int) -> None:
         rng = random.Random(seed)
-        for _ in range(60):
+        for _ in range(20):
             offset, size = rng.randrange(len(plain)), rng.choice([1, 100, 4096, 10_000, 3 * 4096])
             how = rng.randrange(4)
             try:
