@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from benchmarks.cases import Bench
 
-COMMITS, QUICK_COMMITS = 10_000, 10
+COMMITS, QUICK_COMMITS = 10_000, 40
 FILES, QUICK_FILES = 1_000_000, 4000  # of one commit, and of the dataset that gets one file more
 AMONG, QUICK_AMONG = 40_000, 2000
 FEW = 100
@@ -158,7 +158,7 @@ class Growing:
 
 @contextmanager
 def many_commits(bench: Bench, how: str, count: int) -> Iterator[Contest]:
-    points = [point for point in (10, 100, 1000, 10_000) if point <= count]
+    points = [point for point in (10, 100, 1000) if point < count] + [count]
     costs: dict[tuple[str, int], float] = {}
     with workspace(bench, f"commits-{how}") as folder:
         dataset = Growing(folder, keystore(folder))

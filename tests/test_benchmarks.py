@@ -444,6 +444,7 @@ def test_a_run_prints_a_table_and_writes_json_and_plots(tmp_path: Path) -> None:
         assert (output / picture).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.more
 @needs_compiler
 def test_jobs_over_datasets_are_measured(tmp_path: Path) -> None:
     """Those that need neither Spark nor much memory."""
@@ -459,20 +460,22 @@ def test_jobs_over_datasets_are_measured(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_commits_are_measured(tmp_path: Path) -> None:
-    """Around the 10th; each commit makes a version, and each file that is opened is the one that was asked for."""
+    """Around the 10th and the 40th; each commit makes a version, and each opened file is the one that was asked for."""
     pytest.importorskip("matplotlib")
     done = run_benchmarks("--quick", "--only", "^commits/", "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row["columns"] for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
     for how in ("encrypt_files", "kek_a_file", "in_a_process", "transaction"):
         for kind in ("commit", "oldest", "newest", "nbytes"):
-            assert rows.pop(f"commits/{how}/{kind}/10").keys() == {"limit", "ours"}
+            for number in (10, 40):
+                assert rows.pop(f"commits/{how}/{kind}/{number}").keys() == {"limit", "ours"}
     more = {"among/100", "among/2000", "one-more/100", "one-more/4000"}
     more |= {f"whole/{kind}/{number}" for kind in ("memory", "time") for number in (400, 4000)}
     assert rows.keys() == {f"commits/{name}" for name in more}
     assert (tmp_path / "commits.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.more
 @needs_compiler
 def test_parquet_is_measured(tmp_path: Path) -> None:
     """From file to file and in memory; each contender's result is looked at before it is measured."""

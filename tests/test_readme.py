@@ -32,6 +32,7 @@ def test_example(example, tmp_path, monkeypatch):
     exec(compile(example, str(README), "exec"), {})
 
 
+@pytest.mark.more
 @pytest.mark.spark
 def test_datasets_on_spark(tmp_path):
     pytest.importorskip("pyspark")
