@@ -11,6 +11,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from math import isqrt
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ags_fast.keys.stores.base import Folder
 
 __all__ = [
-    "BUCKET",
     "FOLDER",
     "INLINE",
     "PART",
@@ -34,6 +34,7 @@ __all__ = [
     "all_buckets",
     "bucket_count",
     "bucket_of",
+    "bucket_size",
     "divide",
     "entries_in",
     "history_of",
@@ -48,7 +49,7 @@ FOLDER = "_ags/keys/"
 PART_NBYTES = 32 << 20
 PART = re.compile(rf"{FOLDER}(?:buckets|history)/[0-9a-f-]{{36}}\.json")
 INLINE = 64  # entries that a document holds itself, at most
-BUCKET = 256  # entries in a bucket on average, at most; and at least a quarter of that
+BUCKET = 64  # entries in a bucket on average, at most, where that is more than the square root of all
 HISTORY_NBYTES = 8 << 10  # of the changes that a document holds itself
 HISTORY_PARTS = 64  # objects with earlier changes
 PARALLEL = 8  # requests at a time
@@ -128,13 +129,22 @@ def bucket_of(key_id: str, count: int) -> int:
     return int.from_bytes(digest[:8]) * count >> 64
 
 
+def bucket_size(total: int) -> int:
+    """Return how many of N entries a bucket has on average, at most. It has at least a quarter of that.
+
+    A change writes a bucket, and a document that names all buckets: with the square root, both stay small.
+    """
+    return max(BUCKET, isqrt(total))
+
+
 def bucket_count(total: int, now: int) -> int:
     """Return the number of buckets for N entries: `now` as long as that fits; 0 if the document holds them all."""
     if total <= INLINE:
         return 0
-    if BUCKET // 4 * now <= total <= BUCKET * now:
+    size = bucket_size(total)
+    if size // 4 * now <= total <= size * now:
         return now
-    return 1 << max(0, (total - 1) // BUCKET).bit_length()
+    return 1 << max(0, (total - 1) // size).bit_length()
 
 
 def divide(entries: Iterable[KeyEntry], places: Iterable[int], count: int) -> dict[int, dict[str, KeyEntry]]:
