@@ -123,7 +123,7 @@ def draw_commits(points: dict[str, list[tuple[int, float]]], about: dict[str, An
     axes.set_ylim(bottom=0)
     axes.set_xlabel("commits before, of one small file each")
     axes.set_ylabel("ms of CPU")
-    title(figure, "Commits, and lookups after N commits", "The least of 5 neighbours.", about)
+    title(figure, "Commits, and lookups after N commits", "Commits: mean of 32; open_file: least of 5.", about)
     figure.legend(loc="lower center", ncols=2)
     figure.tight_layout(rect=(0, 0.14, 0.99, 0.88))
     return save(figure, output / "commits.png")
