@@ -1,0 +1,27 @@
+"""Encrypted Iceberg tables through unmodified PyIceberg: read, write, turn their keys, verify them."""
+
+from __future__ import annotations
+
+from ags_fast._lazy import attribute as _attribute
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ags_fast.iceberg.io import FileIO
+    from ags_fast.iceberg.session import clear_cache
+    from ags_fast.iceberg.sql import SqlCatalog
+    from ags_fast.iceberg.tables import TableFile, files, load_catalog, open_table
+
+__all__ = ["FileIO", "SqlCatalog", "TableFile", "clear_cache", "files", "load_catalog", "open_table"]
+
+_HOMES = {
+    "io": ("FileIO",),
+    "session": ("clear_cache",),
+    "sql": ("SqlCatalog",),
+    "tables": ("TableFile", "files", "load_catalog", "open_table"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    return _attribute(__name__, _HOMES, name)

@@ -1,0 +1,94 @@
+"""Commit an edit of a table's raw metadata, by the catalog's own compare-and-swap."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+
+from ags_fast.errors import ConcurrentChangeError, PolicyError
+from ags_fast.iceberg import metadata
+from ags_fast.iceberg.io import FileIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyiceberg.table import Table
+
+    from ags_fast.iceberg.metadata import Raw
+    from ags_fast.iceberg.session import Session
+
+__all__ = ["edit", "raw_metadata", "table_io", "table_session"]
+
+ATTEMPTS = 20  # commits that others came first to
+
+
+def table_io(table: Table) -> FileIO:
+    """Return a table's FileIO. PolicyError if the table was not loaded by a catalog of ags_fast.iceberg."""
+    if not isinstance(table.io, FileIO):
+        raise PolicyError("load the table from a catalog of ags_fast.iceberg: this one was loaded without its keys")
+    return table.io
+
+
+def table_session(table: Table) -> Session:
+    """Return the session of a table's catalog."""
+    return table_io(table).session
+
+
+def raw_metadata(table: Table) -> Raw:
+    """Return the raw metadata of the table as it was loaded."""
+    raw = table_session(table).raw(table.metadata_location)
+    if raw is None:
+        io = table_io(table)
+        with io.inner(table.metadata_location).new_input(table.metadata_location).open() as file:
+            raw = metadata.parse(file.read(), table.metadata_location)
+    return raw
+
+
+def edit(table: Table, change: Callable[[Raw], Raw]) -> Raw:
+    """Commit an edit of a table's raw metadata: one new metadata file. Afterwards `table` is that version.
+
+    Args:
+        table: A table of a catalog of ags_fast.iceberg.
+        change: Gets the newest raw metadata, and returns the new ones: it changes nothing in place, and may be called
+            again, if another commit came first. It may return its argument: then nothing is committed.
+
+    Returns:
+        The new raw metadata.
+
+    Raises:
+        ConcurrentChangeError: Other commits came first, 20 times in a row.
+    """
+    session = table_session(table)
+    for _ in range(ATTEMPTS):
+        table.refresh()
+        base = raw_metadata(table)
+        made = change(base)
+        if made is base:
+            return base
+        mark = secrets.token_hex(8)
+        session.set_edit(mark, _once(base, made, change))
+        try:
+            with table.transaction() as transaction:
+                transaction.set_properties({metadata.MARK: mark})
+        except CommitFailedException:
+            continue
+        except CommitStateUnknownException:
+            table.refresh()
+            if raw_metadata(table).get("last-updated-ms") == base.get("last-updated-ms"):
+                raise
+        finally:
+            session.set_edit(mark, None)
+        table.refresh()
+        return raw_metadata(table)
+    raise ConcurrentChangeError(f"other commits came first, {ATTEMPTS} times in a row: try again")
+
+
+def _once(base: Raw, made: Raw, change: Callable[[Raw], Raw]) -> Callable[[Raw], Raw]:
+    """Return an edit that uses what was made, if the base is the same."""
+
+    def apply(newest: Raw) -> dict[str, Any]:
+        return made if newest == base else change(newest)
+
+    return apply

@@ -1,0 +1,264 @@
+"""Avro object containers, held whole in memory: the file form of manifests and manifest lists.
+
+Values of a logical type stay as they are encoded: a schema is used without its logical types, so that reading and
+writing a value again gives the same bytes. The header keeps the schema's own text.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+
+from ags_fast.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["Container", "field_of", "read_container", "record_fields", "write_container"]
+
+MAGIC = b"Obj\x01"
+SYNC_NBYTES = 16
+BLOCK_NBYTES = 1 << 20  # of plain records in a block, about
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container whose blocks are decompressed.
+
+    Attributes:
+        schema: The schema of a record, parsed.
+        meta: The other entries of the header, without ``avro.schema`` and ``avro.codec``.
+        sync: The sync marker, 16 bytes.
+        blocks: The blocks, with their counts, lengths and sync markers, as a container without codec has them.
+        count: The number of records.
+    """
+
+    schema: Schema
+    meta: dict[str, bytes]
+    sync: bytes
+    blocks: bytearray
+    count: int
+
+    def records(self, keep: Callable[[Schema], Schema] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the records.
+
+        Args:
+            keep: Returns the part of the schema to decode, of which the rest is skipped. None decodes everything.
+        """
+        writer = _plain(self.schema)
+        whole = io.BytesIO(_header(writer, {}, self.sync, b"null") + bytes(self.blocks))
+        found = 0
+        try:
+            for record in fastavro.reader(whole, None if keep is None else keep(writer)):
+                found += 1
+                yield record  # type: ignore[misc]
+        except (ValueError, TypeError, IndexError, KeyError, EOFError, StopIteration) as error:
+            raise FormatError(f"a record of an Avro file is malformed: {type(error).__name__}") from None
+        if found != self.count:
+            raise FormatError(f"an Avro file has {found} records, its blocks count {self.count}")
+
+    def encode(self, schema: Schema) -> bytes:
+        """Return the container without a codec, whose header has another schema."""
+        return _header(schema, self.meta, self.sync, b"null") + bytes(self.blocks)
+
+
+def read_container(data: bytes | memoryview) -> Container:
+    """Read a container, decompressed. FormatError if any part of the container is malformed or cut."""
+    source = io.BytesIO(data)
+    if source.read(4) != MAGIC:
+        raise FormatError("the file is not an Avro file: its first 4 bytes are another format's")
+    meta: dict[str, bytes] = {}
+    while count := _long(source):
+        if count < 0:
+            count = -count
+            _long(source)
+        for _ in range(count):
+            name = _bytes(source).decode("utf-8", "replace")
+            meta[name] = _bytes(source)
+    sync = _exactly(source, SYNC_NBYTES)
+    codec = meta.pop("avro.codec", b"null").decode("utf-8", "replace")
+    try:
+        schema = json.loads(meta.pop("avro.schema"))
+    except (KeyError, ValueError):
+        raise FormatError("the Avro file has no schema, or a malformed one") from None
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise FormatError("the Avro file is not one of records")
+    blocks, total = bytearray(), 0
+    decompress = _decompressor(codec)
+    while source.tell() < len(data):
+        count, block = _long(source), _bytes(source)
+        if count < 0 or _exactly(source, SYNC_NBYTES) != sync:
+            raise FormatError("a block of the Avro file does not end with the file's sync marker")
+        _put_block(blocks, count, decompress(block), sync)
+        total += count
+    return Container(schema, meta, sync, blocks, total)
+
+
+def write_container(
+    schema: Schema, meta: dict[str, bytes], records: Iterable[dict[str, Any]], codec: str = "deflate"
+) -> bytes:
+    """Return a container.
+
+    Args:
+        schema: The schema, with Iceberg's field ids.
+        meta: Other entries of the header.
+        records: As `Container.records` yields them: values without their logical types.
+        codec: ``deflate`` or ``null``.
+    """
+    sync = os.urandom(SYNC_NBYTES)
+    plain = fastavro.parse_schema(_plain(schema))
+    out = bytearray(_header(schema, meta, sync, codec.encode()))
+    block, count = io.BytesIO(), 0
+
+    def flush() -> None:
+        data = block.getvalue()
+        _put_block(out, count, _deflate(data) if codec == "deflate" else data, sync)
+
+    for record in records:
+        fastavro.schemaless_writer(block, plain, record)
+        count += 1
+        if block.tell() >= BLOCK_NBYTES:
+            flush()
+            block, count = io.BytesIO(), 0
+    if count:
+        flush()
+    return bytes(out)
+
+
+def record_fields(schema: Any) -> list[dict[str, Any]]:
+    """Return the fields of a record, or of the record in a union with null."""
+    if isinstance(schema, list):
+        schema = next((one for one in schema if isinstance(one, dict)), {})
+    while isinstance(schema.get("type"), dict):
+        schema = schema["type"]
+    fields = schema.get("fields")
+    if not isinstance(fields, list) or not all(isinstance(one, dict) for one in fields):
+        raise FormatError("the schema of an Avro file has no fields where a record belongs")
+    return fields
+
+
+def field_of(schema: Schema, field_id: int) -> dict[str, Any] | None:
+    """Return the field of a record that has Iceberg's `field_id`, or None."""
+    return next((one for one in record_fields(schema) if one.get("field-id") == field_id), None)
+
+
+def _plain(schema: Any) -> Any:
+    """Return the schema without logical types."""
+    if isinstance(schema, list):
+        return [_plain(one) for one in schema]
+    if isinstance(schema, dict):
+        return {name: _plain(value) for name, value in schema.items() if name != "logicalType"}
+    return schema
+
+
+def _header(schema: Schema, meta: dict[str, bytes], sync: bytes, codec: bytes) -> bytes:
+    entries = {"avro.schema": json.dumps(schema).encode(), "avro.codec": codec, **meta}
+    out = bytearray(MAGIC)
+    _put_long(out, len(entries))
+    for name, value in entries.items():
+        for data in (name.encode(), value):
+            _put_long(out, len(data))
+            out += data
+    out.append(0)
+    out += sync
+    return bytes(out)
+
+
+def _put_block(out: bytearray, count: int, data: bytes, sync: bytes) -> None:
+    _put_long(out, count)
+    _put_long(out, len(data))
+    out += data
+    out += sync
+
+
+def _put_long(out: bytearray, value: int) -> None:
+    value <<= 1  # zigzag; never negative here
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _long(source: io.BytesIO) -> int:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = _exactly(source, 1)[0]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1)
+    raise FormatError("a number in the Avro file is longer than 64 bits")
+
+
+def _bytes(source: io.BytesIO) -> bytes:
+    return _exactly(source, _long(source))
+
+
+def _exactly(source: io.BytesIO, nbytes: int) -> bytes:
+    data = source.read(nbytes) if nbytes >= 0 else b""
+    if len(data) != nbytes:
+        raise FormatError("the Avro file is cut short")
+    return data
+
+
+def _deflate(data: bytes) -> bytes:
+    made = zlib.compressobj(wbits=-15)
+    return made.compress(data) + made.flush()
+
+
+def _inflate(data: bytes) -> bytes:
+    return zlib.decompress(data, wbits=-15)
+
+
+def _unsnap(data: bytes) -> bytes:
+    import cramjam  # an optional codec of fastavro, too
+
+    plain = bytes(cramjam.snappy.decompress_raw(data[:-4]))
+    if zlib.crc32(plain) != int.from_bytes(data[-4:], "big"):
+        raise FormatError("a block of the Avro file has another CRC-32 than it says")
+    return plain
+
+
+def _unzstd(data: bytes) -> bytes:
+    import zstandard  # pyiceberg depends on it
+
+    return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+
+
+CODECS: dict[str, Callable[[bytes], bytes]] = {
+    "null": bytes,
+    "deflate": _inflate,
+    "snappy": _unsnap,
+    "zstandard": _unzstd,
+}
+
+
+def _decompressor(codec: str) -> Callable[[bytes], bytes]:
+    codecs: dict[str, Callable[[bytes], bytes]] = {
+        "null": bytes,
+        "deflate": _inflate,
+        "snappy": _unsnap,
+        "zstandard": _unzstd,
+    }
+    chosen = codecs.get(codec)
+    if chosen is None:
+        raise FormatError(f"the Avro file has the codec {codec!r}; null, deflate, snappy and zstandard are known")
+
+    def decompress(data: bytes) -> bytes:
+        try:
+            return chosen(data)
+        except ImportError as error:
+            raise FormatError(f"the Avro file has the codec {codec}: install {error.name}") from error
+        except (FormatError, MemoryError):
+            raise
+        except Exception as error:
+            raise FormatError(f"a block of the Avro file does not decompress: {error}") from None
+
+    return decompress

@@ -1,0 +1,249 @@
+"""The FileIO that shows PyIceberg a plaintext table: files are opened as they are read, and sealed as they are closed.
+
+Reading streams: a Parquet file is a view that opens pages as they are read. Writing holds a file in memory until it is
+closed; its plaintext reaches no storage.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
+
+from pyiceberg.io import FileIO as PyIcebergIO
+from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream, load_file_io
+
+from ags_fast import stream
+from ags_fast.errors import FormatError, PolicyError
+from ags_fast.iceberg import manifests, policy
+from ags_fast.iceberg.container import read_container
+from ags_fast.iceberg.manifests import Known
+from ags_fast.iceberg.reading import check_length, find, show_list, show_manifest, show_metadata
+from ags_fast.iceberg.session import Session, reading_session, session_of
+from ags_fast.iceberg.writing import new_key, seal_manifest, sealed_metadata
+from ags_fast.keys.metadata import StandardKeyMetadata
+from ags_fast.parquet import Keys, encrypt_file, open_plain
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["FileIO"]
+
+PARQUET_MAGIC, AVRO_MAGIC = b"PAR1", b"Obj\x01"
+METADATA_SUFFIXES = (".metadata.json", ".metadata.json.gz")
+
+
+class FileIO(PyIcebergIO):
+    """A FileIO for encrypted tables, and for all others.
+
+    A catalog of `ags_fast.iceberg` makes it, and it then reads and writes. Named by ``py-io-impl`` alone it only reads
+    encrypted tables: a catalog that does not know of encryption would lose their keys.
+
+    Args:
+        properties: The catalog's and the table's. The KMS is taken from the catalog's alone.
+    """
+
+    def __init__(self, properties: dict[str, str] = {}) -> None:  # noqa: B006 (PyIceberg's signature)
+        super().__init__(properties)
+        self._session = session_of(properties) or reading_session(properties)
+        self._settings = {name: value for name, value in properties.items() if name not in policy.CLASSES}
+        self._encrypted = policy.KEY_ID in properties
+        self._key_length = int(properties.get(policy.KEY_LENGTH, "16"))
+        self._allows_plaintext = properties.get(policy.PLAINTEXT_FILES) == "allow"
+        self._inner: dict[str, PyIcebergIO] = {}
+
+    def __repr__(self) -> str:
+        return f"<FileIO of {'an encrypted table' if self._encrypted else 'a catalog'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a FileIO of ags_fast holds keys and is never pickled: load the table where it is used")
+
+    @property
+    def session(self) -> Session:
+        """What the catalog knows."""
+        return self._session
+
+    @property
+    def key_length(self) -> int:
+        """Bytes of a new key of this table."""
+        return self._key_length
+
+    def inner(self, location: str) -> PyIcebergIO:
+        """Return PyIceberg's own FileIO for a location, which opens files as they are stored."""
+        scheme = urlsplit(location).scheme
+        if scheme not in self._inner:
+            self._inner[scheme] = load_file_io(self._settings, location)
+        return self._inner[scheme]
+
+    def new_input(self, location: str) -> InputFile:
+        """Return a file to read."""
+        return _Input(self, location)
+
+    def new_output(self, location: str) -> OutputFile:
+        """Return a file to write."""
+        return _Output(self, location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Delete a file."""
+        path = location if isinstance(location, str) else location.location
+        if not self._session.forget(path):
+            self.inner(path).delete(path)
+
+    # ----------------------------------------------------------------------------------------------------- reading
+
+    def open_input(self, location: str) -> Any:
+        """Return the facade of a file, as a seekable binary file."""
+        session, inner = self._session, self.inner(location)
+        if location.endswith(METADATA_SUFFIXES):
+            with inner.new_input(location).open() as file:
+                return io.BytesIO(show_metadata(session, file.read(), location))
+        if (held := session.held_list(location)) is not None and session.known(location) is None:
+            return io.BytesIO(held)
+        if not self._encrypted:
+            return inner.new_input(location).open()
+        if session.names_list(location):
+            return io.BytesIO(show_list(session, location, inner))
+        known = find(session, location, inner)
+        if known is None:
+            if held is not None:
+                return io.BytesIO(held)
+            raise PolicyError(f"{location} is named by no snapshot of the encrypted table, so it has no key")
+        if known.format is None:
+            return io.BytesIO(show_manifest(session, known, inner))
+        return self._open_file(known, inner)
+
+    def _open_file(self, known: Known, inner: PyIcebergIO) -> Any:
+        key = known.key_metadata
+        if key is None:
+            if not self._allows_plaintext:
+                raise PolicyError(
+                    f"{known.path} is in plaintext, in an encrypted table. With the table's property "
+                    f"{policy.PLAINTEXT_FILES}=allow it is read"
+                )
+            return inner.new_input(known.path).open()
+        check_length(known)
+        source: Any = _local_path(known.path) or inner.new_input(known.path).open()
+        if known.format == "PARQUET":
+            return open_plain(source, key_metadata=key, length=known.length)
+        if known.format in ("PUFFIN", "AVRO"):
+            return stream.open(source, key_metadata=key, length=known.length)
+        raise FormatError(f"{known.path} has the format {known.format}, which has no encryption")
+
+    # ----------------------------------------------------------------------------------------------------- writing
+
+    def write_output(self, location: str, data: memoryview) -> int:
+        """Write a file, sealed if the table is encrypted. Returns its bytes on storage."""
+        session, inner = self._session, self.inner(location)
+        head = bytes(data[:4])
+        if location.endswith(METADATA_SUFFIXES):
+            return _put(inner, location, sealed_metadata(session, bytes(data), location, inner))
+        if not self._encrypted:
+            return _put(inner, location, data)
+        session.check_writes()
+        if head == AVRO_MAGIC:
+            container = read_container(data)
+            if manifests.is_list(container):
+                session.hold_list(location, bytes(data))
+                return len(data)
+            return seal_manifest(session, location, container, self._key_length, inner).length
+        if head == PARQUET_MAGIC:
+            return self._write_parquet(location, data, inner)
+        raise PolicyError(f"{location} has a format that PyIceberg does not write encrypted: write Parquet")
+
+    def _write_parquet(self, location: str, data: memoryview, inner: PyIcebergIO) -> int:
+        key = new_key(self._key_length)
+        out = bytearray()
+        encrypt_file(data, out, Keys(footer=key.encryption_key), aad_prefix=key.aad_prefix, store_aad_prefix=False)
+        length = _put(inner, location, out)
+        key = StandardKeyMetadata(key.encryption_key, key.aad_prefix, length)
+        self._session.learn(Known(location, length, key, format="PARQUET"))
+        return length
+
+
+def _put(inner: PyIcebergIO, location: str, data: bytes | bytearray | memoryview) -> int:
+    with inner.new_output(location).create(overwrite=True) as file:
+        file.write(data)  # type: ignore[arg-type]
+    return len(data)
+
+
+def _local_path(location: str) -> str | None:
+    """Return the path of a location in a local file system, which is read without a file object."""
+    parts = urlsplit(location)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return parts.path
+    return location if not parts.scheme else None
+
+
+class _Input(InputFile):
+    def __init__(self, owner: FileIO, location: str) -> None:
+        super().__init__(location)
+        self._owner = owner
+
+    def __len__(self) -> int:
+        return len(self._owner.inner(self.location).new_input(self.location))
+
+    def exists(self) -> bool:
+        """Tell whether the file is there."""
+        return self._owner.inner(self.location).new_input(self.location).exists()
+
+    def open(self, seekable: bool = True) -> InputStream:
+        """Return the facade of the file."""
+        return self._owner.open_input(self.location)  # type: ignore[no-any-return]
+
+
+class _Output(OutputFile):
+    def __init__(self, owner: FileIO, location: str) -> None:
+        super().__init__(location)
+        self._owner = owner
+        self.nbytes: int | None = None
+
+    def __len__(self) -> int:
+        if self.nbytes is not None:
+            return self.nbytes
+        return len(self._owner.inner(self.location).new_input(self.location))
+
+    def exists(self) -> bool:
+        """Tell whether the file is there."""
+        return self._owner.inner(self.location).new_input(self.location).exists()
+
+    def to_input_file(self) -> InputFile:
+        """Return the file, to read."""
+        return _Input(self._owner, self.location)
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        """Return a stream that writes the file when it is closed.
+
+        Args:
+            overwrite: False: FileExistsError if there is a file.
+        """
+        if not overwrite and self.exists():
+            raise FileExistsError(f"{self.location} exists")
+        return _Stream(self._owner, self)
+
+
+class _Stream(io.BytesIO):
+    """Takes a file's plaintext, and seals it when it is closed. Left by an exception it writes nothing."""
+
+    def __init__(self, owner: FileIO, output: _Output) -> None:
+        super().__init__()
+        self._owner: FileIO | None = owner
+        self._output = output
+
+    def close(self) -> None:
+        owner, self._owner = self._owner, None
+        try:
+            if owner is not None:
+                with self.getbuffer() as view:
+                    self._output.nbytes = owner.write_output(self._output.location, view)
+        finally:
+            super().close()
+
+    def __exit__(
+        self, error_class: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._owner = None
+        self.close()
+
+    def __del__(self) -> None:
+        self._owner = None

@@ -1,0 +1,145 @@
+"""What PyIceberg is shown of metadata files, manifest lists and manifests, and what a session learns from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ags_fast.ags1 import AgsCodec
+from ags_fast.errors import FormatError, IntegrityError
+from ags_fast.iceberg import manifests, metadata, policy
+from ags_fast.iceberg.container import read_container
+from ags_fast.iceberg.manifests import Known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyiceberg.io import FileIO as InnerIO
+
+    from ags_fast.iceberg.session import Session
+
+__all__ = ["find", "open_whole", "read_list", "read_manifest", "show_list", "show_manifest", "show_metadata"]
+
+
+def show_metadata(session: Session, data: bytes, location: str) -> bytes:
+    """Return the facade of a metadata file.
+
+    Raises:
+        PolicyError: The metadata would configure this client, or cannot be those of an encrypted table.
+        FormatError: The file is malformed.
+    """
+    raw = metadata.parse(data, location)
+    policy.check_raw(raw, location)
+    session.remember(raw, location)
+    return metadata.dump(metadata.facade(raw), location) if policy.is_encrypted(raw) else data
+
+
+def open_whole(known: Known, inner: InnerIO) -> bytes:
+    """Return the plaintext of a manifest or list.
+
+    Args:
+        known: Its path, key, and bytes on storage (0 if only the key says how many).
+        inner: Opens files as they are stored.
+
+    Raises:
+        IntegrityError: It was changed, or its entry and its key say two lengths.
+    """
+    with inner.new_input(known.path).open() as file:
+        data = file.read()
+    key = known.key_metadata
+    if key is None:
+        return bytes(data)
+    check_length(known)
+    try:
+        codec = AgsCodec(key.encryption_key, aad_prefix=key.aad_prefix)
+        return codec.decrypt(data, length=key.file_length if key.file_length is not None else known.length or None)
+    except (FormatError, IntegrityError) as error:
+        raise type(error)(f"{known.path}: {error}") from None
+
+
+def check_length(known: Known) -> None:
+    """Refuse a file of which the entry and the key say two lengths. IntegrityError."""
+    key = known.key_metadata
+    if key is not None and key.file_length is not None and known.length not in (0, key.file_length):
+        raise IntegrityError(
+            f"{known.path} has two lengths: {known.length} bytes by its entry, {key.file_length} by its key"
+        )
+
+
+def show_list(session: Session, path: str, inner: InnerIO) -> bytes:
+    """Return the facade of a manifest list."""
+    return _list(session, path, inner)[0]
+
+
+def read_list(session: Session, path: str, inner: InnerIO) -> list[Known]:
+    """Return the manifests that a list names.
+
+    Args:
+        session: Has the key of the list, and learns those of its manifests.
+        path: The list, which known metadata name.
+        inner: Opens files as they are stored.
+
+    Raises:
+        KeyAccessError: The key of the list is lost, or the KMS refuses.
+        IntegrityError, FormatError: The list was changed.
+    """
+    return _list(session, path, inner)[1]
+
+
+def _list(session: Session, path: str, inner: InnerIO) -> tuple[bytes, list[Known]]:
+    container = read_container(open_whole(Known(path, 0, session.list_key(path)), inner))
+    if not manifests.is_list(container):
+        raise FormatError(f"{path} is a manifest, where a manifest list belongs")
+    found = manifests.manifests(container)
+    for one in found:
+        session.learn(one)
+    return manifests.facade(container, found), found
+
+
+def show_manifest(session: Session, known: Known, inner: InnerIO) -> bytes:
+    """Return the facade of a manifest."""
+    return _manifest(session, known, inner)[0]
+
+
+def read_manifest(session: Session, known: Known, inner: InnerIO) -> list[Known]:
+    """Return the files that a manifest names, deleted ones too.
+
+    Args:
+        session: Learns the keys of the files.
+        known: The manifest.
+        inner: Opens files as they are stored.
+
+    Raises:
+        IntegrityError, FormatError: The manifest was changed.
+    """
+    return _manifest(session, known, inner)[1]
+
+
+def _manifest(session: Session, known: Known, inner: InnerIO) -> tuple[bytes, list[Known]]:
+    container = read_container(open_whole(known, inner))
+    if manifests.is_list(container):
+        raise FormatError(f"{known.path} is a manifest list, where a manifest belongs")
+    found = manifests.data_files(container, known)
+    for one in found:
+        # A deletion vector's file has several entries, and an entry of a deleted file says least of it.
+        if one.status != manifests.DELETED or session.known(one.path) is None:
+            session.learn(one)
+    return manifests.facade(container, found), found
+
+
+def find(session: Session, path: str, inner: InnerIO) -> Known | None:
+    """Return what is known of a path, or else what known lists and their manifests say of it. Reads them if needed."""
+    known = session.known(path)
+    if known is not None:
+        return known
+    return next((one for one in _walk(session, inner) if one.path == path), None)
+
+
+def _walk(session: Session, inner: InnerIO) -> Iterator[Known]:
+    """Yield all manifests and files of known lists, the newest list first. Each manifest is read once."""
+    seen: set[str] = set()
+    for path in session.lists():
+        found = [one for one in read_list(session, path, inner) if one.path not in seen]
+        yield from found
+        for manifest in found:
+            seen.add(manifest.path)
+            yield from read_manifest(session, manifest, inner)

@@ -1,0 +1,207 @@
+"""What one catalog knows: its KMS, the keys of files by path, manifest lists that are not yet written.
+
+PyIceberg makes FileIO objects from properties, several for one table. They find their session by a token among these
+properties. Paths and keys arrive in the order of dependency: metadata name lists, lists manifests, manifests files.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.errors import KeyAccessError, PolicyError
+from ags_fast.iceberg import policy
+from ags_fast.keys.cache import clear_cache as clear_keks
+from ags_fast.keys.iceberg import manifest_list_key, read_encryption_keys
+from ags_fast.keys.kms import as_kms, shared_client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ags_fast.iceberg.manifests import Known
+    from ags_fast.iceberg.metadata import Raw
+    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.metadata import StandardKeyMetadata
+
+__all__ = ["SESSION", "Session", "clear_cache", "kms_properties", "reading_session", "session_of"]
+
+SESSION = "ags_fast.session"  # the property that names a session, of this process
+KMS_PREFIXES = ("encryption.kms-", "kms.", "vault.", "azure.keyvault.")
+KNOWN_PATHS = 1_000_000  # that a session remembers, about 500 bytes each; older ones are looked up again
+KNOWN_METADATA = 16  # metadata files that a session remembers
+READERS = 16  # sessions of FileIO objects that no catalog made
+
+_sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+_readers: OrderedDict[frozenset[tuple[str, str]], Session] = OrderedDict()
+
+
+def session_of(properties: Mapping[str, str]) -> Session | None:
+    """Return the session that the properties of a FileIO name, or None."""
+    return _sessions.get(properties.get(SESSION, ""))
+
+
+def reading_session(properties: Mapping[str, str]) -> Session:
+    """Return the session of FileIO objects that no catalog of ours made: one for each KMS. It only reads."""
+    kms = kms_properties(properties)
+    name = frozenset((kms or {}).items())
+    session = _readers.get(name)
+    if session is None:
+        session = _readers[name] = Session(kms, writes=False)
+        while len(_readers) > READERS:
+            _readers.popitem(last=False)
+    return session
+
+
+def clear_cache() -> None:
+    """Forget the keys of files and the unwrapped KEKs that this process holds. Tables look them up again."""
+    for session in list(_sessions.values()):
+        session.clear()
+    clear_keks()
+
+
+def kms_properties(properties: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return those of a catalog's properties that name a KMS; None if they name none."""
+    chosen = {name: str(value) for name, value in properties.items() if name.startswith(KMS_PREFIXES)}
+    return chosen if "encryption.kms-type" in chosen or "encryption.kms-impl" in chosen else None
+
+
+class Session:
+    """What one catalog object knows. Threads may share it. It is never pickled.
+
+    Args:
+        kms: A client or its properties. None: it is an error to open or to write an encrypted table.
+        writes: Whether FileIO objects of the session write tables.
+    """
+
+    def __init__(self, kms: KmsClient | Mapping[str, str] | None, *, writes: bool = True) -> None:
+        self.token = secrets.token_hex(8)
+        self._writes = writes
+        self._kms = kms
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._raw: OrderedDict[str, Raw] = OrderedDict()
+        self._lists: OrderedDict[str, tuple[str | None, list[Any]]] = OrderedDict()
+        self._pending: dict[str, bytes] = {}
+        self._edits: dict[str, Callable[[Raw], Raw]] = {}
+        _sessions[self.token] = self
+
+    def __repr__(self) -> str:
+        return f"<Session of {len(self._known)} files>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a catalog's session holds keys and is never pickled: load the catalog where it is used")
+
+    @property
+    def kms(self) -> KmsClient:
+        """The client. KeyAccessError if the catalog was loaded without one."""
+        if self._kms is None:
+            raise KeyAccessError(
+                "the table is encrypted, and no KMS was given: pass kms= to ags_fast.iceberg.load_catalog, or set "
+                "encryption.kms-type and what it needs among the catalog's properties"
+            )
+        return shared_client(self._kms) if isinstance(self._kms, Mapping) else as_kms(self._kms)
+
+    def check_writes(self) -> None:
+        """Refuse to write from a FileIO that only reads."""
+        if not self._writes:
+            raise PolicyError(
+                "this FileIO only reads encrypted tables: load the table from a catalog of ags_fast.iceberg to write it"
+            )
+
+    def clear(self) -> None:
+        """Forget the keys of files. Manifest lists that wait for their commit stay."""
+        with self._lock:
+            self._known.clear()
+            self._raw.clear()
+
+    # ---------------------------------------------------------------------------------------------------- metadata
+
+    def raw(self, location: str) -> Raw | None:
+        """Return the raw metadata of a location that this session has read or written."""
+        return self._raw.get(location)
+
+    def remember(self, raw: Raw, location: str) -> None:
+        """Keep the raw metadata of a location, for commits that begin there, and the keys of its manifest lists."""
+        with self._lock:
+            self._raw[location] = raw
+            self._raw.move_to_end(location)
+            while len(self._raw) > KNOWN_METADATA:
+                self._raw.popitem(last=False)
+            if policy.is_encrypted(raw):
+                self._remember_lists(raw)
+
+    def _remember_lists(self, raw: Raw) -> None:
+        entries = {one.get("key-id"): one for one in raw.get("encryption-keys") or () if isinstance(one, dict)}
+        for snapshot in raw.get("snapshots") or ():
+            path, key_id = snapshot.get("manifest-list"), snapshot.get("key-id")
+            if path is not None:
+                key = entries.get(key_id)
+                kek = None if key is None else entries.get(key.get("encrypted-by-id"))
+                self._lists[path] = key_id, [one for one in (key, kek) if one is not None]
+        while len(self._lists) > KNOWN_PATHS:
+            self._lists.popitem(last=False)
+
+    def set_edit(self, mark: str, change: Callable[[Raw], Raw] | None) -> None:
+        """Set, or with None forget, the edit that the commit with this mark makes."""
+        if change is None:
+            self._edits.pop(mark, None)
+        else:
+            self._edits[mark] = change
+
+    def edit(self, mark: str) -> Callable[[Raw], Raw]:
+        """Return the edit that the commit with this mark makes. PolicyError if there is none."""
+        if mark not in self._edits:
+            raise PolicyError("the commit carries the mark of another process's edit: load the table again")
+        return self._edits[mark]
+
+    # ---------------------------------------------------------------------------------------------- manifest lists
+
+    def hold_list(self, path: str, data: bytes) -> None:
+        """Keep a manifest list as PyIceberg wrote it, until the metadata that name it are written."""
+        self.check_writes()
+        self._pending[path] = data
+
+    def held_list(self, path: str) -> bytes | None:
+        """Return a manifest list that is kept."""
+        return self._pending.get(path)
+
+    def names_list(self, path: str) -> bool:
+        """Tell whether known metadata name a path as a manifest list."""
+        return path in self._lists
+
+    def lists(self) -> list[str]:
+        """Return the paths of all known manifest lists, the newest first."""
+        return list(reversed(self._lists))
+
+    def list_key(self, path: str) -> StandardKeyMetadata | None:
+        """Return the key of a manifest list that known metadata name; None if it is in plaintext.
+
+        Raises:
+            KeyAccessError: The key is lost, or the KMS refuses.
+            IntegrityError: The key was changed.
+        """
+        key_id, entries = self._lists[path]
+        return None if key_id is None else manifest_list_key(read_encryption_keys(entries), key_id, self.kms)
+
+    # ------------------------------------------------------------------------------------------------------- files
+
+    def known(self, path: str) -> Known | None:
+        """Return what this session knows of a file or manifest."""
+        return self._known.get(path)
+
+    def learn(self, known: Known) -> None:
+        """Keep what is known of a file or manifest."""
+        self._known[known.path] = known
+        if len(self._known) > KNOWN_PATHS:
+            with self._lock:
+                while len(self._known) > KNOWN_PATHS:
+                    self._known.popitem(last=False)
+
+    def forget(self, path: str) -> bool:
+        """Forget a path that is deleted. Returns whether it was a manifest list that was never written."""
+        known = self._known.pop(path, None)
+        return self._pending.pop(path, None) is not None and known is None

@@ -1,0 +1,151 @@
+"""Load catalogs, open tables without one, and list a table's files for other engines."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.table import StaticTable
+from pyiceberg.typedef import Properties
+from pyiceberg.utils.config import Config
+
+from ags_fast.errors import PolicyError
+from ags_fast.iceberg import manifests, policy
+from ags_fast.iceberg.commit import raw_metadata, table_io
+from ags_fast.iceberg.io import FileIO
+from ags_fast.iceberg.reading import read_list, read_manifest
+from ags_fast.iceberg.session import SESSION, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+    from ags_fast.iceberg.manifests import Known
+    from ags_fast.keys import StandardKeyMetadata
+    from ags_fast.keys.kms import KmsClient
+
+__all__ = ["TableFile", "files", "load_catalog", "open_table"]
+
+CATALOGS = {
+    "sql": ("sql", "SqlCatalog"),
+    "rest": ("rest", "RestCatalog"),
+    "hive": ("hive", "HiveCatalog"),
+    "glue": ("glue", "GlueCatalog"),
+    "dynamodb": ("dynamodb", "DynamoDbCatalog"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a snapshot. It holds a key, which its repr does not show, and refuses to be pickled.
+
+    Attributes:
+        path: Its location.
+        kind: ``manifest-list``, ``manifest``, ``data``, ``position-deletes``, ``equality-deletes`` or
+            ``deletion-vector``.
+        format: ``AVRO``, ``PARQUET``, ``ORC`` or ``PUFFIN``.
+        key_metadata: Its key, AAD prefix and length; None if the file is in plaintext.
+        length: Bytes on storage.
+        record_count: Its rows, or deleted positions; of a manifest or list 0.
+    """
+
+    path: str
+    kind: str
+    format: str
+    key_metadata: StandardKeyMetadata | None = field(repr=False)
+    length: int
+    record_count: int = 0
+
+
+def load_catalog(
+    name: str | None = None, *, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any
+) -> Catalog:
+    """Load a catalog of PyIceberg, whose encrypted tables are read and written like others.
+
+    Args:
+        name: A catalog in PyIceberg's configuration; None is its default.
+        kms: A KMS client or its properties (see `ags_fast.load_kms`); None takes them from the catalog's properties.
+        **properties: The catalog's properties, over those of the configuration. ``type`` is sql, rest, hive, glue or
+            dynamodb.
+
+    Raises:
+        ValueError: The type of the catalog is missing or unknown.
+        ImportError: A module that the catalog needs is missing.
+    """
+    config = Config()
+    name = name or config.get_default_catalog_name()
+    conf: Properties = {**(config.get_catalog_config(name) or {}), **properties}
+    kind = conf.get("type") or _kind(conf)
+    if kind not in CATALOGS:
+        raise ValueError(f"type={kind!r}: give type= as one of {', '.join(CATALOGS)}")
+    module, class_name = CATALOGS[kind]
+    catalog = getattr(importlib.import_module(f"ags_fast.iceberg.{module}"), class_name)
+    return catalog(name, kms=kms, **conf)  # type: ignore[no-any-return]
+
+
+def _kind(conf: Properties) -> str | None:
+    """Return the type of a catalog that its URI tells, as PyIceberg infers it."""
+    scheme = str(conf.get("uri", "")).split("://")[0].split("+")[0]
+    return {"http": "rest", "https": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}.get(scheme)
+
+
+def open_table(metadata_location: str, *, kms: KmsClient | Mapping[str, str], **properties: Any) -> StaticTable:
+    """Open a table to read it, without a catalog.
+
+    Args:
+        metadata_location: Where its metadata are: a path or URL of a ``.metadata.json``.
+        kms: A KMS client or its properties.
+        **properties: Of PyIceberg's FileIO, such as ``s3.endpoint``.
+
+    Raises:
+        FormatError, PolicyError: The metadata are malformed, or refused.
+    """
+    session = Session(kms, writes=False)
+    settings = {**properties, "py-io-impl": "ags_fast.iceberg.FileIO", SESSION: session.token}
+    table = StaticTable.from_metadata(metadata_location, settings)
+    table.io = FileIO({**table.metadata.properties, **settings})  # keeps the session alive
+    return table
+
+
+def files(table: Table, *, snapshot_id: int | None = None) -> Iterator[TableFile]:
+    """Yield the files of a snapshot, for an engine that opens them by itself: manifest list, manifests, then files.
+
+    Args:
+        table: A table of `load_catalog` or `open_table`.
+        snapshot_id: Which snapshot; None is the current one.
+
+    Raises:
+        ValueError: The table does not have that snapshot.
+        KeyAccessError: A key is lost, or the KMS refuses.
+        IntegrityError, FormatError: A manifest or the list was changed.
+    """
+    io, raw = table_io(table), raw_metadata(table)
+    wanted = raw.get("current-snapshot-id") if snapshot_id is None else snapshot_id
+    if snapshot_id is None and wanted in (None, -1):
+        return
+    snapshot = next((one for one in raw.get("snapshots") or () if one["snapshot-id"] == wanted), None)
+    if snapshot is None:
+        raise ValueError(f"the table has no snapshot {wanted}")
+    session, path = io.session, snapshot["manifest-list"]
+    inner = io.inner(path)
+    if not policy.is_encrypted(raw):
+        raise PolicyError(f"the table has no {policy.KEY_ID}: it is in plaintext")
+    key = session.list_key(path)
+    yield TableFile(path, "manifest-list", "AVRO", key, key.file_length or 0 if key else 0)
+    listed = read_list(session, path, inner)
+    yield from (TableFile(one.path, "manifest", "AVRO", one.key_metadata, one.length) for one in listed)
+    for manifest in listed:
+        for one in read_manifest(session, manifest, inner):
+            if one.status != manifests.DELETED:
+                yield TableFile(
+                    one.path, _kind_of(one), one.format or "", one.key_metadata, one.length, one.record_count
+                )
+
+
+def _kind_of(one: Known) -> str:
+    if one.format == "PUFFIN":
+        return "deletion-vector"
+    return ("data", "position-deletes", "equality-deletes")[one.content]
