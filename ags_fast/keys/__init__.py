@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         read_encryption_keys,
         rewrap_keks,
         rotate_keks,
+        unused_keys,
         write_encryption_keys,
     )
     from ags_fast.keys.kek import new_kek
@@ -54,6 +55,7 @@ __all__ = [
     "rotate_keks",
     "seal_document",
     "set_audit_hook",
+    "unused_keys",
     "write_encryption_keys",
 ]
 
@@ -75,6 +77,7 @@ _HOMES = {
         "read_encryption_keys",
         "rewrap_keks",
         "rotate_keks",
+        "unused_keys",
         "write_encryption_keys",
     ),
     "kek": ("new_kek",),

@@ -12,6 +12,7 @@ places, their ids and fields that are unknown here, so that unchanged entries ar
 from __future__ import annotations
 
 import base64
+import hmac
 import os
 import re
 import time
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys.encoding import unbase64
 from ags_fast.keys.entry import KEY_TIMESTAMP, LATEST_MS, KeyEntry, with_version
 from ags_fast.keys.envelope import Envelope
@@ -28,7 +29,7 @@ from ags_fast.keys.kms import as_kms, check_key_id, shared_client
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from ags_fast.keys.kms import KmsClient
 
@@ -39,6 +40,7 @@ __all__ = [
     "read_encryption_keys",
     "rewrap_keks",
     "rotate_keks",
+    "unused_keys",
     "write_encryption_keys",
 ]
 
@@ -223,36 +225,77 @@ def rotate_keks(
     keep_old: bool = True,
     length: int = 32,
     now: int | None = None,
+    new_kms: KmsClient | Mapping[str, str] | None = None,
+    needed: Collection[str] | None = None,
 ) -> list[EncryptedKey]:
     """Wrap every key of a manifest list by a new KEK.
 
     Ids stay, so no snapshot changes. The KMS wraps once, unwraps the new KEK once, to see that it opens, and unwraps
-    each old KEK that wraps anything at most once. The new KEK comes first: Java's writers, too, use it from now on.
+    each old KEK that wraps anything at most once. Each new wrap is opened again and compared, before it is returned.
+    The new KEK comes first, under an id that Java's writers, too, find first.
 
     Args:
         keys: The table's list.
-        kms: A client or its properties.
+        kms: The client, or its properties, that unwraps the old KEKs.
         wrapping_key_id: The master key of the new KEK.
-        keep_old: Whether old KEKs stay, for writers that have begun. Otherwise the keys that such writers add
-            cannot be opened.
+        keep_old: Whether old KEKs stay, for writers that have begun: those that wrap anything now, and the newest.
+            Otherwise the keys that such writers add cannot be opened. Old KEKs that stay move with the new one to
+            another master key or KMS, since Java unwraps all KEKs by one.
         length: Bytes of the new KEK: 16, 24 or 32.
         now: Milliseconds since the epoch.
+        new_kms: The client, or its properties, that wraps the KEKs from now on; None is `kms`.
+        needed: Ids of the keys that snapshots name; None is all. A key that nothing names and that does not open
+            stays as it is.
+
+    Raises:
+        KeyAccessError: A needed key has lost its KEK, or the KMS refuses.
+        IntegrityError: A needed key, or a new wrap, does not open.
     """
     named, client = _named(keys), _client(kms)
+    target = client if new_kms is None else _client(new_kms)
     old = [key for key in named.values() if key.is_kek]
     # Rust's writers take the newest one.
     made = max([_now_ms() if now is None else now, *(key.created_ms + 1 for key in old)])
-    kek = _new_kek(client, wrapping_key_id, length, made, _new_id(first_of=len(named) + 1))
-    by_kek: dict[str, list[EncryptedKey]] = {}
+    kek = _new_kek(target, wrapping_key_id, length, made, _new_id(first_of=len(named) + 1))
+    groups: dict[tuple[str, bool], list[EncryptedKey]] = {}
     for key in named.values():
         if not key.is_kek:
-            by_kek.setdefault(key.encrypted_by_id, []).append(key)
-    moved = {}
-    for kek_id, group in by_kek.items():
-        wrapped = _wrapped(kek, _unwrapped(named, kek_id, group, client), client)
-        for key, metadata in zip(group, wrapped, strict=True):
-            moved[key.key_id] = replace(key, encrypted_key_metadata=metadata, encrypted_by_id=kek.key_id)
-    return [kek, *(moved.get(key.key_id, key) for key in named.values() if keep_old or not key.is_kek)]
+            groups.setdefault((key.encrypted_by_id, needed is None or key.key_id in needed), []).append(key)
+    moved: dict[str, EncryptedKey] = {}
+    for (kek_id, is_needed), group in groups.items():
+        try:
+            plain = _unwrapped(named, kek_id, group, client)
+        except AgsError:
+            if is_needed:
+                raise
+            continue
+        moved.update((key.key_id, key) for key in _moved(kek, group, plain, target))
+    if keep_old:
+        kept = {key.encrypted_by_id for key in named.values() if not key.is_kek} | _newest(old)
+        staying = [key for key in old if key.key_id in kept]
+        if target is not client or any(key.encrypted_by_id != wrapping_key_id for key in staying):
+            holding = [*staying, *(key for key in named.values() if not key.is_kek)]
+            staying = rewrap_keks(holding, client, new_kms=new_kms, new_wrapping_key_id=wrapping_key_id)
+        moved.update((key.key_id, key) for key in staying if key.is_kek)
+    return [kek, *(moved.get(key.key_id, key) for key in named.values() if not key.is_kek or key.key_id in moved)]
+
+
+def unused_keys(
+    keys: Iterable[EncryptedKey], needed: Collection[str], *, spare: Collection[str] = ()
+) -> list[EncryptedKey]:
+    """Return the keys of manifest lists that nothing names, and the KEKs that then wrap nothing.
+
+    The newest active KEK is none of them: the next writer takes it.
+
+    Args:
+        keys: The table's list.
+        needed: Ids of the keys that snapshots name.
+        spare: Ids of keys that stay although nothing names them.
+    """
+    named = _named(keys)
+    staying = {key.encrypted_by_id for key in named.values() if not key.is_kek and key.key_id in {*needed, *spare}}
+    staying |= _newest([key for key in named.values() if key.is_kek]) | {*needed, *spare}
+    return [key for key in named.values() if key.key_id not in staying]
 
 
 def rewrap_keks(
@@ -310,6 +353,33 @@ def _rewrapped(
     if witness is not None:
         _unwrapped({key.key_id: made}, key.key_id, [witness], target or client)
     return made
+
+
+def _moved(
+    kek: EncryptedKey, group: Sequence[EncryptedKey], plain: Sequence[bytes], client: KmsClient
+) -> list[EncryptedKey]:
+    """Return keys wrapped by a new KEK. They were opened again, and compared with `plain`."""
+    wrapped = _wrapped(kek, plain, client)
+    made = [
+        replace(key, encrypted_key_metadata=metadata, encrypted_by_id=kek.key_id)
+        for key, metadata in zip(group, wrapped, strict=True)
+    ]
+    found = _unwrapped({kek.key_id: kek}, kek.key_id, made, client)
+    if not all(hmac.compare_digest(*pair) for pair in zip(found, plain, strict=True)):
+        raise IntegrityError(
+            "a key of a manifest list opens as another key under its new KEK, which was not put to use"
+        )
+    return made
+
+
+def _newest(keks: Iterable[EncryptedKey]) -> set[str]:
+    """Return the id of the newest active KEK under each master key."""
+    newest: dict[str, EncryptedKey] = {}
+    for kek in keks:
+        known = newest.get(kek.encrypted_by_id)
+        if kek.entry().state == "active" and (known is None or kek.created_ms >= known.created_ms):
+            newest[kek.encrypted_by_id] = kek
+    return {kek.key_id for kek in newest.values()}
 
 
 def _new_kek(client: KmsClient, wrapping_key_id: str, length: int, now: int, key_id: str) -> EncryptedKey:
