@@ -9,14 +9,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ags_fast.iceberg.io import FileIO
+    from ags_fast.iceberg.rotation import rotate
     from ags_fast.iceberg.session import clear_cache
     from ags_fast.iceberg.sql import SqlCatalog
     from ags_fast.iceberg.tables import TableFile, files, load_catalog, open_table
 
-__all__ = ["FileIO", "SqlCatalog", "TableFile", "clear_cache", "files", "load_catalog", "open_table"]
+__all__ = ["FileIO", "SqlCatalog", "TableFile", "clear_cache", "files", "load_catalog", "open_table", "rotate"]
 
 _HOMES = {
     "io": ("FileIO",),
+    "rotation": ("rotate",),
     "session": ("clear_cache",),
     "sql": ("SqlCatalog",),
     "tables": ("TableFile", "files", "load_catalog", "open_table"),

@@ -1,0 +1,262 @@
+"""Turn the keys of an encrypted table: one new metadata file, no new snapshot, and no other file is touched.
+
+`rotated_keks` and `rewrapped_keks` decide, from raw metadata to raw metadata; `rotate` commits what they return. Both
+keep the ids of all keys, so snapshots stay as they are, and time travel goes on to work.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ags_fast.dataset.names import new_job_id
+from ags_fast.errors import FormatError, PolicyError
+from ags_fast.iceberg import policy
+from ags_fast.iceberg.commit import edit, table_session
+from ags_fast.jobs.results import JobResult, Row, counted
+from ags_fast.keys import iceberg as keys_of
+from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
+from ags_fast.keys.kms import KmsClient, check_key_id, shared_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pyiceberg.table import Table
+
+    from ags_fast.iceberg.metadata import Raw
+
+__all__ = ["Turned", "named_keys", "rewrapped_keks", "rotate", "rotated_keks", "unused_keys", "with_keys"]
+
+WHATS = ("kek", "mek")
+KEYS = "encryption-keys"
+KEK, LIST_KEY = "kek", "manifest-list-key"  # formats of rows
+
+
+class Turned(NamedTuple):
+    """What a rotation makes.
+
+    Attributes:
+        raw: The new metadata; the very object that was given, if nothing changes.
+        rows: A row for each key: its id, the id of the key that took its place or wraps it now, and the status.
+    """
+
+    raw: Raw
+    rows: list[Row]
+
+
+def named_keys(raw: Mapping[str, Any]) -> set[str]:
+    """Return the ids of the keys that snapshots and statistics name."""
+    named = (*(raw.get("snapshots") or ()), *(raw.get("statistics") or ()))
+    return {key_id for one in named if (key_id := one.get("key-id")) is not None}
+
+
+def unused_keys(raw: Mapping[str, Any]) -> list[EncryptedKey]:
+    """Return the keys that no snapshot needs: keys of manifest lists that are gone, and KEKs that wrap nothing else.
+
+    If a snapshot has lost its ``key-id``, any key of a manifest list may be that snapshot's, so none is unused.
+
+    Raises:
+        FormatError: ``encryption-keys`` are malformed.
+    """
+    keys = read_encryption_keys(raw.get(KEYS) or ())
+    named = named_keys(raw)
+    known = {key.key_id for key in keys}
+    lost = any(one.get("key-id") not in known for one in raw.get("snapshots") or ())
+    spare = [key.key_id for key in keys if lost and not key.is_kek]
+    return keys_of.unused_keys(keys, named, spare=spare)
+
+
+def with_keys(raw: Raw, keys: Iterable[EncryptedKey], master: str | None = None) -> Raw:
+    """Return the metadata with other keys, and another master key if one is given."""
+    made = {**raw, KEYS: write_encryption_keys(keys)}
+    if master is not None and master != raw["properties"][policy.KEY_ID]:
+        made["properties"] = {**raw["properties"], policy.KEY_ID: master}
+    return made
+
+
+def rotated_keks(
+    raw: Raw,
+    kms: KmsClient,
+    *,
+    wrapping_key_id: str | None = None,
+    new_kms: KmsClient | None = None,
+    keep_old: bool = False,
+    now: int | None = None,
+) -> Turned:
+    """Put the keys of all manifest lists under a new KEK.
+
+    It takes one wrap and one unwrap for the new KEK, and at most one unwrap for each old KEK. Each new wrap is opened
+    again before it is returned. A table without keys gets none.
+
+    Args:
+        raw: The table's metadata; they stay as they are.
+        kms: Unwraps the old KEKs.
+        wrapping_key_id: The master key from now on; None keeps the table's.
+        new_kms: Wraps the KEKs from now on; None is `kms`.
+        keep_old: Whether the old KEKs stay, for writers that have begun.
+        now: Milliseconds since the epoch.
+
+    Raises:
+        KeyAccessError: The KMS refuses, or a key of a snapshot has lost its KEK.
+        IntegrityError: A key of a snapshot, or a new wrap, does not open.
+        PolicyError: The table is in plaintext.
+    """
+    keys, old_master = _keys(raw)
+    master = wrapping_key_id or old_master
+    if not keys:
+        return Turned(raw if master == old_master else with_keys(raw, keys, master), [])
+    length = int(raw["properties"].get(policy.KEY_LENGTH, "16"))
+    made = rotate_keks(
+        keys,
+        kms,
+        master,
+        keep_old=keep_old,
+        length=length,
+        now=now,
+        new_kms=new_kms,
+        needed=named_keys(raw),
+    )
+    return Turned(with_keys(raw, made, master), _rotation_rows(keys, made))
+
+
+def _rotation_rows(before: list[EncryptedKey], after: list[EncryptedKey]) -> list[Row]:
+    kek, now = after[0], {key.key_id: key for key in after}
+    rows = [Row(kek.key_id, None, "ok", format=KEK, key_id=kek.encrypted_by_id)]
+    for key in before:
+        made = now.get(key.key_id)
+        if made is None:
+            rows.append(Row(key.key_id, kek.key_id, "ok", format=KEK, key_id=kek.key_id))
+        elif key.is_kek:
+            why = "it stays for writers that have begun: expire(table) removes it once nothing needs it"
+            rows.append(Row(key.key_id, None, "skipped", "Kept", why, format=KEK, key_id=made.encrypted_by_id))
+        elif made is key:
+            why = "no snapshot names it, and it does not open"
+            rows.append(Row(key.key_id, None, "skipped", "Unused", why, format=LIST_KEY, key_id=key.encrypted_by_id))
+        else:
+            rows.append(Row(key.key_id, None, "ok", format=LIST_KEY, key_id=kek.key_id))
+    return rows
+
+
+def rewrapped_keks(
+    raw: Raw,
+    kms: KmsClient,
+    *,
+    new_kms: KmsClient | None = None,
+    new_wrapping_key_id: str | None = None,
+) -> Turned:
+    """Have the current version of the master key, another master key or another KMS wrap the KEKs.
+
+    Nothing else changes, but with another master key the property ``encryption.key-id``, by which Java unwraps KEKs.
+    For each KEK it takes one rewrap, or one unwrap and one wrap, and then one unwrap, which shows that the new wrap
+    opens. A KEK that the current version wraps takes none, if the KMS tells versions.
+
+    Args:
+        raw: The table's metadata; they stay as they are.
+        kms: Unwraps the KEKs.
+        new_kms: Wraps them from now on; None is `kms`.
+        new_wrapping_key_id: The master key from now on; None keeps the table's.
+
+    Raises:
+        KeyAccessError: The KMS refuses, or does not unwrap what it has just wrapped.
+        IntegrityError: A new wrap opens as another key.
+        PolicyError: The table is in plaintext.
+    """
+    keys, old_master = _keys(raw)
+    master = new_wrapping_key_id or old_master
+    made = rewrap_keks(keys, kms, new_kms=new_kms, new_wrapping_key_id=master)
+    why = ("Current", "the current version of its master key wraps it")
+    rows = [
+        Row(key.key_id, None, "skipped", *why, format=KEK, key_id=master)
+        if key is now
+        else Row(key.key_id, key.key_id, "ok", format=KEK, key_id=master)
+        for key, now in zip(keys, made, strict=True)
+        if key.is_kek
+    ]
+    if master == old_master and all(key is now for key, now in zip(keys, made, strict=True)):
+        return Turned(raw, rows)
+    return Turned(with_keys(raw, made, master), rows)
+
+
+def _keys(raw: Mapping[str, Any]) -> tuple[list[EncryptedKey], str]:
+    """Return the keys of a table, and its master key."""
+    if not policy.is_encrypted(raw):
+        raise PolicyError("the table is in plaintext and has no keys: use ags_fast.iceberg.encrypt")
+    keys, named = read_encryption_keys(raw.get(KEYS) or ()), named_keys(raw)
+    if found := [key.key_id for key in keys if key.is_kek and key.key_id in named]:
+        raise FormatError(f"a snapshot names {found[0]!r}, which is a key encryption key")
+    return keys, raw["properties"][policy.KEY_ID]
+
+
+# ------------------------------------------------------------------------------------------------------------- public
+
+
+@counted
+def rotate(
+    table: Table,
+    *,
+    what: str = "kek",
+    wrapping_key_id: str | None = None,
+    new_kms: KmsClient | Mapping[str, str] | None = None,
+    keep_old: bool = False,
+) -> JobResult:
+    """Replace the keys above a table's data keys. This writes one metadata file, and no snapshot.
+
+    Each new wrap is opened once before the metadata name it. If another commit comes first, the rotation begins again
+    from that commit. A rotation that dies has changed nothing.
+
+    **What was exposed stays exposed** where the old bytes still are: older metadata files hold the keys as they were
+    wrapped before, until `expire` deletes these files. If a KEK itself was exposed, use `rekey`, too.
+
+    Args:
+        table: A table of a catalog of ags_fast.iceberg. Afterwards it is the new version.
+        what: ``"kek"`` makes a new KEK and puts the keys of all manifest lists under it. ``"mek"`` has the current
+            version of the master key wrap the KEKs: do this after the master key was rotated in the KMS, and before
+            its old version is destroyed.
+        wrapping_key_id: The master key from now on. None keeps the table's.
+        new_kms: The KMS to move to, a client or its properties. Then load the catalog again, with that KMS. None keeps
+            the catalog's.
+        keep_old: For ``"kek"``: the old KEKs stay in the table, so that writers of other engines that have begun can
+            finish. `expire` removes them.
+
+    Returns:
+        A row for each key. ``src`` is its id, ``key_id`` the key that wraps it now, ``dst`` of a removed KEK the KEK
+        that took its place. A KEK that was current is "skipped".
+
+    Raises:
+        KeyAccessError: The KMS refuses, or a new wrap does not open. Nothing has changed.
+        IntegrityError: A key was changed, or a new wrap opens as another key. Nothing has changed.
+        PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg.
+        ConcurrentChangeError: Other commits came first, again and again.
+        ValueError: An argument is malformed.
+    """
+    if what not in WHATS:
+        raise ValueError(f"what must be {' or '.join(map(repr, WHATS))}, not {what!r}")
+    if keep_old and what != "kek":
+        raise ValueError("keep_old is for what='kek': what='mek' makes no new KEK")
+    if wrapping_key_id is not None:
+        check_key_id(wrapping_key_id)
+    session = table_session(table)
+    session.check_writes()
+    kms = session.kms
+    target = None if new_kms is None else new_kms if isinstance(new_kms, KmsClient) else shared_client(new_kms)
+    turned: list[Turned] = []
+
+    def change(raw: Raw) -> Raw:
+        if what == "kek":
+            made = rotated_keks(raw, kms, wrapping_key_id=wrapping_key_id, new_kms=target, keep_old=keep_old)
+        else:
+            made = rewrapped_keks(raw, kms, new_kms=target, new_wrapping_key_id=wrapping_key_id)
+        turned.append(made)
+        return made.raw
+
+    return _result(table, edit(table, change), turned)
+
+
+def _result(table: Table, raw: Raw, turned: list[Turned]) -> JobResult:
+    result = JobResult(new_job_id(), "rotate", table.location(), None, turned[-1].rows)
+    before = raw.get("metadata-log") or ()
+    if before and any(row.status == "ok" for row in result.rows):
+        result.warnings.append(
+            f"{len(before)} older metadata files still hold the keys as they were wrapped before: expire(table) "
+            "deletes these files"
+        )
+    return result
