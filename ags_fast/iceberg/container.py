@@ -6,6 +6,8 @@ writing a value again gives the same bytes. The header keeps the schema's own te
 
 from __future__ import annotations
 
+import copy
+import functools
 import io
 import json
 import os
@@ -14,13 +16,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import fastavro
+from fastavro.read import SchemaResolutionError
+from fastavro.schema import SchemaParseException
 
 from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Container", "field_of", "read_container", "record_fields", "write_container"]
+__all__ = ["Container", "Layout", "array_of", "field_of", "read_container", "record_fields", "write_container"]
 
 MAGIC = b"Obj\x01"
 SYNC_NBYTES = 16
@@ -29,45 +33,84 @@ BLOCK_NBYTES = 1 << 20  # of plain records in a block, about
 Schema = dict[str, Any]
 
 
+class Layout:
+    """A schema, and what is derived from it once for all files that have it.
+
+    Attributes:
+        schema: The schema, parsed.
+        plain: The schema without logical types, as fastavro takes it.
+        many: That of an array of such records, which is decoded in one call.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        try:
+            self.schema: Schema = json.loads(text)
+            if not isinstance(self.schema, dict) or self.schema.get("type") != "record":
+                raise FormatError("the Avro file is not one of records")
+            self.plain = fastavro.parse_schema(_plain(self.schema))
+            self.many = array_of(self.schema)
+        except (ValueError, TypeError, SchemaParseException):
+            raise FormatError("the Avro file has a malformed schema") from None
+        self._derived: dict[Callable[[Schema], Any], Any] = {}
+
+    def derived(self, derive: Callable[[Schema], Any]) -> Any:
+        """Return ``derive(schema)``, computed once for each function. The result is shared: do not change it."""
+        if derive not in self._derived:
+            self._derived[derive] = derive(copy.deepcopy(self.schema))
+        return self._derived[derive]
+
+
+layout_of = functools.lru_cache(maxsize=256)(Layout)
+
+
 @dataclass(frozen=True, slots=True)
 class Container:
     """A container whose blocks are decompressed.
 
     Attributes:
-        schema: The schema of a record, parsed.
+        layout: The schema of a record.
         meta: The other entries of the header, without ``avro.schema`` and ``avro.codec``.
         sync: The sync marker, 16 bytes.
-        blocks: The blocks, with their counts, lengths and sync markers, as a container without codec has them.
-        count: The number of records.
+        blocks: The records of each block, and their number.
     """
 
-    schema: Schema
+    layout: Layout
     meta: dict[str, bytes]
     sync: bytes
-    blocks: bytearray
-    count: int
+    blocks: list[tuple[int, bytearray]]
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of a record. It is shared: do not change it."""
+        return self.layout.schema
 
     def records(self, keep: Callable[[Schema], Schema] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the records.
 
         Args:
-            keep: Returns the part of the schema to decode, of which the rest is skipped. None decodes everything.
+            keep: Returns, by `array_of`, the part of the schema to decode. The rest is skipped. None decodes all.
         """
-        writer = _plain(self.schema)
-        whole = io.BytesIO(_header(writer, {}, self.sync, b"null") + bytes(self.blocks))
-        found = 0
-        try:
-            for record in fastavro.reader(whole, None if keep is None else keep(writer)):
-                found += 1
-                yield record  # type: ignore[misc]
-        except (ValueError, TypeError, IndexError, KeyError, EOFError, StopIteration) as error:
-            raise FormatError(f"a record of an Avro file is malformed: {type(error).__name__}") from None
-        if found != self.count:
-            raise FormatError(f"an Avro file has {found} records, its blocks count {self.count}")
+        part = None if keep is None else self.layout.derived(keep)
+        for count, block in self.blocks:
+            if not count:
+                continue
+            array = bytearray()
+            _put_long(array, count)
+            source = io.BytesIO(b"".join((array, block, b"\0")))
+            try:
+                found: Any = fastavro.schemaless_reader(source, self.layout.many, part)
+            except (ValueError, TypeError, LookupError, EOFError, OverflowError, SchemaResolutionError) as error:
+                raise FormatError(f"a record of an Avro file is malformed: {type(error).__name__}") from None
+            if source.read():
+                raise FormatError("a block of an Avro file has bytes after its last record")
+            yield from found
 
-    def encode(self, schema: Schema) -> bytes:
+    def encode(self, schema: bytes) -> bytes:
         """Return the container without a codec, whose header has another schema."""
-        return _header(schema, self.meta, self.sync, b"null") + bytes(self.blocks)
+        out = bytearray(_header(schema, self.meta, self.sync, b"null"))
+        for count, block in self.blocks:
+            _put_block(out, count, block, self.sync)
+        return bytes(out)
 
 
 def read_container(data: bytes | memoryview) -> Container:
@@ -84,22 +127,14 @@ def read_container(data: bytes | memoryview) -> Container:
             name = _bytes(source).decode("utf-8", "replace")
             meta[name] = _bytes(source)
     sync = _exactly(source, SYNC_NBYTES)
-    codec = meta.pop("avro.codec", b"null").decode("utf-8", "replace")
-    try:
-        schema = json.loads(meta.pop("avro.schema"))
-    except (KeyError, ValueError):
-        raise FormatError("the Avro file has no schema, or a malformed one") from None
-    if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise FormatError("the Avro file is not one of records")
-    blocks, total = bytearray(), 0
-    decompress = _decompressor(codec)
+    decompress = _decompressor(meta.pop("avro.codec", b"null").decode("utf-8", "replace"))
+    blocks = []
     while source.tell() < len(data):
         count, block = _long(source), _bytes(source)
         if count < 0 or _exactly(source, SYNC_NBYTES) != sync:
             raise FormatError("a block of the Avro file does not end with the file's sync marker")
-        _put_block(blocks, count, decompress(block), sync)
-        total += count
-    return Container(schema, meta, sync, blocks, total)
+        blocks.append((count, bytearray(decompress(block))))
+    return Container(layout_of(meta.pop("avro.schema", b"")), meta, sync, blocks)
 
 
 def write_container(
@@ -114,8 +149,9 @@ def write_container(
         codec: ``deflate`` or ``null``.
     """
     sync = os.urandom(SYNC_NBYTES)
-    plain = fastavro.parse_schema(_plain(schema))
-    out = bytearray(_header(schema, meta, sync, codec.encode()))
+    text = json.dumps(schema).encode()
+    plain = layout_of(text).plain
+    out = bytearray(_header(text, meta, sync, codec.encode()))
     block, count = io.BytesIO(), 0
 
     def flush() -> None:
@@ -131,6 +167,11 @@ def write_container(
     if count:
         flush()
     return bytes(out)
+
+
+def array_of(schema: Schema) -> Any:
+    """Return the schema of an array of records, without logical types, as fastavro takes it."""
+    return fastavro.parse_schema({"type": "array", "items": _plain(schema)})
 
 
 def record_fields(schema: Any) -> list[dict[str, Any]]:
@@ -159,8 +200,8 @@ def _plain(schema: Any) -> Any:
     return schema
 
 
-def _header(schema: Schema, meta: dict[str, bytes], sync: bytes, codec: bytes) -> bytes:
-    entries = {"avro.schema": json.dumps(schema).encode(), "avro.codec": codec, **meta}
+def _header(schema: bytes, meta: dict[str, bytes], sync: bytes, codec: bytes) -> bytes:
+    entries = {"avro.schema": schema, "avro.codec": codec, **meta}
     out = bytearray(MAGIC)
     _put_long(out, len(entries))
     for name, value in entries.items():
@@ -172,7 +213,7 @@ def _header(schema: Schema, meta: dict[str, bytes], sync: bytes, codec: bytes) -
     return bytes(out)
 
 
-def _put_block(out: bytearray, count: int, data: bytes, sync: bytes) -> None:
+def _put_block(out: bytearray, count: int, data: bytes | bytearray, sync: bytes) -> None:
     _put_long(out, count)
     _put_long(out, len(data))
     out += data

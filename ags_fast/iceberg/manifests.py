@@ -7,11 +7,12 @@ All functions here work on decrypted bytes. Specification: Iceberg, "Manifests" 
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, PolicyError
-from ags_fast.iceberg.container import Container, field_of, record_fields, write_container
+from ags_fast.iceberg.container import Container, array_of, field_of, record_fields, write_container
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
@@ -145,9 +146,9 @@ def is_list(container: Container) -> bool:
 
 def manifests(container: Container) -> list[Known]:
     """Return the manifests that a list names, in its order. FormatError if the list is malformed."""
-    names = _names(record_fields(container.schema), LISTED)
+    names = container.layout.derived(_list_names)
     known = []
-    for record in container.records(lambda schema: _only(schema, set(names.values()))):
+    for record in container.records(_list_part):
         value = {name: record.get(own) for name, own in names.items()}
         known.append(
             Known(
@@ -173,14 +174,10 @@ def data_files(container: Container, manifest: Known | None = None) -> list[Know
         manifest: What its list says of it. A data file without a row id inherits one from there, and a file without a
             sequence number or snapshot theirs (specification: "Row Lineage", "Sequence Number Inheritance").
     """
-    entry = field_of(container.schema, 2)
-    if entry is None:
-        raise FormatError("the Avro file is not a manifest")
-    names, inner = _names(record_fields(container.schema), ENTRY), _names(record_fields(entry), FILE)
-    kept = {*names.values(), *inner.values()}
+    names, inner, data_file = container.layout.derived(_entry_names)
     known, next_row_id = [], None if manifest is None else manifest.first_row_id
-    for record in container.records(lambda schema: _only(schema, {*kept, entry["name"]})):
-        file = record[entry["name"]]
+    for record in container.records(_entry_part):
+        file = record[data_file]
         value = {name: file.get(own) for name, own in inner.items()}
         status = _number(record, names.get("status", "status"))
         one = Known(
@@ -224,24 +221,30 @@ def facade(container: Container, known: Iterable[Known]) -> bytes:
         container: The file. Its blocks are changed.
         known: What it says, in its order.
     """
-    blocks, at = container.blocks, 0
+    number, at = 0, 0
     for one in known:
-        if one.key_metadata is not None:
-            encoded = one.key_metadata.encode()
-            at = blocks.find(encoded, at)
-            if at < 0:
-                raise FormatError("key metadata of a manifest has bytes after its record")
-            blocks[at : at + len(encoded)] = bytes(len(encoded))
-            at += len(encoded)
-    schema = copy.deepcopy(container.schema)
-    outer = schema if is_list(container) else field_of(schema, 2)
-    assert outer is not None
-    for field_id in (KEY_METADATA, LIST_KEY_METADATA):
-        field = field_of(outer, field_id)
-        if field is not None:
-            field["field-id"] = field_id + BLANK
-            field["name"] += "_blank"
-    return container.encode(schema)
+        if one.key_metadata is None:
+            continue
+        encoded = one.key_metadata.encode()
+        while number < len(container.blocks) and (found := container.blocks[number][1].find(encoded, at)) < 0:
+            number, at = number + 1, 0
+        if number == len(container.blocks):
+            raise FormatError(f"the key metadata of {one.path} are not encoded as Iceberg encodes them")
+        block = container.blocks[number][1]
+        at = found + len(encoded)
+        block[found:at] = bytes(len(encoded))
+    return container.encode(container.layout.derived(_blank))
+
+
+def _blank(schema: dict[str, Any]) -> bytes:
+    """Return a schema, as text, in which key metadata are a field that no reader knows."""
+    for outer in (schema, field_of(schema, 2)):
+        for field_id in (KEY_METADATA, LIST_KEY_METADATA):
+            field = None if outer is None else field_of(outer, field_id)
+            if field is not None:
+                field["field-id"] = field_id + BLANK
+                field["name"] += "_blank"
+    return json.dumps(schema).encode()
 
 
 def manifest_of(container: Container, look_up: Callable[[str], Known | None]) -> bytes:
@@ -316,6 +319,27 @@ def _add_fields(fields: list[dict[str, Any]], new: Iterable[tuple[str, int, str]
     for name, field_id, kind in new:
         if field_id not in ids:
             fields.append({"name": name, "type": ["null", kind], "default": None, "field-id": field_id})
+
+
+def _list_names(schema: dict[str, Any]) -> dict[str, str]:
+    return _names(record_fields(schema), LISTED)
+
+
+def _list_part(schema: dict[str, Any]) -> Any:
+    return array_of(_only(schema, set(_list_names(schema).values())))
+
+
+def _entry_names(schema: dict[str, Any]) -> tuple[dict[str, str], dict[str, str], str]:
+    """Return the names of the fields of an entry, of those of its data file, and of the latter itself."""
+    entry = field_of(schema, 2)
+    if entry is None:
+        raise FormatError("the Avro file is not a manifest")
+    return _names(record_fields(schema), ENTRY), _names(record_fields(entry), FILE), entry["name"]
+
+
+def _entry_part(schema: dict[str, Any]) -> Any:
+    names, inner, data_file = _entry_names(schema)
+    return array_of(_only(schema, {*names.values(), *inner.values(), data_file}))
 
 
 def _names(fields: list[dict[str, Any]], wanted: Mapping[str, int]) -> dict[str, str]:
