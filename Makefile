@@ -6,7 +6,7 @@ PYTHON ?= python3
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 VENV := .venv
 PY := $(VENV)/bin/python
-SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fast/_core_parquet.pxi \
+SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fast/_core_parquet.pxi ags_fast/_core_avro.pxi ags_fast/_core_avro.pxi \
 	ags_fast/_version.py $(wildcard csrc/*.c csrc/*.h)
 
 export PYTHON

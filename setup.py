@@ -322,6 +322,7 @@ CORE = Extension(
         "setup.py",
         "ags_fast/_agsf.pxd",
         "ags_fast/_core_parquet.pxi",
+        "ags_fast/_core_avro.pxi",
         *sorted(str(p) for p in Path("csrc").glob("*.[ch]")),
     ],
 )

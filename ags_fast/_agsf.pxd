@@ -1,6 +1,6 @@
-"""What csrc offers to the binding. csrc/agsf.h and csrc/agsf_parquet.h explain it."""
+"""What csrc offers to the binding. csrc/agsf.h, csrc/agsf_parquet.h and csrc/agsf_avro.h explain it."""
 
-from libc.stdint cimport int16_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cdef extern from "agsf.h" nogil:
     enum:
@@ -195,3 +195,15 @@ cdef extern from "agsf_parquet.h" nogil:
     agsf_status agsf_offset_index(const uint8_t *data, size_t nbytes, const agsf_page *table, size_t npages,
                                   int64_t in_chunk, int64_t out_chunk, uint8_t *out, size_t *nbytes_ret)
     agsf_status agsf_offset_index_pages(const uint8_t *data, size_t nbytes, size_t *npages_ret)
+
+cdef extern from "agsf_avro.h" nogil:
+    enum:
+        AGSF_AVRO_NULL
+        AGSF_AVRO_NUMBER
+        AGSF_AVRO_BYTES
+        AGSF_AVRO_FIXED
+        AGSF_AVRO_ITEMS
+        AGSF_AVRO_UNION
+        AGSF_AVRO_RECORD
+    agsf_status agsf_avro_pick(const int32_t *program, size_t length, const uint8_t *data, size_t nbytes,
+                               size_t records, size_t slots, int64_t *values)

@@ -660,6 +660,7 @@ def read_at(self, offset, size):
 
 
 include "_core_parquet.pxi"
+include "_core_avro.pxi"
 
 
 def openssl_version():

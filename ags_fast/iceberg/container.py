@@ -12,23 +12,35 @@ import io
 import json
 import os
 import zlib
+from array import array
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import fastavro
-from fastavro.read import SchemaResolutionError
 from fastavro.schema import SchemaParseException
 
+from ags_fast._core import (
+    AVRO_BYTES,
+    AVRO_FIXED,
+    AVRO_ITEMS,
+    AVRO_NULL,
+    AVRO_NUMBER,
+    AVRO_RECORD,
+    AVRO_UNION,
+    avro_pick,
+)
 from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["Container", "Layout", "array_of", "field_of", "read_container", "record_fields", "write_container"]
+__all__ = ["Container", "Layout", "Picker", "field_of", "read_container", "record_fields", "write_container"]
 
 MAGIC = b"Obj\x01"
 SYNC_NBYTES = 16
 BLOCK_NBYTES = 1 << 20  # of plain records in a block, about
+NESTING = 32  # of a schema
 
 Schema = dict[str, Any]
 
@@ -48,7 +60,7 @@ class Layout:
             if not isinstance(self.schema, dict) or self.schema.get("type") != "record":
                 raise FormatError("the Avro file is not one of records")
             self.plain = fastavro.parse_schema(_plain(self.schema))
-            self.many = array_of(self.schema)
+            self.many = fastavro.parse_schema({"type": "array", "items": _plain(self.schema)})
         except (ValueError, TypeError, SchemaParseException):
             raise FormatError("the Avro file has a malformed schema") from None
         self._derived: dict[Callable[[Schema], Any], Any] = {}
@@ -84,26 +96,47 @@ class Container:
         """The schema of a record. It is shared: do not change it."""
         return self.layout.schema
 
-    def records(self, keep: Callable[[Schema], Schema] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the records.
-
-        Args:
-            keep: Returns, by `array_of`, the part of the schema to decode. The rest is skipped. None decodes all.
-        """
-        part = None if keep is None else self.layout.derived(keep)
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records, decoded."""
         for count, block in self.blocks:
             if not count:
                 continue
-            array = bytearray()
-            _put_long(array, count)
-            source = io.BytesIO(b"".join((array, block, b"\0")))
+            head = bytearray()
+            _put_long(head, count)
+            source = io.BytesIO(b"".join((head, block, b"\0")))
             try:
-                found: Any = fastavro.schemaless_reader(source, self.layout.many, part)
-            except (ValueError, TypeError, LookupError, EOFError, OverflowError, SchemaResolutionError) as error:
+                found: Any = fastavro.schemaless_reader(source, self.layout.many, None)
+            except (ValueError, TypeError, LookupError, EOFError, OverflowError) as error:
                 raise FormatError(f"a record of an Avro file is malformed: {type(error).__name__}") from None
             if source.read():
                 raise FormatError("a block of an Avro file has bytes after its last record")
             yield from found
+
+    def take(self, picker: Callable[[Schema], Picker]) -> Iterator[list[Any]]:
+        """Yield the values of some fields of each record, None where there is none, without decoding the rest.
+
+        Values that the picker wipes are zeros in the container afterwards.
+
+        Args:
+            picker: Makes the picker of a schema.
+        """
+        chosen: Picker = self.layout.derived(picker)
+        slots, wiped, step = chosen.slots, chosen.wiped, 2 * len(chosen.slots)
+        for count, block in self.blocks:
+            numbers = memoryview(avro_pick(chosen.program, block, count, len(slots))).cast("q").tolist()
+            for at in range(0, len(numbers), step):
+                values: list[Any] = []
+                for i, kind in enumerate(slots):
+                    value, nbytes = numbers[at + 2 * i], numbers[at + 2 * i + 1]
+                    if nbytes < 0:
+                        values.append(None)
+                    elif kind == AVRO_NUMBER:
+                        values.append(value)
+                    else:
+                        values.append(bytes(block[value : value + nbytes]))
+                        if i == wiped:
+                            block[value : value + nbytes] = bytes(nbytes)
+                yield values
 
     def encode(self, schema: bytes) -> bytes:
         """Return the container without a codec, whose header has another schema."""
@@ -169,9 +202,72 @@ def write_container(
     return bytes(out)
 
 
-def array_of(schema: Schema) -> Any:
-    """Return the schema of an array of records, without logical types, as fastavro takes it."""
-    return fastavro.parse_schema({"type": "array", "items": _plain(schema)})
+class Picker:
+    """Which fields of a record to pick, compiled for `avro_pick`.
+
+    Args:
+        schema: The schema of a record.
+        fields: The ids of the fields to pick, in the order of their values. Ids of inner records are found, too; none
+            is looked for in an array or a map.
+        wiped: The id of the field whose bytes are overwritten.
+    """
+
+    def __init__(self, schema: Schema, fields: Sequence[int], wiped: int) -> None:
+        self._ids = {field_id: i for i, field_id in enumerate(fields)}
+        self.slots = [AVRO_NULL] * len(fields)
+        self.wiped = fields.index(wiped)
+        self._named: dict[str, Any] = {}
+        try:
+            self.program = array("i", self._node(schema, None, 0))
+        except (KeyError, TypeError, ValueError, RecursionError):
+            raise FormatError("the Avro file has a malformed schema") from None
+
+    def _node(self, schema: Any, slot: int | None, depth: int) -> list[int]:
+        """Return the program of a schema. The value goes to `slot`, unless that is None."""
+        if depth > NESTING:
+            raise FormatError("the schema of the Avro file is nested too deeply")
+        if isinstance(schema, list):
+            branches = [self._node(one, slot, depth + 1) for one in schema]
+            return _node(AVRO_UNION, [len(branches), *map(len, branches), *chain.from_iterable(branches)])
+        kind = schema["type"] if isinstance(schema, dict) else schema
+        if isinstance(kind, (dict, list)):
+            return self._node(kind, slot, depth + 1)
+        if isinstance(schema, dict) and "name" in schema and kind in ("fixed", "enum", "record"):
+            self._named[schema["name"]] = schema
+        if kind in self._named and not isinstance(schema, dict):
+            return self._node(self._named[kind], slot, depth + 1)
+        if kind == "record":
+            return _node(AVRO_RECORD, chain.from_iterable(self._field(one, depth) for one in schema["fields"]))
+        if kind == "array":
+            return _node(AVRO_ITEMS, self._node(schema["items"], None, depth + 1))
+        if kind == "map":
+            pair = [*_node(AVRO_BYTES, ()), *self._node(schema["values"], None, depth + 1)]
+            return _node(AVRO_ITEMS, _node(AVRO_RECORD, pair))
+        if slot is not None and kind in ("int", "long", "bytes", "string"):
+            self.slots[slot] = SCALARS[kind][0]
+            return _node(*SCALARS[kind], slot + 1)
+        return _node(AVRO_FIXED, [schema["size"]]) if kind == "fixed" else _node(*SCALARS[kind])
+
+    def _field(self, field: Schema, depth: int) -> list[int]:
+        return self._node(field["type"], self._ids.get(field.get("field-id", -1)), depth + 1)
+
+
+def _node(kind: int, rest: Iterable[int], slot: int = 0) -> list[int]:
+    rest = list(rest)
+    return [kind, 3 + len(rest), slot, *rest]
+
+
+SCALARS: dict[str, tuple[int, tuple[int, ...]]] = {
+    "null": (AVRO_NULL, ()),
+    "boolean": (AVRO_FIXED, (1,)),
+    "int": (AVRO_NUMBER, ()),
+    "long": (AVRO_NUMBER, ()),
+    "enum": (AVRO_NUMBER, ()),
+    "float": (AVRO_FIXED, (4,)),
+    "double": (AVRO_FIXED, (8,)),
+    "bytes": (AVRO_BYTES, ()),
+    "string": (AVRO_BYTES, ()),
+}
 
 
 def record_fields(schema: Any) -> list[dict[str, Any]]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, PolicyError
-from ags_fast.iceberg.container import Container, array_of, field_of, record_fields, write_container
+from ags_fast.iceberg.container import Container, Picker, field_of, record_fields, write_container
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "DATA",
@@ -37,32 +37,9 @@ DELETED = 2  # status of an entry
 KEY_METADATA, LIST_KEY_METADATA = 131, 519
 BLANK = 100_000  # added to the id of the field with key metadata, so that a reader of the facade skips the field
 
-# Field ids of the parts of an entry, and of a manifest in a list, by the name they have here.
-ENTRY = {"status": 0, "snapshot_id": 1, "sequence_number": 3, "file_sequence_number": 4}
-FILE = {
-    "content": 134,
-    "path": 100,
-    "file_format": 101,
-    "record_count": 103,
-    "length": 104,
-    "key_metadata": 131,
-    "first_row_id": 142,
-    "referenced_data_file": 143,
-    "content_offset": 144,
-    "content_size": 145,
-}
-LISTED = {
-    "path": 500,
-    "length": 501,
-    "spec_id": 502,
-    "content": 517,
-    "sequence_number": 515,
-    "added_snapshot_id": 503,
-    "added_rows": 512,
-    "existing_rows": 513,
-    "key_metadata": 519,
-    "first_row_id": 520,
-}
+# Ids of the fields of a manifest in a list, and of an entry and its data file, in the order in which they are taken.
+LISTED = (500, 501, 519, 517, 512, 513, 520, 503, 515, 502)
+ENTRY = (100, 104, 131, 134, 101, 103, 142, 143, 144, 145, 0, 1, 3)
 
 # What version 3 adds to a data file and to a manifest in a list.
 NEW_FILE_FIELDS = (
@@ -136,68 +113,48 @@ class SealedList:
 
 def is_list(container: Container) -> bool:
     """Tell a manifest list from a manifest. FormatError if the container is neither."""
-    if field_of(container.schema, LISTED["path"]) is not None:
+    if field_of(container.schema, LISTED[0]) is not None:
         return True
     entry = field_of(container.schema, 2)
-    if entry is None or field_of(entry, FILE["path"]) is None:
+    if entry is None or field_of(entry, ENTRY[0]) is None:
         raise FormatError("the Avro file is neither a manifest nor a manifest list")
     return False
 
 
 def manifests(container: Container) -> list[Known]:
-    """Return the manifests that a list names, in its order. FormatError if the list is malformed."""
-    names = container.layout.derived(_list_names)
+    """Return the manifests that a list names, in its order. FormatError if the list is malformed.
+
+    The keys in the container are zeros afterwards.
+    """
     known = []
-    for record in container.records(_list_part):
-        value = {name: record.get(own) for name, own in names.items()}
-        known.append(
-            Known(
-                _text(value, "path"),
-                _number(value, "length"),
-                _metadata(value.get("key_metadata")),
-                content=value.get("content") or DATA,
-                record_count=(value.get("added_rows") or 0) + (value.get("existing_rows") or 0),
-                first_row_id=value.get("first_row_id"),
-                snapshot_id=value.get("added_snapshot_id"),
-                sequence_number=value.get("sequence_number"),
-                spec_id=value.get("spec_id"),
-            )
-        )
+    for path, length, key, content, added, existing, row_id, snapshot_id, number, spec_id in container.take(_listed):
+        one = Known(_text(path), _number(length), _metadata(key), content or DATA)
+        one.record_count = (added or 0) + (existing or 0)
+        one.first_row_id, one.snapshot_id, one.sequence_number, one.spec_id = row_id, snapshot_id, number, spec_id
+        known.append(one)
     return known
 
 
 def data_files(container: Container, manifest: Known | None = None) -> list[Known]:
     """Return the files that a manifest names, in its order, deleted ones too. FormatError if it is malformed.
 
+    The keys in the container are zeros afterwards.
+
     Args:
         container: The manifest.
         manifest: What its list says of it. A data file without a row id inherits one from there, and a file without a
             sequence number or snapshot theirs (specification: "Row Lineage", "Sequence Number Inheritance").
     """
-    names, inner, data_file = container.layout.derived(_entry_names)
     known, next_row_id = [], None if manifest is None else manifest.first_row_id
-    for record in container.records(_entry_part):
-        file = record[data_file]
-        value = {name: file.get(own) for name, own in inner.items()}
-        status = _number(record, names.get("status", "status"))
-        one = Known(
-            _text(value, "path"),
-            _number(value, "length"),
-            _metadata(value.get("key_metadata")),
-            value.get("content") or DATA,
-            _text(value, "file_format").upper(),
-            _number(value, "record_count"),
-            value.get("first_row_id"),
-            value.get("referenced_data_file"),
-            value.get("content_offset"),
-            value.get("content_size"),
-            status,
-            record.get(names.get("snapshot_id", "")),
-            record.get(names.get("sequence_number", "")),
-        )
+    for path, length, key, content, kind, records, row_id, referenced, offset, size, *entry in container.take(_entry):
+        one = Known(_text(path), _number(length), _metadata(key), content or DATA, _text(kind).upper())
+        one.record_count, one.first_row_id = _number(records), row_id
+        one.referenced_data_file = None if referenced is None else _text(referenced)
+        one.content_offset, one.content_size = offset, size
+        one.status, one.snapshot_id, one.sequence_number = _number(entry[0]), entry[1], entry[2]
         if manifest is not None:
             _inherit(one, manifest)
-        if one.content == DATA and status != DELETED:
+        if one.content == DATA and one.status != DELETED:
             if next_row_id is None:
                 one.first_row_id = None
             elif one.first_row_id is None:
@@ -214,25 +171,8 @@ def _inherit(one: Known, manifest: Known) -> None:
         one.sequence_number = manifest.sequence_number
 
 
-def facade(container: Container, known: Iterable[Known]) -> bytes:
-    """Return a manifest or list as a reader may see it: with the keys overwritten, in a field that no reader knows.
-
-    Args:
-        container: The file. Its blocks are changed.
-        known: What it says, in its order.
-    """
-    number, at = 0, 0
-    for one in known:
-        if one.key_metadata is None:
-            continue
-        encoded = one.key_metadata.encode()
-        while number < len(container.blocks) and (found := container.blocks[number][1].find(encoded, at)) < 0:
-            number, at = number + 1, 0
-        if number == len(container.blocks):
-            raise FormatError(f"the key metadata of {one.path} are not encoded as Iceberg encodes them")
-        block = container.blocks[number][1]
-        at = found + len(encoded)
-        block[found:at] = bytes(len(encoded))
+def facade(container: Container) -> bytes:
+    """Return a manifest or list as a reader may see it, once its keys were taken: they are in a field of zeros."""
     return container.encode(container.layout.derived(_blank))
 
 
@@ -321,57 +261,28 @@ def _add_fields(fields: list[dict[str, Any]], new: Iterable[tuple[str, int, str]
             fields.append({"name": name, "type": ["null", kind], "default": None, "field-id": field_id})
 
 
-def _list_names(schema: dict[str, Any]) -> dict[str, str]:
-    return _names(record_fields(schema), LISTED)
+def _listed(schema: dict[str, Any]) -> Picker:
+    return Picker(schema, LISTED, LIST_KEY_METADATA)
 
 
-def _list_part(schema: dict[str, Any]) -> Any:
-    return array_of(_only(schema, set(_list_names(schema).values())))
-
-
-def _entry_names(schema: dict[str, Any]) -> tuple[dict[str, str], dict[str, str], str]:
-    """Return the names of the fields of an entry, of those of its data file, and of the latter itself."""
-    entry = field_of(schema, 2)
-    if entry is None:
-        raise FormatError("the Avro file is not a manifest")
-    return _names(record_fields(schema), ENTRY), _names(record_fields(entry), FILE), entry["name"]
-
-
-def _entry_part(schema: dict[str, Any]) -> Any:
-    names, inner, data_file = _entry_names(schema)
-    return array_of(_only(schema, {*names.values(), *inner.values(), data_file}))
-
-
-def _names(fields: list[dict[str, Any]], wanted: Mapping[str, int]) -> dict[str, str]:
-    """Return the names in the file of the fields that are wanted by id."""
-    by_id = {field.get("field-id"): field["name"] for field in fields}
-    return {name: by_id[field_id] for name, field_id in wanted.items() if field_id in by_id}
-
-
-def _only(schema: Any, names: set[str]) -> Any:
-    """Return a schema with the fields of these names only, in the outer record and the record of its data file."""
-    made = {**schema, "fields": []}
-    for field in record_fields(schema):
-        if field["name"] in names:
-            if field.get("field-id") == 2:
-                field = {**field, "type": _only(field["type"], names)}
-            made["fields"].append(field)
-    return made
+def _entry(schema: dict[str, Any]) -> Picker:
+    return Picker(schema, ENTRY, KEY_METADATA)
 
 
 def _metadata(value: bytes | None) -> StandardKeyMetadata | None:
     return None if value is None else StandardKeyMetadata.decode(value)
 
 
-def _text(value: Mapping[str, Any], name: str) -> str:
-    text = value.get(name)
-    if not isinstance(text, str) or not text:
-        raise FormatError(f"an entry of a manifest, or of a list, has no {name}")
-    return text
+def _text(value: bytes | None) -> str:
+    if not value:
+        raise FormatError("an entry of a manifest, or of a list, has no path or format")
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise FormatError("an entry of a manifest, or of a list, has text that is not UTF-8") from None
 
 
-def _number(value: Mapping[str, Any], name: str) -> int:
-    number = value.get(name)
-    if not isinstance(number, int) or number < 0:
-        raise FormatError(f"an entry of a manifest, or of a list, has no {name}, or a negative one")
-    return number
+def _number(value: int | None) -> int:
+    if value is None or value < 0:
+        raise FormatError("an entry of a manifest, or of a list, has no length, count or status, or a negative one")
+    return value

@@ -92,7 +92,7 @@ def _list(session: Session, path: str, inner: InnerIO) -> tuple[bytes, list[Know
     found = manifests.manifests(container)
     for one in found:
         session.learn(one)
-    return manifests.facade(container, found), found
+    return manifests.facade(container), found
 
 
 def show_manifest(session: Session, known: Known, inner: InnerIO) -> bytes:
@@ -123,7 +123,7 @@ def _manifest(session: Session, known: Known, inner: InnerIO) -> tuple[bytes, li
         # A deletion vector's file has several entries, and an entry of a deleted file says least of it.
         if one.status != manifests.DELETED or session.known(one.path) is None:
             session.learn(one)
-    return manifests.facade(container, found), found
+    return manifests.facade(container), found
 
 
 def find(session: Session, path: str, inner: InnerIO) -> Known | None:

@@ -1,0 +1,112 @@
+/*
+ * test_avro.c - fields of Avro records.
+ *
+ * Guards: each kind is passed as long as it is, and what a slot names is found; records that are cut anywhere, and
+ * counts, lengths and branches that lie, are refused and never read past the end; a program that is none is refused.
+ */
+#include "support.h"
+
+#include "agsf_avro.h"
+
+/* A record: a number (slot 1), null or bytes (slot 2), an array of records of a number and bytes, 4 fixed bytes. */
+static const int32_t PROGRAM[] = {
+    AGSF_AVRO_RECORD, 33, 0,                                                           /* */
+    AGSF_AVRO_NUMBER, 3, 1,                                                            /* */
+    AGSF_AVRO_UNION, 12, 0, 2, 3, 3, AGSF_AVRO_NULL, 3, 0, AGSF_AVRO_BYTES, 3, 2,      /* */
+    AGSF_AVRO_ITEMS, 12, 0, AGSF_AVRO_RECORD, 9, 0, AGSF_AVRO_NUMBER, 3, 0, AGSF_AVRO_BYTES, 3, 0, /* */
+    AGSF_AVRO_FIXED, 4, 3, 4,                                                          /* */
+};
+
+static agsf_status pick(const int32_t *program, size_t length, const char *hex, size_t records, int64_t *values) {
+    guarded data = guarded_new(strlen(hex) / 2, AT_END);
+    agsf_status status;
+
+    from_hex(data.data, hex);
+    status = agsf_avro_pick(program, length, data.data, data.nbytes, records, 3, values);
+    guarded_free(&data);
+    return status;
+}
+
+static void check_records(void) {
+    int64_t values[12];
+
+    /* 5, "ab", [(1, "x"), (2, "")], 4 bytes; then -3, null, [] and 4 bytes */
+    CHECK_EQUAL(pick(PROGRAM, COUNT(PROGRAM), "0a02046162040202780400000102030405000000000000", 2, values), AGSF_OK);
+    CHECK_EQUAL(values[0], 5);
+    CHECK_EQUAL(values[1], 0);
+    CHECK_EQUAL(values[2], 3);
+    CHECK_EQUAL(values[3], 2);
+    CHECK_EQUAL(values[4], 12);
+    CHECK_EQUAL(values[5], 4);
+    CHECK(values[6] == -3);
+    CHECK(values[9] == -1); /* null */
+    CHECK_EQUAL(values[10], 19);
+    /* an array's block that says its bytes: -2, 5 bytes */
+    CHECK_EQUAL(pick(PROGRAM, COUNT(PROGRAM), "0a00030a02027804000001020304", 1, values), AGSF_OK);
+    CHECK_EQUAL(values[0], 5);
+}
+
+static void check_cuts(void) {
+    static const char whole[] = "0a020461620402027804000001020304";
+    int64_t values[6];
+    char part[sizeof(whole)];
+
+    CHECK_EQUAL(pick(PROGRAM, COUNT(PROGRAM), whole, 1, values), AGSF_OK);
+    for (size_t n = 0; n < sizeof(whole) - 1; n += 2) {
+        memcpy(part, whole, n);
+        part[n] = '\0';
+        checking("the first %zu digits", n);
+        CHECK_EQUAL(pick(PROGRAM, COUNT(PROGRAM), part, 1, values), AGSF_BAD_FORMAT);
+    }
+    CHECK_EQUAL(pick(PROGRAM, COUNT(PROGRAM), "0a02046162040202780400000102030400", 1, values), AGSF_BAD_FORMAT);
+}
+
+static void check_lies(void) {
+    static const char *const lies[] = {
+        "0a0401",                                     /* a third branch */
+        "0a01",                                       /* branch -1 */
+        "0a02ffffffffffffffffff01",                   /* a length below 0 */
+        "0a02feffffffffffffffff01",                   /* the longest length */
+        "0a00feffffffffffffffff01",                   /* the largest count */
+        "0a0003feffffffffffffffff01",                 /* a block that says the largest length */
+        "0a0003ffffffffffffffffff01",                 /* and one below 0 */
+    };
+    static const int32_t nulls[] = {AGSF_AVRO_ITEMS, 6, 0, AGSF_AVRO_NULL, 3, 0};
+    int64_t values[6];
+
+    for (size_t i = 0; i < COUNT(lies); i++) {
+        checking("%s", lies[i]);
+        CHECK_EQUAL(pick(PROGRAM, COUNT(PROGRAM), lies[i], 1, values), AGSF_BAD_FORMAT);
+    }
+    checking("2**62 nulls in an array");
+    CHECK_EQUAL(pick(nulls, COUNT(nulls), "feffffffffffffffff0000", 1, values), AGSF_BAD_FORMAT);
+}
+
+/* Any numbers as a program, over any bytes: refused, or followed within bounds. */
+static void check_programs(void) {
+    uint64_t state = 7;
+    int64_t values[6];
+
+    for (int round = 0; round < 20000; round++) {
+        int32_t program[COUNT(PROGRAM)];
+        uint8_t data[16];
+        agsf_status status;
+        memcpy(program, PROGRAM, sizeof(program));
+        for (int change = 0; change < 3; change++) {
+            program[random_below(&state, COUNT(program))] = (int32_t)random_below(&state, 40) - 2;
+        }
+        fill(data, sizeof(data), (uint64_t)round);
+        status = agsf_avro_pick(program, random_below(&state, COUNT(program) + 1), data, sizeof(data), 1, 3, values);
+        CHECK(status == AGSF_OK || status == AGSF_BAD_FORMAT || status == AGSF_BAD_ARGUMENT);
+    }
+    CHECK_EQUAL(pick(NULL, 0, "00", 1, values), AGSF_BAD_ARGUMENT);
+}
+
+int main(void) {
+    start();
+    check_records();
+    check_cuts();
+    check_lies();
+    check_programs();
+    return 0;
+}
