@@ -113,9 +113,13 @@ class SealedList:
 
 def is_list(container: Container) -> bool:
     """Tell a manifest list from a manifest. FormatError if the container is neither."""
-    if field_of(container.schema, LISTED[0]) is not None:
+    return bool(container.layout.derived(_is_list))
+
+
+def _is_list(schema: dict[str, Any]) -> bool:
+    if field_of(schema, LISTED[0]) is not None:
         return True
-    entry = field_of(container.schema, 2)
+    entry = field_of(schema, 2)
     if entry is None or field_of(entry, ENTRY[0]) is None:
         raise FormatError("the Avro file is neither a manifest nor a manifest list")
     return False
