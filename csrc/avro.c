@@ -3,7 +3,15 @@
 
 #include "thrift.h"
 
-enum { NESTING_MAX = 64 };
+enum { NESTING_MAX = 32 };
+
+/* A record whose fields, or an array whose items, are being passed. */
+typedef struct frame {
+    size_t next, end;     /* of a record: its next field and its end, in the program */
+    size_t item;          /* of an array: the node of an item; 0 for a record */
+    int64_t count;        /* of an array: items that are left of the block */
+    const uint8_t *begin; /* of an array: where its last item began */
+} frame;
 
 typedef struct walker {
     agsf_cursor cursor; /* Avro's numbers are encoded as the compact protocol's are */
@@ -13,131 +21,126 @@ typedef struct walker {
     size_t slots;
     int64_t *values; /* of the current record */
     bool wrong;      /* the program is not one */
+    size_t depth;
+    frame frames[NESTING_MAX];
 } walker;
 
-static int32_t number_at(walker *self, size_t at) {
-    if (at < self->length && self->program[at] >= 0) return self->program[at];
+static size_t wrong(walker *self) {
     self->wrong = true;
     self->cursor.bad = true;
     return 0;
 }
 
-static size_t left(const walker *self) { return (size_t)(self->cursor.end - self->cursor.at); }
+static size_t number_at(walker *self, size_t at) {
+    return at < self->length && self->program[at] >= 0 ? (size_t)self->program[at] : wrong(self);
+}
 
 static void pass(walker *self, int64_t nbytes) {
-    if (nbytes < 0 || (uint64_t)nbytes > left(self)) {
+    if (nbytes < 0 || nbytes > self->cursor.end - self->cursor.at) {
         self->cursor.bad = true;
     } else {
         self->cursor.at += nbytes;
     }
 }
 
-static void keep(walker *self, int32_t slot, int64_t value, int64_t nbytes) {
+static void keep(walker *self, size_t slot, int64_t value, int64_t nbytes) {
     if (slot == 0 || self->cursor.bad) return;
-    if ((size_t)slot > self->slots) {
-        self->wrong = true;
-        return;
-    }
-    self->values[2 * (slot - 1)] = value;
-    self->values[2 * (slot - 1) + 1] = nbytes;
-}
-
-static void pass_number(walker *self, int32_t slot, bool is_bytes) {
-    const int64_t number = agsf_thrift_int(&self->cursor);
-    const uint8_t *const data = self->cursor.at;
-
-    if (is_bytes) {
-        pass(self, number);
-        keep(self, slot, data - self->begin, number);
+    if (slot > self->slots) {
+        wrong(self);
     } else {
-        keep(self, slot, number, 0);
+        self->values[2 * slot - 2] = value;
+        self->values[2 * slot - 1] = nbytes;
     }
 }
 
-static size_t walk(walker *self, size_t at, int depth);
+static void pass_bytes(walker *self, size_t slot, int64_t nbytes) {
+    const int64_t begin = self->cursor.at - self->begin;
 
-/* The items of an array, or the pairs of a map. A block with a negative count says its bytes. */
-static void pass_items(walker *self, size_t item, int depth) {
-    for (;;) {
-        const int64_t count = agsf_thrift_int(&self->cursor);
-        if (self->cursor.bad || count == 0) return;
-        if (count < 0) {
-            pass(self, agsf_thrift_int(&self->cursor));
-            continue;
-        }
-        for (int64_t i = 0; i < count && !self->cursor.bad; i++) {
-            const uint8_t *const begin = self->cursor.at;
-            walk(self, item, depth);
-            if (self->cursor.at == begin) self->cursor.bad = true; /* or a few bytes could count endless nulls */
-        }
+    pass(self, nbytes);
+    keep(self, slot, begin, nbytes);
+}
+
+static void enter(walker *self, frame entered) {
+    if (self->depth == NESTING_MAX) {
+        wrong(self);
+    } else {
+        self->frames[self->depth++] = entered;
     }
 }
 
-static void pass_branch(walker *self, size_t at, int depth) {
-    const int32_t branches = number_at(self, at);
-    const int64_t branch = agsf_thrift_int(&self->cursor);
-    size_t begin = at + 1 + (size_t)branches;
+/* branch() reads which branch of a union comes, and returns its node. */
+static size_t branch(walker *self, size_t at) {
+    const size_t branches = number_at(self, at);
+    const int64_t chosen = agsf_thrift_int(&self->cursor);
+    size_t node = at + 1 + branches;
 
-    if (branch < 0 || branch >= branches) {
-        self->cursor.bad = true;
-        return;
-    }
-    for (int64_t i = 0; i < branch; i++) {
-        begin += (size_t)number_at(self, at + 1 + (size_t)i);
-    }
-    walk(self, begin, depth);
+    if (chosen < 0 || (uint64_t)chosen >= branches) self->cursor.bad = true;
+    for (int64_t i = 0; i < chosen && !self->cursor.bad; i++) node += number_at(self, at + 1 + (size_t)i);
+    return node;
 }
 
-/* walk() passes one value, and returns where its node ends in the program if that is not known from its length. */
-static size_t walk(walker *self, size_t at, int depth) {
-    const int32_t kind = number_at(self, at), length = number_at(self, at + 1), slot = number_at(self, at + 2);
+/* take() passes a scalar, or enters a record or an array. */
+static void take(walker *self, size_t at) {
+    size_t kind = number_at(self, at);
 
-    if (self->cursor.bad) return at;
-    if (depth > NESTING_MAX) {
-        self->cursor.bad = true;
-        return at;
+    for (int i = 0; kind == AGSF_AVRO_UNION && !self->cursor.bad; i++) { /* Avro has no union in a union */
+        at = i == 0 ? branch(self, at + 3) : wrong(self);
+        kind = number_at(self, at);
     }
+    if (self->cursor.bad) return;
+    const size_t end = at + number_at(self, at + 1), slot = number_at(self, at + 2);
     switch (kind) {
-        case AGSF_AVRO_NULL:
-            break;
-        case AGSF_AVRO_NUMBER:
-        case AGSF_AVRO_BYTES:
-            pass_number(self, slot, kind == AGSF_AVRO_BYTES);
-            break;
-        case AGSF_AVRO_FIXED: {
-            const uint8_t *const data = self->cursor.at;
-            const int32_t nbytes = number_at(self, at + 3);
-            pass(self, nbytes);
-            keep(self, slot, data - self->begin, nbytes);
-            break;
+        case AGSF_AVRO_NULL: break;
+        case AGSF_AVRO_NUMBER: keep(self, slot, agsf_thrift_int(&self->cursor), 0); break;
+        case AGSF_AVRO_BYTES: pass_bytes(self, slot, agsf_thrift_int(&self->cursor)); break;
+        case AGSF_AVRO_FIXED: pass_bytes(self, slot, (int64_t)number_at(self, at + 3)); break;
+        case AGSF_AVRO_ITEMS: enter(self, (frame){.item = at + 3}); break;
+        case AGSF_AVRO_RECORD: enter(self, (frame){.next = at + 3, .end = end}); break;
+        default: wrong(self);
+    }
+}
+
+/* next_item() goes to an array's next item; false at its end. A block with a negative count says its bytes. */
+static bool next_item(walker *self, frame *array) {
+    while (array->count == 0 && !self->cursor.bad) {
+        array->count = agsf_thrift_int(&self->cursor);
+        array->begin = NULL;
+        if (array->count == 0) return false;
+        if (array->count < 0) {
+            pass(self, agsf_thrift_int(&self->cursor));
+            array->count = 0;
         }
-        case AGSF_AVRO_ITEMS:
-            pass_items(self, at + 3, depth + 1);
-            break;
-        case AGSF_AVRO_UNION:
-            pass_branch(self, at + 3, depth + 1);
-            break;
-        case AGSF_AVRO_RECORD: {
-            const size_t end = at + (size_t)length;
-            for (size_t field = at + 3; field < end && !self->cursor.bad;) {
-                field = walk(self, field, depth + 1);
+    }
+    if (self->cursor.at == array->begin) self->cursor.bad = true; /* or a few bytes could count endless nulls */
+    array->begin = self->cursor.at;
+    array->count--;
+    return true;
+}
+
+static void pass_record(walker *self) {
+    self->depth = 0;
+    take(self, 0);
+    while (self->depth > 0 && !self->cursor.bad) {
+        frame *const top = &self->frames[self->depth - 1];
+        if (top->item != 0) {
+            if (next_item(self, top)) {
+                take(self, top->item);
+            } else {
+                self->depth--;
             }
-            break;
+        } else if (top->next < top->end) {
+            const size_t field = top->next, length = number_at(self, field + 1);
+            top->next = field + (length != 0 ? length : wrong(self));
+            take(self, field);
+        } else {
+            self->depth--;
         }
-        default:
-            self->wrong = true;
-            self->cursor.bad = true;
     }
-    if (length < 3) { /* or a record would not end */
-        self->wrong = true;
-        self->cursor.bad = true;
-    }
-    return at + (size_t)length;
 }
 
 agsf_status agsf_avro_pick(const int32_t *program, size_t length, const uint8_t *data, size_t nbytes, size_t records,
                            size_t slots, int64_t *values) {
-    walker self = {{data, data, false}, data, program, length, slots, values, false};
+    walker self = {{data, data, false}, data, program, length, slots, values, false, 0, {{0}}};
 
     if (nbytes > 0) self.cursor = agsf_cursor_over(data, nbytes, 0);
     for (size_t i = 0; i < records && !self.cursor.bad; i++, self.values += 2 * slots) {
@@ -145,7 +148,7 @@ agsf_status agsf_avro_pick(const int32_t *program, size_t length, const uint8_t 
             self.values[2 * slot] = 0;
             self.values[2 * slot + 1] = -1;
         }
-        walk(&self, 0, 0);
+        pass_record(&self);
     }
     if (self.wrong) return AGSF_BAD_ARGUMENT;
     return self.cursor.bad || self.cursor.at != self.cursor.end ? AGSF_BAD_FORMAT : AGSF_OK;

@@ -9,13 +9,15 @@
 #include "agsf_avro.h"
 
 /* A record: a number (slot 1), null or bytes (slot 2), an array of records of a number and bytes, 4 fixed bytes. */
+/* clang-format off */
 static const int32_t PROGRAM[] = {
-    AGSF_AVRO_RECORD, 33, 0,                                                           /* */
-    AGSF_AVRO_NUMBER, 3, 1,                                                            /* */
-    AGSF_AVRO_UNION, 12, 0, 2, 3, 3, AGSF_AVRO_NULL, 3, 0, AGSF_AVRO_BYTES, 3, 2,      /* */
-    AGSF_AVRO_ITEMS, 12, 0, AGSF_AVRO_RECORD, 9, 0, AGSF_AVRO_NUMBER, 3, 0, AGSF_AVRO_BYTES, 3, 0, /* */
-    AGSF_AVRO_FIXED, 4, 3, 4,                                                          /* */
+    AGSF_AVRO_RECORD, 34, 0,
+    AGSF_AVRO_NUMBER, 3, 1,
+    AGSF_AVRO_UNION, 12, 0, 2, 3, 3, AGSF_AVRO_NULL, 3, 0, AGSF_AVRO_BYTES, 3, 2,
+    AGSF_AVRO_ITEMS, 12, 0, AGSF_AVRO_RECORD, 9, 0, AGSF_AVRO_NUMBER, 3, 0, AGSF_AVRO_BYTES, 3, 0,
+    AGSF_AVRO_FIXED, 4, 3, 4,
 };
+/* clang-format on */
 
 static agsf_status pick(const int32_t *program, size_t length, const char *hex, size_t records, int64_t *values) {
     guarded data = guarded_new(strlen(hex) / 2, AT_END);
@@ -63,13 +65,13 @@ static void check_cuts(void) {
 
 static void check_lies(void) {
     static const char *const lies[] = {
-        "0a0401",                                     /* a third branch */
-        "0a01",                                       /* branch -1 */
-        "0a02ffffffffffffffffff01",                   /* a length below 0 */
-        "0a02feffffffffffffffff01",                   /* the longest length */
-        "0a00feffffffffffffffff01",                   /* the largest count */
-        "0a0003feffffffffffffffff01",                 /* a block that says the largest length */
-        "0a0003ffffffffffffffffff01",                 /* and one below 0 */
+        "0a0401",                     /* a third branch */
+        "0a01",                       /* branch -1 */
+        "0a02ffffffffffffffffff01",   /* a length below 0 */
+        "0a02feffffffffffffffff01",   /* the longest length */
+        "0a00feffffffffffffffff01",   /* the largest count */
+        "0a0003feffffffffffffffff01", /* a block that says the largest length */
+        "0a0003ffffffffffffffffff01", /* and one below 0 */
     };
     static const int32_t nulls[] = {AGSF_AVRO_ITEMS, 6, 0, AGSF_AVRO_NULL, 3, 0};
     int64_t values[6];
