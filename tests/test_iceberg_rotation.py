@@ -11,11 +11,13 @@ import pytest
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 from iceberg_tables import KEY_ID, MASTER, ids, new_table, rows, sql_catalog
+from killing import killed_before_steps
 from kms_clients import calls_of, keystore
 from support import flip
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.iceberg import open_table
+from ags_fast.iceberg import FileIO, open_table
+from ags_fast.iceberg.catalogs import EncryptedCatalog
 from ags_fast.iceberg.commit import raw_metadata
 from ags_fast.iceberg.rotation import named_keys, rewrapped_keks, rotate, rotated_keks, unused_keys, with_keys
 from ags_fast.keys import (
@@ -74,12 +76,11 @@ def keks(raw: Raw) -> list[str]:
 class Counted(local.LocalKms):
     """Does what it is told before it wraps."""
 
-    before: Callable[[], object] | None = None
+    before: list[Callable[[], object]]
 
     def _wrap(self, key: bytes, key_id: str) -> bytes:
-        action, self.before = self.before, None
-        if action is not None:
-            action()
+        while self.before:
+            self.before.pop()()
         return super()._wrap(key, key_id)
 
 
@@ -216,12 +217,12 @@ def test_nothing_to_turn(kms: dict[str, str]) -> None:
     client = load_kms(kms)
     raw = {**raw_table(client, 0), "snapshots": []}
     for turn in (rotated_keks, rewrapped_keks):
-        assert turn(raw, client).raw is raw  # type: ignore[operator]
+        assert turn(raw, client).raw is raw
     assert rotated_keks(raw, client, wrapping_key_id="other").raw["properties"][KEY_ID] == "other"
     assert rewrapped_keks(raw, client, new_wrapping_key_id="other").raw["properties"][KEY_ID] == "other"
     for turn in (rotated_keks, rewrapped_keks):
         with pytest.raises(PolicyError, match="plaintext"):
-            turn({**raw, "properties": {}}, client)  # type: ignore[operator]
+            turn({**raw, "properties": {}}, client)
 
 
 @pytest.mark.parametrize("kind", [Garbling, Confusing, Refusing])
@@ -386,7 +387,7 @@ def test_arguments(catalog: Catalog, kms: dict[str, str]) -> None:
         (KeyAccessError, {"what": "mek", "wrapping_key_id": "absent"}),
     ):
         with pytest.raises(error):
-            rotate(table, **options)  # type: ignore[arg-type]
+            rotate(table, **options)
     plain = catalog.create_table("ns.plain", schema=table.schema())
     with pytest.raises(PolicyError, match="plaintext"):
         rotate(plain)
@@ -408,6 +409,32 @@ def test_a_bad_kms_changes_nothing(
     with pytest.raises((KeyAccessError, IntegrityError)):
         rotate(table, what=what)
     assert stored(tmp_path, metadata=True) == before
+
+
+def test_killed(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
+    """Before each write and commit: the table is as it was, or as it will be, and the next rotation works."""
+    filled(catalog)
+    first = catalog.load_table("ns.t").metadata.snapshots[0].snapshot_id
+
+    def work() -> None:
+        rotate(sql_catalog(tmp_path, kms).load_table("ns.t"))
+
+    seen = set()
+    before = [""]
+
+    def prepare() -> None:
+        before[:] = keks(raw_metadata(catalog.load_table("ns.t")))
+        clear_cache()
+
+    places = [(FileIO, "write_output"), (EncryptedCatalog, "commit_table"), (local.LocalKms, "_wrap")]
+    for _, ended in killed_before_steps(work, places, prepare=prepare):
+        clear_cache()
+        table = sql_catalog(tmp_path, kms).load_table("ns.t")
+        assert ids(table) == list(range(30))
+        assert (keks(raw_metadata(table)) != before) == ended
+        seen.add(ended)
+    assert seen == {True, False}
+    check(tmp_path, kms, first)
 
 
 # ---------------------------------------------------------------- others in between
@@ -432,9 +459,9 @@ def test_another_commit_comes_first(
         else:
             rotate(theirs, what=other)
 
-    client.before = act
+    client.before = [act]
     rotate(table, what=what)
-    assert client.before is None
+    assert client.before == []
     now = raw_metadata(sql_catalog(tmp_path, kms).load_table("ns.t"))
     if "kek" in (what, other):
         assert not set(keks(old)) & set(keks(now))

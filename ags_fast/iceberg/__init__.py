@@ -8,15 +8,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ags_fast.iceberg.expiry import expire
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.rotation import rotate
     from ags_fast.iceberg.session import clear_cache
     from ags_fast.iceberg.sql import SqlCatalog
     from ags_fast.iceberg.tables import TableFile, files, load_catalog, open_table
 
-__all__ = ["FileIO", "SqlCatalog", "TableFile", "clear_cache", "files", "load_catalog", "open_table", "rotate"]
+__all__ = [
+    "FileIO",
+    "SqlCatalog",
+    "TableFile",
+    "clear_cache",
+    "expire",
+    "files",
+    "load_catalog",
+    "open_table",
+    "rotate",
+]
 
 _HOMES = {
+    "expiry": ("expire",),
     "io": ("FileIO",),
     "rotation": ("rotate",),
     "session": ("clear_cache",),

@@ -82,8 +82,10 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
     session.check_writes()
     if mark is not None:
         # An edit of the raw metadata: PyIceberg's change only brings the time, and where the metadata before are.
-        fresh: Raw = {name: shown[name] for name in ("last-updated-ms", "metadata-log") if name in shown}
-        raw = {**session.edit(mark)(base or {}), **fresh}
+        raw = dict(session.edit(mark)(base or {}))
+        kept = {one["metadata-file"] for one in (*(raw.get("metadata-log") or ()), *log[-1:])}  # an edit may drop some
+        raw["last-updated-ms"] = shown["last-updated-ms"]
+        raw["metadata-log"] = [one for one in log if one["metadata-file"] in kept]
     else:
         policy.check_change(base, properties, shown)
         raw = metadata.merge(base, shown, lambda raw, new: seal_lists(session, raw, new, inner))

@@ -1,0 +1,474 @@
+"""Expire snapshots of an encrypted table, and remove what only they needed: keys, files, older metadata files.
+
+`expired` decides on the raw metadata, and `unreachable` on what lists and manifests name; neither writes. `expire`
+commits first and deletes afterwards. So whatever dies on the way leaves only files that nothing names, never a snapshot
+that lacks a file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyiceberg.catalog.rest import RestCatalog
+
+from ags_fast.dataset.names import new_job_id
+from ags_fast.errors import AgsError, PolicyError
+from ags_fast.iceberg import manifests, policy
+from ags_fast.iceberg.commit import edit, raw_metadata, table_io
+from ags_fast.iceberg.manifests import Known
+from ags_fast.iceberg.reading import read_list, read_manifest
+from ags_fast.iceberg.rotation import unused_keys, with_keys
+from ags_fast.jobs.results import JobResult, Row, counted, describe
+from ags_fast.keys.iceberg import read_encryption_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from pyiceberg.table import Table
+
+    from ags_fast.iceberg.io import FileIO
+    from ags_fast.iceberg.metadata import Raw
+    from ags_fast.jobs.engines.base import Engine
+    from ags_fast.keys.iceberg import EncryptedKey
+
+__all__ = ["Expired", "Gone", "expire", "expired", "retained", "unreachable"]
+
+MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
+MAX_SNAPSHOT_AGE = "history.expire.max-snapshot-age-ms"
+MAX_REF_AGE = "history.expire.max-ref-age-ms"
+GC = "gc.enabled"
+STATISTICS = ("statistics", "partition-statistics")
+FOREVER = 1 << 63
+THREADS = 8  # that read manifests and delete files, mostly waiting for the storage
+
+Snapshot = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What an expiry makes of a table's metadata.
+
+    Attributes:
+        raw: The new metadata; the very object that was given, if nothing changes.
+        snapshots: The snapshots that go.
+        refs: The branches and tags that go, by name.
+        keys: The keys that go.
+        statistics: Locations of the statistics files that go.
+        metadata: Locations of older metadata files, which the new metadata no longer name.
+    """
+
+    raw: Raw
+    snapshots: list[Snapshot] = field(default_factory=list)
+    refs: dict[str, str] = field(default_factory=dict)
+    keys: list[EncryptedKey] = field(default_factory=list)
+    statistics: list[str] = field(default_factory=list)
+    metadata: list[str] = field(default_factory=list)
+
+    def rows(self, status: str) -> Iterator[Row]:
+        """Yield a row for each snapshot, branch, tag and key."""
+        for one in self.snapshots:
+            yield Row(str(one["snapshot-id"]), None, status, format="snapshot", key_id=one.get("key-id"))
+        for name, kind in self.refs.items():
+            yield Row(name, None, status, format=kind)
+        for key in self.keys:
+            kind = "kek" if key.is_kek else "manifest-list-key"
+            yield Row(key.key_id, None, status, format=kind, key_id=key.encrypted_by_id)
+
+
+class Gone(NamedTuple):
+    """A file that no snapshot reaches any more."""
+
+    path: str
+    kind: str  # "data", "deletes", "manifest", "manifest-list", "statistics" or "metadata"
+    length: int | None = None  # bytes on storage
+
+
+Named = list[tuple[Gone, bool]]  # the files that a manifest names, and whether they are live there
+
+
+def retained(
+    raw: Mapping[str, Any], *, keep: int = 1, older_than_ms: int | None = None, now_ms: int | None = None
+) -> tuple[set[int], set[str]]:
+    """Return the ids of the snapshots that stay, and the names of the branches and tags that stay.
+
+    The rules are those of Iceberg Java. Of each branch, its newest snapshots stay, and those that are young enough; a
+    branch's own ``min-snapshots-to-keep`` and ``max-snapshot-age-ms`` win over `keep` and `older_than_ms`. Tags stay,
+    with their snapshots, and so do branches, unless they are older than their ``max-ref-age-ms``. ``main`` always
+    stays. A snapshot outside of all branches stays while it is young.
+
+    Args:
+        raw: The table's metadata.
+        keep: How many snapshots of each branch stay at least. The table's property
+            ``history.expire.min-snapshots-to-keep`` may ask for more.
+        older_than_ms: The age, in milliseconds, from which on snapshots go. None: that of the table's property
+            ``history.expire.max-snapshot-age-ms``; without that property any age, but a snapshot that is staged for
+            publication (``wap.id``) stays.
+        now_ms: Milliseconds since the epoch.
+    """
+    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    properties = raw.get("properties") or {}
+    age = older_than_ms if older_than_ms is not None else _number(properties, MAX_SNAPSHOT_AGE)
+    cutoff = FOREVER if age is None else now - age
+    least = max(keep, _number(properties, MIN_SNAPSHOTS) or 1)
+    named = {one["snapshot-id"]: one for one in raw.get("snapshots") or ()}
+    refs = _refs(raw, named, now, _number(properties, MAX_REF_AGE))
+    ids, reached = set(), set()
+    for ref in refs.values():
+        ids.add(ref["snapshot-id"])
+        if ref.get("type") == "tag":
+            reached.add(ref["snapshot-id"])
+            continue
+        own_age, own_least = ref.get("max-snapshot-age-ms"), ref.get("min-snapshots-to-keep")
+        line = list(_ancestors(named, ref["snapshot-id"]))
+        reached.update(line)
+        ids.update(_newest(named, line, own_least or least, cutoff if own_age is None else now - own_age))
+    published = {(one.get("summary") or {}).get("published-wap-id") for one in named.values()}
+    for snapshot_id, one in named.items():
+        staged = (one.get("summary") or {}).get("wap.id")
+        young = one["timestamp-ms"] >= cutoff or (age is None and staged is not None and staged not in published)
+        if snapshot_id not in reached and young:
+            ids.add(snapshot_id)
+    return ids & named.keys(), set(refs)
+
+
+def _newest(named: Mapping[int, Snapshot], line: list[int], least: int, cutoff: int) -> Iterator[int]:
+    """Yield the snapshots of a branch that stay, up to the first that goes."""
+    for place, snapshot_id in enumerate(line):
+        if place >= least and named[snapshot_id]["timestamp-ms"] < cutoff:
+            return
+        yield snapshot_id
+
+
+def _refs(
+    raw: Mapping[str, Any], named: Mapping[int, Snapshot], now: int, oldest: int | None
+) -> dict[str, dict[str, Any]]:
+    """Return the branches and tags that stay."""
+    refs = dict(raw.get("refs") or {})
+    current = raw.get("current-snapshot-id")
+    if "main" not in refs and current in named:
+        refs["main"] = {"snapshot-id": current, "type": "branch"}
+    found = {}
+    for name, ref in refs.items():
+        snapshot, most = named.get(ref["snapshot-id"]), ref.get("max-ref-age-ms", oldest)
+        if name == "main" or (snapshot is not None and (most is None or now - snapshot["timestamp-ms"] <= most)):
+            found[name] = ref
+    return found
+
+
+def _ancestors(named: Mapping[int, Snapshot], snapshot_id: int | None) -> Iterator[int]:
+    """Yield a snapshot and those before it, as far as they are there."""
+    seen: set[int] = set()
+    while snapshot_id is not None and snapshot_id in named and snapshot_id not in seen:
+        seen.add(snapshot_id)
+        yield snapshot_id
+        snapshot_id = named[snapshot_id].get("parent-snapshot-id")
+
+
+def _number(properties: Mapping[str, str], name: str) -> int | None:
+    text = properties.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise PolicyError(
+            f"the table's property {name} is {text!r}, and not a whole number: set it right, or remove it"
+        )
+    return int(text)
+
+
+def expired(raw: Raw, *, keep: int = 1, older_than_ms: int | None = None, now_ms: int | None = None) -> Expired:
+    """Return the metadata without expired snapshots, and without whatever only they needed.
+
+    With the snapshots go their statistics, the history before them, keys that no snapshot names, KEKs that wrap
+    nothing and are not the newest, and the names of older metadata files, which hold keys as they were wrapped before.
+
+    Args:
+        raw: The table's metadata; they stay as they are.
+        keep: As for `retained`.
+        older_than_ms: As for `retained`, and the age from which on older metadata files go; None: any age.
+        now_ms: Milliseconds since the epoch.
+
+    Raises:
+        PolicyError: The table's ``gc.enabled`` is false, or a property is malformed.
+        FormatError: The keys are malformed.
+    """
+    properties = raw.get("properties") or {}
+    if properties.get(GC, "true").lower() == "false":
+        raise PolicyError(f"the table has {GC}=false: another table may need its files, so nothing is deleted")
+    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    ids, refs = retained(raw, keep=keep, older_than_ms=older_than_ms, now_ms=now)
+    made = dict(raw)
+    snapshots = [one for one in raw.get("snapshots") or () if one["snapshot-id"] not in ids]
+    gone = {one["snapshot-id"] for one in snapshots}
+    gone_refs = {name: ref.get("type", "branch") for name, ref in (raw.get("refs") or {}).items() if name not in refs}
+    statistics = []
+    if gone:
+        made["snapshots"] = [one for one in raw["snapshots"] if one["snapshot-id"] in ids]
+        if "snapshot-log" in raw:
+            made["snapshot-log"] = _history(raw["snapshot-log"] or (), ids)
+        for name in STATISTICS:
+            if raw.get(name):
+                made[name] = [one for one in raw[name] if one.get("snapshot-id") not in gone]
+                statistics += [one["statistics-path"] for one in raw[name] if one.get("snapshot-id") in gone]
+        statistics = _not_named(statistics, made)
+    if gone_refs:
+        made["refs"] = {name: ref for name, ref in raw["refs"].items() if name in refs}
+    keys = unused_keys(made)
+    if keys:
+        unused = {key.key_id for key in keys}
+        left = [key for key in read_encryption_keys(raw["encryption-keys"]) if key.key_id not in unused]
+        made = with_keys(made, left)
+    older = _superseded(raw, None if older_than_ms is None else now - older_than_ms)
+    if older:
+        made["metadata-log"] = [one for one in raw["metadata-log"] if one["metadata-file"] not in older]
+    changed = gone or gone_refs or keys or older
+    return Expired(made if changed else raw, snapshots, gone_refs, keys, statistics, older)
+
+
+def _history(log: Iterable[dict[str, Any]], ids: set[int]) -> list[dict[str, Any]]:
+    """Return what is left of the log of snapshots.
+
+    All before a gap goes: otherwise a snapshot would seem to have been current in the time of one that is gone.
+    """
+    left: list[dict[str, Any]] = []
+    for one in log:
+        if one["snapshot-id"] in ids:
+            left.append(one)
+        else:
+            left.clear()
+    return left
+
+
+def _not_named(paths: Iterable[str], raw: Mapping[str, Any]) -> list[str]:
+    named = {one["statistics-path"] for name in STATISTICS for one in raw.get(name) or ()}
+    return [path for path in dict.fromkeys(paths) if path not in named]
+
+
+def _superseded(raw: Mapping[str, Any], cutoff: int | None) -> list[str]:
+    """Return the older metadata files that go: those that were current last before `cutoff`."""
+    log = list(raw.get("metadata-log") or ())
+    ends = [*(one.get("timestamp-ms", 0) for one in log[1:]), raw.get("last-updated-ms", 0)]
+    return [one["metadata-file"] for one, end in zip(log, ends, strict=False) if cutoff is None or end < cutoff]
+
+
+# ------------------------------------------------------------------------------------------------------- reachability
+
+
+def unreachable(
+    removed: Iterable[Snapshot],
+    kept: Iterable[Snapshot],
+    listed: Callable[[Snapshot], list[Known]],
+    entries: Callable[[Iterable[Known]], Iterator[tuple[Known, Named | Exception]]],
+    failed: Callable[[str, str, Exception], object],
+) -> list[Gone]:
+    """Return the files that removed snapshots reach, and kept snapshots do not: data first, manifest lists last.
+
+    Args:
+        removed: Snapshots that go.
+        kept: Snapshots that stay.
+        listed: Reads the manifests of a snapshot.
+        entries: Reads manifests, in the order given: the files that each names, or why it cannot be read.
+        failed: Hears the location, kind and error of a list or manifest of a removed snapshot that cannot be read. That
+            file stays in the storage, with what only it names. An error of a kept snapshot is raised.
+    """
+    kept = list(kept)
+    lists = {one["manifest-list"] for one in kept if "manifest-list" in one}
+    staying = {manifest.path: manifest for one in kept for manifest in listed(one)}
+    gone_lists: list[Gone] = []
+    candidates: dict[str, Known] = {}
+    for one in removed:
+        path = one.get("manifest-list")
+        try:
+            found = listed(one)
+        except (AgsError, OSError) as error:
+            failed(path or str(one["snapshot-id"]), "manifest-list", error)
+            continue
+        if path is not None and path not in lists:
+            gone_lists.append(Gone(path, "manifest-list"))
+        candidates.update((manifest.path, manifest) for manifest in found if manifest.path not in staying)
+    gone_manifests: list[Gone] = []
+    files: dict[str, Gone] = {}
+    for manifest, named in entries(candidates.values()):
+        if isinstance(named, Exception):
+            failed(manifest.path, "manifest", named)
+            continue
+        gone_manifests.append(Gone(manifest.path, "manifest", manifest.length or None))
+        files.update(
+            (file.path, file) for file, _ in named
+        )  # deleted ones, too: an expiry that died may have left them
+    for _, named in entries(reversed(staying.values())) if files else ():  # the newest first: it has most of the files
+        if isinstance(named, Exception):
+            raise named
+        for file, live in named:
+            if live:
+                files.pop(file.path, None)
+        if not files:
+            break
+    for path in (*candidates, *staying, *lists):  # no file of data, whatever a manifest says
+        files.pop(path, None)
+    return [*files.values(), *gone_manifests, *gone_lists]
+
+
+# ------------------------------------------------------------------------------------------------------------- public
+
+
+@counted
+def expire(
+    table: Table,
+    *,
+    keep: int = 1,
+    older_than: timedelta | None = None,
+    dry_run: bool = False,
+    engine: Engine | None = None,
+) -> JobResult:
+    """Remove old snapshots of a table, and then whatever only they needed.
+
+    **This is final.** What goes: snapshots that no branch or tag retains (`retained` has the rules), their keys, KEKs
+    that wrap nothing any more, their manifest lists, manifests, data and delete files and statistics, as far as no
+    other snapshot reaches them, and older metadata files, in which keys are wrapped as before the last rotation.
+
+    The metadata are committed first, and the files are deleted afterwards. If this dies in between, files are left that
+    no snapshot names and no key opens: ``verify(orphans=True)`` names them. A reader that has planned a scan of a
+    removed snapshot fails. With `older_than`, readers and writers that began in that time are not disturbed.
+
+    Args:
+        table: A table of a catalog of ags_fast.iceberg. Afterwards it is the new version.
+        keep: How many snapshots of each branch stay at least: 1 or more.
+        older_than: Remove only snapshots, and metadata files, that are older. None: of any age, or as the table's
+            properties ``history.expire.*`` say.
+        dry_run: Remove nothing; the rows have the status "planned".
+        engine: Is not used: threads of this process read manifests and delete files, so no key leaves the process.
+
+    Returns:
+        A row for each snapshot, branch, tag, key and file. A file that could not be deleted is "failed"; one that was
+        not there is "skipped". A list or manifest that could not be read is "failed", and what only it names stays.
+
+    Raises:
+        PolicyError: The table's ``gc.enabled`` is false; the table is in plaintext, or was not loaded by a catalog of
+            ags_fast.iceberg.
+        KeyAccessError: The key of a snapshot that stays is lost, or the KMS refuses. Nothing has changed.
+        IntegrityError, FormatError: A list or manifest of a snapshot that stays was changed. Nothing has changed.
+        ConcurrentChangeError: Other commits came first, again and again.
+        ValueError: `keep` is less than 1, or `older_than` is negative.
+    """
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, not {keep}: the newest snapshot of a branch stays")
+    if older_than is not None and older_than < timedelta(0):
+        raise ValueError("older_than must not be negative")
+    io = table_io(table)
+    io.session.check_writes()
+    work = _Work(table, io, keep, None if older_than is None else older_than // timedelta(milliseconds=1))
+    job_id = new_job_id()
+    if dry_run:
+        table.refresh()
+        work.decide(raw_metadata(table))
+        rows = [*work.rows(), *(_row(one, "planned") for one in work.files(table.metadata_location))]
+        return JobResult(job_id, "expire", table.location(), None, rows)
+    raw = edit(table, work.decide)
+    log = raw.get("metadata-log") or ()
+    base = log[-1]["metadata-file"] if log and work.made.raw is not work.base else None
+    rows = list(work.rows("ok"))
+    with ThreadPoolExecutor(THREADS) as pool:  # nothing below holds a key
+        rows += pool.map(lambda one: _delete(io, one), work.files(base))
+    return JobResult(job_id, "expire", table.location(), None, rows)
+
+
+class _Work:
+    """An expiry: what it decides, also again when another commit came first."""
+
+    def __init__(self, table: Table, io: FileIO, keep: int, older_than_ms: int | None) -> None:
+        self._table, self._io, self._keep, self._older_than_ms = table, io, keep, older_than_ms
+        self._listed: dict[int, list[Known]] = {}
+        self._named: dict[str, Named] = {}
+        self._failed: list[Row] = []
+        self._gone: list[Gone] = []
+
+    def decide(self, raw: Raw) -> Raw:
+        """Return the new metadata, after it has been seen which files go."""
+        if not policy.is_encrypted(raw):
+            raise PolicyError("the table is in plaintext: use PyIceberg's table.maintenance.expire_snapshots()")
+        self.base, self.made = raw, expired(raw, keep=self._keep, older_than_ms=self._older_than_ms)
+        self._failed, self._gone = [], []
+        made = self.made
+        if not (made.snapshots or made.refs or made.keys) and not any(map(self._exists, made.metadata)):
+            self.made = Expired(raw)
+            return raw
+        if made.snapshots:
+            kept = made.raw.get("snapshots") or ()
+            self._gone = unreachable(made.snapshots, kept, self._read_list, self._read_manifests, self._fail)
+        self._gone += [Gone(path, "statistics") for path in made.statistics]
+        return made.raw
+
+    def rows(self, status: str = "planned") -> Iterator[Row]:
+        """Yield the rows of what the new metadata lack, and of what could not be read."""
+        yield from self.made.rows(status)
+        yield from self._failed
+
+    def files(self, base: str | None) -> list[Gone]:
+        """Return the files that go, metadata files last.
+
+        Args:
+            base: The metadata file before the commit.
+        """
+        if isinstance(self._table.catalog, RestCatalog):
+            return self._gone  # metadata files are the server's
+        older = list(self.made.metadata)
+        if base is not None and self._older_than_ms is None and self.made.raw is not self.base:
+            older.append(base)
+        return self._gone + [Gone(path, "metadata") for path in dict.fromkeys(older)]
+
+    def _exists(self, path: str) -> bool:
+        return self._io.inner(path).new_input(path).exists()
+
+    def _fail(self, path: str, kind: str, error: Exception) -> None:
+        self._failed.append(Row(path, None, "failed", type(error).__name__, describe(error), format=kind))
+
+    def _read_list(self, snapshot: Snapshot) -> list[Known]:
+        snapshot_id = snapshot["snapshot-id"]
+        if snapshot_id not in self._listed:
+            path = snapshot.get("manifest-list")
+            if path is None:  # version 1 may name manifests itself
+                self._listed[snapshot_id] = [Known(one, 0, None) for one in snapshot.get("manifests") or ()]
+            else:
+                self._listed[snapshot_id] = read_list(self._io.session, path, self._io.inner(path))
+        return self._listed[snapshot_id]
+
+    def _read_manifests(self, given: Iterable[Known]) -> Iterator[tuple[Known, Named | Exception]]:
+        """Yield what manifests name. Threads read a few of them ahead."""
+        left = iter(given)
+        with ThreadPoolExecutor(THREADS) as pool:
+            while chunk := list(islice(left, 4 * THREADS)):
+                yield from zip(chunk, pool.map(self._read_manifest, chunk), strict=True)
+
+    def _read_manifest(self, manifest: Known) -> Named | Exception:
+        if manifest.path not in self._named:
+            try:
+                found = read_manifest(self._io.session, manifest, self._io.inner(manifest.path))
+            except (AgsError, OSError) as error:
+                return error
+            kinds = {manifests.DATA: "data"}
+            self._named[manifest.path] = [
+                (Gone(one.path, kinds.get(one.content, "deletes"), one.length), one.status != manifests.DELETED)
+                for one in found
+            ]
+        return self._named[manifest.path]
+
+
+def _row(one: Gone, status: str) -> Row:
+    return Row(one.path, None, status, file_length=one.length, format=one.kind)
+
+
+def _delete(io: FileIO, one: Gone) -> Row:
+    """Delete a file, and return its row."""
+    try:
+        io.delete(one.path)
+    except FileNotFoundError:
+        return _row(one, "skipped")._replace(error_class="AlreadyGone", error="the file was not there")
+    except Exception as error:  # of any storage: the other files are deleted all the same
+        return _row(one, "failed")._replace(error_class=type(error).__name__, error=describe(error))
+    return _row(one, "ok")
