@@ -18,7 +18,8 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from iceberg_tables import KEY_ID, MASTER, ids, new_table, rows, sql_catalog
-from killing import killed_before_steps
+from killing import ended, fork, killed_before_steps
+from pyiceberg.exceptions import CommitFailedException, ValidationException
 
 from ags_fast.errors import AgsError, IntegrityError, PolicyError
 from ags_fast.iceberg import FileIO, files, open_table
@@ -28,10 +29,11 @@ from ags_fast.iceberg.expiry import Gone, expire, expired, retained, unreachable
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.rotation import rotate
 from ags_fast.keys import add_manifest_list_key, clear_cache, load_kms, write_encryption_keys
+from ags_fast.keys.kms import local
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from pyiceberg.catalog import Catalog
@@ -476,7 +478,7 @@ def test_killed(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
 
     places = [(FileIO, "delete"), (FileIO, "write_output"), (EncryptedCatalog, "commit_table"), (os, "unlink")]
     seen = set()
-    for step, ended in killed_before_steps(work, places, prepare=prepare):
+    for step, by_itself in killed_before_steps(work, places, prepare=prepare):
         clear_cache()
         now = sql_catalog(tmp_path, kms).load_table("ns.t")
         committed = now.metadata_location != old
@@ -485,13 +487,13 @@ def test_killed(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
         assert ids(now) == list(range(5, 23)), step
         expire(now)
         left = stored(tmp_path) - needed(now)
-        if committed and not ended:
+        if committed and not by_itself:
             # What is left over are files of the table as it was. No key of the table opens those that are encrypted.
             assert left <= before, step
         else:
             assert all(path.endswith(".json") for path in left), step
         assert ids(sql_catalog(tmp_path, kms).load_table("ns.t")) == list(range(5, 23))
-        seen.add((committed, ended))
+        seen.add((committed, by_itself))
     assert seen == {(False, False), (True, False), (True, True)}
 
 
@@ -518,3 +520,52 @@ def test_an_append_in_between(tmp_path: Path, catalog: Catalog, kms: dict[str, s
     assert ids(fresh) == [*range(5, 23), *range(200, 203)]
     (lost,) = stored(tmp_path) - needed(fresh)  # metadata of the commit that came second, which PyIceberg leaves
     assert lost.endswith(".metadata.json")
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_races(tmp_path: Path, catalog: Catalog, kms: dict[str, str], expires: bool) -> None:
+    """12 processes append while others turn the keys, and expire: no row is lost, and no key that is needed."""
+    first = new_table(catalog)
+    first.append(rows(0, 1))
+    writers, appends = 12, 2
+    clear_cache()
+
+    def append(begin: int) -> None:
+        table, done = sql_catalog(tmp_path, kms).load_table("ns.t"), 0
+        while done < appends:
+            try:
+                table.append(rows(begin + done, begin + done + 1))
+                done += 1
+            except (CommitFailedException, ValidationException, FileNotFoundError):
+                # Others came first, or the snapshot that it began with was expired.
+                table = sql_catalog(tmp_path, kms).load_table("ns.t")
+
+    def turn(what: str) -> None:
+        for _ in range(3):
+            if what == "mek":
+                local.rotate_key(kms, MASTER)
+            rotate(sql_catalog(tmp_path, kms).load_table("ns.t"), what=what)
+
+    def remove() -> None:
+        for _ in range(4):
+            assert expire(sql_catalog(tmp_path, kms).load_table("ns.t")).failed == []
+
+    works: list[Callable[[], object]] = [
+        *(functools.partial(append, 10 * i) for i in range(1, writers + 1)),
+        lambda: turn("kek"),
+        lambda: turn("mek"),
+    ]
+    children = [fork(work) for work in works + [remove] * expires]
+    assert [ended(child) for child in children] == [0] * len(children)
+    rotate(sql_catalog(tmp_path, kms).load_table("ns.t"), what="mek")
+    local.set_state(kms, MASTER, "destroyed", version=1)
+    clear_cache()
+    table = sql_catalog(tmp_path, kms).load_table("ns.t")
+    assert ids(table) == [0, *(10 * i + j for i in range(1, writers + 1) for j in range(appends))]
+    assert needed(table) <= stored(tmp_path)
+    for one in table.metadata.snapshots:
+        assert ids(table, snapshot_id=one.snapshot_id)
+    if not expires:
+        assert len(table.metadata.snapshots) == writers * appends + 1
+    expire(table)
+    assert ids(table) == [0, *(10 * i + j for i in range(1, writers + 1) for j in range(appends))]
