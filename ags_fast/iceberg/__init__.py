@@ -8,6 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ags_fast.iceberg.deletes import Deleted, delete
     from ags_fast.iceberg.expiry import expire
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.rotation import rotate
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.tables import TableFile, files, load_catalog, open_table
 
 __all__ = [
+    "Deleted",
     "FileIO",
     "SqlCatalog",
     "TableFile",
     "clear_cache",
+    "delete",
     "expire",
     "files",
     "load_catalog",
@@ -28,6 +31,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "deletes": ("Deleted", "delete"),
     "expiry": ("expire",),
     "io": ("FileIO",),
     "rotation": ("rotate",),

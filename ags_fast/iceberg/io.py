@@ -110,10 +110,11 @@ class FileIO(PyIcebergIO):
             raise PolicyError(f"{location} is named by no snapshot of the encrypted table, so it has no key")
         if known.format is None:
             return io.BytesIO(show_manifest(session, known, inner))
-        return self._open_file(known, inner)
+        return self.open_known(known)
 
-    def _open_file(self, known: Known, inner: PyIcebergIO) -> Any:
-        key = known.key_metadata
+    def open_known(self, known: Known) -> Any:
+        """Return the plaintext of a data or delete file, as a seekable binary file."""
+        key, inner = known.key_metadata, self.inner(known.path)
         if key is None:
             if not self._allows_plaintext:
                 raise PolicyError(

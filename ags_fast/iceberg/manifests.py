@@ -204,7 +204,7 @@ def manifest_of(container: Container, look_up: Callable[[str], Known | None]) ->
     schema = copy.deepcopy(container.schema)
     entry = field_of(schema, 2)
     assert entry is not None
-    _add_fields(record_fields(entry), NEW_FILE_FIELDS)
+    add_fields(record_fields(entry), NEW_FILE_FIELDS)
     return write_container(
         schema, {**container.meta, "format-version": b"3"}, (_sealed(one, look_up) for one in container.records())
     )
@@ -240,7 +240,7 @@ def sealed_list(container: Container, look_up: Callable[[str], Known | None], fi
         PolicyError: A manifest in it has no key.
     """
     schema = copy.deepcopy(container.schema)
-    _add_fields(record_fields(schema), NEW_LIST_FIELDS)
+    add_fields(record_fields(schema), NEW_LIST_FIELDS)
     next_row_id, records, assigned = first_row_id, [], {}
     for record in container.records():
         path = record["manifest_path"]
@@ -258,7 +258,7 @@ def sealed_list(container: Container, look_up: Callable[[str], Known | None], fi
     return SealedList(write_container(schema, meta, records), first_row_id, next_row_id - first_row_id, assigned)
 
 
-def _add_fields(fields: list[dict[str, Any]], new: Iterable[tuple[str, int, str]]) -> None:
+def add_fields(fields: list[dict[str, Any]], new: Iterable[tuple[str, int, str]]) -> None:
     ids = {field.get("field-id") for field in fields}
     for name, field_id, kind in new:
         if field_id not in ids:

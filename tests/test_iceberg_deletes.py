@@ -1,0 +1,192 @@
+"""Deletes by deletion vectors: rows that stay keep their file, their row ids and their sequence numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
+
+from iceberg_tables import ids, new_table, rows, sql_catalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType
+
+from ags_fast.iceberg import delete, files, open_table
+from ags_fast.iceberg.commit import edit, raw_metadata
+from ags_fast.iceberg.container import read_container
+from ags_fast.iceberg.manifests import Known
+from ags_fast.iceberg.reading import open_whole, read_list, read_manifest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, kms: dict[str, str]) -> Catalog:
+    return sql_catalog(tmp_path, kms)
+
+
+def live(table: Table) -> list[Known]:
+    """All live entries of the current snapshot."""
+    io, head = table.io, table.current_snapshot()
+    inner = io.inner(head.manifest_list)
+    listed = read_list(io.session, head.manifest_list, inner)
+    return [one for each in listed for one in read_manifest(io.session, each, inner) if one.status != 2]
+
+
+def data(table: Table) -> dict[str, tuple[int | None, int | None]]:
+    """The data files, with their first row id and sequence number."""
+    return {one.path: (one.first_row_id, one.sequence_number) for one in live(table) if one.content == 0}
+
+
+def test_rows_that_stay_keep_their_ids(catalog: Catalog, kms: dict[str, str]) -> None:
+    table = new_table(catalog)
+    table.append(rows(0, 100))
+    table.append(rows(100, 200))
+    before = data(table)
+    done = delete(table, "id >= 90 and id < 110")
+    assert (done.rows, done.vectors, done.files) == (20, 2, 0)
+    assert done.snapshot_id == table.current_snapshot().snapshot_id
+    assert ids(table) == [*range(90), *range(110, 200)]
+    assert data(table) == before
+    assert raw_metadata(table)["next-row-id"] == 200
+    again = delete(table, "id >= 85 and id < 95")
+    assert (again.rows, again.vectors) == (5, 1)
+    assert ids(table) == [*range(85), *range(110, 200)]
+    vectors = [one for one in live(table) if one.format == "PUFFIN"]
+    assert sorted(one.record_count for one in vectors) == [10, 15]
+    assert len({one.referenced_data_file for one in vectors}) == 2
+    assert ids(open_table(table.metadata_location, kms=kms)) == ids(table)
+
+
+def test_nothing_that_matches_commits_nothing(catalog: Catalog) -> None:
+    table = new_table(catalog)
+    assert delete(table, "id = 1").snapshot_id is None
+    table.append(rows(0, 10))
+    location = table.metadata_location
+    assert delete(table, "id = 77").snapshot_id is None
+    delete(table, "id = 7")
+    first = table.metadata_location
+    assert delete(table, "id = 7").rows == 0
+    assert table.metadata_location == first != location
+
+
+def test_a_file_whose_last_row_goes_is_removed(catalog: Catalog) -> None:
+    table = new_table(catalog)
+    table.append(rows(0, 10))
+    table.append(rows(10, 20))
+    delete(table, "id < 4")
+    done = delete(table, "id < 11")
+    assert (done.rows, done.vectors, done.files) == (7, 1, 1)
+    assert len(data(table)) == 1
+    assert [one.record_count for one in live(table) if one.format == "PUFFIN"] == [1]
+    assert ids(table) == list(range(11, 20))
+    delete(table, "id >= 0")
+    assert live(table) == []
+    assert ids(table) == []
+    summary = table.current_snapshot().summary
+    assert summary["total-data-files"] == summary["total-delete-files"] == summary["total-records"] == "0"
+
+
+def test_time_travel_and_branches(catalog: Catalog) -> None:
+    table = new_table(catalog)
+    table.append(rows(0, 10))
+    first = table.current_snapshot().snapshot_id
+    table.manage_snapshots().create_branch(first, "dev").commit()
+    delete(table, "id < 5", branch="dev")
+    assert ids(table) == list(range(10))
+    assert sorted(table.scan().use_ref("dev").to_arrow()["id"].to_pylist()) == list(range(5, 10))
+    delete(table, "id >= 5")
+    assert ids(table) == list(range(5))
+    assert ids(table, snapshot_id=first) == list(range(10))
+
+
+def test_partitions_and_evolved_schemas(catalog: Catalog) -> None:
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "name"))
+    table = catalog.create_table("ns.p", schema, partition_spec=spec, properties={"encryption.key-id": "master"})
+    table.append(rows(0, 6))
+    table.append(rows(0, 6))
+    with table.update_schema() as update:
+        update.rename_column("id", "number").add_column("more", StringType())
+    with table.update_spec() as update:
+        update.remove_field("name")
+    table.refresh()
+    import pyarrow as pa
+
+    table.append(pa.table({"number": [7, 8], "name": ["a", "b"], "more": ["x", None]}))
+    assert delete(table, "number = 3 or more = 'x'").rows == 3
+    left = sorted(table.scan().to_arrow()["number"].to_pylist())
+    assert left == [0, 0, 1, 1, 2, 2, 4, 4, 5, 5, 8]
+
+
+def test_null_rows_stay(catalog: Catalog) -> None:
+    import pyarrow as pa
+
+    table = new_table(catalog)
+    table.append(pa.table({"id": pa.array([1, None, 3], pa.int64()), "name": ["a", "b", None]}))
+    assert delete(table, "id > 1").rows == 1
+    assert sorted(table.scan().to_arrow()["name"].to_pylist()) == ["a", "b"]
+
+
+def test_pyiceberg_goes_on_after_a_delete(catalog: Catalog) -> None:
+    table = new_table(catalog)
+    table.append(rows(0, 100))
+    delete(table, "id < 10")
+    table.append(rows(100, 110))
+    table.overwrite(rows(50, 60), overwrite_filter="id >= 50 and id < 60")
+    assert ids(table) == list(range(10, 110))
+    delete(table, "id >= 105")
+    assert ids(table) == list(range(10, 105))
+
+
+def test_a_commit_that_came_first_is_seen(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ags_fast.iceberg import deletes
+
+    table = new_table(catalog)
+    table.append(rows(0, 10))
+    other = catalog.load_table("ns.t")
+    real, calls = deletes.edit, []
+
+    def late(*args: Any) -> Any:
+        if not calls:
+            calls.append(1)
+            other.append(rows(0, 3))
+        return real(*args)
+
+    monkeypatch.setattr(deletes, "edit", late)
+    assert delete(table, "id < 2").rows == 4
+    assert ids(table) == [2, *range(2, 10)]
+
+
+def test_what_is_written_is_encrypted(tmp_path: Path, catalog: Catalog) -> None:
+    table = new_table(catalog)
+    table.append(rows(0, 10))
+    delete(table, "id = 4")
+    kinds = {one.kind: one for one in files(table)}
+    assert set(kinds) == {"manifest-list", "manifest", "data", "deletion-vector"}
+    for path in (tmp_path / "wh").rglob("*"):
+        if path.is_file() and path.suffix != ".json":
+            assert path.read_bytes()[:4] in (b"AGS1", b"PARE")
+    vector = kinds["deletion-vector"]
+    assert vector.key_metadata is not None
+    plain = open_whole(Known(vector.path, vector.length, vector.key_metadata), table.io.inner(vector.path))
+    assert plain[:4] == b"PFA1"
+    listed = read_container(
+        open_whole(
+            Known(
+                table.current_snapshot().manifest_list,
+                0,
+                table.io.session.list_key(table.current_snapshot().manifest_list),
+            ),
+            table.io.inner("/"),
+        )
+    )
+    assert listed.meta["format-version"] == b"3"
+    edit(table, lambda raw: raw)
