@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True, max_examples=60)
 hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("default"), derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_collection_finish() -> None:
+    """Take what is there now out of the garbage collector's sight: all of the suite's imports live to the end.
+
+    Else each of the many collections that tests ask for looks through them, and takes a third of a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
