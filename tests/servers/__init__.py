@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -54,6 +55,13 @@ class S3Server(NamedTuple):
             aws_secret_access_key=self.secret,
             region_name="us-east-1",
         )
+
+
+class LocalServer(ThreadingHTTPServer):
+    """An HTTP server of this process, which many threads may call at once."""
+
+    daemon_threads = True
+    request_queue_size = 64  # a client that finds the queue full tries again a second later
 
 
 @contextlib.contextmanager

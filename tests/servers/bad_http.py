@@ -8,9 +8,10 @@ import json
 import socket
 import ssl
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
+from servers import LocalServer
 from servers.fake_azure import CHALLENGE, certificate
 
 if TYPE_CHECKING:
@@ -30,11 +31,10 @@ def echoing(tls: Path | None = None) -> Iterator[Echo]:
         server.server_close()
 
 
-class Echo(ThreadingHTTPServer):
+class Echo(LocalServer):
     """status: that it answers with. form: what has the text that was sent: ``json`` (each field of an error), ``taken``
     (each field of a success), ``raw`` (the body is as it came), ``head`` (the status line and headers)."""
 
-    daemon_threads = True
     status = 400
     form = "json"
     authority = ""
@@ -54,6 +54,7 @@ class Echo(ThreadingHTTPServer):
 
 class _EchoHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body need not wait until its head is acknowledged
     server: Echo
 
     def log_message(self, *_: Any) -> None:

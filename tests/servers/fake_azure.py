@@ -11,12 +11,14 @@ import ssl
 import threading
 import time
 import uuid
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+
+from servers import LocalServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,8 +48,7 @@ class FakeKeyVault:
         self._keys: dict[str, list[dict[str, Any]]] = {}
         self._clock = int(time.time()) - 10_000
         whole, self.authority = certificate(folder)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = LocalServer(("127.0.0.1", 0), _handler(self))
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(whole)
         self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
@@ -137,6 +138,7 @@ class FakeKeyVault:
 def _handler(vault: FakeKeyVault) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # a body need not wait until its head is acknowledged
         wbufsize = -1  # head and body go out as one: sent apart, the second waits for the first one's acknowledgement
 
         def log_message(self, *_: Any) -> None:

@@ -8,7 +8,7 @@ import datetime
 import json
 import os
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -16,6 +16,8 @@ import google_crc32c
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from google.cloud.kms_v1.types import resources, service
+
+from servers import LocalServer
 
 State = resources.CryptoKeyVersion.CryptoKeyVersionState
 CHANGEABLE = (State.ENABLED, State.DISABLED)
@@ -46,8 +48,7 @@ class FakeGcpKms:
         self._keys: dict[str, resources.CryptoKey] = {}
         self._versions: dict[str, dict[str, resources.CryptoKeyVersion]] = {}
         self._material: dict[str, AESGCM] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = LocalServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -197,6 +198,7 @@ STATUSES = {
 def _handler(fake: FakeGcpKms) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # a body need not wait until its head is acknowledged
         wbufsize = -1  # head and body go out as one: sent apart, the second waits for the first one's acknowledgement
 
         def log_message(self, *_: Any) -> None:
