@@ -82,6 +82,7 @@ def spark_env(**more: str) -> dict[str, str]:
     """For a driver, a master or a worker, and what they start."""
     python = dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), sys.executable)
     env = {**python_env(), **python, "SPARK_LOCAL_IP": "127.0.0.1"}
+    env["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for JVMs that soon end
     env.pop("SPARK_HOME", None)  # pip's
     return {**env, **more}
 

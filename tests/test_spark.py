@@ -15,13 +15,13 @@ import secrets
 import shlex
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import programs.spark
 import pytest
-from support import lengths_around, nonces_of, open_stream, pattern, program, python_env, run_python, seal_stream
+from spark_jobs import spark_env
+from support import lengths_around, nonces_of, open_stream, pattern, program, run_python, seal_stream
 
 import ags_fast
 from ags_fast import AgsCodec, AgsReader, AgsWriter
@@ -75,12 +75,6 @@ def spark(spark_folder: Path) -> Iterator[SparkSession]:
         session = builder.getOrCreate()
         yield session
         session.stop()
-
-
-def spark_env() -> dict[str, str]:
-    """For the JVM and, through it, the workers."""
-    python = dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), sys.executable)
-    return {**python, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": python_env()["PYTHONPATH"]}
 
 
 @pytest.fixture(scope="module")
