@@ -128,6 +128,7 @@ def test_a_whole_bucket(server: S3Server) -> None:
     with store.begin("d") as new:
         new.write(bytes(s3.PART_NBYTES))
         assert uploads(server, store) == ["d"]
+        new._parts[0].result()  # type: ignore[union-attr]  # else moto answers with 500, and the client tries for seconds
         assert store.sweep("t", paths=["e"]) == []
         assert len(store.sweep("t", paths=["d"])) == 1
     store.delete("c")
