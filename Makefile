@@ -2,15 +2,17 @@
 # A second run repeats only the steps whose inputs changed.
 
 PYTHON ?= python3
-# One more than the CPUs: some tests wait for services and processes.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Two more than the CPUs: some tests wait for services and processes.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 VENV := .venv
 PY := $(VENV)/bin/python
-SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fast/_core_parquet.pxi ags_fast/_core_avro.pxi ags_fast/_core_avro.pxi \
+SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fast/_core_parquet.pxi ags_fast/_core_avro.pxi \
 	ags_fast/_version.py $(wildcard csrc/*.c csrc/*.h)
 
 export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Each worker, and each process that a test starts, would compile the tests and the package again.
+unexport PYTHONDONTWRITEBYTECODE
 # A newer compiler may print new warnings, so only CI turns warnings into errors.
 ifdef CI
 export AGS_FAST_WERROR := 1
