@@ -22,7 +22,7 @@ from killing import ended, fork, killed_before_steps
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 
 from ags_fast.errors import AgsError, IntegrityError, PolicyError
-from ags_fast.iceberg import FileIO, files, open_table
+from ags_fast.iceberg import FileIO, delete, files, open_table
 from ags_fast.iceberg.catalogs import EncryptedCatalog
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.expiry import Gone, expire, expired, retained, unreachable
@@ -350,6 +350,26 @@ def test_expire(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
     assert stored(tmp_path) == now
     table.append(rows(50, 51))
     assert ids(table) == [*range(5, 23), 50]
+
+
+def test_deletion_vectors(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
+    """A Puffin file stays while one of its vectors is needed."""
+    table = new_table(catalog)
+    for i in range(3):
+        table.append(rows(10 * i, 10 * i + 10))
+    first = delete(table, "id IN (1, 11, 21)")  # one Puffin file of three vectors
+    delete(table, "id IN (2)")  # takes the place of one of them
+    puffins = {path for path in stored(tmp_path) if path.endswith(".puffin")}
+    assert (first.vectors, len(puffins)) == (3, 2)
+    result = expire(table)
+    assert result.failed == []
+    assert puffins <= stored(tmp_path) == needed(table)
+    delete(table, "id IN (12, 22)")
+    assert {row.src for row in expire(table).rows if row.format == "deletes"} < puffins
+    assert stored(tmp_path) == needed(table)
+    clear_cache()
+    table = sql_catalog(tmp_path, kms).load_table("ns.t")
+    assert ids(table) == [i for i in range(30) if i % 10 not in (1, 2)]
 
 
 def test_old_keys_are_gone(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:

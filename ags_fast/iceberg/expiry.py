@@ -8,8 +8,10 @@ that lacks a file.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
@@ -400,6 +402,8 @@ class _Work:
             return raw
         if made.snapshots:
             kept = made.raw.get("snapshots") or ()
+            with ThreadPoolExecutor(THREADS) as pool:
+                deque(pool.map(self._try_list, raw["snapshots"]), maxlen=0)
             self._gone = unreachable(made.snapshots, kept, self._read_list, self._read_manifests, self._fail)
         self._gone += [Gone(path, "statistics") for path in made.statistics]
         return made.raw
@@ -427,6 +431,11 @@ class _Work:
 
     def _fail(self, path: str, kind: str, error: Exception) -> None:
         self._failed.append(Row(path, None, "failed", type(error).__name__, describe(error), format=kind))
+
+    def _try_list(self, snapshot: Snapshot) -> None:
+        """Read a manifest list ahead. If that fails, whoever needs the list will see the error."""
+        with suppress(AgsError, OSError):
+            self._read_list(snapshot)
 
     def _read_list(self, snapshot: Snapshot) -> list[Known]:
         snapshot_id = snapshot["snapshot-id"]
