@@ -6,6 +6,7 @@ PYTHON ?= python3
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 VENV := .venv
 PY := $(VENV)/bin/python
+OLD_PYICEBERG := build/pyiceberg-0.11
 SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fast/_core_parquet.pxi ags_fast/_core_avro.pxi \
 	ags_fast/_version.py $(wildcard csrc/*.c csrc/*.h)
 
@@ -19,24 +20,29 @@ export AGS_FAST_WERROR := 1
 endif
 
 .NOTPARALLEL:
-.PHONY: help run test test-more test-long coverage bench lint sanitize fuzz wheel lock clean java services servers
+.PHONY: help run test test-more test-long test-pyiceberg coverage bench lint sanitize fuzz wheel lock clean java iceberg-java \
+	services servers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-run: $(VENV)/built java ## encrypt, read and decrypt real Avro and Parquet files with Spark; with your files: make run INPUT=dir OUTPUT=dir KILL=1
+run: $(VENV)/built java iceberg-java ## encrypt, read and decrypt real Avro and Parquet files with Spark; with your files: make run INPUT=dir OUTPUT=dir KILL=1
 	$(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)') $(if $(KILL),--kill)
 
-test: $(VENV)/built java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
+test: $(VENV)/built java iceberg-java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
 
-test-more: $(VENV)/built java services servers ## the slow tests: Spark clusters, kills at every step; CI runs them
+test-more: $(VENV)/built java iceberg-java services servers ## the slow tests: Spark clusters, kills at every step; CI runs them
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile -m "more and not slow" $(ARGS)
 
-test-long: $(VENV)/built java services servers ## the long loops that make test leaves out
+test-long: $(VENV)/built java iceberg-java services servers ## the long loops that make test leaves out
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --timeout 3600 -m slow $(ARGS)
 
-coverage: $(VENV)/deps java services servers ## which lines of Python, Cython and C make test does not run; leaves build/coverage
+test-pyiceberg: $(VENV)/built $(OLD_PYICEBERG)/done java iceberg-java services servers ## the tests of Iceberg with the PyIceberg before the newest
+	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -P -c 'import pyiceberg; assert pyiceberg.__version__.startswith("0.11."), pyiceberg'
+	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow" $(or $(ARGS),$(wildcard tests/test_iceberg*.py))
+
+coverage: $(VENV)/deps java iceberg-java services servers ## which lines of Python, Cython and C make test does not run; leaves build/coverage
 	$(PY) -P .ci/coverage.py -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
 
 bench: $(VENV)/built java ## the benchmark: the README's table, and plots
@@ -72,6 +78,9 @@ clean: ## remove everything that make created here (the cached OpenSSL in ~/.cac
 java:
 	@.ci/tools java
 
+iceberg-java: $(VENV)/deps java
+	@.ci/tools maven && .ci/iceberg-java $(if $(CI),,|| echo "The tests that need Iceberg's Java will be skipped.")
+
 services:
 	@.ci/tools softhsm postgresql $(if $(CI),,|| echo "The tests that need it will be skipped.")
 
@@ -93,3 +102,8 @@ $(VENV)/built: $(VENV)/deps $(SOURCES)
 	$(PY) -P -m pip install -qq --no-build-isolation --no-deps --editable .
 	@touch $@
 	@$(VENV)/bin/ags-fast --version
+
+$(OLD_PYICEBERG)/done: .ci/requirements-pyiceberg-0.11.txt $(VENV)/deps
+	rm -rf $(OLD_PYICEBERG)
+	$(PY) -P -m pip install --quiet --require-hashes --no-deps --target $(OLD_PYICEBERG) -r $<
+	@touch $@
