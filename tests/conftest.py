@@ -19,6 +19,7 @@ pytest.register_assert_rewrite("store_contract")  # the tests in it are run by f
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from iceberg_java import Judge
     from parquet_peers import ParquetJava
 
 # In CI a failure must be about the change at hand, so the examples are the same in each run. Elsewhere every run looks
@@ -80,6 +81,15 @@ def parquet_java() -> Iterator[ParquetJava]:
 
     with ParquetJava("-XX:TieredStopAtLevel=1") as peer:
         yield peer
+
+
+@pytest.fixture(scope="session")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    """Iceberg's Java, one JVM for all tests: a test takes names of tables from `judge.name()`."""
+    from iceberg_java import Judge
+
+    with Judge(tmp_path_factory.mktemp("judge")) as one:
+        yield one
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _run(command: Sequence[str | Path], what: str) -> None:
+def run(command: Sequence[str | Path], what: str) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         cannot(f"{what}: {(done.stdout + done.stderr)[-1500:]}")
@@ -157,7 +157,7 @@ def jvm_classes() -> Path:
 
     def compile_into(folder: Path) -> None:
         scalac = [java(), "-cp", f"{jars()}/*", "scala.tools.nsc.Main", "-usejavacp", "-Xlint", "-Werror"]
-        _run([*scalac, "-d", folder, *sources], "tests/jvm does not compile")
+        run([*scalac, "-d", folder, *sources], "tests/jvm does not compile")
 
     return cached(f"jvm-{digest[:16]}", compile_into)
 
@@ -369,7 +369,7 @@ def old_pyarrow(version: str) -> Path:
 
     def install(folder: Path) -> None:
         more = ["--require-hashes", "--only-binary", ":all:", "--target", str(folder), "-r", str(lock)]
-        _run([*pip, *more], f"pyarrow {version} cannot be installed")
+        run([*pip, *more], f"pyarrow {version} cannot be installed")
 
     return cached(f"pyarrow-{version}-{sys.implementation.cache_tag}-{digest[:16]}", install)
 
