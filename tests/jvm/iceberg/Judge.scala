@@ -7,12 +7,18 @@ import scala.jdk.CollectionConverters._
 import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
 import com.fasterxml.jackson.databind.node.ObjectNode
 import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.fs.RawLocalFileSystem
 import org.apache.hadoop.hive.conf.HiveConf
 import org.apache.hadoop.hive.metastore.HiveMetaStore
 import org.apache.hadoop.hive.shims.ShimLoader
 import org.apache.iceberg.{CatalogUtil, HasTableOperations, PartitionSpecParser, SchemaParser, Table}
 import org.apache.iceberg.catalog.{Catalog, TableIdentifier}
 import org.apache.spark.sql.SparkSession
+
+/** Local files without .crc files beside them. Iceberg's readers ask for the scheme, which Hadoop's class does not have. */
+class PlainFiles extends RawLocalFileSystem {
+  override def getScheme: String = "file"
+}
 
 /** Iceberg's Java in Spark, with tables that are encrypted: a request is a line of JSON on standard input, its answer one
   * on standard output. The only argument is JSON: {"conf": {Spark's settings}, "catalog": {properties of the catalog}}.

@@ -128,12 +128,10 @@ private object Values {
 
 /** Rows as Iceberg's own reader gives them, which knows the types that Spark does not have. */
 private object Reader {
-  def rows(table: Table, request: JsonNode): Seq[Seq[Any]] = {
+  def rows(table: Table, request: JsonNode): Seq[Record] = {
     val scan = IcebergGenerics.read(table)
     Option(request.get("snapshot")).foreach(id => scan.useSnapshot(id.longValue))
-    Using.resource(scan.build()) { rows =>
-      rows.iterator.asScala.map(row => (0 until row.size).map(row.get(_))).toSeq.toList
-    }
+    Using.resource(scan.build())(_.iterator.asScala.map(_.copy()).toList) // the iterator's record is the same each time
   }
 }
 
@@ -158,7 +156,7 @@ private object Deleter {
         one.getValue.forEach(at => open.delete(one.getKey, at.longValue, tasks(one.getKey).spec, file.partition))
       }
     }
-    val change = table.newRowDelta()
+    val change = table.newRowDelta().validateFromSnapshot(table.currentSnapshot.snapshotId)
     writer.result.deleteFiles.forEach { file =>
       val key = output.keyMetadata match {
         case own: NativeEncryptionKeyMetadata => own.copyWithLength(file.fileSizeInBytes)
