@@ -1004,6 +1004,7 @@ def tokens_given(client: Any) -> int:
 
 
 @builds
+@pytest.mark.usefixtures("clock")  # a login that is refused is tried again
 def test_vault_approle(vault: Any, logins: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One login for many calls; another when the token is revoked; none when the policy says no."""
     logins.auth.approle.create_or_update_approle("job", token_policies=["use"], token_ttl="1h")
@@ -1040,6 +1041,7 @@ def test_vault_approle(vault: Any, logins: Any, tmp_path: Path, monkeypatch: pyt
 
 
 @builds
+@pytest.mark.usefixtures("clock")  # a login that is refused is tried again
 def test_vault_renews_a_token(vault: Any, logins: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A secret id that is good once: the token of that one login is renewed when half of its time is over."""
     logins.auth.approle.create_or_update_approle("once", token_policies=["use"], token_ttl="1h", secret_id_num_uses=1)
