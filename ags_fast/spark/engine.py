@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.jobs.engines.bins import bins
 from ags_fast.jobs.engines.local import run_isolated
 from ags_fast.jobs.engines.start import is_current_directory_trusted
-from ags_fast.jobs.work.dispatch import run_file
 from ags_fast.keys.kms import add_calls, count_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ags_fast.jobs.results import Row
-    from ags_fast.jobs.work.context import AnyTask, Context
+    from ags_fast.jobs.work.base import AnyTask, JobContext
 
 TARGET_BYTES = 256 << 20
 POLL_SECONDS = 0.05
@@ -73,7 +72,7 @@ class SparkEngine:
         }
 
     def run(
-        self, context: Context, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
+        self, context: JobContext, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
     ) -> None:
         """Run every task, and report its row. An exception of `report`, and Ctrl-C, cancel the Spark job.
 
@@ -93,7 +92,7 @@ class SparkEngine:
             self._run_job(replace(context, isolate=True), left, open_cost, report)
 
     def _run_job(
-        self, context: Context, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
+        self, context: JobContext, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
     ) -> set[str]:
         """Return the paths of the files whose rows arrived. After it returns or raises, no worker is active."""
         parts = bins(
@@ -117,7 +116,7 @@ class _SparkJob:
         failure: Why Spark gave the job up, or None.
     """
 
-    def __init__(self, spark: Any, context: Context, parts: list[list[AnyTask]]) -> None:
+    def __init__(self, spark: Any, context: JobContext, parts: list[list[AnyTask]]) -> None:
         self.done: set[str] = set()
         self.failure: BaseException | None = None
         self._spark = spark
@@ -229,7 +228,7 @@ class _SafePath:
 class _Partition:
     """The function of a Spark task: runs the tasks of its bins."""
 
-    def __init__(self, context: Context, rows: Any) -> None:
+    def __init__(self, context: JobContext, rows: Any) -> None:
         self._context = context
         self._rows = rows
 
@@ -245,7 +244,7 @@ class _Partition:
         if attempt > 1 or context.isolate:  # died twice: a file may be the cause
             rows = run_isolated(context, tasks, attempt)
         else:
-            rows = (run_file(context, task, attempt) for task in tasks)
+            rows = (context.work.run_file(context, task, attempt) for task in tasks)
         with count_calls() as calls:
             done = [(task.path, row) for task, row in zip(tasks, rows, strict=True)]
         self._rows.add([(done, calls)])

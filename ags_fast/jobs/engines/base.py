@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ags_fast.jobs.results import Row
-    from ags_fast.jobs.work.context import AnyTask, Context
+    from ags_fast.jobs.work.base import AnyTask, JobContext
 
 
 class Engine(Protocol):
     """What runs the tasks of a job: LocalEngine or ags_fast.spark.SparkEngine."""
 
     def run(
-        self, context: Context, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
+        self, context: JobContext, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
     ) -> None:
         """Run all tasks, in any order.
 

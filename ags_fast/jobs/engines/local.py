@@ -18,8 +18,6 @@ from ags_fast._threads import thread_count
 from ags_fast.fs import Store
 from ags_fast.jobs.engines.bins import bins
 from ags_fast.jobs.engines.start import import_path, start_python
-from ags_fast.jobs.work.dispatch import run_file
-from ags_fast.jobs.work.rows import failed_row
 from ags_fast.keys.kms import KmsClient, add_calls, as_kms, check_travels
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.access import Folder
     from ags_fast.jobs.engines.base import Engine
     from ags_fast.jobs.results import Row
-    from ags_fast.jobs.work.context import AnyTask, Context
+    from ags_fast.jobs.work.base import AnyTask, JobContext
 
 
 STARTS = 3  # failed starts of workers in a row that end the job
@@ -47,7 +45,7 @@ class Worker:
 
     ready = False
 
-    def __init__(self, context: Context, path: list[str]) -> None:
+    def __init__(self, context: JobContext, path: list[str]) -> None:
         self._process = start_python("from ags_fast.jobs.engines.worker import main; main()", path)
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._process.stdin as stdin, self._process.stdout as stdout:
@@ -96,7 +94,7 @@ class Worker:
         self.rows.close()
 
 
-def _started(context: Context, path: list[str]) -> Worker:
+def _started(context: JobContext, path: list[str]) -> Worker:
     """Start a worker and wait for it. Raises ChildProcessError after STARTS failures."""
     for _ in range(STARTS):
         worker = Worker(context, path)
@@ -106,7 +104,7 @@ def _started(context: Context, path: list[str]) -> Worker:
     raise _not_started(worker)
 
 
-def run_isolated(context: Context, tasks: Iterable[AnyTask], attempt: int) -> Iterator[Row]:
+def run_isolated(context: JobContext, tasks: Iterable[AnyTask], attempt: int) -> Iterator[Row]:
     """Run each task like `run_file`, but in another process. A file that crashes twice gets a failed row."""
     # Spark decides what may be imported here, also by relative names: archives in its own folder.
     path = list(map(os.path.abspath, sys.path))
@@ -131,8 +129,9 @@ def run_isolated(context: Context, tasks: Iterable[AnyTask], attempt: int) -> It
             worker.close()
 
 
-def _died(context: Context, task: AnyTask, attempt: int, worker: Worker) -> Row:
-    return failed_row(context, task, attempt, "WorkerDiedError", f"its worker process was {worker.how_it_died()}")
+def _died(context: JobContext, task: AnyTask, attempt: int, worker: Worker) -> Row:
+    how = f"its worker process was {worker.how_it_died()}"
+    return context.work.failed_row(context, task, attempt, "WorkerDiedError", how)
 
 
 def _not_started(worker: Worker) -> ChildProcessError:
@@ -181,7 +180,7 @@ class LocalEngine:
         return self._processes == 0 or any(store is not None and not store.shared for store in stores)
 
     def run(
-        self, context: Context, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
+        self, context: JobContext, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
     ) -> None:
         """Run every task, and report its row. An exception of `report`, and Ctrl-C, end the workers.
 
@@ -196,9 +195,9 @@ class LocalEngine:
         """
         cpus = thread_count(None)
         processes = cpus if self._processes is None else self._processes
-        if self.runs_here(context.dataset, context.other):
+        if self.runs_here(*context.stores):
             for task in tasks:
-                report([run_file(context, task)])
+                report([context.work.run_file(context, task)])
             return
         parts = bins(tasks, target_bytes=TARGET_BYTES, open_cost=open_cost, least=2 * processes)
         todo = deque(
@@ -214,7 +213,7 @@ class _Run:
     """One run of tasks in worker processes."""
 
     def __init__(
-        self, context: Context, todo: deque[_Message], count: int, report: Callable[[list[Row]], None]
+        self, context: JobContext, todo: deque[_Message], count: int, report: Callable[[list[Row]], None]
     ) -> None:
         self._context = context
         self._todo = todo

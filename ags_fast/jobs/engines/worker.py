@@ -16,7 +16,6 @@ import time
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from ags_fast.jobs.work.dispatch import run_file
 from ags_fast.keys.kms import kms_calls
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _work() -> None:
         rows = []
         reported = time.monotonic()
         for task in tasks:
-            rows.append(run_file(context, task, attempt))
+            rows.append(context.work.run_file(context, task, attempt))
             if time.monotonic() - reported > REPORT_SECONDS:
                 report(rows)
                 rows = []

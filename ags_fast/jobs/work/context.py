@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from ags_fast.dataset.entries import with_lengths
 from ags_fast.dataset.files.contents import Contents
 from ags_fast.dataset.files.stream import view
 from ags_fast.dataset.manifest_task import ManifestTask
 from ags_fast.errors import AgsError
+from ags_fast.jobs.work.base import JobContext
 
 if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
@@ -68,19 +69,15 @@ def encrypted_already(head: bytes) -> str | None:
 
 
 @dataclass(frozen=True)
-class Context:
-    """What all tasks of a job share.
-
-    Every worker gets the context, so it holds no key: the KMS is given by properties, and data keys are wrapped.
+class Context(JobContext):
+    """What all tasks of a job on a dataset share. The KMS is given by properties, and data keys are wrapped.
 
     Attributes:
-        op: The operation: "encrypt", "decrypt", "verify", "rekey" or "rotate".
-        job_id: The id of the job.
+        op: "encrypt", "decrypt", "verify", "rekey" or "rotate".
         dataset_id: The id of the dataset.
         dataset: The folder of the dataset.
         envelope: The KEKs that the tasks need, and the KMS.
         other: The source of an encryption, the destination of a decryption; else None.
-        threads: The number of threads for one file; None: the engine or the codec decides.
         fsync: Whether files must be on the disk before they count.
         verify_after: Whether to read each file back.
         overwrite: Decrypt: whether files that exist are replaced.
@@ -88,18 +85,16 @@ class Context:
         moves: Rotate: {key to leave: key to move to}.
         ready: Rotate: what the KMS has re-wrapped already.
         concurrency: Rotate: the number of concurrent calls of the KMS.
-        isolate: Whether to run each file in a process of its own, because one of them kills its worker.
         without: Ids of keys that the caller may not use. Parquet columns under these keys are left out.
         preserve: Decrypt: whether files get the modes and times of their sources.
     """
 
-    op: str
-    job_id: str
+    runner: ClassVar[str] = "ags_fast.jobs.work.dispatch"
+
     dataset_id: str
     dataset: Store
     envelope: Envelope
     other: Store | None = None
-    threads: int | None = None
     fsync: bool = True
     verify_after: bool = False
     overwrite: bool = False
@@ -107,9 +102,13 @@ class Context:
     moves: Mapping[str, str] = field(default_factory=dict)
     ready: Mapping[tuple[str, bytes], bytes] = field(default_factory=dict)
     concurrency: int = 1
-    isolate: bool = False
     without: frozenset[str] = frozenset()
     preserve: bool = True
+
+    @property
+    def stores(self) -> tuple[Store | None, ...]:
+        """The dataset, and the source or destination."""
+        return self.dataset, self.other
 
     @cached_property
     def contents(self) -> Contents:

@@ -11,6 +11,7 @@ from ags_fast.dataset.manifest_task import ManifestTask
 from ags_fast.errors import FormatError
 from ags_fast.jobs.results import Row, describe
 from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Outcome, Task
+from ags_fast.jobs.work.rows import failed_row as failed_row
 from ags_fast.jobs.work.rows import make_row
 
 if TYPE_CHECKING:
