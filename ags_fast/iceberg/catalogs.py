@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import TableProperties
-from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, UpgradeFormatVersionUpdate
+from pyiceberg.table.update import AssertCreate, RemovePropertiesUpdate, SetPropertiesUpdate, UpgradeFormatVersionUpdate
 
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import metadata, policy
+from ags_fast.iceberg.handles import handle
 from ags_fast.iceberg.session import SESSION, Session, kms_properties
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import PropertiesUpdateSummary as PropertiesUpdateSummary
     from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
     from pyiceberg.table.update import TableRequirement, TableUpdate
+    from pyiceberg.typedef import Identifier
 
     from ags_fast.keys.kms import KmsClient
 
@@ -54,7 +56,19 @@ class EncryptedCatalog(Catalog):
 
     def create_table(self, *args: Any, **named: Any) -> Table:
         """Create a table, which is encrypted if its properties name a master key. See PyIceberg's method."""
-        return super().create_table(*args, **_checked(args, named))  # type: ignore[safe-super]
+        return handle(super().create_table(*args, **_checked(args, named)))  # type: ignore[safe-super]
+
+    def load_table(self, identifier: str | Identifier) -> Table:
+        """Load a table. See PyIceberg's method."""
+        return handle(super().load_table(identifier))  # type: ignore[safe-super]
+
+    def register_table(self, *args: Any, **named: Any) -> Table:
+        """Give existing metadata a name. See PyIceberg's method."""
+        return handle(super().register_table(*args, **named))  # type: ignore[safe-super]
+
+    def rename_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> Table:
+        """Rename a table. See PyIceberg's method."""
+        return handle(super().rename_table(from_identifier, to_identifier))  # type: ignore[safe-super]
 
     def create_table_transaction(self, *args: Any, **named: Any) -> CreateTableTransaction:
         """Begin to create a table. See PyIceberg's method."""
@@ -65,6 +79,8 @@ class EncryptedCatalog(Catalog):
     ) -> CommitTableResponse:
         """Commit updates to a table. See PyIceberg's method."""
         _check_updates(updates)
+        if not any(isinstance(one, AssertCreate) for one in requirements):
+            _check_key_id(table, updates)
         return super().commit_table(table, requirements, updates)  # type: ignore[safe-super]
 
 
@@ -99,3 +115,10 @@ def _check_updates(updates: tuple[TableUpdate, ...]) -> None:
                 raise PolicyError(f"{policy.KEY_ID} is never removed: the table's keys would be lost")
         elif isinstance(update, UpgradeFormatVersionUpdate) and update.format_version > 2:
             raise PolicyError("the table has format version 3 already, of which PyIceberg is shown version 2")
+
+
+def _check_key_id(table: Table, updates: tuple[TableUpdate, ...]) -> None:
+    """Refuse another master key before anything is written, whoever writes the metadata."""
+    for update in updates:
+        if isinstance(update, SetPropertiesUpdate) and policy.KEY_ID in update.updates:
+            policy.check_key_id(table.metadata.properties, update.updates)

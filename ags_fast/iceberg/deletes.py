@@ -212,6 +212,8 @@ class _Delete:
                 pass  # verify(orphans=True) names it
 
     def _read(self, record: rewriting.Record, known: Known, inner: InnerIO) -> _Manifest:
+        if known.key_metadata is None:
+            raise PolicyError(f"the manifest {known.path} is in plaintext, in an encrypted table")
         data = open_whole(known, inner)
         return _Manifest(record, known, data, data_files(read_container(data), known))
 

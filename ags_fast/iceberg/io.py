@@ -14,7 +14,7 @@ from pyiceberg.io import FileIO as PyIcebergIO
 from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream, load_file_io
 
 from ags_fast import stream
-from ags_fast.errors import FormatError, PolicyError
+from ags_fast.errors import PolicyError
 from ags_fast.iceberg import manifests, policy
 from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.manifests import Known
@@ -27,7 +27,7 @@ from ags_fast.parquet import Keys, encrypt_file, open_plain
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["FileIO"]
+__all__ = ["FileIO", "local_path"]
 
 PARQUET_MAGIC, AVRO_MAGIC = b"PAR1", b"Obj\x01"
 METADATA_SUFFIXES = (".metadata.json", ".metadata.json.gz")
@@ -109,6 +109,7 @@ class FileIO(PyIcebergIO):
                 return io.BytesIO(held)
             raise PolicyError(f"{location} is named by no snapshot of the encrypted table, so it has no key")
         if known.format is None:
+            self._check_plaintext(known)
             return io.BytesIO(show_manifest(session, known, inner))
         return self.open_known(known)
 
@@ -116,19 +117,23 @@ class FileIO(PyIcebergIO):
         """Return the plaintext of a data or delete file, as a seekable binary file."""
         key, inner = known.key_metadata, self.inner(known.path)
         if key is None:
-            if not self._allows_plaintext:
-                raise PolicyError(
-                    f"{known.path} is in plaintext, in an encrypted table. With the table's property "
-                    f"{policy.PLAINTEXT_FILES}=allow it is read"
-                )
+            self._check_plaintext(known)
             return inner.new_input(known.path).open()
         check_length(known)
-        source: Any = _local_path(known.path) or inner.new_input(known.path).open()
+        if known.format not in ("PARQUET", "PUFFIN", "AVRO"):
+            raise PolicyError(f"{known.path} has the format {known.format}, which has no encryption that Iceberg uses")
+        source: Any = local_path(known.path) or inner.new_input(known.path).open()
         if known.format == "PARQUET":
             return open_plain(source, key_metadata=key, length=known.length)
-        if known.format in ("PUFFIN", "AVRO"):
-            return stream.open(source, key_metadata=key, length=known.length)
-        raise FormatError(f"{known.path} has the format {known.format}, which has no encryption")
+        return stream.open(source, key_metadata=key, length=known.length)
+
+    def _check_plaintext(self, known: Known) -> None:
+        """Refuse a file without a key, unless the table allows such files."""
+        if known.key_metadata is None and not self._allows_plaintext:
+            raise PolicyError(
+                f"{known.path} has no key, so it is in plaintext, in an encrypted table, or its key was lost. With the "
+                f"table's property {policy.PLAINTEXT_FILES}=allow files in plaintext are read"
+            )
 
     # ----------------------------------------------------------------------------------------------------- writing
 
@@ -167,7 +172,7 @@ def _put(inner: PyIcebergIO, location: str, data: bytes | bytearray | memoryview
     return len(data)
 
 
-def _local_path(location: str) -> str | None:
+def local_path(location: str) -> str | None:
     """Return the path of a location in a local file system, which is read without a file object."""
     parts = urlsplit(location)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):

@@ -9,11 +9,21 @@ from ags_fast.errors import PolicyError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["KEY_ID", "KEY_LENGTH", "PLAINTEXT_FILES", "check_change", "check_raw", "check_settings", "is_encrypted"]
+__all__ = [
+    "KEY_ID",
+    "KEY_LENGTH",
+    "PLAINTEXT_FILES",
+    "check_change",
+    "check_key_id",
+    "check_raw",
+    "check_settings",
+    "is_encrypted",
+]
 
 KEY_ID, KEY_LENGTH = "encryption.key-id", "encryption.data-key-length"
 PLAINTEXT_FILES = "encryption.plaintext-files"  # "allow": read files without key metadata
 LENGTHS = ("16", "24", "32")
+FORMATS = ("write.format.default", "write.delete.format.default")
 
 CLASSES = ("py-io-impl", "py-catalog-impl")
 # PyIceberg merges a table's properties over the catalog's, so whoever writes the metadata would configure the client.
@@ -110,22 +120,30 @@ def check_change(base: Mapping[str, Any] | None, properties: Mapping[str, str], 
         writing: The new metadata, for the types of their current schema.
 
     Raises:
-        PolicyError: The change sets, changes or removes the master key, names a client's setting, or has a type that
-            PyIceberg does not write.
+        PolicyError: The change sets, changes or removes the master key, names a client's setting, asks for ORC, or has
+            a type that PyIceberg does not write.
     """
     check_settings(properties, "the change")
     _check_length(properties, "the change")
+    before = (base or {}).get("properties") or {}
     if base is not None:
-        old, new = (base.get("properties") or {}).get(KEY_ID), properties.get(KEY_ID)
-        if old != new:
-            raise PolicyError(
-                f"{KEY_ID} is not set, changed or removed as a property: use ags_fast.iceberg.encrypt for a table in "
-                "plaintext, and ags_fast.iceberg.rotate for another master key"
-            )
+        check_key_id(before, properties)
+    for name in FORMATS:
+        if properties.get(name, "").lower() == "orc" and properties[name] != before.get(name):
+            raise PolicyError(f"the change sets {name}={properties[name]}: ORC has no encryption that Iceberg uses")
     current = writing.get("current-schema-id")
     for schema in writing.get("schemas") or ():
         if schema.get("schema-id") == current and (found := _new_type(schema)) is not None:
             raise PolicyError(f"the column type {found} is read, but not written: PyIceberg writes version 2's types")
+
+
+def check_key_id(old: Mapping[str, str], new: Mapping[str, str]) -> None:
+    """Refuse a change of properties that sets, changes or removes the master key. PolicyError."""
+    if old.get(KEY_ID) != new.get(KEY_ID):
+        raise PolicyError(
+            f"{KEY_ID} is not set, changed or removed as a property: use ags_fast.iceberg.encrypt for a table in "
+            "plaintext, and ags_fast.iceberg.rotate for another master key"
+        )
 
 
 def _check_length(properties: Mapping[str, str], what: str) -> None:

@@ -6,13 +6,13 @@ import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.table import StaticTable
 from pyiceberg.typedef import Properties
 from pyiceberg.utils.config import Config
 
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import manifests, policy
 from ags_fast.iceberg.commit import raw_metadata, table_io
+from ags_fast.iceberg.handles import FileTable
 from ags_fast.iceberg.io import FileIO
 from ags_fast.iceberg.reading import read_list, read_manifest
 from ags_fast.iceberg.session import SESSION, Session
@@ -92,7 +92,7 @@ def _kind(conf: Properties) -> str | None:
     return {"http": "rest", "https": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}.get(scheme)
 
 
-def open_table(metadata_location: str, *, kms: KmsClient | Mapping[str, str], **properties: Any) -> StaticTable:
+def open_table(metadata_location: str, *, kms: KmsClient | Mapping[str, str], **properties: Any) -> Table:
     """Open a table to read it, without a catalog.
 
     Args:
@@ -105,7 +105,7 @@ def open_table(metadata_location: str, *, kms: KmsClient | Mapping[str, str], **
     """
     session = Session(kms, writes=False)
     settings = {**properties, "py-io-impl": "ags_fast.iceberg.FileIO", SESSION: session.token}
-    table = StaticTable.from_metadata(metadata_location, settings)
+    table = FileTable.from_metadata(metadata_location, settings)
     table.io = FileIO({**table.metadata.properties, **settings})  # keeps the session alive
     return table
 
