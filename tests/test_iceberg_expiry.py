@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from iceberg_tables import KEY_ID, MASTER, ids, new_table, rows, sql_catalog
 from killing import ended, fork, killed_before_steps
-from pyiceberg.exceptions import CommitFailedException, ValidationException
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
 
-from ags_fast.errors import AgsError, IntegrityError, PolicyError
+from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, PolicyError
 from ags_fast.iceberg import FileIO, delete, files, open_table
 from ags_fast.iceberg.catalogs import EncryptedCatalog
 from ags_fast.iceberg.commit import edit, raw_metadata
@@ -540,6 +540,23 @@ def test_an_append_in_between(tmp_path: Path, catalog: Catalog, kms: dict[str, s
     assert ids(fresh) == [*range(5, 23), *range(200, 203)]
     (lost,) = stored(tmp_path) - needed(fresh)  # metadata of the commit that came second, which PyIceberg leaves
     assert lost.endswith(".metadata.json")
+
+
+def test_a_commit_whose_outcome_is_not_known(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
+    """If it was not made, and another commit was, no file is deleted."""
+    table = filled(catalog)
+    other = sql_catalog(tmp_path, kms).load_table("ns.t")
+
+    def fail(*args: Any) -> Any:
+        other.append(rows(200, 203))
+        raise CommitStateUnknownException("the connection broke")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalog, "commit_table", fail)
+        with pytest.raises(ConcurrentChangeError, match="no file was deleted"):
+            expire(table)
+    assert needed(other) <= stored(tmp_path)
+    assert ids(table) == ids(other)
 
 
 @pytest.mark.parametrize("expires", [False, True])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyiceberg.catalog.rest import RestCatalog
 
 from ags_fast.dataset.names import new_job_id
-from ags_fast.errors import AgsError, PolicyError
+from ags_fast.errors import AgsError, ConcurrentChangeError, PolicyError
 from ags_fast.iceberg import manifests, policy
 from ags_fast.iceberg.commit import edit, raw_metadata, table_io
 from ags_fast.iceberg.manifests import Known
@@ -355,7 +355,8 @@ def expire(
             ags_fast.iceberg.
         KeyAccessError: The key of a snapshot that stays is lost, or the KMS refuses. Nothing has changed.
         IntegrityError, FormatError: A list or manifest of a snapshot that stays was changed. Nothing has changed.
-        ConcurrentChangeError: Other commits came first, again and again.
+        ConcurrentChangeError: Other commits came first, again and again, or the catalog does not know whether it made
+            the commit. No file was deleted.
         ValueError: `keep` is less than 1, or `older_than` is negative.
     """
     if keep < 1:
@@ -372,6 +373,7 @@ def expire(
         rows = [*work.rows(), *(_row(one, "planned") for one in work.files(table.metadata_location))]
         return JobResult(job_id, "expire", table.location(), None, rows)
     raw = edit(table, work.decide)
+    work.check_committed(raw)
     log = raw.get("metadata-log") or ()
     base = log[-1]["metadata-file"] if log and work.made.raw is not work.base else None
     rows = list(work.rows("ok"))
@@ -407,6 +409,22 @@ class _Work:
             self._gone = unreachable(made.snapshots, kept, self._read_list, self._read_manifests, self._fail)
         self._gone += [Gone(path, "statistics") for path in made.statistics]
         return made.raw
+
+    def check_committed(self, raw: Raw) -> None:
+        """Refuse to delete anything if the newest metadata still have what was to go.
+
+        A catalog may not know whether a commit was made, and another commit may have come since.
+
+        Raises:
+            ConcurrentChangeError: They have.
+        """
+        left = {one["snapshot-id"] for one in raw.get("snapshots") or ()}
+        log = {one["metadata-file"] for one in raw.get("metadata-log") or ()}
+        server_keeps_log = isinstance(self._table.catalog, RestCatalog)
+        if any(one["snapshot-id"] in left for one in self.made.snapshots) or (
+            not server_keeps_log and not log.isdisjoint(self.made.metadata)
+        ):
+            raise ConcurrentChangeError("the catalog did not make the commit: no file was deleted, expire again")
 
     def rows(self, status: str = "planned") -> Iterator[Row]:
         """Yield the rows of what the new metadata lack, and of what could not be read."""

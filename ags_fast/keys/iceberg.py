@@ -293,8 +293,9 @@ def unused_keys(
         spare: Ids of keys that stay although nothing names them.
     """
     named = _named(keys)
-    staying = {key.encrypted_by_id for key in named.values() if not key.is_kek and key.key_id in {*needed, *spare}}
-    staying |= _newest([key for key in named.values() if key.is_kek]) | {*needed, *spare}
+    staying = {*needed, *spare}
+    staying |= {key.encrypted_by_id for key in named.values() if not key.is_kek and key.key_id in staying}
+    staying |= _newest(key for key in named.values() if key.is_kek)
     return [key for key in named.values() if key.key_id not in staying]
 
 
