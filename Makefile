@@ -4,6 +4,8 @@
 PYTHON ?= python3
 # Two more than the CPUs: some tests wait for services and processes.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# The slow tests start more processes of their own.
+MORE_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 VENV := .venv
 PY := $(VENV)/bin/python
 OLD_PYICEBERG := build/pyiceberg-0.11
@@ -33,14 +35,14 @@ test: $(VENV)/built java iceberg-java services servers ## the tests, in some min
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
 
 test-more: $(VENV)/built java iceberg-java services servers ## the slow tests: Spark clusters, kills at every step; CI runs them
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile -m "more and not slow" $(ARGS)
+	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadfile -m "more and not slow" $(ARGS)
 
 test-long: $(VENV)/built java iceberg-java services servers ## the long loops that make test leaves out
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --timeout 3600 -m slow $(ARGS)
+	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadfile --timeout 3600 -m slow $(ARGS)
 
 test-pyiceberg: $(VENV)/built $(OLD_PYICEBERG)/done java iceberg-java services servers ## the tests of Iceberg with the PyIceberg before the newest
 	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -P -c 'import pyiceberg; assert pyiceberg.__version__.startswith("0.11."), pyiceberg'
-	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow" $(or $(ARGS),$(wildcard tests/test_iceberg*.py))
+	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -m pytest -n $(MORE_WORKERS) --dist loadfile --benchmark-disable -m "not slow" $(or $(ARGS),$(wildcard tests/test_iceberg*.py))
 
 coverage: $(VENV)/deps java iceberg-java services servers ## which lines of Python, Cython and C make test does not run; leaves build/coverage
 	$(PY) -P .ci/coverage.py -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
