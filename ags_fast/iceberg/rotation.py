@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.dataset.names import new_job_id
-from ags_fast.errors import FormatError, PolicyError
+from ags_fast.errors import ConcurrentChangeError, FormatError, PolicyError
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.commit import edit, table_session
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.keys import iceberg as keys_of
+from ags_fast.keys.entry import KEY_TIMESTAMP
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
 from ags_fast.keys.kms import KmsClient, check_key_id, shared_client
 
@@ -186,6 +187,10 @@ def _keys(raw: Mapping[str, Any]) -> tuple[list[EncryptedKey], str]:
     return keys, raw["properties"][policy.KEY_ID]
 
 
+def _keks(raw: Mapping[str, Any]) -> list[Any]:
+    return [one for one in raw.get(KEYS) or () if KEY_TIMESTAMP in (one.get("properties") or {})]
+
+
 # ------------------------------------------------------------------------------------------------------------- public
 
 
@@ -225,7 +230,8 @@ def rotate(
         KeyAccessError: The KMS refuses, or a new wrap does not open. Nothing has changed.
         IntegrityError: A key was changed, or a new wrap opens as another key. Nothing has changed.
         PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg.
-        ConcurrentChangeError: Other commits came first, again and again.
+        ConcurrentChangeError: Other commits came first, again and again, or the catalog does not know whether it made
+            the commit. The table is as it was.
         ValueError: An argument is malformed.
     """
     if what not in WHATS:
@@ -238,21 +244,24 @@ def rotate(
     session.check_writes()
     kms = session.kms
     target = None if new_kms is None else new_kms if isinstance(new_kms, KmsClient) else shared_client(new_kms)
-    turned: list[Turned] = []
+    turned: list[tuple[Raw, Turned]] = []
 
     def change(raw: Raw) -> Raw:
         if what == "kek":
             made = rotated_keks(raw, kms, wrapping_key_id=wrapping_key_id, new_kms=target, keep_old=keep_old)
         else:
             made = rewrapped_keks(raw, kms, new_kms=target, new_wrapping_key_id=wrapping_key_id)
-        turned.append(made)
+        turned.append((raw, made))
         return made.raw
 
-    return _result(table, edit(table, change), turned)
+    return _result(table, edit(table, change), *turned[-1])
 
 
-def _result(table: Table, raw: Raw, turned: list[Turned]) -> JobResult:
-    result = JobResult(new_job_id(), "rotate", table.location(), None, turned[-1].rows)
+def _result(table: Table, raw: Raw, base: Raw, made: Turned) -> JobResult:
+    """Return the result of a rotation, if it was committed: a catalog may not know, and others commit, too."""
+    if made.raw is not base and _keks(raw) == _keks(base) != _keks(made.raw):
+        raise ConcurrentChangeError("the catalog did not make the commit, and no key was turned: rotate again")
+    result = JobResult(new_job_id(), "rotate", table.location(), None, made.rows)
     before = raw.get("metadata-log") or ()
     if before and any(row.status == "ok" for row in result.rows):
         result.warnings.append(
