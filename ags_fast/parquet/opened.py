@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunk", "Crypto", "Opened", "unknown_fields", "with_kept"]
 
-FIRST_READ_NBYTES = 64 << 10  # from the end: mostly the footer is in it, and one read gets all
+FIRST_READ_NBYTES = (64 << 10) - 4  # from the end: mostly the footer is in it; 64 KiB with the magic at the beginning
 
 
 class Crypto:
