@@ -10,6 +10,7 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 from ags_fast.errors import ConcurrentChangeError, PolicyError
 from ags_fast.iceberg import metadata
 from ags_fast.iceberg.io import FileIO
+from ags_fast.iceberg.reading import load_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,12 +39,8 @@ def table_session(table: Table) -> Session:
 
 def raw_metadata(table: Table) -> Raw:
     """Return the raw metadata of the table as it was loaded."""
-    raw = table_session(table).raw(table.metadata_location)
-    if raw is None:
-        io = table_io(table)
-        with io.inner(table.metadata_location).new_input(table.metadata_location).open() as file:
-            raw = metadata.parse(file.read(), table.metadata_location)
-    return raw
+    io = table_io(table)
+    return load_metadata(io.session, table.metadata_location, io.inner(table.metadata_location))
 
 
 def edit(table: Table, change: Callable[[Raw], Raw]) -> Raw:

@@ -19,7 +19,7 @@ from ags_fast.iceberg import manifests, policy
 from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.reading import check_length, find, show_list, show_manifest, show_metadata
-from ags_fast.iceberg.session import Session, reading_session, session_of
+from ags_fast.iceberg.session import KMS_PREFIXES, SESSION, Session, reading_session, session_of
 from ags_fast.iceberg.writing import new_key, seal_manifest, sealed_metadata
 from ags_fast.keys.metadata import StandardKeyMetadata
 from ags_fast.parquet import Keys, encrypt_file, open_plain
@@ -46,7 +46,9 @@ class FileIO(PyIcebergIO):
     def __init__(self, properties: dict[str, str] = {}) -> None:  # noqa: B006 (PyIceberg's signature)
         super().__init__(properties)
         self._session = session_of(properties) or reading_session(properties)
-        self._settings = {name: value for name, value in properties.items() if name not in policy.CLASSES}
+        self._settings = {name: value for name, value in properties.items() if not _is_ours(name)}
+        if self._session.io_impl is not None:
+            self._settings["py-io-impl"] = self._session.io_impl
         self._encrypted = policy.KEY_ID in properties
         self._key_length = int(properties.get(policy.KEY_LENGTH, "16"))
         self._allows_plaintext = properties.get(policy.PLAINTEXT_FILES) == "allow"
@@ -62,6 +64,11 @@ class FileIO(PyIcebergIO):
     def session(self) -> Session:
         """What the catalog knows."""
         return self._session
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether it is of an encrypted table."""
+        return self._encrypted
 
     @property
     def key_length(self) -> int:
@@ -122,7 +129,7 @@ class FileIO(PyIcebergIO):
         check_length(known)
         if known.format not in ("PARQUET", "PUFFIN", "AVRO"):
             raise PolicyError(f"{known.path} has the format {known.format}, which has no encryption that Iceberg uses")
-        source: Any = local_path(known.path) or inner.new_input(known.path).open()
+        source: Any = local_path(known.path) or _unbuffered(inner.new_input(known.path).open())
         if known.format == "PARQUET":
             return open_plain(source, key_metadata=key, length=known.length)
         return stream.open(source, key_metadata=key, length=known.length)
@@ -166,6 +173,11 @@ class FileIO(PyIcebergIO):
         return length
 
 
+def _is_ours(name: str) -> bool:
+    """Tell a setting that the inner FileIO does not need, or must not obey."""
+    return name in (*policy.CLASSES, SESSION) or name.startswith(KMS_PREFIXES)
+
+
 def _put(inner: PyIcebergIO, location: str, data: bytes | bytearray | memoryview) -> int:
     with inner.new_output(location).create(overwrite=True) as file:
         file.write(data)  # type: ignore[arg-type]
@@ -178,6 +190,16 @@ def local_path(location: str) -> str | None:
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return parts.path
     return location if not parts.scheme else None
+
+
+def _unbuffered(file: Any) -> Any:
+    """Return a file of fsspec without reading ahead: what reads it asks for what it needs, in large pieces."""
+    cache: Any = getattr(file, "cache", None)
+    if hasattr(cache, "fetcher"):
+        from fsspec.caching import BaseCache
+
+        file.cache = BaseCache(cache.blocksize, cache.fetcher, cache.size)
+    return file
 
 
 class _Input(InputFile):

@@ -15,9 +15,19 @@ if TYPE_CHECKING:
 
     from pyiceberg.io import FileIO as InnerIO
 
+    from ags_fast.iceberg.metadata import Raw
     from ags_fast.iceberg.session import Session
 
-__all__ = ["find", "open_whole", "read_list", "read_manifest", "show_list", "show_manifest", "show_metadata"]
+__all__ = [
+    "find",
+    "load_metadata",
+    "open_whole",
+    "read_list",
+    "read_manifest",
+    "show_list",
+    "show_manifest",
+    "show_metadata",
+]
 
 
 def show_metadata(session: Session, data: bytes, location: str) -> bytes:
@@ -26,11 +36,28 @@ def show_metadata(session: Session, data: bytes, location: str) -> bytes:
     Raises:
         PolicyError: The metadata would configure this client, or cannot be those of an encrypted table.
         FormatError: The file is malformed.
+        IntegrityError: The catalog has the hash of other metadata.
     """
     raw = metadata.parse(data, location)
     policy.check_raw(raw, location)
     session.remember(raw, location)
     return metadata.dump(metadata.facade(raw), location) if policy.is_encrypted(raw) else data
+
+
+def load_metadata(session: Session, location: str, inner: InnerIO) -> Raw:
+    """Return the raw metadata at a location, read if the session has forgotten them.
+
+    Raises:
+        PolicyError, FormatError: As `show_metadata`.
+        IntegrityError: The catalog has the hash of other metadata.
+    """
+    raw = session.raw(location)
+    if raw is None:
+        with inner.new_input(location).open() as file:
+            raw = metadata.parse(file.read(), location)
+        policy.check_raw(raw, location)
+        session.remember(raw, location)
+    return raw
 
 
 def open_whole(known: Known, inner: InnerIO) -> bytes:

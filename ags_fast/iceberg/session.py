@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.errors import KeyAccessError, PolicyError
-from ags_fast.iceberg import policy
+from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
+from ags_fast.iceberg import javajson, policy
 from ags_fast.keys.cache import clear_cache as clear_keks
 from ags_fast.keys.iceberg import manifest_list_key, read_encryption_keys
 from ags_fast.keys.kms import as_kms, shared_client
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ags_fast.keys.kms import KmsClient
     from ags_fast.keys.metadata import StandardKeyMetadata
 
-__all__ = ["SESSION", "Session", "clear_cache", "kms_properties", "reading_session", "session_of"]
+__all__ = ["KMS_PREFIXES", "SESSION", "Session", "clear_cache", "kms_properties", "reading_session", "session_of"]
 
 SESSION = "ags_fast.session"  # the property that names a session, of this process
 KMS_PREFIXES = ("encryption.kms-", "kms.", "vault.", "azure.keyvault.")
@@ -75,15 +75,20 @@ class Session:
     Args:
         kms: A client or its properties. None: it is an error to open or to write an encrypted table.
         writes: Whether FileIO objects of the session write tables.
+        io_impl: The class of the FileIO that opens files as they are stored; None is PyIceberg's choice by scheme.
     """
 
-    def __init__(self, kms: KmsClient | Mapping[str, str] | None, *, writes: bool = True) -> None:
+    def __init__(
+        self, kms: KmsClient | Mapping[str, str] | None, *, writes: bool = True, io_impl: str | None = None
+    ) -> None:
         self.token = secrets.token_hex(8)
+        self.io_impl = io_impl
         self._writes = writes
         self._kms = kms
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._raw: OrderedDict[str, Raw] = OrderedDict()
+        self._hashes: OrderedDict[str, str] = OrderedDict()
         self._lists: OrderedDict[str, tuple[str | None, list[Any]]] = OrderedDict()
         self._pending: dict[str, bytes] = {}
         self._edits: dict[str, Callable[[Raw], Raw]] = {}
@@ -124,8 +129,26 @@ class Session:
         """Return the raw metadata of a location that this session has read or written."""
         return self._raw.get(location)
 
+    def expect(self, location: str, metadata_hash: str | None) -> None:
+        """Set the hash that a catalog has of the metadata at a location; None: the catalog has none."""
+        with self._lock:
+            self._hashes.pop(location, None)
+            if metadata_hash:
+                self._hashes[location] = metadata_hash
+                while len(self._hashes) > KNOWN_PATHS:
+                    self._hashes.popitem(last=False)
+
     def remember(self, raw: Raw, location: str) -> None:
-        """Keep the raw metadata of a location, for commits that begin there, and the keys of its manifest lists."""
+        """Keep the raw metadata of a location, for commits that begin there, and the keys of its manifest lists.
+
+        Raises:
+            IntegrityError: The catalog has the hash of other metadata.
+        """
+        expected = self._hashes.get(location)
+        if expected is not None and not javajson.matches(raw, expected):
+            raise IntegrityError(
+                f"{location} was changed: the catalog's {javajson.METADATA_HASH} is that of other metadata"
+            )
         with self._lock:
             self._raw[location] = raw
             self._raw.move_to_end(location)

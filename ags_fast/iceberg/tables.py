@@ -103,7 +103,7 @@ def open_table(metadata_location: str, *, kms: KmsClient | Mapping[str, str], **
     Raises:
         FormatError, PolicyError: The metadata are malformed, or refused.
     """
-    session = Session(kms, writes=False)
+    session = Session(kms, writes=False, io_impl=properties.pop("py-io-impl", None))
     settings = {**properties, "py-io-impl": "ags_fast.iceberg.FileIO", SESSION: session.token}
     table = FileTable.from_metadata(metadata_location, settings)
     table.io = FileIO({**table.metadata.properties, **settings})  # keeps the session alive

@@ -11,7 +11,9 @@ from ags_fast.ags1 import AgsCodec
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import manifests, metadata, policy
 from ags_fast.iceberg.container import read_container
+from ags_fast.iceberg.javajson import in_java_order
 from ags_fast.iceberg.manifests import Known
+from ags_fast.iceberg.reading import load_metadata
 from ags_fast.keys.iceberg import add_manifest_list_key, read_encryption_keys, write_encryption_keys
 from ags_fast.keys.metadata import StandardKeyMetadata
 
@@ -76,7 +78,7 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
     properties = shown.get("properties") or {}
     mark = properties.pop(metadata.MARK, None)
     log = shown.get("metadata-log") or ()
-    base = _base(session, log[-1]["metadata-file"], inner) if log else None
+    base = load_metadata(session, log[-1]["metadata-file"], inner) if log else None
     if not policy.is_encrypted(shown) and (base is None or not policy.is_encrypted(base)) and mark is None:
         return data
     session.check_writes()
@@ -89,19 +91,10 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
     else:
         policy.check_change(base, properties, shown)
         raw = metadata.merge(base, shown, lambda raw, new: seal_lists(session, raw, new, inner))
+    if policy.is_encrypted(raw):
+        raw = in_java_order(raw)
     session.remember(raw, location)
     return metadata.dump(raw, location)
-
-
-def _base(session: Session, location: str, inner: InnerIO) -> Raw:
-    """Return the metadata that a commit changes."""
-    held = session.raw(location)
-    if held is None:
-        with inner.new_input(location).open() as file:
-            held = metadata.parse(file.read(), location)
-        policy.check_raw(held, location)
-        session.remember(held, location)
-    return held
 
 
 def seal_lists(session: Session, raw: Raw, new: list[Raw], inner: InnerIO) -> None:
