@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import http.client
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
+from pyiceberg.types import LongType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,6 +20,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 MASTER = "master"
+LONG = LongType()
 KEY_ID = "encryption.key-id"
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -31,10 +38,12 @@ def sql_catalog(folder: Path, kms: Mapping[str, str], **properties: Any) -> Cata
     return catalog
 
 
-def new_table(catalog: Catalog, name: str = "t", *, schema: Any = SCHEMA, **properties: str) -> Table:
+def new_table(
+    catalog: Catalog, name: str = "t", *, schema: Any = SCHEMA, namespace: str = "ns", **properties: str
+) -> Table:
     """Create an encrypted table. Underscores in names of properties stand for dots."""
     more = {key.replace("_", "."): value for key, value in properties.items()}
-    return catalog.create_table(f"ns.{name}", schema=schema, properties={KEY_ID: MASTER, **more})
+    return catalog.create_table(f"{namespace}.{name}", schema=schema, properties={KEY_ID: MASTER, **more})
 
 
 def rows(first: int, last: int) -> pa.Table:
@@ -47,3 +56,77 @@ def ids(table: Table, **scan: Any) -> list[int]:
     """The ids of a table's rows, sorted."""
     found: list[int] = table.scan(**scan).to_arrow()["id"].to_pylist()
     return sorted(found)
+
+
+def key_forms(table: Table) -> set[str]:
+    """How the keys of a table's files, lists and KEKs may look in text."""
+    from ags_fast.iceberg import files
+    from ags_fast.iceberg.commit import raw_metadata, table_session
+
+    raw = raw_metadata(table)
+    keys = {
+        one.key_metadata.encryption_key
+        for snapshot in raw["snapshots"]
+        for one in files(table, snapshot_id=snapshot["snapshot-id"])
+        if one.key_metadata is not None
+    }
+    kms, master = table_session(table).kms, raw["properties"][KEY_ID]
+    for one in raw["encryption-keys"]:
+        if one["encrypted-by-id"] == master:
+            keys.add(kms.unwrap_key(base64.b64decode(one["encrypted-key-metadata"]), master))
+    return {form for key in keys for form in (key.hex(), base64.b64encode(key).decode().rstrip("="), repr(key)[2:-1])}
+
+
+class S3Proxy:
+    """Passes requests on to an S3 server, and counts the bytes of bodies that are got, by path."""
+
+    def __init__(self, url: str) -> None:
+        self._target = urlsplit(url)
+        self._got: list[tuple[str, int]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _pass(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                to = http.client.HTTPConnection(str(outer._target.hostname), outer._target.port)
+                try:
+                    # The signature covers the header Host, which moto does not check.
+                    to.request(self.command, self.path, body, dict(self.headers))
+                    answer = to.getresponse()
+                    data = answer.read()
+                finally:
+                    to.close()
+                if self.command == "GET":
+                    outer._got.append((self.path, len(data)))
+                self.send_response(answer.status)
+                for name, value in answer.getheaders():
+                    if name.lower() not in ("transfer-encoding", "content-length", "connection"):
+                        self.send_header(name, value)
+                length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
+                self.send_header("Content-Length", length or "0")
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass  # noqa: N815
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> S3Proxy:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def counts(self, suffix: str) -> tuple[int, int]:
+        """The bytes and the number of GETs of objects whose names end so."""
+        sizes = [nbytes for path, nbytes in self._got if urlsplit(path).path.endswith(suffix)]
+        return sum(sizes), len(sizes)

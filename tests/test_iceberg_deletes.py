@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,23 +144,6 @@ def test_pyiceberg_goes_on_after_a_delete(catalog: Catalog) -> None:
     assert ids(table) == list(range(10, 110))
     delete(table, "id >= 105")
     assert ids(table) == list(range(10, 105))
-
-
-def test_merged_manifests_keep_row_ids(catalog: Catalog) -> None:
-    merge = {"commit_manifest-merge_enabled": "true", "commit_manifest_min-count-to-merge": "2"}
-    table = new_table(catalog, **merge)
-    for i in range(3):
-        table.append(rows(10 * i, 10 * i + 10))
-        delete(table, f"id = {10 * i}")
-    before = data(table)
-    table.append(rows(30, 40))
-    manifests = [one for one in table.inspect.manifests().to_pylist() if one["content"] == 0]
-    assert [one["existing_data_files_count"] + one["added_data_files_count"] for one in manifests] == [4]
-    assert before.items() < data(table).items()
-    first = sorted(one for one, _ in data(table).values() if one is not None)
-    assert all(b - a >= 10 for a, b in pairwise(first))
-    assert len(first) == 4
-    assert ids(table) == [i for i in range(40) if i not in (0, 10, 20)]
 
 
 def test_a_commit_that_came_first_is_seen(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ags_fast.iceberg.deletes import Deleted, delete
+    from ags_fast.iceberg.dynamodb import DynamoDbCatalog
     from ags_fast.iceberg.expiry import expire
+    from ags_fast.iceberg.glue import GlueCatalog
+    from ags_fast.iceberg.hive import HiveCatalog
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.rotation import rotate
     from ags_fast.iceberg.session import clear_cache
@@ -18,7 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Deleted",
+    "DynamoDbCatalog",
     "FileIO",
+    "GlueCatalog",
+    "HiveCatalog",
     "SqlCatalog",
     "TableFile",
     "clear_cache",
@@ -32,7 +38,10 @@ __all__ = [
 
 _HOMES = {
     "deletes": ("Deleted", "delete"),
+    "dynamodb": ("DynamoDbCatalog",),
     "expiry": ("expire",),
+    "glue": ("GlueCatalog",),
+    "hive": ("HiveCatalog",),
     "io": ("FileIO",),
     "rotation": ("rotate",),
     "session": ("clear_cache",),

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import Catalog, MetastoreCatalog, delete_files
 from pyiceberg.table import TableProperties
 from pyiceberg.table.update import AssertCreate, RemovePropertiesUpdate, SetPropertiesUpdate, UpgradeFormatVersionUpdate
 
-from ags_fast.errors import PolicyError
+from ags_fast.errors import IntegrityError, PolicyError
 from ags_fast.iceberg import metadata, policy
+from ags_fast.iceberg.commit import raw_metadata, table_io
 from ags_fast.iceberg.handles import handle
+from ags_fast.iceberg.reading import read_list, read_manifest
 from ags_fast.iceberg.session import SESSION, Session, kms_properties
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
-    from pyiceberg.catalog import PropertiesUpdateSummary as PropertiesUpdateSummary
     from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.typedef import Identifier
 
     from ags_fast.keys.kms import KmsClient
 
-__all__ = ["IO_IMPL", "EncryptedCatalog"]
+__all__ = ["IO_IMPL", "LOCATION", "EncryptedCatalog", "check_commit", "check_stored", "set_stored"]
 
 IO_IMPL = "ags_fast.iceberg.FileIO"
 
@@ -38,11 +39,15 @@ class EncryptedCatalog(Catalog):
     Args:
         name: The catalog's name.
         kms: A KMS client or its properties; None takes them from the catalog's properties.
-        **properties: The catalog's properties.
+        **properties: The catalog's properties. With ``py-io-impl`` the FileIO of that class opens files as they are
+            stored, behind the one that decrypts; a table's property never chooses it.
     """
 
     def __init__(self, name: str, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any) -> None:
-        self._session = Session(kms if kms is not None else kms_properties(properties))
+        chosen = properties.pop("py-io-impl", None)
+        self._session = Session(
+            kms if kms is not None else kms_properties(properties), io_impl=None if chosen == IO_IMPL else chosen
+        )
         properties.pop("py-catalog-impl", None)
         super().__init__(name, **{**properties, "py-io-impl": IO_IMPL, SESSION: self._session.token})
 
@@ -78,10 +83,24 @@ class EncryptedCatalog(Catalog):
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
         """Commit updates to a table. See PyIceberg's method."""
-        _check_updates(updates)
-        if not any(isinstance(one, AssertCreate) for one in requirements):
-            _check_key_id(table, updates)
+        check_commit(table, requirements, updates)
         return super().commit_table(table, requirements, updates)  # type: ignore[safe-super]
+
+    def purge_table(self, identifier: str | Identifier) -> None:
+        """Drop a table, and delete all files that its metadata reach. See PyIceberg's method.
+
+        Raises:
+            KeyAccessError, IntegrityError: A manifest does not open, so its files are not known. Nothing has changed:
+                drop the table instead.
+        """
+        table = self.load_table(identifier)
+        if not isinstance(self, MetastoreCatalog) or not table_io(table).encrypted:
+            super().purge_table(identifier)  # type: ignore[safe-super]
+            return
+        found = _reachable(table)
+        self.drop_table(identifier)
+        for kind, paths in found.items():
+            delete_files(table.io, paths, kind)
 
 
 PROPERTIES = 5  # the place of `properties` among the arguments of create_table, after `self`
@@ -105,6 +124,13 @@ def _checked(args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
     return {**named, "properties": properties}
 
 
+def check_commit(table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]) -> None:
+    """Refuse updates that would lose keys, or configure clients. PolicyError."""
+    _check_updates(updates)
+    if not any(isinstance(one, AssertCreate) for one in requirements):
+        _check_key_id(table, updates)
+
+
 def _check_updates(updates: tuple[TableUpdate, ...]) -> None:
     for update in updates:
         if isinstance(update, SetPropertiesUpdate):
@@ -122,3 +148,61 @@ def _check_key_id(table: Table, updates: tuple[TableUpdate, ...]) -> None:
     for update in updates:
         if isinstance(update, SetPropertiesUpdate) and policy.KEY_ID in update.updates:
             policy.check_key_id(table.metadata.properties, update.updates)
+
+
+def _reachable(table: Table) -> dict[str, set[str]]:
+    """Return the paths of all files that a table's metadata reach, by kind, those that name others last."""
+    io, raw = table_io(table), raw_metadata(table)
+    found: dict[str, set[str]] = {"data": set(), "manifest": set(), "manifest list": set(), "statistics": set()}
+    for snapshot in raw.get("snapshots") or ():
+        path = snapshot["manifest-list"]
+        inner = io.inner(path)
+        for manifest in read_list(io.session, path, inner):
+            if manifest.path not in found["manifest"]:
+                found["data"].update(one.path for one in read_manifest(io.session, manifest, inner))
+                found["manifest"].add(manifest.path)
+        found["manifest list"].add(path)
+    for name in ("statistics", "partition-statistics"):
+        found["statistics"].update(one["statistics-path"] for one in raw.get(name) or ())
+    found["metadata"] = {one["metadata-file"] for one in raw.get("metadata-log") or ()} | {table.metadata_location}
+    return found
+
+
+# --------------------------------------------------------------------------------- what metastores store of properties
+
+LOCATION = "metadata_location"
+OWN = ("EXTERNAL", "table_type", LOCATION, "previous_metadata_location", "metadata_hash")
+
+
+def set_stored(session: Session, parameters: MutableMapping[str, str]) -> None:
+    """Set what a metastore stores of a table's properties to those of its raw metadata.
+
+    PyIceberg stores the properties of the facade, in which an edit is not yet made.
+
+    Args:
+        session: Has written or read the metadata.
+        parameters: What PyIceberg is about to store, with the location of the metadata; changed.
+    """
+    parameters.pop(metadata.MARK, None)
+    raw = session.raw(parameters.get(LOCATION, ""))
+    if raw is not None and policy.is_encrypted(raw):
+        parameters.update({name: str(value) for name, value in raw["properties"].items() if name not in OWN})
+
+
+def check_stored(session: Session, parameters: Mapping[str, str], table: Table) -> Table:
+    """Return a table that was loaded, if its metastore has the same master key and key length as its metadata.
+
+    A metastore is harder to change than the storage. A table that a writer registered without properties is as it is.
+
+    Raises:
+        IntegrityError: Somebody changed the metadata file, for example into that of a table in plaintext.
+    """
+    raw = session.raw(table.metadata_location)
+    properties = table.metadata.properties if raw is None else raw.get("properties") or {}
+    for name in (policy.KEY_ID, policy.KEY_LENGTH):
+        if policy.KEY_ID in parameters and parameters.get(name) != properties.get(name):
+            raise IntegrityError(
+                f"{table.metadata_location} was changed: the catalog has {name}={parameters.get(name)}, "
+                f"the metadata have {properties.get(name)}"
+            )
+    return table

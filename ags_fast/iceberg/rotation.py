@@ -9,17 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.dataset.names import new_job_id
-from ags_fast.errors import ConcurrentChangeError, FormatError, PolicyError
+from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.commit import edit, table_session
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.keys import iceberg as keys_of
-from ags_fast.keys.entry import KEY_TIMESTAMP
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
 from ags_fast.keys.kms import KmsClient, check_key_id, shared_client
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyiceberg.table import Table
 
@@ -50,15 +49,10 @@ def named_keys(raw: Mapping[str, Any]) -> set[str]:
     return {key_id for one in named if (key_id := one.get("key-id")) is not None}
 
 
-def unused_keys(raw: Mapping[str, Any], *, gone: Collection[str | None] = ()) -> list[EncryptedKey]:
+def unused_keys(raw: Mapping[str, Any]) -> list[EncryptedKey]:
     """Return the keys that no snapshot needs: keys of manifest lists that are gone, and KEKs that wrap nothing else.
 
-    If a snapshot has lost its ``key-id``, any key of a manifest list may be that snapshot's, so only keys that were
-    another's are unused. A snapshot in plaintext looks the same.
-
-    Args:
-        raw: The table's metadata.
-        gone: The ``key-id`` of snapshots that have just been removed from them.
+    If a snapshot has lost its ``key-id``, any key of a manifest list may be that snapshot's, so none is unused.
 
     Raises:
         FormatError: ``encryption-keys`` are malformed.
@@ -67,7 +61,7 @@ def unused_keys(raw: Mapping[str, Any], *, gone: Collection[str | None] = ()) ->
     named = named_keys(raw)
     known = {key.key_id for key in keys}
     lost = any(one.get("key-id") not in known for one in raw.get("snapshots") or ())
-    spare = [key.key_id for key in keys if lost and not key.is_kek and key.key_id not in gone]
+    spare = [key.key_id for key in keys if lost and not key.is_kek]
     return keys_of.unused_keys(keys, named, spare=spare)
 
 
@@ -192,10 +186,6 @@ def _keys(raw: Mapping[str, Any]) -> tuple[list[EncryptedKey], str]:
     return keys, raw["properties"][policy.KEY_ID]
 
 
-def _keks(raw: Mapping[str, Any]) -> list[Any]:
-    return [one for one in raw.get(KEYS) or () if KEY_TIMESTAMP in (one.get("properties") or {})]
-
-
 # ------------------------------------------------------------------------------------------------------------- public
 
 
@@ -235,8 +225,7 @@ def rotate(
         KeyAccessError: The KMS refuses, or a new wrap does not open. Nothing has changed.
         IntegrityError: A key was changed, or a new wrap opens as another key. Nothing has changed.
         PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg.
-        ConcurrentChangeError: Other commits came first, again and again, or the catalog does not know whether it made
-            the commit. The table is as it was.
+        ConcurrentChangeError: Other commits came first, again and again.
         ValueError: An argument is malformed.
     """
     if what not in WHATS:
@@ -249,24 +238,21 @@ def rotate(
     session.check_writes()
     kms = session.kms
     target = None if new_kms is None else new_kms if isinstance(new_kms, KmsClient) else shared_client(new_kms)
-    turned: list[tuple[Raw, Turned]] = []
+    turned: list[Turned] = []
 
     def change(raw: Raw) -> Raw:
         if what == "kek":
             made = rotated_keks(raw, kms, wrapping_key_id=wrapping_key_id, new_kms=target, keep_old=keep_old)
         else:
             made = rewrapped_keks(raw, kms, new_kms=target, new_wrapping_key_id=wrapping_key_id)
-        turned.append((raw, made))
+        turned.append(made)
         return made.raw
 
-    return _result(table, edit(table, change), *turned[-1])
+    return _result(table, edit(table, change), turned)
 
 
-def _result(table: Table, raw: Raw, base: Raw, made: Turned) -> JobResult:
-    """Return the result of a rotation, if it was committed: a catalog may not know, and others commit, too."""
-    if made.raw is not base and _keks(raw) == _keks(base) != _keks(made.raw):
-        raise ConcurrentChangeError("the catalog did not make the commit, and no key was turned: rotate again")
-    result = JobResult(new_job_id(), "rotate", table.location(), None, made.rows)
+def _result(table: Table, raw: Raw, turned: list[Turned]) -> JobResult:
+    result = JobResult(new_job_id(), "rotate", table.location(), None, turned[-1].rows)
     before = raw.get("metadata-log") or ()
     if before and any(row.status == "ok" for row in result.rows):
         result.warnings.append(

@@ -1,0 +1,248 @@
+"""Encrypted tables in a real Hive metastore, and the hash of their metadata that Java wants there."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
+pytest.importorskip("thrift")
+
+import iceberg_tables
+from iceberg_tables import KEY_ID, MASTER, ids, key_forms, new_table, rows
+from pyiceberg.catalog.hive import HiveCatalog as VanillaCatalog
+from servers.hive import hive_metastore
+
+from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
+from ags_fast.iceberg import clear_cache, load_catalog, rotate
+from ags_fast.iceberg.commit import edit, raw_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyiceberg.catalog import Catalog
+
+pytestmark = pytest.mark.more
+
+HASH = "metadata_hash"
+
+
+@pytest.fixture(scope="module")
+def metastore(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with hive_metastore(tmp_path_factory.mktemp("hive")) as uri:
+        yield uri
+
+
+@pytest.fixture
+def connect(metastore: str, tmp_path: Path, kms: dict[str, str]) -> Any:
+    """Loads the catalog anew. Its namespace is this test's."""
+    namespace = f"ns{int.from_bytes(hashlib.sha256(str(tmp_path).encode()).digest()[:6], 'big')}"
+
+    def load() -> Catalog:
+        catalog = load_catalog("tests", kms=kms, type="hive", uri=metastore, warehouse=f"file://{tmp_path}/wh")
+        catalog.ns = namespace  # type: ignore[attr-defined]
+        return catalog
+
+    load().create_namespace(namespace)
+    return load
+
+
+def create(catalog: Any, **properties: str) -> Any:
+    return new_table(catalog, namespace=catalog.ns, **properties)
+
+
+def load(connect: Any) -> Any:
+    catalog = connect()
+    return catalog.load_table(f"{catalog.ns}.t")
+
+
+def vanilla(metastore: str) -> Any:
+    return VanillaCatalog("plain", uri=metastore)
+
+
+def stored(metastore: str, connect: Any, name: str = "t") -> dict[str, str]:
+    """The parameters that the metastore has."""
+    with vanilla(metastore)._client as client:
+        return client.get_table(dbname=connect().ns, tbl_name=name).parameters
+
+
+def set_parameters(metastore: str, connect: Any, **parameters: str | None) -> None:
+    namespace = connect().ns
+    with vanilla(metastore)._client as client:
+        table = client.get_table(dbname=namespace, tbl_name="t")
+        for name, value in parameters.items():
+            table.parameters.pop(name, None)
+            if value is not None:
+                table.parameters[name] = value
+        client.alter_table(namespace, "t", table)
+
+
+def path_of(location: str) -> Path:
+    """The path of ``file:/x`` and ``file:///x``: Hive's locations have one slash."""
+    return Path(urlsplit(location).path)
+
+
+def file_hash(location: str) -> str:
+    return base64.b64encode(hashlib.sha256(path_of(location).read_bytes()).digest()).decode()
+
+
+def rewrite(location: str, change: Any) -> None:
+    path = path_of(location)
+    path.write_text(json.dumps(change(json.loads(path.read_text())), separators=(",", ":")))
+
+
+def test_everyday_use(metastore: str, connect: Any) -> None:
+    table = create(connect(), **{"encryption.data-key-length": "32"})
+    assert stored(metastore, connect)[HASH] == file_hash(table.metadata_location)
+    table.append(rows(0, 10))
+    table.append(rows(10, 12))
+    table.delete("id < 3")
+    other = load(connect)
+    assert ids(other) == list(range(3, 12))
+    found = stored(metastore, connect)
+    assert found[HASH] == file_hash(other.metadata_location)
+    assert (found[KEY_ID], found["encryption.data-key-length"]) == (MASTER, "32")
+    with table.update_schema() as schema:
+        schema.add_column("more", iceberg_tables.LONG)
+    assert stored(metastore, connect)[HASH] == file_hash(load(connect).metadata_location)
+
+
+def test_create_table_transaction(metastore: str, connect: Any) -> None:
+    catalog = connect()
+    with catalog.create_table_transaction(
+        f"{catalog.ns}.t", schema=iceberg_tables.SCHEMA, properties={KEY_ID: MASTER}
+    ) as transaction:
+        transaction.append(rows(0, 3))
+    table = load(connect)
+    assert ids(table) == [0, 1, 2]
+    assert stored(metastore, connect)[HASH] == file_hash(table.metadata_location)
+
+
+def test_an_edit_and_a_rotation_keep_the_parameters_right(metastore: str, connect: Any) -> None:
+    table = create(connect())
+    table.append(rows(0, 3))
+    edit(table, lambda raw: {**raw, "properties": {**raw["properties"], "comment": "x"}})
+    rotate(table, what="kek", wrapping_key_id="other").raise_for_failures()
+    found = stored(metastore, connect)
+    assert (found[KEY_ID], found["comment"]) == ("other", "x")
+    assert not any("ags_fast" in name for name in found)
+    assert found[HASH] == file_hash(table.metadata_location)
+    table.append(rows(3, 4))
+    assert ids(load(connect)) == [0, 1, 2, 3]
+    assert not any(form in json.dumps(found) for form in key_forms(table))
+
+
+def test_changed_metadata_are_refused(connect: Any) -> None:
+    table = create(connect())
+    table.append(rows(0, 3))
+    rewrite(table.metadata_location, lambda raw: {**raw, "last-updated-ms": raw["last-updated-ms"] + 1})
+    with pytest.raises(IntegrityError, match="was changed: the catalog's metadata_hash"):
+        load(connect)
+    with pytest.raises(IntegrityError):
+        table.append(rows(3, 6))
+    clear_cache()
+    with pytest.raises(IntegrityError):
+        raw_metadata(table)
+
+
+def test_an_older_metadata_file_in_its_place_is_refused(connect: Any) -> None:
+    table = create(connect())
+    table.append(rows(0, 3))
+    older = path_of(table.metadata_location).read_bytes()
+    table.append(rows(3, 6))
+    path_of(table.metadata_location).write_bytes(older)
+    with pytest.raises(IntegrityError):
+        load(connect)
+
+
+def test_a_stale_hash_is_refused_and_no_hash_is_not(metastore: str, connect: Any) -> None:
+    table = create(connect())
+    table.append(rows(0, 3))
+    right = stored(metastore, connect)[HASH]
+    set_parameters(metastore, connect, **{HASH: base64.b64encode(bytes(32)).decode()})
+    with pytest.raises(IntegrityError):
+        load(connect)
+    set_parameters(metastore, connect, **{HASH: None})
+    assert ids(load(connect)) == [0, 1, 2]
+    load(connect).append(rows(3, 4))
+    assert stored(metastore, connect)[HASH] not in (right, None)
+
+
+@pytest.mark.parametrize("parameters", [{KEY_ID: "other"}, {"encryption.data-key-length": "32"}])
+def test_other_encryption_in_the_metastore_is_refused(metastore: str, connect: Any, parameters: dict[str, str]) -> None:
+    create(connect()).append(rows(0, 3))
+    set_parameters(metastore, connect, **{HASH: None}, **parameters)
+    with pytest.raises(IntegrityError, match="the catalog has encryption"):
+        load(connect)
+
+
+def test_metadata_of_a_plaintext_table_in_its_place_are_refused(metastore: str, connect: Any) -> None:
+    table = create(connect())
+
+    def plain(raw: dict[str, Any]) -> dict[str, Any]:
+        return {**raw, "properties": {}}
+
+    rewrite(table.metadata_location, plain)
+    set_parameters(metastore, connect, **{HASH: None})
+    with pytest.raises(IntegrityError, match="the metadata have None"):
+        load(connect)
+
+
+def test_fields_that_java_does_not_write_take_the_hash_away(metastore: str, connect: Any) -> None:
+    table = create(connect())
+    table.append(rows(0, 3))
+    edit(table, lambda raw: {**raw, "new-field": 1})
+    assert HASH not in stored(metastore, connect)
+    assert ids(load(connect)) == [0, 1, 2]
+
+
+def test_registered_and_renamed_tables(metastore: str, connect: Any) -> None:
+    catalog = connect()
+    table = create(catalog)
+    table.append(rows(0, 3))
+    right = stored(metastore, connect)
+    catalog.drop_table(f"{catalog.ns}.t")
+    connect().register_table(f"{catalog.ns}.t", table.metadata_location)
+    found = stored(metastore, connect)
+    assert (found[HASH], found[KEY_ID]) == (right[HASH], MASTER)
+    connect().rename_table(f"{catalog.ns}.t", f"{catalog.ns}.u")
+    assert stored(metastore, connect, "u")[HASH] == right[HASH]
+    renamed = connect().load_table(f"{catalog.ns}.u")
+    renamed.append(rows(3, 4))
+    assert ids(connect().load_table(f"{catalog.ns}.u")) == [0, 1, 2, 3]
+
+
+def test_a_vanilla_catalog_loses_nothing(metastore: str, connect: Any) -> None:
+    table = create(connect())
+    table.append(rows(0, 3))
+    before = stored(metastore, connect)
+    for more in ({}, {"py-io-impl": "ags_fast.iceberg.FileIO"}):
+        catalog = VanillaCatalog("plain", uri=metastore, **more)
+        with pytest.raises((NotImplementedError, ValueError, PolicyError, KeyAccessError)):
+            catalog.load_table(f"{connect().ns}.t").append(rows(3, 4))
+    assert stored(metastore, connect) == before
+    assert ids(load(connect)) == [0, 1, 2]
+
+
+def test_plaintext_tables_have_no_hash(metastore: str, connect: Any) -> None:
+    catalog = connect()
+    table = catalog.create_table(f"{catalog.ns}.t", schema=iceberg_tables.SCHEMA)
+    table.append(rows(0, 3))
+    assert ids(load(connect)) == [0, 1, 2]
+    assert HASH not in stored(metastore, connect)
+
+
+def test_purge_deletes_all_files(connect: Any) -> None:
+    catalog = connect()
+    table = create(catalog)
+    table.append(rows(0, 3))
+    folder = path_of(table.location())
+    assert any(path.suffix == ".parquet" for path in folder.rglob("*"))
+    catalog.purge_table(f"{catalog.ns}.t")
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
