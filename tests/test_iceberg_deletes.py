@@ -190,3 +190,21 @@ def test_what_is_written_is_encrypted(tmp_path: Path, catalog: Catalog) -> None:
     )
     assert listed.meta["format-version"] == b"3"
     edit(table, lambda raw: raw)
+
+
+@pytest.mark.parametrize("error", [ConnectionError("after the commit"), KeyboardInterrupt()])
+def test_an_error_after_the_commit_loses_nothing(catalog: Catalog, error: BaseException) -> None:
+    """The snapshot is there, so its files must be."""
+    table = new_table(catalog)
+    table.append(rows(0, 10))
+    commit = catalog.commit_table
+
+    def commit_and_fail(*args: Any) -> Any:
+        commit(*args)
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalog, "commit_table", commit_and_fail)
+        with pytest.raises(type(error)):
+            delete(table, "id = 3")
+    assert ids(catalog.load_table("ns.t")) == [i for i in range(10) if i != 3]

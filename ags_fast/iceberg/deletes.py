@@ -113,7 +113,8 @@ def delete(
             work.clean()
             continue
         except BaseException:
-            work.clean()
+            if not work.handed_over:  # afterwards the catalog may have made the commit, although an error came back
+                work.clean()
             raise
         return work.done
     raise ConcurrentChangeError(f"other commits to {branch} came first, {ATTEMPTS} times in a row: try again")
@@ -165,11 +166,13 @@ class _Delete:
     found: dict[str, DeletionVector]
     properties: dict[str, str]
     written: list[str] = field(default_factory=list)
+    handed_over: bool = False  # whether the catalog has had metadata that name what is written
     done: Deleted = field(default_factory=Deleted)
 
     def change(self, raw: Raw) -> Raw:
         """Return metadata with the new snapshot. Writes its files."""
         self.clean()
+        self.handed_over = False
         head = head_of(raw, self.branch)
         if head is None or head["snapshot-id"] != self.head:
             raise _MovedError(f"another commit came first on the branch {self.branch}")
@@ -200,7 +203,9 @@ class _Delete:
             len(gone),
             snapshot["snapshot-id"],
         )
-        return with_snapshot(raw, snapshot, written, added_rows, session.kms, branch=self.branch)
+        made_raw = with_snapshot(raw, snapshot, written, added_rows, session.kms, branch=self.branch)
+        self.handed_over = True
+        return made_raw
 
     def clean(self) -> None:
         """Delete the files of an attempt that was not committed."""
