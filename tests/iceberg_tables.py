@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
 
 MASTER = "master"
 LONG = LongType()
@@ -25,7 +23,7 @@ KEY_ID = "encryption.key-id"
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
-def sql_catalog(folder: Path, kms: Mapping[str, str], **properties: Any) -> Catalog:
+def sql_catalog(folder: Path, kms: Mapping[str, str], **properties: Any) -> Any:
     """Return the encrypted SQL catalog of a folder, with the namespace ``ns``."""
     from ags_fast.iceberg import load_catalog
 
@@ -38,9 +36,7 @@ def sql_catalog(folder: Path, kms: Mapping[str, str], **properties: Any) -> Cata
     return catalog
 
 
-def new_table(
-    catalog: Catalog, name: str = "t", *, schema: Any = SCHEMA, namespace: str = "ns", **properties: str
-) -> Table:
+def new_table(catalog: Any, name: str = "t", *, schema: Any = SCHEMA, namespace: str = "ns", **properties: str) -> Any:
     """Create an encrypted table. Underscores in names of properties stand for dots."""
     more = {key.replace("_", "."): value for key, value in properties.items()}
     return catalog.create_table(f"{namespace}.{name}", schema=schema, properties={KEY_ID: MASTER, **more})
@@ -52,13 +48,13 @@ def rows(first: int, last: int) -> pa.Table:
     return pa.table({"id": list(ids), "name": [f"name {i}" for i in ids]}, schema=SCHEMA)
 
 
-def ids(table: Table, **scan: Any) -> list[int]:
+def ids(table: Any, **scan: Any) -> list[int]:
     """The ids of a table's rows, sorted."""
     found: list[int] = table.scan(**scan).to_arrow()["id"].to_pylist()
     return sorted(found)
 
 
-def key_forms(table: Table) -> set[str]:
+def key_forms(table: Any) -> set[str]:
     """How the keys of a table's files, lists and KEKs may look in text."""
     from ags_fast.iceberg import files
     from ags_fast.iceberg.commit import raw_metadata, table_session

@@ -10,6 +10,8 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 from ags_fast.keys import KmsClient, kms_calls
 from ags_fast.keys.kms import local
 
@@ -268,3 +270,22 @@ class Poison(local.LocalKms):
         if wrapped[:1] == b"p" and os.path.exists(self.properties["armed"]):
             os.kill(os.getpid(), signal.SIGKILL)
         return super()._unwrap(wrapped[1:], key_id)
+
+
+class UnitestKms(Plain):
+    """As the KMS of Iceberg's own tests wraps: nonce, AES-GCM without AAD, tag."""
+
+    provider = "unitest"
+
+    def __init__(self, **masters: bytes) -> None:
+        super().__init__()
+        self.masters = masters or {"keyA": b"0123456789012345", "keyB": b"1123456789012345"}
+
+    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+        self.calls.append("wrap")
+        nonce = os.urandom(12)
+        return nonce + AESGCM(self.masters[wrapping_key_id]).encrypt(nonce, key, None)
+
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        self.calls.append("unwrap")
+        return AESGCM(self.masters[wrapping_key_id]).decrypt(wrapped[:12], wrapped[12:], None)

@@ -12,21 +12,21 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 import iceberg_tables
 from iceberg_tables import KEY_ID, MASTER, ids, new_table, rows, sql_catalog
+from kms_clients import UnitestKms
 from pyiceberg.catalog.sql import SqlCatalog as VanillaCatalog
 
 from ags_fast.errors import KeyAccessError, PolicyError
 from ags_fast.iceberg import FileIO, files, open_table
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.session import clear_cache
+from ags_fast.keys.kms import count_calls
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyiceberg.catalog import Catalog
-
 
 @pytest.fixture
-def catalog(tmp_path: Path, kms: dict[str, str]) -> Catalog:
+def catalog(tmp_path: Path, kms: dict[str, str]) -> Any:
     return sql_catalog(tmp_path, kms)
 
 
@@ -39,7 +39,7 @@ def raw_of(table: Any) -> dict[str, Any]:
         return json.load(file)
 
 
-def test_everyday_use(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
+def test_everyday_use(tmp_path: Path, catalog: Any, kms: dict[str, str]) -> None:
     table = new_table(catalog)
     table.append(rows(0, 100))
     table.append(rows(100, 110))
@@ -55,18 +55,18 @@ def test_everyday_use(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> 
     assert ids(open_table(other.metadata_location, kms=kms)) == list(range(5, 60))
 
 
-def test_what_is_stored_is_encrypted(tmp_path: Path, catalog: Catalog) -> None:
+def test_what_is_stored_is_encrypted(tmp_path: Path, catalog: Any) -> None:
     table = new_table(catalog)
     table.append(rows(0, 1000))
     table.delete("id = 7")
-    kinds = {path.rsplit(".", 1)[1]: set() for path in stored(tmp_path)}
+    kinds: dict[str, set[bytes]] = {path.rsplit(".", 1)[1]: set() for path in stored(tmp_path)}
     for path, data in stored(tmp_path).items():
         kinds[path.rsplit(".", 1)[1]].add(data[:4])
         assert b"name 42" not in data
     assert kinds == {"parquet": {b"PARE"}, "avro": {b"AGS1"}, "json": {b'{"fo'}}
 
 
-def test_metadata_are_of_version_3(catalog: Catalog) -> None:
+def test_metadata_are_of_version_3(catalog: Any) -> None:
     table = new_table(catalog)
     table.append(rows(0, 10))
     table.append(rows(10, 13))
@@ -80,7 +80,7 @@ def test_metadata_are_of_version_3(catalog: Catalog) -> None:
     assert "ags_fast" not in json.dumps(raw)
 
 
-def test_fields_that_pyiceberg_does_not_know_stay(catalog: Catalog) -> None:
+def test_fields_that_pyiceberg_does_not_know_stay(catalog: Any) -> None:
     table = new_table(catalog)
     table.append(rows(0, 3))
     edit(table, lambda raw: {**raw, "new-field": {"a": [1]}, "snapshots": [{**raw["snapshots"][0], "new": 1}]})
@@ -91,7 +91,7 @@ def test_fields_that_pyiceberg_does_not_know_stay(catalog: Catalog) -> None:
     assert ids(table) == [0, 1, 2, 3, 4]
 
 
-def test_an_edit_writes_no_snapshot(catalog: Catalog) -> None:
+def test_an_edit_writes_no_snapshot(catalog: Any) -> None:
     table = new_table(catalog)
     table.append(rows(0, 3))
     before = raw_of(table)
@@ -104,7 +104,7 @@ def test_an_edit_writes_no_snapshot(catalog: Catalog) -> None:
     assert raw_of(table) == after
 
 
-def test_branches_and_tags(catalog: Catalog) -> None:
+def test_branches_and_tags(catalog: Any) -> None:
     table = new_table(catalog)
     table.append(rows(0, 3))
     first = table.current_snapshot().snapshot_id
@@ -119,7 +119,7 @@ def test_branches_and_tags(catalog: Catalog) -> None:
     assert sum(len(one) for one in taken) == raw_of(table)["next-row-id"] == 7
 
 
-def test_a_session_that_has_forgotten_looks_up_again(tmp_path: Path, catalog: Catalog) -> None:
+def test_a_session_that_has_forgotten_looks_up_again(tmp_path: Path, catalog: Any) -> None:
     table = new_table(catalog)
     table.append(rows(0, 3))
     tasks = list(table.scan().plan_files())
@@ -133,7 +133,7 @@ def test_a_session_that_has_forgotten_looks_up_again(tmp_path: Path, catalog: Ca
 @pytest.mark.parametrize(
     "name", ["py-io-impl", "PY-IO-IMPL", "py-catalog-impl", "encryption.kms-type", "kms.local.path", "s3.endpoint"]
 )
-def test_settings_of_a_client_are_refused(tmp_path: Path, catalog: Catalog, name: str) -> None:
+def test_settings_of_a_client_are_refused(tmp_path: Path, catalog: Any, name: str) -> None:
     table = new_table(catalog)
     before = stored(tmp_path)
     with pytest.raises(PolicyError, match="names"):
@@ -144,7 +144,7 @@ def test_settings_of_a_client_are_refused(tmp_path: Path, catalog: Catalog, name
 
 
 @pytest.mark.parametrize("change", [{KEY_ID: "other"}, {"encryption.data-key-length": "17"}])
-def test_changes_of_the_encryption_are_refused(tmp_path: Path, catalog: Catalog, change: dict[str, str]) -> None:
+def test_changes_of_the_encryption_are_refused(tmp_path: Path, catalog: Any, change: dict[str, str]) -> None:
     table = new_table(catalog)
     table.append(rows(0, 3))
     before = stored(tmp_path)
@@ -155,7 +155,7 @@ def test_changes_of_the_encryption_are_refused(tmp_path: Path, catalog: Catalog,
     assert stored(tmp_path) == before
 
 
-def test_plaintext_files_are_not_added(tmp_path: Path, catalog: Catalog) -> None:
+def test_plaintext_files_are_not_added(tmp_path: Path, catalog: Any) -> None:
     import pyarrow.parquet as pq
 
     table = new_table(catalog)
@@ -165,7 +165,7 @@ def test_plaintext_files_are_not_added(tmp_path: Path, catalog: Catalog) -> None
     assert ids(table) == []
 
 
-def test_a_vanilla_catalog_loses_nothing(tmp_path: Path, catalog: Catalog) -> None:
+def test_a_vanilla_catalog_loses_nothing(tmp_path: Path, catalog: Any) -> None:
     table = new_table(catalog)
     table.append(rows(0, 3))
     before = raw_of(table)
@@ -180,7 +180,7 @@ def test_a_vanilla_catalog_loses_nothing(tmp_path: Path, catalog: Catalog) -> No
     assert raw_of(table) == before
 
 
-def test_file_io_alone_reads(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
+def test_file_io_alone_reads(tmp_path: Path, catalog: Any, kms: dict[str, str]) -> None:
     new_table(catalog).append(rows(0, 3))
     reader = VanillaCatalog(
         "tests",
@@ -189,7 +189,7 @@ def test_file_io_alone_reads(tmp_path: Path, catalog: Catalog, kms: dict[str, st
     assert ids(reader.load_table("ns.t")) == [0, 1, 2]
 
 
-def test_no_kms(tmp_path: Path, catalog: Catalog) -> None:
+def test_no_kms(tmp_path: Path, catalog: Any) -> None:
     new_table(catalog).append(rows(0, 3))
     bare = sql_catalog(tmp_path, {"a": "b"})
     bare.session._kms = None  # noqa: SLF001
@@ -197,10 +197,10 @@ def test_no_kms(tmp_path: Path, catalog: Catalog) -> None:
         ids(bare.load_table("ns.t"))
 
 
-def test_no_key_is_seen(catalog: Catalog) -> None:
+def test_no_key_is_seen(catalog: Any) -> None:
     table = new_table(catalog)
     table.append(rows(0, 3))
-    keys = [one.key_metadata.encryption_key for one in files(table)]
+    keys = [one.key_metadata.encryption_key for one in files(table) if one.key_metadata]
     assert len(set(keys)) == 3
     shown = [repr(list(files(table))), repr(table.io), repr(table.io.session), repr(table), repr(catalog)]
     tasks = list(table.scan().plan_files())
@@ -215,9 +215,37 @@ def test_no_key_is_seen(catalog: Catalog) -> None:
             pickle.dumps(one)
 
 
-def test_tables_in_plaintext_pass_through(catalog: Catalog) -> None:
+def test_tables_in_plaintext_pass_through(catalog: Any) -> None:
     table = catalog.create_table("ns.plain", schema=iceberg_tables.SCHEMA)
     table.append(rows(0, 3))
     assert ids(table) == [0, 1, 2]
     assert isinstance(table.io, FileIO)
     assert raw_of(table)["format-version"] == 2
+
+
+def test_calls_of_the_kms(tmp_path: Path, catalog: Any, kms: dict[str, str]) -> None:
+    table = new_table(catalog)
+    with count_calls() as calls:
+        for i in range(5):
+            table.append(rows(i, i + 1))
+    assert calls == {("local", "wrap"): 1, ("local", "unwrap"): 1}  # a new KEK, which is tried once
+    clear_cache()
+    with count_calls() as calls:
+        other = sql_catalog(tmp_path, kms).load_table("ns.t")
+        assert ids(other) == ids(other, snapshot_id=other.current_snapshot().snapshot_id) == [0, 1, 2, 3, 4]
+    assert calls == {("local", "unwrap"): 1}
+
+
+def test_a_table_of_iceberg_rust(tmp_path: Path, shared_data: Path) -> None:
+    """Rust does not write the length of a list into its key."""
+    folder = shared_data / "iceberg-rust"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    text = (folder / "TableMetadataV3ValidEncryption.json").read_text()
+    stored = folder / "manifest-list-v3-encrypted.avro"
+    location = tmp_path / "00000.metadata.json"
+    location.write_text(text.replace("memory:///table/metadata/manifest-list-enc.avro", f"file://{stored}"))
+    table: Any = open_table(f"file://{location}", kms=UnitestKms(**{"master-1": bytes(range(16))}))
+    with table.io.new_input(f"file://{stored}").open() as file:
+        assert file.read(4) == b"Obj\x01"
+    assert table.inspect.manifests().num_rows == len(table.current_snapshot().manifests(table.io))

@@ -99,7 +99,7 @@ def test_picks_are_what_fastavro_decodes(written: list[dict[str, Any]], codec: s
     assert list(container.take(picker)) == [wanted(record) for record in written]
     wiped = [value for _, _, value, _, _ in container.take(picker)]
     assert wiped == [None if (key := wanted(one)[2]) is None else bytes(len(key)) for one in written]
-    shown = list(fastavro.reader(io.BytesIO(container.encode(json.dumps(SCHEMA).encode()))))
+    shown: list[Any] = list(fastavro.reader(io.BytesIO(container.encode(json.dumps(SCHEMA).encode()))))
     assert [one["data_file"]["path"] for one in shown] == [one["data_file"]["path"] for one in written]
 
 
@@ -140,7 +140,7 @@ def test_cuts_and_flips_are_refused_or_change_values_only() -> None:
             changed = bytearray(data)
             changed[at] ^= 1 << bit
             try:
-                list(read_container(changed).take(picker))
+                list(read_container(bytes(changed)).take(picker))
             except FormatError:
                 pass
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from kms_clients import Plain, keystore
+from kms_clients import UnitestKms, keystore
 from support import flip
 
 from ags_fast import AgsReader
@@ -34,25 +34,6 @@ from ags_fast.keys.kms import local
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-
-class UnitestKms(Plain):
-    """As the KMS of Iceberg's own tests wraps: nonce, AES-GCM without AAD, tag."""
-
-    provider = "unitest"
-
-    def __init__(self, **masters: bytes) -> None:
-        super().__init__()
-        self.masters = masters or {"keyA": b"0123456789012345", "keyB": b"1123456789012345"}
-
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
-        self.calls.append("wrap")
-        nonce = os.urandom(12)
-        return nonce + AESGCM(self.masters[wrapping_key_id]).encrypt(nonce, key, None)
-
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        self.calls.append("unwrap")
-        return AESGCM(self.masters[wrapping_key_id]).decrypt(wrapped[:12], wrapped[12:], None)
 
 
 class Rewrapping(UnitestKms):

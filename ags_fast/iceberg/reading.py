@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ags_fast.ags1 import AgsCodec
+from ags_fast.ags1 import AgsCodec, plaintext_length
 from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.iceberg import manifests, metadata, policy
 from ags_fast.iceberg.container import read_container
@@ -78,9 +79,20 @@ def open_whole(known: Known, inner: InnerIO) -> bytes:
     check_length(known)
     try:
         codec = AgsCodec(key.encryption_key, aad_prefix=key.aad_prefix)
-        return codec.decrypt(data, length=key.file_length if key.file_length is not None else known.length or None)
+        return codec.decrypt(data, length=_length(known, len(data)) if key.file_length is None else key.file_length)
     except (FormatError, IntegrityError) as error:
         raise type(error)(f"{known.path}: {error}") from None
+
+
+def _length(known: Known, stored: int) -> int:
+    """Return the length of a file whose key does not say it, since iceberg-rust wrote it. Its entry may not know it.
+
+    Some versions of iceberg-rust write the length of a manifest's plaintext into its list.
+    """
+    with suppress(FormatError):
+        if known.length == plaintext_length(stored):
+            return stored
+    return known.length or stored
 
 
 def check_length(known: Known) -> None:
