@@ -10,19 +10,14 @@ import pytest
 
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
+from iceberg_damage import plaintext_data, plaintext_manifest, relisted
 from iceberg_tables import KEY_ID, MASTER, SCHEMA, ids, new_table, rows, sql_catalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, TimestampNanoType
 
 from ags_fast.errors import IntegrityError, PolicyError
 from ags_fast.iceberg import delete, files, open_table, policy
-from ags_fast.iceberg.commit import edit
-from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.manifests import Known
-from ags_fast.iceberg.reading import open_whole
-from ags_fast.iceberg.rewriting import Counts, entries, list_bytes, list_record, manifest_bytes
-from ags_fast.iceberg.snapshots import begin_snapshot, with_snapshot
-from ags_fast.iceberg.writing import write_sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,54 +133,6 @@ def test_new_types_are_read_only(tmp_path: Path, catalog: Catalog) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- files in plaintext
-
-
-def relisted(table: Table, change: Callable[[Table, Any], Any]) -> None:
-    """Commit a snapshot whose list has what `change` makes of the record of its one manifest."""
-    io, head = table.io, table.current_snapshot()
-    session, inner = io.session, io.inner(head.manifest_list)
-    plain = open_whole(Known(head.manifest_list, 0, session.list_key(head.manifest_list)), inner)
-    (record,) = read_container(plain).records()
-    record = change(table, record)
-
-    def commit(raw: dict[str, Any]) -> dict[str, Any]:
-        snapshot = begin_snapshot(raw, "replace", {})
-        data, added = list_bytes(read_container(plain), [record], snapshot)
-        written = write_sealed(f"{table.location()}/metadata/snap-x.avro", data, 16, inner)
-        return with_snapshot(raw, snapshot, written, added, session.kms)
-
-    edit(table, commit)
-
-
-def plaintext_manifest(table: Table, record: Any) -> Any:
-    """What Java 1.11's rewrite_manifests does: a manifest in plaintext."""
-    io = table.io
-    known = io.session.known(record["manifest_path"])
-    with io.inner(known.path).new_output(f"{table.location()}/metadata/plain.avro").create() as file:
-        file.write(open_whole(known, io.inner(known.path)))
-        path = f"{table.location()}/metadata/plain.avro"
-    length = len(io.inner(path).new_input(path))
-    return {**record, "manifest_path": path, "manifest_length": length, "key_metadata": None}
-
-
-def plaintext_data(table: Table, record: Any) -> Any:
-    """What Java 1.11's add_files does: a data file in plaintext."""
-    io = table.io
-    known = io.session.known(record["manifest_path"])
-    inner = io.inner(known.path)
-    container = read_container(open_whole(known, inner))
-    (entry,) = entries(container, known)
-    path = f"{table.location()}/data/plain.parquet"
-    with table.io.new_input(entry["data_file"]["file_path"]).open() as source, inner.new_output(path).create() as file:
-        file.write(source.read())
-    entry["data_file"] |= {
-        "file_path": path,
-        "file_size_in_bytes": len(inner.new_input(path)),
-        "key_metadata": None,
-    }
-    written = write_sealed(f"{table.location()}/metadata/m.avro", manifest_bytes(container, [entry], 0), 16, inner)
-    snapshot = {"snapshot-id": 1, "sequence-number": 2}
-    return list_record(written, Counts.of([entry], 2), like=record, content=0, snapshot=snapshot)
 
 
 @pytest.mark.parametrize("change", [plaintext_manifest, plaintext_data])

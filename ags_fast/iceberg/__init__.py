@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.session import clear_cache
     from ags_fast.iceberg.sql import SqlCatalog
     from ags_fast.iceberg.tables import TableFile, files, load_catalog, open_table
+    from ags_fast.iceberg.verification import verify
 
 __all__ = [
     "Deleted",
@@ -34,6 +35,7 @@ __all__ = [
     "load_catalog",
     "open_table",
     "rotate",
+    "verify",
 ]
 
 _HOMES = {
@@ -47,6 +49,7 @@ _HOMES = {
     "session": ("clear_cache",),
     "sql": ("SqlCatalog",),
     "tables": ("TableFile", "files", "load_catalog", "open_table"),
+    "verification": ("verify",),
 }
 
 

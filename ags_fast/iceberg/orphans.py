@@ -1,0 +1,87 @@
+"""Find files below a table's location that nothing names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from pyarrow.fs import FileSelector, FileType
+
+from ags_fast.errors import PolicyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ags_fast.iceberg.io import FileIO
+
+__all__ = ["Stored", "is_encrypted", "normal", "not_named", "stored_files"]
+
+ENCRYPTED = (b"AGS1", b"PARE")
+SAME_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "abfs", "wasb": "abfs"}
+IGNORED = ("version-hint.text", "_SUCCESS")
+
+
+class Stored(NamedTuple):
+    """A file in the storage."""
+
+    path: str
+    length: int  # bytes
+
+
+def normal(location: str) -> str:
+    """Return a location in the one spelling by which locations are compared."""
+    scheme, colon, rest = location.partition(":")
+    if not colon or "/" in scheme:
+        return location
+    if scheme == "file":
+        return "/" + rest.removeprefix("//localhost").lstrip("/")
+    return f"{SAME_SCHEMES.get(scheme, scheme)}:{rest}"
+
+
+def stored_files(io: FileIO, folder: str) -> Iterator[Stored]:
+    """Yield all files below a folder, by the spelling of the folder.
+
+    Raises:
+        PolicyError: The FileIO that is configured cannot list.
+    """
+    inner: Any = io.inner(folder)
+    folder = folder.rstrip("/")
+    if hasattr(inner, "fs_by_scheme"):  # PyArrowFileIO
+        scheme, netloc, base = inner.parse_location(folder, inner.properties)
+        found = inner.fs_by_scheme(scheme, netloc).get_file_info(
+            FileSelector(base, allow_not_found=True, recursive=True)
+        )
+        base = base.rstrip("/")
+        for info in found:
+            if info.type == FileType.File:
+                yield Stored(folder + info.path[len(base) :], info.size or 0)
+    elif hasattr(inner, "get_fs"):  # FsspecFileIO
+        system = inner.get_fs(urlsplit(folder).scheme or "file")
+        base = system._strip_protocol(folder).rstrip("/")  # noqa: SLF001 (fsspec has no public name)
+        for path, info in system.find(folder, detail=True).items():
+            yield Stored(folder + path[len(base) :], info.get("size") or 0)
+    else:
+        raise PolicyError(f"orphans=True wants PyArrowFileIO or FsspecFileIO: {type(inner).__name__} lists no files")
+
+
+def not_named(files: Iterable[Stored], named: set[str]) -> Iterator[Stored]:
+    """Yield the files that nothing names.
+
+    Args:
+        files: The files in the storage.
+        named: The `normal` locations of what is named. The checksum ``.x.crc`` of Java belongs to x.
+    """
+    for one in files:
+        folder, _, name = one.path.rpartition("/")
+        if name in IGNORED:
+            continue
+        if name.startswith(".") and name.endswith(".crc"):
+            name = name[1:-4]
+        if normal(f"{folder}/{name}") not in named and name not in IGNORED:
+            yield one
+
+
+def is_encrypted(io: FileIO, path: str) -> bool:
+    """Tell by its first bytes whether a file is encrypted."""
+    with io.inner(path).new_input(path).open() as file:
+        return bytes(file.read(4)) in ENCRYPTED

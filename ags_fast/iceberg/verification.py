@@ -1,0 +1,411 @@
+"""Check every tag of every file of an encrypted table, and what else can be wrong with one.
+
+The walk goes from metadata to manifest lists, manifests and files. It holds the files of a few manifests at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ags_fast.dataset.names import new_job_id
+from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.iceberg import metadata, policy
+from ags_fast.iceberg.checks import (
+    Item,
+    Listed,
+    ListKeys,
+    check_file,
+    kind_of,
+    read_list,
+    read_manifest,
+    statistics_state,
+)
+from ags_fast.iceberg.commit import raw_metadata, table_io
+from ags_fast.iceberg.orphans import Stored, is_encrypted, normal, not_named, stored_files
+from ags_fast.iceberg.reading import show_metadata
+from ags_fast.iceberg.rotation import unused_keys
+from ags_fast.iceberg.snapshots import head_of
+from ags_fast.jobs.results import JobResult, Row, counted, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from pyiceberg.table import Table
+
+    from ags_fast.iceberg.io import FileIO
+    from ags_fast.iceberg.manifests import Known
+    from ags_fast.iceberg.metadata import Raw
+    from ags_fast.jobs.engines.base import Engine
+
+__all__ = ["verify"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+THREADS = 8  # that read and check files; AES is so fast that they mostly wait for the storage
+LISTS_AHEAD, MANIFESTS_AHEAD, FILES_AHEAD = 8, 4, 4 * THREADS
+STATISTICS = ("statistics", "partition-statistics")
+PLAIN_MANIFEST = (
+    "the manifest is in plaintext, and shows the keys of its files to whoever can read it. Iceberg Java 1.11's "
+    "rewrite_manifests does that. Call rekey(table, what='data'), and expire this snapshot"
+)
+PLAIN_LIST = "the snapshot has no key-id: its manifest list is in plaintext"
+PLAIN_STATISTICS = (
+    "the statistics are in plaintext: Iceberg has no keys for them. statistics='allow' lists them as skipped"
+)
+ORPHAN = "no snapshot names this file: a writer or an expiry that died left it, or a writer is about to commit it"
+PLAIN_ORPHAN = (
+    "the file is in plaintext, and no snapshot names it: a writer that knows nothing of encryption may have failed "
+    "after it wrote the file. Delete the file if no writer needs it"
+)
+
+
+@counted
+def verify(
+    table: Table,
+    *,
+    snapshots: str | Sequence[int] = "all",
+    statistics: str = "refuse",
+    orphans: bool = False,
+    engine: Engine | None = None,
+) -> JobResult:
+    """Check every tag of every file that snapshots of a table reach, each file once.
+
+    Checked are the metadata file, manifest lists, manifests, data files, delete files and deletion vectors: all tags,
+    the trusted length of each against the storage, what a list says of the files and rows of a manifest, and that
+    nothing is in plaintext. An error of one file does not stop the others. The table is checked as it was loaded.
+
+    Args:
+        table: A table of a catalog of ags_fast.iceberg, or of `open_table`.
+        snapshots: ``"all"``, ``"current"``, or ids of snapshots.
+        statistics: Statistics files are in plaintext, since Iceberg has no keys for them. ``"refuse"`` lets them fail;
+            ``"allow"`` lists them as skipped.
+        orphans: Whether to list the files below the table's location, and to tell those that neither a snapshot nor an
+            older metadata file names. Those in plaintext fail; others are skipped, with the class "Orphan". While a
+            writer works, its files are among them.
+        engine: Is not used: threads of this process check files, so no key leaves the process.
+
+    Returns:
+        A row for each file. ``src`` is its location, ``format`` its kind. Errors: IntegrityError or FormatError if it
+        was changed, PolicyError if it is in plaintext, KeyAccessError if its key is lost, FileNotFoundError if it is
+        not there. With the table's property ``encryption.plaintext-files=allow`` files in plaintext are skipped.
+
+    Raises:
+        PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg.
+        ValueError: An argument is malformed, or the table does not have a snapshot.
+    """
+    if statistics not in ("refuse", "allow"):
+        raise ValueError(f"statistics must be 'refuse' or 'allow', not {statistics!r}")
+    io, raw = table_io(table), raw_metadata(table)
+    if not policy.is_encrypted(raw):
+        raise PolicyError(f"the table has no {policy.KEY_ID}: it is in plaintext")
+    chosen = _chosen(raw, snapshots)
+    result = JobResult(new_job_id(), "verify", table.location(), None, [])
+    with ThreadPoolExecutor(THREADS) as pool:
+        walk = _Walk(io, raw, chosen, pool, names=orphans)
+        result.rows.append(_metadata_row(table, io, raw))
+        result.rows += walk.run()
+        result.rows += walk.statistics(refuse=statistics == "refuse")
+        if orphans:
+            walk.name_older(raw, table.metadata_location)
+            result.rows += walk.orphans(table.location())
+    result.warnings += _warnings(raw, walk)
+    return result
+
+
+def _chosen(raw: Raw, snapshots: str | Sequence[int]) -> set[int]:
+    there = {one["snapshot-id"] for one in raw.get("snapshots") or ()}
+    if snapshots == "all":
+        return there
+    if snapshots == "current":
+        head = head_of(raw)
+        return set() if head is None else {head["snapshot-id"]}
+    if isinstance(snapshots, str):
+        raise ValueError(f"snapshots must be 'all', 'current' or ids, not {snapshots!r}")
+    chosen = set(snapshots)
+    if missing := chosen - there:
+        raise ValueError(f"the table has no snapshot {min(missing)}")
+    return chosen
+
+
+def _metadata_row(table: Table, io: FileIO, raw: Raw) -> Row:
+    """Check that the metadata file is as it was when the table was loaded, and what its catalog knows of it."""
+    location = table.metadata_location
+
+    def check() -> int:
+        with io.inner(location).new_input(location).open() as file:
+            data = bytes(file.read())
+        if metadata.parse(data, location) != raw:
+            raise IntegrityError("the metadata file was changed after the table was loaded: such a file never changes")
+        show_metadata(io.session, data, location)
+        return len(data)
+
+    return _attempt(location, "metadata", check)[0]
+
+
+def _attempt(path: str, kind: str, work: Callable[[], int | None], **more: Any) -> tuple[Row, bool]:
+    """Return the row of one check, and whether it passed."""
+    begun = time.perf_counter()
+    try:
+        length = work()
+    except Exception as error:  # of any storage: the other files are checked all the same
+        return _failed(path, kind, error, **more), False
+    seconds = round(time.perf_counter() - begun, 6)
+    return Row(path, None, "ok", format=kind, seconds=seconds, **{"file_length": length, **more}), True
+
+
+def _failed(path: str, kind: str, error: Exception, **more: Any) -> Row:
+    return Row(path, None, "failed", type(error).__name__, describe(error), format=kind, **more)
+
+
+def _ahead(pool: ThreadPoolExecutor, work: Callable[[T], R], given: Iterable[T], ahead: int) -> Iterator[R]:
+    """Yield what `work` makes of each, in order, while threads work on at most `ahead` of them."""
+    waiting: deque[Any] = deque()
+    for one in given:
+        waiting.append(pool.submit(work, one))
+        if len(waiting) >= ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _said(known: Known) -> int:
+    key = known.key_metadata
+    return hash((known.length, None if key is None else key.encode()))
+
+
+class _Walk:
+    """One verification.
+
+    Attributes:
+        untrusted: The lists that have no trusted length.
+        unread: The lists and manifests that could not be read, so that what only they name is not known.
+    """
+
+    def __init__(self, io: FileIO, raw: Raw, chosen: set[int], pool: ThreadPoolExecutor, *, names: bool) -> None:
+        self._io, self._raw, self._chosen, self._pool = io, raw, chosen, pool
+        self._keys = ListKeys(raw, io.session.kms)
+        self._allows = (raw.get("properties") or {}).get(policy.PLAINTEXT_FILES) == "allow"
+        # Paths that have a row, and a hash of what is said of each: what is said otherwise elsewhere is checked, too.
+        self._seen: dict[str, int] = {}
+        self._manifests: dict[str, int] = {}
+        self._named: set[str] | None = set() if names else None
+        self._rows: list[Row] = []
+        self.untrusted: list[str] = []
+        self.unread: list[str] = []
+
+    # ------------------------------------------------------------------------------------------------------ the walk
+
+    def run(self) -> list[Row]:
+        """Return the rows of all files of the chosen snapshots: lists and manifests first."""
+        files: list[Row] = []
+        for rows in _ahead(self._pool, self._check_file, self._items(), FILES_AHEAD):
+            files += rows
+        return self._rows + files
+
+    def _items(self) -> Iterator[Item]:
+        """Yield the files of the chosen snapshots, each once."""
+        for items in _ahead(self._pool, self._check_manifest, self._listed(), MANIFESTS_AHEAD):
+            for item in items:
+                path = item.known.path
+                self._name(path)
+                said = _said(item.known)
+                if self._seen.get(path) == said:
+                    item.whole = False
+                    if not item.vectors or item.known.key_metadata is None:
+                        continue
+                self._seen[path] = said
+                yield item
+
+    def _listed(self) -> Iterator[Listed]:
+        """Yield the manifests of the chosen snapshots, each once."""
+        snapshots = [one for one in self._raw.get("snapshots") or () if one["snapshot-id"] in self._chosen]
+        for found in _ahead(self._pool, self._check_list, snapshots, LISTS_AHEAD):
+            for listed in found:
+                path = listed.known.path
+                self._name(path)
+                said = hash((_said(listed.known), listed.files, listed.rows))
+                if self._manifests.get(path) != said:
+                    self._manifests[path] = said
+                    yield listed
+
+    def _name(self, path: str) -> None:
+        if self._named is not None:
+            self._named.add(normal(path))
+
+    # ----------------------------------------------------------------------------------------------- in the threads
+
+    def _check_list(self, snapshot: Raw) -> list[Listed]:
+        path = snapshot.get("manifest-list")
+        if path is None:
+            place = f"snapshot {snapshot['snapshot-id']}"
+            self._rows.append(_failed(place, "manifest-list", FormatError("the snapshot names no manifest list")))
+            return []
+        self._name(path)
+        found: list[Listed] = []
+
+        def check() -> int:
+            key = self._keys.of(snapshot)
+            listed, nbytes = read_list(path, key, self._io.inner(path))
+            found.extend(listed)
+            if key is not None and key.file_length is None:
+                self.untrusted.append(path)
+            if key is None:
+                raise PolicyError(PLAIN_LIST)
+            return nbytes
+
+        self._judge(*_attempt(path, "manifest-list", check), found)
+        return found
+
+    def _check_manifest(self, listed: Listed) -> list[Item]:
+        known, found = listed.known, []
+
+        def check() -> int:
+            items, wrong = read_manifest(listed, self._io.inner(known.path))
+            found.extend(items)
+            if wrong is not None:
+                raise FormatError(wrong)
+            if known.key_metadata is None:
+                raise PolicyError(PLAIN_MANIFEST)
+            return known.length
+
+        self._judge(*_attempt(known.path, "manifest", check), found)
+        return found
+
+    def _judge(self, row: Row, passed: bool, found: list[Any]) -> None:
+        """Keep the row of a list or manifest."""
+        if not passed and not found:
+            self.unread.append(row.src)
+        self._rows.append(self._judged(row))
+
+    def _check_file(self, item: Item) -> list[Row]:
+        known, lengths = item.known, []
+
+        def check() -> int:
+            lengths.append(check_file(self._io, item))
+            return known.length
+
+        row, passed = _attempt(known.path, kind_of(known), check)
+        if passed and not item.whole:
+            return []  # its row is there already
+        return [self._judged(row)._replace(plain_length=lengths[0] if lengths else None, file_length=known.length)]
+
+    def _judged(self, row: Row) -> Row:
+        """Return the row as the table's property says how files in plaintext count."""
+        if self._allows and row.error_class == "PolicyError":
+            return row._replace(status="skipped", error_class="Plaintext")
+        return row
+
+    # --------------------------------------------------------------------------------------------------- statistics
+
+    def statistics(self, *, refuse: bool) -> list[Row]:
+        """Return the rows of the statistics files of the chosen snapshots."""
+        rows = []
+        for name in STATISTICS:
+            for one in self._raw.get(name) or ():
+                path = one.get("statistics-path")
+                if path is None or one.get("snapshot-id") not in self._chosen or path in self._seen:
+                    continue
+                self._seen[path] = 0
+                rows.append(self._statistics_row(one, name, refuse=refuse))
+        return rows
+
+    def _statistics_row(self, one: Raw, kind: str, *, refuse: bool) -> Row:
+        path = one["statistics-path"]
+        try:
+            state, nbytes = statistics_state(one, self._io.inner(path))
+        except Exception as error:  # of any storage
+            return _failed(path, kind, error)
+        if one.get("key-metadata"):
+            text = "the table's metadata, which are in plaintext, show the key of the statistics to everybody"
+            return _failed(path, kind, PolicyError(text), file_length=nbytes)
+        if state == "encrypted":
+            text = "the statistics are encrypted, and nothing names their key: delete them from the table"
+            return _failed(path, kind, KeyAccessError(text), file_length=nbytes)
+        row = _failed(path, kind, PolicyError(PLAIN_STATISTICS), file_length=nbytes)
+        return row if refuse else row._replace(status="skipped", error_class="Plaintext")
+
+    # ------------------------------------------------------------------------------------------------------ orphans
+
+    def name_older(self, raw: Raw, location: str) -> None:
+        """Collect what snapshots that were not chosen name, and what older metadata files name."""
+        self._name(location)
+        others = [one for one in raw.get("snapshots") or () if one["snapshot-id"] not in self._chosen]
+        self._name_snapshots(others, self._keys)
+        known = {one["snapshot-id"] for one in raw.get("snapshots") or ()}
+        for entry in raw.get("metadata-log") or ():
+            location = entry["metadata-file"]
+            self._name(location)
+            with suppress(AgsError, OSError):
+                with self._io.inner(location).new_input(location).open() as file:
+                    older = metadata.parse(bytes(file.read()), location)
+                gone = [one for one in older.get("snapshots") or () if one["snapshot-id"] not in known]
+                known.update(one["snapshot-id"] for one in gone)
+                self._name_statistics(older)
+                self._name_snapshots(gone, ListKeys(older, self._io.session.kms))
+        self._name_statistics(raw)
+
+    def _name_statistics(self, raw: Raw) -> None:
+        for name in STATISTICS:
+            for one in raw.get(name) or ():
+                self._name(one.get("statistics-path") or "")
+
+    def _name_snapshots(self, snapshots: list[Raw], keys: ListKeys) -> None:
+        for snapshot in snapshots:
+            path = snapshot.get("manifest-list")
+            if path is None:
+                continue
+            self._name(path)
+            listed: list[Listed] = []
+            with self._noting(path):
+                listed = read_list(path, keys.of(snapshot), self._io.inner(path))[0]
+            for one in listed:
+                manifest = one.known.path
+                self._name(manifest)
+                if manifest not in self._manifests:
+                    self._manifests[manifest] = 0
+                    with self._noting(manifest):
+                        for item in read_manifest(one, self._io.inner(manifest))[0]:
+                            self._name(item.known.path)
+
+    @contextmanager
+    def _noting(self, path: str) -> Iterator[None]:
+        """Note a list or manifest that does not open, and go on. One that is not there names nothing."""
+        try:
+            yield
+        except FileNotFoundError:
+            pass
+        except (AgsError, OSError):
+            self.unread.append(path)
+
+    def orphans(self, location: str) -> list[Row]:
+        """Return the rows of the files below the table's location that nothing names."""
+        assert self._named is not None
+        found = not_named(stored_files(self._io, location), self._named)
+        return list(_ahead(self._pool, self._orphan_row, found, FILES_AHEAD))
+
+    def _orphan_row(self, one: Stored) -> Row:
+        try:
+            encrypted = is_encrypted(self._io, one.path)
+        except Exception as error:  # of any storage
+            return _failed(one.path, "orphan", error, file_length=one.length)
+        if encrypted or one.path.endswith((".metadata.json", ".metadata.json.gz", ".crc")):
+            return Row(one.path, None, "skipped", "Orphan", ORPHAN, format="orphan", file_length=one.length)
+        return _failed(one.path, "orphan", PolicyError(PLAIN_ORPHAN), file_length=one.length)
+
+
+def _warnings(raw: Raw, walk: _Walk) -> Iterator[str]:
+    if walk.untrusted:
+        yield (
+            f"{len(walk.untrusted)} manifest lists have no trusted length (Iceberg Rust writes none): nobody would see "
+            "that blocks were cut from their ends"
+        )
+    if walk.unread:
+        yield f"{len(walk.unread)} lists or manifests could not be read: what only they name is among the orphans"
+    with suppress(AgsError):
+        if unused := unused_keys(raw):
+            yield f"{len(unused)} keys in the metadata are needed by nothing: expire(table) removes these keys"

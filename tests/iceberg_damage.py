@@ -1,0 +1,87 @@
+"""Tables that other writers damaged: files in plaintext, lost keys, lists that are wrong."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.iceberg.commit import edit
+from ags_fast.iceberg.container import read_container
+from ags_fast.iceberg.manifests import Known
+from ags_fast.iceberg.reading import open_whole
+from ags_fast.iceberg.rewriting import Counts, entries, list_bytes, list_record, manifest_bytes
+from ags_fast.iceberg.snapshots import begin_snapshot, with_snapshot
+from ags_fast.iceberg.writing import write_sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyiceberg.table import Table
+
+
+def relisted(table: Table, change: Callable[[Table, Any], Any], *, every: bool = False) -> None:
+    """Commit a snapshot whose list has what `change` makes of the record of its first manifest, or of each."""
+    io, head = table.io, table.current_snapshot()
+    session, inner = io.session, io.inner(head.manifest_list)
+    plain = open_whole(Known(head.manifest_list, 0, session.list_key(head.manifest_list)), inner)
+    records = list(read_container(plain).records())
+    n = len(records) if every else 1
+    made = [*(change(table, record) for record in records[:n]), *records[n:]]
+
+    def commit(raw: dict[str, Any]) -> dict[str, Any]:
+        snapshot = begin_snapshot(raw, "replace", {})
+        data, added = list_bytes(read_container(plain), made, snapshot)
+        written = write_sealed(f"{table.location()}/metadata/snap-{uuid.uuid4()}.avro", data, 16, inner)
+        return with_snapshot(raw, snapshot, written, added, session.kms)
+
+    edit(table, commit)
+
+
+def plaintext_manifest(table: Table, record: Any) -> Any:
+    """What Java 1.11's rewrite_manifests does: a manifest in plaintext."""
+    io = table.io
+    known = io.session.known(record["manifest_path"])
+    with io.inner(known.path).new_output(f"{table.location()}/metadata/plain.avro").create() as file:
+        file.write(open_whole(known, io.inner(known.path)))
+        path = f"{table.location()}/metadata/plain.avro"
+    length = len(io.inner(path).new_input(path))
+    return {**record, "manifest_path": path, "manifest_length": length, "key_metadata": None}
+
+
+def lost_key(table: Table, record: Any) -> Any:
+    """What Java 1.11 does to deletion vectors: the entry of an encrypted file has no key."""
+    io = table.io
+    known = io.session.known(record["manifest_path"])
+    inner = io.inner(known.path)
+    container = read_container(open_whole(known, inner))
+    kept = entries(container, known)
+    for entry in kept:
+        entry["data_file"]["key_metadata"] = None
+    content = record["content"]
+    written = write_sealed(
+        f"{table.location()}/metadata/{uuid.uuid4()}.avro", manifest_bytes(container, kept, content), 16, inner
+    )
+    snapshot = {"snapshot-id": 1, "sequence-number": 2}
+    return list_record(written, Counts.of(kept, 2), like=record, content=content, snapshot=snapshot)
+
+
+def plaintext_data(table: Table, record: Any) -> Any:
+    """What Java 1.11's add_files does: a data file in plaintext."""
+    io = table.io
+    known = io.session.known(record["manifest_path"])
+    inner = io.inner(known.path)
+    container = read_container(open_whole(known, inner))
+    (entry,) = entries(container, known)
+    path = f"{table.location()}/data/plain.parquet"
+    with table.io.new_input(entry["data_file"]["file_path"]).open() as source, inner.new_output(path).create() as file:
+        file.write(source.read())
+    entry["data_file"] |= {
+        "file_path": path,
+        "file_size_in_bytes": len(inner.new_input(path)),
+        "key_metadata": None,
+    }
+    written = write_sealed(
+        f"{table.location()}/metadata/{uuid.uuid4()}.avro", manifest_bytes(container, [entry], 0), 16, inner
+    )
+    snapshot = {"snapshot-id": 1, "sequence-number": 2}
+    return list_record(written, Counts.of([entry], 2), like=record, content=0, snapshot=snapshot)

@@ -1,0 +1,316 @@
+"""verify: every object of an encrypted table, each kind of damage told from the others."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
+
+import pyarrow.parquet as pq
+from iceberg_damage import lost_key, plaintext_data, plaintext_manifest, relisted
+from iceberg_tables import SCHEMA, new_table, rows, sql_catalog
+from pyiceberg.catalog.sql import SqlCatalog as VanillaCatalog
+from support import flip
+
+from ags_fast.errors import PolicyError
+from ags_fast.iceberg import delete, expire, files, open_table, verify
+from ags_fast.iceberg.commit import edit
+from ags_fast.iceberg.writing import write_sealed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+    from ags_fast.jobs import JobResult, Row
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, kms: dict[str, str]) -> Catalog:
+    return sql_catalog(tmp_path, kms)
+
+
+@pytest.fixture
+def table(catalog: Catalog) -> Table:
+    """Three data files in three snapshots, and a deletion vector."""
+    made = new_table(catalog)
+    for i in range(3):
+        made.append(rows(10 * i, 10 * i + 10))
+    delete(made, "id < 4")
+    return made
+
+
+def place(location: str) -> str:
+    return location.removeprefix("file://")
+
+
+def kinds(result: JobResult, status: str = "ok") -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in result.rows:
+        if row.status == status:
+            found[str(row.format)] = found.get(str(row.format), 0) + 1
+    return found
+
+
+def bad(result: JobResult) -> list[Row]:
+    return result.failed
+
+
+def test_an_intact_table(table: Table, kms: dict[str, str]) -> None:
+    done = verify(table, orphans=True)
+    assert kinds(done) == {"metadata": 1, "manifest-list": 4, "manifest": 4, "data": 3, "deletion-vector": 1}
+    assert done.counts == {"ok": 13, "skipped": 0, "failed": 0}
+    assert done.warnings == []
+    stored = {place(row.src): row.file_length for row in done.rows}
+    assert stored == {path: os.path.getsize(path) for path in stored}
+    assert len(stored) == len(done.rows)
+    assert verify(open_table(table.metadata_location, kms=kms)).counts == done.counts
+
+
+def test_some_snapshots(table: Table) -> None:
+    first = table.metadata.snapshots[0].snapshot_id
+    assert kinds(verify(table, snapshots=[first])) == {"metadata": 1, "manifest-list": 1, "manifest": 1, "data": 1}
+    assert kinds(verify(table, snapshots="current"))["manifest-list"] == 1
+    assert kinds(verify(table, snapshots=[first], orphans=True), "skipped") == {}
+    with pytest.raises(ValueError, match="no snapshot 7"):
+        verify(table, snapshots=[7])
+    with pytest.raises(ValueError, match="'all', 'current' or ids"):
+        verify(table, snapshots="newest")
+    with pytest.raises(ValueError, match="'refuse' or 'allow'"):
+        verify(table, statistics="no")
+
+
+def test_an_empty_table_and_one_in_plaintext(catalog: Catalog) -> None:
+    assert kinds(verify(new_table(catalog, "empty"), orphans=True)) == {"metadata": 1}
+    with pytest.raises(PolicyError, match="plaintext"):
+        verify(catalog.create_table("ns.plain", schema=SCHEMA))
+
+
+@pytest.mark.parametrize("kind", ["manifest-list", "manifest", "data", "deletion-vector"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "gone"])
+def test_damage_is_found_where_it_is(table: Table, kind: str, damage: str) -> None:
+    (path, *_) = [place(one.path) for one in files(table) if one.kind == kind]
+    with open(path, "rb") as file:
+        data = file.read()
+    if damage == "gone":
+        os.remove(path)
+    else:
+        changed = {"flip": flip(data, 8 * (len(data) // 2)), "cut": data[:-1], "longer": data + b"x"}[damage]
+        with open(path, "wb") as file:
+            file.write(changed)
+    done = verify(table)
+    (row,) = bad(done)
+    assert (place(row.src), row.format) == (path, kind)
+    assert row.error_class in (("FileNotFoundError",) if damage == "gone" else ("IntegrityError", "FormatError"))
+    assert row.error
+    intact = verify(table, snapshots=[table.metadata.snapshots[0].snapshot_id])
+    assert (intact.failed == []) is (kind in ("manifest-list", "deletion-vector") or path not in str(intact.rows))
+
+
+def test_swapped_files(table: Table) -> None:
+    first, second, *_ = [place(one.path) for one in files(table) if one.kind == "data"]
+    os.rename(first, first + "x")
+    os.rename(second, first)
+    os.rename(first + "x", second)
+    assert {place(row.src) for row in bad(verify(table))} == {first, second}
+
+
+def test_files_in_plaintext_are_told(catalog: Catalog) -> None:
+    for name, change, kind in (("m", plaintext_manifest, "manifest"), ("d", plaintext_data, "data")):
+        table = new_table(catalog, name)
+        table.append(rows(0, 3))
+        table.append(rows(3, 6))
+        relisted(table, change)
+        done = verify(table)
+        (row,) = bad(done)
+        assert (row.format, row.error_class) == (kind, "PolicyError")
+        assert "plaintext" in str(row.error)
+        assert "Java" in str(row.error)
+        table.transaction().set_properties({"encryption.plaintext-files": "allow"}).commit_transaction()
+        done = verify(table)
+        assert bad(done) == []
+        assert kinds(done, "skipped") == {kind: 1}
+
+
+def test_a_key_that_java_lost_is_no_tampering(catalog: Catalog) -> None:
+    table = new_table(catalog)
+    table.append(rows(0, 10))
+    delete(table, "id = 3")
+    relisted_vectors(table)
+    (row,) = bad(verify(table, snapshots="current"))
+    assert (row.format, row.error_class) == ("deletion-vector", "KeyAccessError")
+    assert "16157" in str(row.error)
+    assert "nobody changed it" in str(row.error)
+    relisted(table, lost_key)
+    rows_found = {row.format: row.error_class for row in bad(verify(table, snapshots="current"))}
+    assert rows_found == {"deletion-vector": "KeyAccessError", "data": "KeyAccessError"}
+
+
+def relisted_vectors(table: Table) -> None:
+    """As `relisted` with `lost_key`, of the manifest with deletion vectors."""
+
+    def change(table: Table, record: Any) -> Any:
+        return lost_key(table, record) if record["content"] == 1 else record
+
+    relisted(table, change, every=True)
+
+
+def test_counts_of_a_list(table: Table) -> None:
+    relisted(table, lambda _, record: {**record, "existing_rows_count": 7})
+    (row,) = bad(verify(table))
+    assert (row.format, row.error_class) == ("manifest", "FormatError")
+    assert "7 existing rows" in str(row.error)
+
+
+def test_a_lost_key_of_a_list(table: Table) -> None:
+    first = table.metadata.snapshots[0]
+
+    def lose(raw: dict[str, Any]) -> dict[str, Any]:
+        key = raw["snapshots"][0]["key-id"]
+        return {**raw, "encryption-keys": [one for one in raw["encryption-keys"] if one["key-id"] != key]}
+
+    edit(table, lose)
+    (row,) = bad(verify(table))
+    assert (row.src, row.error_class) == (first.manifest_list, "KeyAccessError")
+
+
+def test_a_master_key_that_is_refused_fails_every_list_once(table: Table) -> None:
+    def lose(raw: dict[str, Any]) -> dict[str, Any]:
+        keys = [{**one, "encrypted-by-id": "gone"} if "properties" in one else one for one in raw["encryption-keys"]]
+        return {**raw, "encryption-keys": keys}
+
+    edit(table, lose)
+    from ags_fast.keys import clear_cache
+
+    clear_cache()
+    done = verify(table)
+    assert kinds(done, "failed") == {"manifest-list": 4}
+    assert {row.error_class for row in bad(done)} == {"KeyAccessError"}
+    assert sum(done.kms_calls.values()) <= 4
+
+
+def test_keys_without_use_are_a_warning(table: Table) -> None:
+    def forget(raw: dict[str, Any]) -> dict[str, Any]:
+        return {**raw, "snapshots": raw["snapshots"][1:], "snapshot-log": raw["snapshot-log"][1:]}
+
+    edit(table, forget)
+    (text,) = verify(table).warnings
+    assert "1 key" in text
+
+
+def test_changed_metadata(table: Table) -> None:
+    with open(place(table.metadata_location)) as file:
+        raw = json.load(file)
+    raw["last-updated-ms"] += 1
+    with open(place(table.metadata_location), "w") as file:
+        json.dump(raw, file)
+    (row,) = bad(verify(table))
+    assert (row.format, row.error_class) == ("metadata", "IntegrityError")
+
+
+def test_statistics(table: Table) -> None:
+    snapshot = table.current_snapshot().snapshot_id
+    inner = table.io.inner(table.location())
+    for name, data in (("plain", b"PFA1..."), ("gone", None)):
+        if data is not None:
+            with inner.new_output(f"{table.location()}/metadata/{name}.stats").create() as file:
+                file.write(data)
+    write_sealed(f"{table.location()}/metadata/sealed.stats", b"PFA1", 16, inner)
+
+    def add(raw: dict[str, Any]) -> dict[str, Any]:
+        made = [
+            {
+                "snapshot-id": snapshot,
+                "statistics-path": f"{table.location()}/metadata/{name}.stats",
+                "file-size-in-bytes": 7,
+                "file-footer-size-in-bytes": 3,
+                "blob-metadata": [],
+            }
+            for name in ("plain", "sealed", "gone")
+        ]
+        return {**raw, "statistics": made}
+
+    edit(table, add)
+    done = verify(table, orphans=True)
+    found = {row.src.rsplit("/", 1)[1]: row.error_class for row in bad(done)}
+    assert found == {
+        "plain.stats": "PolicyError",
+        "sealed.stats": "KeyAccessError",
+        "gone.stats": "FileNotFoundError",
+    }
+    done = verify(table, statistics="allow")
+    assert kinds(done, "skipped") == {"statistics": 1}
+    assert len(bad(done)) == 2
+    first = table.metadata.snapshots[0].snapshot_id
+    assert bad(verify(table, snapshots=[first])) == []
+
+
+# ------------------------------------------------------------------------------------------------------------- orphans
+
+
+def test_what_a_vanilla_append_left(tmp_path: Path, table: Table) -> None:
+    vanilla = VanillaCatalog("tests", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/wh")
+    folder = f"{place(table.location())}/data"
+    before = set(os.listdir(folder))
+    with pytest.raises((NotImplementedError, ValueError)):
+        vanilla.load_table("ns.t").append(rows(3, 4))
+    left = {f"{folder}/{name}" for name in set(os.listdir(folder)) - before}
+    if not left:  # the version of PyIceberg refuses before it writes
+        pq.write_table(rows(3, 4), f"{folder}/left.parquet")
+        left = {f"{folder}/left.parquet"}
+    assert bad(verify(table)) == []
+    found = bad(verify(table, orphans=True))
+    assert {place(row.src) for row in found} >= left
+    assert {row.error_class for row in found} == {"PolicyError"}
+
+
+def test_orphans_that_are_encrypted_are_skipped(table: Table) -> None:
+    inner = table.io.inner(table.location())
+    write_sealed(f"{table.location()}/data/a/b=c/x.avro", b"x", 16, inner)
+    done = verify(table, orphans=True)
+    assert bad(done) == []
+    (row,) = [row for row in done.rows if row.status == "skipped"]
+    assert (row.src, row.error_class) == (f"{table.location()}/data/a/b=c/x.avro", "Orphan")
+
+
+def test_what_older_metadata_name_is_no_orphan(table: Table) -> None:
+    first = table.metadata.snapshots[0].manifest_list
+    edit(table, lambda raw: {**raw, "snapshots": raw["snapshots"][1:], "snapshot-log": []})
+    assert kinds(verify(table, orphans=True), "skipped") == {}
+    expire(table)  # removes the older metadata, which alone named the first snapshot
+    left = [row.src for row in verify(table, orphans=True).rows if row.status == "skipped"]
+    assert left == [first]
+
+
+def test_other_spellings_of_locations() -> None:
+    from ags_fast.iceberg.orphans import normal
+
+    assert normal("file:/a/b") == normal("file:///a/b") == normal("/a/b") == "/a/b"
+    assert normal("s3a://x/y") == normal("s3://x/y") != normal("s3://x/z")
+    assert normal("file:///a b/c=1:2/d?e#f") == "/a b/c=1:2/d?e#f"
+    assert normal("/a/b:c") == "/a/b:c"
+
+
+def test_fsspec_lists_too(tmp_path: Path, kms: dict[str, str]) -> None:
+    catalog = sql_catalog(tmp_path, kms)
+    table = new_table(catalog)
+    table.append(rows(0, 3))
+    from pyiceberg.io.fsspec import FsspecFileIO
+
+    from ags_fast.iceberg.orphans import stored_files
+
+    class Spy:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def inner(self, _: str) -> Any:
+            return self._inner
+
+    location = table.location()
+    through = [set(stored_files(Spy(one), location)) for one in (FsspecFileIO({}), table.io.inner(location))]  # type: ignore[arg-type]
+    assert through[0] == through[1] != set()
