@@ -254,6 +254,7 @@ class Judge:
             "hive.metastore.disallow.incompatible.col.type.changes": "false",  # of columns in other places
             "javax.jdo.option.ConnectionURL": database,
             "datanucleus.schema.autoCreateAll": "true",
+            "datanucleus.connectionPoolingType": "HikariCP",  # the others' jars are not there
             "hive.metastore.schema.verification": "false",
             "hive.metastore.warehouse.dir": str(self.warehouse),
             "hive.metastore.uris": "",

@@ -10,6 +10,7 @@ import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.RawLocalFileSystem
 import org.apache.hadoop.hive.conf.HiveConf
 import org.apache.hadoop.hive.metastore.HiveMetaStore
+import org.apache.hadoop.hive.metastore.txn.TxnDbUtil
 import org.apache.hadoop.hive.shims.ShimLoader
 import org.apache.iceberg.{CatalogUtil, HasTableOperations, PartitionSpecParser, SchemaParser, Table}
 import org.apache.iceberg.catalog.{Catalog, TableIdentifier}
@@ -109,8 +110,10 @@ private class Judge(settings: JsonNode) {
     val socket = new java.net.ServerSocket(0)
     val port = socket.getLocalPort
     socket.close()
+    val hive = new HiveConf(conf, classOf[Judge])
+    TxnDbUtil.prepDb(hive) // the tables of locks, which PyIceberg's commits take
     val bridge = ShimLoader.getHadoopThriftAuthBridge
-    val serve = new Thread(() => HiveMetaStore.startMetaStore(port, bridge, new HiveConf(conf, classOf[Judge])))
+    val serve = new Thread(() => HiveMetaStore.startMetaStore(port, bridge, hive))
     serve.setDaemon(true)
     serve.start()
     val deadline = System.nanoTime + 60L * 1000000000L
