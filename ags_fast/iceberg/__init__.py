@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.glue import GlueCatalog
     from ags_fast.iceberg.hive import HiveCatalog
     from ags_fast.iceberg.io import FileIO
+    from ags_fast.iceberg.rekeying import rekey
     from ags_fast.iceberg.rotation import rotate
     from ags_fast.iceberg.session import clear_cache
     from ags_fast.iceberg.sql import SqlCatalog
@@ -34,6 +35,7 @@ __all__ = [
     "files",
     "load_catalog",
     "open_table",
+    "rekey",
     "rotate",
     "verify",
 ]
@@ -45,6 +47,7 @@ _HOMES = {
     "glue": ("GlueCatalog",),
     "hive": ("HiveCatalog",),
     "io": ("FileIO",),
+    "rekeying": ("rekey",),
     "rotation": ("rotate",),
     "session": ("clear_cache",),
     "sql": ("SqlCatalog",),

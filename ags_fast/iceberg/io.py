@@ -75,6 +75,12 @@ class FileIO(PyIcebergIO):
         """Bytes of a new key of this table."""
         return self._key_length
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What PyIceberg's own FileIO is told. It names no KMS, and may have credentials of the storage."""
+        hidden = (SESSION, *KMS_PREFIXES)
+        return {name: str(value) for name, value in self._settings.items() if not name.startswith(hidden)}
+
     def inner(self, location: str) -> PyIcebergIO:
         """Return PyIceberg's own FileIO for a location, which opens files as they are stored."""
         scheme = urlsplit(location).scheme

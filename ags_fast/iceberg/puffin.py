@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ from ags_fast.ags1 import bytes_view
 from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -38,6 +38,7 @@ __all__ = [
     "RangeSource",
     "decode_vector",
     "read_puffin",
+    "rename_vectors",
     "write_vectors",
 ]
 
@@ -303,10 +304,34 @@ def write_vectors(
             Blob(VECTOR_TYPE, (ROW_POSITION,), INHERITED, INHERITED, len(out), len(blob), properties=properties)
         )
         out += blob
-    value = {"blobs": [blob.to_json() for blob in blobs], "properties": {"created-by": created_by}}
+    return bytes(out + _footer(blobs, {"created-by": created_by})), blobs
+
+
+def _footer(blobs: Iterable[Blob], properties: Mapping[str, str]) -> bytes:
+    value = {"blobs": [blob.to_json() for blob in blobs], "properties": dict(properties)}
     payload = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-    out += MAGIC + payload + len(payload).to_bytes(4, "little") + bytes(4) + MAGIC
-    return bytes(out), blobs
+    return MAGIC + payload + len(payload).to_bytes(4, "little") + bytes(4) + MAGIC
+
+
+def rename_vectors(data: Buffer, renamed: Mapping[str, str]) -> bytes:
+    """Return a Puffin file whose deletion vectors name other data files. The blobs stay where they are.
+
+    Args:
+        data: The file's plaintext.
+        renamed: The old and new location of data files. Vectors of others stay as they are.
+
+    Raises:
+        FormatError: The file is malformed or cut.
+    """
+    file, view = read_puffin(data), bytes_view(data)
+    blobs = []
+    for blob in file.blobs:
+        named = blob.properties.get("referenced-data-file", "")
+        if named in renamed:
+            blob = replace(blob, properties={**blob.properties, "referenced-data-file": renamed[named]})
+        blobs.append(blob)
+    end = max((blob.offset + blob.length for blob in blobs), default=len(MAGIC))
+    return bytes(view[:end]) + _footer(blobs, file.properties)
 
 
 def read_puffin(source: Buffer | RangeSource) -> PuffinFile:

@@ -1,0 +1,139 @@
+"""The newest snapshot of a table's main branch: its manifests, read, and a snapshot written anew from them."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.locations import load_location_provider
+
+from ags_fast.iceberg import policy, rewriting
+from ags_fast.iceberg.container import read_container
+from ags_fast.iceberg.manifests import DELETED, Known, data_files, manifests
+from ags_fast.iceberg.reading import open_whole
+from ags_fast.iceberg.snapshots import begin_snapshot, head_of, with_snapshot
+from ags_fast.iceberg.writing import write_sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ags_fast.iceberg.container import Container
+    from ags_fast.iceberg.io import FileIO
+    from ags_fast.iceberg.metadata import Raw
+
+__all__ = ["Head", "Manifest", "Writer", "read_head"]
+
+BRANCH = "main"
+
+
+@dataclass(slots=True, repr=False)
+class Manifest:
+    """A manifest of the snapshot.
+
+    Attributes:
+        record: What the list says of it.
+        known: The same, and its key.
+        data: Its plaintext, with keys.
+    """
+
+    record: rewriting.Record
+    known: Known
+    data: bytes
+
+    def container(self) -> Container:
+        """Return the manifest. Each call returns one whose keys are still there."""
+        return read_container(self.data)
+
+    def files(self) -> list[Known]:
+        """Return its live files."""
+        return [one for one in data_files(self.container(), self.known) if one.status != DELETED]
+
+
+@dataclass(slots=True, repr=False)
+class Head:
+    """The newest snapshot of the main branch.
+
+    Attributes:
+        snapshot: Its entry in the metadata.
+        listed: Its manifest list.
+        manifests: What the list names.
+    """
+
+    snapshot: Raw
+    listed: Container
+    manifests: list[Manifest]
+
+    def files(self) -> list[Known]:
+        """Return its live files. A file with several deletion vectors is there several times."""
+        return [file for one in self.manifests for file in one.files()]
+
+
+def read_head(io: FileIO, raw: Raw) -> Head | None:
+    """Read the newest snapshot of the main branch; None if there is none.
+
+    Raises:
+        KeyAccessError: The key of the list is lost, or the KMS refuses.
+        IntegrityError, FormatError: The list, or a manifest, was changed.
+    """
+    snapshot = head_of(raw, BRANCH)
+    if snapshot is None:
+        return None
+    path = snapshot["manifest-list"]
+    data = open_whole(Known(path, 0, io.session.list_key(path)), io.inner(path))
+    listed = read_container(data)
+    records = list(listed.records())
+    found = [
+        Manifest(record, known, open_whole(known, io.inner(known.path)))
+        for record, known in zip(records, manifests(read_container(data)), strict=True)
+    ]
+    return Head(snapshot, listed, found)
+
+
+class Writer:
+    """Writes the metadata files of one attempt to commit a snapshot, and deletes them if the commit fails.
+
+    Args:
+        io: Of the table.
+        raw: The metadata that are changed.
+    """
+
+    def __init__(self, io: FileIO, raw: Raw) -> None:
+        self._io, self._raw = io, raw
+        self._written: list[str] = []
+
+    def location(self, name: str, *, data: bool = False) -> str:
+        """Return where a file of this name goes."""
+        provider = load_location_provider(self._raw["location"], self._raw["properties"])
+        return provider.new_data_location(name) if data else provider.new_metadata_location(name)
+
+    def write(self, location: str, plain: bytes) -> Known:
+        """Write an encrypted file."""
+        self._written.append(location)
+        nbytes = int(self._raw["properties"].get(policy.KEY_LENGTH, "16"))
+        known = write_sealed(location, plain, nbytes, self._io.inner(location))
+        self._io.session.learn(known)
+        return known
+
+    def write_manifest(self, plain: bytes) -> Known:
+        """Write a manifest."""
+        return self.write(self.location(f"{uuid.uuid4()}-m0.avro"), plain)
+
+    def begin(self, summary: Mapping[str, int]) -> Raw:
+        """Return a new ``replace`` snapshot, without its manifest list."""
+        return begin_snapshot(self._raw, "replace", summary, branch=BRANCH)
+
+    def commit(self, snapshot: Raw, listed: Container, records: Iterable[rewriting.Record]) -> Raw:
+        """Write the manifest list of a snapshot, and return metadata with that snapshot as the newest."""
+        plain, added_rows = rewriting.list_bytes(listed, records, snapshot)
+        written = self.write(self.location(f"snap-{snapshot['snapshot-id']}-0-{uuid.uuid4()}.avro"), plain)
+        return with_snapshot(self._raw, snapshot, written, added_rows, self._io.session.kms, branch=BRANCH)
+
+    def clean(self) -> None:
+        """Delete what was written."""
+        while self._written:
+            path = self._written.pop()
+            self._io.session.forget(path)
+            with suppress(OSError):  # else verify(orphans=True) names it
+                self._io.inner(path).delete(path)

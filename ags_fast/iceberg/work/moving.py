@@ -1,0 +1,239 @@
+"""Move the files of a table to new keys and new paths, by tasks on an engine: what `rekey` and `encrypt` share.
+
+A job writes its plan first, so that a second run takes up what the first has written. The commit is the last step. If
+other commits came meanwhile, the files that they added are moved, too, and the commit is tried again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.names import new_job_id
+from ags_fast.errors import ConcurrentChangeError
+from ags_fast.iceberg import rewriting
+from ags_fast.iceberg.commit import edit, raw_metadata, table_io
+from ags_fast.iceberg.manifests import DATA, Known
+from ags_fast.iceberg.work.heads import Writer, read_head
+from ags_fast.iceberg.work.plans import Plan, begin_plan
+from ags_fast.iceberg.work.tasks import OLD_KEY, FileTask, local_path
+from ags_fast.jobs.engines.local import LocalEngine, client_for
+from ags_fast.jobs.results import JobResult, Row
+from ags_fast.jobs.run import LOCAL_OPEN_COST, STORE_OPEN_COST
+from ags_fast.keys.metadata import StandardKeyMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from pyiceberg.table import Table
+
+    from ags_fast.iceberg.metadata import Raw
+    from ags_fast.iceberg.work.heads import Head, Manifest
+    from ags_fast.jobs.engines.base import Engine
+
+__all__ = ["Mover", "move_files"]
+
+ATTEMPTS = 5  # rounds in which other commits added files
+SUFFIXES = {"PARQUET": "parquet", "AVRO": "avro", "PUFFIN": "puffin"}
+
+
+class _FilesLeftError(ConcurrentChangeError):
+    """The newest snapshot has files that were not moved yet."""
+
+
+class _TaskError(Exception):
+    """A file could not be moved, so that there is nothing to commit."""
+
+
+class Mover:
+    """A job that moves the files of a table's newest snapshot.
+
+    Args:
+        table: The table.
+        op: The operation.
+        engine: Runs the tasks; None: `LocalEngine`.
+        master: The master key of the job's KEK.
+        key_length: Bytes of a new key.
+    """
+
+    def __init__(self, table: Table, op: str, engine: Engine | None, master: str, key_length: int) -> None:
+        self.table, self.io, self.op = table, table_io(table), op
+        self.rows: dict[str, Row] = {}
+        self.moved: dict[str, Known] = {}
+        self._engine: Engine = LocalEngine() if engine is None else engine
+        self._key_length, self._master = key_length, master
+        self._kms = client_for(self._engine, self.io.session.kms)
+        self.plan: Plan | None = None
+
+    def begin(self, raw: Raw) -> Plan:
+        """Return the plan, read or made."""
+        if self.plan is None:
+            self.plan = begin_plan(self.io, raw, self.op, new_job_id(), kms=self._kms, wrapping_key_id=self._master)
+        return self.plan
+
+    def move(self, raw: Raw, files: Iterable[Known]) -> None:
+        """Move all files that are not moved yet. `moved` has them afterwards, by their old path.
+
+        Raises:
+            _TaskError: A file could not be moved; `rows` say why.
+        """
+        todo = {file.path: file for file in files if file.path not in self.moved}
+        plan = self.begin(raw)
+        fresh = [file for file in todo.values() if file.path not in plan.files]
+        begun = todo.keys() - {file.path for file in fresh} if plan.resumed else set()
+        for file in fresh:
+            plan.add(file.path, self._to(raw, file, plan.context.job_id), self._key_length)
+        if fresh:
+            plan.save()
+        renamed = {old: one.to for old, one in plan.files.items()}
+        by_file = self._referenced(files)
+        tasks = []
+        for file in todo.values():
+            planned = plan.files[file.path]
+            vectors = tuple((old, renamed[old]) for old in by_file.get(file.path, ()) if old in renamed)
+            key = plan.context.wrap(file.key_metadata, OLD_KEY, file.path)
+            task = FileTask(file.path, file.format or "", file.length, key, planned.to, planned.key, vectors)
+            tasks.append(task._replace(begun=file.path in begun))
+
+        def report(rows: list[Row]) -> None:
+            self.rows.update((row.src, row) for row in rows)
+
+        local = all(local_path(task.path) for task in tasks)
+        if tasks:
+            self._engine.run(plan.context, tasks, LOCAL_OPEN_COST if local else STORE_OPEN_COST, report)
+        for path, file in todo.items():
+            row = self.rows[path]
+            if row.status != "ok":
+                raise _TaskError
+            assert row.dst is not None and row.file_length is not None
+            key_metadata = plan.key(path)
+            whole = StandardKeyMetadata(key_metadata.encryption_key, key_metadata.aad_prefix, row.file_length)
+            self.moved[path] = Known(row.dst, row.file_length, whole, file.content, file.format, file.record_count)
+
+    def changed(self, one: Manifest, entries: list[rewriting.Record]) -> None:
+        """Let entries of a manifest name the moved files.
+
+        Raises:
+            _FilesLeftError: A file was not moved yet.
+        """
+        for entry in entries:
+            file = entry["data_file"]
+            moved = self.moved.get(file["file_path"])
+            if moved is None:
+                raise _FilesLeftError(f"another commit added {file['file_path']}")
+            assert moved.key_metadata is not None
+            file["file_path"], file["file_size_in_bytes"] = moved.path, moved.length
+            file["key_metadata"], file["split_offsets"] = moved.key_metadata.encode(), None
+            referenced = file.get("referenced_data_file")
+            if referenced in self.moved:
+                file["referenced_data_file"] = self.moved[referenced].path
+
+    def summary(self, head: Head) -> dict[str, int]:
+        """Return the counts of a snapshot in which all live files have moved."""
+        files = {one.path: one for one in head.files()}
+        data = [one for one in files.values() if one.content == DATA]
+        deletes = [one for one in head.files() if one.content != DATA]
+        rows = sum(one.record_count for one in data)
+        return {
+            "added-data-files": len(data),
+            "deleted-data-files": len(data),
+            "added-delete-files": len(deletes),
+            "removed-delete-files": len(deletes),
+            "added-records": rows,
+            "deleted-records": rows,
+            "added-files-size": sum(self.moved[path].length for path in files if path in self.moved),
+            "removed-files-size": sum(one.length for one in files.values()),
+        }
+
+    def result(self, warnings: Iterable[str] = ()) -> JobResult:
+        """Return the result: a row for each file."""
+        job_id = self.plan.context.job_id if self.plan else new_job_id()
+        made = JobResult(job_id, self.op, self.table.location(), None, list(self.rows.values()))
+        made.warnings.extend(warnings)
+        return made
+
+    def end(self) -> None:
+        """Delete the plan, and new files of an earlier run that no entry has taken."""
+        if self.plan is None:
+            return
+        for path, planned in self.plan.files.items():
+            if path not in self.moved:
+                with suppress(OSError):
+                    self.io.inner(planned.to).delete(planned.to)
+        with suppress(OSError):
+            self.plan.end()
+
+    @staticmethod
+    def _referenced(files: Iterable[Known]) -> Mapping[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for file in files:
+            if file.referenced_data_file is not None:
+                found.setdefault(file.path, []).append(file.referenced_data_file)
+        return found
+
+    def _to(self, raw: Raw, file: Known, job_id: str) -> str:
+        """Return the path of a new file: beside the old one if that is in the table's own folder."""
+        name = f"{uuid.uuid4()}-{job_id}.{SUFFIXES[file.format or '']}"
+        if file.path.startswith(raw["location"].rstrip("/") + "/"):
+            return f"{file.path.rpartition('/')[0]}/{name}"
+        return Writer(self.io, raw).location(name, data=True)
+
+
+def move_files(
+    mover: Mover, chosen: Callable[[Raw, Head], list[Known]], change: Callable[[Raw, Head, Writer], Raw]
+) -> Raw | None:
+    """Move files, and commit a snapshot that names them.
+
+    Args:
+        mover: The job.
+        chosen: Returns the files of the newest snapshot that are to move, or refuses.
+        change: Returns the new metadata, after it has written what they name.
+
+    Returns:
+        The new metadata; None if a file could not be moved, and nothing was committed.
+
+    Raises:
+        ConcurrentChangeError: Other commits added files again and again.
+    """
+    for _ in range(ATTEMPTS):
+        mover.table.refresh()
+        raw = raw_metadata(mover.table)
+        head = read_head(mover.io, raw)
+        if head is not None:
+            try:
+                mover.move(raw, chosen(raw, head))
+            except _TaskError:
+                return None
+        attempt = _Attempt(mover, change)
+        try:
+            made = edit(mover.table, attempt.change)
+        except _FilesLeftError:
+            attempt.clean()
+            continue
+        except BaseException:
+            attempt.clean()
+            raise
+        mover.end()
+        return made
+    raise ConcurrentChangeError(f"other commits added files, {ATTEMPTS} times in a row: run it again to go on")
+
+
+class _Attempt:
+    """One commit, which may be tried on several metadata."""
+
+    def __init__(self, mover: Mover, change: Callable[[Raw, Head, Writer], Raw]) -> None:
+        self._mover, self._change = mover, change
+        self._writer: Writer | None = None
+
+    def change(self, raw: Raw) -> Raw:
+        """Return the new metadata."""
+        self.clean()
+        head: Any = read_head(self._mover.io, raw)
+        self._writer = Writer(self._mover.io, raw)
+        return self._change(raw, head, self._writer)
+
+    def clean(self) -> None:
+        """Delete what was written for metadata that were not committed."""
+        if self._writer is not None:
+            self._writer.clean()

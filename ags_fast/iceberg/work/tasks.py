@@ -1,0 +1,335 @@
+"""Work on files of a table, one task a file, as engines run it: what workers get, and how a file gets a new key.
+
+Neither a context nor a task nor a row holds a key. A job has one KEK, which the KMS has wrapped. The KEK wraps the key
+metadata of each file, bound to the table, the purpose and the path. A worker asks the KMS once for the KEK.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from urllib.parse import urlsplit
+
+from pyiceberg.io import load_file_io
+
+from ags_fast import parquet, stream
+from ags_fast.dataset.rows import Row
+from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
+from ags_fast.iceberg.puffin import rename_vectors
+from ags_fast.jobs.results import describe
+from ags_fast.jobs.work.base import JobContext
+from ags_fast.keys.envelope import Envelope, binding
+from ags_fast.keys.kek import new_kek
+from ags_fast.keys.metadata import StandardKeyMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from pyiceberg.io import FileIO as InnerIO
+
+    from ags_fast.keys.entry import KeyEntry
+    from ags_fast.keys.kms import KmsClient
+
+__all__ = [
+    "NEW_KEY",
+    "OLD_KEY",
+    "FileTask",
+    "TableContext",
+    "failed_row",
+    "file_row",
+    "inner_io",
+    "local_path",
+    "run_file",
+    "table_context",
+]
+
+OLD_KEY, NEW_KEY = "iceberg-file", "iceberg-new-file"  # purposes of wrapped key metadata
+CHUNK_NBYTES = 4 << 20
+ENCRYPTED = (b"AGS1", b"PARE")  # how an encrypted file begins
+
+
+class FileTask(NamedTuple):
+    """The work on one file of a table.
+
+    Attributes:
+        path: The file.
+        format: AVRO, PARQUET or PUFFIN.
+        length: Its bytes on storage, as its manifest says.
+        key: Its key metadata, as `TableContext.wrap` returned them for `OLD_KEY`; None if it is in plaintext.
+        to: Where the new file goes; None if none is made.
+        new_key: The key metadata of the new file, as `TableContext.wrap` returned them for `NEW_KEY`.
+        renamed: Of a file of deletion vectors: the old and new path of each data file that moves.
+        begun: Whether an earlier run may have written the new file.
+    """
+
+    path: str
+    format: str
+    length: int
+    key: bytes | None
+    to: str | None = None
+    new_key: bytes | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
+    begun: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of work."""
+        return self.length
+
+
+@dataclass(frozen=True)
+class TableContext(JobContext):
+    """What all tasks of a job on a table share. A job of its own kind has a subclass with another `runner`.
+
+    Attributes:
+        op: ``encrypt`` or ``rekey``, or that of a subclass.
+        table_uuid: The table's.
+        envelope: The KEK of the job, and the KMS. It pickles by the KMS's properties.
+        settings: Of PyIceberg's FileIO, which may have credentials of the storage.
+    """
+
+    runner: ClassVar[str] = "ags_fast.iceberg.work.tasks"
+
+    table_uuid: str
+    envelope: Envelope
+    settings: Mapping[str, str] = field(repr=False)
+
+    @property
+    def kek(self) -> KeyEntry:
+        """The KEK of the job, as the KMS wrapped it."""
+        (entry,) = self.envelope.entries.values()
+        return entry
+
+    def wrap(self, key: StandardKeyMetadata | None, purpose: str, path: str) -> bytes | None:
+        """Wrap a file's key metadata for one purpose; None for a file in plaintext."""
+        if key is None:
+            return None
+        return self.envelope.wrap(self.kek.key_id, key.encode(), binding(self.table_uuid, purpose, path))
+
+    def unwrap(self, wrapped: bytes | None, purpose: str, path: str) -> StandardKeyMetadata | None:
+        """Return the key metadata that `wrap` has wrapped for the same purpose and path.
+
+        Raises:
+            IntegrityError: They were changed, or wrapped for something else.
+            KeyAccessError: The KMS refuses.
+        """
+        if wrapped is None:
+            return None
+        bound = binding(self.table_uuid, purpose, path)
+        return StandardKeyMetadata.decode(self.envelope.unwrap(self.kek.key_id, wrapped, bound))
+
+    def inner(self, path: str) -> InnerIO:
+        """Return PyIceberg's own FileIO for a location."""
+        return inner_io(json.dumps(dict(self.settings), sort_keys=True), urlsplit(path).scheme)
+
+
+def table_context(
+    op: str,
+    job_id: str,
+    *,
+    table_uuid: str,
+    kms: KmsClient,
+    wrapping_key_id: str,
+    settings: Mapping[str, str],
+    kek: KeyEntry | None = None,
+) -> TableContext:
+    """Return the context of a job.
+
+    Args:
+        op: The operation.
+        job_id: Its id.
+        table_uuid: The table's.
+        kms: As `ags_fast.jobs.engines.local.client_for` returned it for the engine.
+        wrapping_key_id: The master key that wraps the KEK of the job.
+        settings: See `TableContext`.
+        kek: The KEK of the job that this one continues; None makes one, by one call of the KMS.
+    """
+    entry = kek or new_kek(kms, wrapping_key_id)
+    envelope = Envelope(kms, {entry.key_id: entry})
+    envelope.prepare(entry.key_id)
+    return TableContext(op, job_id, table_uuid, envelope, dict(settings))
+
+
+@functools.lru_cache(maxsize=64)
+def inner_io(settings: str, scheme: str) -> InnerIO:
+    """Return PyIceberg's own FileIO for a scheme, by its settings as JSON: one a process."""
+    return load_file_io(json.loads(settings), f"{scheme}://" if scheme else "/")
+
+
+def local_path(location: str) -> str | None:
+    """Return the path of a location in a local file system, which is read and written without a file object."""
+    parts = urlsplit(location)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return parts.path
+    return location if not parts.scheme else None
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
+
+
+def file_row(
+    task: FileTask,
+    status: str = "ok",
+    *,
+    file_length: int | None = None,
+    error: tuple[str, str] | None = None,
+    seconds: float = 0.0,
+    attempt: int = 0,
+) -> Row:
+    """Return the row of a task.
+
+    Args:
+        task: The task.
+        status: ``ok``, ``skipped`` or ``failed``.
+        file_length: Bytes of the new file on storage; None if the task made none.
+        error: The class and text of an error.
+        seconds: How long it took.
+        attempt: 0 is the first.
+    """
+    name, text = error or (None, None)
+    row = Row(task.path, task.to, status, name, text, None, file_length, None, task.format)
+    return row._replace(seconds=seconds, attempt=attempt, host=socket.gethostname())
+
+
+def failed_row(context: TableContext, task: FileTask, attempt: int, error_class: str, error: str) -> Row:
+    """Return the row of a task that failed."""
+    return file_row(task, "failed", error=(error_class, error), attempt=attempt)
+
+
+def run_file(context: TableContext, task: FileTask, attempt: int = 0) -> Row:
+    """Move one file to a new key and a new path. Its error goes into the row."""
+    begun = time.monotonic()
+    try:
+        length = _move(context, task, attempt)
+    except Exception as error:
+        why = type(error).__name__, describe(error)
+        return file_row(task, "failed", error=why, seconds=time.monotonic() - begun, attempt=attempt)
+    return file_row(task, file_length=length, seconds=time.monotonic() - begun, attempt=attempt)
+
+
+# --------------------------------------------------------------------------------------------------------------- work
+
+
+class _Move(NamedTuple):
+    """One file to move, with its keys, in the worker that moves it."""
+
+    context: TableContext
+    task: FileTask
+    old: StandardKeyMetadata | None
+    new: StandardKeyMetadata
+    target: str
+
+    def open(self) -> Any:
+        """Open the file as it is stored. IntegrityError if it has another length than its manifest says."""
+        path, task = local_path(self.task.path), self.task
+        there = os.path.getsize(path) if path else len(self.context.inner(task.path).new_input(task.path))
+        if there != task.length:
+            raise IntegrityError(f"{task.path} has {there} bytes, its manifest says {task.length}")
+        return open(path, "rb") if path else self.context.inner(task.path).new_input(task.path).open()
+
+    def destination(self) -> AbstractContextManager[Any]:
+        """Return, to be entered, what the new file is written to: a path, or a stream of PyIceberg's."""
+        path = local_path(self.target)
+        if path is None:
+            return self.context.inner(self.target).new_output(self.target).create(overwrite=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return nullcontext(path)
+
+
+def _move(context: TableContext, task: FileTask, attempt: int) -> int:
+    """Write the new file of a task. Returns its length."""
+    assert task.to is not None
+    old = context.unwrap(task.key, OLD_KEY, task.path)
+    if old is not None and old.file_length not in (None, task.length):
+        raise IntegrityError(f"{task.path} has two lengths: {task.length} by its entry, {old.file_length} by its key")
+    new = context.unwrap(task.new_key, NEW_KEY, task.to)
+    assert new is not None
+    move = _Move(context, task, old, new, task.to)
+    if (task.begun or attempt) and (length := _written(move)) is not None:
+        return length
+    if task.format not in MOVERS:
+        raise FormatError(f"{task.path} has the format {task.format}, which has no encryption")
+    with move.open() as source:
+        head = source.read(4)
+        source.seek(0)
+        if old is None and head in ENCRYPTED:
+            raise KeyAccessError(f"{task.path} is encrypted, and its manifest has no key for it: the key is lost")
+        return MOVERS[task.format](move, source)
+
+
+def _written(move: _Move) -> int | None:
+    """Return the length of the new file if an earlier run has written it whole; None if it must be written."""
+    task, path = move.task, move.target
+    there = move.context.inner(path).new_input(path)
+    if task.format == "PUFFIN" or not there.exists():
+        return None
+    try:
+        length = len(there)
+        opened: Any = there.open()
+        with opened as file:
+            if task.format == "PARQUET":
+                keys = parquet.Keys(footer=move.new.encryption_key)
+                parquet.verify(file, keys, aad_prefix=move.new.aad_prefix, threads=move.context.threads)
+                return length
+            with move.open() as source, _plain(move, source) as plain:
+                wanted = plain.seek(0, os.SEEK_END)
+            key = move.new
+            with stream.AgsReader(file, key.encryption_key, aad_prefix=key.aad_prefix, length=length) as written:
+                written.verify()
+                return length if written.length == wanted else None
+    except (AgsError, OSError):
+        return None
+
+
+def _plain(move: _Move, source: Any) -> Any:
+    """Return the plaintext of a file that is an AGS1 stream, or in plaintext."""
+    if move.old is None:
+        return source
+    return stream.open(source, key_metadata=move.old, length=move.task.length)
+
+
+def _parquet(move: _Move, source: Any) -> int:
+    new = parquet.Keys(footer=move.new.encryption_key)
+    options: Any = {"store_aad_prefix": False, "threads": move.context.threads}
+    with move.destination() as target:
+        if move.old is None:
+            report = parquet.encrypt_file(source, target, new, aad_prefix=move.new.aad_prefix, **options)
+        else:
+            options |= {"aad_prefix": move.old.aad_prefix, "new_aad_prefix": move.new.aad_prefix}
+            report = parquet.reencrypt_file(
+                source, target, parquet.Keys(footer=move.old.encryption_key), new, **options
+            )
+    return report.file_length
+
+
+def _stream(move: _Move, source: Any) -> int:
+    with _plain(move, source) as plain:
+        return _seal(move, lambda out: shutil.copyfileobj(plain, out, CHUNK_NBYTES))
+
+
+def _puffin(move: _Move, source: Any) -> int:
+    with _plain(move, source) as plain:
+        data = rename_vectors(plain.read(), dict(move.task.renamed))
+    return _seal(move, lambda out: out.write(data))
+
+
+def _seal(move: _Move, write: Callable[[Any], object]) -> int:
+    key, threads = move.new, move.context.threads
+    with (
+        move.destination() as target,
+        stream.AgsWriter(target, key.encryption_key, aad_prefix=key.aad_prefix, threads=threads) as out,
+    ):
+        write(out)
+    return out.file_length
+
+
+MOVERS: Mapping[str, Callable[[_Move, Any], int]] = {"PARQUET": _parquet, "AVRO": _stream, "PUFFIN": _puffin}

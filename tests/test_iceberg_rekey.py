@@ -1,0 +1,157 @@
+"""Tables whose newest snapshot is written anew under new data keys."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
+
+from iceberg_tables import ids, new_table, rows, sql_catalog
+
+from ags_fast import IntegrityError, PolicyError
+from ags_fast.iceberg import clear_cache, delete, expire, files, open_table, rekey
+from ags_fast.iceberg.commit import raw_metadata
+from ags_fast.iceberg.puffin import read_puffin
+from ags_fast.iceberg.reading import read_list, read_manifest
+from ags_fast.iceberg.work import tasks
+from ags_fast.iceberg.work.tasks import FileTask, TableContext, table_context
+from ags_fast.iceberg.writing import new_key
+from ags_fast.jobs import LocalEngine
+from ags_fast.keys.kms import load_kms
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+    from ags_fast.iceberg.manifests import Known
+
+HERE = LocalEngine(0)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, kms: dict[str, str]) -> Catalog:
+    return sql_catalog(tmp_path, kms)
+
+
+def live(table: Table) -> list[Known]:
+    """All live entries of the current snapshot."""
+    io, path = table.io, table.current_snapshot().manifest_list
+    inner = io.inner(path)
+    listed = read_list(io.session, path, inner)
+    return [one for each in listed for one in read_manifest(io.session, each, inner) if one.status != 2]
+
+
+def lineage(table: Table) -> list[tuple[Any, ...]]:
+    """What must stay of each file, whatever its path."""
+    found = [(one.content, one.first_row_id, one.sequence_number, one.record_count) for one in live(table)]
+    return sorted(found, key=str)
+
+
+def keys(table: Table) -> dict[str, bytes]:
+    """The keys of all files of the current snapshot, by path."""
+    return {one.path: one.key_metadata.encryption_key for one in files(table) if one.key_metadata is not None}
+
+
+def filled(catalog: Catalog) -> Table:
+    table = new_table(catalog)
+    for first in (0, 10, 20):
+        table.append(rows(first, first + 10))
+    delete(table, "id = 3 or id = 14")
+    return table
+
+
+def test_nothing_that_workers_get_has_a_key(kms: dict[str, str]) -> None:
+    context = table_context(
+        "rekey", "job", table_uuid="u", kms=load_kms(kms), wrapping_key_id="master", settings={"s3.secret": "hidden"}
+    )
+    key = new_key(16)
+    wrapped = context.wrap(key, tasks.OLD_KEY, "a")
+    task = FileTask("a", "PARQUET", 7, wrapped)
+    sent = pickle.dumps((context, task))
+    assert key.encryption_key not in sent
+    assert "hidden" not in repr(context)
+    got: TableContext = pickle.loads(sent)[0]
+    assert got.unwrap(wrapped, tasks.OLD_KEY, "a") == key
+    for purpose, path in ((tasks.NEW_KEY, "a"), (tasks.OLD_KEY, "b")):
+        with pytest.raises(IntegrityError):
+            got.unwrap(wrapped, purpose, path)
+
+
+def test_manifests(catalog: Catalog, kms: dict[str, str]) -> None:
+    table = filled(catalog)
+    before, entries, old = keys(table), lineage(table), table.current_snapshot()
+    next_row_id = raw_metadata(table)["next-row-id"]
+    result = rekey(table)
+    assert result.counts["ok"] == 4
+    assert result.warnings
+    after, now = keys(table), table.current_snapshot()
+    data = {one.path for one in live(table)}
+    assert {path: key for path, key in before.items() if path in data} == {
+        path: key for path, key in after.items() if path in data
+    }
+    assert not {before[path] for path in before if path not in data} & set(after.values())
+    assert not (before.keys() & after.keys()) - data
+    assert lineage(table) == entries
+    assert {one.status for one in live(table)} == {0}
+    assert now.summary["operation"] == "replace" if isinstance(now.summary, dict) else True
+    assert now.parent_snapshot_id == old.snapshot_id
+    assert raw_metadata(table)["next-row-id"] == next_row_id
+    expected = [i for i in range(30) if i not in (3, 14)]
+    assert ids(table) == ids(table, snapshot_id=old.snapshot_id) == expected
+    clear_cache()
+    assert ids(open_table(table.metadata_location, kms=kms)) == expected
+    table.append(rows(30, 40))
+    delete(table, "id < 10")
+    assert ids(table) == [i for i in range(10, 40) if i != 14]
+
+
+@pytest.mark.parametrize("engine", [HERE, LocalEngine(2)], ids=["here", "local"])
+def test_data(tmp_path: Path, catalog: Catalog, kms: dict[str, str], engine: LocalEngine) -> None:
+    table = filled(catalog)
+    before, entries, old = keys(table), lineage(table), table.current_snapshot()
+    next_row_id, totals = raw_metadata(table)["next-row-id"], dict(old.summary.additional_properties)
+    result = rekey(table, what="data", engine=engine)
+    result.raise_for_failures()
+    assert result.counts["ok"] == 4
+    after = keys(table)
+    assert not before.keys() & after.keys()
+    assert not set(before.values()) & set(after.values())
+    assert lineage(table) == entries
+    assert raw_metadata(table)["next-row-id"] == next_row_id
+    expected = [i for i in range(30) if i not in (3, 14)]
+    assert ids(table) == ids(table, snapshot_id=old.snapshot_id) == expected
+    now = dict(table.current_snapshot().summary.additional_properties)
+    for name in ("total-records", "total-data-files", "total-delete-files", "total-position-deletes"):
+        assert now.get(name) == totals.get(name), name
+    vectors = [one for one in live(table) if one.format == "PUFFIN"]
+    data = {one.path for one in live(table) if one.content == 0}
+    assert {one.referenced_data_file for one in vectors} <= data
+    with table.io.open_known(vectors[0]) as file:
+        named = {blob.properties["referenced-data-file"] for blob in read_puffin(file.read()).blobs}
+    assert named <= data
+    assert not list(tmp_path.rglob("*.plan"))
+    expire(table)
+    assert ids(table) == expected
+    assert ids(open_table(table.metadata_location, kms=kms)) == expected
+    delete(table, "id = 4")
+    assert ids(table) == [i for i in expected if i != 4]
+
+
+def test_nothing_to_do(catalog: Catalog) -> None:
+    table = new_table(catalog)
+    location = table.metadata_location
+    assert rekey(table).rows == rekey(table, what="data", engine=HERE).rows == []
+    assert table.metadata_location == location
+    with pytest.raises(ValueError, match="'manifests' or 'data'"):
+        rekey(table, what="files")
+
+
+def test_plaintext_tables_are_refused(catalog: Catalog) -> None:
+    table = catalog.create_table("ns.plain", schema=rows(0, 1).schema)
+    with pytest.raises(PolicyError, match="encrypt"):
+        rekey(table)
