@@ -125,10 +125,12 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     add_stream(groups)
     if argv[:1] not in (["stream"], ["parquet"]):
         from ags_fast.cli.dataset import add_datasets
+        from ags_fast.cli.iceberg import add_iceberg
         from ags_fast.cli.keys import add_keys
 
         add_keys(groups)
         add_datasets(groups)
+        add_iceberg(groups)
     if argv[:1] != ["stream"]:
         from ags_fast.cli.parquet import add_parquet
 

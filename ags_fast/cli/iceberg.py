@@ -1,0 +1,306 @@
+"""``ags-fast iceberg verify|rotate|rekey|expire|encrypt|files``: encrypted Iceberg tables."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.cli.codes import ConfigurationError
+from ags_fast.cli.job import ENGINE, engine, result
+from ags_fast.cli.kms import checked, kms_group, kms_properties
+from ags_fast.cli.options import (
+    DRY_RUN,
+    JSON,
+    Command,
+    FilledPairs,
+    OneOf,
+    add_commands,
+    days,
+    option,
+    positive,
+    switch,
+    values,
+)
+from ags_fast.cli.text import count, fields, flat, table, wrapped
+from ags_fast.errors import ConcurrentChangeError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from pyiceberg.table import Table
+
+SHOWN = 50  # rows, for people
+NEEDED = "pip install 'ags_fast[iceberg]'"
+LOCATIONS = (".metadata.json", ".metadata.json.gz")
+
+
+def add_iceberg(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``ags-fast iceberg``."""
+    iceberg = groups.add_parser("iceberg", help="encrypted Iceberg tables", allow_abbrev=False)
+    operations = iceberg.add_subparsers(required=True, dest="operation", metavar="OPERATION")
+    add_commands(operations, COMMANDS, text=iceberg_text)
+
+
+# ---------------------------------------------------------------------------------------------------------- the table
+
+
+def _library() -> ModuleType:
+    """Return ags_fast.iceberg. ConfigurationError if PyIceberg is not installed."""
+    try:
+        import pyiceberg.table  # noqa: F401
+
+        import ags_fast.iceberg
+    except ImportError as error:
+        raise ConfigurationError(f"Iceberg tables need PyIceberg, which does not load ({error}): {NEEDED}") from None
+    return ags_fast.iceberg
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Raise errors of catalogs as errors that a command ends with."""
+    from pyiceberg import exceptions
+
+    try:
+        yield
+    except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError, exceptions.NoSuchIdentifierError) as error:
+        raise FileNotFoundError(f"the catalog does not know the table: {error}") from None
+    except (exceptions.UnauthorizedError, exceptions.ForbiddenError) as error:
+        raise PermissionError(f"the catalog refuses: {error}") from None
+    except exceptions.NotInstalledError as error:
+        raise ConfigurationError(f"the catalog needs a module that is not installed: {error}") from None
+    except (exceptions.CommitFailedException, exceptions.WaitingForLockException) as error:
+        raise ConcurrentChangeError(f"the catalog refused the commit, and nothing has changed: {error}") from None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("pyiceberg", "sqlalchemy", "thrift"):
+            raise
+        text = (str(error).strip() or "no reason given").splitlines()[0]
+        raise OSError(f"the catalog fails: {type(error).__name__}: {text}") from None
+
+
+def _table(args: argparse.Namespace, *, reads: bool = False) -> Table:
+    """Return the table of the command. reads: it may be named by the location of its metadata."""
+    library, properties = _library(), checked(kms_properties(args))
+    with _explained():
+        if args.file.endswith(LOCATIONS) and "/" in args.file:
+            if not reads:
+                args.usage(f"{args.operation} commits to a catalog: name the table as the catalog knows it")
+            if args.catalog is not None:
+                args.usage("--catalog does not go with the location of metadata")
+            if not properties:
+                args.usage("say which KMS: --keystore PATH, or --kms NAME=VALUE for each of its properties")
+            opened: Table = library.open_table(args.file, kms=properties, **args.property)
+            return opened
+        try:
+            catalog = library.load_catalog(args.catalog, kms=properties or None, **args.property)
+        except (ValueError, ImportError) as error:
+            raise ConfigurationError(f"the catalog cannot be loaded: {error}") from None
+        loaded: Table = catalog.load_table(args.file)
+        return loaded
+
+
+def _run(args: argparse.Namespace, name: str, loaded: Table, **options: Any) -> dict[str, Any]:
+    """Run a function of ags_fast.iceberg on the table, and return its result as commands show it."""
+    function = getattr(_library(), name, None)
+    if function is None:
+        raise ConfigurationError(f"this version of ags_fast has no ags_fast.iceberg.{name}")
+    with _explained():
+        done = result(function(loaded, **options))
+    del done["dataset"], done["version"], done["pin"]  # of datasets
+    return {"operation": done.pop("operation"), "table": args.file, **done}
+
+
+# ---------------------------------------------------------------------------------------------------------- operations
+
+
+def _verify(args: argparse.Namespace) -> dict[str, Any]:
+    chosen = args.snapshots or ("current" if args.current else "all")
+    loaded = _table(args, reads=True)
+    return _run(args, "verify", loaded, snapshots=chosen, statistics=args.statistics, orphans=args.orphans)
+
+
+def _rotate(args: argparse.Namespace) -> dict[str, Any]:
+    new_kms = checked(kms_properties(args, new=True)) or None
+    return _run(args, "rotate", _table(args), new_kms=new_kms, **values(args, ROTATE))
+
+
+def _rekey(args: argparse.Namespace) -> dict[str, Any]:
+    return _run(args, "rekey", _table(args), engine=engine(args), **values(args, REKEY))
+
+
+def _expire(args: argparse.Namespace) -> dict[str, Any]:
+    return _run(args, "expire", _table(args), **values(args, EXPIRE))
+
+
+def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
+    return _run(args, "encrypt", _table(args), engine=engine(args), **values(args, ENCRYPT))
+
+
+def _files(args: argparse.Namespace) -> dict[str, Any]:
+    loaded = _table(args, reads=True)
+    with _explained():
+        found = [
+            {
+                "path": one.path,
+                "kind": one.kind,
+                "format": one.format,
+                "length": one.length,
+                "record_count": one.record_count,
+                "encrypted": one.key_metadata is not None,
+            }
+            for one in _library().files(loaded, snapshot_id=args.snapshot)
+        ]
+    return {"operation": args.operation, "table": args.file, "files": found}
+
+
+# ------------------------------------------------------------------------------------------------------------- as text
+
+
+def iceberg_text(found: dict[str, Any]) -> str:
+    """Return the plain fields, then a table of files or of rows, and why rows failed."""
+    plain = flat(found)
+    plain.pop("exit_code", None)
+    lines = fields(plain)
+    if "files" in found:
+        rows = [
+            (
+                f"{one['length']:,}",
+                f"{one['record_count']:,}",
+                one["kind"],
+                one["format"] if one["encrypted"] else f"{one['format']}, plaintext",
+                one["path"],
+            )
+            for one in found["files"]
+        ]
+        lines += ["", *table(("bytes", "rows", "kind", "format", "path"), rows, (True, True, False, False, False))]
+        return "\n".join(lines)
+    shown = [row for row in found.get("rows", ()) if found["operation"] != "verify" or row["status"] != "ok"]
+    if shown:
+        cells = [(row["status"], row["format"] or "", row["src"]) for row in shown[:SHOWN]]
+        lines += ["", *table(("status", "kind", "name"), cells, (False, False, False))]
+    if len(shown) > SHOWN:
+        lines.append(f"and {count(len(shown) - SHOWN, 'more row')}: --json shows all")
+    for row in shown[:SHOWN]:
+        if row["error_class"]:
+            lines += ["", *wrapped(f"{row['src']}: {row['error_class']}: {row['error']}", 2)]
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+CATALOGED = (
+    option("file", metavar="TABLE", help="the table in the catalog, such as sales.orders"),
+    kms_group(),
+    option(
+        "--catalog", metavar="NAME", help="a catalog in PyIceberg's configuration (.pyiceberg.yaml); or its default"
+    ),
+    option(
+        "--property",
+        metavar="NAME=VALUE",
+        action=FilledPairs,
+        help="a property of the catalog, over those of the configuration, such as type=sql; may be repeated",
+    ),
+    JSON,
+)
+READ = (
+    CATALOGED[0].but(help="the table in the catalog, such as sales.orders, or the location of a .metadata.json"),
+    *CATALOGED[1:],
+)
+WRAPPING_KEY_ID = option("--wrapping-key-id", metavar="ID", help="the master key to use from now on")
+ROTATE = (
+    option(
+        "--what",
+        choices=("kek", "mek"),
+        default="kek",
+        help="kek, the default: a new KEK wraps the keys of all manifest lists; mek: the current version of the master "
+        "key wraps the KEKs",
+    ),
+    WRAPPING_KEY_ID,
+    switch("--keep-old", "leave the old KEKs in the table, for writers of other engines that have begun"),
+)
+REKEY = (
+    option(
+        "--what",
+        choices=("manifests", "data"),
+        default="manifests",
+        help="manifests, the default: new keys for manifests and their list; data: for data and delete files, too",
+    ),
+)
+EXPIRE = (
+    option("--keep", type=positive, default=1, metavar="N", help="how many snapshots of each branch stay; default 1"),
+    option("--older-than", type=days, metavar="DAYS", help="only snapshots and metadata files that are older"),
+    DRY_RUN.but(help="show what would be removed, and change nothing"),
+)
+ENCRYPT = (
+    WRAPPING_KEY_ID.but(required=True, help="the master key in the KMS"),
+    option(
+        "--data-key-length",
+        type=int,
+        choices=(16, 24, 32),
+        default=16,
+        metavar="BYTES",
+        help="of new keys: 16, 24 or 32; default 16",
+    ),
+)
+COMMANDS = (
+    Command(
+        "verify",
+        _verify,
+        (
+            *READ,
+            OneOf(
+                (
+                    option(
+                        "--snapshot",
+                        type=int,
+                        action="append",
+                        dest="snapshots",
+                        metavar="ID",
+                        help="only the files of this snapshot; may be repeated; default: of all",
+                    ),
+                    switch("--current", "only the files of the current snapshot"),
+                )
+            ),
+            option(
+                "--statistics",
+                choices=("refuse", "allow"),
+                default="refuse",
+                help="whether statistics files, which are in plaintext, fail; default refuse",
+            ),
+            switch("--orphans", "also list the files below the table's location that nothing names"),
+        ),
+        "Check every tag of every file of TABLE, the lengths of files, and that nothing is in plaintext.",
+    ),
+    Command(
+        "rotate",
+        _rotate,
+        (*CATALOGED, *ROTATE, kms_group(new=True)),
+        "Replace the keys above the data keys of TABLE. This writes one metadata file, no snapshot and no data.",
+    ),
+    Command(
+        "rekey",
+        _rekey,
+        (*CATALOGED, *ENGINE, *REKEY),
+        "Write files of TABLE under new keys, in a new snapshot. Row ids stay.",
+    ),
+    Command(
+        "expire",
+        _expire,
+        (*CATALOGED, *EXPIRE),
+        "Remove old snapshots of TABLE, and then the keys and files that only they needed. This is final.",
+    ),
+    Command(
+        "encrypt",
+        _encrypt,
+        (*CATALOGED, *ENGINE, *ENCRYPT),
+        "Make TABLE, which is in plaintext, an encrypted one, in a new snapshot. Older snapshots stay in plaintext "
+        "until they expire.",
+    ),
+    Command(
+        "files",
+        _files,
+        (*READ, option("--snapshot", type=int, metavar="ID", help="a snapshot's id; default: the current one")),
+        "List the files of a snapshot of TABLE, for another engine. Keys are never shown.",
+    ),
+)

@@ -1,0 +1,188 @@
+"""The ags-fast commands for Iceberg tables, as a shell runs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import flip
+
+pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
+
+from iceberg_tables import SCHEMA, ids, new_table, rows, sql_catalog
+
+from ags_fast import cli
+from ags_fast.iceberg import delete, files
+from ags_fast.keys import clear_cache
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyiceberg.table import Table
+
+KMS = ["--keystore", "keystore", "--key-file", "key"]
+PROPERTIES = {"encryption.kms-type": "local", "kms.local.path": "keystore", "kms.local.key-file": "key"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The current directory: a keystore with the master keys of tables."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["keys", "init", "keystore", "--key-file", "key"]) == 0
+    for name in ("master", "other"):
+        assert cli.main(["keys", "create", "keystore", name, "--key-file", "key"]) == 0
+    capsys.readouterr()
+    clear_cache()
+    return tmp_path
+
+
+@pytest.fixture
+def table(folder: Path) -> Table:
+    made = new_table(sql_catalog(folder, PROPERTIES))
+    made.append(rows(0, 10))
+    made.append(rows(10, 20))
+    delete(made, "id = 3")
+    return made
+
+
+def catalog_options(folder: Path) -> list[str]:
+    given = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/wh"}
+    options = [word for name, value in given.items() for word in ("--property", f"{name}={value}")]
+    return ["--catalog", "tests", *options]
+
+
+def run(folder: Path, operation: str, *arguments: str, name: str = "ns.t") -> int:
+    return cli.main(["iceberg", operation, name, *catalog_options(folder), *KMS, *arguments])
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_verify(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "verify", "--json", "--orphans") == 0
+    found = shown(capsys)
+    assert (found["operation"], found["table"], found["failed"], found["skipped"]) == ("verify", "ns.t", 0, 0)
+    assert found["ok"] == len(found["rows"]) == 10
+    assert run(folder, "verify", "--current") == 0
+    text = capsys.readouterr().out
+    assert "failed" in text
+    assert "metadata.json" not in text  # rows that are well are not shown
+    first = str(table.metadata.snapshots[0].snapshot_id)
+    assert run(folder, "verify", "--snapshot", first, "--json") == 0
+    assert shown(capsys)["ok"] == 4
+    assert run(folder, "verify", "--snapshot", "7") == 2
+
+
+def test_verify_of_a_changed_file(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    (path, *_) = [one.path.removeprefix("file://") for one in files(table) if one.kind == "data"]
+    with open(path, "rb") as file:
+        data = file.read()
+    with open(path, "wb") as file:
+        file.write(flip(data, 800))
+    assert run(folder, "verify") == 3
+    out = capsys.readouterr().out
+    assert "IntegrityError" in out
+    assert path in out
+
+
+def test_files(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [one.key_metadata.encryption_key for one in files(table) if one.key_metadata is not None]
+    assert run(folder, "files", "--json") == 0
+    out = capsys.readouterr().out
+    found = json.loads(out)["files"]
+    assert {one["kind"] for one in found} == {"manifest-list", "manifest", "data", "deletion-vector"}
+    assert all(one["encrypted"] for one in found)
+    assert run(folder, "files") == 0
+    text = capsys.readouterr().out
+    assert "deletion-vector" in text
+    for key in keys:
+        assert key.hex() not in out + text
+        assert str(key) not in out + text
+    first = str(table.metadata.snapshots[0].snapshot_id)
+    assert run(folder, "files", "--snapshot", first, "--json") == 0
+    assert len(shown(capsys)["files"]) == 3
+
+
+def test_a_table_by_the_location_of_its_metadata(
+    folder: Path, table: Table, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["iceberg", "verify", table.metadata_location, *KMS, "--json"]) == 0
+    assert shown(capsys)["ok"] == 10
+    assert cli.main(["iceberg", "files", table.metadata_location, *KMS, "--json"]) == 0
+    capsys.readouterr()
+    for arguments in (["expire"], ["verify", "--catalog", "x"]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["iceberg", arguments[0], table.metadata_location, *KMS, *arguments[1:]])
+        assert caught.value.code == 2
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["iceberg", "verify", table.metadata_location])
+    assert caught.value.code == 2
+    assert cli.main(["iceberg", "verify", table.metadata_location.replace("/metadata/", "/metadata/x"), *KMS]) == 5
+
+
+def test_rotate_and_expire(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "rotate", "--json") == 0
+    assert shown(capsys)["ok"] > 0
+    assert run(folder, "rotate", "--what", "mek", "--wrapping-key-id", "other") == 0
+    assert "kek" in capsys.readouterr().out
+    assert run(folder, "expire", "--dry-run", "--json") == 0
+    planned = shown(capsys)
+    assert planned["planned"] > 0
+    table.refresh()
+    assert table.properties["encryption.key-id"] == "other"
+    assert len(table.metadata.snapshots) == 3
+    assert run(folder, "expire", "--keep", "1", "--older-than", "0") == 0
+    table.refresh()
+    assert len(table.metadata.snapshots) == 1
+    assert ids(table) == [i for i in range(20) if i != 3]
+    capsys.readouterr()
+    assert run(folder, "verify", "--orphans", "--json") == 0
+    assert shown(capsys)["skipped"] == 0
+
+
+def test_a_catalog_of_the_configuration(
+    folder: Path, table: Table, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYICEBERG_HOME", str(folder))
+    (folder / ".pyiceberg.yaml").write_text(
+        "catalog:\n  tests:\n    type: sql\n"
+        f"    uri: sqlite:///{folder}/catalog.db\n    warehouse: file://{folder}/wh\n"
+        "    encryption.kms-type: local\n    kms.local.path: keystore\n    kms.local.key-file: key\n"
+    )
+    assert cli.main(["iceberg", "verify", "ns.t", "--catalog", "tests", "--json"]) == 0
+    assert shown(capsys)["ok"] == 10
+    assert cli.main(["iceberg", "verify", "ns.t", "--catalog", "else", "--json"]) == 6
+    assert shown(capsys)["error_class"] == "ConfigurationError"
+
+
+@pytest.mark.parametrize("operation", ["verify", "rotate", "expire", "files"])
+def test_exit_codes(folder: Path, operation: str, capsys: pytest.CaptureFixture[str]) -> None:
+    catalog = sql_catalog(folder, PROPERTIES)
+    catalog.create_table("ns.plain", schema=SCHEMA).append(rows(0, 3))
+    assert run(folder, operation, name="ns.none") == 5
+    assert "ns.none" in capsys.readouterr().err
+    assert run(folder, operation, name="ns.plain") == 1
+    assert "plaintext" in capsys.readouterr().err
+
+
+def test_another_keystore(folder: Path, table: Table) -> None:
+    assert cli.main(["keys", "init", "empty", "--key-file", "key"]) == 0
+    clear_cache()
+    options = ["--keystore", "empty", "--key-file", "key"]
+    assert cli.main(["iceberg", "verify", "ns.t", *catalog_options(folder), *options]) == 4
+    assert cli.main(["iceberg", "files", "ns.t", *catalog_options(folder), *options]) == 4
+
+
+@pytest.mark.parametrize("operation", ["verify", "rotate", "expire", "files"])
+def test_without_pyiceberg(
+    folder: Path, operation: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyiceberg", None)
+    assert run(folder, operation, "--json") == 6
+    captured = capsys.readouterr()
+    assert "pip install 'ags_fast[iceberg]'" in captured.err
+    assert json.loads(captured.out)["error_class"] == "ConfigurationError"
