@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pyiceberg.catalog import Catalog, MetastoreCatalog, delete_files
 from pyiceberg.table import TableProperties
 from pyiceberg.table.update import AssertCreate, RemovePropertiesUpdate, SetPropertiesUpdate, UpgradeFormatVersionUpdate
+from pyiceberg.utils.config import Config
 
 from ags_fast.errors import IntegrityError, PolicyError
 from ags_fast.iceberg import metadata, policy
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IO_IMPL", "LOCATION", "EncryptedCatalog", "check_commit", "check_stored", "set_stored"]
 
-IO_IMPL = "ags_fast.iceberg.FileIO"
+IO_IMPL, CATALOG_IMPL = "ags_fast.iceberg.FileIO", "py-catalog-impl"
 
 
 class EncryptedCatalog(Catalog):
@@ -44,11 +45,14 @@ class EncryptedCatalog(Catalog):
     """
 
     def __init__(self, name: str, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any) -> None:
+        if properties.pop(CATALOG_IMPL, None) is not None:
+            # PyIceberg's load_catalog has chosen this class, and passes nothing of its configuration.
+            properties = {**(Config().get_catalog_config(name) or {}), **properties}
+            properties.pop(CATALOG_IMPL, None)
         chosen = properties.pop("py-io-impl", None)
         self._session = Session(
             kms if kms is not None else kms_properties(properties), io_impl=None if chosen == IO_IMPL else chosen
         )
-        properties.pop("py-catalog-impl", None)
         super().__init__(name, **{**properties, "py-io-impl": IO_IMPL, SESSION: self._session.token})
 
     def __reduce__(self) -> NoReturn:

@@ -69,7 +69,7 @@ def load_catalog(
         name: A catalog in PyIceberg's configuration; None is its default.
         kms: A KMS client or its properties (see `ags_fast.load_kms`); None takes them from the catalog's properties.
         **properties: The catalog's properties, over those of the configuration. ``type`` is sql, rest, hive, glue or
-            dynamodb.
+            dynamodb, or ``py-catalog-impl`` is the class, such as ``ags_fast.iceberg.SqlCatalog``.
 
     Raises:
         ValueError: The type of the catalog is missing or unknown.
@@ -78,12 +78,22 @@ def load_catalog(
     config = Config()
     name = name or config.get_default_catalog_name()
     conf: Properties = {**(config.get_catalog_config(name) or {}), **properties}
-    kind = conf.get("type") or _kind(conf)
+    kind = _kind_by_class(conf.pop("py-catalog-impl", None)) or conf.get("type") or _kind(conf)
     if kind not in CATALOGS:
         raise ValueError(f"type={kind!r}: give type= as one of {', '.join(CATALOGS)}")
     module, class_name = CATALOGS[kind]
     catalog = getattr(importlib.import_module(f"ags_fast.iceberg.{module}"), class_name)
     return catalog(name, kms=kms, **conf)  # type: ignore[no-any-return]
+
+
+def _kind_by_class(catalog_impl: Any) -> str | None:
+    """Return the type of the catalog of one of our classes; None if there is no class."""
+    if catalog_impl is None:
+        return None
+    found = {f"ags_fast.iceberg.{class_name}": kind for kind, (_, class_name) in CATALOGS.items()}
+    if catalog_impl not in found:
+        raise ValueError(f"py-catalog-impl={catalog_impl!r}: give one of {', '.join(found)}")
+    return found[catalog_impl]
 
 
 def _kind(conf: Properties) -> str | None:
