@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
@@ -45,8 +44,8 @@ class JobContext:
 
     @property
     def work(self) -> Runner:
-        """The module that does the tasks."""
-        return runner(self.runner)
+        """The module that does the tasks. A worker imports it when it has its first task."""
+        return cast("Runner", import_module(self.runner))
 
     @property
     def stores(self) -> tuple[Store | None, ...]:
@@ -62,9 +61,3 @@ class Runner(Protocol):
 
     def failed_row(self, context: Any, task: Any, attempt: int, error_class: str, error: str) -> Row:
         """Return the row of a task that failed."""
-
-
-@functools.cache
-def runner(module: str) -> Runner:
-    """Return the module of this name, which a worker imports when it has its first task."""
-    return cast("Runner", import_module(module))
