@@ -258,7 +258,6 @@ class Judge:
             "hive.metastore.schema.verification": "false",
             "hive.metastore.warehouse.dir": str(self.warehouse),
             "hive.metastore.uris": "",
-            "iceberg.engine.hive.lock-enabled": "false",  # needs tables that only Hive's schema tool makes
         }
         names = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hive"}
         names |= {f".{name}": value for name, value in catalog.items()}

@@ -60,6 +60,8 @@ private class Judge(settings: JsonNode) {
 
   private val conf: Configuration = spark.sparkContext.hadoopConfiguration
 
+  TxnDbUtil.prepDb(new HiveConf(conf, classOf[Judge])) // the tables of locks, which commits take
+
   private val catalog: Catalog = {
     val properties = settings.required("catalog").properties.asScala.map(one => one.getKey -> one.getValue.asText).toMap
     CatalogUtil.loadCatalog("org.apache.iceberg.hive.HiveCatalog", "hive", properties.asJava, conf)
@@ -111,7 +113,6 @@ private class Judge(settings: JsonNode) {
     val port = socket.getLocalPort
     socket.close()
     val hive = new HiveConf(conf, classOf[Judge])
-    TxnDbUtil.prepDb(hive) // the tables of locks, which PyIceberg's commits take
     val bridge = ShimLoader.getHadoopThriftAuthBridge
     val serve = new Thread(() => HiveMetaStore.startMetaStore(port, bridge, hive))
     serve.setDaemon(true)
