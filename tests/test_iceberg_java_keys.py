@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,7 @@ from iceberg_tables import KEY_ID, sql_catalog
 from kms_clients import keystore
 from parquet_peers import java
 
-from ags_fast.iceberg import delete, expire, rotate
+from ags_fast.iceberg import delete, expire, load_catalog, rotate
 from ags_fast.iceberg.commit import raw_metadata
 from ags_fast.iceberg.puffin import DeletionVector, decode_vector, read_puffin, write_vectors
 from ags_fast.keys import clear_cache
@@ -262,3 +263,37 @@ def test_java_expires_too(tmp_path: Path, judge: Judge) -> None:
     assert len(left) == 2 < keys
     judge.register(name, again.metadata_location)
     assert java_ids(judge, name) == list(range(30))
+
+
+@pytest.mark.parametrize("master", [None, "third"])
+@pytest.mark.parametrize("what", ["kek", "mek"])
+def test_in_one_metastore(judge: Judge, what: str, master: str | None) -> None:
+    """Java and we take turns in one Hive catalog: nothing is registered, and Java checks the hash of the metadata."""
+    pytest.importorskip("thrift")
+    name = judge.name()
+    judge.create(name, "id BIGINT, name STRING")
+    judge.append(name, [(i, "java") for i in range(10)])
+    catalog = load_catalog("hive", type="hive", uri=judge.hive_uri, kms=judge.kms)
+    table = catalog.load_table(name)
+    delete(table, "id = 3")
+    rotate(table, what=what, wrapping_key_id=master)
+    assert java_ids(judge, name) == [i for i in range(10) if i != 3]
+    judge.append(name, [(100, "java")])
+    table = catalog.load_table(name)
+    assert table.properties[KEY_ID] == (master or MASTER)
+    rotate(table, keep_old=True)
+    result = expire(table)
+    assert result.failed == []
+    assert {row.format for row in result.rows} >= {"snapshot", "manifest-list", "metadata", "kek"}
+    judge.append(name, [(101, "java")])
+    expected = [*(i for i in range(10) if i != 3), 100, 101]
+    assert java_ids(judge, name) == expected
+    clear_cache()
+    assert python_ids(catalog.load_table(name)) == expected
+    again = expire(catalog.load_table(name), keep=9)
+    # Two files, and the log's entry of what the first expiry has deleted.
+    assert Counter((row.format, row.status) for row in again.rows) == {
+        ("metadata", "ok"): 2,
+        ("metadata", "skipped"): 1,
+    }
+    assert java_ids(judge, name) == expected
