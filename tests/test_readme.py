@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 if not README.exists():
     pytest.skip("there is no README beside an installed package", allow_module_level=True)
-EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+EXAMPLES, ICEBERG_EXAMPLES = (
+    re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in (README, ROOT / "docs" / "iceberg.md")
+)
 
 
 def orders(folder):
@@ -21,8 +23,10 @@ def orders(folder):
     (folder / "orders" / "2026" / "01.csv").write_bytes(b"id,name\n1,Ada\n")
 
 
-@pytest.mark.parametrize("example", [text for text in EXAMPLES if "spark" not in text])
+@pytest.mark.parametrize("example", [text for text in EXAMPLES + ICEBERG_EXAMPLES if "spark" not in text])
 def test_example(example, tmp_path, monkeypatch):
+    if "iceberg" in example:
+        pytest.importorskip("pyiceberg")
     if "avro" in example:
         pytest.importorskip("fastavro")
     if "jobs" in example or "Dataset" in example:
