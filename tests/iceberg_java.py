@@ -36,6 +36,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from datasets import MASTER, MASTERS, make_kms
 from parquet_peers import HERE, cached, cannot, java, run
 
@@ -83,7 +84,7 @@ def _fetched(name: str, lock: str) -> Path:
     """A folder that .ci/iceberg-java fetched, by the file that pins what is in it."""
     pinned = HERE.parent / ".ci" / lock
     if not pinned.exists():
-        cannot(f"needs .ci/{lock}, which is in the source tree")
+        pytest.skip(f"needs .ci/{lock}, which is in the source tree")
     folder = CACHE / f"{name}-{hashlib.sha256(pinned.read_bytes()).hexdigest()[:16]}"
     if not folder.is_dir():
         cannot("needs Iceberg's Java: make iceberg-java")
