@@ -15,11 +15,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
-from ags_fast.iceberg import delete, files, open_table
+from ags_fast.iceberg import delete, files, open_table, rekey
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.reading import open_whole, read_list, read_manifest
+from ags_fast.jobs import LocalEngine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -209,11 +210,18 @@ def test_what_is_written_is_encrypted(tmp_path: Path, catalog: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [ConnectionError("after the commit"), KeyboardInterrupt()])
-def test_an_error_after_the_commit_loses_nothing(catalog: Any, error: BaseException) -> None:
+@pytest.mark.parametrize("action", ["delete", "manifests", "data"])
+def test_an_error_after_the_commit_loses_nothing(catalog: Any, action: str, error: BaseException) -> None:
     """The snapshot is there, so its files must be."""
     table = new_table(catalog)
     table.append(rows(0, 10))
     commit = catalog.commit_table
+
+    def act(table: Any) -> None:
+        if action == "delete":
+            delete(table, "id = 3")
+        else:
+            rekey(table, what=action, engine=LocalEngine(0))
 
     def commit_and_fail(*args: Any) -> Any:
         commit(*args)
@@ -222,5 +230,7 @@ def test_an_error_after_the_commit_loses_nothing(catalog: Any, error: BaseExcept
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalog, "commit_table", commit_and_fail)
         with pytest.raises(type(error)):
-            delete(table, "id = 3")
-    assert ids(catalog.load_table("ns.t")) == [i for i in range(10) if i != 3]
+            act(table)
+    table = catalog.load_table("ns.t")
+    assert len(table.metadata.snapshots) == 2
+    assert ids(table) == [i for i in range(10) if i != 3 or action != "delete"]

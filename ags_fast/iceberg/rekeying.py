@@ -132,7 +132,7 @@ def _rekey_manifests(table: Table) -> JobResult:
         edit(table, change)
     except BaseException:
         for writer in writers:
-            writer.clean()
+            writer.abandon()
         raise
     return _result(table, new_job_id(), rows)
 

@@ -99,6 +99,8 @@ class Writer:
         raw: The metadata that are changed.
     """
 
+    _handed_over = False  # whether the catalog may have had metadata that name what is written
+
     def __init__(self, io: FileIO, raw: Raw) -> None:
         self._io, self._raw = io, raw
         self._written: list[str] = []
@@ -128,10 +130,17 @@ class Writer:
         """Write the manifest list of a snapshot, and return metadata with that snapshot as the newest."""
         plain, added_rows = rewriting.list_bytes(listed, records, snapshot)
         written = self.write(self.location(f"snap-{snapshot['snapshot-id']}-0-{uuid.uuid4()}.avro"), plain)
-        return with_snapshot(self._raw, snapshot, written, added_rows, self._io.session.kms, branch=BRANCH)
+        made = with_snapshot(self._raw, snapshot, written, added_rows, self._io.session.kms, branch=BRANCH)
+        self._handed_over = True
+        return made
+
+    def abandon(self) -> None:
+        """After an error, delete what was written, unless the catalog may have made the commit all the same."""
+        if not self._handed_over:
+            self.clean()
 
     def clean(self) -> None:
-        """Delete what was written."""
+        """Delete what was written: the metadata that name it were not committed."""
         while self._written:
             path = self._written.pop()
             self._io.session.forget(path)

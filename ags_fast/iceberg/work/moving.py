@@ -212,7 +212,7 @@ def move_files(
             attempt.clean()
             continue
         except BaseException:
-            attempt.clean()
+            attempt.abandon()
             raise
         mover.end()
         return made
@@ -232,6 +232,11 @@ class _Attempt:
         head: Any = read_head(self._mover.io, raw)
         self._writer = Writer(self._mover.io, raw)
         return self._change(raw, head, self._writer)
+
+    def abandon(self) -> None:
+        """After an error, delete what was written, unless the catalog may have made the commit all the same."""
+        if self._writer is not None:
+            self._writer.abandon()
 
     def clean(self) -> None:
         """Delete what was written for metadata that were not committed."""
