@@ -125,6 +125,33 @@ def test_partitions_and_evolved_schemas(catalog: Any) -> None:
     assert left == [0, 0, 1, 1, 2, 2, 4, 4, 5, 5, 8]
 
 
+def test_a_column_that_was_renamed_since(catalog: Any) -> None:
+    table = new_table(catalog)
+    table.append(rows(0, 5))
+    with table.update_schema() as update:
+        update.rename_column("id", "Number")
+    assert delete(table, "number < 2", case_sensitive=False).rows == 2
+    with pytest.raises(ValueError, match="number"):
+        delete(table, "number < 2")
+    assert table.scan().to_arrow()["Number"].to_pylist() == [2, 3, 4]
+
+
+def test_the_method_of_tables(catalog: Any) -> None:
+    """As PyIceberg has it, but rows that stay keep their ids, unless the table's property asks for new files."""
+    table = new_table(catalog)
+    table.append(rows(0, 10))
+    before = data(table)
+    table.delete("id < 3", snapshot_properties={"who": "test"})
+    assert table.current_snapshot().summary["who"] == "test"
+    with pytest.warns(UserWarning, match="did not match"):
+        table.delete("id < 3")
+    assert data(table) == before
+    table.transaction().set_properties({"write.delete.mode": "copy-on-write"}).commit_transaction()
+    table.delete("id < 4")
+    assert data(table).keys().isdisjoint(before)
+    assert ids(table) == list(range(4, 10))
+
+
 def test_null_rows_stay(catalog: Any) -> None:
     import pyarrow as pa
 

@@ -74,6 +74,7 @@ def delete(
     *,
     branch: str = "main",
     snapshot_properties: Mapping[str, str] | None = None,
+    case_sensitive: bool = True,
 ) -> Deleted:
     """Delete the rows that match a filter, and leave the files of the others as they are.
 
@@ -85,6 +86,7 @@ def delete(
         row_filter: As for ``scan``.
         branch: The branch to commit to.
         snapshot_properties: More entries of the snapshot's summary.
+        case_sensitive: Whether the filter names columns with their case.
 
     Returns:
         How many rows and files went.
@@ -103,7 +105,7 @@ def delete(
         head = head_of(raw, branch)
         if head is None:
             return Deleted()
-        found = _matches(table, expression, head["snapshot-id"])
+        found = _matches(table, expression, branch, case_sensitive)
         if not found:
             return Deleted()
         work = _Delete(table_io(table), head["snapshot-id"], branch, found, dict(snapshot_properties or {}))
@@ -120,10 +122,12 @@ def delete(
     raise ConcurrentChangeError(f"other commits to {branch} came first, {ATTEMPTS} times in a row: try again")
 
 
-def _matches(table: Table, expression: BooleanExpression, snapshot_id: int) -> dict[str, DeletionVector]:
+def _matches(
+    table: Table, expression: BooleanExpression, branch: str, case_sensitive: bool
+) -> dict[str, DeletionVector]:
     """Return the positions of the rows that match, by data file, deleted rows included."""
     metadata, schema = table.metadata, table.schema()
-    bound = bind(schema, expression, case_sensitive=True)
+    bound = bind(schema, expression, case_sensitive=case_sensitive)
     ids = extract_field_ids(bound)
     if not ids:  # the filter is true for all rows, or for none
         wanted: Any = schema
@@ -131,7 +135,10 @@ def _matches(table: Table, expression: BooleanExpression, snapshot_id: int) -> d
         wanted = prune_columns(schema, ids, select_full_types=True)
     scan = ArrowScan(metadata, table.io, wanted, AlwaysTrue())
     found = {}
-    for task in table.scan(row_filter=expression, snapshot_id=snapshot_id).plan_files():
+    planned = table.scan(row_filter=expression, case_sensitive=case_sensitive)
+    if branch != "main":  # a scan of a snapshot has the columns of that time
+        planned = planned.use_ref(branch)
+    for task in planned.plan_files():
         rows = scan.to_table([FileScanTask(task.file)])
         if len(rows) != task.file.record_count:
             raise FormatError(f"{task.file.file_path} has {len(rows)} rows, its entry says {task.file.record_count}")

@@ -1,4 +1,4 @@
-"""The tables that catalogs return: PyIceberg's own, without the methods that hand files to readers of other libraries.
+"""The tables that catalogs return: PyIceberg's own, but for deletes, and for methods that hand files to other readers.
 
 Such a reader gets the location of the metadata, or paths of data files, and opens them by itself: it would find
 ciphertext. Tables in plaintext keep these methods.
@@ -6,17 +6,25 @@ ciphertext. Tables in plaintext keep these methods.
 
 from __future__ import annotations
 
+import warnings
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pyiceberg.table import StaticTable, Table
+from pyiceberg.table import ALWAYS_TRUE, StaticTable, Table, TableProperties
 
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import policy
+from ags_fast.iceberg.deletes import delete
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import DataScan
 
 __all__ = ["CatalogTable", "FileTable", "handle"]
+
+COPY_ON_WRITE = "copy-on-write"
 
 
 class _Handle(Table):
@@ -66,6 +74,32 @@ class _Handle(Table):
 
 class CatalogTable(_Handle):
     """A table of a catalog."""
+
+    def delete(
+        self,
+        delete_filter: BooleanExpression | str = ALWAYS_TRUE,
+        snapshot_properties: Mapping[str, str] = MappingProxyType({}),
+        case_sensitive: bool = True,
+        branch: str | None = "main",
+    ) -> None:
+        """Delete rows. See PyIceberg's method.
+
+        An encrypted table gets deletion vectors, so that rows which stay keep their row ids: see `delete`. With the
+        table's property ``write.delete.mode=copy-on-write``, and in a transaction, rows that stay are written anew.
+        """
+        mode = self.metadata.properties.get(TableProperties.DELETE_MODE)
+        if policy.KEY_ID not in self.metadata.properties or mode == COPY_ON_WRITE or branch is None:
+            super().delete(delete_filter, dict(snapshot_properties), case_sensitive, branch)
+            return
+        done = delete(
+            self,
+            delete_filter,
+            branch=branch,
+            snapshot_properties=snapshot_properties,
+            case_sensitive=case_sensitive,
+        )
+        if done.snapshot_id is None:
+            warnings.warn("Delete operation did not match any records", stacklevel=2)
 
 
 class FileTable(_Handle, StaticTable):
