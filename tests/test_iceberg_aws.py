@@ -256,6 +256,7 @@ def chunk_bytes(server: S3Server, bucket: str, location: str, table: Any) -> int
     import pyarrow.parquet.encryption as pe
 
     key = next(one.key_metadata for one in files(table) if one.path == location)
+    assert key is not None
     data = server.client().get_object(Bucket=bucket, Key=location.partition(bucket + "/")[2])["Body"].read()
     opened = pe.create_decryption_properties(key.encryption_key, aad_prefix=key.aad_prefix)
     footer = pq.ParquetFile(pa.BufferReader(data), decryption_properties=opened).metadata

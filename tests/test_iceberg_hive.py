@@ -20,7 +20,6 @@ import iceberg_tables
 import pyarrow as pa
 from iceberg_tables import KEY_ID, MASTER, ids, key_forms, new_table, rows
 from pyiceberg.catalog.hive import HiveCatalog as VanillaCatalog
-from pyiceberg.expressions import EqualTo
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
@@ -319,9 +318,7 @@ def test_java_takes_the_hash_of_python_and_python_that_of_java(judge: Judge) -> 
         schema.delete_column("tags")
     with table.update_spec() as spec:
         spec.remove_field("at_day")
-    table.overwrite(
-        table.scan().to_arrow().slice(0, 2).cast(table.schema().as_arrow()), overwrite_filter=EqualTo("id", 1)
-    )
+    table.overwrite(table.scan().to_arrow().slice(0, 2).cast(table.schema().as_arrow()), overwrite_filter="id = 1")
     before = sorted(ids(table))
     assert sorted(row[0] for row in judge.rows(name)) == before
     rotate(table, what="kek").raise_for_failures()

@@ -93,7 +93,7 @@ def test_without_the_class_nothing_is_written_in_plaintext(configured: str, tmp_
 
 def test_a_class_that_is_not_ours(configured: str) -> None:
     with pytest.raises(ValueError, match="py-catalog-impl="):
-        ags_fast.iceberg.load_catalog(configured, **{"py-catalog-impl": "pyiceberg.catalog.sql.SqlCatalog"})
+        ags_fast.iceberg.load_catalog(configured, kms=None, **{"py-catalog-impl": "pyiceberg.catalog.sql.SqlCatalog"})
 
 
 def test_the_command_of_pyiceberg(configured: str) -> None:
