@@ -63,7 +63,7 @@ def test_what_is_stored_is_encrypted(tmp_path: Path, catalog: Any) -> None:
     for path, data in stored(tmp_path).items():
         kinds[path.rsplit(".", 1)[1]].add(data[:4])
         assert b"name 42" not in data
-    assert kinds == {"parquet": {b"PARE"}, "avro": {b"AGS1"}, "json": {b'{"fo'}}
+    assert kinds == {"parquet": {b"PARE"}, "avro": {b"AGS1"}, "puffin": {b"AGS1"}, "json": {b'{"fo'}}
 
 
 def test_metadata_are_of_version_3(catalog: Any) -> None:
