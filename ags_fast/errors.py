@@ -14,7 +14,6 @@ __all__ = [
     "KeyAccessError",
     "KeyLimitError",
     "PolicyError",
-    "UnsupportedChangeError",
 ]
 
 
@@ -67,7 +66,3 @@ class PolicyError(AgsError):
 
 class ConcurrentChangeError(AgsError):
     """Somebody else has changed it since it was read. Nothing was written: read it again, and change that."""
-
-
-class UnsupportedChangeError(AgsError, NotImplementedError):
-    """The catalog's protocol has no words for a change. Nothing was sent."""

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
     from ags_fast.iceberg.deletes import Deleted, delete
     from ags_fast.iceberg.dynamodb import DynamoDbCatalog
+    from ags_fast.iceberg.encryption import encrypt
     from ags_fast.iceberg.expiry import expire
     from ags_fast.iceberg.glue import GlueCatalog
     from ags_fast.iceberg.hive import HiveCatalog
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.rekeying import rekey
-    from ags_fast.iceberg.rest import RestCatalog
     from ags_fast.iceberg.rotation import rotate
     from ags_fast.iceberg.session import clear_cache
     from ags_fast.iceberg.sql import SqlCatalog
@@ -28,11 +28,11 @@ __all__ = [
     "FileIO",
     "GlueCatalog",
     "HiveCatalog",
-    "RestCatalog",
     "SqlCatalog",
     "TableFile",
     "clear_cache",
     "delete",
+    "encrypt",
     "expire",
     "files",
     "load_catalog",
@@ -45,12 +45,12 @@ __all__ = [
 _HOMES = {
     "deletes": ("Deleted", "delete"),
     "dynamodb": ("DynamoDbCatalog",),
+    "encryption": ("encrypt",),
     "expiry": ("expire",),
     "glue": ("GlueCatalog",),
     "hive": ("HiveCatalog",),
     "io": ("FileIO",),
     "rekeying": ("rekey",),
-    "rest": ("RestCatalog",),
     "rotation": ("rotate",),
     "session": ("clear_cache",),
     "sql": ("SqlCatalog",),

@@ -218,6 +218,7 @@ def expired(raw: Raw, *, keep: int = 1, older_than_ms: int | None = None, now_ms
                 made[name] = [one for one in raw[name] if one.get("snapshot-id") not in gone]
                 statistics += [one["statistics-path"] for one in raw[name] if one.get("snapshot-id") in gone]
         statistics = _not_named(statistics, made)
+        made = _without_plaintext(made)
     if gone_refs:
         made["refs"] = {name: ref for name, ref in raw["refs"].items() if name in refs}
     keys = unused_keys(made)
@@ -230,6 +231,17 @@ def expired(raw: Raw, *, keep: int = 1, older_than_ms: int | None = None, now_ms
         made["metadata-log"] = [one for one in raw["metadata-log"] if one["metadata-file"] not in older]
     changed = gone or gone_refs or keys or older
     return Expired(made if changed else raw, snapshots, gone_refs, keys, statistics, older)
+
+
+def _without_plaintext(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a table that `encrypt` encrypted: without leave to read plaintext, once none is left."""
+    properties = raw.get("properties") or {}
+    if policy.PLAINTEXT_SNAPSHOTS not in properties:
+        return raw
+    if not all(one.get("key-id") for one in raw["snapshots"]):
+        return raw
+    leave = (policy.PLAINTEXT_SNAPSHOTS, policy.PLAINTEXT_FILES)
+    return {**raw, "properties": {name: value for name, value in properties.items() if name not in leave}}
 
 
 def _history(log: Iterable[dict[str, Any]], ids: set[int]) -> list[dict[str, Any]]:

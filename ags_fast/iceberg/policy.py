@@ -13,6 +13,7 @@ __all__ = [
     "KEY_ID",
     "KEY_LENGTH",
     "PLAINTEXT_FILES",
+    "PLAINTEXT_SNAPSHOTS",
     "check_change",
     "check_key_id",
     "check_raw",
@@ -22,6 +23,8 @@ __all__ = [
 
 KEY_ID, KEY_LENGTH = "encryption.key-id", "encryption.data-key-length"
 PLAINTEXT_FILES = "encryption.plaintext-files"  # "allow": read files without key metadata
+# The ids of the snapshots from before the table was encrypted: with the last of them, both properties go.
+PLAINTEXT_SNAPSHOTS = "encryption.plaintext-snapshots"
 LENGTHS = ("16", "24", "32")
 FORMATS = ("write.format.default", "write.delete.format.default")
 

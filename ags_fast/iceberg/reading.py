@@ -42,7 +42,8 @@ def show_metadata(session: Session, data: bytes, location: str) -> bytes:
     raw = metadata.parse(data, location)
     policy.check_raw(raw, location)
     session.remember(raw, location)
-    return metadata.dump(metadata.facade(raw), location) if policy.is_encrypted(raw) else data
+    translated = policy.is_encrypted(raw) or session.is_upgrading(raw)
+    return metadata.dump(metadata.facade(raw), location) if translated else data
 
 
 def load_metadata(session: Session, location: str, inner: InnerIO) -> Raw:
@@ -177,11 +178,8 @@ def _walk(session: Session, inner: InnerIO) -> Iterator[Known]:
     """Yield all manifests and files of known lists, the newest list first. Each manifest is read once."""
     seen: set[str] = set()
     for path in session.lists():
-        try:
-            found = [one for one in read_list(session, path, inner) if one.path not in seen]
-            yield from found
-            for manifest in found:
-                seen.add(manifest.path)
-                yield from read_manifest(session, manifest, inner)
-        except FileNotFoundError:  # an expired snapshot's, or of a table that was dropped
-            continue
+        found = [one for one in read_list(session, path, inner) if one.path not in seen]
+        yield from found
+        for manifest in found:
+            seen.add(manifest.path)
+            yield from read_manifest(session, manifest, inner)

@@ -14,7 +14,7 @@ from ags_fast.iceberg.work.moving import Mover, move_files
 from ags_fast.jobs.results import JobResult, Row, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pyiceberg.table import Table
 
@@ -79,6 +79,7 @@ def rewritten(
     writer: Writer,
     summary: dict[str, int],
     changed: Callable[[Manifest, list[rewriting.Record]], object] = lambda one, entries: None,
+    added: Callable[[Raw], Iterable[rewriting.Record]] = lambda snapshot: (),
 ) -> tuple[Raw, list[Row]]:
     """Write all manifests of a snapshot anew, and return metadata with the new snapshot, and a row for each manifest.
 
@@ -88,6 +89,7 @@ def rewritten(
         writer: Writes the files.
         summary: What changed, for the new snapshot.
         changed: Changes the entries of a manifest.
+        added: Writes more manifests for the new snapshot, and returns what the list says of them.
     """
     pairs = []
     for one in head.manifests:
@@ -108,7 +110,7 @@ def rewritten(
         # The row ids of all entries are values of their own by now: the manifest takes no others.
         records.append({**record, "first_row_id": one.known.first_row_id})
         rows.append(Row(one.known.path, known.path, "ok", file_length=known.length, format="manifest"))
-    return writer.commit(snapshot, head.listed, records), rows
+    return writer.commit(snapshot, head.listed, [*records, *added(snapshot)]), rows
 
 
 def _rekey_manifests(table: Table) -> JobResult:

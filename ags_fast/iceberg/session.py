@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
@@ -20,7 +21,7 @@ from ags_fast.keys.iceberg import manifest_list_key, read_encryption_keys
 from ags_fast.keys.kms import as_kms, shared_client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ags_fast.iceberg.manifests import Known
     from ags_fast.iceberg.metadata import Raw
@@ -91,8 +92,8 @@ class Session:
         self._hashes: OrderedDict[str, str] = OrderedDict()
         self._lists: OrderedDict[str, tuple[str | None, list[Any]]] = OrderedDict()
         self._pending: dict[str, bytes] = {}
+        self._upgraded: set[str] = set()
         self._edits: dict[str, Callable[[Raw], Raw]] = {}
-        self._written: dict[str, str] = {}
         _sessions[self.token] = self
 
     def __repr__(self) -> str:
@@ -173,23 +174,27 @@ class Session:
         """Set, or with None forget, the edit that the commit with this mark makes."""
         if change is None:
             self._edits.pop(mark, None)
-            self._written.pop(mark, None)
         else:
             self._edits[mark] = change
-
-    def note_written(self, mark: str, location: str) -> None:
-        """Keep where the metadata of the edit with this mark are written."""
-        self._written[mark] = location
-
-    def written(self, mark: str) -> str | None:
-        """Return where the metadata of the edit with this mark were written; None if they were not, or by a server."""
-        return self._written.get(mark)
 
     def edit(self, mark: str) -> Callable[[Raw], Raw]:
         """Return the edit that the commit with this mark makes. PolicyError if there is none."""
         if mark not in self._edits:
             raise PolicyError("the commit carries the mark of another process's edit: load the table again")
         return self._edits[mark]
+
+    @contextmanager
+    def upgrading(self, table_uuid: str) -> Iterator[None]:
+        """Show PyIceberg a table in plaintext of version 3 as one of version 2, so that an edit can be committed."""
+        self._upgraded.add(table_uuid)
+        try:
+            yield
+        finally:
+            self._upgraded.discard(table_uuid)
+
+    def is_upgrading(self, raw: Raw) -> bool:
+        """Tell whether `upgrading` is at work on the table of these metadata."""
+        return raw.get("table-uuid") in self._upgraded
 
     # ---------------------------------------------------------------------------------------------- manifest lists
 

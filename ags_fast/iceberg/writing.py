@@ -13,7 +13,7 @@ from ags_fast.iceberg import manifests, metadata, policy
 from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.javajson import in_java_order
 from ags_fast.iceberg.manifests import Known
-from ags_fast.iceberg.reading import find, load_metadata
+from ags_fast.iceberg.reading import load_metadata
 from ags_fast.keys.iceberg import add_manifest_list_key, read_encryption_keys, write_encryption_keys
 from ags_fast.keys.metadata import StandardKeyMetadata
 
@@ -56,7 +56,7 @@ def seal_manifest(session: Session, path: str, container: Container, nbytes: int
     Raises:
         PolicyError: A file in it is in plaintext.
     """
-    known = write_sealed(path, manifests.manifest_of(container, lambda name: find(session, name, inner)), nbytes, inner)
+    known = write_sealed(path, manifests.manifest_of(container, session.known), nbytes, inner)
     known.content = manifests.DELETES if container.meta.get("content") == b"deletes" else manifests.DATA
     session.learn(known)
     return known
@@ -80,6 +80,8 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
     log = shown.get("metadata-log") or ()
     base = load_metadata(session, log[-1]["metadata-file"], inner) if log else None
     if not policy.is_encrypted(shown) and (base is None or not policy.is_encrypted(base)) and mark is None:
+        if base is not None and session.is_upgrading(base) and shown["format-version"] < base["format-version"]:
+            raise PolicyError("the table is being encrypted: write to it afterwards")  # else it would lose its row ids
         return data
     session.check_writes()
     if mark is not None:
@@ -88,7 +90,6 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
         kept = {one["metadata-file"] for one in (*(raw.get("metadata-log") or ()), *log[-1:])}  # an edit may drop some
         raw["last-updated-ms"] = shown["last-updated-ms"]
         raw["metadata-log"] = [one for one in log if one["metadata-file"] in kept]
-        session.note_written(mark, location)
     else:
         policy.check_change(base, properties, shown)
         raw = metadata.merge(base, shown, lambda raw, new: seal_lists(session, raw, new, inner))
@@ -113,7 +114,7 @@ def seal_lists(session: Session, raw: Raw, new: list[Raw], inner: InnerIO) -> No
     nbytes = int(properties.get(policy.KEY_LENGTH, "16"))
 
     def look_up(path: str) -> Known | None:
-        known = find(session, path, inner)
+        known = session.known(path)
         return replace(known, first_row_id=assigned[path]) if known is not None and path in assigned else known
 
     for snapshot in new:

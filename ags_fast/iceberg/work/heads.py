@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.table.locations import load_location_provider
 
+from ags_fast.errors import PolicyError
 from ags_fast.iceberg import policy, rewriting
 from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.manifests import DELETED, Known, data_files, manifests
@@ -80,8 +81,13 @@ def read_head(io: FileIO, raw: Raw) -> Head | None:
     snapshot = head_of(raw, BRANCH)
     if snapshot is None:
         return None
-    path = snapshot["manifest-list"]
-    data = open_whole(Known(path, 0, io.session.list_key(path)), io.inner(path))
+    path = snapshot.get("manifest-list")
+    if path is None:
+        raise PolicyError(
+            "the newest snapshot names manifests without a list, as early writers did: append to it first"
+        )
+    key = io.session.list_key(path) if policy.is_encrypted(raw) else None
+    data = open_whole(Known(path, 0, key), io.inner(path))
     listed = read_container(data)
     records = list(listed.records())
     found = [
@@ -104,6 +110,11 @@ class Writer:
     def __init__(self, io: FileIO, raw: Raw) -> None:
         self._io, self._raw = io, raw
         self._written: list[str] = []
+
+    def use(self, raw: Raw) -> Raw:
+        """Go on with other metadata than those that are changed. Returns them."""
+        self._raw = raw
+        return raw
 
     def location(self, name: str, *, data: bool = False) -> str:
         """Return where a file of this name goes."""

@@ -153,16 +153,30 @@ class Mover:
         made.warnings.extend(warnings)
         return made
 
+    def was_committed(self, raw: Raw, head: Head) -> bool:
+        """Tell whether an earlier run came as far as its commit. Then nothing is left to do but to delete its plan.
+
+        Only the commit of a plan names the new files of that plan.
+        """
+        plan = self.begin(raw)
+        if not plan.resumed or not {one.to for one in plan.files.values()} & {one.path for one in head.files()}:
+            return False
+        self.rows = {path: Row(path, one.to, "ok") for path, one in plan.files.items()}
+        return True
+
+    def resume_committed(self, raw: Raw) -> bool:
+        """End the plan of an earlier run that came as far as its commit. Returns whether there was one."""
+        head = read_head(self.io, raw)
+        if head is None or not self.was_committed(raw, head):
+            return False
+        self.end()
+        return True
+
     def end(self) -> None:
-        """Delete the plan, and new files of an earlier run that no entry has taken."""
-        if self.plan is None:
-            return
-        for path, planned in self.plan.files.items():
-            if path not in self.moved:
-                with suppress(OSError):
-                    self.io.inner(planned.to).delete(planned.to)
-        with suppress(OSError):
-            self.plan.end()
+        """Delete the plan. New files of an earlier run that no entry has taken stay as orphans."""
+        if self.plan is not None:
+            with suppress(OSError):
+                self.plan.end()
 
     @staticmethod
     def _referenced(files: Iterable[Known]) -> Mapping[str, list[str]]:
@@ -200,6 +214,8 @@ def move_files(
         mover.table.refresh()
         raw = raw_metadata(mover.table)
         head = read_head(mover.io, raw)
+        if mover.resume_committed(raw):
+            return raw
         if head is not None:
             try:
                 mover.move(raw, chosen(raw, head))

@@ -1,0 +1,251 @@
+"""Make an encrypted table of one in plaintext, in a new snapshot, without decoding its files."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ags_fast.errors import FormatError, PolicyError
+from ags_fast.iceberg import policy, rewriting
+from ags_fast.iceberg.commit import raw_metadata, table_io
+from ags_fast.iceberg.manifests import DATA, DELETES, Known
+from ags_fast.iceberg.puffin import DeletionVector, write_vectors
+from ags_fast.iceberg.rekeying import rewritten
+from ags_fast.iceberg.snapshots import head_of
+from ags_fast.iceberg.work.moving import Mover, move_files
+from ags_fast.iceberg.work.upgrading import upgraded_head, upgraded_metadata
+from ags_fast.jobs.results import JobResult, counted
+from ags_fast.keys.kek import KEY_NBYTES
+from ags_fast.keys.kms import check_key_id
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from ags_fast.iceberg.metadata import Raw
+    from ags_fast.iceberg.work.heads import Head, Manifest, Writer
+    from ags_fast.jobs.engines.base import Engine
+
+__all__ = ["encrypt"]
+
+POSITION_DELETES = 1  # content of a file
+
+
+@counted
+def encrypt(
+    table: Table, *, wrapping_key_id: str, data_key_length: int = 16, engine: Engine | None = None
+) -> JobResult:
+    """Make a table in plaintext an encrypted one of version 3, in a new ``replace`` snapshot of its main branch.
+
+    Parquet, Avro and Puffin files are encrypted without being decoded, under new paths. Row ids and sequence numbers
+    stay; versions 1 and 2 get row ids. Files of position deletes name data files by path, so deletion vectors take
+    their place. Statistics files are not encrypted, and stay as they are.
+
+    **What is in plaintext stays so** until `expire` removes the snapshots before: their files, and other branches and
+    tags. Until then the table has the properties ``encryption.plaintext-files=allow``, with which files in plaintext
+    are read, and ``encryption.plaintext-snapshots``, which names these snapshots; `expire` removes both with the last.
+    The result's warnings name the snapshots.
+
+    A plan is written first into the table's folder of metadata, encrypted. If the job dies, a second run goes on with
+    the files that the first has not written. Run one such job at a time. Files that other commits add meanwhile are
+    encrypted, too. Writers that do not know of encryption must stop before the last commit.
+
+    Args:
+        table: A table of a catalog of ags_fast.iceberg, with a KMS. Afterwards it is the new version.
+        wrapping_key_id: The master key of the table, in the catalog's KMS.
+        data_key_length: Bytes of the table's keys: 16, 24 or 32.
+        engine: Runs the tasks, one a file; None: `LocalEngine`.
+
+    Returns:
+        A row for each file: ``src`` is in plaintext, ``dst`` is encrypted. If a file failed, nothing was committed, and
+        a second run does only what is left.
+
+    Raises:
+        PolicyError: The table is encrypted already, has ORC files, or properties that name a client's setting. Nothing
+            was written.
+        TypeError: The KMS client cannot be sent to the engine's workers.
+        KeyAccessError: The KMS refuses, or there is none.
+        FormatError: A manifest, or a file of position deletes, is malformed.
+        ConcurrentChangeError: Other commits came first, again and again.
+        ValueError: An argument is malformed.
+    """
+    check_key_id(wrapping_key_id)
+    if data_key_length not in KEY_NBYTES:
+        raise ValueError(f"data_key_length must be 16, 24 or 32 bytes, not {data_key_length}")
+    io = table_io(table)
+    io.session.check_writes()
+    with io.session.upgrading(str(table.metadata.table_uuid)):
+        table.refresh()
+        raw = raw_metadata(table)
+        mover = Mover(table, "encrypt", engine, wrapping_key_id, data_key_length)
+        head = head_of(raw)
+        if policy.is_encrypted(raw) and head is not None and mover.resume_committed(raw):
+            return mover.result(_warnings(raw))
+        upgraded_metadata(raw, wrapping_key_id, data_key_length)
+        work = _Encryption(mover, wrapping_key_id, data_key_length)
+        made = move_files(mover, work.chosen, work.change)
+    return mover.result(_warnings(made) if made is not None else ())
+
+
+def _warnings(raw: Raw) -> list[str]:
+    plain = [str(one["snapshot-id"]) for one in raw.get("snapshots") or () if not one.get("key-id")]
+    told = []
+    if plain:
+        told.append(
+            f"these snapshots, and the files that they name, stay in plaintext: {', '.join(plain)}. expire(table) "
+            "removes them"
+        )
+    statistics = [one["statistics-path"] for one in raw.get("statistics") or ()]
+    if statistics:
+        told.append(f"statistics files stay in plaintext: {', '.join(statistics)}")
+    return told
+
+
+class _Encryption:
+    """What the job encrypts, and the snapshot that it makes."""
+
+    def __init__(self, mover: Mover, master: str, key_length: int) -> None:
+        self._mover, self._master, self._key_length = mover, master, key_length
+        self._deletes: dict[str, dict[str, DeletionVector]] = {}  # by file of position deletes, by data file
+
+    def chosen(self, raw: Raw, head: Head) -> list[Known]:
+        """Return the files of a snapshot that are to be encrypted."""
+        found = upgraded_head(head).files()
+        for one in found:
+            if one.format == "ORC":
+                raise PolicyError(f"{one.path} is an ORC file, which has no encryption: write its rows as Parquet")
+            if one.key_metadata is not None:
+                raise PolicyError(f"{one.path} has a key, in a table that is not encrypted: its owner must look")
+        self._vectors(found)
+        return [one for one in found if not _is_replaced(one)]
+
+    def change(self, raw: Raw, head: Head | None, writer: Writer) -> Raw:
+        """Return the metadata of the encrypted table. Writes what they name."""
+        made = writer.use(upgraded_metadata(raw, self._master, self._key_length))
+        if head is None:
+            return made
+        head = upgraded_head(head)
+        files = head.files()
+        vectors = self._vectors(files)
+        puffin = _Puffin(vectors, self._mover, writer)
+        summary = self._mover.summary(head)
+        gone = [one for one in files if _is_replaced(one)]
+        if gone:
+            summary["added-delete-files"] += len(vectors) - len(gone)
+            summary["added-dvs"] = len(vectors)
+            summary["added-position-deletes"] = sum(map(len, vectors.values()))
+            summary["removed-position-deletes"] = sum(one.record_count for one in gone)
+            summary["added-files-size"] += puffin.length
+
+        def changed(one: Manifest, entries: list[rewriting.Record]) -> None:
+            entries[:] = [entry for entry in entries if not _replaces(entry["data_file"])]
+            if one.known.content == DATA:
+                puffin.note(one, entries)
+            self._mover.changed(one, entries)
+
+        return rewritten(made, head, writer, summary, changed, puffin.manifests)[0]
+
+    def _vectors(self, files: list[Known]) -> dict[str, DeletionVector]:
+        """Return the deletion vector of each data file in which files of position deletes delete rows."""
+        data = {one.path: one.sequence_number or 0 for one in files if one.content == DATA}
+        has_vector = {one.referenced_data_file for one in files if one.format == "PUFFIN"}
+        found: dict[str, DeletionVector] = {}
+        for one in files:
+            if not _is_replaced(one):
+                continue
+            if one.path not in self._deletes:
+                self._deletes[one.path] = self._read(one)
+            for path, vector in self._deletes[one.path].items():
+                if path in data and path not in has_vector and data[path] <= (one.sequence_number or 0):
+                    found[path] = found[path] | vector if path in found else vector
+        return found
+
+    def _read(self, one: Known) -> dict[str, DeletionVector]:
+        """Read a file of position deletes: positions by data file."""
+        opened: Any = self._mover.io.inner(one.path).new_input(one.path).open()
+        with opened as file:
+            try:
+                if one.format == "AVRO":
+                    positions: dict[str, list[int]] = defaultdict(list)
+                    read: Any = fastavro.reader(file)
+                    for row in read:
+                        positions[row["file_path"]].append(row["pos"])
+                    return {path: DeletionVector.of(found) for path, found in positions.items()}
+                rows = pq.read_table(file, columns=["file_path", "pos"])
+            except (pa.ArrowException, ValueError, KeyError, TypeError):
+                raise FormatError(f"{one.path} is not a file of position deletes") from None
+        paths: list[Any] = rows["file_path"].unique().to_pylist()
+        return {
+            path: DeletionVector.of(rows.filter(pc.equal(rows["file_path"], path))["pos"].to_numpy()) for path in paths
+        }
+
+
+def _is_replaced(one: Known) -> bool:
+    return one.content == POSITION_DELETES and one.format != "PUFFIN"
+
+
+def _replaces(file: rewriting.Record) -> bool:
+    return bool(file["content"] == POSITION_DELETES and file["file_format"].upper() != "PUFFIN")
+
+
+class _Puffin:
+    """The new deletion vectors: one file, and a manifest of them for each partition spec.
+
+    Args:
+        vectors: By the old path of the data file.
+        mover: Has the new paths.
+        writer: Writes the file.
+    """
+
+    def __init__(self, vectors: dict[str, DeletionVector], mover: Mover, writer: Writer) -> None:
+        self._vectors, self._writer = vectors, writer
+        self._named: dict[int, list[tuple[Manifest, str, Any]]] = defaultdict(list)
+        self._moved = {path: mover.moved[path].path for path in vectors if path in mover.moved}
+        self.length = 0
+        if len(self._moved) == len(vectors) > 0:  # else `Mover.changed` finds a file that is not moved yet
+            data, blobs = write_vectors({self._moved[path]: vector for path, vector in vectors.items()})
+            self._blobs = dict(zip(vectors, blobs, strict=True))
+            self._file = writer.write(writer.location(f"{uuid.uuid4()}-deletes.puffin", data=True), data)
+            self.length = self._file.length
+
+    def note(self, one: Manifest, entries: list[rewriting.Record]) -> None:
+        """Look at the entries of data files, before they name the moved files."""
+        for entry in entries:
+            path = entry["data_file"]["file_path"]
+            if path in self._vectors:
+                self._named[one.known.spec_id or 0].append((one, path, entry["data_file"]["partition"]))
+
+    def manifests(self, snapshot: Raw) -> list[rewriting.Record]:
+        """Write the manifests, and return what the list says of them."""
+        made = []
+        for noted in self._named.values():
+            like = noted[0][0]
+            added = [
+                rewriting.new_entry(like.container(), snapshot["snapshot-id"], self._data_file(path, partition))
+                for _, path, partition in noted
+            ]
+            known = self._writer.write_manifest(rewriting.manifest_bytes(like.container(), added, DELETES))
+            known.content = DELETES
+            counts = rewriting.Counts.of(added, snapshot["sequence-number"])
+            made.append(rewriting.list_record(known, counts, like=like.record, content=DELETES, snapshot=snapshot))
+        return made
+
+    def _data_file(self, path: str, partition: Any) -> rewriting.Record:
+        assert self._file.key_metadata is not None
+        return {
+            "content": POSITION_DELETES,
+            "file_path": self._file.path,
+            "file_format": "PUFFIN",
+            "partition": partition,
+            "record_count": len(self._vectors[path]),
+            "file_size_in_bytes": self._file.length,
+            "key_metadata": self._file.key_metadata.encode(),
+            "referenced_data_file": self._moved[path],
+            "content_offset": self._blobs[path].offset,
+            "content_size_in_bytes": self._blobs[path].length,
+        }
