@@ -54,14 +54,14 @@ def ids(table: Any, **scan: Any) -> list[int]:
     return sorted(found)
 
 
-def key_forms(table: Any) -> set[str]:
-    """How the keys of a table's files, lists and KEKs may look in text."""
+def table_keys(table: Any) -> set[bytes]:
+    """The keys of a table's files and lists in all snapshots, and its KEKs."""
     from ags_fast.iceberg import files
     from ags_fast.iceberg.commit import raw_metadata, table_session
 
     raw = raw_metadata(table)
     keys = {
-        one.key_metadata.encryption_key
+        bytes(one.key_metadata.encryption_key)
         for snapshot in raw["snapshots"]
         for one in files(table, snapshot_id=snapshot["snapshot-id"])
         if one.key_metadata is not None
@@ -70,7 +70,20 @@ def key_forms(table: Any) -> set[str]:
     for one in raw["encryption-keys"]:
         if one["encrypted-by-id"] == master:
             keys.add(kms.unwrap_key(base64.b64decode(one["encrypted-key-metadata"]), master))
-    return {form for key in keys for form in (key.hex(), base64.b64encode(key).decode().rstrip("="), repr(key)[2:-1])}
+    return keys
+
+
+def forms_of_key(key: bytes) -> set[bytes]:
+    """How a key may look in text, in a binary file, or as part of a longer text in base64."""
+    encoded = {base64.b64encode(bytes(shift) + key)[shift and 4 : -4] for shift in range(3)}
+    texts = (key.hex(), repr(key)[2:-1], repr(list(key))[1:-1], ", ".join(map(hex, key)))
+    return {key, *encoded, *(text.encode() for text in texts)}
+
+
+def key_forms(table: Any) -> set[str]:
+    """How the keys of a table's files, lists and KEKs may look in text."""
+    forms = {form for key in table_keys(table) for form in forms_of_key(key) if form != key}
+    return {form.decode() for form in forms}
 
 
 class S3Proxy:

@@ -13,10 +13,11 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 import pyiceberg.io.pyarrow
 import sqlalchemy.orm
+from datasets import HERE
 from iceberg_tables import LONG, ids, new_table, rows, sql_catalog
 from killing import killed_before_steps
 
-from ags_fast.iceberg import delete, files, rotate
+from ags_fast.iceberg import delete, files, rekey, rotate
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.keys import clear_cache
 
@@ -96,6 +97,8 @@ OPERATIONS: dict[str, tuple[Callable[[Any], object], list[int]]] = {
     "edit": (note, BEFORE),
     "evolve": (evolve, BEFORE),
     "rotate": (rotate, BEFORE),
+    "rekey manifests": (lambda table: rekey(table, what="manifests", engine=HERE).raise_for_failures(), BEFORE),
+    "rekey data": (lambda table: rekey(table, what="data", engine=HERE).raise_for_failures(), BEFORE),
     "mek": (lambda table: rotate(table, what="mek", wrapping_key_id="other"), BEFORE),
 }
 
@@ -137,7 +140,7 @@ def check(table: Any, expected: list[int]) -> None:
 
 def check_stored(folder: Path) -> None:
     """What nothing names may be there, but nothing in plaintext: whole files, their beginnings, and empty ones."""
-    magics = {".parquet": b"PARE", ".avro": b"AGS1", ".puffin": b"AGS1", ".json": b'{"fo'}
+    magics = {".parquet": b"PARE", ".avro": b"AGS1", ".puffin": b"AGS1", ".json": b'{"fo', ".plan": b'{"ke'}
     for path in (folder / "wh").rglob("*"):
         if path.is_file():
             data = path.read_bytes()
@@ -147,7 +150,7 @@ def check_stored(folder: Path) -> None:
             assert b"Obj\x01" not in data[:4]
 
 
-LONG_ONES = ("append", "delete", "overwrite", "deletion vectors")  # 20 to 40 steps
+LONG_ONES = ("append", "delete", "overwrite", "deletion vectors", "rekey manifests", "rekey data")  # 20 to 40 steps
 
 
 @pytest.mark.parametrize(
