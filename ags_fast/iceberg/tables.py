@@ -50,6 +50,9 @@ class TableFile:
         key_metadata: Its key, AAD prefix and length; None if the file is in plaintext.
         length: Bytes on storage.
         record_count: Its rows, or deleted positions; of a manifest or list 0.
+        referenced_data_file: Of a deletion vector: the data file that it belongs to.
+        content_offset: Of a deletion vector: where its blob begins, in bytes of the decrypted Puffin file.
+        content_size: Of a deletion vector: bytes of its blob.
     """
 
     path: str
@@ -58,6 +61,9 @@ class TableFile:
     key_metadata: StandardKeyMetadata | None = field(repr=False)
     length: int
     record_count: int = 0
+    referenced_data_file: str | None = None
+    content_offset: int | None = None
+    content_size: int | None = None
 
 
 def load_catalog(
@@ -151,7 +157,15 @@ def files(table: Table, *, snapshot_id: int | None = None) -> Iterator[TableFile
         for one in read_manifest(session, manifest, inner):
             if one.status != manifests.DELETED:
                 yield TableFile(
-                    one.path, _kind_of(one), one.format or "", one.key_metadata, one.length, one.record_count
+                    one.path,
+                    _kind_of(one),
+                    one.format or "",
+                    one.key_metadata,
+                    one.length,
+                    one.record_count,
+                    one.referenced_data_file,
+                    one.content_offset,
+                    one.content_size,
                 )
 
 
