@@ -1,0 +1,216 @@
+"""Jobs that move the files of a table, `rekey` and `encrypt`: killed, resumed, raced, and on Spark."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
+
+from iceberg_tables import MASTER, SCHEMA, ids, new_table, rows, sql_catalog
+from killing import killed_before_steps
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+from test_iceberg_rekey import lineage
+
+from ags_fast.iceberg import clear_cache, delete, encrypt, expire, rekey, verify
+from ags_fast.iceberg.catalogs import EncryptedCatalog
+from ags_fast.iceberg.work import moving
+from ags_fast.jobs import JobResult, LocalEngine
+from ags_fast.keys.kms import KmsClient, load_kms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+HERE = LocalEngine(0)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, kms: dict[str, str]) -> Catalog:
+    return sql_catalog(tmp_path, kms)
+
+
+def filled(catalog: Catalog, op: str) -> Table:
+    table = new_table(catalog) if op == "rekey" else catalog.create_table("ns.t", schema=SCHEMA)
+    for first in (0, 10):
+        table.append(rows(first, first + 10))
+    if op == "rekey":
+        delete(table, "id = 3")
+    return table
+
+
+def expected(op: str) -> list[int]:
+    return [i for i in range(20) if op == "encrypt" or i != 3]
+
+
+WORKS: dict[str, Callable[..., JobResult]] = {
+    "rekey": functools.partial(rekey, what="data"),
+    "encrypt": functools.partial(encrypt, wrapping_key_id=MASTER),
+}
+
+
+def check_done(table: Table) -> None:
+    """All files of the newest snapshot open, and the plan is gone."""
+    checked = verify(table, snapshots="current", engine=HERE)
+    assert checked.failed == []
+    assert checked.counts["ok"]
+    assert not list(Path(table.location().removeprefix("file://")).rglob("*.plan"))
+
+
+@pytest.mark.parametrize("op", WORKS)
+def test_killed(tmp_path: Path, catalog: Catalog, kms: dict[str, str], op: str) -> None:
+    """Before each write and deletion, and before the commit: what is left reads, and a second run comes to the end."""
+    table = filled(catalog, op)
+    old, base = table.metadata_location, tmp_path / "base"
+    clear_cache()
+
+    def prepare() -> None:
+        if not base.exists():
+            base.mkdir()
+            shutil.copytree(tmp_path / "wh", base / "wh")
+            shutil.copy(tmp_path / "catalog.db", base)
+        shutil.rmtree(tmp_path / "wh")
+        shutil.copytree(base / "wh", tmp_path / "wh")
+        shutil.copy(base / "catalog.db", tmp_path)
+        clear_cache()
+
+    def load() -> Table:
+        return sql_catalog(tmp_path, kms).load_table("ns.t")
+
+    def work() -> None:
+        WORKS[op](load(), engine=HERE).raise_for_failures()
+
+    places = [(PyArrowFile, "create"), (PyArrowFileIO, "delete"), (os, "replace"), (EncryptedCatalog, "commit_table")]
+    seen = set()
+    for step, by_itself in killed_before_steps(work, places, prepare=prepare):
+        clear_cache()
+        left, now = {str(path) for path in tmp_path.rglob("*.plan")}, load()
+        committed = now.metadata_location != old
+        assert ids(now) == expected(op), step
+        seen.add((committed, bool(left)))
+        if not committed or left:
+            written = {path: path.stat().st_mtime_ns for path in (tmp_path / "wh").rglob("*.parquet")}
+            result = WORKS[op](now, engine=HERE)
+            result.raise_for_failures()
+            assert len(result.rows) == (3 if op == "rekey" else 2), step
+            assert {path: path.stat().st_mtime_ns for path in written} == written, step  # it went on
+        if op == "encrypt":
+            expire(now)
+        check_done(now)
+        assert ids(load()) == expected(op), step
+        assert by_itself <= committed
+    assert seen == {(False, False), (False, True), (True, True), (True, False)}
+
+
+@pytest.mark.parametrize("op", WORKS)
+def test_what_was_cut_is_written_again(tmp_path: Path, catalog: Catalog, op: str, monkeypatch: Any) -> None:
+    table = filled(catalog, op)
+
+    def fails(*args: object) -> None:
+        raise OSError("the catalog is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moving, "edit", fails)
+        with pytest.raises(OSError, match="gone"):
+            WORKS[op](table, engine=HERE)
+    (plan,) = tmp_path.rglob("*.plan")
+    assert b"parquet" not in plan.read_bytes()  # paths and keys are sealed
+    new = sorted(tmp_path.rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)[-2:]
+    new[0].write_bytes(new[0].read_bytes()[:-50])
+    whole = new[1].stat().st_mtime_ns
+    result = WORKS[op](table, engine=HERE)
+    result.raise_for_failures()
+    assert {row.dst for row in result.rows} >= {f"file://{path}" for path in new}
+    assert new[1].stat().st_mtime_ns == whole
+    assert ids(table) == expected(op)
+    if op == "encrypt":
+        expire(table)
+    check_done(table)
+
+
+def test_a_plan_that_was_changed_is_not_used(tmp_path: Path, catalog: Catalog, monkeypatch: Any) -> None:
+    table = filled(catalog, "rekey")
+
+    def fails(*args: object) -> None:
+        raise OSError("the catalog is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moving, "edit", fails)
+        with pytest.raises(OSError, match="gone"):
+            rekey(table, what="data", engine=HERE)
+    (plan,) = tmp_path.rglob("*.plan")
+    planned = {str(path) for path in tmp_path.rglob("*.parquet")}
+    for change in (lambda data: data[:-1], lambda data: data[:-9] + bytes(9), lambda data: b"{}\n" + data):
+        plan.write_bytes(change(plan.read_bytes()))
+    result = rekey(table, what="data", engine=HERE)
+    assert not {row.dst.removeprefix("file://") for row in result.rows if row.dst} & planned
+    check_done(table)
+
+
+@pytest.mark.parametrize("op", WORKS)
+def test_commits_in_between(catalog: Catalog, kms: dict[str, str], tmp_path: Path, op: str, monkeypatch: Any) -> None:
+    """Files that another commit adds are moved, too; those that it removes are left out."""
+    table = filled(catalog, op)
+    other = sql_catalog(tmp_path, kms).load_table("ns.t")
+    real, turns = moving.edit, iter((0, 1))
+
+    def late(*args: Any) -> Any:
+        turn = next(turns, None)
+        if turn == 0:
+            other.append(rows(20, 25))
+        elif turn == 1:
+            other.delete("id < 10")
+        return real(*args)
+
+    monkeypatch.setattr(moving, "edit", late)
+    WORKS[op](table, engine=HERE).raise_for_failures()
+    assert ids(table) == list(range(10, 25))
+    if op == "encrypt":
+        expire(table)
+    check_done(table)
+
+
+def test_a_file_that_fails_commits_nothing(tmp_path: Path, catalog: Catalog) -> None:
+    table = filled(catalog, "rekey")
+    before, entries = table.metadata_location, lineage(table)
+    path = Path(next(iter(table.scan().plan_files())).file.file_path.removeprefix("file://"))
+    data = path.read_bytes()
+    path.write_bytes(data[:400] + bytes([data[400] ^ 1]) + data[401:])
+    result = rekey(table, what="data", engine=LocalEngine(2))
+    assert [row.error_class for row in result.failed] == ["IntegrityError"]
+    assert table.metadata_location == before
+    path.write_bytes(data)
+    again = rekey(table, what="data", engine=LocalEngine(2))
+    again.raise_for_failures()
+    assert again.job_id == result.job_id
+    assert lineage(table) == entries
+    check_done(table)
+
+
+def test_a_client_that_does_not_travel(tmp_path: Path, kms: dict[str, str]) -> None:
+    inner = load_kms(kms)
+
+    class Mine(KmsClient):
+        def initialize(self, properties: Mapping[str, str]) -> None:
+            pass
+
+        def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+            return inner.wrap_key(key, wrapping_key_id)
+
+        def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+            return inner.unwrap_key(wrapped, wrapping_key_id)
+
+    table = filled(sql_catalog(tmp_path, Mine()), "rekey")  # type: ignore[arg-type]
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(TypeError, match="cannot be sent"):
+        rekey(table, what="data", engine=LocalEngine(2))
+    assert sorted(tmp_path.rglob("*")) == before
+    rekey(table, what="data", engine=HERE).raise_for_failures()
+    check_done(table)
