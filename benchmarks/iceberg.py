@@ -123,16 +123,16 @@ def reading(bench: Bench) -> Iterator[Contest]:
 
     made = contest(
         {
-            "iceberg/scan": (f"scan {FILES} files of {count:,} rows, 7 columns", scan),
-            "iceberg/column": ("one column of 7, doubles", functools.partial(scan, selected_fields=("a",))),
-            "iceberg/filter": ("0.1 % of the rows, by a sorted column", functools.partial(scan, row_filter=few)),
+            "iceberg/read/scan": (f"scan {FILES} files of {count:,} rows, 7 columns", scan),
+            "iceberg/read/column": ("one column of 7, doubles", functools.partial(scan, selected_fields=("a",))),
+            "iceberg/read/filter": ("0.1 % of the rows, by a sorted column", functools.partial(scan, row_filter=few)),
         }
     )
-    made.rows.append(Row("iceberg/column-bytes", f"bytes read for it; limit: and {BESIDE >> 10} KiB a file", "KiB"))
+    made.rows.append(Row("iceberg/read/bytes", f"bytes read for it; limit: and {BESIDE >> 10} KiB a file", "KiB"))
     for column in pair.catalogs:
         beside = FILES * BESIDE if column == "limit" else 0
         run = functools.partial(bytes_read, functools.partial(scan, column, selected_fields=("a",)), beside)
-        made.runs["iceberg/column-bytes", column] = run
+        made.runs["iceberg/read/bytes", column] = run
     yield made
 
 
@@ -161,10 +161,10 @@ def small_files(bench: Bench) -> Iterator[Contest]:
     tables = {column: append(column) for column in pair.catalogs}
     yield contest(
         {
-            "iceberg/plan": (
+            "iceberg/small/plan": (
                 f"plan a scan of {APPENDS} manifests",
                 lambda column: list(tables[column].scan().plan_files()),
             ),
-            "iceberg/append": (f"{APPENDS} appends of {APPENDED_ROWS} rows to a new table", append),
+            "iceberg/small/append": (f"{APPENDS} appends of {APPENDED_ROWS} rows to a new table", append),
         }
     )

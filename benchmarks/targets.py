@@ -143,11 +143,17 @@ TARGETS = [
     Target("R1, KMS of 5 ms: 4 calls at once / 1", r"rotation/kek/single/kms-5ms/4t", 3.5, faster_than_thread(1)),
     Target("R1, KMS of 5 ms: 16 calls at once / 1", r"rotation/kek/single/kms-5ms/16t", 12, faster_than_thread(1)),
     Target("one of 100,000 KEKs looked up / 300 kB read", r"rotation/mek/lookup", 1.0, cost_of("limit"), True),
-    Target("Iceberg: full scan / in plaintext, CPU", r"iceberg/scan", 1.15, cost_of("limit"), True, " time"),
-    Target("Iceberg: one column / in plaintext, CPU", r"iceberg/column", 1.15, cost_of("limit"), True, " time"),
-    Target("Iceberg: bytes read for it / and 64 KiB a file", r"iceberg/column-bytes", 1.0, cost_of("limit"), True),
-    Target("Iceberg: 0.1 % by a filter / in plaintext, CPU", r"iceberg/filter", 1.2, cost_of("limit"), True, " time"),
-    Target("Iceberg: plan 40 manifests / in plaintext, CPU", r"iceberg/plan", 1.2, cost_of("limit"), True, " time"),
-    Target("Iceberg: 40 small appends / in plaintext, CPU", r"iceberg/append", 1.3, cost_of("limit"), True, " time"),
+    Target("Iceberg: full scan / in plaintext, CPU", r"iceberg/read/scan", 1.15, cost_of("limit"), True, " time"),
+    Target("Iceberg: one column / in plaintext, CPU", r"iceberg/read/column", 1.15, cost_of("limit"), True, " time"),
+    Target("Iceberg: bytes read for it / and 64 KiB a file", r"iceberg/read/bytes", 1.0, cost_of("limit"), True),
+    Target(
+        "Iceberg: 0.1 % by a filter / in plaintext, CPU", r"iceberg/read/filter", 1.2, cost_of("limit"), True, " time"
+    ),
+    Target(
+        "Iceberg: plan 40 manifests / in plaintext, CPU", r"iceberg/small/plan", 1.2, cost_of("limit"), True, " time"
+    ),
+    Target(
+        "Iceberg: 40 small appends / in plaintext, CPU", r"iceberg/small/append", 1.3, cost_of("limit"), True, " time"
+    ),
     Target("import ags_fast over bare Python", r"import/.*", 15, milliseconds_over("limit"), True, " ms"),
 ]
