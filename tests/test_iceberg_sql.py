@@ -16,9 +16,10 @@ from iceberg_tables import KEY_ID, MASTER, SCHEMA, ids, key_forms, new_table, ro
 from support import python_env
 
 import ags_fast.iceberg
-from ags_fast.errors import PolicyError
+from ags_fast.errors import KeyAccessError, PolicyError
 from ags_fast.iceberg import SqlCatalog
 from ags_fast.iceberg.commit import raw_metadata
+from ags_fast.iceberg.session import kms_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,3 +136,34 @@ def test_the_database_has_no_keys(uri: str, tmp_path: Path, kms: dict[str, str])
     assert raw_metadata(table)["location"] in text
     assert not any(form in text for form in key_forms(table))
     catalog.purge_table("ns.t")
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "message"),
+    [
+        ({"encryption.allowed-key-ids": "other,third"}, KeyAccessError, "allowed-key-ids"),
+        ({"encryption.allowed-key-id": "other"}, ValueError, "did you mean 'encryption.allowed-key-ids'"),
+    ],
+)
+def test_guards_of_the_kms_are_not_lost(
+    tmp_path: Path, kms: dict[str, str], more: dict[str, str], error: type[Exception], message: str
+) -> None:
+    place: Any = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/wh"}
+    catalog = ags_fast.iceberg.load_catalog("tests", **place, **kms, **more)
+    catalog.create_namespace("ns")
+    with pytest.raises(error, match=message):
+        new_table(catalog).append(rows(0, 3))
+
+
+def test_what_a_kms_is_told_of_a_catalog() -> None:
+    told = {
+        "encryption.kms-type": "aws",
+        "client.region": "eu-central-1",
+        "client.assume-role.arn": "arn:aws:iam::1:role/r",
+        "kms.endpoint": "https://kms",
+        "adls.token-credential-provider": "a:B",
+        "gcs.impersonate.service-account": "s",
+    }
+    others = {"client.secret-access-key": "secret", "s3.region": "x", KEY_ID: MASTER, "uri": "u"}
+    assert kms_properties({**told, **others}) == told
+    assert kms_properties(others) is None

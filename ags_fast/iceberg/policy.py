@@ -30,7 +30,18 @@ FORMATS = ("write.format.default", "write.delete.format.default")
 
 CLASSES = ("py-io-impl", "py-catalog-impl")
 # PyIceberg merges a table's properties over the catalog's, so whoever writes the metadata would configure the client.
-CLIENT_NAMES = {"uri", "warehouse", "token", "credential", "catalog-impl", "io-impl", "scope", "audience", "resource"}
+CLIENT_NAMES = {
+    "encryption.allowed-key-ids",
+    "uri",
+    "warehouse",
+    "token",
+    "credential",
+    "catalog-impl",
+    "io-impl",
+    "scope",
+    "audience",
+    "resource",
+}
 CLIENT_PREFIXES = (
     "ags_fast.",
     "kms-",

@@ -32,6 +32,16 @@ __all__ = ["KMS_PREFIXES", "SESSION", "Session", "clear_cache", "kms_properties"
 
 SESSION = "ags_fast.session"  # the property that names a session, of this process
 KMS_PREFIXES = ("encryption.kms-", "kms.", "vault.", "azure.keyvault.")
+# What clients of a KMS read beside. A mistyped name among these goes to them, too, so that they refuse it.
+KMS_SHARED = ("encryption.", "client.", "gcs.impersonate.", "adls.token-credential-provider")
+NOT_OF_KMS = (
+    policy.KEY_ID,
+    policy.KEY_LENGTH,
+    policy.PLAINTEXT_FILES,
+    "client.access-key-id",
+    "client.secret-access-key",
+    "client.session-token",
+)
 KNOWN_PATHS = 1_000_000  # that a session remembers, about 500 bytes each; older ones are looked up again
 KNOWN_METADATA = 16  # metadata files that a session remembers
 READERS = 16  # sessions of FileIO objects that no catalog made
@@ -66,7 +76,11 @@ def clear_cache() -> None:
 
 def kms_properties(properties: Mapping[str, Any]) -> dict[str, str] | None:
     """Return those of a catalog's properties that name a KMS; None if they name none."""
-    chosen = {name: str(value) for name, value in properties.items() if name.startswith(KMS_PREFIXES)}
+    chosen = {
+        name: str(value)
+        for name, value in properties.items()
+        if name.startswith((*KMS_PREFIXES, *KMS_SHARED)) and name not in NOT_OF_KMS
+    }
     return chosen if "encryption.kms-type" in chosen or "encryption.kms-impl" in chosen else None
 
 
