@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,7 @@ from ags_fast.errors import PolicyError
 from ags_fast.iceberg import delete, expire, files, open_table, verify
 from ags_fast.iceberg.commit import edit
 from ags_fast.iceberg.writing import write_sealed
+from ags_fast.jobs import LocalEngine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +72,34 @@ def test_an_intact_table(table: Table, kms: dict[str, str]) -> None:
     assert stored == {path: os.path.getsize(path) for path in stored}
     assert len(stored) == len(done.rows)
     assert verify(open_table(table.metadata_location, kms=kms)).counts == done.counts
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_on_an_engine(table: Table, processes: int) -> None:
+    here, done = verify(table), verify(table, engine=LocalEngine(processes))
+    assert [row[:10] for row in sorted(done.rows)] == [row[:10] for row in sorted(here.rows)]
+    (one,) = [one for one in files(table) if one.kind == "data"][:1]
+    with open(place(one.path), "rb") as file:
+        data = file.read()
+    with open(place(one.path), "wb") as file:
+        file.write(flip(data, 800))
+    (row,) = bad(verify(table, engine=LocalEngine(processes)))
+    assert (row.src, row.format, row.error_class) == (one.path, "data", "IntegrityError")
+    assert bad(verify(table))[0][:10] == row[:10]
+
+
+def test_an_engine_gets_no_key(table: Table) -> None:
+    sent = []
+
+    class Spy(LocalEngine):
+        def run(self, context: Any, tasks: Any, open_cost: int, report: Any) -> None:
+            sent.append(pickle.dumps((context, tasks)))
+            super().run(context, tasks, open_cost, report)
+
+    assert bad(verify(table, engine=Spy(0))) == []
+    keys = [one.key_metadata.encryption_key for one in files(table) if one.key_metadata is not None]
+    assert len(sent) == 1
+    assert not any(key in sent[0] for key in keys)
 
 
 def test_some_snapshots(table: Table) -> None:

@@ -116,8 +116,8 @@ def _run(args: argparse.Namespace, name: str, loaded: Table, **options: Any) -> 
 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
     chosen = args.snapshots or ("current" if args.current else "all")
-    loaded = _table(args, reads=True)
-    return _run(args, "verify", loaded, snapshots=chosen, statistics=args.statistics, orphans=args.orphans)
+    options = {"snapshots": chosen, "statistics": args.statistics, "orphans": args.orphans}
+    return _run(args, "verify", _table(args, reads=True), engine=engine(args), **options)
 
 
 def _rotate(args: argparse.Namespace) -> dict[str, Any]:
@@ -249,6 +249,7 @@ COMMANDS = (
         _verify,
         (
             *READ,
+            *ENGINE,
             OneOf(
                 (
                     option(

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ags_fast import parquet
 from ags_fast.ags1 import AgsCodec
@@ -28,12 +28,21 @@ if TYPE_CHECKING:
 
     from pyiceberg.io import FileIO as InnerIO
 
-    from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.metadata import Raw
     from ags_fast.keys.kms import KmsClient
     from ags_fast.keys.metadata import StandardKeyMetadata
 
-__all__ = ["Item", "ListKeys", "Listed", "check_file", "kind_of", "read_list", "read_manifest", "statistics_state"]
+__all__ = [
+    "Item",
+    "ListKeys",
+    "Listed",
+    "Opener",
+    "check_file",
+    "kind_of",
+    "read_list",
+    "read_manifest",
+    "statistics_state",
+]
 
 AGS1, PARE = b"AGS1", b"PARE"
 # Ids of the fields of a list with the files and rows of a manifest: added, existing, deleted.
@@ -70,10 +79,12 @@ class Item:
         known: What a manifest says of it.
         whole: Whether its tags are to be checked; else only the vectors.
         vectors: Offset, size and number of rows of the deletion vectors in it.
+        again: Whether it was checked before, as another manifest names it.
     """
 
     known: Known
     whole: bool = True
+    again: bool = False
     vectors: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -195,7 +206,14 @@ def _container(known: Known, inner: InnerIO) -> tuple[Container, int]:
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def check_file(io: FileIO, item: Item) -> int | None:
+class Opener(Protocol):
+    """What opens files as they are stored, such as a `FileIO`."""
+
+    def inner(self, location: str, /) -> InnerIO:
+        """Return PyIceberg's own FileIO for a location."""
+
+
+def check_file(io: Opener, item: Item) -> int | None:
     """Check every tag of a data or delete file, and its length. Returns its bytes of plaintext, if that is known.
 
     Raises:

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast.dataset.names import new_job_id
@@ -29,7 +30,11 @@ from ags_fast.iceberg.orphans import Stored, is_encrypted, normal, not_named, st
 from ags_fast.iceberg.reading import show_metadata
 from ags_fast.iceberg.rotation import unused_keys
 from ags_fast.iceberg.snapshots import head_of
+from ags_fast.iceberg.work.checking import check_context, task_of
+from ags_fast.iceberg.work.tasks import local_path
+from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe
+from ags_fast.jobs.run import LOCAL_OPEN_COST, STORE_OPEN_COST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.manifests import Known
     from ags_fast.iceberg.metadata import Raw
+    from ags_fast.iceberg.work.checking import CheckContext
     from ags_fast.jobs.engines.base import Engine
 
 __all__ = ["verify"]
@@ -47,6 +53,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 THREADS = 8  # that read and check files; AES is so fast that they mostly wait for the storage
+BATCH = 20_000  # tasks for an engine
 LISTS_AHEAD, MANIFESTS_AHEAD, FILES_AHEAD = 8, 4, 4 * THREADS
 STATISTICS = ("statistics", "partition-statistics")
 PLAIN_MANIFEST = (
@@ -87,7 +94,8 @@ def verify(
         orphans: Whether to list the files below the table's location, and to tell those that neither a snapshot nor an
             older metadata file names. Those in plaintext fail; others are skipped, with the class "Orphan". While a
             writer works, its files are among them.
-        engine: Is not used: threads of this process check files, so no key leaves the process.
+        engine: Runs the checks of data and delete files, one task a file. Workers get keys wrapped by a KEK of the job,
+            which the table's master key wraps. None: threads of this process.
 
     Returns:
         A row for each file. ``src`` is its location, ``format`` its kind. Errors: IntegrityError or FormatError if it
@@ -96,6 +104,8 @@ def verify(
 
     Raises:
         PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg.
+        KeyAccessError: With an `engine`, the KMS refuses to wrap the KEK of the job.
+        TypeError: The KMS client cannot be sent to the engine's workers.
         ValueError: An argument is malformed, or the table does not have a snapshot.
     """
     if statistics not in ("refuse", "allow"):
@@ -104,9 +114,9 @@ def verify(
     if not policy.is_encrypted(raw):
         raise PolicyError(f"the table has no {policy.KEY_ID}: it is in plaintext")
     chosen = _chosen(raw, snapshots)
-    result = JobResult(new_job_id(), "verify", table.location(), None, [])
     with ThreadPoolExecutor(THREADS) as pool:
-        walk = _Walk(io, raw, chosen, pool, names=orphans)
+        walk = _Walk(io, raw, chosen, pool, engine, names=orphans)
+        result = JobResult(walk.job_id, "verify", table.location(), None, [])
         result.rows.append(_metadata_row(table, io, raw))
         result.rows += walk.run()
         result.rows += walk.statistics(refuse=statistics == "refuse")
@@ -186,7 +196,18 @@ class _Walk:
         unread: The lists and manifests that could not be read, so that what only they name is not known.
     """
 
-    def __init__(self, io: FileIO, raw: Raw, chosen: set[int], pool: ThreadPoolExecutor, *, names: bool) -> None:
+    def __init__(
+        self,
+        io: FileIO,
+        raw: Raw,
+        chosen: set[int],
+        pool: ThreadPoolExecutor,
+        engine: Engine | None,
+        *,
+        names: bool,
+    ) -> None:
+        self.job_id, self._engine = new_job_id(), engine
+        self._shared: CheckContext | None = None
         self._io, self._raw, self._chosen, self._pool = io, raw, chosen, pool
         self._keys = ListKeys(raw, io.session.kms)
         self._allows = (raw.get("properties") or {}).get(policy.PLAINTEXT_FILES) == "allow"
@@ -203,9 +224,39 @@ class _Walk:
     def run(self) -> list[Row]:
         """Return the rows of all files of the chosen snapshots: lists and manifests first."""
         files: list[Row] = []
-        for rows in _ahead(self._pool, self._check_file, self._items(), FILES_AHEAD):
-            files += rows
+        if self._engine is None:
+            for rows in _ahead(self._pool, self._check_file, self._items(), FILES_AHEAD):
+                files += rows
+        else:
+            self._run_on(self._engine, files)
         return self._rows + files
+
+    def _run_on(self, engine: Engine, files: list[Row]) -> None:
+        """Check the files by tasks on an engine, some ten thousand at a time."""
+
+        def report(rows: list[Row]) -> None:
+            files.extend(map(self._judged, rows))
+
+        items = self._items()
+        while batch := list(islice(items, BATCH)):
+            context = self._context(engine)
+            tasks = [task_of(context, item) for item in batch if not item.again]
+            local = all(local_path(task.path) for task in tasks)
+            cost = LOCAL_OPEN_COST if local else STORE_OPEN_COST
+            if tasks:
+                engine.run(context, tasks, cost, report)
+            for item in batch:
+                if item.again:
+                    report(self._check_file(item))
+
+    def _context(self, engine: Engine) -> CheckContext:
+        if self._shared is None:
+            properties = self._raw["properties"]
+            kms = client_for(engine, self._io.session.kms)
+            self._shared = check_context(
+                self.job_id, self._raw["table-uuid"], kms, properties[policy.KEY_ID], self._io.settings
+            )
+        return self._shared
 
     def _items(self) -> Iterator[Item]:
         """Yield the files of the chosen snapshots, each once."""
@@ -213,7 +264,7 @@ class _Walk:
             for item in items:
                 path = item.known.path
                 self._name(path)
-                said = _said(item.known)
+                said, item.again = _said(item.known), path in self._seen
                 if self._seen.get(path) == said:
                     item.whole = False
                     if not item.vectors or item.known.key_metadata is None:
