@@ -178,8 +178,11 @@ def _walk(session: Session, inner: InnerIO) -> Iterator[Known]:
     """Yield all manifests and files of known lists, the newest list first. Each manifest is read once."""
     seen: set[str] = set()
     for path in session.lists():
-        found = [one for one in read_list(session, path, inner) if one.path not in seen]
-        yield from found
-        for manifest in found:
-            seen.add(manifest.path)
-            yield from read_manifest(session, manifest, inner)
+        try:
+            found = [one for one in read_list(session, path, inner) if one.path not in seen]
+            yield from found
+            for manifest in found:
+                seen.add(manifest.path)
+                yield from read_manifest(session, manifest, inner)
+        except FileNotFoundError:  # an expired snapshot's, or of a table that was dropped
+            continue

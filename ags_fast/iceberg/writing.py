@@ -13,7 +13,7 @@ from ags_fast.iceberg import manifests, metadata, policy
 from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.javajson import in_java_order
 from ags_fast.iceberg.manifests import Known
-from ags_fast.iceberg.reading import load_metadata
+from ags_fast.iceberg.reading import find, load_metadata
 from ags_fast.keys.iceberg import add_manifest_list_key, read_encryption_keys, write_encryption_keys
 from ags_fast.keys.metadata import StandardKeyMetadata
 
@@ -56,7 +56,7 @@ def seal_manifest(session: Session, path: str, container: Container, nbytes: int
     Raises:
         PolicyError: A file in it is in plaintext.
     """
-    known = write_sealed(path, manifests.manifest_of(container, session.known), nbytes, inner)
+    known = write_sealed(path, manifests.manifest_of(container, lambda name: find(session, name, inner)), nbytes, inner)
     known.content = manifests.DELETES if container.meta.get("content") == b"deletes" else manifests.DATA
     session.learn(known)
     return known
@@ -114,7 +114,7 @@ def seal_lists(session: Session, raw: Raw, new: list[Raw], inner: InnerIO) -> No
     nbytes = int(properties.get(policy.KEY_LENGTH, "16"))
 
     def look_up(path: str) -> Known | None:
-        known = session.known(path)
+        known = find(session, path, inner)
         return replace(known, first_row_id=assigned[path]) if known is not None and path in assigned else known
 
     for snapshot in new:
