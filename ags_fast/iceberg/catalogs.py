@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pyiceberg.catalog import Catalog, MetastoreCatalog, delete_files
+from pyiceberg.catalog import Catalog, delete_files
 from pyiceberg.table import TableProperties
 from pyiceberg.table.update import AssertCreate, RemovePropertiesUpdate, SetPropertiesUpdate, UpgradeFormatVersionUpdate
 from pyiceberg.utils.config import Config
@@ -50,10 +50,10 @@ class EncryptedCatalog(Catalog):
             properties = {**(Config().get_catalog_config(name) or {}), **properties}
             properties.pop(CATALOG_IMPL, None)
         chosen = properties.pop("py-io-impl", None)
-        self._session = Session(
+        self._encryption = Session(  # PyIceberg's RestCatalog has a `_session`
             kms if kms is not None else kms_properties(properties), io_impl=None if chosen == IO_IMPL else chosen
         )
-        super().__init__(name, **{**properties, "py-io-impl": IO_IMPL, SESSION: self._session.token})
+        super().__init__(name, **{**properties, "py-io-impl": IO_IMPL, SESSION: self._encryption.token})
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a catalog of ags_fast.iceberg holds keys and is never pickled: load it where it is used")
@@ -61,7 +61,7 @@ class EncryptedCatalog(Catalog):
     @property
     def session(self) -> Session:
         """What this catalog knows of its tables."""
-        return self._session
+        return self._encryption
 
     def create_table(self, *args: Any, **named: Any) -> Table:
         """Create a table, which is encrypted if its properties name a master key. See PyIceberg's method."""
@@ -98,7 +98,7 @@ class EncryptedCatalog(Catalog):
                 drop the table instead.
         """
         table = self.load_table(identifier)
-        if not isinstance(self, MetastoreCatalog) or not table_io(table).encrypted:
+        if not table_io(table).encrypted:
             super().purge_table(identifier)  # type: ignore[safe-super]
             return
         found = _reachable(table)

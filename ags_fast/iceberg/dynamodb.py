@@ -52,7 +52,7 @@ class DynamoDbCatalog(EncryptedCatalog, _DynamoDbCatalog):
         self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
         parameters = {**staged.metadata.properties, "table_type": "ICEBERG", LOCATION: staged.metadata_location}
         parameters[PREVIOUS] = "" if current is None else current.metadata_location
-        set_stored(self._session, parameters)
+        set_stored(self.session, parameters)
         self._store(database, name, item, parameters)
         return _response(staged)
 
@@ -87,7 +87,7 @@ class DynamoDbCatalog(EncryptedCatalog, _DynamoDbCatalog):
             for column, value in dynamo_table_item.items()
             if column.startswith(PREFIX) and "S" in value
         }
-        return check_stored(self._session, stored, table)
+        return check_stored(self.session, stored, table)
 
 
 def _response(table: Table) -> CommitTableResponse:

@@ -36,12 +36,12 @@ class HiveCatalog(EncryptedCatalog, _HiveCatalog):
 
     def __init__(self, name: str, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any) -> None:
         super().__init__(name, kms, **properties)
-        self._client: Any = _Connection(self._client, self._session)
+        self._client: Any = _Connection(self._client, self.session)
 
     def _convert_hive_into_iceberg(self, table: Any) -> Table:
         parameters = table.parameters
-        self._session.expect(parameters.get(LOCATION, ""), parameters.get(METADATA_HASH))
-        return check_stored(self._session, parameters, super()._convert_hive_into_iceberg(table))
+        self.session.expect(parameters.get(LOCATION, ""), parameters.get(METADATA_HASH))
+        return check_stored(self.session, parameters, super()._convert_hive_into_iceberg(table))
 
 
 class _Connection:
