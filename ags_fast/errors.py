@@ -14,6 +14,7 @@ __all__ = [
     "KeyAccessError",
     "KeyLimitError",
     "PolicyError",
+    "UnsupportedChangeError",
 ]
 
 
@@ -66,3 +67,7 @@ class PolicyError(AgsError):
 
 class ConcurrentChangeError(AgsError):
     """Somebody else has changed it since it was read. Nothing was written: read it again, and change that."""
+
+
+class UnsupportedChangeError(AgsError, NotImplementedError):
+    """The catalog's protocol has no words for a change. Nothing was sent."""

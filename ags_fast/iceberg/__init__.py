@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.hive import HiveCatalog
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.rekeying import rekey
+    from ags_fast.iceberg.rest import RestCatalog
     from ags_fast.iceberg.rotation import rotate
     from ags_fast.iceberg.session import clear_cache
     from ags_fast.iceberg.sql import SqlCatalog
@@ -28,6 +29,7 @@ __all__ = [
     "FileIO",
     "GlueCatalog",
     "HiveCatalog",
+    "RestCatalog",
     "SqlCatalog",
     "TableFile",
     "clear_cache",
@@ -51,6 +53,7 @@ _HOMES = {
     "hive": ("HiveCatalog",),
     "io": ("FileIO",),
     "rekeying": ("rekey",),
+    "rest": ("RestCatalog",),
     "rotation": ("rotate",),
     "session": ("clear_cache",),
     "sql": ("SqlCatalog",),

@@ -1,0 +1,220 @@
+"""An edit of raw table metadata as the updates and requirements of Iceberg's REST protocol.
+
+A REST server makes the metadata by itself, so an edit is sent as what it changes. Specification: Iceberg's REST
+catalog, `CommitTableRequest`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.errors import UnsupportedChangeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ags_fast.iceberg.metadata import Raw
+
+__all__ = ["differences", "entries", "fence", "lost_keys", "needs_fence", "requirements", "updates_of_keys"]
+
+KEYS = "encryption-keys"
+# What a server derives from the updates.
+DERIVED = frozenset(
+    {
+        "current-snapshot-id",
+        "last-sequence-number",
+        "last-updated-ms",
+        "metadata-log",
+        "next-row-id",
+        "snapshot-log",
+    }
+)
+EXPRESSED = frozenset(
+    {"format-version", "location", "properties", KEYS, "snapshots", "refs", "statistics", "partition-statistics"}
+)
+
+
+def entries(raw: Mapping[str, Any] | None) -> dict[str, Raw]:
+    """Return the entries of a table's ``encryption-keys`` by id."""
+    return {one["key-id"]: one for one in (raw or {}).get(KEYS) or ()}
+
+
+def requirements(base: Mapping[str, Any]) -> list[Raw]:
+    """Return the requirements of an edit: the same table, and every branch and tag where it is in `base`."""
+    made: list[Raw] = [{"type": "assert-table-uuid", "uuid": base["table-uuid"]}]
+    for name, ref in (base.get("refs") or {}).items():
+        made.append({"type": "assert-ref-snapshot-id", "ref": name, "snapshot-id": ref["snapshot-id"]})
+    return made
+
+
+def differences(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
+    """Return the updates that change one metadata into others.
+
+    Args:
+        base: The raw metadata that are changed.
+        made: What they are to become. What a server derives, such as its logs, is not compared.
+
+    Raises:
+        UnsupportedChangeError: The protocol has no update for a change.
+    """
+    for name in sorted((base.keys() | made.keys()) - DERIVED - EXPRESSED):
+        if base.get(name) != made.get(name):
+            raise UnsupportedChangeError(f"an edit of {name!r} cannot be sent to a REST catalog: it has no such update")
+    return [
+        *_version_and_place(base, made),
+        *_properties(base.get("properties") or {}, made.get("properties") or {}),
+        *updates_of_keys(entries(base), entries(made)),
+        *_new_snapshots(base, made),
+        *_refs(base.get("refs") or {}, made.get("refs") or {}),
+        *_statistics(base, made),
+        *_removed_snapshots(base, made),
+    ]
+
+
+def _version_and_place(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
+    updates: list[Raw] = []
+    if base["format-version"] != made["format-version"]:
+        updates.append({"action": "upgrade-format-version", "format-version": made["format-version"]})
+    if base.get("location") != made.get("location"):
+        updates.append({"action": "set-location", "location": made["location"]})
+    return updates
+
+
+def _properties(base: Mapping[str, str], made: Mapping[str, str]) -> list[Raw]:
+    new = {name: value for name, value in made.items() if base.get(name) != value}
+    gone = [name for name in base if name not in made]
+    updates: list[Raw] = [{"action": "set-properties", "updates": new}] if new else []
+    return [*updates, *([{"action": "remove-properties", "removals": gone}] if gone else ())]
+
+
+def updates_of_keys(base: Mapping[str, Raw], made: Mapping[str, Raw]) -> list[Raw]:
+    """Return the updates that change ``encryption-keys``.
+
+    A server ignores an entry whose id it has, so an entry that changes is removed first. The KEK of a new entry is sent
+    even if `base` has that KEK: if another commit has removed the KEK meanwhile, the new entry still opens.
+
+    Args:
+        base: The entries by id, as they are.
+        made: As they are to become.
+    """
+    gone = [key_id for key_id, one in base.items() if made.get(key_id) != one]
+    new = [one for key_id, one in made.items() if base.get(key_id) != one]
+    keks = {one["encrypted-by-id"]: None for one in new if one.get("encrypted-by-id") in made}
+    changed = {one["key-id"] for one in new}
+    sent = [*(made[key_id] for key_id in keks if key_id not in changed), *new]
+    return [
+        *({"action": "remove-encryption-key", "key-id": key_id} for key_id in gone),
+        *({"action": "add-encryption-key", "encryption-key": one} for one in sent),
+    ]
+
+
+def _by_id(raw: Mapping[str, Any]) -> dict[int, Raw]:
+    return {one["snapshot-id"]: one for one in raw.get("snapshots") or ()}
+
+
+def _new_snapshots(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
+    old = _by_id(base)
+    new = sorted(
+        (one for snapshot_id, one in _by_id(made).items() if snapshot_id not in old),
+        key=lambda one: one["sequence-number"],
+    )
+    for snapshot_id, one in _by_id(made).items():
+        if snapshot_id in old and old[snapshot_id] != one:
+            raise UnsupportedChangeError(f"snapshot {snapshot_id} is there: a REST catalog has no update that edits it")
+    taken = (base.get("next-row-id") or 0) + sum(one.get("added-rows") or 0 for one in new)
+    if (made.get("next-row-id") or 0) != taken:
+        raise UnsupportedChangeError("a REST catalog takes row ids for new snapshots only, as many as they add rows")
+    return [{"action": "add-snapshot", "snapshot": one} for one in new]
+
+
+def _refs(base: Mapping[str, Raw], made: Mapping[str, Raw]) -> list[Raw]:
+    moved = [
+        {"action": "set-snapshot-ref", "ref-name": name, **ref} for name, ref in made.items() if base.get(name) != ref
+    ]
+    return [*moved, *({"action": "remove-snapshot-ref", "ref-name": name} for name in base if name not in made)]
+
+
+def _statistics(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
+    updates: list[Raw] = []
+    for name in ("statistics", "partition-statistics"):
+        old = {one["snapshot-id"]: one for one in base.get(name) or ()}
+        new = {one["snapshot-id"]: one for one in made.get(name) or ()}
+        updates += [
+            {"action": f"set-{name}", "snapshot-id": snapshot_id, name: one}
+            for snapshot_id, one in new.items()
+            if old.get(snapshot_id) != one
+        ]
+        updates += [
+            {"action": f"remove-{name}", "snapshot-id": snapshot_id} for snapshot_id in old if snapshot_id not in new
+        ]
+    return updates
+
+
+def _removed_snapshots(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
+    new = _by_id(made)
+    gone = [snapshot_id for snapshot_id in _by_id(base) if snapshot_id not in new]
+    return [{"action": "remove-snapshots", "snapshot-ids": gone}] if gone else []
+
+
+# -------------------------------------------------------------------------------------------------------------- fence
+
+
+def needs_fence(base: Mapping[str, Any], updates: Iterable[Mapping[str, Any]]) -> bool:
+    """Tell whether updates take keys away, and have no snapshot by which the server sees other commits."""
+    actions = list(updates)
+    if not any(one["action"] == "remove-encryption-key" for one in actions) or not base.get("snapshots"):
+        return False
+    return not any("parent-snapshot-id" in one["snapshot"] for one in actions if one["action"] == "add-snapshot")
+
+
+def fence(base: Mapping[str, Any]) -> list[Raw]:
+    """Return two updates that change no table, and that a server refuses after any other commit of a snapshot.
+
+    The protocol has no requirement for keys. But a snapshot's sequence number must be greater than the table's last,
+    so a snapshot that is added and removed again shows the server what its base was. And a commit that has begun
+    before is refused after, since the table's last sequence number has grown by one.
+
+    Args:
+        base: The raw metadata that the updates change. They have a snapshot.
+    """
+    snapshots = base["snapshots"]
+    taken = _by_id(base)
+    snapshot_id = next(made for made in iter(lambda: secrets.randbits(62) + 1, 0) if made not in taken)
+    snapshot = {
+        "sequence-number": base["last-sequence-number"] + 1,
+        "snapshot-id": snapshot_id,
+        "parent-snapshot-id": max(snapshots, key=lambda one: one.get("sequence-number") or 0)["snapshot-id"],
+        "timestamp-ms": max(time.time_ns() // 1_000_000, base["last-updated-ms"] + 1),
+        "summary": {"operation": "replace"},
+        "manifest-list": f"{base['location']}/metadata/fence-{snapshot_id}.avro",  # nobody reads or deletes it
+        "schema-id": base["current-schema-id"],
+        "first-row-id": base.get("next-row-id") or 0,
+        "added-rows": 0,
+    }
+    return [
+        {"action": "add-snapshot", "snapshot": snapshot},
+        {"action": "remove-snapshots", "snapshot-ids": [snapshot_id]},
+    ]
+
+
+def lost_keys(raw: Mapping[str, Any], known: Mapping[str, Raw]) -> list[Raw]:
+    """Return entries that snapshots of a table need, that the table does not have, and that are known.
+
+    Args:
+        raw: The metadata as they are.
+        known: Entries by id, as they were.
+    """
+    have = entries(raw)
+    lost: dict[str, Raw] = {}
+    for snapshot in raw.get("snapshots") or ():
+        key_id = snapshot.get("key-id")
+        for _ in range(2):  # the list's key, and its KEK
+            entry = have.get(key_id) or known.get(key_id)
+            if entry is None:
+                break
+            if key_id not in have:
+                lost[key_id] = entry
+            key_id = entry.get("encrypted-by-id")
+    return list(lost.values())
