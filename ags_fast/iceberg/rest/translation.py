@@ -1,8 +1,7 @@
-"""The REST catalog, with encrypted tables.
+"""What goes between PyIceberg and a REST server, translated: facades to one side, version 3 to the other.
 
-A REST server sends table metadata and makes them from updates, so files of metadata are not written here. An adapter on
-the catalog's HTTP session translates: what the server sends is shown as its facade, and commits for the facade become
-commits of version 3. The server sees no key but those that are wrapped.
+What the server sends is shown as its facade, and commits for the facade become commits of version 3. The server sees no
+key but those that are wrapped.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pyiceberg.catalog.rest import RestCatalog as _RestCatalog
 from pyiceberg.exceptions import CommitFailedException
 from requests import Response
 from requests.adapters import BaseAdapter
 
 from ags_fast.errors import PolicyError, UnsupportedChangeError
-from ags_fast.iceberg import metadata, policy, updates
-from ags_fast.iceberg.catalogs import EncryptedCatalog
-from ags_fast.iceberg.commit import raw_metadata, table_io
+from ags_fast.iceberg import metadata, policy
+from ags_fast.iceberg.rest import updates
 from ags_fast.iceberg.session import KMS_PREFIXES
 from ags_fast.iceberg.writing import seal_lists
 
@@ -30,19 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
-    from pyiceberg.table import CommitTableResponse, Table
-    from pyiceberg.table.update import TableRequirement, TableUpdate
-    from pyiceberg.typedef import Identifier
     from requests import PreparedRequest
 
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.metadata import Raw
     from ags_fast.iceberg.session import Session
-    from ags_fast.keys.kms import KmsClient
 
-__all__ = ["RestCatalog", "Translator"]
+__all__ = ["Base", "Translator", "check_config", "committing"]
 
-SNAPSHOTS = "snapshot-loading-mode"
 OWN_CLASSES = ("pyiceberg.io.pyarrow.PyArrowFileIO", "pyiceberg.io.fsspec.FsspecFileIO")
 NOT_THE_SERVERS = (*KMS_PREFIXES, "kms-", "encryption.", "ags_fast.")
 TABLE = re.compile(r"/namespaces/[^/]+/tables/[^/]+$")
@@ -53,69 +45,14 @@ CREDENTIALS = re.compile(r"/namespaces/[^/]+/tables/[^/]+/credentials$")
 STALE = ("Cannot add snapshot with sequence number", "first-row-id is behind")
 
 
-class _Base(NamedTuple):
+class Base(NamedTuple):
     """What a commit in progress changes: None for a new table."""
 
     raw: Raw | None
     io: FileIO
 
 
-_committing: ContextVar[_Base] = ContextVar("_committing")
-
-
-class _Checked(_RestCatalog):
-    """PyIceberg's RestCatalog; what the server's configuration makes of the properties is checked."""
-
-    def __init__(self, name: str, **properties: Any) -> None:
-        super().__init__(name, **properties)
-        check_config((key for key, value in self.properties.items() if properties.get(key) != value), "the server")
-
-
-class RestCatalog(EncryptedCatalog, _Checked):
-    """PyIceberg's RestCatalog, with encrypted tables.
-
-    All snapshots of a table are loaded, also with ``snapshot-loading-mode``: keys of snapshots that are not seen would
-    look unused.
-
-    Args:
-        name: The catalog's name.
-        kms: A KMS client or its properties; None takes them from the catalog's properties, not from the server's.
-        **properties: The catalog's properties.
-
-    Raises:
-        PolicyError: The server's configuration names the class that opens files, or the KMS.
-    """
-
-    def __init__(self, name: str, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any) -> None:
-        super().__init__(name, kms, **properties)
-        if SNAPSHOTS in self.properties:
-            self.properties[SNAPSHOTS] = "all"
-        http = self._session
-        for prefix, adapter in list(http.adapters.items()):
-            http.mount(prefix, Translator(self.session, adapter))
-
-    def commit_table(
-        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
-    ) -> CommitTableResponse:
-        """Commit updates to a table. See PyIceberg's method."""
-        token = _committing.set(_Base(raw_metadata(table) if table.metadata_location else None, table_io(table)))
-        try:
-            return super().commit_table(table, requirements, updates)
-        finally:
-            _committing.reset(token)
-
-    def drop_table(self, identifier: str | Identifier, purge_requested: bool = False) -> None:
-        """Drop a table. See PyIceberg's method.
-
-        Args:
-            identifier: The table.
-            purge_requested: Whether its files are deleted, too: those of an encrypted table from here, as `purge_table`
-                does. The server cannot read which they are.
-        """
-        if purge_requested and table_io(self.load_table(identifier)).encrypted:
-            self.purge_table(identifier)
-        else:
-            super().drop_table(identifier, purge_requested)
+committing: ContextVar[Base] = ContextVar("committing")  # what the commit of this thread changes
 
 
 def check_config(config: Iterable[str], whose: str) -> None:
@@ -206,7 +143,7 @@ class Translator(BaseAdapter):
 
     def _commit(self, request: PreparedRequest, *args: Any, **named: Any) -> Response:
         body = _body(request)
-        base = _committing.get(None)
+        base = committing.get(None)
         if base is None:
             raise PolicyError("commit through RestCatalog.commit_table: keys are lost otherwise")
         mark = _mark(body["updates"])
@@ -218,7 +155,7 @@ class Translator(BaseAdapter):
             _check_stored(made["updates"], answer.json())
         return self._shown(answer)
 
-    def _sealed(self, body: Raw, base: _Base) -> Raw:
+    def _sealed(self, body: Raw, base: Base) -> Raw:
         """Return a commit for the facade, as one of version 3; `body` itself if the table is in plaintext."""
         raw = base.raw or {"properties": {}, "next-row-id": 0}
         properties = _properties_after(raw.get("properties") or {}, body["updates"])
@@ -240,7 +177,7 @@ class Translator(BaseAdapter):
         sent[first:first] = keys
         return {**body, "updates": sent, "requirements": _requirements(body, base.raw)}
 
-    def _edit(self, request: PreparedRequest, body: Raw, base: _Base, mark: str, *args: Any, **named: Any) -> Response:
+    def _edit(self, request: PreparedRequest, body: Raw, base: Base, mark: str, *args: Any, **named: Any) -> Response:
         """Send an edit of the raw metadata, and see that its keys are what the server stores."""
         if base.raw is None:
             raise UnsupportedChangeError("an edit changes a table that is there")
