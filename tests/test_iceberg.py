@@ -14,6 +14,7 @@ import iceberg_tables
 from iceberg_tables import KEY_ID, MASTER, ids, new_table, rows, sql_catalog
 from kms_clients import UnitestKms
 from pyiceberg.catalog.sql import SqlCatalog as VanillaCatalog
+from pyiceberg.exceptions import CommitStateUnknownException
 
 from ags_fast.errors import KeyAccessError, PolicyError
 from ags_fast.iceberg import FileIO, files, open_table
@@ -102,6 +103,35 @@ def test_an_edit_writes_no_snapshot(catalog: Any) -> None:
     assert table.properties == after["properties"]
     assert edit(table, lambda raw: raw) == raw_metadata(table)
     assert raw_of(table) == after
+
+
+@pytest.mark.parametrize("made", [True, False])
+@pytest.mark.parametrize("others", [True, False])
+def test_a_catalog_that_does_not_know(catalog: Any, monkeypatch: pytest.MonkeyPatch, made: bool, others: bool) -> None:
+    """Whether it made a commit, and another commit came since."""
+    table = new_table(catalog)
+    table.append(rows(0, 3))
+    real = catalog.commit_table
+
+    def commit(*given: Any) -> Any:
+        monkeypatch.undo()
+        if made:
+            real(*given)
+        if others:
+            catalog.load_table("ns.t").append(rows(3, 5))
+        raise CommitStateUnknownException("the connection broke")
+
+    def change(raw: dict[str, Any]) -> dict[str, Any]:
+        return {**raw, "properties": {**raw["properties"], "comment": "x"}}
+
+    monkeypatch.setattr(catalog, "commit_table", commit)
+    if made:
+        assert edit(table, change)["properties"]["comment"] == "x"
+    else:
+        with pytest.raises(CommitStateUnknownException):
+            edit(table, change)
+    assert ("comment" in catalog.load_table("ns.t").properties) == made
+    assert ids(catalog.load_table("ns.t")) == list(range(5 if others else 3))
 
 
 def test_branches_and_tags(catalog: Any) -> None:

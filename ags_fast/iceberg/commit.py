@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["edit", "raw_metadata", "table_io", "table_session"]
 
 ATTEMPTS = 20  # commits that others came first to
+OF_EACH_COMMIT = ("last-updated-ms", "metadata-log")
 
 
 def table_io(table: Table) -> FileIO:
@@ -56,6 +57,8 @@ def edit(table: Table, change: Callable[[Raw], Raw]) -> Raw:
 
     Raises:
         ConcurrentChangeError: Other commits came first, 20 times in a row.
+        CommitStateUnknownException: The catalog does not know whether it made the commit, and the newest metadata do
+            not show that it did.
     """
     session = table_session(table)
     for _ in range(ATTEMPTS):
@@ -73,13 +76,27 @@ def edit(table: Table, change: Callable[[Raw], Raw]) -> Raw:
             continue
         except CommitStateUnknownException:
             table.refresh()
-            if raw_metadata(table).get("last-updated-ms") == base.get("last-updated-ms"):
+            if not _was_made(table, session.written(mark), made):
                 raise
         finally:
             session.set_edit(mark, None)
         table.refresh()
         return raw_metadata(table)
     raise ConcurrentChangeError(f"other commits came first, {ATTEMPTS} times in a row: try again")
+
+
+def _was_made(table: Table, written: str | None, made: Raw) -> bool:
+    """Tell whether the newest metadata are those of an edit, or follow them.
+
+    Args:
+        table: The table, newly loaded.
+        written: The metadata file of the edit; None if a server writes it.
+        made: What the edit made.
+    """
+    raw = raw_metadata(table)
+    if written is not None:
+        return written in (table.metadata_location, *(one["metadata-file"] for one in raw.get("metadata-log") or ()))
+    return all(raw.get(name) == value for name, value in made.items() if name not in OF_EACH_COMMIT)
 
 
 def _once(base: Raw, made: Raw, change: Callable[[Raw], Raw]) -> Callable[[Raw], Raw]:

@@ -108,6 +108,7 @@ class Session:
         self._pending: dict[str, bytes] = {}
         self._upgraded: set[str] = set()
         self._edits: dict[str, Callable[[Raw], Raw]] = {}
+        self._written: dict[str, str] = {}
         _sessions[self.token] = self
 
     def __repr__(self) -> str:
@@ -188,8 +189,17 @@ class Session:
         """Set, or with None forget, the edit that the commit with this mark makes."""
         if change is None:
             self._edits.pop(mark, None)
+            self._written.pop(mark, None)
         else:
             self._edits[mark] = change
+
+    def note_written(self, mark: str, location: str) -> None:
+        """Keep where the metadata of the edit with this mark are written."""
+        self._written[mark] = location
+
+    def written(self, mark: str) -> str | None:
+        """Return where the metadata of the edit with this mark were written; None if they were not, or by a server."""
+        return self._written.get(mark)
 
     def edit(self, mark: str) -> Callable[[Raw], Raw]:
         """Return the edit that the commit with this mark makes. PolicyError if there is none."""

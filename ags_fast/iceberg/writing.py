@@ -90,6 +90,7 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
         kept = {one["metadata-file"] for one in (*(raw.get("metadata-log") or ()), *log[-1:])}  # an edit may drop some
         raw["last-updated-ms"] = shown["last-updated-ms"]
         raw["metadata-log"] = [one for one in log if one["metadata-file"] in kept]
+        session.note_written(mark, location)
     else:
         policy.check_change(base, properties, shown)
         raw = metadata.merge(base, shown, lambda raw, new: seal_lists(session, raw, new, inner))
