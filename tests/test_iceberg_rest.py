@@ -508,7 +508,8 @@ def test_processes_append_while_keys_turn(
     name, properties = ".".join(table.name()), {"type": "rest", "uri": server}
     commits, writers = 4, range(1, 7)
     running = [
-        start_python(program(iceberg_writers.append, name, kms, properties, 100 * writer, commits)) for writer in writers
+        start_python(program(iceberg_writers.append, name, kms, properties, 100 * writer, commits))
+        for writer in writers
     ]
     try:
         for one in running:
