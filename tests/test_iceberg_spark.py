@@ -1,0 +1,90 @@
+"""Tables re-keyed and encrypted in the tasks of Spark, with the rows that the local engine reports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
+pytest.importorskip("pyspark")
+if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
+    pytest.skip("there is no Java runtime", allow_module_level=True)
+
+from iceberg_tables import MASTER, SCHEMA, ids, new_table, rows, sql_catalog
+from pyspark.sql import SparkSession
+from spark_jobs import spark_env
+from test_iceberg_rekey import keys, lineage
+
+from ags_fast.iceberg import clear_cache, delete, encrypt, expire, rekey, verify
+from ags_fast.spark import SparkEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in spark_env().items():
+            patch.setenv(name, value)
+        builder = SparkSession.builder.master("local[2,4]").appName("tables")
+        for name, value in {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+            "spark.executorEnv.PYTHONPATH": spark_env()["PYTHONPATH"],
+        }.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        yield SparkEngine(session, target_bytes=4 << 10)
+        session.stop()
+
+
+def test_encrypt_and_rekey(tmp_path: Path, kms: dict[str, str], engine: SparkEngine) -> None:
+    table = sql_catalog(tmp_path, kms).create_table("ns.t", schema=SCHEMA)
+    for first in (0, 10, 20, 30):
+        table.append(rows(first, first + 10))
+    result = encrypt(table, wrapping_key_id=MASTER, engine=engine)
+    result.raise_for_failures()
+    assert result.counts["ok"] == 4
+    assert ids(table) == list(range(40))
+    delete(table, "id = 3 or id = 14")
+    before, entries = keys(table), lineage(table)
+    clear_cache()
+    result = rekey(table, what="data", engine=engine)
+    result.raise_for_failures()
+    assert result.counts["ok"] == 5
+    assert not set(before.values()) & set(keys(table).values())
+    assert lineage(table) == entries
+    assert ids(table) == [i for i in range(40) if i not in (3, 14)]
+    # The driver opens the table's KEK, and at most each of Spark's two workers the KEK of the job.
+    assert 1 <= result.kms_calls["local", "unwrap"] <= 4
+    expire(table)
+    assert verify(table, snapshots="current").failed == []
+
+
+def test_a_damaged_file_is_a_row(tmp_path: Path, kms: dict[str, str], engine: SparkEngine) -> None:
+    table = new_table(sql_catalog(tmp_path, kms))
+    table.append(rows(0, 10))
+    table.append(rows(10, 20))
+    location = table.metadata_location
+    path = next(iter(table.scan().plan_files())).file.file_path.removeprefix("file://")
+    with open(path, "r+b") as file:
+        file.truncate(100)
+    result = rekey(table, what="data", engine=engine)
+    assert [(row.src, row.error_class) for row in result.failed] == [(f"file://{path}", "IntegrityError")]
+    assert table.metadata_location == location
+
+
+def test_manifests_need_no_engine(tmp_path: Path, kms: dict[str, str], engine: SparkEngine) -> None:
+    table = new_table(sql_catalog(tmp_path, kms))
+    table.append(rows(0, 10))
+    assert rekey(table, engine=engine).counts["ok"] == 1
+    assert ids(table) == list(range(10))
