@@ -144,6 +144,25 @@ def test_rotate_and_expire(folder: Path, table: Table, capsys: pytest.CaptureFix
     assert shown(capsys)["skipped"] == 0
 
 
+def test_rekey_and_encrypt(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "rekey", "--quiet") == 0
+    assert "manifest" in capsys.readouterr().out
+    assert run(folder, "rekey", "--what", "data", "--json") == 0
+    assert shown(capsys)["ok"] == 3
+    plain = sql_catalog(folder, PROPERTIES).create_table("ns.plain", schema=SCHEMA)
+    plain.append(rows(0, 4))
+    assert run(folder, "verify", name="ns.plain") == 1
+    assert run(folder, "encrypt", "--wrapping-key-id", "master", "--json", name="ns.plain") == 0
+    capsys.readouterr()
+    assert run(folder, "verify", "--json", name="ns.plain") == 0
+    assert shown(capsys)["skipped_by"] == {"Plaintext": 3}
+    assert run(folder, "expire", name="ns.plain") == 0
+    capsys.readouterr()
+    for name in ("ns.plain", "ns.t"):
+        assert run(folder, "verify", "--orphans", "--json", "--engine", "local", name=name) == 0
+        assert shown(capsys)["skipped"] == 0
+
+
 def test_a_catalog_of_the_configuration(
     folder: Path, table: Table, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +178,7 @@ def test_a_catalog_of_the_configuration(
     assert shown(capsys)["error_class"] == "ConfigurationError"
 
 
-@pytest.mark.parametrize("operation", ["verify", "rotate", "expire", "files"])
+@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "files"])
 def test_exit_codes(folder: Path, operation: str, capsys: pytest.CaptureFixture[str]) -> None:
     catalog = sql_catalog(folder, PROPERTIES)
     catalog.create_table("ns.plain", schema=SCHEMA).append(rows(0, 3))
@@ -177,7 +196,7 @@ def test_another_keystore(folder: Path, table: Table) -> None:
     assert cli.main(["iceberg", "files", "ns.t", *catalog_options(folder), *options]) == 4
 
 
-@pytest.mark.parametrize("operation", ["verify", "rotate", "expire", "files"])
+@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "files"])
 def test_without_pyiceberg(
     folder: Path, operation: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog as VanillaCatalog
 from support import flip
 
 from ags_fast.errors import PolicyError
-from ags_fast.iceberg import delete, expire, files, open_table, verify
+from ags_fast.iceberg import delete, expire, files, open_table, rekey, verify
 from ags_fast.iceberg.commit import edit
 from ags_fast.iceberg.writing import write_sealed
 from ags_fast.jobs import LocalEngine
@@ -165,6 +165,7 @@ def test_files_in_plaintext_are_told(catalog: Catalog) -> None:
         done = verify(table)
         assert bad(done) == []
         assert kinds(done, "skipped") == {kind: 1}
+        assert "1 files are in plaintext" in done.warnings[0]
 
 
 def test_a_key_that_java_lost_is_no_tampering(catalog: Catalog) -> None:
@@ -306,6 +307,22 @@ def test_orphans_that_are_encrypted_are_skipped(table: Table) -> None:
     assert bad(done) == []
     (row,) = [row for row in done.rows if row.status == "skipped"]
     assert (row.src, row.error_class) == (f"{table.location()}/data/a/b=c/x.avro", "Orphan")
+
+
+def test_a_plan_that_is_left_is_told(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ags_fast.iceberg.work import moving
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moving, "edit", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rekey(table, what="data", engine=LocalEngine(0))
+    left = {row.src: row for row in verify(table, orphans=True).rows if row.status == "skipped"}
+    (plan,) = [row for path, row in left.items() if path.endswith(".plan")]
+    assert "start the operation again" in str(plan.error)
+    assert len(left) == 1 + 4  # the plan, and the new files
+    rekey(table, what="data", engine=LocalEngine(0)).raise_for_failures()
+    done = verify(table, orphans=True)
+    assert (done.failed, kinds(done, "skipped")) == ([], {})
 
 
 def test_what_older_metadata_name_is_no_orphan(table: Table) -> None:

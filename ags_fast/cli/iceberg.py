@@ -102,11 +102,8 @@ def _table(args: argparse.Namespace, *, reads: bool = False) -> Table:
 
 def _run(args: argparse.Namespace, name: str, loaded: Table, **options: Any) -> dict[str, Any]:
     """Run a function of ags_fast.iceberg on the table, and return its result as commands show it."""
-    function = getattr(_library(), name, None)
-    if function is None:
-        raise ConfigurationError(f"this version of ags_fast has no ags_fast.iceberg.{name}")
     with _explained():
-        done = result(function(loaded, **options))
+        done = result(getattr(_library(), name)(loaded, **options))
     del done["dataset"], done["version"], done["pin"]  # of datasets
     return {"operation": done.pop("operation"), "table": args.file, **done}
 

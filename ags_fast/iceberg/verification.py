@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pyiceberg.catalog.rest import RestCatalog
+
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.iceberg import metadata, policy
@@ -65,6 +67,10 @@ PLAIN_STATISTICS = (
     "the statistics are in plaintext: Iceberg has no keys for them. statistics='allow' lists them as skipped"
 )
 ORPHAN = "no snapshot names this file: a writer or an expiry that died left it, or a writer is about to commit it"
+PLAN = (
+    "the plan of a rekey or an encrypt that died, or that is running: start the operation again, and it goes on by the "
+    "plan. Keys in the plan are wrapped"
+)
 PLAIN_ORPHAN = (
     "the file is in plaintext, and no snapshot names it: a writer that knows nothing of encryption may have failed "
     "after it wrote the file. Delete the file if no writer needs it"
@@ -117,13 +123,14 @@ def verify(
     with ThreadPoolExecutor(THREADS) as pool:
         walk = _Walk(io, raw, chosen, pool, engine, names=orphans)
         result = JobResult(walk.job_id, "verify", table.location(), None, [])
-        result.rows.append(_metadata_row(table, io, raw))
+        if not isinstance(table.catalog, RestCatalog):  # there the server's answer is the metadata
+            result.rows.append(_metadata_row(table, io, raw))
         result.rows += walk.run()
         result.rows += walk.statistics(refuse=statistics == "refuse")
         if orphans:
             walk.name_older(raw, table.metadata_location)
             result.rows += walk.orphans(table.location())
-    result.warnings += _warnings(raw, walk)
+    result.warnings += _warnings(raw, walk, result.rows)
     return result
 
 
@@ -444,12 +451,17 @@ class _Walk:
             encrypted = is_encrypted(self._io, one.path)
         except Exception as error:  # of any storage
             return _failed(one.path, "orphan", error, file_length=one.length)
+        row = Row(one.path, None, "skipped", "Orphan", ORPHAN, format="orphan", file_length=one.length)
+        if one.path.endswith(".plan"):
+            return row._replace(error=PLAN)
         if encrypted or one.path.endswith((".metadata.json", ".metadata.json.gz", ".crc")):
-            return Row(one.path, None, "skipped", "Orphan", ORPHAN, format="orphan", file_length=one.length)
+            return row
         return _failed(one.path, "orphan", PolicyError(PLAIN_ORPHAN), file_length=one.length)
 
 
-def _warnings(raw: Raw, walk: _Walk) -> Iterator[str]:
+def _warnings(raw: Raw, walk: _Walk, rows: list[Row]) -> Iterator[str]:
+    if plain := sum(row.error_class == "Plaintext" for row in rows):
+        yield f"{plain} files are in plaintext, as the table's property or statistics='allow' permits"
     if walk.untrusted:
         yield (
             f"{len(walk.untrusted)} manifest lists have no trusted length (Iceberg Rust writes none): nobody would see "
