@@ -24,9 +24,10 @@ from servers.iceberg_rest import iceberg_rest
 from support import finish_python, program, start_python
 
 from ags_fast.errors import ConcurrentChangeError, PolicyError, UnsupportedChangeError
-from ags_fast.iceberg import delete, expire, files, load_catalog, open_table, rotate, verify
+from ags_fast.iceberg import delete, encrypt, expire, files, load_catalog, open_table, rekey, rotate, verify
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.session import clear_cache
+from ags_fast.jobs import LocalEngine
 from ags_fast.keys.iceberg import read_encryption_keys
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Wire:
         self.answers: list[str] = []
         self.before: Callable[[PreparedRequest], None] = lambda request: None
         self.after: Callable[[Any], None] | None = None
+        self.status: Callable[[PreparedRequest], int | None] = lambda request: None
         send = HTTPAdapter.send
 
         def seen(adapter: HTTPAdapter, request: PreparedRequest, *args: Any, **named: Any) -> Response:
@@ -88,6 +90,7 @@ class Wire:
             self.requests.append(request)
             answer = send(adapter, request, *args, **named)
             self.answers.append(answer.text)
+            answer.status_code = self.status(request) or answer.status_code
             if self.after is not None and answer.ok and answer.text:
                 body = answer.json()
                 self.after(body)
@@ -311,6 +314,69 @@ def test_a_delete_by_vectors_and_an_expiry(connect: Callable[..., Any], table: A
     assert len(raw["snapshots"]) == 1
     assert len(raw["encryption-keys"]) == 2  # the list's key and its KEK
     assert ids(connect().load_table(table.name())) == left
+
+
+def test_new_keys_for_manifests_and_data(connect: Callable[..., Any], table: Any) -> None:
+    table.append(rows(0, 30))
+    table.append(rows(30, 40))
+    delete(table, "id = 7")
+    before = {one.path for one in files(table)}
+    for what in ("manifests", "data"):
+        assert not rekey(table, what=what, engine=LocalEngine(0)).failed
+    assert not before & {one.path for one in files(table)}
+    expire(table)
+    other = connect().load_table(table.name())
+    assert ids(other) == [i for i in range(40) if i != 7]
+    assert {row.status for row in verify(other, orphans=True).rows} == {"ok"}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("commits", [0, 2])
+def test_a_table_in_plaintext_is_encrypted(
+    connect: Callable[..., Any], namespace: str, version: int, commits: int
+) -> None:
+    table = connect().create_table(
+        f"{namespace}.plain", schema=SCHEMA, properties={"format-version": str(version), "a": "b"}
+    )
+    for i in range(commits):
+        table.append(rows(i, i + 1))
+    assert raw_of(table)["format-version"] == version
+    assert not encrypt(table, wrapping_key_id=MASTER, engine=LocalEngine(0)).failed
+    table.append(rows(10, 13))
+    other = connect().load_table(table.name())
+    assert ids(other) == [*range(commits), 10, 11, 12]
+    expire(other)
+    raw = raw_of(other)
+    assert (raw["format-version"], raw["next-row-id"], raw["properties"]["a"]) == (3, commits + 3, "b")
+    assert {path.read_bytes()[:4] for path in paths_of(other)} == {b"PARE", b"AGS1", b'{"fo'}
+    assert ids(connect().load_table(table.name())) == [*range(commits), 10, 11, 12]
+
+
+def test_statistics_of_an_edit(table: Any) -> None:
+    table.append(rows(0, 3))
+    snapshot_id = table.current_snapshot().snapshot_id
+    one = {"snapshot-id": snapshot_id, "statistics-path": f"{table.location()}/s.puffin", "file-size-in-bytes": 9}
+    whole = {**one, "file-footer-size-in-bytes": 5, "blob-metadata": []}
+    edit(table, lambda raw: {**raw, "statistics": [whole], "partition-statistics": [one]})
+    raw = raw_of(table)
+    assert raw["statistics"] == [whole]
+    assert raw["partition-statistics"] == [one]
+    edit(table, lambda raw: {**raw, "statistics": [], "partition-statistics": []})
+    raw = raw_of(table)
+    assert not raw.get("statistics")
+    assert not raw.get("partition-statistics")
+
+
+def test_an_answer_to_a_rotation_is_lost(connect: Callable[..., Any], table: Any, wire: Wire) -> None:
+    """The table says that the rotation is there, so it is not done again."""
+    table.append(rows(0, 3))
+    before = raw_of(table)["encryption-keys"]
+    wire.status = lambda request: 502 if request.method == "POST" else None
+    rotate(table)
+    assert len([one for one in wire.requests if one.method == "POST"]) == 2  # the append, and the rotation
+    wire.status = lambda request: None
+    assert raw_of(connect().load_table(table.name()))["encryption-keys"] != before
+    assert ids(table) == [0, 1, 2]
 
 
 def test_an_edit_sends_what_changes(table: Any, wire: Wire) -> None:

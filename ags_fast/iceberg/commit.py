@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["edit", "raw_metadata", "table_io", "table_session"]
 
 ATTEMPTS = 20  # commits that others came first to
-OF_EACH_COMMIT = ("last-updated-ms", "metadata-log")
+# What a REST server derives: see ags_fast.iceberg.rest.updates, also for the sequence number that an edit takes.
+OF_EACH_COMMIT = ("last-updated-ms", "metadata-log", "last-sequence-number")
 
 
 def table_io(table: Table) -> FileIO:
@@ -96,7 +97,15 @@ def _was_made(table: Table, written: str | None, made: Raw) -> bool:
     raw = raw_metadata(table)
     if written is not None:
         return written in (table.metadata_location, *(one["metadata-file"] for one in raw.get("metadata-log") or ()))
-    return all(raw.get(name) == value for name, value in made.items() if name not in OF_EACH_COMMIT)
+    return _content(raw) == _content(made)
+
+
+def _content(raw: Raw) -> Raw:
+    """Return what an edit changes, and a server stores as it is. Keys have no order."""
+    content = {name: value for name, value in raw.items() if name not in OF_EACH_COMMIT and value != []}
+    if "encryption-keys" in content:
+        content["encryption-keys"] = {one["key-id"]: one for one in content["encryption-keys"]}
+    return content
 
 
 def _once(base: Raw, made: Raw, change: Callable[[Raw], Raw]) -> Callable[[Raw], Raw]:

@@ -31,6 +31,7 @@ DERIVED = frozenset(
         "snapshot-log",
     }
 )
+VERSION_1 = frozenset({"schema", "partition-spec"})  # go when a table becomes one of a later version
 EXPRESSED = frozenset(
     {"format-version", "location", "properties", KEYS, "snapshots", "refs", "statistics", "partition-statistics"}
 )
@@ -59,7 +60,8 @@ def differences(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
     Raises:
         UnsupportedChangeError: The protocol has no update for a change.
     """
-    for name in sorted((base.keys() | made.keys()) - DERIVED - EXPRESSED):
+    derived = DERIVED | VERSION_1 if base["format-version"] != made["format-version"] else DERIVED
+    for name in sorted((base.keys() | made.keys()) - derived - EXPRESSED):
         if base.get(name) != made.get(name):
             raise UnsupportedChangeError(f"an edit of {name!r} cannot be sent to a REST catalog: it has no such update")
     return [
