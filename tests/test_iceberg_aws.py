@@ -226,6 +226,7 @@ def test_on_s3(
     assert {path.rsplit(".", 1)[1]: data[:4] for path, data in kept.items()} == {
         "parquet": b"PARE",
         "avro": b"AGS1",
+        "puffin": b"AGS1",
         "json": b'{"fo',
     }
     assert not any(b"name 42" in data for data in kept.values())
