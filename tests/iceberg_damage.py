@@ -65,6 +65,29 @@ def lost_key(table: Table, record: Any) -> Any:
     return list_record(written, Counts.of(kept, 2), like=record, content=content, snapshot=snapshot)
 
 
+def avro_data(table: Table, record: Any) -> Any:
+    """What Java does with ``write.format.default=avro``: a data file that is Avro in an AES GCM Stream."""
+    io = table.io
+    known = io.session.known(record["manifest_path"])
+    inner = io.inner(known.path)
+    container = read_container(open_whole(known, inner))
+    (entry,) = entries(container, known)
+    path = f"{table.location()}/data/{uuid.uuid4()}.avro"
+    sealed = write_sealed(path, b"Obj\x01" + bytes(range(256)) * 9000, 16, inner)  # three blocks
+    assert sealed.key_metadata is not None
+    entry["data_file"] |= {
+        "file_path": path,
+        "file_format": "AVRO",
+        "file_size_in_bytes": sealed.length,
+        "key_metadata": sealed.key_metadata.encode(),
+    }
+    written = write_sealed(
+        f"{table.location()}/metadata/{uuid.uuid4()}.avro", manifest_bytes(container, [entry], 0), 16, inner
+    )
+    snapshot = {"snapshot-id": 1, "sequence-number": 2}
+    return list_record(written, Counts.of([entry], 2), like=record, content=0, snapshot=snapshot)
+
+
 def plaintext_data(table: Table, record: Any) -> Any:
     """What Java 1.11's add_files does: a data file in plaintext."""
     io = table.io

@@ -68,6 +68,9 @@ def test_encrypt_and_rekey(tmp_path: Path, kms: dict[str, str], engine: SparkEng
     assert 1 <= result.kms_calls["local", "unwrap"] <= 4
     expire(table)
     assert verify(table, snapshots="current").failed == []
+    here, there = verify(table), verify(table, engine=engine)
+    assert [row[:10] for row in sorted(there.rows)] == [row[:10] for row in sorted(here.rows)]
+    assert there.counts["failed"] == 0
 
 
 def test_a_damaged_file_is_a_row(tmp_path: Path, kms: dict[str, str], engine: SparkEngine) -> None:
@@ -78,8 +81,8 @@ def test_a_damaged_file_is_a_row(tmp_path: Path, kms: dict[str, str], engine: Sp
     path = next(iter(table.scan().plan_files())).file.file_path.removeprefix("file://")
     with open(path, "r+b") as file:
         file.truncate(100)
-    result = rekey(table, what="data", engine=engine)
-    assert [(row.src, row.error_class) for row in result.failed] == [(f"file://{path}", "IntegrityError")]
+    for result in (rekey(table, what="data", engine=engine), verify(table, engine=engine)):
+        assert [(row.src, row.error_class) for row in result.failed] == [(f"file://{path}", "IntegrityError")]
     assert table.metadata_location == location
 
 

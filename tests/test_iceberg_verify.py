@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 import pyarrow.parquet as pq
-from iceberg_damage import lost_key, plaintext_data, plaintext_manifest, relisted
+from iceberg_damage import avro_data, lost_key, plaintext_data, plaintext_manifest, relisted
 from iceberg_tables import SCHEMA, new_table, rows, sql_catalog
 from pyiceberg.catalog.sql import SqlCatalog as VanillaCatalog
 from support import flip
@@ -189,6 +189,36 @@ def relisted_vectors(table: Table) -> None:
         return lost_key(table, record) if record["content"] == 1 else record
 
     relisted(table, change, every=True)
+
+
+def test_avro_data_files(catalog: Catalog) -> None:
+    """PyIceberg does not read these; their tags are checked all the same."""
+    table = new_table(catalog)
+    table.append(rows(0, 3))
+    relisted(table, avro_data)
+    (one,) = [one for one in files(table) if one.kind == "data"]
+    assert one.format == "AVRO"
+    assert bad(verify(table)) == []
+    with open(place(one.path), "rb") as file:
+        data = file.read()
+    assert len(data) == one.length
+    block = (1 << 20) + 28
+    for changed in (data[: 8 + block], data[: 8 + 2 * block], data[:-1], data + b"x", flip(data, 8 * len(data) - 1)):
+        with open(place(one.path), "wb") as file:
+            file.write(changed)
+        for engine in (None, LocalEngine(0)):
+            (row,) = bad(verify(table, engine=engine))
+            assert (row.src, row.error_class) == (one.path, "IntegrityError")
+
+
+def test_the_hash_of_a_hive_metastore(table: Table) -> None:
+    """The metastore's ``metadata_hash`` is compared with the file again."""
+    session = table.io.session
+    session.expect(table.metadata_location, "AAAA")
+    (row,) = bad(verify(table))
+    assert (row.format, row.error_class) == ("metadata", "IntegrityError")
+    session.expect(table.metadata_location, None)
+    assert bad(verify(table)) == []
 
 
 def test_counts_of_a_list(table: Table) -> None:
