@@ -14,10 +14,10 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 import pyiceberg.io.pyarrow
 import sqlalchemy.orm
 from datasets import HERE
-from iceberg_tables import LONG, ids, new_table, rows, sql_catalog
+from iceberg_tables import LONG, MASTER, SCHEMA, ids, new_table, rows, sql_catalog
 from killing import killed_before_steps
 
-from ags_fast.iceberg import delete, files, rekey, rotate
+from ags_fast.iceberg import delete, encrypt, files, rekey, rotate
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.keys import clear_cache
 
@@ -103,17 +103,22 @@ OPERATIONS: dict[str, tuple[Callable[[Any], object], list[int]]] = {
 }
 
 
-class Table:
-    """An encrypted table that can be set back to what it was."""
+def make_encrypted(catalog: Any) -> None:
+    """The table ``ns.t`` with the rows `BEFORE`."""
+    table = new_table(catalog)
+    table.append(rows(0, 20))
+    table.append(rows(20, 40))
+    table.delete("id < 10")
 
-    def __init__(self, tmp_path: Path, kms: Mapping[str, str]) -> None:
+
+class Table:
+    """A table that can be set back to what it was."""
+
+    def __init__(self, tmp_path: Path, kms: Mapping[str, str], make: Callable[[Any], None] = make_encrypted) -> None:
         self.folder, self.base = tmp_path, tmp_path / "base"
         self.connect = lambda: sql_catalog(tmp_path, kms)
-        table = new_table(self.connect())
-        table.append(rows(0, 20))
-        table.append(rows(20, 40))
-        table.delete("id < 10")
-        self.location = table.metadata_location
+        make(self.connect())
+        self.location = self.load().metadata_location
         self.base.mkdir()
         shutil.copytree(tmp_path / "wh", self.base / "wh")
         shutil.copy(tmp_path / "catalog.db", self.base)
@@ -213,3 +218,35 @@ def test_killed_purge(tmp_path: Path, kms: dict[str, str]) -> None:
         if by_itself:
             assert [path for path in (tmp_path / "wh").rglob("*") if path.is_file()] == []
     assert seen == {"there"}
+
+
+@pytest.mark.more
+def test_killed_encryption(tmp_path: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a table in plaintext: it is one still, or its newest snapshot is encrypted; a second run takes it up."""
+    monkeypatch.setattr(pyiceberg.io.pyarrow, "PyArrowFile", SteppedFile)
+
+    def make(catalog: Any) -> None:
+        table = catalog.create_table("ns.t", schema=SCHEMA)
+        table.append(rows(10, 30))
+        table.append(rows(30, 40))
+
+    def work(table: Any) -> None:
+        encrypt(table, wrapping_key_id=MASTER, engine=HERE).raise_for_failures()
+
+    there = Table(tmp_path, kms, make)
+    seen = set()
+    for step, by_itself in killed_before_steps(
+        lambda: work(there.connect().load_table("ns.t")), PLACES, prepare=there.set_back
+    ):
+        table = there.load()
+        done = table.metadata_location != there.location
+        seen.add((done, by_itself))
+        assert ids(table) == BEFORE, step
+        if not done:
+            work(table)
+        table = there.load()
+        assert ids(table) == BEFORE, step
+        assert all(one.key_metadata for one in files(table)), step
+        table.append(rows(50, 51))
+        assert ids(there.load()) == [*BEFORE, 50], step
+    assert {(False, False), (True, True)} <= seen

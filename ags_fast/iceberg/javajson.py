@@ -198,7 +198,7 @@ def java_hash(raw: Mapping[str, Any]) -> str | None:
 
 def matches(raw: Mapping[str, Any], expected: str) -> bool:
     """Tell whether parsed metadata have a ``metadata_hash``: as they were written, or as Java writes them again."""
-    return expected in (_hash(raw), _hash(in_java_order(raw)))
+    return expected == _hash(raw) or expected == _hash(in_java_order(raw))
 
 
 def _hash(raw: Mapping[str, Any]) -> str:
