@@ -18,12 +18,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-from pyiceberg.io import load_file_io
-
 from ags_fast import parquet, stream
 from ags_fast.dataset.rows import Row
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
-from ags_fast.iceberg.puffin import rename_vectors
 from ags_fast.jobs.results import describe
 from ags_fast.jobs.work.base import JobContext
 from ags_fast.keys.envelope import Envelope, binding
@@ -162,6 +159,8 @@ def table_context(
 @functools.lru_cache(maxsize=64)
 def inner_io(settings: str, scheme: str) -> InnerIO:
     """Return PyIceberg's own FileIO for a scheme, by its settings as JSON: one a process."""
+    from pyiceberg.io import load_file_io  # late: a worker on local files has no need of it, and starts faster
+
     return load_file_io(json.loads(settings), f"{scheme}://" if scheme else "/")
 
 
@@ -317,6 +316,8 @@ def _stream(move: _Move, source: Any) -> int:
 
 
 def _puffin(move: _Move, source: Any) -> int:
+    from ags_fast.iceberg.puffin import rename_vectors  # late: most workers have no deletion vector
+
     with _plain(move, source) as plain:
         data = rename_vectors(plain.read(), dict(move.task.renamed))
     return _seal(move, lambda out: out.write(data))
