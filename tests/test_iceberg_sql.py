@@ -149,7 +149,7 @@ def test_guards_of_the_kms_are_not_lost(
     tmp_path: Path, kms: dict[str, str], more: dict[str, str], error: type[Exception], message: str
 ) -> None:
     place: Any = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/wh"}
-    catalog = ags_fast.iceberg.load_catalog("tests", **place, **kms, **more)
+    catalog = ags_fast.iceberg.load_catalog("tests", kms=None, **place, **kms, **more)
     catalog.create_namespace("ns")
     with pytest.raises(error, match=message):
         new_table(catalog).append(rows(0, 3))
