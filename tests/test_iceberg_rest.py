@@ -505,6 +505,35 @@ def test_a_server_that_sees_no_conflict(connect: Callable[..., Any], table: Any,
     assert [one.is_kek for one in keys].count(True) == 1
 
 
+def test_a_delete_on_a_server_that_sees_no_conflict(connect: Callable[..., Any], table: Any, wire: Wire) -> None:
+    """The table has more keys than the delete made, but the delete is there: its files must stay."""
+    table.append(rows(0, 10))
+    other = connect().load_table(table.name())
+    late: list[int] = []
+
+    def on_top(body: dict[str, Any]) -> dict[str, Any]:
+        for one in body["updates"]:
+            if one["action"] == "add-snapshot":
+                one["snapshot"] |= {"sequence-number": 3, "first-row-id": 12}
+        return {**body, "requirements": body["requirements"][:1]}
+
+    def before(request: PreparedRequest) -> None:
+        if request.method == "POST" and not late:
+            late.append(1)
+            with other.manage_snapshots() as manage:
+                manage.create_branch(other.current_snapshot().snapshot_id, "dev")
+            other.append(rows(20, 22), branch="dev")
+            changed(request, on_top)
+
+    wire.before = before
+    assert delete(table, "id = 3").rows == 1
+    clear_cache()
+    fresh = connect().load_table(table.name())
+    assert ids(fresh) == [i for i in range(10) if i != 3]
+    assert sorted(fresh.scan().use_ref("dev").to_arrow()["id"].to_pylist()) == [*range(10), 20, 21]
+    assert len(fresh.metadata.snapshots) == 3
+
+
 def test_a_late_append_on_a_server_that_sees_no_conflict(connect: Callable[..., Any], table: Any, wire: Wire) -> None:
     """It brings its KEK along, so its rows are there to be read."""
     table.append(rows(0, 3))

@@ -45,6 +45,10 @@ CREDENTIALS = re.compile(r"/namespaces/[^/]+/tables/[^/]+/credentials$")
 STALE = ("Cannot add snapshot with sequence number", "first-row-id is behind")
 
 
+# An edit with no other update may be made again, after it was made.
+KEYS_ALONE = ("add-encryption-key", "remove-encryption-key", "set-properties", "remove-properties")
+
+
 class Base(NamedTuple):
     """What a commit in progress changes: None for a new table."""
 
@@ -182,23 +186,24 @@ class Translator(BaseAdapter):
         if base.raw is None:
             raise UnsupportedChangeError("an edit changes a table that is there")
         made = self._encryption.edit(mark)(base.raw)
-        sent = updates.differences(base.raw, made)
-        if updates.needs_fence(base.raw, sent):
-            sent = [*updates.fence(base.raw), *sent]
-        body = {**body, "updates": sent, "requirements": updates.requirements(base.raw)}
+        changes = updates.differences(base.raw, made)
+        before = updates.fence(base.raw) if updates.needs_fence(base.raw, changes) else []
+        body = {**body, "updates": [*before, *changes], "requirements": updates.requirements(base.raw)}
         answer = _conflict(self._inner.send(_with_body(request, body), *args, **named))
-        if answer.ok:
-            stored = answer.json()["metadata"]
-            lost = updates.lost_keys(stored, {**updates.entries(base.raw), **updates.entries(made)})
-            if lost:
-                # A commit came between, on a server that saw no conflict: its keys need those that were removed.
-                again = [{"action": "add-encryption-key", "encryption-key": one} for one in lost]
-                repair = {**body, "updates": again, "requirements": body["requirements"][:1]}
-                self._inner.send(_with_body(request, repair), *args, **named).raise_for_status()
-            if lost or updates.entries(stored).keys() != updates.entries(made).keys():
-                raise CommitFailedException("another commit came between: the keys are turned again")
-            if updates.entries(stored) != updates.entries(made):
-                raise PolicyError("the server did not replace the table's encryption-keys: it keeps the old ones")
+        if not answer.ok:
+            return answer
+        stored = answer.json()["metadata"]
+        lost = updates.lost_keys(stored, {**updates.entries(base.raw), **updates.entries(made)})
+        if lost:
+            # A commit came between, on a server that saw no conflict: its keys need those that were removed.
+            again = [{"action": "add-encryption-key", "encryption-key": one} for one in lost]
+            repair = {**body, "updates": again, "requirements": body["requirements"][:1]}
+            answer = self._inner.send(_with_body(request, repair), *args, **named)
+            answer.raise_for_status()
+        if all(one["action"] in KEYS_ALONE for one in changes):
+            _check_keys(stored, made, lost)
+        else:  # it is made: what an edit does with its files when it comes again must not happen
+            _check_stored(changes, answer.json())
         return self._shown(answer)
 
 
@@ -293,6 +298,19 @@ def _requirements(body: Raw, base: Raw | None) -> list[Raw]:
                 {"type": "assert-ref-snapshot-id", "ref": name, "snapshot-id": refs.get(name, {}).get("snapshot-id")}
             )
     return made
+
+
+def _check_keys(stored: Raw, made: Raw, lost: list[Raw]) -> None:
+    """See that a server stores the keys of an edit that only turns them.
+
+    Raises:
+        CommitFailedException: Another commit came between, so the keys are turned again.
+        PolicyError: The server keeps the old ones.
+    """
+    if lost or updates.entries(stored).keys() != updates.entries(made).keys():
+        raise CommitFailedException("another commit came between: the keys are turned again")
+    if updates.entries(stored) != updates.entries(made):
+        raise PolicyError("the server did not replace the table's encryption-keys: it keeps the old ones")
 
 
 def _check_stored(sent: list[Raw], body: Raw) -> None:
