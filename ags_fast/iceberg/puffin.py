@@ -266,12 +266,12 @@ def decode_vector(blob: Buffer, *, cardinality: int | None) -> DeletionVector:
     for _ in range(count):
         if len(body) - at < 4:
             raise FormatError(f"a deletion vector says that it has {count} bitmaps, and ends before")
-        key = int.from_bytes(body[at : at + 4], "little")
-        if not last < key <= MAX_KEY:
-            raise FormatError(f"bitmap {key} of a deletion vector is out of order, or beyond {MAX_KEY}")
+        half = int.from_bytes(body[at : at + 4], "little")
+        if not last < half <= MAX_KEY:
+            raise FormatError(f"bitmap {half} of a deletion vector is out of order, or beyond {MAX_KEY}")
         end = at + 4 + _bitmap_nbytes(body[at + 4 :])
-        bitmaps[key] = _bitmap(body[at + 4 : end])
-        last, at = key, end
+        bitmaps[half] = _bitmap(body[at + 4 : end])
+        last, at = half, end
     if at != len(body):
         raise FormatError(f"a deletion vector has {len(body) - at} bytes after its last bitmap")
     vector = _checked(bitmaps)
