@@ -221,7 +221,7 @@ def expired(raw: Raw, *, keep: int = 1, older_than_ms: int | None = None, now_ms
         made = _without_plaintext(made)
     if gone_refs:
         made["refs"] = {name: ref for name, ref in raw["refs"].items() if name in refs}
-    keys = unused_keys(made)
+    keys = unused_keys(made, gone={one.get("key-id") for one in snapshots})
     if keys:
         unused = {key.key_id for key in keys}
         left = [key for key in read_encryption_keys(raw["encryption-keys"]) if key.key_id not in unused]

@@ -18,7 +18,7 @@ from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_kek
 from ags_fast.keys.kms import KmsClient, check_key_id, shared_client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from pyiceberg.table import Table
 
@@ -49,10 +49,15 @@ def named_keys(raw: Mapping[str, Any]) -> set[str]:
     return {key_id for one in named if (key_id := one.get("key-id")) is not None}
 
 
-def unused_keys(raw: Mapping[str, Any]) -> list[EncryptedKey]:
+def unused_keys(raw: Mapping[str, Any], *, gone: Collection[str | None] = ()) -> list[EncryptedKey]:
     """Return the keys that no snapshot needs: keys of manifest lists that are gone, and KEKs that wrap nothing else.
 
-    If a snapshot has lost its ``key-id``, any key of a manifest list may be that snapshot's, so none is unused.
+    If a snapshot has lost its ``key-id``, any key of a manifest list may be that snapshot's, so only keys that were
+    another's are unused. A snapshot in plaintext looks the same.
+
+    Args:
+        raw: The table's metadata.
+        gone: The ``key-id`` of snapshots that have just been removed from them.
 
     Raises:
         FormatError: ``encryption-keys`` are malformed.
@@ -61,7 +66,7 @@ def unused_keys(raw: Mapping[str, Any]) -> list[EncryptedKey]:
     named = named_keys(raw)
     known = {key.key_id for key in keys}
     lost = any(one.get("key-id") not in known for one in raw.get("snapshots") or ())
-    spare = [key.key_id for key in keys if lost and not key.is_kek]
+    spare = [key.key_id for key in keys if lost and not key.is_kek and key.key_id not in gone]
     return keys_of.unused_keys(keys, named, spare=spare)
 
 
