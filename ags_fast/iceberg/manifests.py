@@ -217,12 +217,14 @@ def _sealed(record: dict[str, Any], look_up: Callable[[str], Known | None]) -> d
         raise PolicyError(
             f"{file['file_path']} is in plaintext, and an encrypted table takes no such file: append its rows instead"
         )
+    if file["file_format"].upper() == "PUFFIN":  # version 2 has no fields for what its entry says of a vector
+        raise PolicyError(f"the deletion vectors in {known.path} are kept by ags_fast.iceberg only, not by PyIceberg")
     if known.length != file["file_size_in_bytes"]:
         raise FormatError(f"{file['file_path']} has {known.length} bytes, its entry says {file['file_size_in_bytes']}")
     file["key_metadata"] = known.key_metadata.encode()
     file["first_row_id"] = known.first_row_id if file.get("content", DATA) == DATA else None
     file["referenced_data_file"] = known.referenced_data_file
-    file["content_offset"], file["content_size_in_bytes"] = known.content_offset, known.content_size
+    file["content_offset"] = file["content_size_in_bytes"] = None
     if known.sequence_number is None:
         file["split_offsets"] = None  # PyIceberg took them from the plaintext file
     return record
