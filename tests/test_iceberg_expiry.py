@@ -21,7 +21,7 @@ from iceberg_tables import KEY_ID, MASTER, ids, new_table, rows, sql_catalog
 from killing import ended, fork, killed_before_steps
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
 
-from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, PolicyError
+from ags_fast.errors import AgsError, IntegrityError, PolicyError
 from ags_fast.iceberg import FileIO, delete, files, open_table
 from ags_fast.iceberg.catalogs import EncryptedCatalog
 from ags_fast.iceberg.commit import edit, raw_metadata
@@ -554,7 +554,7 @@ def test_a_commit_whose_outcome_is_not_known(tmp_path: Path, catalog: Catalog, k
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalog, "commit_table", fail)
-        with pytest.raises(ConcurrentChangeError, match="no file was deleted"):
+        with pytest.raises(CommitStateUnknownException):
             expire(table)
     assert needed(other) <= stored(tmp_path)
     assert ids(table) == ids(other)

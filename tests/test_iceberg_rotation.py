@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 from iceberg_tables import KEY_ID, MASTER, ids, new_table, rows, sql_catalog
 from killing import killed_before_steps
 from kms_clients import calls_of, keystore
+from pyiceberg.exceptions import CommitStateUnknownException
 from support import flip
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
@@ -490,3 +492,30 @@ def test_a_writer_that_began_before(tmp_path: Path, catalog: Catalog, kms: dict[
     late = sql_catalog(tmp_path, kms).load_table("ns.t")
     assert ids(late) == [*range(30), 100]
     assert keks(raw_metadata(late)) == keks(raw_metadata(table))
+
+
+@pytest.mark.parametrize("what", ["kek", "mek"])
+def test_a_commit_whose_outcome_is_not_known(tmp_path: Path, catalog: Catalog, kms: dict[str, str], what: str) -> None:
+    """If it was not made, and another commit was, the rotation does not say that it was."""
+    table = filled(catalog)
+    local.rotate_key(kms, MASTER)
+    other = sql_catalog(tmp_path, kms).load_table("ns.t")
+    commit = catalog.commit_table
+
+    def act(*args: Any, made: bool) -> Any:
+        if made:
+            commit(*args)
+        other.append(rows(30, 31))
+        raise CommitStateUnknownException("the connection broke")
+
+    for made in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(catalog, "commit_table", functools.partial(act, made=made))
+            if made:
+                assert rotate(table, what=what).counts["ok"]
+            else:
+                with pytest.raises(CommitStateUnknownException):
+                    rotate(table, what=what)
+    local.set_state(kms, MASTER, "destroyed", version=1)
+    clear_cache()
+    assert ids(sql_catalog(tmp_path, kms).load_table("ns.t")) == [*range(30), 30, 30]
