@@ -16,10 +16,8 @@ from ags_fast.iceberg.writing import write_sealed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyiceberg.table import Table
 
-
-def relisted(table: Table, change: Callable[[Table, Any], Any], *, every: bool = False) -> None:
+def relisted(table: Any, change: Callable[[Any, Any], Any], *, every: bool = False) -> None:
     """Commit a snapshot whose list has what `change` makes of the record of its first manifest, or of each."""
     io, head = table.io, table.current_snapshot()
     session, inner = io.session, io.inner(head.manifest_list)
@@ -37,7 +35,7 @@ def relisted(table: Table, change: Callable[[Table, Any], Any], *, every: bool =
     edit(table, commit)
 
 
-def plaintext_manifest(table: Table, record: Any) -> Any:
+def plaintext_manifest(table: Any, record: Any) -> Any:
     """What Java 1.11's rewrite_manifests does: a manifest in plaintext."""
     io = table.io
     known = io.session.known(record["manifest_path"])
@@ -48,7 +46,7 @@ def plaintext_manifest(table: Table, record: Any) -> Any:
     return {**record, "manifest_path": path, "manifest_length": length, "key_metadata": None}
 
 
-def lost_key(table: Table, record: Any) -> Any:
+def lost_key(table: Any, record: Any) -> Any:
     """What Java 1.11 does to deletion vectors: the entry of an encrypted file has no key."""
     io = table.io
     known = io.session.known(record["manifest_path"])
@@ -65,7 +63,7 @@ def lost_key(table: Table, record: Any) -> Any:
     return list_record(written, Counts.of(kept, 2), like=record, content=content, snapshot=snapshot)
 
 
-def avro_data(table: Table, record: Any) -> Any:
+def avro_data(table: Any, record: Any) -> Any:
     """What Java does with ``write.format.default=avro``: a data file that is Avro in an AES GCM Stream."""
     io = table.io
     known = io.session.known(record["manifest_path"])
@@ -88,7 +86,7 @@ def avro_data(table: Table, record: Any) -> Any:
     return list_record(written, Counts.of([entry], 2), like=record, content=0, snapshot=snapshot)
 
 
-def plaintext_data(table: Table, record: Any) -> Any:
+def plaintext_data(table: Any, record: Any) -> Any:
     """What Java 1.11's add_files does: a data file in plaintext."""
     io = table.io
     known = io.session.known(record["manifest_path"])

@@ -211,7 +211,7 @@ def test_avro_data_files(catalog: Catalog) -> None:
             assert (row.src, row.error_class) == (one.path, "IntegrityError")
 
 
-def test_the_hash_of_a_hive_metastore(table: Table) -> None:
+def test_the_hash_of_a_hive_metastore(table: Any) -> None:
     """The metastore's ``metadata_hash`` is compared with the file again."""
     session = table.io.session
     session.expect(table.metadata_location, "AAAA")
@@ -274,7 +274,7 @@ def test_changed_metadata(table: Table) -> None:
     assert (row.format, row.error_class) == ("metadata", "IntegrityError")
 
 
-def test_statistics(table: Table) -> None:
+def test_statistics(table: Any) -> None:
     snapshot = table.current_snapshot().snapshot_id
     inner = table.io.inner(table.location())
     for name, data in (("plain", b"PFA1..."), ("gone", None)):
@@ -330,7 +330,7 @@ def test_what_a_vanilla_append_left(tmp_path: Path, table: Table) -> None:
     assert {row.error_class for row in found} == {"PolicyError"}
 
 
-def test_orphans_that_are_encrypted_are_skipped(table: Table) -> None:
+def test_orphans_that_are_encrypted_are_skipped(table: Any) -> None:
     inner = table.io.inner(table.location())
     write_sealed(f"{table.location()}/data/a/b=c/x.avro", b"x", 16, inner)
     done = verify(table, orphans=True)
