@@ -21,7 +21,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from test_iceberg_rekey import live
 
 from ags_fast import KeyAccessError, PolicyError
-from ags_fast.iceberg import clear_cache, delete, encrypt, expire, files, open_table, rekey
+from ags_fast.iceberg import clear_cache, delete, encrypt, expire, files, open_table, policy, rekey
 from ags_fast.iceberg.commit import raw_metadata
 from ags_fast.iceberg.container import read_container, write_container
 from ags_fast.jobs import LocalEngine
@@ -229,3 +229,14 @@ def test_what_is_refused(tmp_path: Path, catalog: Catalog) -> None:
     with pytest.raises(KeyAccessError):
         encrypt(orc, wrapping_key_id="no such key", engine=HERE)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == there
+
+
+def test_younger_snapshots_in_plaintext_are_refused(catalog: Catalog) -> None:
+    """Leave to read plaintext is for the snapshots from before."""
+    table = plain_table(catalog, 2)
+    encrypt(table, wrapping_key_id=MASTER, engine=HERE)
+    raw = raw_metadata(table)
+    policy.check_raw(raw, "here")
+    last = {name: value for name, value in raw["snapshots"][-1].items() if name != "key-id"}
+    with pytest.raises(PolicyError, match="younger"):
+        policy.check_raw({**raw, "snapshots": [*raw["snapshots"][:-1], last]}, "here")

@@ -11,7 +11,7 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 from datasets import MASTER
 from iceberg_tables import sql_catalog
 
-from ags_fast.iceberg import encrypt, expire, rekey, verify
+from ags_fast.iceberg import encrypt, expire, load_catalog, rekey, verify
 from ags_fast.jobs import LocalEngine
 from ags_fast.keys import clear_cache
 
@@ -99,3 +99,22 @@ def test_encrypt(tmp_path: Path, judge: Judge, version: int, partitioned: str) -
     check_newest(again)
     judge.register(new, again.metadata_location)
     assert len(judge.rows(new)) == len(before) + 1
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_one_metastore(judge: Judge, version: int) -> None:
+    """A table of Java's that we encrypt and re-key in Java's own metastore, without registering it anew."""
+    name = judge.name()
+    judge.create(name, "id BIGINT, name STRING", encrypted=False, version=version)
+    judge.append(name, [(i, f"name {i}") for i in range(10)])
+    catalog = load_catalog("hive", kms=judge.kms, type="hive", uri=judge.hive_uri)
+    table = catalog.load_table(name)
+    encrypt(table, wrapping_key_id=MASTER, engine=HERE).raise_for_failures()
+    assert judge.rows(name) == [(i, f"name {i}") for i in range(10)]
+    judge.append(name, [(10, "name 10")])
+    rekey(table, what="data", engine=HERE).raise_for_failures()
+    expire(table)
+    check_newest(table)
+    judge.append(name, [(11, "name 11")])
+    assert judge.rows(name) == [(i, f"name {i}") for i in range(12)]
+    check_newest(catalog.load_table(name))  # Java's append is encrypted

@@ -118,12 +118,15 @@ def check_raw(raw: Mapping[str, Any], location: str) -> None:
     version = raw.get("format-version")
     if version != 3:
         raise PolicyError(f"{location} has {KEY_ID} in format version {version}: only version 3 has encryption")
+    named = properties.get(PLAINTEXT_SNAPSHOTS)
     for snapshot in raw.get("snapshots") or ():
-        if not snapshot.get("key-id") and properties.get(PLAINTEXT_FILES) != "allow":
-            raise PolicyError(
-                f"snapshot {snapshot.get('snapshot-id')} in {location} has no key-id: its manifest list is in "
-                f"plaintext. With the table's property {PLAINTEXT_FILES}=allow it can be read"
-            )
+        if snapshot.get("key-id"):
+            continue
+        what = f"snapshot {snapshot.get('snapshot-id')} in {location} has no key-id: its manifest list is in plaintext"
+        if properties.get(PLAINTEXT_FILES) != "allow":
+            raise PolicyError(f"{what}. With the table's property {PLAINTEXT_FILES}=allow it can be read")
+        if named is not None and str(snapshot.get("snapshot-id")) not in named.split(","):
+            raise PolicyError(f"{what}, and {PLAINTEXT_SNAPSHOTS} does not name it: it is younger than the encryption")
 
 
 def check_change(base: Mapping[str, Any] | None, properties: Mapping[str, str], writing: Mapping[str, Any]) -> None:
