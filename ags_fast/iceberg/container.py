@@ -41,6 +41,7 @@ MAGIC = b"Obj\x01"
 SYNC_NBYTES = 16
 BLOCK_NBYTES = 1 << 20  # of plain records in a block, about
 NESTING = 32  # of a schema
+HEADS = 8  # that are kept
 
 Schema = dict[str, Any]
 
@@ -75,21 +76,76 @@ class Layout:
 layout_of = functools.lru_cache(maxsize=256)(Layout)
 
 
+class _Head:
+    """What stands before the sync marker of a container. Manifests of one table and partition spec have the same.
+
+    Attributes:
+        layout: The schema of a record.
+        meta: The other entries, without ``avro.schema`` and ``avro.codec``.
+        decompress: Decompresses a block.
+    """
+
+    def __init__(self, source: io.BytesIO) -> None:
+        if source.read(4) != MAGIC:
+            raise FormatError("the file is not an Avro file: its first 4 bytes are another format's")
+        self.meta: dict[str, bytes] = {}
+        while count := _long(source):
+            if count < 0:
+                count = -count
+                _long(source)
+            for _ in range(count):
+                name = _bytes(source).decode("utf-8", "replace")
+                self.meta[name] = _bytes(source)
+        self.decompress = _decompressor(self.meta.pop("avro.codec", b"null").decode("utf-8", "replace"))
+        self.layout = layout_of(self.meta.pop("avro.schema", b""))
+        self._shown: dict[bytes, bytes] = {}
+
+    def shown(self, schema: bytes) -> bytes:
+        """Return the head of a container without a codec that has another schema."""
+        if schema not in self._shown:
+            self._shown[schema] = _header(schema, self.meta, b"", b"null")
+        return self._shown[schema]
+
+
+_heads: dict[bytes, _Head] = {}  # those that came last, by their bytes
+
+
+def _head_of(data: bytes) -> tuple[_Head, int]:
+    """Return the head of a container, and its length in bytes."""
+    for encoded, head in list(_heads.items()):
+        if data.startswith(encoded):
+            return head, len(encoded)
+    source = io.BytesIO(data)
+    head = _Head(source)
+    if len(_heads) >= HEADS:
+        _heads.pop(next(iter(_heads)), None)
+    _heads[data[: source.tell()]] = head
+    return head, source.tell()
+
+
 @dataclass(frozen=True, slots=True)
 class Container:
     """A container whose blocks are decompressed.
 
     Attributes:
-        layout: The schema of a record.
-        meta: The other entries of the header, without ``avro.schema`` and ``avro.codec``.
+        head: What stands before the sync marker.
         sync: The sync marker, 16 bytes.
         blocks: The records of each block, and their number.
     """
 
-    layout: Layout
-    meta: dict[str, bytes]
+    head: _Head
     sync: bytes
     blocks: list[tuple[int, bytearray]]
+
+    @property
+    def layout(self) -> Layout:
+        """The schema of a record, and what is derived from it."""
+        return self.head.layout
+
+    @property
+    def meta(self) -> dict[str, bytes]:
+        """The entries of the header, without ``avro.schema`` and ``avro.codec``. It is shared: do not change it."""
+        return self.head.meta
 
     @property
     def schema(self) -> Schema:
@@ -140,7 +196,8 @@ class Container:
 
     def encode(self, schema: bytes) -> bytes:
         """Return the container without a codec, whose header has another schema."""
-        out = bytearray(_header(schema, self.meta, self.sync, b"null"))
+        out = bytearray(self.head.shown(schema))
+        out += self.sync
         for count, block in self.blocks:
             _put_block(out, count, block, self.sync)
         return bytes(out)
@@ -148,26 +205,18 @@ class Container:
 
 def read_container(data: bytes | memoryview) -> Container:
     """Read a container, decompressed. FormatError if any part of the container is malformed or cut."""
+    data = bytes(data)
+    head, at = _head_of(data)
     source = io.BytesIO(data)
-    if source.read(4) != MAGIC:
-        raise FormatError("the file is not an Avro file: its first 4 bytes are another format's")
-    meta: dict[str, bytes] = {}
-    while count := _long(source):
-        if count < 0:
-            count = -count
-            _long(source)
-        for _ in range(count):
-            name = _bytes(source).decode("utf-8", "replace")
-            meta[name] = _bytes(source)
+    source.seek(at)
     sync = _exactly(source, SYNC_NBYTES)
-    decompress = _decompressor(meta.pop("avro.codec", b"null").decode("utf-8", "replace"))
     blocks = []
     while source.tell() < len(data):
         count, block = _long(source), _bytes(source)
         if count < 0 or _exactly(source, SYNC_NBYTES) != sync:
             raise FormatError("a block of the Avro file does not end with the file's sync marker")
-        blocks.append((count, bytearray(decompress(block))))
-    return Container(layout_of(meta.pop("avro.schema", b"")), meta, sync, blocks)
+        blocks.append((count, bytearray(head.decompress(block))))
+    return Container(head, sync, blocks)
 
 
 def write_container(
