@@ -23,7 +23,7 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 
 from ags_fast.errors import AgsError, IntegrityError, PolicyError
 from ags_fast.iceberg import FileIO, delete, files, open_table
-from ags_fast.iceberg.catalogs import EncryptedCatalog
+from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.expiry import Gone, expire, expired, retained, unreachable
 from ags_fast.iceberg.manifests import Known

@@ -18,7 +18,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from test_iceberg_rekey import lineage
 
 from ags_fast.iceberg import clear_cache, delete, encrypt, expire, rekey, verify
-from ags_fast.iceberg.catalogs import EncryptedCatalog
+from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 from ags_fast.iceberg.work import moving
 from ags_fast.jobs import JobResult, LocalEngine
 from ags_fast.keys.kms import KmsClient, load_kms

@@ -19,7 +19,7 @@ from support import flip
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.iceberg import FileIO, open_table
-from ags_fast.iceberg.catalogs import EncryptedCatalog
+from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 from ags_fast.iceberg.commit import raw_metadata
 from ags_fast.iceberg.rotation import named_keys, rewrapped_keks, rotate, rotated_keks, unused_keys, with_keys
 from ags_fast.keys import (

@@ -8,18 +8,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ags_fast.iceberg.catalogs.dynamodb import DynamoDbCatalog
+    from ags_fast.iceberg.catalogs.glue import GlueCatalog
+    from ags_fast.iceberg.catalogs.hive import HiveCatalog
+    from ags_fast.iceberg.catalogs.sql import SqlCatalog
     from ags_fast.iceberg.deletes import Deleted, delete
-    from ags_fast.iceberg.dynamodb import DynamoDbCatalog
     from ags_fast.iceberg.encryption import encrypt
     from ags_fast.iceberg.expiry import expire
-    from ags_fast.iceberg.glue import GlueCatalog
-    from ags_fast.iceberg.hive import HiveCatalog
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.rekeying import rekey
     from ags_fast.iceberg.rest import RestCatalog
     from ags_fast.iceberg.rotation import rotate
     from ags_fast.iceberg.session import clear_cache
-    from ags_fast.iceberg.sql import SqlCatalog
     from ags_fast.iceberg.tables import TableFile, files, load_catalog, open_table
     from ags_fast.iceberg.verification import verify
 
@@ -45,18 +45,18 @@ __all__ = [
 ]
 
 _HOMES = {
+    "catalogs.dynamodb": ("DynamoDbCatalog",),
+    "catalogs.glue": ("GlueCatalog",),
+    "catalogs.hive": ("HiveCatalog",),
+    "catalogs.sql": ("SqlCatalog",),
     "deletes": ("Deleted", "delete"),
-    "dynamodb": ("DynamoDbCatalog",),
     "encryption": ("encrypt",),
     "expiry": ("expire",),
-    "glue": ("GlueCatalog",),
-    "hive": ("HiveCatalog",),
     "io": ("FileIO",),
     "rekeying": ("rekey",),
     "rest": ("RestCatalog",),
     "rotation": ("rotate",),
     "session": ("clear_cache",),
-    "sql": ("SqlCatalog",),
     "tables": ("TableFile", "files", "load_catalog", "open_table"),
     "verification": ("verify",),
 }

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["TableFile", "files", "load_catalog", "open_table"]
 
 CATALOGS = {
-    "sql": ("sql", "SqlCatalog"),
+    "sql": ("catalogs.sql", "SqlCatalog"),
     "rest": ("rest", "RestCatalog"),
-    "hive": ("hive", "HiveCatalog"),
-    "glue": ("glue", "GlueCatalog"),
-    "dynamodb": ("dynamodb", "DynamoDbCatalog"),
+    "hive": ("catalogs.hive", "HiveCatalog"),
+    "glue": ("catalogs.glue", "GlueCatalog"),
+    "dynamodb": ("catalogs.dynamodb", "DynamoDbCatalog"),
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog.rest import RestCatalog as _RestCatalog
 
-from ags_fast.iceberg.catalogs import EncryptedCatalog
+from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 from ags_fast.iceberg.commit import raw_metadata, table_io
 from ags_fast.iceberg.rest.translation import Base, Translator, check_config, committing
 

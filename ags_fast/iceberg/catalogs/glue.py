@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog.glue import GlueCatalog as _GlueCatalog
 
-from ags_fast.iceberg.catalogs import EncryptedCatalog, check_stored, set_stored
+from ags_fast.iceberg.catalogs.base import EncryptedCatalog, check_stored, set_stored
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.catalog.hive import HiveCatalog as _HiveCatalog
 
 from ags_fast.iceberg import policy
-from ags_fast.iceberg.catalogs import LOCATION, EncryptedCatalog, check_stored, set_stored
+from ags_fast.iceberg.catalogs.base import LOCATION, EncryptedCatalog, check_stored, set_stored
 from ags_fast.iceberg.javajson import METADATA_HASH, java_hash
 
 if TYPE_CHECKING:

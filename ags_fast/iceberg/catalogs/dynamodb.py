@@ -10,7 +10,7 @@ from pyiceberg.catalog.dynamodb import DynamoDbCatalog as _DynamoDbCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.table import CommitTableResponse
 
-from ags_fast.iceberg.catalogs import LOCATION, EncryptedCatalog, check_commit, check_stored, set_stored
+from ags_fast.iceberg.catalogs.base import LOCATION, EncryptedCatalog, check_commit, check_stored, set_stored
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

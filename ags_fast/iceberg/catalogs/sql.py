@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyiceberg.catalog.sql import SqlCatalog as _SqlCatalog
 
-from ags_fast.iceberg.catalogs import EncryptedCatalog
+from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 
 __all__ = ["SqlCatalog"]
 

@@ -1,0 +1,1 @@
+"""PyIceberg's catalogs, with encrypted tables."""
