@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 
-from ags_fast.iceberg import load_catalog
+from ags_fast.iceberg import encrypt, expire, files, load_catalog, rekey
+from ags_fast.jobs import LocalEngine
+from ags_fast.parquet import Keys, encrypt_file, reencrypt_file
 from benchmarks.jobs import room_for
 from benchmarks.keystore import MASTER_KEY, keystore
 from benchmarks.measure import Case, Contest, Group, Row, Run
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from benchmarks.cases import Bench
 
 FILES, ROWS, ROW_GROUP = 4, 600_000, 100_000  # of the large table, seven columns
+SECOND_KEY = bytes(range(16))
 APPENDS, APPENDED_ROWS = 40, 10
 BESIDE = 64 << 10  # bytes of a file that a reader of one column may read beside the column
 ROOM = 1 << 30
@@ -36,6 +40,7 @@ def iceberg(bench: Bench) -> Group:
     """Make the group."""
     cases = [
         Case("iceberg/read", functools.partial(reading, bench), rounds=0.5),
+        Case("iceberg/move", functools.partial(moving, bench), rounds=0.25),
         Case("iceberg/small", functools.partial(small_files, bench), rounds=0.5),
     ]
     return Group("PyIceberg on encrypted tables, CPU time; limit: the same tables in plaintext", cases)
@@ -134,6 +139,67 @@ def reading(bench: Bench) -> Iterator[Contest]:
         run = functools.partial(bytes_read, functools.partial(scan, column, selected_fields=("a",)), beside)
         made.runs["iceberg/read/bytes", column] = run
     yield made
+
+
+@contextmanager
+def moving(bench: Bench) -> Iterator[Contest]:
+    """Re-key and encrypt a table in this process; limit: the same files by the functions for one file."""
+    count = ROWS // 10 if bench.quick else ROWS
+    folder = room_for(bench, ROOM) / "move"
+    pair = Pair(folder)
+    table = pair.table("ours", "rekeyed", rows(1, 0).schema)
+    plain = pair.catalogs["ours"].create_table("bench.plain", rows(1, 0).schema)
+    for i in range(FILES):
+        table.append(rows(count, i * count))
+        plain.append(rows(count, i * count))
+    here, names, to = LocalEngine(0), itertools.count(), folder / "moved"
+    new: Any = {"store_aad_prefix": False}
+
+    def rekeyed() -> float:
+        begun = time.process_time()
+        rekey(table, what="data", engine=here).raise_for_failures()
+        spent = time.process_time() - begun
+        expire(table)
+        return spent
+
+    def encrypted() -> float:
+        copy = pair.catalogs["ours"].register_table(f"bench.copy{next(names)}", plain.metadata_location)
+        begun = time.process_time()
+        result = encrypt(copy, wrapping_key_id=MASTER_KEY, engine=here)
+        spent = time.process_time() - begun
+        result.raise_for_failures()
+        for row in result.rows:
+            local_path(row.dst or "").unlink()
+        return spent
+
+    def file_by_file() -> None:
+        for one in files(table):
+            if one.kind == "data" and one.key_metadata is not None:
+                old, prefix = Keys(footer=one.key_metadata.encryption_key), one.key_metadata.aad_prefix
+                options = {**new, "aad_prefix": prefix, "new_aad_prefix": bytes(16)}
+                reencrypt_file(local_path(one.path), to, old, Keys(footer=SECOND_KEY), **options)
+
+    def plain_by_file() -> None:
+        for task in plain.scan().plan_files():
+            encrypt_file(local_path(task.file.file_path), to, Keys(footer=SECOND_KEY), aad_prefix=bytes(16), **new)
+
+    told = f"{FILES} files of {count:,} rows, in this process; limit:"
+    yield Contest(
+        [
+            Row("iceberg/move/rekey", f"rekey {told} reencrypt_file", "ms"),
+            Row("iceberg/move/encrypt", f"encrypt {told} encrypt_file", "ms"),
+        ],
+        {
+            ("iceberg/move/rekey", "ours"): rekeyed,
+            ("iceberg/move/rekey", "limit"): cpu(file_by_file),
+            ("iceberg/move/encrypt", "ours"): encrypted,
+            ("iceberg/move/encrypt", "limit"): cpu(plain_by_file),
+        },
+    )
+
+
+def local_path(location: str) -> Path:
+    return Path(location.removeprefix("file://"))
 
 
 def bytes_read(function: Callable[[], object], beside: int) -> float:

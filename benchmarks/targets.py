@@ -155,5 +155,7 @@ TARGETS = [
     Target(
         "Iceberg: 40 small appends / in plaintext, CPU", r"iceberg/small/append", 1.3, cost_of("limit"), True, " time"
     ),
+    Target("Iceberg: rekey data / file by file, CPU", r"iceberg/move/rekey", 1.2, cost_of("limit"), True, " time"),
+    Target("Iceberg: encrypt / file by file, CPU", r"iceberg/move/encrypt", 1.2, cost_of("limit"), True, " time"),
     Target("import ags_fast over bare Python", r"import/.*", 15, milliseconds_over("limit"), True, " ms"),
 ]
