@@ -6,7 +6,6 @@ metadata of each file, bound to the table, the purpose and the path. A worker as
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -43,7 +42,6 @@ __all__ = [
     "TableContext",
     "failed_row",
     "file_row",
-    "inner_io",
     "local_path",
     "run_file",
     "table_context",
@@ -126,7 +124,7 @@ class TableContext(JobContext):
 
     def inner(self, path: str) -> InnerIO:
         """Return PyIceberg's own FileIO for a location."""
-        return inner_io(json.dumps(dict(self.settings), sort_keys=True), urlsplit(path).scheme)
+        return _inner_io(json.dumps(dict(self.settings), sort_keys=True), urlsplit(path).scheme)
 
 
 def table_context(
@@ -156,12 +154,16 @@ def table_context(
     return TableContext(op, job_id, table_uuid, envelope, dict(settings))
 
 
-@functools.lru_cache(maxsize=64)
-def inner_io(settings: str, scheme: str) -> InnerIO:
-    """Return PyIceberg's own FileIO for a scheme, by its settings as JSON: one a process."""
-    from pyiceberg.io import load_file_io  # late: a worker on local files has no need of it, and starts faster
+_inner: dict[tuple[str, str], InnerIO] = {}
 
-    return load_file_io(json.loads(settings), f"{scheme}://" if scheme else "/")
+
+def _inner_io(settings: str, scheme: str) -> InnerIO:
+    """Return PyIceberg's own FileIO for a scheme, by its settings as JSON: one a process."""
+    if (settings, scheme) not in _inner:
+        from pyiceberg.io import load_file_io  # late: a worker on local files has no need of it, and starts faster
+
+        _inner[settings, scheme] = load_file_io(json.loads(settings), f"{scheme}://" if scheme else "/")
+    return _inner[settings, scheme]
 
 
 def local_path(location: str) -> str | None:
