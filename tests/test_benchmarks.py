@@ -459,6 +459,7 @@ def test_jobs_over_datasets_are_measured(tmp_path: Path) -> None:
         assert 3.5 < rows["datasets/calls/verify"]["ours"]["best"] < rows["datasets/calls/encrypt"]["ours"]["best"] < 40
 
 
+@pytest.mark.more
 @needs_compiler
 def test_commits_are_measured(tmp_path: Path) -> None:
     """Around the 10th and the 40th; each commit makes a version, and each opened file is the one that was asked for."""

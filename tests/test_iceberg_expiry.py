@@ -478,6 +478,7 @@ def test_what_cannot_be_deleted(tmp_path: Path, catalog: Catalog, monkeypatch: p
     assert stored(tmp_path) == needed(table) | {planned[1]}
 
 
+@pytest.mark.more
 def test_killed(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
     """Before each write, commit and deletion: what is left reads, and no snapshot lacks a file."""
     table = filled(catalog)
@@ -560,6 +561,7 @@ def test_a_commit_whose_outcome_is_not_known(tmp_path: Path, catalog: Catalog, k
     assert ids(table) == ids(other)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("expires", [False, True])
 def test_races(tmp_path: Path, catalog: Catalog, kms: dict[str, str], expires: bool) -> None:
     """12 processes append while others turn the keys, and expire: no row is lost, and no key that is needed."""

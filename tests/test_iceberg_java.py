@@ -25,15 +25,13 @@ from ags_fast.iceberg import files, open_table
 from ags_fast.iceberg.commit import raw_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from iceberg_corpus import Corpus, Rows
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
-SOON = {"types", "typed", "nested", "history", "deletion vectors"}
-MORE = pytest.mark.more
+pytestmark = pytest.mark.more  # a JVM
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +42,6 @@ def corpus(judge: Judge) -> Corpus:
 @pytest.fixture
 def catalog(tmp_path: Path, judge: Judge) -> Catalog:
     return sql_catalog(tmp_path, judge.kms)
-
-
-def names(all_names: Iterable[str]) -> list[Any]:
-    """Parameters: those that are not for every run are marked."""
-    return [name if name in SOON else pytest.param(name, marks=MORE) for name in sorted(all_names)]
 
 
 def rows_of(table: Table, **scan: Any) -> Rows:
@@ -68,7 +61,7 @@ READABLE = iceberg_corpus.TABLES.keys() - AVRO - EQUALITY_DELETES - UNREADABLE_B
 BY_HAND = (iceberg_corpus.TABLES.keys() | EQUALITY_DELETES) - PLAIN - UNREADABLE_BY_JAVA - {"history", "empty"}
 
 
-@pytest.mark.parametrize("name", names(READABLE))
+@pytest.mark.parametrize("name", sorted(READABLE))
 def test_a_table_of_java_is_read(tmp_path: Path, catalog: Catalog, judge: Judge, corpus: Corpus, name: str) -> None:
     made = corpus[name]
     expected = as_pyiceberg_reads(name, made.rows)
@@ -80,14 +73,13 @@ def test_a_table_of_java_is_read(tmp_path: Path, catalog: Catalog, judge: Judge,
         assert comparable(scan.to_arrow().to_pylist()) == then, version
 
 
-@pytest.mark.parametrize("name", names(BY_HAND))
+@pytest.mark.parametrize("name", sorted(BY_HAND))
 def test_the_pieces_read_a_table_of_java(judge: Judge, corpus: Corpus, name: str) -> None:
     made = corpus[name]
     table = iceberg_by_hand.Table.open(made.metadata_location, judge.kms)
     assert comparable(table.rows()) == made.rows
 
 
-@MORE
 @pytest.mark.parametrize("name", sorted(AVRO | EQUALITY_DELETES))
 def test_what_pyiceberg_cannot_read_is_listed(judge: Judge, corpus: Corpus, name: str) -> None:
     """Another engine can open every file by `files`, and PyIceberg says what it lacks."""
@@ -110,7 +102,6 @@ def key_bytes(file: Any) -> bytes:
     return encoded
 
 
-@MORE
 def test_a_key_that_java_lost_is_an_error(judge: Judge, corpus: Corpus) -> None:
     made = corpus["lost deletion-vector keys"]
     with pytest.raises(JudgeError, match="Null key metadata"):
@@ -119,7 +110,7 @@ def test_a_key_that_java_lost_is_an_error(judge: Judge, corpus: Corpus) -> None:
         open_table(made.metadata_location, kms=judge.kms).scan().to_arrow()
 
 
-@pytest.mark.parametrize("key_length", [16, pytest.param(24, marks=MORE), pytest.param(32, marks=MORE)])
+@pytest.mark.parametrize("key_length", [16, 24, 32])
 def test_keys_are_as_long_as_java_asks(judge: Judge, key_length: int) -> None:
     name = judge.name()
     judge.create(name, "id bigint", key_length=key_length)
@@ -209,7 +200,6 @@ def test_rows_have_ids_of_their_own(catalog: Catalog, judge: Judge) -> None:
     assert raw_metadata(table)["next-row-id"] > max(one[1] for one in found)
 
 
-@MORE
 @pytest.mark.parametrize("key_length", ["16", "24", "32"])
 def test_java_opens_keys_of_every_length(catalog: Catalog, judge: Judge, key_length: str) -> None:
     name = judge.name()
@@ -227,7 +217,6 @@ def current(table: Table) -> int:
     return snapshot.snapshot_id
 
 
-@MORE
 def test_java_reads_what_pyiceberg_does_to_a_table(catalog: Catalog, judge: Judge) -> None:
     """Delete, overwrite, upsert, new columns, partitions, branches and tags."""
     table = new_table(catalog)
@@ -256,7 +245,6 @@ def test_java_reads_what_pyiceberg_does_to_a_table(catalog: Catalog, judge: Judg
     assert rows_of(again) == comparable(judge.dicts(f"SELECT * FROM {name}"))
 
 
-@MORE
 @pytest.mark.parametrize("name", ["partitions", "history", "deletion vectors", "aes 256"])
 def test_we_change_a_table_of_java(catalog: Catalog, judge: Judge, corpus: Corpus, name: str) -> None:
     """Append to it, and delete whole rows of it; Java reads the result and goes on."""

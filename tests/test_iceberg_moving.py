@@ -64,6 +64,7 @@ def check_done(table: Table) -> None:
     assert not list(Path(table.location().removeprefix("file://")).rglob("*.plan"))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("op", WORKS)
 def test_killed(tmp_path: Path, catalog: Catalog, kms: dict[str, str], op: str) -> None:
     """Before each write and deletion, and before the commit: what is left reads, and a second run comes to the end."""

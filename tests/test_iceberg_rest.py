@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from iceberg_java import Judge
     from requests import PreparedRequest, Response
 
+pytestmark = pytest.mark.more  # a JVM
+
 assert KEPT == MASTER
 _numbers = itertools.count(1)
 
@@ -596,7 +598,6 @@ def turned(table: Any) -> bool:
     return True
 
 
-@pytest.mark.more
 def test_processes_append_while_keys_turn(
     server: str, connect: Callable[..., Any], table: Any, kms: dict[str, str]
 ) -> None:
@@ -736,7 +737,6 @@ def test_what_is_never_pickled(catalog: Any, table: Any) -> None:
 # ---------------------------------------------------------------- Java beside us
 
 
-@pytest.mark.more  # a JVM with Spark
 def test_java_reads_and_appends(server: str, judge: Judge) -> None:
     """What the server made of our commits, row for row, with row ids; and we go on after Java's append."""
     catalog = load_catalog("tests", kms=judge.kms, type="rest", uri=server)

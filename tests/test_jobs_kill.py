@@ -25,6 +25,7 @@ def test_every_step(tmp_path: Path, op: str) -> None:
     assert int(steps) > 20
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("rounds", [pytest.param(8, id="quick"), pytest.param(200, id="200", marks=pytest.mark.slow)])
 @pytest.mark.timeout(1800)
 def test_random_moments(tmp_path: Path, rounds: int) -> None:

@@ -44,6 +44,7 @@ def remove_dead(path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("op", ["encrypt", "decrypt", "reencrypt"])
 def test_killed_at_random(tmp_path: Path, op: str) -> None:
     """The writer does the same over and over: a kill falls into any step of it."""
