@@ -105,6 +105,15 @@ def test_an_edit_writes_no_snapshot(catalog: Any) -> None:
     assert raw_of(table) == after
 
 
+def test_manifest_lists_are_held_until_their_commit(catalog: Any) -> None:
+    table = new_table(catalog)
+    for i in range(5):
+        table.append(rows(i, i + 1))
+    table.refresh()
+    assert all(catalog.session.held_list(one.manifest_list) is None for one in table.metadata.snapshots)
+    assert ids(table) == list(range(5))
+
+
 @pytest.mark.parametrize("made", [True, False])
 @pytest.mark.parametrize("others", [True, False])
 def test_a_catalog_that_does_not_know(catalog: Any, monkeypatch: pytest.MonkeyPatch, made: bool, others: bool) -> None:

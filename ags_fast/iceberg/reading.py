@@ -42,6 +42,7 @@ def show_metadata(session: Session, data: bytes, location: str) -> bytes:
     raw = metadata.parse(data, location)
     policy.check_raw(raw, location)
     session.remember(raw, location)
+    session.drop_written(raw)
     translated = policy.is_encrypted(raw) or session.is_upgrading(raw)
     return metadata.dump(metadata.facade(raw), location) if translated else data
 

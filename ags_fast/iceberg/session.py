@@ -227,6 +227,12 @@ class Session:
         self.check_writes()
         self._pending[path] = data
 
+    def drop_written(self, raw: Raw) -> None:
+        """Forget the manifest lists that metadata of the catalog name: their commit was made."""
+        if self._pending:
+            for snapshot in raw.get("snapshots") or ():
+                self._pending.pop(snapshot.get("manifest-list"), None)
+
     def held_list(self, path: str) -> bytes | None:
         """Return a manifest list that is kept."""
         return self._pending.get(path)
