@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from servers import S3Server
 
+pytestmark = pytest.mark.more  # a moto server and many requests
+
 REGION = "us-east-1"
 
 

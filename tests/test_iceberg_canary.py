@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from servers import S3Server
 
+pytestmark = pytest.mark.more  # everything is logged and searched
+
 
 def check(keys: Iterable[bytes], evidence: bytes | str, what: object) -> None:
     data = evidence.encode() if isinstance(evidence, str) else evidence

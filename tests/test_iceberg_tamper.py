@@ -32,6 +32,8 @@ from ags_fast.keys import clear_cache
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.more  # each object is changed in many ways
+
 
 KINDS = ("manifest-list", "manifest", "data", "deletion-vector")
 CHANGED = (IntegrityError, FormatError)
