@@ -16,7 +16,7 @@ from ags_fast.ags1 import AgsCodec
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.iceberg import manifests
 from ags_fast.iceberg.container import Container, read_container
-from ags_fast.iceberg.io import local_path
+from ags_fast.iceberg.locations import local_path
 from ags_fast.iceberg.manifests import DATA, DELETED, Known
 from ags_fast.iceberg.puffin import decode_vector
 from ags_fast.iceberg.reading import check_length

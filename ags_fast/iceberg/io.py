@@ -17,6 +17,7 @@ from ags_fast import stream
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import manifests, policy
 from ags_fast.iceberg.container import read_container
+from ags_fast.iceberg.locations import local_path
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.reading import check_length, find, show_list, show_manifest, show_metadata
 from ags_fast.iceberg.session import KMS_PREFIXES, SESSION, Session, reading_session, session_of
@@ -27,7 +28,7 @@ from ags_fast.parquet import Keys, encrypt_file, open_plain
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["FileIO", "local_path"]
+__all__ = ["FileIO"]
 
 PARQUET_MAGIC, AVRO_MAGIC = b"PAR1", b"Obj\x01"
 METADATA_SUFFIXES = (".metadata.json", ".metadata.json.gz")
@@ -188,14 +189,6 @@ def _put(inner: PyIcebergIO, location: str, data: bytes | bytearray | memoryview
     with inner.new_output(location).create(overwrite=True) as file:
         file.write(data)  # type: ignore[arg-type]
     return len(data)
-
-
-def local_path(location: str) -> str | None:
-    """Return the path of a location in a local file system, which is read without a file object."""
-    parts = urlsplit(location)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return parts.path
-    return location if not parts.scheme else None
 
 
 def _unbuffered(file: Any) -> Any:

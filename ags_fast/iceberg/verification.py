@@ -28,12 +28,12 @@ from ags_fast.iceberg.checks import (
     statistics_state,
 )
 from ags_fast.iceberg.commit import raw_metadata, table_io
+from ags_fast.iceberg.locations import local_path
 from ags_fast.iceberg.orphans import Stored, is_encrypted, normal, not_named, stored_files
 from ags_fast.iceberg.reading import show_metadata
 from ags_fast.iceberg.rotation import unused_keys
 from ags_fast.iceberg.snapshots import head_of
 from ags_fast.iceberg.work.checking import check_context, task_of
-from ags_fast.iceberg.work.tasks import local_path
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.jobs.run import LOCAL_OPEN_COST, STORE_OPEN_COST

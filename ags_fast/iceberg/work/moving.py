@@ -14,10 +14,11 @@ from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.iceberg import rewriting
 from ags_fast.iceberg.commit import edit, raw_metadata, table_io
+from ags_fast.iceberg.locations import local_path
 from ags_fast.iceberg.manifests import DATA, Known
 from ags_fast.iceberg.work.heads import Writer, read_head
 from ags_fast.iceberg.work.plans import Plan, begin_plan
-from ags_fast.iceberg.work.tasks import OLD_KEY, FileTask, local_path
+from ags_fast.iceberg.work.tasks import OLD_KEY, FileTask
 from ags_fast.jobs.engines.local import LocalEngine, client_for
 from ags_fast.jobs.results import JobResult, Row
 from ags_fast.jobs.run import LOCAL_OPEN_COST, STORE_OPEN_COST

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from ags_fast import parquet, stream
 from ags_fast.dataset.rows import Row
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
+from ags_fast.iceberg.locations import local_path
 from ags_fast.jobs.results import describe
 from ags_fast.jobs.work.base import JobContext
 from ags_fast.keys.envelope import Envelope, binding
@@ -42,7 +43,6 @@ __all__ = [
     "TableContext",
     "failed_row",
     "file_row",
-    "local_path",
     "run_file",
     "table_context",
 ]
@@ -164,14 +164,6 @@ def _inner_io(settings: str, scheme: str) -> InnerIO:
 
         _inner[settings, scheme] = load_file_io(json.loads(settings), f"{scheme}://" if scheme else "/")
     return _inner[settings, scheme]
-
-
-def local_path(location: str) -> str | None:
-    """Return the path of a location in a local file system, which is read and written without a file object."""
-    parts = urlsplit(location)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return parts.path
-    return location if not parts.scheme else None
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
