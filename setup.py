@@ -413,4 +413,7 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-setup(ext_modules=[CORE], cmdclass={"build_ext": BuildExt, "build_openssl": BuildOpenssl})
+# By their names Spark finds its data sources.
+MODULES = ["pyspark_ags_avro", "pyspark_ags_parquet"]
+
+setup(ext_modules=[CORE], py_modules=MODULES, cmdclass={"build_ext": BuildExt, "build_openssl": BuildOpenssl})

@@ -13,6 +13,7 @@ from ags_fast.dataset.access import Access
 from ags_fast.dataset.cache import TableCache
 from ags_fast.dataset.entries import check_lengths
 from ags_fast.dataset.files.contents import Contents, denied_keys, format_of
+from ags_fast.dataset.files.sealed import SealedFile, sealed_files
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.transaction import Settings, Transaction
@@ -21,7 +22,7 @@ from ags_fast.keys.entry import UnknownKeyError
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ags_fast._types import WritableFile
     from ags_fast.dataset.access import Folder, KeyPlace
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.versions import Version
     from ags_fast.keys.kms import KmsClient
 
-__all__ = ["Dataset", "DatasetFile"]
+__all__ = ["Dataset", "DatasetFile", "SealedFile"]
 
 
 class DatasetFile(NamedTuple):
@@ -231,6 +232,31 @@ class Dataset:
             entry = at.find(path)
             return format_of(entry).view(at.contents(entry, threads, hide=missing == "hide"), entry)
 
+    def sealed_files(
+        self, pattern: str | None = None, *, columns: Iterable[str] | None = None, missing: str = "error"
+    ) -> Iterator[SealedFile]:
+        """Iterate over the files of this version, in no order, as values that tasks can open by themselves.
+
+        A `SealedFile` pickles with its wrapped keys. Opening one reads neither a version nor a manifest.
+
+        Args:
+            pattern: As for `files`.
+            columns: The columns of Parquet files that will be read, by names of the schema's top level; None is all.
+                No key of another column is asked for, and a column whose key only other columns need is hidden.
+            missing: What becomes of those columns if the KMS refuses their master key: "error" when the file is
+                opened, or "hide" them. The KMS is asked here, once for each key.
+
+        Raises:
+            ConcurrentChangeError: The version was expired meanwhile: `refresh`.
+        """
+        if missing not in ("error", "hide"):
+            raise ValueError(f"missing must be 'error' or 'hide', not {missing!r}")
+        at = self._opened()
+        if at.head is None:
+            return
+        chosen = (e for e in at.ledger.entries(at.head) if pattern is None or fnmatch.fnmatchcase(e.path, pattern))
+        yield from sealed_files(chosen, at.head.number, at.holding, columns, missing == "hide")
+
     def copy_file(self, path: str, target: WritableFile, *, threads: int | None = None) -> None:
         """Decrypt one file of this version to a file open for writing, which need not seek.
 
@@ -326,9 +352,13 @@ class _At:
 
     def contents(self, entry: FileEntry, threads: int | None, hide: bool = False) -> Contents:
         """Return what opens one file. hide: leave out columns whose key the KMS refuses."""
-        ledger = self.ledger
-        contents = Contents(ledger.id, ledger.store, ledger.envelope.subset(entry.key_ids()), threads)
+        contents = self.holding(entry.key_ids(), threads)
         return replace(contents, without=denied_keys(contents, [entry])) if hide else contents
+
+    def holding(self, key_ids: Iterable[str], threads: int | None = None) -> Contents:
+        """Return what opens files under the keys with these ids."""
+        ledger = self.ledger
+        return Contents(ledger.id, ledger.store, ledger.envelope.subset(key_ids), threads)
 
 
 @contextmanager
