@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from deadly_kms import Rules
 from support import pattern, python_env
 
@@ -21,7 +24,7 @@ from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ags_fast.jobs import JobResult
 
@@ -171,6 +174,65 @@ class Driver:
             finally:
                 self.process.kill()
                 self.process.wait()
+
+
+@contextmanager
+def connect_server(
+    folder: Path,
+    master: str = "local[2,4]",
+    conf: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """A server of Spark Connect on loopback, in a process of its own: its URL."""
+    import pyspark
+
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "connect.log"
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "512m",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.local.dir": str(folder / "scratch"),
+        **(conf or {}),
+    }
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", master]
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env=dict(env or spark_env()), cwd=folder
+        )
+    try:
+
+        def port() -> re.Match[str] | None:
+            assert process.poll() is None, log.read_text()[-5000:]
+            return re.search(r"Spark Connect server started at: \S*?:(\d+)", log.read_text())
+
+        yield f"sc://127.0.0.1:{wait_for('a server', port)[1]}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def connect_session(url: str) -> Iterator[Any]:
+    """A session of its own at a server. The process may have a classic session, too."""
+    pytest.importorskip("grpc_status")
+    from pyspark.sql.connect.session import SparkSession
+
+    session = SparkSession.builder.remote(url).create()
+    try:
+        yield session
+    finally:
+        session.stop()
 
 
 # ---------------------------------------------------------------- canaries

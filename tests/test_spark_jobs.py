@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import os
 import re
 import shutil
@@ -11,15 +12,25 @@ import signal
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import programs.spark
 import pytest
 from audit_hooks import events, processes
 from datasets import make_kms, write_tree
-from spark_jobs import BLOCK_SIZE, Folders, check_canary, content, forms, leftovers, spark_env, where
-from support import program, run_python
+from spark_jobs import (
+    BLOCK_SIZE,
+    Folders,
+    check_canary,
+    connect_server,
+    connect_session,
+    content,
+    forms,
+    leftovers,
+    spark_env,
+    where,
+)
 
 from ags_fast import IntegrityError
 from ags_fast.dataset.ledger import Ledger
@@ -52,22 +63,21 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SparkSession]]:
-    """Gives the session of a master: the one that runs, if it has this master."""
-    with pytest.MonkeyPatch.context() as patch:
+@pytest.fixture(scope="module", params=["classic", pytest.param("connect", marks=pytest.mark.more)])
+def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    """Gives the session of a master, of one kind: the one that runs, if it has this master."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
         for name, value in spark_env().items():
             patch.setenv(name, value)
         folder = tmp_path_factory.mktemp("spark")
 
-        def get(master: str) -> SparkSession:
+        def classic(master: str) -> SparkSession:
             running = SparkSession.getActiveSession()
             if running is not None and running.sparkContext.master != master:
                 running.stop()
             builder = SparkSession.builder.master(master).appName("jobs")
-            if master == "local[2]":
-                builder = builder.config(map=SparkEngine.recommended_conf()).config("spark.task.cpus", "2")  # type: ignore[arg-type]
             for name, value in {
+                **settings_of(master),
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
                 "spark.driver.host": "127.0.0.1",
@@ -80,20 +90,29 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
             found.sparkContext.setLogLevel("ERROR")
             return found
 
-        yield get
-        running = SparkSession.getActiveSession()
+        @functools.cache
+        def connect(master: str) -> Any:
+            url = held.enter_context(connect_server(folder / master, master, settings_of(master)))
+            return held.enter_context(connect_session(url))
+
+        yield classic if request.param == "classic" else connect
+        running = SparkSession.getActiveSession() if request.param == "classic" else None
         if running is not None:
             running.stop()
 
 
+def settings_of(master: str) -> dict[str, str]:
+    return {**SparkEngine.recommended_conf(), "spark.task.cpus": "2"} if master == "local[2]" else {}
+
+
 @pytest.fixture
-def spark(session: Callable[[str], SparkSession]) -> SparkSession:
+def spark(session: Callable[[str], Any]) -> Any:
     """Four attempts a task: plain local[2] has one."""
     return session("local[2,4]")
 
 
 @pytest.fixture
-def engine(spark: SparkSession) -> SparkEngine:
+def engine(spark: Any) -> SparkEngine:
     """With tasks of a few files."""
     return SparkEngine(spark, target_bytes=8 << 20)
 
@@ -295,7 +314,7 @@ def test_sources_that_go_wrong_are_rows(engine: SparkEngine, folders: Folders) -
     folders.check()
 
 
-def test_progress_comes_while_the_job_runs(spark: SparkSession, folders: Folders) -> None:
+def test_progress_comes_while_the_job_runs(spark: Any, folders: Folders) -> None:
     folders.make({str(i): 1 << 20 for i in range(16)})
     folders.dataset_id()
     folders.rules.set(wait=0.1)
@@ -307,7 +326,7 @@ def test_progress_comes_while_the_job_runs(spark: SparkSession, folders: Folders
     assert came[-1][0] - came[0][0] > 0.2
 
 
-def test_one_kms_call_a_process(spark: SparkSession, folders: Folders) -> None:
+def test_one_kms_call_a_process(spark: Any, folders: Folders) -> None:
     """In double wrap, however many files and tasks there are; in single wrap, one a file."""
     folders.make({str(i): 1000 for i in range(60)})
     many = SparkEngine(spark, target_bytes=6 << 20)  # of which opening a file counts for 512 KiB
@@ -356,9 +375,7 @@ def test_workers_that_are_killed(engine: SparkEngine, folders: Folders, after: f
 @pytest.mark.more
 @pytest.mark.parametrize("op", ["encrypt", "decrypt"])
 @pytest.mark.parametrize("master", ["local[2,4]", "local[2]"])
-def test_poison_file_is_a_failed_row(
-    session: Callable[[str], SparkSession], folders: Folders, master: str, op: str
-) -> None:
+def test_poison_file_is_a_failed_row(session: Callable[[str], Any], folders: Folders, master: str, op: str) -> None:
     """It kills whoever touches it. Where a task has one attempt only, too."""
     engine = SparkEngine(session(master), target_bytes=8 << 20)
     folders.make({str(i): 100_000 for i in range(30)})
@@ -424,13 +441,15 @@ def test_what_spark_says_when_workers_die(text: str, killed: bool) -> None:
 # ------------------------------------------------------------------------------------------------------ being stopped
 
 
-def active_jobs(spark: SparkSession) -> list[int]:
-    return list(spark.sparkContext.statusTracker().getActiveJobsIds())
+def active_jobs(spark: Any) -> list[Any]:
+    if isinstance(spark, SparkSession):
+        return list(spark.sparkContext.statusTracker().getActiveJobsIds())
+    return list(spark.interruptAll())  # nothing is left to interrupt
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("by", ["callback", "signal"])
-def test_ctrl_c_cancels_and_sweeps(spark: SparkSession, folders: Folders, by: str) -> None:
+def test_ctrl_c_cancels_and_sweeps(spark: Any, folders: Folders, by: str) -> None:
     """No worker is at it any more when the exception arrives. What was finished is not done again."""
     folders.make({str(i): 500_000 for i in range(40)})
     few = SparkEngine(spark, target_bytes=4 << 20)
@@ -466,12 +485,12 @@ def test_ctrl_c_cancels_and_sweeps(spark: SparkSession, folders: Folders, by: st
 @pytest.mark.more
 @pytest.mark.parametrize("wait", [0.0, 0.2])
 def test_ctrl_c_before_spark_has_begun(
-    spark: SparkSession, engine: SparkEngine, folders: Folders, monkeypatch: pytest.MonkeyPatch, wait: float
+    spark: Any, engine: SparkEngine, folders: Folders, monkeypatch: pytest.MonkeyPatch, wait: float
 ) -> None:
     """There is no job yet that could be cancelled, and none is left to run later."""
     folders.make({str(i): 1000 for i in range(8)})
-    context = spark.sparkContext
-    begin = context.setJobGroup
+    target, name = (spark.sparkContext, "setJobGroup") if isinstance(spark, SparkSession) else (spark, "addTag")
+    begin = getattr(target, name)
 
     def begin_late(*args: Any, **kwargs: Any) -> None:
         time.sleep(wait)
@@ -479,7 +498,7 @@ def test_ctrl_c_before_spark_has_begun(
         time.sleep(0.5)
         begin(*args, **kwargs)
 
-    monkeypatch.setattr(context, "setJobGroup", begin_late)
+    monkeypatch.setattr(target, name, begin_late)
     folders.rules.set(wait=0.2)
     with pytest.raises(KeyboardInterrupt):
         folders.encrypt(engine)
@@ -495,7 +514,7 @@ def test_ctrl_c_before_spark_has_begun(
 
 
 @pytest.mark.more
-def test_max_failures_cancels(spark: SparkSession, folders: Folders) -> None:
+def test_max_failures_cancels(spark: Any, folders: Folders) -> None:
     folders.make({str(i): 100_000 for i in range(40)})
     folders.encrypt(LocalEngine(0), double_wrap=False)
     for path in (folders.root / "ds").glob("*.ags"):
@@ -517,20 +536,7 @@ def test_max_failures_cancels(spark: SparkSession, folders: Folders) -> None:
 
 
 @pytest.mark.more
-def test_session_of_spark_connect() -> None:
-    pytest.importorskip("grpc")
-    pytest.importorskip("grpc_status")
-    told = run_python(
-        program(programs.spark.connect),
-        timeout=150,
-        **spark_env(),
-    )
-    assert "Spark Connect, which has no RDDs" in told
-    assert "a classic session" in told
-
-
-@pytest.mark.more
-def test_file_of_a_stranger_is_not_replaced(spark: SparkSession, folders: Folders) -> None:
+def test_file_of_a_stranger_is_not_replaced(spark: Any, folders: Folders) -> None:
     """Nor taken for ours because it has our size, by whatever attempt."""
     folders.make({str(i): 1000 for i in range(8)})
     dataset_id = folders.dataset_id()
@@ -546,7 +552,7 @@ def test_file_of_a_stranger_is_not_replaced(spark: SparkSession, folders: Folder
         decrypt_files(folders.root / "ds", folders.out, kms=folders.kms, engine=SparkEngine(spark), on_error="raise")
 
 
-def test_sessions_that_will_not_do(session: Callable[[str], SparkSession]) -> None:
+def test_sessions_that_will_not_do(session: Callable[[str], Any]) -> None:
     with pytest.raises(TypeError, match="SparkSession is required, not 'str'"):
         SparkEngine("local[2]")
     with pytest.raises(ValueError, match="target_bytes"):
@@ -559,7 +565,7 @@ def test_sessions_that_will_not_do(session: Callable[[str], SparkSession]) -> No
     ("master", "given", "expected"), [("local[2,4]", None, 1), ("local[2,4]", 3, 3), ("local[2]", None, 2)]
 )
 def test_threads_of_a_task(
-    session: Callable[[str], SparkSession],
+    session: Callable[[str], Any],
     folders: Folders,
     master: str,
     given: int | None,
@@ -574,9 +580,13 @@ def test_threads_of_a_task(
     assert folders.rules.threads()[-1] == expected
 
 
-def test_recommended_conf(session: Callable[[str], SparkSession]) -> None:
+def test_recommended_conf(session: Callable[[str], Any]) -> None:
     """It is settings of Spark, by name and by what they take: one that is misspelt would do nothing, and not say so."""
-    context = session("local[2]").sparkContext  # has them
+    if not isinstance(found := session("local[2]"), SparkSession):  # has them
+        for name, value in SparkEngine.recommended_conf().items():
+            assert found.conf.get(name) == value
+        return
+    context = found.sparkContext
     known = context._jvm.org.apache.spark.internal.config.ConfigEntry  # type: ignore[union-attr]
     for name, value in SparkEngine.recommended_conf().items():
         assert context.getConf().get(name) == value

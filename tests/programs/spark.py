@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from support import error_of
-
 from ags_fast import AgsCodec
 
 
@@ -30,17 +28,6 @@ def read_split(path: Path, conf: Path) -> None:
     print("rows", sorted(row.id for row in frame.select("id").collect()) == list(range(600)))
     print("filtered", [row.id for row in frame.where("id = 333").collect()], frame.where("text = 'b'").count())
     spark.stop()
-
-
-def connect() -> None:
-    from pyspark.sql import SparkSession
-
-    from ags_fast.spark import SparkEngine
-
-    session = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-    assert session.range(3).count() == 3
-    print(error_of(TypeError, lambda: SparkEngine(session)))
-    session.stop()
 
 
 def use_threads(_: object) -> Iterator[tuple[int, int, int, int]]:

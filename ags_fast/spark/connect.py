@@ -1,0 +1,153 @@
+"""Jobs on sessions of Spark Connect: ``mapInArrow`` over a DataFrame that has one row, and one partition, for each bin.
+
+A row has the pickled tasks of its bin. The result of a partition is one row, in JSON: the server's answers are not
+unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+import time
+from collections import Counter, deque
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.rows import Row
+from ags_fast.spark.job import POLL_SECONDS, SparkJob, conf_seconds
+from ags_fast.spark.partition import run_bin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from ags_fast.jobs.work.base import AnyTask, JobContext
+
+MONITOR_SECONDS = 2.0  # Spark looks this often whether a Python worker's task was cancelled
+EXTRA = "install the extra: pip install 'ags_fast[spark]'"
+
+
+class ConnectSession:
+    """A session whose SparkContext is in a server.
+
+    Raises:
+        ImportError: pandas or pyarrow is not installed, or is too old for ``mapInArrow``.
+    """
+
+    def __init__(self, session: Any) -> None:
+        _check_packages()
+        self._session = session
+        self._parallelism = 0
+
+    @property
+    def parallelism(self) -> int:
+        """The number of Spark tasks that can run at once. The first call asks the server, by a small Spark job."""
+        if not self._parallelism:
+            # Spark cuts a range into `defaultParallelism` partitions unless the session's settings say otherwise.
+            wide = self._session.range(1 << 16).selectExpr("spark_partition_id() as part").distinct()
+            self._parallelism = max(1, wide.count())
+        return self._parallelism
+
+    def job(self, context: JobContext, parts: Sequence[Sequence[AnyTask]]) -> SparkJob:
+        """Return a job that has one Spark task for each part."""
+        return _ConnectJob(self._session, context, parts)
+
+
+class _ConnectJob(SparkJob):
+    def __init__(self, session: Any, context: JobContext, parts: Sequence[Sequence[AnyTask]]) -> None:
+        super().__init__(context, parts)
+        self._session = session
+        self._tags = session.getTags()  # of the calling thread
+        self._results: deque[str] = deque()
+        self._interrupter: threading.Thread | None = None
+
+    def thread(self, target: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=target, name=self.name, daemon=True)
+
+    def submit(self) -> None:
+        for tag in (*self._tags, self.name):  # of this thread
+            self._session.addTag(tag)
+        frame = self._session.createDataFrame(_table(self.parts))
+        # Evaluated once: a second action would run the tasks again.
+        results = _spread(self._session, frame, len(self.parts)).mapInArrow(_Partition(self.context), "result string")
+        for row in results.toLocalIterator():
+            self._results.append(row.result)
+
+    def arrived(self) -> Any:
+        while self._results:
+            done, calls = json.loads(self._results.popleft())
+            came = [(path, Row(*row)) for path, row in done]
+            yield came, Counter({(provider, operation): count for provider, operation, count in calls})
+
+    def cancel(self) -> None:
+        if self._interrupter is None or not self._interrupter.is_alive():  # it may wait long for a server that is gone
+            self._interrupter = threading.Thread(target=self._interrupt, name=f"{self.name} end", daemon=True)
+            self._interrupter.start()
+
+    def _interrupt(self) -> None:
+        try:
+            self._session.interruptTag(self.name)
+        except Exception:
+            pass  # the job's own thread has the error, too
+
+    def settle(self, stopped: bool) -> None:
+        """Wait until Spark must have killed the workers of a job that was stopped: Connect does not report that."""
+        if stopped or self._conf("spark.speculation", "false") == "true":
+            time.sleep(MONITOR_SECONDS + self._kill_seconds() + POLL_SECONDS)
+
+    def _kill_seconds(self) -> float:
+        """Return how long Spark lets a Python worker finish after its task was cancelled."""
+        try:
+            return conf_seconds(self._conf("spark.python.task.killTimeout", "2s"))
+        except ValueError:
+            return 2.0
+
+    def _conf(self, name: str, default: str) -> str:
+        try:
+            return str(self._session.conf.get(name, default))
+        except Exception:  # the server is gone
+            return default
+
+
+def _table(parts: Sequence[Sequence[AnyTask]]) -> pa.Table:
+    import pyarrow as pa
+
+    payloads = [pickle.dumps(list(part), pickle.HIGHEST_PROTOCOL) for part in parts]
+    return pa.table({"bin": pa.array(range(len(parts)), pa.int32()), "tasks": pa.array(payloads, pa.binary())})
+
+
+def _spread(session: Any, frame: Any, count: int) -> Any:
+    """Return the frame with each row in a partition of its own."""
+    if tuple(map(int, session.version.split(".")[:2])) >= (4, 1):
+        return frame.repartitionById(count, "bin")
+    return frame.repartitionByRange(count, "bin")  # exact too: the sample has all rows
+
+
+class _Partition:
+    """The function of a Spark task."""
+
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for payload in batch.column("tasks"):
+                done, calls = run_bin(self._context, pickle.loads(payload.as_py()))
+                told = [(*name, count) for name, count in calls.items()]
+                yield pa.record_batch({"result": pa.array([json.dumps([done, told])], pa.string())})
+
+
+def _check_packages() -> None:
+    """Raise ImportError if the packages that ``mapInArrow`` needs in the caller's process are missing or too old."""
+    for name, least in (("pyarrow", (15, 0)), ("pandas", (2, 2))):
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            raise ImportError(f"jobs on Spark Connect need {name}: {EXTRA}") from None
+        if tuple(map(int, found.split(".")[:2])) < least:
+            needed = ".".join(map(str, least))
+            raise ImportError(f"jobs on Spark Connect need {name} {needed} or newer, not {found}: {EXTRA}")
