@@ -21,7 +21,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from test_iceberg_rekey import live
 
 from ags_fast import KeyAccessError, PolicyError
-from ags_fast.iceberg import clear_cache, delete, encrypt, expire, files, open_table, policy, rekey
+from ags_fast.iceberg import clear_cache, delete, encrypt, expire, files, open_table, policy, rekey, verify
 from ags_fast.iceberg.commit import raw_metadata
 from ags_fast.iceberg.container import read_container, write_container
 from ags_fast.jobs import LocalEngine
@@ -76,8 +76,12 @@ def test_versions(tmp_path: Path, catalog: Any, kms: dict[str, str], version: in
     for name in ("total-records", "total-data-files", "total-delete-files"):
         assert now[name] == totals[name]
     assert ids(table) == list(range(30))
+    allows = sql_catalog(tmp_path, kms, **{"encryption.plaintext-files": "allow"}).load_table("ns.t")
     for i, snapshot in enumerate(old):
-        assert ids(table, snapshot_id=snapshot) == list(range(10 * i + 10))
+        assert ids(allows, snapshot_id=snapshot) == list(range(10 * i + 10))
+        with pytest.raises(PolicyError, match="your own configuration"):
+            table.scan(snapshot_id=snapshot).to_arrow()
+    assert verify(table, engine=engine).counts == {"ok": 8, "skipped": 3 + 3 + 3, "failed": 0}
     clear_cache()
     again = sql_catalog(tmp_path, kms).load_table("ns.t")
     assert ids(again) == list(range(30))

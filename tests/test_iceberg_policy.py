@@ -151,9 +151,17 @@ def test_files_in_plaintext_are_refused(
             opened.scan().to_arrow()
     with pytest.raises(PolicyError, match="plaintext"):
         delete(table, "id = 1")
-    assert None in [one.key_metadata for one in files(table)]
-    table.transaction().set_properties({"encryption.plaintext-files": "allow"}).commit_transaction()
-    assert ids(sql_catalog(tmp_path, kms).load_table("ns.t")) == [0, 1, 2]
+    with pytest.raises(PolicyError, match="your own configuration"):
+        list(files(table))
+    with pytest.raises(PolicyError, match="your own configuration"):
+        table.transaction().set_properties({"encryption.plaintext-files": "allow"}).commit_transaction()
+    allows = {"encryption.plaintext-files": "allow"}
+    for opened in (
+        sql_catalog(tmp_path, kms, **allows).load_table("ns.t"),
+        open_table(table.metadata_location, kms=kms, **allows),
+    ):
+        assert ids(opened) == [0, 1, 2]
+        assert None in [one.key_metadata for one in files(opened)]
 
 
 def test_two_lengths(catalog: Catalog) -> None:

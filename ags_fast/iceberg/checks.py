@@ -64,11 +64,13 @@ class Listed:
         known: The manifest.
         files: How many files it has: added, existing, deleted; None where the list does not say.
         rows: The same of rows.
+        before: Whether its snapshot is one from before the encryption, in which files are in plaintext.
     """
 
     known: Known
     files: tuple[int | None, ...]
     rows: tuple[int | None, ...]
+    before: bool = False
 
 
 @dataclass(slots=True)
@@ -80,11 +82,13 @@ class Item:
         whole: Whether its tags are to be checked; else only the vectors.
         vectors: Offset, size and number of rows of the deletion vectors in it.
         again: Whether it was checked before, as another manifest names it.
+        before: As of a `Listed`.
     """
 
     known: Known
     whole: bool = True
     again: bool = False
+    before: bool = False
     vectors: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -152,7 +156,7 @@ def read_list(path: str, key: StandardKeyMetadata | None, inner: InnerIO) -> tup
         for record in container.records()
     ]
     found = manifests.manifests(container)
-    return [Listed(one, *both) for one, both in zip(found, counts, strict=True)], nbytes
+    return [Listed(one, files, rows) for one, (files, rows) in zip(found, counts, strict=True)], nbytes
 
 
 def read_manifest(listed: Listed, inner: InnerIO) -> tuple[list[Item], str | None]:
@@ -172,7 +176,7 @@ def read_manifest(listed: Listed, inner: InnerIO) -> tuple[list[Item], str | Non
         rows[one.status] += one.record_count
         if one.status == DELETED:
             continue
-        item = found.setdefault(one.path, Item(one))
+        item = found.setdefault(one.path, Item(one, before=listed.before))
         if one.format == "PUFFIN":
             item.vectors.append((one.content_offset or 0, one.content_size or 0, one.record_count))
     return list(found.values()), _disagreement(listed, files, rows)

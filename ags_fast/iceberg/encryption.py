@@ -47,9 +47,9 @@ def encrypt(
     their place. Statistics files are not encrypted, and stay as they are.
 
     **What is in plaintext stays so** until `expire` removes the snapshots before: their files, and other branches and
-    tags. Until then the table has the properties ``encryption.plaintext-files=allow``, with which files in plaintext
-    are read, and ``encryption.plaintext-snapshots``, which names these snapshots; `expire` removes both with the last.
-    The result's warnings name the snapshots.
+    tags. Until then the table's property ``encryption.plaintext-snapshots`` names these snapshots; `expire` removes it
+    with the last. The result's warnings name them, too. They are read only if the client's own configuration has
+    ``encryption.plaintext-files=allow``.
 
     A plan is written first into the table's folder of metadata, encrypted. If the job dies, a second run goes on with
     the files that the first has not written. Run one such job at a time. Files that other commits add meanwhile are

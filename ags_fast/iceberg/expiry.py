@@ -474,7 +474,7 @@ class _Work:
             if path is None:  # version 1 may name manifests itself
                 self._listed[snapshot_id] = [Known(one, 0, None) for one in snapshot.get("manifests") or ()]
             else:
-                self._listed[snapshot_id] = read_list(self._io.session, path, self._io.inner(path))
+                self._listed[snapshot_id] = read_list(self._io.session, path, self._io.inner(path), plaintext=True)
         return self._listed[snapshot_id]
 
     def _read_manifests(self, given: Iterable[Known]) -> Iterator[tuple[Known, Named | Exception]]:
@@ -487,7 +487,8 @@ class _Work:
     def _read_manifest(self, manifest: Known) -> Named | Exception:
         if manifest.path not in self._named:
             try:
-                found = read_manifest(self._io.session, manifest, self._io.inner(manifest.path))
+                inner = self._io.inner(manifest.path)
+                found = read_manifest(self._io.session, manifest, inner, plaintext=True)
             except (AgsError, OSError) as error:
                 return error
             kinds = {manifests.DATA: "data"}

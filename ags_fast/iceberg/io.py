@@ -52,7 +52,6 @@ class FileIO(PyIcebergIO):
             self._settings["py-io-impl"] = self._session.io_impl
         self._encrypted = policy.KEY_ID in properties
         self._key_length = int(properties.get(policy.KEY_LENGTH, "16"))
-        self._allows_plaintext = properties.get(policy.PLAINTEXT_FILES) == "allow"
         self._inner: dict[str, PyIcebergIO] = {}
 
     def __repr__(self) -> str:
@@ -123,7 +122,6 @@ class FileIO(PyIcebergIO):
                 return io.BytesIO(held)
             raise PolicyError(f"{location} is named by no snapshot of the encrypted table, so it has no key")
         if known.format is None:
-            self._check_plaintext(known)
             return io.BytesIO(show_manifest(session, known, inner))
         return self.open_known(known)
 
@@ -131,7 +129,7 @@ class FileIO(PyIcebergIO):
         """Return the plaintext of a data or delete file, as a seekable binary file."""
         key, inner = known.key_metadata, self.inner(known.path)
         if key is None:
-            self._check_plaintext(known)
+            self._session.check_plaintext(known.path)
             return inner.new_input(known.path).open()
         check_length(known)
         if known.format not in ("PARQUET", "PUFFIN", "AVRO"):
@@ -140,14 +138,6 @@ class FileIO(PyIcebergIO):
         if known.format == "PARQUET":
             return open_plain(source, key_metadata=key, length=known.length)
         return stream.open(source, key_metadata=key, length=known.length)
-
-    def _check_plaintext(self, known: Known) -> None:
-        """Refuse a file without a key, unless the table allows such files."""
-        if known.key_metadata is None and not self._allows_plaintext:
-            raise PolicyError(
-                f"{known.path} has no key, so it is in plaintext, in an encrypted table, or its key was lost. With the "
-                f"table's property {policy.PLAINTEXT_FILES}=allow files in plaintext are read"
-            )
 
     # ----------------------------------------------------------------------------------------------------- writing
 

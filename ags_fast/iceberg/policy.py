@@ -18,12 +18,15 @@ __all__ = [
     "check_key_id",
     "check_raw",
     "check_settings",
+    "from_before",
     "is_encrypted",
+    "plaintext_setting",
 ]
 
 KEY_ID, KEY_LENGTH = "encryption.key-id", "encryption.data-key-length"
-PLAINTEXT_FILES = "encryption.plaintext-files"  # "allow": read files without key metadata
-# The ids of the snapshots from before the table was encrypted: with the last of them, both properties go.
+# A setting of the client, never of a table: nothing authenticates metadata, so metadata cannot permit plaintext.
+PLAINTEXT_FILES = "encryption.plaintext-files"
+# A table's property: the ids of the snapshots from before the table was encrypted. It goes with the last of them.
 PLAINTEXT_SNAPSHOTS = "encryption.plaintext-snapshots"
 LENGTHS = ("16", "24", "32")
 FORMATS = ("write.format.default", "write.delete.format.default")
@@ -31,6 +34,7 @@ FORMATS = ("write.format.default", "write.delete.format.default")
 CLASSES = ("py-io-impl", "py-catalog-impl")
 # PyIceberg merges a table's properties over the catalog's, so whoever writes the metadata would configure the client.
 CLIENT_NAMES = {
+    PLAINTEXT_FILES,
     "encryption.allowed-key-ids",
     "uri",
     "warehouse",
@@ -94,16 +98,46 @@ def check_settings(properties: Iterable[str], what: str) -> None:
             )
 
 
-def check_raw(raw: Mapping[str, Any], location: str) -> None:
+def plaintext_setting(properties: Mapping[str, Any], default: str | None = None) -> str | None:
+    """Return what a client's own configuration says of plaintext.
+
+    Returns:
+        ``"allow"``: files of encrypted tables that are in plaintext are read. ``"refuse"``: tables in plaintext are
+        refused, too. None: only the files are refused.
+
+    Raises:
+        ValueError: The configuration says something else.
+    """
+    value: str | None = properties.get(PLAINTEXT_FILES, default)
+    if value not in (None, "allow", "refuse"):
+        raise ValueError(f"{PLAINTEXT_FILES} must be 'allow' or 'refuse', not {value!r}")
+    return value
+
+
+def from_before(raw: Mapping[str, Any]) -> set[int]:
+    """Return the ids of the snapshots that metadata name as those from before the encryption. Nothing proves that.
+
+    The newest snapshot of ``main`` is none of them: `encrypt` makes a new one.
+    """
+    listed = ((raw.get("properties") or {}).get(PLAINTEXT_SNAPSHOTS) or "").split(",")
+    main = (raw.get("refs") or {}).get("main") or {}
+    heads = (raw.get("current-snapshot-id"), main.get("snapshot-id"))
+    ids = {one.get("snapshot-id") for one in raw.get("snapshots") or () if not one.get("key-id")}
+    return {one for one in ids if str(one) in listed and one not in heads}
+
+
+def check_raw(raw: Mapping[str, Any], location: str, plaintext: str | None = None) -> None:
     """Refuse table metadata that cannot be right, or that would configure this client.
 
     Args:
         raw: The parsed metadata.
         location: Where they are, for the error.
+        plaintext: What `plaintext_setting` returned for the client's configuration.
 
     Raises:
         PolicyError: The properties name a client's setting, a key length that AES does not have, or a master key in a
-            version that has no encryption; or there are keys without a master key; or a snapshot has no key.
+            version that has no encryption; or there are keys without a master key; or a snapshot has no key, and is
+            not one from before the encryption; or the table is in plaintext, and the client refuses such tables.
     """
     properties = raw.get("properties") or {}
     if not is_encrypted(raw):
@@ -112,8 +146,13 @@ def check_raw(raw: Mapping[str, Any], location: str) -> None:
             raise PolicyError(
                 f"{location} has encryption-keys, but its properties have no {KEY_ID}: somebody removed the property"
             )
+        if plaintext == "refuse":
+            raise PolicyError(
+                f"the table of {location} is in plaintext: either the table was never encrypted, or somebody put "
+                f"plaintext in its place. With {PLAINTEXT_FILES}=allow in your own configuration it can be read"
+            )
         return
-    check_settings(properties, location)
+    check_settings((name for name in properties if name != PLAINTEXT_FILES), location)
     _check_length(properties, location)
     version = raw.get("format-version")
     if version != 3:
@@ -123,8 +162,8 @@ def check_raw(raw: Mapping[str, Any], location: str) -> None:
         if snapshot.get("key-id"):
             continue
         what = f"snapshot {snapshot.get('snapshot-id')} in {location} has no key-id: its manifest list is in plaintext"
-        if properties.get(PLAINTEXT_FILES) != "allow":
-            raise PolicyError(f"{what}. With the table's property {PLAINTEXT_FILES}=allow it can be read")
+        if named is None and plaintext != "allow":
+            raise PolicyError(f"{what}. With {PLAINTEXT_FILES}=allow in your own configuration it can be read")
         if named is not None and str(snapshot.get("snapshot-id")) not in named.split(","):
             raise PolicyError(f"{what}, and {PLAINTEXT_SNAPSHOTS} does not name it: it is younger than the encryption")
 
@@ -141,9 +180,9 @@ def check_change(base: Mapping[str, Any] | None, properties: Mapping[str, str], 
         PolicyError: The change sets, changes or removes the master key, names a client's setting, asks for ORC, or has
             a type that PyIceberg does not write.
     """
-    check_settings(properties, "the change")
-    _check_length(properties, "the change")
     before = (base or {}).get("properties") or {}
+    check_settings((name for name in properties if name != PLAINTEXT_FILES or name not in before), "the change")
+    _check_length(properties, "the change")
     if base is not None:
         check_key_id(before, properties)
     for name in FORMATS:

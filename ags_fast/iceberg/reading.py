@@ -40,7 +40,7 @@ def show_metadata(session: Session, data: bytes, location: str) -> bytes:
         IntegrityError: The catalog has the hash of other metadata.
     """
     raw = metadata.parse(data, location)
-    policy.check_raw(raw, location)
+    session.check_metadata(raw, location)
     session.remember(raw, location)
     session.drop_written(raw)
     translated = policy.is_encrypted(raw) or session.is_upgrading(raw)
@@ -58,7 +58,7 @@ def load_metadata(session: Session, location: str, inner: InnerIO) -> Raw:
     if raw is None:
         with inner.new_input(location).open() as file:
             raw = metadata.parse(file.read(), location)
-        policy.check_raw(raw, location)
+        session.check_metadata(raw, location)
         session.remember(raw, location)
     return raw
 
@@ -111,28 +111,35 @@ def show_list(session: Session, path: str, inner: InnerIO) -> bytes:
     return _list(session, path, inner)[0]
 
 
-def read_list(session: Session, path: str, inner: InnerIO) -> list[Known]:
+def read_list(session: Session, path: str, inner: InnerIO, *, plaintext: bool = False) -> list[Known]:
     """Return the manifests that a list names.
 
     Args:
         session: Has the key of the list, and learns those of its manifests.
         path: The list, which known metadata name.
         inner: Opens files as they are stored.
+        plaintext: Whether to read a list in plaintext, also if the client's configuration does not allow that. For
+            callers that only need the paths: the session learns nothing from it.
 
     Raises:
         KeyAccessError: The key of the list is lost, or the KMS refuses.
+        PolicyError: The list is in plaintext.
         IntegrityError, FormatError: The list was changed.
     """
-    return _list(session, path, inner)[1]
+    return _list(session, path, inner, plaintext=plaintext)[1]
 
 
-def _list(session: Session, path: str, inner: InnerIO) -> tuple[bytes, list[Known]]:
-    container = read_container(open_whole(Known(path, 0, session.list_key(path)), inner))
+def _list(session: Session, path: str, inner: InnerIO, *, plaintext: bool = False) -> tuple[bytes, list[Known]]:
+    key = session.list_key(path)
+    if key is None and not plaintext:
+        session.check_plaintext(path)
+    container = read_container(open_whole(Known(path, 0, key), inner))
     if not manifests.is_list(container):
         raise FormatError(f"{path} is a manifest, where a manifest list belongs")
     found = manifests.manifests(container)
-    for one in found:
-        session.learn(one)
+    if key is not None or not plaintext:
+        for one in found:
+            session.learn(one, trusted=key is not None)
     return manifests.facade(container), found
 
 
@@ -141,29 +148,34 @@ def show_manifest(session: Session, known: Known, inner: InnerIO) -> bytes:
     return _manifest(session, known, inner)[0]
 
 
-def read_manifest(session: Session, known: Known, inner: InnerIO) -> list[Known]:
+def read_manifest(session: Session, known: Known, inner: InnerIO, *, plaintext: bool = False) -> list[Known]:
     """Return the files that a manifest names, deleted ones too.
 
     Args:
         session: Learns the keys of the files.
         known: The manifest.
         inner: Opens files as they are stored.
+        plaintext: As for `read_list`.
 
     Raises:
+        PolicyError: The manifest is in plaintext.
         IntegrityError, FormatError: The manifest was changed.
     """
-    return _manifest(session, known, inner)[1]
+    return _manifest(session, known, inner, plaintext=plaintext)[1]
 
 
-def _manifest(session: Session, known: Known, inner: InnerIO) -> tuple[bytes, list[Known]]:
+def _manifest(session: Session, known: Known, inner: InnerIO, *, plaintext: bool = False) -> tuple[bytes, list[Known]]:
+    sealed = known.key_metadata is not None
+    if not sealed and not plaintext:
+        session.check_plaintext(known.path)
     container = read_container(open_whole(known, inner))
     if manifests.is_list(container):
         raise FormatError(f"{known.path} is a manifest list, where a manifest belongs")
     found = manifests.data_files(container, known)
-    for one in found:
+    for one in found if sealed or not plaintext else ():
         # A deletion vector's file has several entries, and an entry of a deleted file says least of it.
         if one.status != manifests.DELETED or session.known(one.path) is None:
-            session.learn(one)
+            session.learn(one, trusted=sealed)
     return manifests.facade(container), found
 
 
@@ -184,6 +196,7 @@ def _walk(session: Session, inner: InnerIO) -> Iterator[Known]:
             yield from found
             for manifest in found:
                 seen.add(manifest.path)
-                yield from read_manifest(session, manifest, inner)
+                if manifest.key_metadata is not None or session.plaintext == "allow":
+                    yield from read_manifest(session, manifest, inner)
         except FileNotFoundError:  # an expired snapshot's, or of a table that was dropped
             continue

@@ -91,13 +91,19 @@ class Session:
         kms: A client or its properties. None: it is an error to open or to write an encrypted table.
         writes: Whether FileIO objects of the session write tables.
         io_impl: The class of the FileIO that opens files as they are stored; None is PyIceberg's choice by scheme.
+        plaintext: What the client's own configuration says of plaintext: see `policy.plaintext_setting`.
     """
 
     def __init__(
-        self, kms: KmsClient | Mapping[str, str] | None, *, writes: bool = True, io_impl: str | None = None
+        self,
+        kms: KmsClient | Mapping[str, str] | None,
+        *,
+        writes: bool = True,
+        io_impl: str | None = None,
+        plaintext: str | None = None,
     ) -> None:
         self.token = secrets.token_hex(8)
-        self.io_impl = io_impl
+        self.io_impl, self.plaintext = io_impl, plaintext
         self._writes = writes
         self._kms = kms
         self._lock = threading.Lock()
@@ -107,6 +113,7 @@ class Session:
         self._lists: OrderedDict[str, tuple[str | None, list[Any]]] = OrderedDict()
         self._pending: dict[str, bytes] = {}
         self._upgraded: set[str] = set()
+        self._encrypted: set[str] = set()  # the uuids of tables that were read as encrypted ones
         self._edits: dict[str, Callable[[Raw], Raw]] = {}
         self._written: dict[str, str] = {}
         _sessions[self.token] = self
@@ -132,6 +139,27 @@ class Session:
         if not self._writes:
             raise PolicyError(
                 "this FileIO only reads encrypted tables: load the table from a catalog of ags_fast.iceberg to write it"
+            )
+
+    def check_plaintext(self, path: str) -> None:
+        """Refuse to read a file of an encrypted table without a key, unless the client's configuration allows that."""
+        if self.plaintext != "allow":
+            raise PolicyError(
+                f"{path} has no key, so it is in plaintext, in an encrypted table, or its key was lost. Whoever can "
+                f"write to the storage can make such files. {policy.PLAINTEXT_FILES}=allow in your own configuration, "
+                "as a property of load_catalog or open_table, lets them be read; a table's property does not"
+            )
+
+    def check_metadata(self, raw: Raw, location: str) -> None:
+        """Refuse metadata that were read: see `policy.check_raw`. PolicyError, too, for a table that was encrypted."""
+        policy.check_raw(raw, location, self.plaintext)
+        table = str(raw.get("table-uuid"))
+        if policy.is_encrypted(raw):
+            self._encrypted.add(table)
+        elif table in self._encrypted:
+            raise PolicyError(
+                f"{location} is in plaintext, and the same table was encrypted when this catalog read it last: "
+                "somebody exchanged the metadata. If the table's owner did that, load the catalog again"
             )
 
     def clear(self) -> None:
@@ -242,8 +270,9 @@ class Session:
         return path in self._lists
 
     def lists(self) -> list[str]:
-        """Return the paths of all known manifest lists, the newest first."""
-        return list(reversed(self._lists))
+        """Return the paths of all known manifest lists that may be read, the newest first."""
+        allows = self.plaintext == "allow"
+        return [path for path, (key_id, _) in reversed(self._lists.items()) if allows or key_id is not None]
 
     def list_key(self, path: str) -> StandardKeyMetadata | None:
         """Return the key of a manifest list that known metadata name; None if it is in plaintext.
@@ -261,8 +290,15 @@ class Session:
         """Return what this session knows of a file or manifest."""
         return self._known.get(path)
 
-    def learn(self, known: Known) -> None:
-        """Keep what is known of a file or manifest."""
+    def learn(self, known: Known, *, trusted: bool = True) -> None:
+        """Keep what is known of a file or manifest.
+
+        Args:
+            known: What a list or manifest says of it.
+            trusted: False: that list or manifest is in plaintext, so it does not replace what one with tags has said.
+        """
+        if not trusted and known.path in self._known:
+            return
         self._known[known.path] = known
         if len(self._known) > KNOWN_PATHS:
             with self._lock:

@@ -16,6 +16,7 @@ from ags_fast.iceberg.handles import FileTable
 from ags_fast.iceberg.io import FileIO
 from ags_fast.iceberg.reading import read_list, read_manifest
 from ags_fast.iceberg.session import SESSION, Session
+from ags_fast.iceberg.snapshots import snapshot_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -75,7 +76,8 @@ def load_catalog(
         name: A catalog in PyIceberg's configuration; None is its default.
         kms: A KMS client or its properties (see `ags_fast.load_kms`); None takes them from the catalog's properties.
         **properties: The catalog's properties, over those of the configuration. ``type`` is sql, rest, hive, glue or
-            dynamodb, or ``py-catalog-impl`` is the class, such as ``ags_fast.iceberg.SqlCatalog``.
+            dynamodb, or ``py-catalog-impl`` is the class, such as ``ags_fast.iceberg.SqlCatalog``. See there for
+            ``encryption.plaintext-files``.
 
     Raises:
         ValueError: The type of the catalog is missing or unknown.
@@ -114,12 +116,14 @@ def open_table(metadata_location: str, *, kms: KmsClient | Mapping[str, str], **
     Args:
         metadata_location: Where its metadata are: a path or URL of a ``.metadata.json``.
         kms: A KMS client or its properties.
-        **properties: Of PyIceberg's FileIO, such as ``s3.endpoint``.
+        **properties: Of PyIceberg's FileIO, such as ``s3.endpoint``. With ``encryption.plaintext-files=allow`` files in
+            plaintext are read, and tables in plaintext.
 
     Raises:
         FormatError, PolicyError: The metadata are malformed, or refused.
     """
-    session = Session(kms, writes=False, io_impl=properties.pop("py-io-impl", None))
+    plaintext = policy.plaintext_setting(properties, default="refuse")
+    session = Session(kms, writes=False, io_impl=properties.pop("py-io-impl", None), plaintext=plaintext)
     settings = {**properties, "py-io-impl": "ags_fast.iceberg.FileIO", SESSION: session.token}
     table = FileTable.from_metadata(metadata_location, settings)
     table.io = FileIO({**table.metadata.properties, **settings})  # keeps the session alive
@@ -127,35 +131,42 @@ def open_table(metadata_location: str, *, kms: KmsClient | Mapping[str, str], **
 
 
 def files(table: Table, *, snapshot_id: int | None = None) -> Iterator[TableFile]:
-    """Yield the files of a snapshot, for an engine that opens them by itself: manifest list, manifests, then files.
+    """Return the files of a snapshot, for an engine that opens them by itself: manifest list, manifests, then files.
 
     Args:
         table: A table of `load_catalog` or `open_table`.
-        snapshot_id: Which snapshot; None is the current one.
+        snapshot_id: Which snapshot; None is the current one. A table without one has no files.
 
     Raises:
         ValueError: The table does not have that snapshot.
+        PolicyError: The table is in plaintext, or has a file without a key, and the client's configuration does not
+            have ``encryption.plaintext-files=allow``; or the table was not loaded by a catalog of ags_fast.iceberg.
         KeyAccessError: A key is lost, or the KMS refuses.
         IntegrityError, FormatError: A manifest or the list was changed.
     """
     io, raw = table_io(table), raw_metadata(table)
-    wanted = raw.get("current-snapshot-id") if snapshot_id is None else snapshot_id
-    if snapshot_id is None and wanted in (None, -1):
-        return
-    snapshot = next((one for one in raw.get("snapshots") or () if one["snapshot-id"] == wanted), None)
-    if snapshot is None:
-        raise ValueError(f"the table has no snapshot {wanted}")
-    session, path = io.session, snapshot["manifest-list"]
-    inner = io.inner(path)
     if not policy.is_encrypted(raw):
         raise PolicyError(f"the table has no {policy.KEY_ID}: it is in plaintext")
+    wanted = raw.get("current-snapshot-id") if snapshot_id is None else snapshot_id
+    if snapshot_id is None and wanted in (None, -1):
+        return iter(())
+    snapshot = snapshot_of(raw, wanted)
+    if snapshot is None:
+        raise ValueError(f"the table has no snapshot {wanted}")
+    return _files(io, snapshot["manifest-list"])
+
+
+def _files(io: FileIO, path: str) -> Iterator[TableFile]:
+    session, inner = io.session, io.inner(path)
+    listed = read_list(session, path, inner)
     key = session.list_key(path)
     yield TableFile(path, "manifest-list", "AVRO", key, key.file_length or 0 if key else 0)
-    listed = read_list(session, path, inner)
     yield from (TableFile(one.path, "manifest", "AVRO", one.key_metadata, one.length) for one in listed)
     for manifest in listed:
         for one in read_manifest(session, manifest, inner):
             if one.status != manifests.DELETED:
+                if one.key_metadata is None:
+                    session.check_plaintext(one.path)
                 yield TableFile(
                     one.path,
                     _kind_of(one),

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -60,7 +61,8 @@ LISTS_AHEAD, MANIFESTS_AHEAD, FILES_AHEAD = 8, 4, 4 * THREADS
 STATISTICS = ("statistics", "partition-statistics")
 PLAIN_MANIFEST = (
     "the manifest is in plaintext, and shows the keys of its files to whoever can read it. Iceberg Java 1.11's "
-    "rewrite_manifests does that. Call rekey(table, what='data'), and expire this snapshot"
+    f"rewrite_manifests does that. If it was you: load the catalog with {policy.PLAINTEXT_FILES}=allow, call "
+    "rekey(table, what='data'), and expire this snapshot"
 )
 PLAIN_LIST = "the snapshot has no key-id: its manifest list is in plaintext"
 PLAIN_STATISTICS = (
@@ -106,7 +108,8 @@ def verify(
     Returns:
         A row for each file. ``src`` is its location, ``format`` its kind. Errors: IntegrityError or FormatError if it
         was changed, PolicyError if it is in plaintext, KeyAccessError if its key is lost, FileNotFoundError if it is
-        not there. With the table's property ``encryption.plaintext-files=allow`` files in plaintext are skipped.
+        not there. Files in plaintext are "skipped" if only snapshots from before the encryption name them; a warning
+        has the ids of these snapshots. Nothing proves that they are old: readers refuse them.
 
     Raises:
         PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg.
@@ -190,6 +193,13 @@ def _ahead(pool: ThreadPoolExecutor, work: Callable[[T], R], given: Iterable[T],
         yield waiting.popleft().result()
 
 
+def _judged(row: Row, *, before: bool) -> Row:
+    """Return the row of a file that may be in plaintext, if only snapshots from before the encryption name it."""
+    if before and row.error_class == "PolicyError":
+        return row._replace(status="skipped", error_class="Plaintext")
+    return row
+
+
 def _said(known: Known) -> int:
     key = known.key_metadata
     return hash((known.length, None if key is None else key.encode()))
@@ -199,6 +209,7 @@ class _Walk:
     """One verification.
 
     Attributes:
+        before: The ids of the snapshots from before the encryption.
         untrusted: The lists that have no trusted length.
         unread: The lists and manifests that could not be read, so that what only they name is not known.
     """
@@ -217,7 +228,7 @@ class _Walk:
         self._shared: CheckContext | None = None
         self._io, self._raw, self._chosen, self._pool = io, raw, chosen, pool
         self._keys = ListKeys(raw, io.session.kms)
-        self._allows = (raw.get("properties") or {}).get(policy.PLAINTEXT_FILES) == "allow"
+        self.before = policy.from_before(raw) & chosen
         # Paths that have a row, and a hash of what is said of each: what is said otherwise elsewhere is checked, too.
         self._seen: dict[str, int] = {}
         self._manifests: dict[str, int] = {}
@@ -240,12 +251,14 @@ class _Walk:
 
     def _run_on(self, engine: Engine, files: list[Row]) -> None:
         """Check the files by tasks on an engine, some ten thousand at a time."""
+        before: set[str] = set()  # the files that only snapshots from before the encryption name
 
         def report(rows: list[Row]) -> None:
-            files.extend(map(self._judged, rows))
+            files.extend(_judged(row, before=row.src in before) for row in rows)
 
         items = self._items()
         while batch := list(islice(items, BATCH)):
+            before.update(item.known.path for item in batch if item.before and not item.again)
             context = self._context(engine)
             tasks = [task_of(context, item) for item in batch if not item.again]
             local = all(local_path(task.path) for task in tasks)
@@ -254,7 +267,7 @@ class _Walk:
                 engine.run(context, tasks, cost, report)
             for item in batch:
                 if item.again:
-                    report(self._check_file(item))
+                    files += self._check_file(item)
 
     def _context(self, engine: Engine) -> CheckContext:
         if self._shared is None:
@@ -282,6 +295,7 @@ class _Walk:
     def _listed(self) -> Iterator[Listed]:
         """Yield the manifests of the chosen snapshots, each once."""
         snapshots = [one for one in self._raw.get("snapshots") or () if one["snapshot-id"] in self._chosen]
+        snapshots.sort(key=lambda one: one["snapshot-id"] in self.before)  # what others name, too, is judged as theirs
         for found in _ahead(self._pool, self._check_list, snapshots, LISTS_AHEAD):
             for listed in found:
                 path = listed.known.path
@@ -305,18 +319,19 @@ class _Walk:
             return []
         self._name(path)
         found: list[Listed] = []
+        before = snapshot["snapshot-id"] in self.before
 
         def check() -> int:
             key = self._keys.of(snapshot)
             listed, nbytes = read_list(path, key, self._io.inner(path))
-            found.extend(listed)
+            found.extend(replace(one, before=before) for one in listed)
             if key is not None and key.file_length is None:
                 self.untrusted.append(path)
             if key is None:
                 raise PolicyError(PLAIN_LIST)
             return nbytes
 
-        self._judge(*_attempt(path, "manifest-list", check), found)
+        self._judge(*_attempt(path, "manifest-list", check), found, before=before)
         return found
 
     def _check_manifest(self, listed: Listed) -> list[Item]:
@@ -331,14 +346,14 @@ class _Walk:
                 raise PolicyError(PLAIN_MANIFEST)
             return known.length
 
-        self._judge(*_attempt(known.path, "manifest", check), found)
+        self._judge(*_attempt(known.path, "manifest", check), found, before=listed.before)
         return found
 
-    def _judge(self, row: Row, passed: bool, found: list[Any]) -> None:
+    def _judge(self, row: Row, passed: bool, found: list[Any], *, before: bool) -> None:
         """Keep the row of a list or manifest."""
         if not passed and not found:
             self.unread.append(row.src)
-        self._rows.append(self._judged(row))
+        self._rows.append(_judged(row, before=before))
 
     def _check_file(self, item: Item) -> list[Row]:
         known, lengths = item.known, []
@@ -350,13 +365,8 @@ class _Walk:
         row, passed = _attempt(known.path, kind_of(known), check)
         if passed and not item.whole:
             return []  # its row is there already
-        return [self._judged(row)._replace(plain_length=lengths[0] if lengths else None, file_length=known.length)]
-
-    def _judged(self, row: Row) -> Row:
-        """Return the row as the table's property says how files in plaintext count."""
-        if self._allows and row.error_class == "PolicyError":
-            return row._replace(status="skipped", error_class="Plaintext")
-        return row
+        row = row._replace(plain_length=lengths[0] if lengths else None, file_length=known.length)
+        return [_judged(row, before=item.before)]
 
     # --------------------------------------------------------------------------------------------------- statistics
 
@@ -461,7 +471,11 @@ class _Walk:
 
 def _warnings(raw: Raw, walk: _Walk, rows: list[Row]) -> Iterator[str]:
     if plain := sum(row.error_class == "Plaintext" for row in rows):
-        yield f"{plain} files are in plaintext, as the table's property or statistics='allow' permits"
+        ids = ", ".join(map(str, sorted(walk.before))) or "none"
+        yield (
+            f"{plain} files are in plaintext: those of snapshots from before the encryption (ids: {ids}), which "
+            "expire(table) removes, and statistics if statistics='allow'"
+        )
     if walk.untrusted:
         yield (
             f"{len(walk.untrusted)} manifest lists have no trusted length (Iceberg Rust writes none): nobody would see "

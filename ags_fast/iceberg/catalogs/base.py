@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["IO_IMPL", "LOCATION", "EncryptedCatalog", "check_commit", "check_stored", "set_stored"]
 
 IO_IMPL, CATALOG_IMPL = "ags_fast.iceberg.FileIO", "py-catalog-impl"
+PROPERTIES = 5  # the place of `properties` among the arguments of create_table, after `self`
 
 
 class EncryptedCatalog(Catalog):
@@ -41,7 +42,9 @@ class EncryptedCatalog(Catalog):
         name: The catalog's name.
         kms: A KMS client or its properties; None takes them from the catalog's properties.
         **properties: The catalog's properties. With ``py-io-impl`` the FileIO of that class opens files as they are
-            stored, behind the one that decrypts; a table's property never chooses it.
+            stored, behind the one that decrypts; a table's property never chooses it. With
+            ``encryption.plaintext-files=allow`` files of encrypted tables that are in plaintext are read; with
+            ``refuse`` tables in plaintext are refused, too.
     """
 
     def __init__(self, name: str, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any) -> None:
@@ -51,7 +54,9 @@ class EncryptedCatalog(Catalog):
             properties.pop(CATALOG_IMPL, None)
         chosen = properties.pop("py-io-impl", None)
         self._encryption = Session(  # PyIceberg's RestCatalog has a `_session`
-            kms if kms is not None else kms_properties(properties), io_impl=None if chosen == IO_IMPL else chosen
+            kms if kms is not None else kms_properties(properties),
+            io_impl=None if chosen == IO_IMPL else chosen,
+            plaintext=policy.plaintext_setting(properties),
         )
         super().__init__(name, **{**properties, "py-io-impl": IO_IMPL, SESSION: self._encryption.token})
 
@@ -65,7 +70,7 @@ class EncryptedCatalog(Catalog):
 
     def create_table(self, *args: Any, **named: Any) -> Table:
         """Create a table, which is encrypted if its properties name a master key. See PyIceberg's method."""
-        return handle(super().create_table(*args, **_checked(args, named)))  # type: ignore[safe-super]
+        return handle(super().create_table(*args, **self._checked(args, named)))  # type: ignore[safe-super]
 
     def load_table(self, identifier: str | Identifier) -> Table:
         """Load a table. See PyIceberg's method."""
@@ -81,7 +86,24 @@ class EncryptedCatalog(Catalog):
 
     def create_table_transaction(self, *args: Any, **named: Any) -> CreateTableTransaction:
         """Begin to create a table. See PyIceberg's method."""
-        return super().create_table_transaction(*args, **_checked(args, named))  # type: ignore[safe-super]
+        return super().create_table_transaction(*args, **self._checked(args, named))  # type: ignore[safe-super]
+
+    def _checked(self, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+        """Return the named arguments of create_table, if PyIceberg may have them."""
+        properties = dict(args[PROPERTIES] if len(args) > PROPERTIES else named.get("properties") or {})
+        if policy.KEY_ID not in properties:
+            policy.check_raw({"properties": properties}, "create_table", self._encryption.plaintext)
+            return named
+        policy.check_change(None, properties, {})
+        version = str(properties.pop(TableProperties.FORMAT_VERSION, "3"))
+        if version != "3":
+            raise PolicyError(
+                f"{policy.KEY_ID} with {TableProperties.FORMAT_VERSION}={version}: only version 3 has encryption"
+            )
+        if len(args) > PROPERTIES:
+            raise TypeError("pass properties= by name")
+        # PyIceberg writes version 2, which the FileIO makes version 3.
+        return {**named, "properties": properties}
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
@@ -105,27 +127,6 @@ class EncryptedCatalog(Catalog):
         self.drop_table(identifier)
         for kind, paths in found.items():
             delete_files(table.io, paths, kind)
-
-
-PROPERTIES = 5  # the place of `properties` among the arguments of create_table, after `self`
-
-
-def _checked(args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """Return the named arguments of create_table, if PyIceberg may have them."""
-    properties = dict(args[PROPERTIES] if len(args) > PROPERTIES else named.get("properties") or {})
-    if policy.KEY_ID not in properties:
-        policy.check_settings((name for name in properties if name.lower() in policy.CLASSES), "the table")
-        return named
-    policy.check_change(None, properties, {})
-    version = str(properties.pop(TableProperties.FORMAT_VERSION, "3"))
-    if version != "3":
-        raise PolicyError(
-            f"{policy.KEY_ID} with {TableProperties.FORMAT_VERSION}={version}: only version 3 has encryption"
-        )
-    if len(args) > PROPERTIES:
-        raise TypeError("pass properties= by name")
-    # PyIceberg writes version 2, which the FileIO makes version 3.
-    return {**named, "properties": properties}
 
 
 def check_commit(table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]) -> None:
@@ -161,9 +162,10 @@ def _reachable(table: Table) -> dict[str, set[str]]:
     for snapshot in raw.get("snapshots") or ():
         path = snapshot["manifest-list"]
         inner = io.inner(path)
-        for manifest in read_list(io.session, path, inner):
+        for manifest in read_list(io.session, path, inner, plaintext=True):
             if manifest.path not in found["manifest"]:
-                found["data"].update(one.path for one in read_manifest(io.session, manifest, inner))
+                named = read_manifest(io.session, manifest, inner, plaintext=True)
+                found["data"].update(one.path for one in named)
                 found["manifest"].add(manifest.path)
         found["manifest list"].add(path)
     for name in ("statistics", "partition-statistics"):

@@ -129,7 +129,7 @@ class Translator(BaseAdapter):
         raw, location = body.get("metadata"), body.get("metadata-location")
         if not isinstance(raw, dict):
             return answer
-        policy.check_raw(raw, location or "the server's answer")
+        self._encryption.check_metadata(raw, location or "the server's answer")
         if location:
             self._encryption.remember(raw, location)
         if not policy.is_encrypted(raw):

@@ -76,6 +76,7 @@ def read_head(io: FileIO, raw: Raw) -> Head | None:
 
     Raises:
         KeyAccessError: The key of the list is lost, or the KMS refuses.
+        PolicyError: The list or a manifest of an encrypted table is in plaintext.
         IntegrityError, FormatError: The list, or a manifest, was changed.
     """
     snapshot = head_of(raw, BRANCH)
@@ -86,13 +87,19 @@ def read_head(io: FileIO, raw: Raw) -> Head | None:
         raise PolicyError(
             "the newest snapshot names manifests without a list, as early writers did: append to it first"
         )
-    key = io.session.list_key(path) if policy.is_encrypted(raw) else None
+    encrypted = policy.is_encrypted(raw)
+    key = io.session.list_key(path) if encrypted else None
+    if encrypted and key is None:
+        io.session.check_plaintext(path)  # else forged files would be written anew, under keys of the table
     data = open_whole(Known(path, 0, key), io.inner(path))
     listed = read_container(data)
-    records = list(listed.records())
+    records, named = list(listed.records()), manifests(read_container(data))
+    for known in named:
+        if encrypted and known.key_metadata is None:
+            io.session.check_plaintext(known.path)
     found = [
         Manifest(record, known, open_whole(known, io.inner(known.path)))
-        for record, known in zip(records, manifests(read_container(data)), strict=True)
+        for record, known in zip(records, named, strict=True)
     ]
     return Head(snapshot, listed, found)
 

@@ -86,11 +86,12 @@ def upgraded_metadata(raw: Mapping[str, Any], wrapping_key_id: str, data_key_len
     if raw["format-version"] == 1:
         _upgrade_1(made)
     properties = dict(raw.get("properties") or {})
+    properties.pop(policy.PLAINTEXT_FILES, None)  # earlier releases set it; it permits nothing
     policy.check_settings(properties, "the table")
     properties |= {policy.KEY_ID: wrapping_key_id, policy.KEY_LENGTH: str(data_key_length)}
     plain = [str(one["snapshot-id"]) for one in made.get("snapshots") or ()]
     if plain:
-        properties |= {policy.PLAINTEXT_FILES: "allow", policy.PLAINTEXT_SNAPSHOTS: ",".join(plain)}
+        properties[policy.PLAINTEXT_SNAPSHOTS] = ",".join(plain)
     made.update({"format-version": 3, "properties": properties})
     made.setdefault("next-row-id", 0)
     return made
