@@ -13,7 +13,7 @@ from ags_fast.dataset.changes import until_unchanged
 from ags_fast.dataset.decide import Change, Wish
 from ags_fast.dataset.names import VERSIONS
 from ags_fast.dataset.rewriting import Rewriting, Writer
-from ags_fast.dataset.versions import KeysAt, Version, key_store_digest, runs_of
+from ags_fast.dataset.versions import Batch, KeysAt, Version, key_store_digest, runs_of, with_batch
 from ags_fast.errors import AgsError, ConcurrentChangeError
 from ags_fast.fs.numbered import numbered
 from ags_fast.keys.chain import Chain
@@ -82,6 +82,10 @@ class Commits(Rewriting):
         with suppress(AgsError, OSError):  # what stays is left to `sweep`
             self._remove_unused({ref.path for ref in written.values()}, wish, made)
         if wish.whole and (late := made.change.refused):
+            if wish.clears and not wish.remove:
+                raise ConcurrentChangeError(
+                    "another job has added files to the dataset, which had none, meanwhile: nothing was committed"
+                )
             more = f" and {len(late) - 1} more files" if len(late) > 1 else ""
             raise ConcurrentChangeError(
                 f"another job has changed {late[0].path!r}{more}, or a file or folder in that place, meanwhile: "
@@ -115,8 +119,9 @@ class Commits(Rewriting):
         left, gone = self.without(head, change.removes, change.breaks)
         refs = self.merged(head, added, left, writer, compact=bool(change.merges))
         nbytes = sum(entry.plain_length for entry in added) - sum(entry.plain_length for entry in gone)
+        count = len(added) - len(gone)
         return self.succeed(
-            head, wish.operation, wish.job_id, refs, len(added) - len(gone), nbytes, policy=change.policy
+            head, wish.operation, wish.job_id, refs, count, nbytes, policy=change.policy, once=wish.once
         )
 
     def succeed(
@@ -128,6 +133,7 @@ class Commits(Rewriting):
         files: int = 0,
         plain_length: int = 0,
         policy: Policy | None = None,
+        once: tuple[str, int] | None = None,
     ) -> Version:
         """Create the version after `head`: this is the commit.
 
@@ -139,6 +145,7 @@ class Commits(Rewriting):
             files: How many files the version has more than `head`.
             plain_length: How many bytes of plaintext the version has more than `head`.
             policy: The policy of the version; None: as in `head`.
+            once: The id of a stream and the number of its batch, which the version records; None: none.
 
         Raises:
             FileExistsError: Somebody else has made the next version.
@@ -161,6 +168,8 @@ class Commits(Rewriting):
             links,
             KeysAt(at, key_store_digest(self.keys, at)),
         )
+        streams = head.streams if once is None else with_batch(head.streams, Batch(*once, version.time_ms))
+        version = version._replace(streams=streams)
         runs = runs_of(refs)
         lists = [self._lists.add(run) for run in runs if len(run) > 1]
         body = {
@@ -176,6 +185,8 @@ class Commits(Rewriting):
             **links.to_json(),
             "key_store": version.keys._asdict(),
         }
+        if version.streams:
+            body["streams"] = [batch._asdict() for batch in version.streams]
         self._chain_objects.write(made)
         self._lists.write(set(lists) - set(head.lists))
         digest = self.seal_body(VERSIONS + numbered(version.number), body, key_id, self.envelope)

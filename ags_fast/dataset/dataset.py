@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.access import Access
+from ags_fast.dataset.begun import Settings
 from ags_fast.dataset.cache import TableCache
 from ags_fast.dataset.entries import check_lengths
 from ags_fast.dataset.files.contents import Contents, denied_keys, format_of
 from ags_fast.dataset.files.sealed import SealedFile, sealed_files
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id
-from ags_fast.dataset.transaction import Settings, Transaction
+from ags_fast.dataset.transaction import Transaction
 from ags_fast.errors import ConcurrentChangeError, IntegrityError
 from ags_fast.keys.entry import UnknownKeyError
 
@@ -300,11 +301,30 @@ class Dataset:
         Raises:
             ValueError: The handle was opened with ``version=``, or an argument is impossible.
         """
-        if self._access.version is not None:
-            raise ValueError(f"this handle stays at version {self._access.version}: open the dataset without version=")
+        self._check_writes()
         settings = Settings(wrapping_key_id, double_wrap, dek_length, block_size, column_keys, fsync, threads)
         at = self._opened()
         return Transaction(at.ledger, at.head, settings, self._show)
+
+    def resume(self, job_id: str) -> Transaction:
+        """Take up a transaction that another process has left, to be used in a ``with`` block: see `Transaction.leave`.
+
+        Its settings, and the version that it began on, are in its plan.
+
+        Args:
+            job_id: What `Transaction.leave` has returned.
+
+        Raises:
+            ConcurrentChangeError: When the block begins: the transaction is over, was committed, was removed by a
+                sweep, or another process has taken it up.
+            ValueError: The handle was opened with ``version=``, or `job_id` is not of a transaction that was left.
+        """
+        self._check_writes()
+        return Transaction(self._opened().ledger, None, Settings(), self._show, left=job_id)
+
+    def _check_writes(self) -> None:
+        if self._access.version is not None:
+            raise ValueError(f"this handle stays at version {self._access.version}: open the dataset without version=")
 
     def _show(self, version: Version) -> None:
         """Go to a version that a transaction of this handle has made."""

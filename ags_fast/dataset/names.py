@@ -16,6 +16,8 @@ MANIFESTS = "_ags/manifests/"
 PLANS = "_ags/plans/"
 CHAIN = "_ags/chain/"
 LISTS = "_ags/lists/"
+LEFT = "left"  # in a plan's folder: the plan waits for another process to take it up
+ATTEMPT = "attempt-"  # in a plan's folder: an attempt of a task has begun to write, and shows that it lives
 NAME_NBYTES = 255  # the longest name that file systems take
 NO_NAMES = frozenset(("", ".", ".."))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.dataset.names import HIDDEN, JOB_ID, MANIFESTS, PLANS, job_in_name, object_name
+from ags_fast.dataset.names import HIDDEN, JOB_ID, LEFT, MANIFESTS, PLANS, job_in_name, object_name
 from ags_fast.dataset.plan import Plan, job_of_manifest, sealed_by, unnamed_manifests
 from ags_fast.dataset.tables import MANIFEST_ENTRIES
 from ags_fast.errors import IntegrityError, PolicyError
@@ -38,14 +38,22 @@ def is_dead(store: Store, job_id: str, age: float | None) -> bool:
         store: The folder of the dataset.
         job_id: The id of the job.
         age: Seconds without a change of the plan after which the job counts as dead, on top of the lock. None: a day
-            where the storage has no locks, else none.
+            where the storage has no locks, and for a plan that was left for another process; else none.
     """
     folder = f"{PLANS}{job_id}/"
     held = store.is_locked(folder + "lock")
     if held:
         return False
-    newest = max((entry.modified for entry in store.list(folder)), default=0.0)
-    return time.time() - newest >= (age if age is not None else NO_LOCK_SECONDS if held is None else 0)
+    there = {entry.path: entry.modified for entry in store.list(folder)}
+    waits = held is None or folder + LEFT in there
+    newest = max(there.values(), default=0.0)
+    return time.time() - newest >= (age if age is not None else NO_LOCK_SECONDS if waits else 0)
+
+
+def lives(store: Store, job_id: str) -> bool | None:
+    """Return whether an open job lives; None if the storage does not tell, or if the job waits to be taken up."""
+    held = store.is_locked(f"{PLANS}{job_id}/lock")
+    return None if held is False and not is_dead(store, job_id, None) else held
 
 
 def files_of(dataset: Ledger, job_id: str) -> set[str]:

@@ -198,5 +198,6 @@ def commit_plan(plan: Plan, wish: Wish, *, fsync: bool = False) -> Committed:
     if wish.add or wish.remove or wish.compact:
         made = dataset.commit(wish)
     with suppress(AgsError, OSError):
-        plan.end({entry.file for entry in wish.add}.difference(entry.file for entry in made.change.refused))
+        added = set() if made.change.repeats else {entry.file for entry in wish.add}
+        plan.end(added.difference(entry.file for entry in made.change.refused))
     return made

@@ -4,48 +4,28 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
+from ags_fast.dataset.begun import Begun, Settings
 from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry, check_lengths
 from ags_fast.dataset.expiry import expire_by_policy
-from ags_fast.dataset.files.contents import MODULES, Contents
+from ags_fast.dataset.files.contents import MODULES
 from ags_fast.dataset.files.writing import NewDatasetFile, Receipt, Ticket, check_new_path
-from ags_fast.dataset.names import PLANS, check_path, folders_above, job_in_name, new_job_id
+from ags_fast.dataset.names import check_path, folders_above, job_in_name, new_job_id
 from ags_fast.dataset.plan import WRITE
-from ags_fast.dataset.planning import begin_plan, column_masters, commit_plan, reserve_keys, wrapped_under
-from ags_fast.dataset.policy import Policy
+from ags_fast.dataset.planning import commit_plan
 from ags_fast.errors import AgsError
-from ags_fast.fs.numbered import numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from ags_fast.dataset.ledger import Ledger
-    from ags_fast.dataset.plan import Plan
     from ags_fast.dataset.versions import Version
 
-__all__ = ["Settings", "Transaction"]
+__all__ = ["Transaction"]
 
-
-@dataclass(frozen=True)
-class Settings:
-    """How a transaction writes files: the arguments of `Dataset.transaction`."""
-
-    wrapping_key_id: str | None = None
-    double_wrap: bool = True
-    dek_length: int = 16
-    block_size: int = DEFAULT_BLOCK_SIZE
-    column_keys: Mapping[str, str] | None = None
-    fsync: bool = True
-    threads: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.dek_length not in (16, 24, 32):
-            raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {self.dek_length}")
-        check_block_size(self.block_size)
+STREAM_NAME = 256  # characters in the id of a stream
 
 
 class Transaction:
@@ -56,8 +36,9 @@ class Transaction:
     the commit raises ConcurrentChangeError. A process that dies leaves nothing in the dataset; `ags_fast.jobs.sweep`
     removes the objects that the process has written.
 
-    Files may be created by several threads, and with `ticket` by other processes. After the commit, older versions are
-    expired as the dataset's policy has it. If that fails, the next transaction or job expires them.
+    Files may be created by several threads, and with `ticket` by other processes. Another process may commit, too: call
+    `leave` in the ``with`` block, and there ``with dataset.resume(job_id) as new:``. After the commit, older versions
+    are expired as the dataset's policy has it. If that fails, the next transaction or job expires them.
 
     Attributes:
         job_id: Names the transaction's plan, and is in the name of each object that it writes.
@@ -65,25 +46,32 @@ class Transaction:
     """
 
     def __init__(
-        self, ledger: Ledger, base: Version | None, settings: Settings, committed: Callable[[Version], None]
+        self,
+        ledger: Ledger,
+        base: Version | None,
+        settings: Settings,
+        committed: Callable[[Version], None],
+        left: str | None = None,
     ) -> None:
-        self.job_id = new_job_id()
+        self.job_id = left or new_job_id()
         self.version: int | None = None
         self._ledger = ledger
         self._base = base
         self._settings = settings
         self._committed = committed
+        self._left = left is not None  # by another process, which has chosen base and settings
         self._lock = threading.RLock()
-        self._policy = base.policy if base else Policy()
         self._held = ExitStack()  # releases the plan
-        self._plan: Plan | None = None
-        self._ticket: Ticket | None = None
-        self._state = "new"  # then "runs", then "over"
-        self._has_tasks = False
+        self._begun: Begun | None = None
+        self._state = "new"  # then "runs", then "over" or "left"
+        self._has_tasks = self._left
+        self._attempts: set[str] = set()  # whose receipts have come
         self._open: dict[str, NewDatasetFile | None] = {}  # in the making; None: being created now
         self._objects: set[str] = set()  # that this process has begun
         self._made: dict[str, FileEntry] = {}
         self._removed: dict[str, FileEntry] = {}
+        self._clears = False
+        self._once: tuple[str, int] | None = None
 
     def __repr__(self) -> str:
         return f"<Transaction {self.job_id} of {self._ledger.store!r}>"
@@ -97,41 +85,31 @@ class Transaction:
         with self._lock:
             if self._state != "new":
                 raise ValueError("a transaction is begun once: make another one")
-            self._begin()
+            try:
+                if self._left:
+                    self._begun = Begun.take_up(self._ledger, self.job_id, self._held)
+                else:
+                    self._begun = Begun.begin(self._ledger, self.job_id, self._base, self._settings, self._held)
+            except BaseException:
+                self._held.close()
+                raise
             self._state = "runs"
         return self
 
     def __exit__(self, error_class: object, error: object, traceback: object) -> None:
+        if self._state == "left":
+            return
         if error_class is None:
             self._commit()
         else:
             self._drop()
 
-    def _begin(self) -> None:
-        ledger, settings = self._ledger, self._settings
-        ledger.store.check_writable()
-        (template,) = reserve_keys(
-            ledger,
-            self._policy.replace(kek_scope="dataset"),  # at the commit, each file gets the KEK that its path is to have
-            self.job_id,
-            settings.wrapping_key_id,
-            settings.double_wrap,
-            [_template(self.job_id, settings.block_size)],
-            [dict(settings.column_keys or {})],
-        )
-        number = self._base.number if self._base else 0
-        facts = {"operation": WRITE, "base": number, "wraps": sorted(template.key_ids())}
-        self._plan, _ = begin_plan(ledger, self._held, self.job_id, [], settings.dek_length, **facts)
-        contents = Contents(ledger.id, ledger.store, ledger.envelope.subset(template.key_ids()), settings.threads)
-        place = f"{PLANS}{self.job_id}/{numbered(self._plan.number)}"
-        self._ticket = Ticket(contents, template, settings.dek_length, settings.fsync, place)
-
-    def _running(self) -> tuple[Plan, Ticket]:
-        if self._state != "runs" or self._plan is None or self._ticket is None:
+    def _running(self) -> Begun:
+        if self._state != "runs" or self._begun is None:
             raise ValueError(
                 f"the transaction {'has not begun: use it in a with block' if self._state == 'new' else 'is over'}"
             )
-        return self._plan, self._ticket
+        return self._begun
 
     # ---- what it changes
 
@@ -152,7 +130,7 @@ class Transaction:
         """
         check_new_path(path)
         with self._lock:
-            _, ticket = self._running()
+            ticket = self._running().ticket()
             self._check_free(path)
             self._open[path] = None
         try:
@@ -187,23 +165,73 @@ class Transaction:
             ValueError: The file is still being written, or the transaction is not running.
         """
         with self._lock:
-            self._running()
+            begun = self._running()
             if path in self._open:
                 raise ValueError(f"{path!r} is still being written: close or abort it first")
             if path in self._made:
                 self._ledger.store.delete(self._made.pop(path).file)
                 return
-            entry = None if path in self._removed else self._ledger.find(self._base, path)
+            begun.check_base()
+            entry = None if path in self._removed else self._ledger.find(begun.base, path)
             if entry is None:
                 raise FileNotFoundError(f"the dataset has no {path!r}")
             self._removed[path] = entry
 
+    def remove_all(self) -> None:
+        """Remove all files that the dataset had when the transaction began, so that it has only new ones.
+
+        Files that other jobs add meanwhile stay. If the dataset had no files, and has some at the commit, then nothing
+        is committed: of two transactions that begin like this, one raises ConcurrentChangeError.
+        """
+        with self._lock:
+            begun = self._running()
+            begun.check_base()
+            self._removed = {entry.path: entry for entry in self._ledger.entries(begun.base)}
+            self._clears = True
+
+    def once(self, stream: str, batch: int) -> None:
+        """Make the commit record a batch of a stream, and do nothing if this or a later batch is recorded.
+
+        So a batch that is written twice, since its writer cannot know whether the first commit came through, is
+        committed once. A version records the last batch of the 64 streams that have committed last.
+
+        Args:
+            stream: The id of the stream: the same whenever it is started again, and no other stream's.
+            batch: The number of the batch. Later batches have higher numbers.
+        """
+        with self._lock:
+            self._running()
+            if batch < 0 or not 0 < len(stream) <= STREAM_NAME:
+                raise ValueError(f"the number of a batch is 0 or more, and an id has 1 to {STREAM_NAME} characters")
+            self._once = (stream, batch)
+
+    def leave(self) -> str:
+        """Leave the transaction to another process, which takes it up with `Dataset.resume`, adds receipts and commits.
+
+        Call it in the ``with`` block, which then ends without a commit. Where nobody takes up the transaction, there is
+        no version, and `ags_fast.jobs.sweep` removes its files, a day after it or one of its attempts (see
+        `Ticket.attempt`) has last shown itself.
+
+        Returns:
+            The transaction's job id.
+
+        Raises:
+            ValueError: It has created or removed a file, or it is not running.
+        """
+        with self._lock:
+            begun = self._running()
+            if self._open or self._made or self._removed:
+                raise ValueError("leave a transaction before it changes anything: the changes would be lost")
+            begun.leave()
+            self._state = "left"
+            self._held.close()
+        return self.job_id
+
     def ticket(self) -> Ticket:
         """Return what tasks in other processes create files with. It pickles, and holds no key."""
         with self._lock:
-            _, ticket = self._running()
             self._has_tasks = True
-            return ticket
+            return self._running().ticket()
 
     def add(self, receipts: Receipt | Iterable[Receipt]) -> None:
         """Take up files that tasks have written with a ticket of this transaction. A receipt may come twice.
@@ -216,6 +244,7 @@ class Transaction:
             entry = receipt.entry
             with self._lock:
                 self._running()
+                self._attempts.add(receipt.attempt)
                 if {entry.job_id, job_in_name(entry.file)} != {self.job_id}:
                     raise ValueError(f"the receipt of {entry.path!r} is of another transaction")
                 if entry.format not in MODULES:
@@ -230,11 +259,11 @@ class Transaction:
 
     def _check_free(self, path: str) -> None:
         """Check that a new file may have this path."""
-        folders = folders_above(path)
-        found = set(self._ledger.find_where(self._base, [path, *folders], [path]))
+        folders, base = folders_above(path), self._running().base
+        found = set(self._ledger.find_where(base, [path, *folders], [path]))
         below = {other for other in found if other.startswith(f"{path}/")}
         if below and below <= self._removed.keys():  # others may be there
-            found.update(entry.path for entry in self._ledger.entries(self._base))
+            found.update(entry.path for entry in self._ledger.entries(base))
         there = self._made.keys() | self._open.keys() | (found - self._removed.keys())
         if path in there:
             raise FileExistsError(f"the dataset has {path!r}: remove it first, in the same transaction")
@@ -248,44 +277,44 @@ class Transaction:
 
     def _commit(self) -> None:
         with self._lock:
-            plan, _ = self._running()
+            begun = self._running()
             if self._open:
                 name = min(self._open)
                 self._drop()
                 raise ValueError(f"{name!r} is still open: close each file before the transaction ends")
+            plan = begun.plan
             add = [self._made[path] for path in sorted(self._made)]
             remove = list(self._removed.values())
             try:
-                wish = Wish(WRITE, self.job_id, self._under_their_keks(add), remove, self._base, whole=True)
-                plan.wrote({entry.file for entry in add})
+                wish = Wish(
+                    WRITE,
+                    self.job_id,
+                    begun.under_their_keks(add),
+                    remove,
+                    begun.base,
+                    whole=True,
+                    clears=self._clears,
+                    once=self._once,
+                )
+                lost = bool(begun.attempts() - self._attempts) if self._has_tasks else False
+                plan.wrote(None if lost else {entry.file for entry in add})
                 plan.no_writer_died = not self._has_tasks
-                made = commit_plan(plan, wish, fsync=self._settings.fsync)
+                made = commit_plan(plan, wish, fsync=begun.settings.fsync)
             except BaseException:
                 self._drop()
                 raise
             self._state = "over"
             self._held.close()
-        if made.version is not None and (add or remove):
+        if made.version is not None and made.version.job_id == self.job_id:
             self.version = made.version.number
             self._committed(made.version)
             with suppress(AgsError, OSError):  # the version is there, and the next job tries again
                 expire_by_policy(self._ledger, made.version)
 
-    def _under_their_keks(self, add: list[FileEntry]) -> list[FileEntry]:
-        """Return the files, their data keys wrapped by the KEKs that the policy has for their paths."""
-        if not add:
-            return add
-        ledger, settings = self._ledger, self._settings
-        masters = [column_masters(ledger, entry) for entry in add]
-        wanted = reserve_keys(
-            ledger, self._policy, self.job_id, settings.wrapping_key_id, settings.double_wrap, [*add], masters
-        )
-        return wrapped_under(ledger, add, wanted)
-
     def _drop(self) -> None:
         """End without a version. What cannot be removed now is left to `sweep`."""
         with self._lock:
-            plan, _ = self._running()
+            plan = self._running().plan
             self._state = "over"
             plan.taken = True  # nobody goes on with it, so manifests of a commit that failed go, too
             plan.wrote(None if self._has_tasks else self._objects)
@@ -295,25 +324,3 @@ class Transaction:
                 file.abort()
         with self._held, suppress(AgsError, OSError):
             plan.end()  # looks whether a version was made after all
-
-
-def _template(job_id: str, block_size: int) -> FileEntry:
-    """Return an entry with what all files of a transaction have in common."""
-    return FileEntry(
-        path="",
-        file="",
-        format="ags1",
-        plain_length=0,
-        file_length=0,
-        block_size=block_size,
-        key_id="",
-        wrapped_dek=b"",
-        column_keys=None,
-        aad_prefix=b"",
-        job_id=job_id,
-        set_id=None,
-        part=None,
-        parts=None,
-        source="",
-        stamp="",
-    )

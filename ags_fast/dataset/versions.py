@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ags_fast.fs import Store
     from ags_fast.keys.stores import KeyResolver
 
+STREAMS = 64  # whose last batch a version records
+
 
 class KeysAt(NamedTuple):
     """The version of the key store that a version of the dataset names."""
@@ -30,6 +32,24 @@ class KeysAt(NamedTuple):
         """Read it from a JSON object. A malformed object raises KeyError, TypeError or ValueError."""
         digest = value["sha256"]
         return cls(whole(value["version"]), None if digest is None else str(digest))
+
+
+class Batch(NamedTuple):
+    """The last batch of a stream that was committed to a dataset."""
+
+    stream: str  # the id of the stream
+    batch: int
+    time_ms: int  # when it was committed, in milliseconds since the epoch
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Batch:
+        """Read it from a JSON object. A malformed object raises KeyError, TypeError or ValueError."""
+        return cls(str(value["stream"]), whole(value["batch"]), whole(value["time_ms"], LATEST_MS))
+
+
+def with_batch(streams: Iterable[Batch], last: Batch) -> tuple[Batch, ...]:
+    """Return the last batches of streams, with a new one at the end. Of more than STREAMS, the oldest are forgotten."""
+    return (*(one for one in streams if one.stream != last.stream), last)[-STREAMS:]
 
 
 def runs_of(refs: Iterable[TableRef]) -> list[list[TableRef]]:
@@ -57,6 +77,7 @@ class Version(NamedTuple):
     keys: KeysAt = KeysAt(0, None)  # the version of the key store that it was made on
     sha256: str = ""  # hex, of its document as stored
     lists: tuple[str, ...] = ()  # the names of the lists of its runs of several manifests
+    streams: tuple[Batch, ...] = ()  # the last batch of each stream, that of the latest commit last
 
     @classmethod
     def from_json(
@@ -91,12 +112,17 @@ class Version(NamedTuple):
                 chain=Chain.from_json(body, number, path),
                 keys=KeysAt.from_json(body["key_store"]),
                 lists=names,
+                streams=tuple(map(Batch.from_json, body.get("streams", ()))),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{path} lacks or garbles {error}") from None
         if version.files != (count := sum(ref.entries for ref in version.manifests)):
             raise FormatError(f"{path} says that it has {version.files} files, and names manifests with {count}")
         return version
+
+    def has_batch(self, stream: str, batch: int) -> bool:
+        """Return whether this batch of a stream, or a later one, is in this version or was in an earlier one."""
+        return any(one.stream == stream and one.batch >= batch for one in self.streams)
 
     @property
     def pin(self) -> str:

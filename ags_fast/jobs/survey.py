@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.dataset.entries import FileEntry, wrapped_by
 from ags_fast.dataset.history import lost_versions
-from ags_fast.dataset.names import PLANS
-from ags_fast.dataset.open_jobs import files_of, open_plans
+from ags_fast.dataset.open_jobs import files_of, lives, open_plans
 from ags_fast.dataset.plan import Plan
 from ags_fast.dataset.snapshot import Job, Snapshot
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError
@@ -129,8 +128,9 @@ class Survey:
         keys = sealers | plan.needed_keys(())
         for ref in plan.refs:
             keys |= set(self._try(ref.path, partial(self.wraps, ref)) or ())
-        lives = opened.store.is_locked(f"{PLANS}{job_id}/lock")
-        return Job(job_id, frozenset(keys), str(plan.body.get("operation")), lives, sealers, keks, tuple(plan.refs))
+        operation = str(plan.body.get("operation"))
+        alive = lives(opened.store, job_id)
+        return Job(job_id, frozenset(keys), operation, alive, sealers, keks, tuple(plan.refs))
 
     def files_of(self, job: Job) -> set[str]:
         """Return the files that an open job may have written."""

@@ -85,6 +85,22 @@ def begin_transaction(url: str, kms: dict[str, str], finished: bool) -> None:
         time.sleep(600)
 
 
+def resume_transaction(url: str, kms: dict[str, str], job_id: str, receipts: pathlib.Path) -> None:
+    """Commits what another process began and tasks have written."""
+    with Dataset.open(url, kms=kms).resume(job_id) as new:
+        new.add(pickle.loads(receipts.read_bytes()))
+        with new.create("by the other") as file:
+            file.write(b"process")
+
+
+def die_in_attempt(ticket: bytes) -> None:
+    """Dies with one file complete and one in the making."""
+    task = pickle.loads(ticket).attempt()
+    task.create("p/c").close()
+    task.create("p/d").write(b"x")
+    os._exit(0)
+
+
 def read_handle(handle: pathlib.Path, name: str) -> None:
     """Prints the version, and a file's text."""
     dataset = pickle.loads(handle.read_bytes())

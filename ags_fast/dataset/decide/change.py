@@ -44,6 +44,7 @@ class Change:
     refused: tuple[FileEntry, ...] = ()  # files of a wish whose paths another job has changed
     merges: tuple[TableRef, ...] = ()  # manifests to merge into one run
     policy: Policy | None = None  # of the next version; None: as it was
+    repeats: bool = False  # the batch of a stream was committed before, so nothing is to be done
 
     def __bool__(self) -> bool:
         files = self.adds or self.removes or self.merges or self.policy is not None

@@ -30,6 +30,8 @@ class Wish:
         whole: Commit the whole wish or nothing. False: leave out the paths that another job has changed.
         compact: Merge the manifests into one run. Then `add` and `remove` are empty.
         policy: The policy of the dataset from now on; None: as it was.
+        clears: Whether `remove` is all files of `base`. Then a wish that began without files needs a version without.
+        once: The id of a stream and the number of its batch, to commit nothing that a version has recorded; None: none.
     """
 
     operation: str
@@ -40,6 +42,8 @@ class Wish:
     whole: bool = False
     compact: bool = False
     policy: Policy | None = None
+    clears: bool = False
+    once: tuple[str, int] | None = None
 
     def paths(self) -> set[str]:
         """Return the paths of its files."""
@@ -59,6 +63,10 @@ def next_version(wish: Wish, head: Version | None, there: Mapping[str, str] | No
         there: {path: object} of the files that the newest version has at `Wish.paths_around`, and of at least one file
             below each new file that would be a folder. None: the files that the job has seen.
     """
+    if wish.once is not None and head is not None and head.has_batch(*wish.once):
+        return Change(repeats=True)
+    if wish.clears and not wish.remove and head is not None and head.files:
+        return Change(refused=tuple(wish.add))
     if wish.compact:
         return Change(merges=tuple(to_compact(head.manifests if head else ())))
     old = {entry.path: entry.file for entry in wish.remove}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import time
 import warnings
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ags_fast.dataset.files.contents import MODULES, format_of
-from ags_fast.dataset.names import HIDDEN, check_path, written_name
-from ags_fast.errors import ConcurrentChangeError
+from ags_fast.dataset.names import ATTEMPT, HIDDEN, check_path, written_name
+from ags_fast.errors import AgsError, ConcurrentChangeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.files.contents import Contents, FormatWriter
 
-__all__ = ["NewDatasetFile", "Receipt", "Ticket"]
+__all__ = ["Attempt", "NewDatasetFile", "Receipt", "Ticket"]
+
+RENEW_SECONDS = 600.0  # between two signs of life of an attempt
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Receipt:
 
     path: str
     entry: FileEntry = field(repr=False)  # with the data key, wrapped
+    attempt: str = ""  # the id of the attempt that has written the file, if it has one
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,18 @@ class Ticket:
             ValueError: `path` is reserved, or `format` is unknown.
         """
         check_new_path(path)
-        self._check_runs()
-        return self.begin(path, format, self._check_runs, None)
+        self.check_runs()
+        return self.begin(path, format, self.check_runs, None)
+
+    def attempt(self) -> Attempt:
+        """Return an attempt of a task at its files, for a ``with`` block: see `Attempt`."""
+        return Attempt(self)
+
+    def show_life(self, attempt: str) -> None:
+        """Show that an attempt lives, and so its transaction. ConcurrentChangeError if the transaction is over."""
+        self.check_runs()
+        folder = self.plan.rpartition("/")[0]
+        self.contents.store.write_small(f"{folder}/{ATTEMPT}{attempt}", b"alive\n", tag=self.template.job_id)
 
     def begin(
         self,
@@ -109,9 +124,89 @@ class Ticket:
             raise
         return NewDatasetFile(entry, writer, before, done)
 
-    def _check_runs(self) -> None:
+    def check_runs(self) -> None:
+        """Raise ConcurrentChangeError if the transaction is over."""
         if self.contents.store.stat(self.plan) is None:
             raise ConcurrentChangeError(f"the transaction {self.template.job_id} is over: it was committed or dropped")
+
+
+class Attempt:
+    """One attempt of a task at the files that it is to write: all of them, or none.
+
+    In a ``with`` block, `create` makes files. An exception in the block discards the files that are open and removes
+    those that are complete. When the block has ended, `receipts` are for `Transaction.add`.
+
+    The transaction learns of each attempt that has begun a file. If an attempt has no receipt at the commit, because it
+    was killed or another attempt was faster, the commit looks for its files and removes them. A transaction that was
+    left (`Transaction.leave`) counts as alive for a day after its last attempt has shown itself, as `create` and
+    `renew` do from time to time.
+    """
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+        self._id = secrets.token_hex(8)
+        self._shown: float | None = None
+        self._open: dict[int, NewDatasetFile] = {}
+        self._made: list[Receipt] = []
+        self._failed = False
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, error_class: object, error: object, traceback: object) -> None:
+        if error_class is not None:
+            self.drop()
+        elif self._open:
+            name = min(file.name for file in self._open.values())
+            self.drop()
+            raise ValueError(f"{name!r} is still open: close each file before the attempt ends")
+
+    def __reduce__(self) -> str:
+        raise TypeError("an attempt is never pickled: send its ticket, and return its receipts")
+
+    def create(self, path: str, format: str = "ags1") -> NewDatasetFile:
+        """Create a file: see `Ticket.create`."""
+        check_new_path(path)
+        self.renew()
+        file = self._ticket.begin(path, format, self._ticket.check_runs, self._finished)
+        self._open[id(file)] = file
+        return file
+
+    def renew(self) -> None:
+        """Show that the attempt lives. Most calls only look at the clock.
+
+        Raises:
+            ConcurrentChangeError: The transaction is over.
+        """
+        now = time.monotonic()
+        if self._shown is None or now - self._shown >= RENEW_SECONDS:
+            self._ticket.show_life(self._id)
+            self._shown = now
+
+    def receipts(self) -> list[Receipt]:
+        """Return the receipts of all files. Raises ValueError if one is open, or if the attempt was dropped."""
+        if self._open or self._failed:
+            raise ValueError("an attempt has receipts when all of its files are closed, and none was lost")
+        return list(self._made)
+
+    def drop(self) -> None:
+        """Discard the files that are open, and remove those that are complete. What cannot be removed is left."""
+        self._failed = True
+        for file in list(self._open.values()):
+            with suppress(AgsError, OSError, ValueError):
+                file.abort()
+        store, self._made, made = self._ticket.contents.store, [], self._made
+        for receipt in made:
+            with suppress(AgsError, OSError):
+                store.delete(receipt.entry.file)
+
+    def _finished(self, file: NewDatasetFile) -> None:
+        """Take up a file that was closed, or let go of one that was discarded."""
+        self._open.pop(id(file), None)
+        try:
+            self._made.append(replace(file.receipt(), attempt=self._id))
+        except ValueError:
+            self._ticket.contents.store.delete(file.object_name)  # as `Transaction` does
 
 
 def check_new_path(path: str) -> None:

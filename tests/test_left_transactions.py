@@ -1,0 +1,398 @@
+"""Transactions that one process begins, tasks write, and another process commits."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import programs.jobs
+import pytest
+from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree
+from second_reader import SecondReader
+from support import program, run_python, start_python
+
+from ags_fast import Dataset
+from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.versions import STREAMS, Batch, with_batch
+from ags_fast.errors import ConcurrentChangeError
+from ags_fast.jobs import audit, encrypt_files, expire, remove_files, rotate, sweep, verify_files
+from ags_fast.keys.kms import load_kms
+
+if TYPE_CHECKING:
+    from ags_fast.dataset.files.writing import Receipt, Ticket
+
+TREE = {"a": b"1", "b/c": b"2"}
+DAY = 86_400
+
+
+@pytest.fixture
+def kms(tmp_path: Path) -> dict[str, str]:
+    return make_kms(tmp_path, keys=(MASTER, "other"))
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, kms: dict[str, str]) -> Dataset:
+    made = Dataset.create(tmp_path / "dataset", kms=kms, wrapping_key_id=MASTER)
+    write(made, TREE)
+    return made
+
+
+def write(dataset: Dataset, tree: dict[str, bytes]) -> None:
+    with dataset.transaction(fsync=False) as new:
+        for path, data in tree.items():
+            with new.create(path) as file:
+                file.write(data)
+
+
+def left(dataset: Dataset, **options: Any) -> tuple[str, Ticket]:
+    """The id of a transaction that was left, and its ticket."""
+    with dataset.transaction(fsync=False, **options) as new:
+        ticket = new.ticket()
+        return new.leave(), pickle.loads(pickle.dumps(ticket))
+
+
+def attempt(ticket: Ticket, tree: dict[str, bytes]) -> list[Receipt]:
+    with ticket.attempt() as task:
+        for path, data in tree.items():
+            with task.create(path) as file:
+                file.write(data)
+    return task.receipts()
+
+
+def data_files(dataset: Dataset) -> set[str]:
+    return {path for path in read_tree(Path(dataset.url)) if not path.startswith("_ags/")}
+
+
+def age(dataset: Dataset, job_id: str, seconds: float) -> None:
+    """Make the plan of a job look as if nothing had happened to it for so long."""
+    for path in (Path(dataset.url) / "_ags/plans" / job_id).iterdir():
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_another_process_commits(dataset: Dataset, kms: dict[str, str], tmp_path: Path) -> None:
+    job_id, ticket = left(dataset, block_size=1024, dek_length=32, column_keys={"x": "other"})
+    receipts = attempt(ticket, {"c": b"3" * 5000})
+    assert sweep(dataset.url, kms=kms).rows == []  # it waits: nothing goes
+    (open_job,) = audit(dataset.url, kms=kms)["open_jobs"]
+    assert (open_job["job_id"], open_job["lives"]) == (job_id, None)
+    (tmp_path / "receipts").write_bytes(pickle.dumps(receipts))
+    run_python(program(programs.jobs.resume_transaction, dataset.url, kms, job_id, tmp_path / "receipts"))
+    assert dataset.refresh()
+    now = TREE | {"c": b"3" * 5000, "by the other": b"process"}
+    assert decrypted(dataset.url, kms) == now
+    assert leftovers(Path(dataset.url), kms) == []
+    with pytest.raises(ConcurrentChangeError, match="is over"), dataset.resume(job_id):
+        pass
+    with pytest.raises(ConcurrentChangeError, match="is over"):
+        attempt(ticket, {"late": b""})
+    verify_files(dataset.url, kms=kms, engine=HERE).raise_for_failures()
+    assert sweep(dataset.url, kms=kms).rows == []
+
+
+def test_an_exception_drops_what_was_taken_up(dataset: Dataset, kms: dict[str, str]) -> None:
+    before = data_files(dataset)
+    job_id, ticket = left(dataset)
+    receipts = attempt(ticket, {"c": b"3"})
+    attempt(ticket, {"d": b"4"})  # whose receipts never come
+    with pytest.raises(KeyboardInterrupt), dataset.resume(job_id) as new:
+        new.add(receipts)
+        raise KeyboardInterrupt
+    assert decrypted(dataset.url, kms) == TREE
+    assert data_files(dataset) == before
+    assert leftovers(Path(dataset.url), kms) == []
+
+
+def test_what_is_refused(dataset: Dataset, kms: dict[str, str], tmp_path: Path) -> None:
+    with dataset.transaction(fsync=False) as new:
+        new.remove("a")
+        with pytest.raises(ValueError, match="before it changes anything"):
+            new.leave()
+        with pytest.raises(ConcurrentChangeError, match="another process"), dataset.resume(new.job_id):
+            pass
+        with pytest.raises(ValueError, match="number of a batch"):
+            new.once("s", -1)
+        with pytest.raises(ValueError, match="number of a batch"):
+            new.once("", 1)
+        with new.create("a") as file:
+            file.write(TREE["a"])
+    for job_id, error in (("../x", ValueError), ("20260101T000000-0123456789ab", ConcurrentChangeError)):
+        with pytest.raises(error), dataset.resume(job_id):
+            pass
+    with pytest.raises(ValueError, match="stays at version"):
+        Dataset.open(dataset.url, kms=kms, version=2).resume(new.job_id)
+    child = start_python(program(programs.jobs.begin_transaction, dataset.url, kms, True))
+    assert child.stdout is not None
+    assert child.stdout.readline() == "now\n"
+    child.kill()
+    child.communicate()
+    (dead,) = (Path(dataset.url) / "_ags/plans").iterdir()
+    with pytest.raises(ConcurrentChangeError, match="is over"), dataset.resume(dead.name):
+        pass  # its plan was not left, so it is dead
+    os.mkdir(tmp_path / "empty")
+    (dead / "left").touch()
+    with dataset.resume(dead.name):
+        pass  # nothing was added
+    sweep(dataset.url, kms=kms)
+    assert decrypted(dataset.url, kms) == TREE
+    assert leftovers(Path(dataset.url), kms) == []
+
+
+def test_nobody_takes_it_up(dataset: Dataset, kms: dict[str, str]) -> None:
+    """A sweep leaves it for a day after its last sign of life, which a task gives, too."""
+    before = data_files(dataset)
+    job_id, ticket = left(dataset)
+    age(dataset, job_id, DAY - 60)
+    assert sweep(dataset.url, kms=kms).rows == []
+    age(dataset, job_id, DAY + 60)
+    attempt(ticket, {"c": b"3"})
+    assert sweep(dataset.url, kms=kms).rows == []
+    age(dataset, job_id, DAY + 60)
+    with pytest.raises(ConcurrentChangeError, match="for a day"), dataset.resume(job_id):
+        pass  # a sweep may be about to remove it
+    assert {row.format for row in sweep(dataset.url, kms=kms).rows} == {"plan", "file"}
+    assert data_files(dataset) == before
+    assert leftovers(Path(dataset.url), kms) == []
+    job_id, ticket = left(dataset)
+    attempt(ticket, {"c": b"3"})
+    sweep(dataset.url, kms=kms, older_than=timedelta(0))  # who says so takes it away at once
+    assert data_files(dataset) == before
+    with pytest.raises(ConcurrentChangeError), dataset.resume(job_id):
+        pass
+
+
+def test_a_long_task_shows_that_it_lives(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id, ticket = left(dataset)
+    clock = 0.0
+    monkeypatch.setattr("ags_fast.dataset.files.writing.time.monotonic", lambda: clock)
+    with ticket.attempt() as task:
+        for after, shown in ((0, True), (599, False), (601, True), (900, False)):
+            age(dataset, job_id, 1000)
+            clock = float(after)
+            task.renew()
+            files = (Path(dataset.url) / "_ags/plans" / job_id).iterdir()
+            assert any(time.time() - path.stat().st_mtime < 500 for path in files) == shown, after
+    assert task.receipts() == []
+
+
+@pytest.mark.parametrize("how", ["exception", "killed", "slower", "receipt"])
+def test_an_attempt_that_loses(dataset: Dataset, kms: dict[str, str], how: str) -> None:
+    """Its files are gone after the commit, at the latest."""
+    job_id, ticket = left(dataset)
+    before = data_files(dataset)
+    if how == "exception":
+        with pytest.raises(ZeroDivisionError), ticket.attempt() as task:
+            task.create("p/c").close()
+            task.create("p/d").write(b"x")
+            raise ZeroDivisionError
+        assert data_files(dataset) == before
+        with pytest.raises(ValueError, match="receipts"):
+            task.receipts()
+    elif how == "killed":
+        run_python(program(programs.jobs.die_in_attempt, pickle.dumps(ticket)))
+        assert len(data_files(dataset) - before) == 2
+    else:
+        attempt(ticket, {"p/c": b"slower"})
+    receipts = attempt(ticket, {"p/c": b"3"})
+    with dataset.resume(job_id) as new:
+        new.add(receipts)
+    assert decrypted(dataset.url, kms) == TREE | {"p/c": b"3"}
+    assert data_files(dataset) - before == {receipts[0].entry.file}
+    assert leftovers(Path(dataset.url), kms) == []
+
+
+def test_an_attempt_with_an_open_file(dataset: Dataset) -> None:
+    _, ticket = left(dataset)
+    before = data_files(dataset)
+    with pytest.raises(ValueError, match="'c' is still open"), ticket.attempt() as task:
+        task.create("d").close()
+        task.create("c")
+    with pytest.raises(TypeError, match="ticket"):
+        pickle.dumps(task)
+    assert data_files(dataset) == before
+
+
+def test_a_slow_attempt_ends_after_the_commit(dataset: Dataset, kms: dict[str, str]) -> None:
+    job_id, ticket = left(dataset)
+    with pytest.raises(ConcurrentChangeError, match="over"), ticket.attempt() as slow:
+        file = slow.create("c")
+        receipts = attempt(ticket, {"c": b"3"})
+        with dataset.resume(job_id) as new:
+            new.add(receipts)
+        file.close()
+    assert decrypted(dataset.url, kms) == TREE | {"c": b"3"}
+    sweep(dataset.url, kms=kms)
+    assert leftovers(Path(dataset.url), kms) == []
+
+
+def test_the_commit_dies_after_its_version(
+    dataset: Dataset, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, ticket = left(dataset)
+    receipts = attempt(ticket, {"c": b"3"})
+    monkeypatch.setattr("ags_fast.dataset.plan.Plan.end", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError), dataset.resume(job_id) as new:
+        new.add(receipts)
+    monkeypatch.undo()
+    with pytest.raises(ConcurrentChangeError, match="committed before, as version 3"), dataset.resume(job_id):
+        pass
+    assert decrypted(dataset.url, kms) == TREE | {"c": b"3"}
+    assert leftovers(Path(dataset.url), kms) == []
+
+
+@pytest.mark.parametrize("what", ["rotates", "expires"])
+def test_what_happens_meanwhile(dataset: Dataset, kms: dict[str, str], what: str) -> None:
+    job_id, ticket = left(dataset)
+    receipts = attempt(ticket, {"c": b"3"})
+    other = Dataset.open(dataset.url, kms=kms)
+    write(other, {"theirs": b"4"})
+    if what == "rotates":
+        rotate(dataset.url, kms=kms, what="kek", engine=HERE, force_expire=True).raise_for_failures()
+    expire(dataset.url, kms=kms, force=True).raise_for_failures()
+    with dataset.resume(job_id) as new:
+        with pytest.raises(ConcurrentChangeError, match=r"version 2.* expired"):
+            new.remove_all()
+        with pytest.raises(ConcurrentChangeError, match=r"version 2.* expired"):
+            new.remove("a")
+        new.add(receipts)
+        with new.create("d") as file:
+            file.write(b"5")
+    assert decrypted(dataset.url, kms) == TREE | {"theirs": b"4", "c": b"3", "d": b"5"}
+    verify_files(dataset.url, kms=kms, engine=HERE).raise_for_failures()
+    assert leftovers(Path(dataset.url), kms) == []
+
+
+# ---------------------------------------------------------------------------------------- to replace all files
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_remove_all(dataset: Dataset, kms: dict[str, str], resumed: bool) -> None:
+    """Files that were added meanwhile stay: they are newer than those that are replaced."""
+    other = Dataset.open(dataset.url, kms=kms)
+    if resumed:
+        job_id, ticket = left(dataset)
+        write(other, {"theirs": b"4"})
+        with dataset.resume(job_id) as new:
+            new.remove_all()
+            new.add(attempt(ticket, {"a": b"new"}))
+    else:
+        with dataset.transaction(fsync=False) as new:
+            new.remove_all()
+            write(other, {"theirs": b"4"})
+            with new.create("a") as file:
+                file.write(b"new")
+    assert decrypted(dataset.url, kms) == {"a": b"new", "theirs": b"4"}
+    assert decrypted(dataset.url, kms, version=2) == TREE
+
+
+@pytest.mark.parametrize("change", ["replaces", "removes"])
+def test_two_that_replace_all(dataset: Dataset, kms: dict[str, str], change: str) -> None:
+    other = Dataset.open(dataset.url, kms=kms)
+    job_id, ticket = left(dataset)
+    if change == "replaces":
+        with other.transaction(fsync=False) as theirs:
+            theirs.remove_all()
+            theirs.create("theirs").close()
+    else:
+        remove_files(dataset.url, "a", kms=kms).raise_for_failures()
+    now = decrypted(dataset.url, kms)
+    with pytest.raises(ConcurrentChangeError), dataset.resume(job_id) as new:
+        new.remove_all()
+        new.add(attempt(ticket, {"mine": b""}))
+    assert decrypted(dataset.url, kms) == now
+    assert leftovers(Path(dataset.url), kms) == []
+
+
+def test_two_that_replace_nothing(tmp_path: Path, kms: dict[str, str]) -> None:
+    """Both find a dataset without files: only one may win."""
+    dataset = Dataset.create(tmp_path / "ds", kms=kms, wrapping_key_id=MASTER)
+    other = Dataset.open(dataset.url, kms=kms)
+    with pytest.raises(ConcurrentChangeError, match="which had none"), dataset.transaction(fsync=False) as new:
+        new.remove_all()
+        new.create("mine").close()
+        with other.transaction(fsync=False) as theirs:
+            theirs.remove_all()
+            theirs.create("theirs").close()
+    assert set(decrypted(dataset.url, kms)) == {"theirs"}
+    assert leftovers(Path(dataset.url), kms) == []
+
+
+# ---------------------------------------------------------------------------------------- batches of streams
+
+
+def commit_batch(dataset: Dataset, stream: str, batch: int, tree: dict[str, bytes]) -> int | None:
+    with dataset.transaction(fsync=False) as new:
+        new.once(stream, batch)
+        for path, data in tree.items():
+            with new.create(path) as file:
+                file.write(data)
+    return new.version
+
+
+def test_a_batch_is_committed_once(dataset: Dataset, kms: dict[str, str], tmp_path: Path) -> None:
+    other = Dataset.open(dataset.url, kms=kms)
+    assert commit_batch(dataset, "s", 0, {"s/0": b"0"}) == 3
+    assert commit_batch(other, "s", 0, {"s/0 again": b"0"}) is None
+    assert commit_batch(other, "t", 0, {"t/0": b"0"}) == 4
+    assert commit_batch(dataset, "s", 2, {"s/2": b"2"}) == 5
+    assert commit_batch(dataset, "s", 1, {"s/1": b"1"}) is None
+    now = TREE | {"s/0": b"0", "t/0": b"0", "s/2": b"2"}
+    assert decrypted(dataset.url, kms) == now
+    assert leftovers(Path(dataset.url), kms) == []
+    # other jobs keep what is recorded
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/x").write_bytes(b"x")
+    encrypt_files(tmp_path / "src", dataset.url, kms=kms, wrapping_key_id=MASTER, engine=HERE).raise_for_failures()
+    rotate(dataset.url, kms=kms, what="kek", engine=HERE).raise_for_failures()
+    expire(dataset.url, kms=kms, force=True).raise_for_failures()
+    dataset.refresh()
+    assert commit_batch(dataset, "s", 2, {"s/2 again": b"2"}) is None
+    assert commit_batch(dataset, "t", 1, {}) is None  # without files there is no version
+    assert decrypted(dataset.url, kms) == now | {"x": b"x"}
+    reader = SecondReader(Path(dataset.url), load_kms(kms))
+    body = reader.document(reader.newest("_ags/versions"))
+    assert [(one["stream"], one["batch"]) for one in body["streams"]] == [("t", 0), ("s", 2)]
+
+
+def test_two_writers_of_one_batch(dataset: Dataset, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one commits while the first one makes its version: the compare-and-swap sends that back to look."""
+    other = Dataset.open(dataset.url, kms=kms)
+    real = Ledger.succeed
+
+    def late(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        assert commit_batch(other, "s", 7, {"theirs": b"7"}) == 3
+        return real(*args, **options)
+
+    monkeypatch.setattr(Ledger, "succeed", late)
+    assert commit_batch(dataset, "s", 7, {"mine": b"7"}) is None
+    assert decrypted(dataset.url, kms) == TREE | {"theirs": b"7"}
+    assert leftovers(Path(dataset.url), kms) == []
+
+
+def test_the_answer_of_a_batch_is_lost(dataset: Dataset, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Ledger.succeed
+
+    def loses(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        real(*args, **options)
+        raise OSError("the answer was lost")
+
+    monkeypatch.setattr(Ledger, "succeed", loses)
+    assert commit_batch(dataset, "s", 7, {"mine": b"7"}) == 3
+    assert decrypted(dataset.url, kms) == TREE | {"mine": b"7"}
+    assert leftovers(Path(dataset.url), kms) == []
+
+
+def test_streams_are_forgotten() -> None:
+    """Of many streams, the one that has committed last is remembered longest."""
+    streams: tuple[Batch, ...] = ()
+    for n in range(STREAMS + 2):
+        streams = with_batch(streams, Batch(f"stream {n}", 3, n))
+        streams = with_batch(streams, Batch("stream 0", n, n))
+    assert len(streams) == STREAMS
+    assert streams[-1] == Batch("stream 0", STREAMS + 1, STREAMS + 1)
+    assert [one.stream for one in streams[:2]] == ["stream 3", "stream 4"]
