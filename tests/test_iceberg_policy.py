@@ -13,6 +13,7 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 from iceberg_damage import plaintext_data, plaintext_manifest, relisted
 from iceberg_tables import KEY_ID, MASTER, SCHEMA, ids, new_table, rows, sql_catalog
 from pyiceberg.schema import Schema
+from pyiceberg.table import StagedTable
 from pyiceberg.types import NestedField, TimestampNanoType
 
 from ags_fast.errors import IntegrityError, PolicyError
@@ -201,6 +202,24 @@ def test_other_readers_are_refused(tmp_path: Path, catalog: Catalog, kms: dict[s
         with pytest.raises(TypeError, match="never pickled"):
             pickle.dumps(table)
         assert ids(table) == [0, 1, 2]
+
+
+def test_a_table_that_a_transaction_creates(catalog: Catalog) -> None:
+    """Its handle is the transaction's, also after the commit."""
+    for name, properties in (("t", {KEY_ID: MASTER}), ("plain", {})):
+        transaction = catalog.create_table_transaction(f"ns.{name}", schema=SCHEMA, properties=properties)
+        transaction.append(rows(0, 3))
+        table = transaction.commit_transaction()
+        assert ids(catalog.load_table(f"ns.{name}")) == [0, 1, 2]
+        assert isinstance(table, StagedTable)
+        with pytest.raises(ValueError, match="staged"):
+            table.scan()
+        for method in ("to_polars", "to_daft", "to_bodo", "__datafusion_table_provider__"):
+            if properties:
+                with pytest.raises(PolicyError, match=r"table\.scan"):
+                    getattr(table, method)()
+        with pytest.raises(TypeError, match="never pickled"):
+            pickle.dumps(table)
 
 
 def test_tables_in_plaintext_keep_polars(catalog: Catalog) -> None:

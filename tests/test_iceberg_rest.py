@@ -18,6 +18,7 @@ from datasets import MASTER as KEPT
 from iceberg_tables import KEY_ID, LONG, MASTER, SCHEMA, ids, key_forms, new_table, rows
 from programs import iceberg_writers
 from programs.iceberg_writers import append_until_done
+from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from requests.adapters import HTTPAdapter
 from servers.iceberg_rest import iceberg_rest
@@ -252,6 +253,20 @@ def test_a_dropped_table_with_its_files(catalog: Any, namespace: str, table: Any
     table.append(rows(0, 3))
     catalog.drop_table(f"{namespace}.t", purge_requested=True)
     assert paths_of(table) == []
+
+
+def test_a_server_plans_no_scan_of_an_encrypted_table(catalog: Any, namespace: str, monkeypatch: Any) -> None:
+    request = PlanTableScanRequest()
+    table = new_table(catalog, namespace=namespace)
+    table.append(rows(0, 3))
+    wire = Wire(monkeypatch)
+    with pytest.raises(PolicyError, match="plan_files"):
+        catalog.plan_scan(f"{namespace}.t", request)
+    assert wire.posted == []
+    plain = catalog.create_table(f"{namespace}.plain", schema=SCHEMA)
+    plain.append(rows(0, 3))
+    (task,) = catalog.plan_scan(f"{namespace}.plain", request)
+    assert task.file.record_count == 3
 
 
 def test_tables_in_plaintext_pass_through(catalog: Any, namespace: str) -> None:

@@ -10,7 +10,7 @@ import warnings
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pyiceberg.table import ALWAYS_TRUE, StaticTable, Table, TableProperties
+from pyiceberg.table import ALWAYS_TRUE, StagedTable, StaticTable, Table, TableProperties
 
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import policy
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import DataScan
 
-__all__ = ["CatalogTable", "FileTable", "handle"]
+__all__ = ["CatalogTable", "FileTable", "NewTable", "handle"]
 
 COPY_ON_WRITE = "copy-on-write"
 
@@ -104,6 +104,10 @@ class CatalogTable(_Handle):
 
 class FileTable(_Handle, StaticTable):
     """A table that was opened by the location of its metadata."""
+
+
+class NewTable(_Handle, StagedTable):
+    """A table that a transaction creates."""
 
 
 def handle(table: Table) -> CatalogTable:

@@ -9,21 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyiceberg.catalog import Catalog, delete_files
-from pyiceberg.table import TableProperties
+from pyiceberg.table import CreateTableTransaction, TableProperties
 from pyiceberg.table.update import AssertCreate, RemovePropertiesUpdate, SetPropertiesUpdate, UpgradeFormatVersionUpdate
 from pyiceberg.utils.config import Config
 
 from ags_fast.errors import IntegrityError, PolicyError
 from ags_fast.iceberg import metadata, policy
 from ags_fast.iceberg.commit import raw_metadata, table_io
-from ags_fast.iceberg.handles import handle
+from ags_fast.iceberg.handles import NewTable, handle
 from ags_fast.iceberg.reading import read_list, read_manifest
 from ags_fast.iceberg.session import SESSION, Session, kms_properties
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
+    from pyiceberg.table import CommitTableResponse, Table
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.typedef import Identifier
 
@@ -86,7 +86,9 @@ class EncryptedCatalog(Catalog):
 
     def create_table_transaction(self, *args: Any, **named: Any) -> CreateTableTransaction:
         """Begin to create a table. See PyIceberg's method."""
-        return super().create_table_transaction(*args, **self._checked(args, named))  # type: ignore[safe-super]
+        made = super().create_table_transaction(*args, **self._checked(args, named))  # type: ignore[safe-super]
+        staged: Any = vars(made)["_table"]
+        return CreateTableTransaction(NewTable(**{name.removeprefix("_"): one for name, one in vars(staged).items()}))
 
     def _checked(self, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         """Return the named arguments of create_table, if PyIceberg may have them."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog.rest import RestCatalog as _RestCatalog
 
+from ags_fast.errors import PolicyError
 from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 from ags_fast.iceberg.commit import raw_metadata, table_io
 from ags_fast.iceberg.rest.translation import Base, Translator, check_config, committing
@@ -68,6 +69,16 @@ class RestCatalog(EncryptedCatalog, _Checked):
             return super().commit_table(table, requirements, updates)
         finally:
             committing.reset(token)
+
+    def plan_scan(self, identifier: str | Identifier, request: Any) -> Any:
+        """Let the server plan a scan of a table in plaintext. See PyIceberg's method.
+
+        Raises:
+            PolicyError: The table is encrypted: the server would name files without what opens them.
+        """
+        if table_io(self.load_table(identifier)).encrypted:
+            raise PolicyError("a server cannot plan the scan of an encrypted table: use table.scan(...).plan_files()")
+        return super().plan_scan(identifier, request)
 
     def drop_table(self, identifier: str | Identifier, purge_requested: bool = False) -> None:
         """Drop a table. See PyIceberg's method.
