@@ -1,4 +1,7 @@
-"""A Spark driver for tests: python spark_driver.py '{"spark.master": ...}'. Does a job for each line of its input."""
+"""A Spark driver for tests: python spark_driver.py '{"spark.master": ...}'. Does a job for each line of its input.
+
+The master may be the URL of a server of Spark Connect.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from ags_fast.spark import SparkEngine
 
 
 def main() -> None:
-    session = SparkSession.builder.config(map=json.loads(sys.argv[1])).getOrCreate()
+    settings = json.loads(sys.argv[1])
+    url = settings["spark.master"]
+    builder = SparkSession.builder.remote(url) if url.startswith("sc:") else SparkSession.builder.config(map=settings)
+    session = builder.getOrCreate()
     for line in sys.stdin:
         order = json.loads(line)
         engine = SparkEngine(session, target_bytes=order["target_bytes"])

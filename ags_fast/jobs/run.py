@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.decide import Wish
@@ -11,6 +12,7 @@ from ags_fast.dataset.entries import FileEntry, with_lengths
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import HIDDEN
 from ags_fast.dataset.planning import begin_plan, commit_plan, reserve_keys
+from ags_fast.fs.numbered import numbered
 from ags_fast.jobs.engines.base import Engine
 from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.results import JobError, JobResult, Row, result_of, shown
@@ -67,6 +69,8 @@ def envelope_for(dataset: Ledger, entries: Sequence[FileEntry], *more: FileEntry
 def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: Plan | None) -> list[Row]:
     """Run the tasks, in any order. Returns their rows; raises JobError if more files fail than allowed."""
     rows: list[Row] = []
+    if plan is not None and getattr(options.engine, "tasks_outlive_driver", False):
+        context = replace(context, plan=plan.folder + numbered(plan.number))  # kept until the job ends
     todo, ready = _split_ready(context, tasks, plan is not None)
     failures = 0
     callback = options.progress if callable(options.progress) else None

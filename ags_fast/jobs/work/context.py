@@ -11,7 +11,7 @@ from ags_fast.dataset.entries import with_lengths
 from ags_fast.dataset.files.contents import Contents
 from ags_fast.dataset.files.stream import view
 from ags_fast.dataset.manifest_task import ManifestTask
-from ags_fast.errors import AgsError
+from ags_fast.errors import AgsError, ConcurrentChangeError
 from ags_fast.jobs.work.base import JobContext
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Context(JobContext):
         concurrency: Rotate: the number of concurrent calls of the KMS.
         without: Ids of keys that the caller may not use. Parquet columns under these keys are left out.
         preserve: Decrypt: whether files get the modes and times of their sources.
+        plan: The document of the job's plan if workers may outlive the job: see `check_plan`. Else "".
     """
 
     runner: ClassVar[str] = "ags_fast.jobs.work.dispatch"
@@ -104,6 +105,7 @@ class Context(JobContext):
     concurrency: int = 1
     without: frozenset[str] = frozenset()
     preserve: bool = True
+    plan: str = ""
 
     @property
     def stores(self) -> tuple[Store | None, ...]:
@@ -118,6 +120,14 @@ class Context(JobContext):
     def dek(self, entry: FileEntry) -> bytes:
         """Unwrap the data key of a file."""
         return self.contents.dek(entry)
+
+    def check_plan(self) -> None:
+        """Raise ConcurrentChangeError if the job has ended: to be called before a file of the dataset is published.
+
+        A Spark task may outlive its driver. When the plan is removed, another job may use the names of its files.
+        """
+        if self.plan and self.dataset.stat(self.plan) is None:
+            raise ConcurrentChangeError(f"job {self.job_id} has ended: the file is not published")
 
     def give_restored(self, entry: FileEntry, plain: bytes) -> bool:
         """Write a small decrypted file in one step. Returns False if that is impossible, or if the file exists."""

@@ -68,6 +68,11 @@ class _Checked(NewObject):
         self._new.discard()
 
 
+def _begin(context: Context, entry: FileEntry, check: Callable[[], None] | None) -> NewFile | NewObject:
+    new = context.dataset.begin(entry.file, tag=context.job_id, fsync=context.fsync)
+    return new if check is None else _Checked(new, check)
+
+
 def _ends(source: Any) -> tuple[bytes, bytes]:
     """Return the first 8 and the last 4 bytes of a file."""
     file = Source(source)
@@ -116,10 +121,11 @@ def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
         now = source.stat(entry.source)
         if now is None or not entry.is_of(now.size, now.stamp):
             raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
+        context.check_plan()
 
     with (
         closing(source.open_seekable(entry.source, there)) as plain,
-        _Checked(context.dataset.begin(entry.file, tag=context.job_id, fsync=context.fsync), check) as new,
+        _begin(context, entry, check) as new,
     ):
         try:
             report = encrypt_file(
@@ -213,7 +219,7 @@ def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
         return _written(context, entry, keys, length)
     with (
         sealed(context.contents, old) as source,
-        context.dataset.begin(entry.file, tag=context.job_id, fsync=context.fsync) as new,
+        _begin(context, entry, context.check_plan if context.plan else None) as new,
     ):
         report = reencrypt_file(
             source,

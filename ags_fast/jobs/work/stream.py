@@ -70,6 +70,7 @@ def _encrypt_steps(context: Context, source: Store, entry: FileEntry) -> None:
                 got = file.readinto(chunk)
             if writer.tell() != entry.plain_length or file.changed():
                 raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
+            context.check_plan()
 
 
 def _refuse_encrypted(head: bytes) -> None:
@@ -95,6 +96,7 @@ def _write_small(context: Context, entry: FileEntry, plain: bytes) -> None:
     """Write a small file in one step: the steps of a writer would cost as much as the work."""
     key, block_size = Key(context.dek(entry)), entry.block_size
     stream = key.seal_bytes(entry.aad_prefix, block_size, encode_header(block_size), plain)
+    context.check_plan()
     context.dataset.write_small(entry.file, stream, tag=context.job_id, fsync=context.fsync)
 
 
@@ -202,6 +204,7 @@ def _rekey(context: Context, task: Task, attempt: int) -> tuple[str, str] | None
                 chunk = _chunks(context, entry.block_size)
                 while got := reader.readinto(chunk):
                     writer.write(chunk[:got])
+                context.check_plan()
     if context.verify_after:
         _check(context, entry)
     return None

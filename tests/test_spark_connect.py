@@ -1,0 +1,194 @@
+"""Jobs through servers of Spark Connect: what the tests of classic sessions (test_spark_jobs.py) do not have.
+
+A server goes on with the tasks of a driver that has died. No attempt of them may harm what comes after.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import types
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from pickle import dumps
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from spark_jobs import Driver, Folders, connect_server, connect_session, leftovers, spark_env, wait_for
+
+from ags_fast.jobs import Row, rekey_files, sweep
+from ags_fast.jobs.engines.local import LocalEngine
+from ags_fast.spark import SparkEngine
+
+pytest.importorskip("pyspark")
+pytest.importorskip("grpc_status")
+if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
+    pytest.skip("there is no Java runtime", allow_module_level=True)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.timeout(300)]
+
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server on this machine alone."""
+    with connect_server(tmp_path_factory.mktemp("server")) as url:
+        yield url
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    made = Folders(tmp_path)
+    made.make({f"d{i % 3}/{i}": 100_000 + i for i in range(COUNT)})
+    made.dataset_id()
+    return made
+
+
+def encryption(folders: Folders, **more: Any) -> dict[str, Any]:
+    """Arguments of a job that asks the KMS for the key of each file."""
+    return {"kms": folders.kms, "wrapping_key_id": "master", "double_wrap": False, "fsync": False, **more}
+
+
+def kill_driver(server: str, folders: Folders, job: str, *args: Any, **options: Any) -> None:
+    """Start a job, and kill its driver. Its tasks go on."""
+    running = Driver(server, folders.root / "driver.log", {}, spark_env())
+    try:
+        folders.rules.set(wait=0.5, spared=(running.pid,))
+        running.start(job, *args, **options, target_bytes=8 << 20)
+        wait_for("the first files", lambda: len(folders.rules.calls()) > 4)
+    finally:
+        running.kill()
+    calls = len(folders.rules.calls())
+    wait_for("the tasks of the dead driver", lambda: len(folders.rules.calls()) > calls + 1)
+    assert calls < COUNT - 10
+
+
+def wait_for_tasks(folders: Folders) -> int:
+    """Wait until no task asks for a key any more. Returns how often that was done since the rules were set."""
+    quiet, calls = time.monotonic(), -1
+    while time.monotonic() - quiet < 3:
+        if (now := len(folders.rules.calls())) != calls:
+            quiet, calls = time.monotonic(), now
+        time.sleep(0.1)
+    return calls
+
+
+@pytest.mark.parametrize("engine", ["local", "connect"])
+def test_resumed_while_the_tasks_of_a_dead_driver_run(server: str, folders: Folders, engine: str) -> None:
+    ds = folders.root / "ds"
+    kill_driver(server, folders, "encrypt_files", folders.src, ds, **encryption(folders))
+    if engine == "local":
+        result = folders.encrypt(LocalEngine(1), double_wrap=False, resume="length").counts
+    else:
+        running = Driver(server, folders.root / "driver.log", {}, spark_env())
+        result = running.run("encrypt_files", folders.src, ds, **encryption(folders, resume="length"))["counts"]
+        running.close()
+    assert result == {"ok": COUNT, "skipped": 0, "failed": 0}
+    wait_for_tasks(folders)
+    folders.check()
+
+
+def test_files_of_a_job_that_was_swept_are_not_published(server: str, folders: Folders) -> None:
+    """Another job has their names by now, and other keys for them."""
+    ds = folders.root / "ds"
+    kill_driver(server, folders, "encrypt_files", folders.src, ds, **encryption(folders))
+    before = len(folders.rules.calls())
+    assert {row.format for row in sweep(ds, kms=folders.kms).rows} >= {"plan", "file"}
+    folders.encrypt(LocalEngine(0), double_wrap=False).raise_for_failures()
+    made = {path: path.stat().st_ino for path in ds.rglob("*.ags") if "_ags" not in path.parts}
+    assert wait_for_tasks(folders) > before  # some were at it
+    assert {path: path.stat().st_ino for path in made} == made
+    folders.check()
+
+
+def test_rekeyed_files_of_a_job_that_was_swept_are_not_published(server: str, folders: Folders) -> None:
+    ds = folders.root / "ds"
+    folders.encrypt(LocalEngine(0), double_wrap=False).raise_for_failures()
+    kill_driver(server, folders, "rekey_files", ds, kms=folders.kms)
+    sweep(ds, kms=folders.kms)
+    rekey_files(ds, kms=folders.kms, engine=LocalEngine(0), progress=False).raise_for_failures()
+    wait_for_tasks(folders)
+    assert leftovers(ds) == []
+    folders.check()
+
+
+# ------------------------------------------------------------------------------------------------------- command line
+
+
+def run_cli(*args: Any, **env: str) -> dict[str, Any]:
+    """Run `ags-fast` with ``--json``: its answer, with what it wrote to standard error."""
+    command = [sys.executable, "-P", "-m", "ags_fast", *map(str, args), "--json"]
+    done = subprocess.run(command, env=spark_env(**env), capture_output=True, text=True, timeout=200)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
+    return {**answer, "code": done.returncode, "stderr": done.stderr}
+
+
+def kms_options(folders: Folders) -> list[str]:
+    return [word for name, value in folders.kms.items() for word in ("--kms", f"{name}={value}")]
+
+
+@pytest.mark.parametrize("by", ["option", "environment", "local"])
+def test_command_line(server: str, folders: Folders, by: str) -> None:
+    shutil.rmtree(folders.src / "d0")
+    folders.rules.set()
+    url = "local[2]" if by == "local" else server
+    env = {"SPARK_REMOTE": url} if by == "environment" else {}
+    options = ["--engine", "spark", *(("--spark-remote", url) if by != "environment" else ()), *kms_options(folders)]
+    ds = folders.root / "other"
+    done = run_cli("encrypt", folders.src, ds, "--wrapping-key-id", "master", "--single-wrap", *options, **env)
+    assert done["code"] == 0, done
+    assert done["ok"] == COUNT - 14
+    done = run_cli("verify", ds, *options, **env)
+    assert (done["code"], done["ok"]) == (0, COUNT - 14), done
+    folders.check("other")
+
+
+def test_two_sessions_are_refused(folders: Folders) -> None:
+    folders.encrypt(LocalEngine(0), double_wrap=False)
+    options = ["--engine", "spark", "--spark-remote", "local[2]", "--spark-master", "local[2]"]
+    done = run_cli("verify", folders.root / "ds", *options, *kms_options(folders))
+    assert done["code"] == 2
+    assert "not allowed with" in done["stderr"]
+
+
+# -------------------------------------------------------------------------------------------------- what may be missing
+
+
+def test_modules_that_are_missing(server: str, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process: the error names the extra. In the workers: the error names the module, without a traceback."""
+    with connect_session(server) as session:
+        for found, text in ((None, "need pandas: install the extra"), ("2.1.4", "pandas 2.2 or newer, not 2.1.4")):
+
+            def version(name: str, found: str | None = found) -> str:
+                if name != "pandas":
+                    return "99.0"
+                if found is None:
+                    raise PackageNotFoundError(name)
+                return found
+
+            with monkeypatch.context() as patch:
+                patch.setattr("ags_fast.spark.connect.version", version)
+                with pytest.raises(ImportError, match=text):
+                    SparkEngine(session)
+
+        class Stranger(Row):
+            """A class of a module that only this process has."""
+
+        Stranger.__module__ = "module_of_mine"
+        monkeypatch.setitem(sys.modules, "module_of_mine", types.SimpleNamespace(Stranger=Stranger))
+        Stranger.__qualname__ = "Stranger"
+        engine = SparkEngine(session)
+        monkeypatch.setattr(
+            "ags_fast.spark.connect.pickle.dumps", lambda tasks, protocol: dumps([Stranger("", None, "ok")], protocol)
+        )
+        with pytest.raises(ImportError, match="no module 'module_of_mine': every host") as caught:
+            folders.encrypt(engine)
+        assert "Traceback" not in str(caught.value)
