@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.cli.codes import ConfigurationError, code_of_rows
 from ags_fast.cli.kms import kms, kms_group
-from ags_fast.cli.options import JSON, QUIET, option, values
+from ags_fast.cli.options import JSON, QUIET, OneOf, option, values
 from ags_fast.cli.terminal import interrupts, warn
 from ags_fast.dataset.ledger import Ledger
+from ags_fast.jobs.engines.start import is_current_directory_trusted
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
@@ -30,7 +31,14 @@ KNOWN = (
 DATASET = (option("file", metavar="DATASET"), kms_group(), *KNOWN, JSON)
 ENGINE = (
     option("--engine", choices=("local", "spark"), default="local", help="default: local processes"),
-    option("--spark-master", metavar="URL", help="default: the Spark configuration's"),
+    OneOf(
+        (
+            option("--spark-master", metavar="URL", help="default: the Spark configuration's"),
+            option(
+                "--spark-remote", metavar="URL", help="a server of Spark Connect, sc://HOST:PORT; default: SPARK_REMOTE"
+            ),
+        )
+    ),
     QUIET,
 )
 
@@ -59,8 +67,15 @@ def engine(args: argparse.Namespace) -> Any:
     logging.getLogger().addFilter(lambda record: f"{os.sep}py4j{os.sep}" not in record.pathname)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else any python3 on the path
     builder = SparkSession.builder.appName(f"ags-fast {args.operation}")
+    if args.spark_master:
+        os.environ.pop("SPARK_REMOTE", None)
+        builder = builder.master(args.spark_master)
+    elif remote := args.spark_remote or os.environ.get("SPARK_REMOTE"):
+        builder = builder.remote(remote)
+        if not is_current_directory_trusted():  # a server that is started here gives its workers this environment
+            os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
-        session = (builder.master(args.spark_master) if args.spark_master else builder).getOrCreate()
+        session = builder.getOrCreate()
     except Exception as error:
         raise ConfigurationError(f"Spark does not start: {str(error).strip().partition(chr(10))[0]}") from None
     interrupts.take()  # Spark has taken it

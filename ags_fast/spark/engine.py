@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ class SparkEngine:
         ValueError: `target_bytes` is less than 1.
         ImportError: `session` is of Spark Connect, and pandas or pyarrow is not installed, or is too old.
     """
+
+    tasks_outlive_driver = True  # so they look, before they publish a file, whether their job has ended
 
     def __init__(self, session: Any, *, target_bytes: int = TARGET_BYTES, threads: int | None = None) -> None:
         if target_bytes < 1:
@@ -98,7 +101,7 @@ class SparkEngine:
         job = self._session.job(context, parts)
         job.run(report)
         if job.failure and (context.isolate or len(job.done) == len(tasks) or not _killed(job.failure)):
-            raise job.failure
+            raise _explained(job.failure) from None
         return job.done
 
 
@@ -108,6 +111,17 @@ def _session_of(session: Any) -> Session:
     if not hasattr(session, "sparkContext"):
         raise TypeError(f"a SparkSession is required, not {type(session).__name__!r}")
     return ClassicSession(session)
+
+
+def _explained(error: BaseException) -> BaseException:
+    """Return the error to raise for a job that Spark gave up: without a traceback of workers if its cause is known."""
+    if missing := re.search(r"ModuleNotFoundError: No module named '([^']+)'", str(error)):
+        return ImportError(
+            f"the Python workers of Spark have no module {missing[1]!r}: every host of the cluster needs it "
+            "(docs/clusters.md says how to ship ags_fast)",
+            name=missing[1],
+        )
+    return error
 
 
 DEATHS = (  # messages of the JVM: a worker died before, while or after it read its task; an executor died
