@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import time
@@ -396,3 +397,44 @@ def test_streams_are_forgotten() -> None:
     assert len(streams) == STREAMS
     assert streams[-1] == Batch("stream 0", STREAMS + 1, STREAMS + 1)
     assert [one.stream for one in streams[:2]] == ["stream 3", "stream 4"]
+
+
+# ---------------------------------------------------------------------------------------- tables
+
+
+@pytest.mark.parametrize("column_keys", [{}, {"secret": "other"}])
+def test_files_of_tables(dataset: Dataset, kms: dict[str, str], column_keys: dict[str, str]) -> None:
+    """Two files share an encoder, and one of them is given up."""
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    from ags_fast.parquet.table_writer import Encoder
+
+    table = pa.table({"n": range(1000), "secret": [f"a marker {n}" for n in range(1000)]})
+    before = data_files(dataset)
+    job_id, ticket = left(dataset, column_keys=column_keys)
+    encoder = Encoder(table.schema, {"compression": "none"})
+    with ticket.attempt() as task, task.create_tables("t/y.parquet", encoder) as other:
+        with task.create_tables("t/x.parquet", encoder) as file:
+            for start in range(0, 1000, 300):
+                file.write_table(table.slice(start, 300))
+                other.write_table(table.slice(start, 1))
+            assert file.tell() > 1000
+            with pytest.raises(io.UnsupportedOperation, match="write_table"):
+                file.write(b"PAR1")
+        with pytest.raises(ValueError, match="closed"):
+            file.write_table(table)
+        other.abort()
+    with dataset.resume(job_id) as new:
+        new.add(task.receipts())
+    (found,) = dataset.files("t/*")
+    with dataset.open_file(found.path) as opened:
+        assert opened.seek(0, io.SEEK_END) == found.plain_length
+        read = pq.ParquetFile(opened)
+        assert read.num_row_groups == 4
+        assert read.read().equals(table)
+    (name,) = data_files(dataset) - before
+    stored = (Path(dataset.url) / name).read_bytes()
+    assert b"a marker" not in stored
+    assert len(stored) == found.file_length
+    verify_files(dataset.url, kms=kms, engine=HERE).raise_for_failures()
+    assert leftovers(Path(dataset.url), kms) == []

@@ -19,7 +19,7 @@ from support import Target, program, python_env, run_python
 
 from ags_fast import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast import parquet as apq
-from ags_fast.parquet import FOOTER_KEY, Keys, write
+from ags_fast.parquet import FOOTER_KEY, Keys, table_writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -491,7 +491,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
 
 def test_a_row_group_that_is_larger_than_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The buffer for it is too small, whether it is the first or was kept."""
-    monkeypatch.setattr(write, "ENCODED_BEYOND_NBYTES", 64)
+    monkeypatch.setattr(table_writer, "ENCODED_BEYOND_NBYTES", 64)
     table = pa.table({"n": pa.nulls(50_000, pa.int8()), "s": ["x"] * 50_000}).append_column("i", [range(50_000)])
     for threads in (1, 2):
         out = bytearray()
@@ -525,7 +525,7 @@ def test_what_cannot_be_numbered(no_leftovers: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(FormatError, match="pages"):
         apq.write_table(table, target, Keys(KF), **paged)
     assert target.taken == b"PARE"  # what cannot be undone has nothing of the column
-    monkeypatch.setattr(write, "ORDINAL_MAX", 2)
+    monkeypatch.setattr(table_writer, "ORDINAL_MAX", 2)
     with pytest.raises(FormatError, match="4 row groups"):
         apq.write_table(iter(table.to_batches(10_000)), no_leftovers / "f", Keys(KF), row_group_size=10_000)
     assert os.listdir(no_leftovers) == []

@@ -9,7 +9,7 @@ import time
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from ags_fast.dataset.files.contents import MODULES, format_of
 from ags_fast.dataset.names import ATTEMPT, HIDDEN, check_path, written_name
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from ags_fast._types import Buffer
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.files.contents import Contents, FormatWriter
+    from ags_fast.dataset.files.tables import TablesWriter
+    from ags_fast.parquet.table_writer import Encoder
 
-__all__ = ["Attempt", "NewDatasetFile", "Receipt", "Ticket"]
+__all__ = ["Attempt", "NewDatasetFile", "NewTables", "Receipt", "Ticket"]
 
 RENEW_SECONDS = 600.0  # between two signs of life of an attempt
 
@@ -88,6 +90,7 @@ class Ticket:
         format: str,
         before: Callable[[], None] | None,
         done: Callable[[NewDatasetFile], None] | None,
+        encoder: Encoder | None = None,
     ) -> NewDatasetFile:
         """Begin a file.
 
@@ -96,6 +99,7 @@ class Ticket:
             format: "ags1" or "parquet".
             before: Is called before the file is published; None: nothing.
             done: Is called when the file is published or discarded; None: nothing.
+            encoder: For a Parquet file that is made of tables, what encodes them; None: the file takes bytes.
         """
         if format not in MODULES:
             raise ValueError(f"format must be {' or '.join(map(repr, MODULES))}, not {format!r}")
@@ -118,6 +122,10 @@ class Ticket:
         entry = entry.with_wraps(wraps)
         new = self.contents.store.begin(entry.file, tag=template.job_id, fsync=self.fsync)
         try:
+            if encoder is not None:
+                from ags_fast.dataset.files.tables import TablesWriter
+
+                return NewTables(entry, TablesWriter(self.contents, entry, new, encoder), before, done)
             writer = format_of(entry).write(self.contents, entry, new)
         except BaseException:
             new.discard()
@@ -169,6 +177,20 @@ class Attempt:
         check_new_path(path)
         self.renew()
         file = self._ticket.begin(path, format, self._ticket.check_runs, self._finished)
+        self._open[id(file)] = file
+        return file
+
+    def create_tables(self, path: str, encoder: Encoder) -> NewTables:
+        """Create a Parquet file that takes tables: see `Ticket.create`.
+
+        Args:
+            path: The file's path in the dataset.
+            encoder: What encodes its tables. Files that are open at the same time may share one.
+        """
+        check_new_path(path)
+        self.renew()
+        file = self._ticket.begin(path, "parquet", self._ticket.check_runs, self._finished, encoder)
+        assert isinstance(file, NewTables)
         self._open[id(file)] = file
         return file
 
@@ -324,3 +346,13 @@ class NewDatasetFile(io.RawIOBase):
                 self.abort()
             else:
                 super().close()
+
+
+class NewTables(NewDatasetFile):
+    """A Parquet file of a transaction in the making that takes tables. Each becomes a row group and is sealed."""
+
+    def write_table(self, table: Any) -> None:
+        """Write a table of pyarrow, of the encoder's schema, as one row group."""
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        cast("TablesWriter", self._writer).write_table(table)
