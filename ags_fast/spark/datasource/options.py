@@ -78,8 +78,6 @@ class Place:
         given = _Given(options)
         if not given.text("path"):
             raise ValueError("name the dataset: load(URL), save(URL), or the option path")
-        storage_options = given.json("storageOptions")
-        _refuse_secrets("storageOptions", storage_options)
         return cls(
             given.text("path") or "",
             given.kms(),
@@ -87,7 +85,7 @@ class Place:
             given.number("minVersion", 1),
             given.text("pin"),
             given.text("keyStore"),
-            storage_options,
+            given.json("storageOptions"),
         )
 
     def open(self) -> Dataset:
@@ -187,8 +185,6 @@ class WriteOptions:
         column_keys = given.json("columnKeys") or {}
         if not all(isinstance(key_id, str) for key_id in column_keys.values()):
             raise ValueError('the option columnKeys is JSON: {"column": "id of a master key", ...}')
-        for key_id in column_keys.values():
-            _refuse_value("columnKeys", key_id)
         dek_length = given.number("dekLength", 1) or 16
         if dek_length not in (16, 24, 32):
             raise ValueError(f"the option dekLength is 16, 24 or 32 bytes, not {dek_length}")
@@ -240,6 +236,10 @@ class _Given:
             _refuse_value(name, value)
         for name in ("wrappingKeyId", "keyStore"):
             _refuse_value(name, self._values.get(name, ""))
+        for name in ("kms", "storageOptions"):
+            _refuse_secrets(name, self.json(name))
+        for key_id in (self.json("columnKeys") or {}).values():
+            _refuse_value("columnKeys", str(key_id))
         return self
 
     def text(self, name: str) -> str | None:
@@ -248,7 +248,6 @@ class _Given:
     def kms(self) -> dict[str, str]:
         """The properties of the KMS: options with a dot in their names, and those of the option kms, a JSON object."""
         more = self.json("kms") or {}
-        _refuse_secrets("kms", more)
         properties = {**self._properties, **{name: str(value) for name, value in more.items()}}
         if not properties:
             raise ValueError(

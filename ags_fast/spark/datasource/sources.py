@@ -31,7 +31,8 @@ class _Source(DataSource):
     """What both formats share: each part of the work is in a module of its own."""
 
     format = ""
-    inferred = False  # whether Spark has asked for the schema; it does not if the user declares one
+    _inferred = False  # whether Spark has asked for the schema; it does not if the user declares one
+    _version: int | None = None  # of the dataset when it did: the DataFrame shows this version for good
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
@@ -46,13 +47,15 @@ class _Source(DataSource):
 
     def schema(self) -> StructType:
         """Return the schema of the files that the options choose."""
-        found: StructType = self._part("_reading").schema(self._read())
-        self.inferred = True
+        options = self._read()
+        self._version = options.place.open().version
+        found: StructType = self._part("_reading").schema(self._at_version(options))
+        self._inferred = True
         return found
 
     def reader(self, schema: StructType) -> Any:
         """Return what reads a DataFrame."""
-        return self._part("_reading").reader(self._read(), schema)
+        return self._part("_reading").reader(self._at_version(self._read()), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """Return what writes a DataFrame."""
@@ -72,7 +75,10 @@ class _Source(DataSource):
     def _read(self) -> ReadOptions:
         from ags_fast.spark.datasource.options import ReadOptions
 
-        return replace(ReadOptions.of(self.options), inferred=self.inferred)
+        return replace(ReadOptions.of(self.options), inferred=self._inferred)
+
+    def _at_version(self, options: ReadOptions) -> ReadOptions:
+        return replace(options, place=replace(options.place, version=options.place.version or self._version))
 
     def _write(self) -> WriteOptions:
         from ags_fast.spark.datasource.options import WriteOptions
