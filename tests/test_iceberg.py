@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 import iceberg_tables
-from iceberg_tables import KEY_ID, MASTER, ids, new_table, rows, sql_catalog
+from iceberg_tables import KEY_ID, MASTER, SCHEMA, ids, new_table, rows, sql_catalog
 from kms_clients import UnitestKms
 from pyiceberg.catalog.sql import SqlCatalog as VanillaCatalog
 from pyiceberg.exceptions import CommitStateUnknownException
@@ -288,3 +288,20 @@ def test_a_table_of_iceberg_rust(tmp_path: Path, shared_data: Path) -> None:
     with table.io.new_input(f"file://{stored}").open() as file:
         assert file.read(4) == b"Obj\x01"
     assert table.inspect.manifests().num_rows == len(table.current_snapshot().manifests(table.io))
+
+
+def test_files_of_tables_without_files(catalog: Any) -> None:
+    """An error is raised by the call, whether there are files or not."""
+    encrypted = new_table(catalog)
+    assert list(files(encrypted)) == []
+    plain = catalog.create_table("ns.plain", schema=SCHEMA)
+    for _ in range(2):
+        with pytest.raises(PolicyError, match=r"no encryption\.key-id"):
+            files(plain)
+        with pytest.raises(ValueError, match="no snapshot 7"):
+            files(encrypted, snapshot_id=7)
+        with pytest.raises(PolicyError, match=r"no encryption\.key-id"):
+            files(plain, snapshot_id=7)
+        plain.append(rows(0, 3))
+        encrypted.append(rows(0, 3))
+    assert [one.kind for one in files(encrypted)] == ["manifest-list", "manifest", "manifest", "data", "data"]
