@@ -6,7 +6,9 @@ import functools
 import itertools
 import json
 import os
+import pickle
 import shutil
+import socket
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,17 +19,18 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iceberg_tables import KEY_ID, MASTER, ids, new_table, rows, sql_catalog
+from iceberg_tables import KEY_ID, MASTER, ids, new_table, rows, sql_catalog, table_keys
 from killing import ended, fork, killed_before_steps
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
 
 from ags_fast.errors import AgsError, IntegrityError, PolicyError
-from ags_fast.iceberg import FileIO, delete, files, open_table
+from ags_fast.iceberg import FileIO, delete, expiry, files, open_table
 from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.expiry import Gone, expire, expired, retained, unreachable
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.rotation import rotate
+from ags_fast.jobs import LocalEngine
 from ags_fast.keys import add_manifest_list_key, clear_cache, load_kms, write_encryption_keys
 from ags_fast.keys.kms import local
 from ags_fast.keys.metadata import StandardKeyMetadata
@@ -458,12 +461,15 @@ def test_a_changed_file(tmp_path: Path, catalog: Catalog) -> None:
     assert ids(table) == list(range(5, 23))
 
 
-def test_what_cannot_be_deleted(tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", [None, LocalEngine(0)])
+def test_what_cannot_be_deleted(
+    tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch, engine: LocalEngine | None
+) -> None:
     """It is reported, and so is what was not there; the rest goes all the same."""
     table = filled(catalog)
     planned = [row.src for row in expire(table, dry_run=True).rows if row.format in ("data", "manifest")]
     os.remove(planned[0].removeprefix("file://"))
-    kind = type(table.io)
+    kind: Any = type(table.io.inner(table.location()))
     delete = kind.delete
 
     def refuse(self: Any, location: Any) -> None:
@@ -472,10 +478,32 @@ def test_what_cannot_be_deleted(tmp_path: Path, catalog: Catalog, monkeypatch: p
         delete(self, location)
 
     monkeypatch.setattr(kind, "delete", refuse)
-    result = expire(table)
+    result = expire(table, engine=engine)
     assert [(row.src, row.error_class) for row in result.failed] == [(planned[1], "PermissionError")]
     assert [row.src for row in result.rows if row.status == "skipped"] == [planned[0]]
     assert stored(tmp_path) == needed(table) | {planned[1]}
+
+
+def test_an_engine_deletes_the_files(tmp_path: Path, catalog: Catalog) -> None:
+    """In processes of its own, to which no key goes."""
+    table = filled(catalog)
+    sent: list[bytes] = []
+
+    class Spy(LocalEngine):
+        def run(self, context: Any, tasks: Any, open_cost: int, report: Any) -> None:
+            sent.append(pickle.dumps((context, list(tasks))))
+            super().run(context, tasks, open_cost, report)
+
+    keys = table_keys(table)
+    planned = {row.src for row in expire(table, dry_run=True).rows}
+    result = expire(table, engine=Spy(2))
+    result.raise_for_failures()
+    assert {row.src for row in result.rows} == planned
+    assert {row.host for row in result.rows if row.src.startswith("file:")} == {socket.gethostname()}
+    assert stored(tmp_path) == needed(table)
+    assert len(sent) == 1
+    assert not any(key in sent[0] for key in keys)
+    assert expire(table, engine=Spy(2)).rows == []
 
 
 @pytest.mark.more
@@ -498,7 +526,7 @@ def test_killed(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
     def work() -> None:
         expire(sql_catalog(tmp_path, kms).load_table("ns.t"))
 
-    places = [(FileIO, "delete"), (FileIO, "write_output"), (EncryptedCatalog, "commit_table"), (os, "unlink")]
+    places = [(expiry, "remove"), (FileIO, "write_output"), (EncryptedCatalog, "commit_table"), (os, "unlink")]
     seen = set()
     for step, by_itself in killed_before_steps(work, places, prepare=prepare):
         clear_cache()

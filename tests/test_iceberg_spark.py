@@ -66,7 +66,11 @@ def test_encrypt_and_rekey(tmp_path: Path, kms: dict[str, str], engine: SparkEng
     assert ids(table) == [i for i in range(40) if i not in (3, 14)]
     # The driver opens the table's KEK, and at most each of Spark's two workers the KEK of the job.
     assert 1 <= result.kms_calls["local", "unwrap"] <= 4
-    expire(table)
+    planned = {row.src for row in expire(table, dry_run=True).rows}
+    expired = expire(table, engine=engine)
+    expired.raise_for_failures()
+    assert {row.src for row in expired.rows} == planned
+    assert not [path for path in planned if path.startswith("file:") and os.path.exists(path.removeprefix("file://"))]
     assert verify(table, snapshots="current").failed == []
     here, there = verify(table), verify(table, engine=engine)
     assert [row[:10] for row in sorted(there.rows)] == [row[:10] for row in sorted(here.rows)]

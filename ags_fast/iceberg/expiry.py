@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog.rest import RestCatalog
 
@@ -23,9 +23,11 @@ from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import AgsError, ConcurrentChangeError, PolicyError
 from ags_fast.iceberg import manifests, policy
 from ags_fast.iceberg.commit import edit, raw_metadata, table_io
+from ags_fast.iceberg.locations import open_cost
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.reading import read_list, read_manifest
 from ags_fast.iceberg.rotation import unused_keys, with_keys
+from ags_fast.iceberg.work.removing import Gone, RemovalContext, remove
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.keys.iceberg import read_encryption_keys
 
@@ -81,14 +83,6 @@ class Expired:
         for key in self.keys:
             kind = "kek" if key.is_kek else "manifest-list-key"
             yield Row(key.key_id, None, status, format=kind, key_id=key.encrypted_by_id)
-
-
-class Gone(NamedTuple):
-    """A file that no snapshot reaches any more."""
-
-    path: str
-    kind: str  # "data", "deletes", "manifest", "manifest-list", "statistics" or "metadata"
-    length: int | None = None  # bytes on storage
 
 
 Named = list[tuple[Gone, bool]]  # the files that a manifest names, and whether they are live there
@@ -356,7 +350,8 @@ def expire(
         older_than: Remove only snapshots, and metadata files, that are older. None: of any age, or as the table's
             properties ``history.expire.*`` say.
         dry_run: Remove nothing; the rows have the status "planned".
-        engine: Is not used: threads of this process read manifests and delete files, so no key leaves the process.
+        engine: Deletes the files, one task a file. Lists and manifests are read in this process, so that no key leaves
+            it. None: threads of this process.
 
     Returns:
         A row for each snapshot, branch, tag, key and file. A file that could not be deleted is "failed"; one that was
@@ -382,16 +377,28 @@ def expire(
     if dry_run:
         table.refresh()
         work.decide(raw_metadata(table))
-        rows = [*work.rows(), *(_row(one, "planned") for one in work.files(table.metadata_location))]
+        rows = [*work.rows(), *(one.row("planned") for one in work.files(table.metadata_location))]
         return JobResult(job_id, "expire", table.location(), None, rows)
     raw = edit(table, work.decide)
     work.check_committed(raw)
     log = raw.get("metadata-log") or ()
     base = log[-1]["metadata-file"] if log and work.made.raw is not work.base else None
-    rows = list(work.rows("ok"))
-    with ThreadPoolExecutor(THREADS) as pool:  # nothing below holds a key
-        rows += pool.map(lambda one: _delete(io, one), work.files(base))
+    rows = [*work.rows("ok"), *_removed(io, work.files(base), job_id, engine)]
     return JobResult(job_id, "expire", table.location(), None, rows)
+
+
+def _removed(io: FileIO, files: list[Gone], job_id: str, engine: Engine | None) -> list[Row]:
+    """Delete files, and return their rows."""
+    for one in files:
+        io.session.forget(one.path)
+    if engine is None:
+        with ThreadPoolExecutor(THREADS) as pool:
+            return list(pool.map(lambda one: remove(io.inner(one.path), one), files))
+    rows: list[Row] = []
+    if files:
+        context = RemovalContext("expire", job_id, settings=io.settings)
+        engine.run(context, files, open_cost(one.path for one in files), rows.extend)
+    return rows
 
 
 class _Work:
@@ -497,18 +504,3 @@ class _Work:
                 for one in found
             ]
         return self._named[manifest.path]
-
-
-def _row(one: Gone, status: str) -> Row:
-    return Row(one.path, None, status, file_length=one.length, format=one.kind)
-
-
-def _delete(io: FileIO, one: Gone) -> Row:
-    """Delete a file, and return its row."""
-    try:
-        io.delete(one.path)
-    except FileNotFoundError:
-        return _row(one, "skipped")._replace(error_class="AlreadyGone", error="the file was not there")
-    except Exception as error:  # of any storage: the other files are deleted all the same
-        return _row(one, "failed")._replace(error_class=type(error).__name__, error=describe(error))
-    return _row(one, "ok")

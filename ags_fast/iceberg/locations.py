@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-__all__ = ["local_path"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["local_path", "open_cost"]
 
 
 def local_path(location: str) -> str | None:
@@ -13,3 +17,10 @@ def local_path(location: str) -> str | None:
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return parts.path
     return location if not parts.scheme else None
+
+
+def open_cost(locations: Iterable[str]) -> int:
+    """Return the cost of opening one of these files, in bytes of work, as engines count it."""
+    from ags_fast.jobs.run import LOCAL_OPEN_COST, STORE_OPEN_COST  # late: workers have no need of it
+
+    return LOCAL_OPEN_COST if all(map(local_path, locations)) else STORE_OPEN_COST

@@ -29,7 +29,7 @@ from ags_fast.iceberg.checks import (
     statistics_state,
 )
 from ags_fast.iceberg.commit import raw_metadata, table_io
-from ags_fast.iceberg.locations import local_path
+from ags_fast.iceberg.locations import open_cost
 from ags_fast.iceberg.orphans import Stored, is_encrypted, normal, not_named, stored_files
 from ags_fast.iceberg.reading import show_metadata
 from ags_fast.iceberg.rotation import unused_keys
@@ -37,7 +37,6 @@ from ags_fast.iceberg.snapshots import head_of
 from ags_fast.iceberg.work.checking import check_context, task_of
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe
-from ags_fast.jobs.run import LOCAL_OPEN_COST, STORE_OPEN_COST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -261,10 +260,8 @@ class _Walk:
             before.update(item.known.path for item in batch if item.before and not item.again)
             context = self._context(engine)
             tasks = [task_of(context, item) for item in batch if not item.again]
-            local = all(local_path(task.path) for task in tasks)
-            cost = LOCAL_OPEN_COST if local else STORE_OPEN_COST
             if tasks:
-                engine.run(context, tasks, cost, report)
+                engine.run(context, tasks, open_cost(task.path for task in tasks), report)
             for item in batch:
                 if item.again:
                     files += self._check_file(item)

@@ -68,12 +68,12 @@ def check_context(
         table_uuid: The table's.
         kms: As `ags_fast.jobs.engines.local.client_for` returned it for the engine.
         wrapping_key_id: The table's master key.
-        settings: See `TableContext`.
+        settings: See `StorageContext`.
     """
     made = table_context(
         "verify", job_id, table_uuid=table_uuid, kms=kms, wrapping_key_id=wrapping_key_id, settings=settings
     )
-    return CheckContext(made.op, made.job_id, made.table_uuid, made.envelope, made.settings, threads=1)
+    return CheckContext(made.op, made.job_id, made.table_uuid, made.envelope, settings=made.settings, threads=1)
 
 
 def task_of(context: CheckContext, item: Item) -> CheckTask:

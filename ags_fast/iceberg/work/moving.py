@@ -14,14 +14,13 @@ from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.iceberg import rewriting
 from ags_fast.iceberg.commit import edit, raw_metadata, table_io
-from ags_fast.iceberg.locations import local_path
+from ags_fast.iceberg.locations import open_cost
 from ags_fast.iceberg.manifests import DATA, Known
 from ags_fast.iceberg.work.heads import Writer, read_head
 from ags_fast.iceberg.work.plans import Plan, begin_plan
 from ags_fast.iceberg.work.tasks import OLD_KEY, FileTask
 from ags_fast.jobs.engines.local import LocalEngine, client_for
 from ags_fast.jobs.results import JobResult, Row
-from ags_fast.jobs.run import LOCAL_OPEN_COST, STORE_OPEN_COST
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.work.heads import Head, Manifest
     from ags_fast.jobs.engines.base import Engine
 
-__all__ = ["Mover", "move_files"]
+__all__ = ["Mover", "move_files", "plan_files"]
 
 ATTEMPTS = 5  # rounds in which other commits added files
 SUFFIXES = {"PARQUET": "parquet", "AVRO": "avro", "PUFFIN": "puffin"}
@@ -100,9 +99,8 @@ class Mover:
         def report(rows: list[Row]) -> None:
             self.rows.update((row.src, row) for row in rows)
 
-        local = all(local_path(task.path) for task in tasks)
         if tasks:
-            self._engine.run(plan.context, tasks, LOCAL_OPEN_COST if local else STORE_OPEN_COST, report)
+            self._engine.run(plan.context, tasks, open_cost(task.path for task in tasks), report)
         for path, file in todo.items():
             row = self.rows[path]
             if row.status != "ok":
@@ -193,6 +191,20 @@ class Mover:
         if file.path.startswith(raw["location"].rstrip("/") + "/"):
             return f"{file.path.rpartition('/')[0]}/{name}"
         return Writer(self.io, raw).location(name, data=True)
+
+
+def plan_files(mover: Mover, chosen: Callable[[Raw, Head], list[Known]]) -> JobResult:
+    """Return the result of a dry run: a row for each file that would move. Nothing is written.
+
+    Args:
+        mover: The job.
+        chosen: As for `move_files`.
+    """
+    raw = raw_metadata(mover.table)
+    head = read_head(mover.io, raw)
+    for one in chosen(raw, head) if head is not None else ():
+        mover.rows[one.path] = Row(one.path, None, "planned", file_length=one.length, format=one.format)
+    return mover.result()
 
 
 def move_files(

@@ -40,6 +40,7 @@ __all__ = [
     "NEW_KEY",
     "OLD_KEY",
     "FileTask",
+    "StorageContext",
     "TableContext",
     "failed_row",
     "file_row",
@@ -82,21 +83,34 @@ class FileTask(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TableContext(JobContext):
+class StorageContext(JobContext):
+    """What all tasks share that open or delete files as they are stored. A kind of job has a subclass.
+
+    Attributes:
+        settings: Of PyIceberg's FileIO, which may have credentials of the storage.
+    """
+
+    settings: Mapping[str, str] = field(repr=False, kw_only=True)
+
+    def inner(self, path: str) -> InnerIO:
+        """Return PyIceberg's own FileIO for a location."""
+        return _inner_io(json.dumps(dict(self.settings), sort_keys=True), urlsplit(path).scheme)
+
+
+@dataclass(frozen=True)
+class TableContext(StorageContext):
     """What all tasks of a job on a table share. A job of its own kind has a subclass with another `runner`.
 
     Attributes:
         op: ``encrypt`` or ``rekey``, or that of a subclass.
         table_uuid: The table's.
         envelope: The KEK of the job, and the KMS. It pickles by the KMS's properties.
-        settings: Of PyIceberg's FileIO, which may have credentials of the storage.
     """
 
     runner: ClassVar[str] = "ags_fast.iceberg.work.tasks"
 
     table_uuid: str
     envelope: Envelope
-    settings: Mapping[str, str] = field(repr=False)
 
     @property
     def kek(self) -> KeyEntry:
@@ -122,10 +136,6 @@ class TableContext(JobContext):
         bound = binding(self.table_uuid, purpose, path)
         return StandardKeyMetadata.decode(self.envelope.unwrap(self.kek.key_id, wrapped, bound))
 
-    def inner(self, path: str) -> InnerIO:
-        """Return PyIceberg's own FileIO for a location."""
-        return _inner_io(json.dumps(dict(self.settings), sort_keys=True), urlsplit(path).scheme)
-
 
 def table_context(
     op: str,
@@ -145,13 +155,13 @@ def table_context(
         table_uuid: The table's.
         kms: As `ags_fast.jobs.engines.local.client_for` returned it for the engine.
         wrapping_key_id: The master key that wraps the KEK of the job.
-        settings: See `TableContext`.
+        settings: See `StorageContext`.
         kek: The KEK of the job that this one continues; None makes one, by one call of the KMS.
     """
     entry = kek or new_kek(kms, wrapping_key_id)
     envelope = Envelope(kms, {entry.key_id: entry})
     envelope.prepare(entry.key_id)
-    return TableContext(op, job_id, table_uuid, envelope, dict(settings))
+    return TableContext(op, job_id, table_uuid, envelope, settings=dict(settings))
 
 
 _inner: dict[tuple[str, str], InnerIO] = {}
