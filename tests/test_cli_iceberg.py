@@ -125,6 +125,10 @@ def test_a_table_by_the_location_of_its_metadata(
 
 
 def test_rotate_and_expire(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    location = table.metadata_location
+    assert run(folder, "rotate", "--dry-run", "--json") == 0
+    assert shown(capsys)["planned"] > 0
+    assert table.refresh().metadata_location == location
     assert run(folder, "rotate", "--json") == 0
     assert shown(capsys)["ok"] > 0
     assert run(folder, "rotate", "--what", "mek", "--wrapping-key-id", "other") == 0
@@ -145,6 +149,12 @@ def test_rotate_and_expire(folder: Path, table: Table, capsys: pytest.CaptureFix
 
 
 def test_rekey_and_encrypt(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    location = table.metadata_location
+    assert run(folder, "rekey", "--dry-run", "--json") == 0
+    assert shown(capsys)["planned"] == 3
+    assert run(folder, "rekey", "--what", "data", "--dry-run", "--json") == 0
+    assert shown(capsys)["planned"] == 3
+    assert table.refresh().metadata_location == location
     assert run(folder, "rekey", "--quiet") == 0
     assert "manifest" in capsys.readouterr().out
     assert run(folder, "rekey", "--what", "data", "--json") == 0
@@ -152,6 +162,8 @@ def test_rekey_and_encrypt(folder: Path, table: Table, capsys: pytest.CaptureFix
     plain = sql_catalog(folder, PROPERTIES).create_table("ns.plain", schema=SCHEMA)
     plain.append(rows(0, 4))
     assert run(folder, "verify", name="ns.plain") == 1
+    assert run(folder, "encrypt", "--wrapping-key-id", "master", "--dry-run", "--json", name="ns.plain") == 0
+    assert shown(capsys)["planned"] == 1
     assert run(folder, "encrypt", "--wrapping-key-id", "master", "--json", name="ns.plain") == 0
     capsys.readouterr()
     assert run(folder, "verify", "--json", name="ns.plain") == 0

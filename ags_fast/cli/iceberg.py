@@ -127,7 +127,7 @@ def _rekey(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _expire(args: argparse.Namespace) -> dict[str, Any]:
-    return _run(args, "expire", _table(args), **values(args, EXPIRE))
+    return _run(args, "expire", _table(args), engine=engine(args), **values(args, EXPIRE))
 
 
 def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
@@ -215,6 +215,7 @@ ROTATE = (
     ),
     WRAPPING_KEY_ID,
     switch("--keep-old", "leave the old KEKs in the table, for writers of other engines that have begun"),
+    DRY_RUN,
 )
 REKEY = (
     option(
@@ -223,6 +224,7 @@ REKEY = (
         default="manifests",
         help="manifests, the default: new keys for manifests and their list; data: for data and delete files, too",
     ),
+    DRY_RUN,
 )
 EXPIRE = (
     option("--keep", type=positive, default=1, metavar="N", help="how many snapshots of each branch stay; default 1"),
@@ -239,6 +241,7 @@ ENCRYPT = (
         metavar="BYTES",
         help="of new keys: 16, 24 or 32; default 16",
     ),
+    DRY_RUN,
 )
 COMMANDS = (
     Command(
@@ -285,7 +288,7 @@ COMMANDS = (
     Command(
         "expire",
         _expire,
-        (*CATALOGED, *EXPIRE),
+        (*CATALOGED, *ENGINE, *EXPIRE),
         "Remove old snapshots of TABLE, and then the keys and files that only they needed. This is final.",
     ),
     Command(

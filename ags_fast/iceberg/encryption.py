@@ -18,7 +18,7 @@ from ags_fast.iceberg.manifests import DATA, DELETES, Known
 from ags_fast.iceberg.puffin import DeletionVector, write_vectors
 from ags_fast.iceberg.rekeying import rewritten
 from ags_fast.iceberg.snapshots import head_of
-from ags_fast.iceberg.work.moving import Mover, move_files
+from ags_fast.iceberg.work.moving import Mover, move_files, plan_files
 from ags_fast.iceberg.work.upgrading import upgraded_head, upgraded_metadata
 from ags_fast.jobs.results import JobResult, counted
 from ags_fast.keys.kek import KEY_NBYTES
@@ -38,7 +38,12 @@ POSITION_DELETES = 1  # content of a file
 
 @counted
 def encrypt(
-    table: Table, *, wrapping_key_id: str, data_key_length: int = 16, engine: Engine | None = None
+    table: Table,
+    *,
+    wrapping_key_id: str,
+    data_key_length: int = 16,
+    engine: Engine | None = None,
+    dry_run: bool = False,
 ) -> JobResult:
     """Make a table in plaintext an encrypted one of version 3, in a new ``replace`` snapshot of its main branch.
 
@@ -60,6 +65,7 @@ def encrypt(
         wrapping_key_id: The master key of the table, in the catalog's KMS.
         data_key_length: Bytes of the table's keys: 16, 24 or 32.
         engine: Runs the tasks, one a file; None: `LocalEngine`.
+        dry_run: Write nothing; the rows have the status "planned", and no ``dst``.
 
     Returns:
         A row for each file: ``src`` is in plaintext, ``dst`` is encrypted. If a file failed, nothing was committed, and
@@ -84,10 +90,12 @@ def encrypt(
         raw = raw_metadata(table)
         mover = Mover(table, "encrypt", engine, wrapping_key_id, data_key_length)
         head = head_of(raw)
-        if policy.is_encrypted(raw) and head is not None and mover.resume_committed(raw):
+        if policy.is_encrypted(raw) and head is not None and not dry_run and mover.resume_committed(raw):
             return mover.result(_warnings(raw))
         upgraded_metadata(raw, wrapping_key_id, data_key_length)
         work = _Encryption(mover, wrapping_key_id, data_key_length)
+        if dry_run:
+            return plan_files(mover, work.chosen)
         made = move_files(mover, work.chosen, work.change)
     return mover.result(_warnings(made) if made is not None else ())
 

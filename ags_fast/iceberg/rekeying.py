@@ -10,7 +10,7 @@ from ags_fast.iceberg import policy, rewriting
 from ags_fast.iceberg.commit import edit, raw_metadata, table_io
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.work.heads import Writer, read_head
-from ags_fast.iceberg.work.moving import Mover, move_files
+from ags_fast.iceberg.work.moving import Mover, move_files, plan_files
 from ags_fast.jobs.results import JobResult, Row, counted
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ OLD_FILES = (
 
 
 @counted
-def rekey(table: Table, *, what: str = "manifests", engine: Engine | None = None) -> JobResult:
+def rekey(table: Table, *, what: str = "manifests", engine: Engine | None = None, dry_run: bool = False) -> JobResult:
     """Write the newest snapshot of the main branch anew under new data keys, and commit that as one ``replace``.
 
     No row changes: row ids, sequence numbers, partitions and statistics stay. Other branches and older snapshots stay
@@ -48,6 +48,7 @@ def rekey(table: Table, *, what: str = "manifests", engine: Engine | None = None
         what: ``"manifests"``: manifests and their list get new keys; data files stay, with their keys. ``"data"``: data
             files and delete files get new keys and new paths, too, without being decoded.
         engine: Runs the tasks of ``"data"``, one a file; None: `LocalEngine`. Manifests are written in this process.
+        dry_run: Write nothing; the rows have the status "planned", and no ``dst``.
 
     Returns:
         A row for each file: ``src`` is the old one, ``dst`` the new one. If a file failed, nothing was committed, and a
@@ -70,7 +71,14 @@ def rekey(table: Table, *, what: str = "manifests", engine: Engine | None = None
     raw = raw_metadata(table)
     if not policy.is_encrypted(raw):
         raise PolicyError("the table is in plaintext and has no keys: use ags_fast.iceberg.encrypt")
-    return _rekey_manifests(table) if what == "manifests" else _rekey_data(table, raw, engine)
+    if what == "data":
+        return _rekey_data(table, raw, engine, dry_run=dry_run)
+    if not dry_run:
+        return _rekey_manifests(table)
+    head = read_head(io, raw)
+    known = [] if head is None else [one.known for one in head.manifests]
+    rows = [Row(one.path, None, "planned", file_length=one.length, format="manifest") for one in known]
+    return _result(table, new_job_id(), rows)
 
 
 def rewritten(
@@ -146,9 +154,12 @@ def _result(table: Table, job_id: str, rows: list[Row]) -> JobResult:
     return result
 
 
-def _rekey_data(table: Table, raw: Raw, engine: Engine | None) -> JobResult:
+def _rekey_data(table: Table, raw: Raw, engine: Engine | None, *, dry_run: bool) -> JobResult:
     properties = raw["properties"]
     mover = Mover(table, "rekey", engine, properties[policy.KEY_ID], int(properties.get(policy.KEY_LENGTH, "16")))
+
+    if dry_run:
+        return plan_files(mover, _movable)
 
     def change(raw: Raw, head: Head | None, writer: Writer) -> Raw:
         if head is None or not head.manifests:

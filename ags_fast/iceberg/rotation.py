@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy
-from ags_fast.iceberg.commit import edit, table_session
+from ags_fast.iceberg.commit import edit, raw_metadata, table_session
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.keys import iceberg as keys_of
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
@@ -202,6 +202,7 @@ def rotate(
     wrapping_key_id: str | None = None,
     new_kms: KmsClient | Mapping[str, str] | None = None,
     keep_old: bool = False,
+    dry_run: bool = False,
 ) -> JobResult:
     """Replace the keys above a table's data keys. This writes one metadata file, and no snapshot.
 
@@ -221,6 +222,8 @@ def rotate(
             the catalog's.
         keep_old: For ``"kek"``: the old KEKs stay in the table, so that writers of other engines that have begun can
             finish. `expire` removes them.
+        dry_run: Write nothing; the rows have the status "planned". The KMS is asked all the same, so a refusal shows.
+            The id of a new KEK is another one later.
 
     Returns:
         A row for each key. ``src`` is its id, ``key_id`` the key that wraps it now, ``dst`` of a removed KEK the KEK
@@ -253,7 +256,12 @@ def rotate(
         turned.append(made)
         return made.raw
 
-    return _result(table, edit(table, change), turned)
+    if not dry_run:
+        return _result(table, edit(table, change), turned)
+    table.refresh()
+    change(raw_metadata(table))
+    rows = [row._replace(status="planned") if row.status == "ok" else row for row in turned[-1].rows]
+    return JobResult(new_job_id(), "rotate", table.location(), None, rows)
 
 
 def _result(table: Table, raw: Raw, turned: list[Turned]) -> JobResult:
