@@ -44,6 +44,9 @@ class DatasetFile(NamedTuple):
         plain_length: Bytes that reading the file gives. Of a Parquet file: of its plaintext view.
         file_length: Bytes of the encrypted file.
         key_id: The id of the key that wraps the file's data key.
+        mtime_ns: When its content was last changed, in ns since the epoch; None if not known.
+        stamp: Another content has another stamp, and so has a file that was encrypted again.
+        columns: Dotted paths of the columns, of a Parquet file, that have data keys of their own.
     """
 
     path: str
@@ -51,6 +54,24 @@ class DatasetFile(NamedTuple):
     plain_length: int
     file_length: int
     key_id: str
+    mtime_ns: int | None = None
+    stamp: str = ""
+    columns: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, entry: FileEntry) -> DatasetFile:
+        """Return the file that an entry describes. Raises IntegrityError if its lengths are impossible."""
+        check_lengths((entry,))
+        return cls(
+            entry.path,
+            entry.format,
+            entry.plain_length,
+            entry.file_length,
+            entry.key_id,
+            entry.mtime_ns,
+            f"{entry.job_id} {entry.file}",  # a job makes an object once for a version
+            tuple(key["column"] for key in entry.column_keys or ()),
+        )
 
 
 class Dataset:
@@ -206,8 +227,32 @@ class Dataset:
         at = self._opened()
         for entry in at.ledger.entries(at.head):
             if pattern is None or fnmatch.fnmatchcase(entry.path, pattern):
-                check_lengths((entry,))
-                yield DatasetFile(entry.path, entry.format, entry.plain_length, entry.file_length, entry.key_id)
+                yield DatasetFile.of(entry)
+
+    def find(self, path: str) -> DatasetFile | None:
+        """Return the file that this version has at `path`, or None. The errors are those of `files`."""
+        at = self._opened()
+        entry = at.ledger.find(at.head, path)
+        return None if entry is None else DatasetFile.of(entry)
+
+    def has_folder(self, path: str) -> bool:
+        """Return whether this version has a file below `path`. The errors are those of `files`."""
+        at = self._opened()
+        return any(name.startswith(f"{path}/") for name in at.ledger.find_where(at.head, (), (path,)))
+
+    def list_folder(self, path: str = "", *, deep: bool = False) -> tuple[list[str], list[DatasetFile]]:
+        """List one folder of this version. A folder is there if it has files. The errors are those of `files`.
+
+        Args:
+            path: The folder; "": the dataset itself.
+            deep: List the files of all folders below, too, and no names of folders.
+
+        Returns:
+            The names of the folders in it, and its files, both sorted by path.
+        """
+        at = self._opened()
+        folders, entries = at.ledger.list_folder(at.head, path, deep)
+        return sorted(folders), sorted(map(DatasetFile.of, entries))
 
     def open_file(self, path: str, *, missing: str = "error", threads: int | None = None) -> io.RawIOBase:
         """Open one file of this version as a seekable binary file of its plaintext.

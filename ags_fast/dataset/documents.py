@@ -106,6 +106,13 @@ class Documents:
             return _checked(find_rows(self.store, self.id, ref, envelope, paths, folders), ref)
         return _checked(self._pages(ref, envelope).take(paths, folders), ref)
 
+    def list_in_table(
+        self, ref: TableRef, envelope: Envelope, folder: bytes, deep: bool
+    ) -> tuple[set[bytes], list[FileEntry]]:
+        """Return the names of the folders, and the files, that a manifest has in a folder: see `Pages.in_folder`."""
+        inner, rows = self._pages(ref, envelope).in_folder(folder, deep)
+        return inner, _checked(rows, ref)
+
     def _pages(self, ref: TableRef, envelope: Envelope) -> Pages:
         def load() -> Pages:
             return open_pages(self.store, self.id, ref, envelope)

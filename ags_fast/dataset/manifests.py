@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ags_fast.dataset.changes import until_read
 from ags_fast.dataset.entries import check_lengths
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ags_fast.dataset.versions import Version
 
 
+Found = TypeVar("Found")
+
+
 class Manifests(History):
     """The versions of one dataset, and the files that each version has."""
 
@@ -32,6 +35,26 @@ class Manifests(History):
         envelope = self.envelope
         for ref in version.manifests if version else ():
             yield from self._of_version(version, lambda ref=ref: self.open_table(ref, envelope))  # type: ignore[misc]
+
+    def list_folder(self, version: Version | None, folder: str, deep: bool = False) -> tuple[set[str], list[FileEntry]]:
+        """Return the names of the folders, and the files, that a version has in a folder. The errors are of `entries`.
+
+        Args:
+            version: The version.
+            folder: The path of the folder; "": the dataset itself.
+            deep: Return all files below the folder, and no folders.
+        """
+        inside = name_bytes(folder) + b"/" if folder else b""
+        folders: set[bytes] = set()
+        files: list[FileEntry] = []
+        envelope = self.envelope
+        for ref in version.manifests if version else ():
+            if inside and not _may_have(ref, inside):
+                continue
+            inner, entries = self._of_version(version, lambda: self.list_in_table(ref, envelope, inside, deep))  # noqa: B023
+            folders |= inner
+            files += entries
+        return {name.decode("utf-8", "surrogateescape") for name in folders}, files
 
     def find(self, version: Version | None, path: str) -> FileEntry | None:
         """Return the file that a version has at `path`. The errors are those of `entries`."""
@@ -59,7 +82,7 @@ class Manifests(History):
         for ref in sorted(version.manifests, key=lambda ref: ref.entries) if version else ():
             in_range = names[bisect_left(bounds, ref.first) : bisect_right(bounds, ref.last)]
             mine = [name for name in in_range if name not in found]
-            some = [name for name in inside if ref.first <= bound(name[:-1] + b"0") and bound(name) <= ref.last]
+            some = [name for name in inside if _may_have(ref, name)]
             if mine or some:
                 entries = self._of_version(version, lambda: self.find_in_table(ref, envelope, mine, some))  # noqa: B023
                 found |= {name_bytes(entry.path): (ref, entry) for entry in entries}
@@ -67,7 +90,7 @@ class Manifests(History):
                 break
         return {entry.path: (ref, entry) for ref, entry in found.values()}
 
-    def _of_version(self, version: Version | None, read: Callable[[], list[FileEntry]]) -> list[FileEntry]:
+    def _of_version(self, version: Version | None, read: Callable[[], Found]) -> Found:
         """Return what `read` finds. Raises ConcurrentChangeError if the version was expired meanwhile."""
         try:
             return read()
@@ -121,3 +144,8 @@ class Manifests(History):
             return head, entries
 
         return until_read(look, read) if version is None else read(look())
+
+
+def _may_have(ref: TableRef, folder: bytes) -> bool:
+    """Whether files of a folder may be in a manifest. The path of the folder ends in a "/"."""
+    return ref.first <= bound(folder[:-1] + b"0") and bound(folder) <= ref.last

@@ -462,16 +462,53 @@ class Pages:
 
     def take(self, paths: Collection[bytes], folders: Collection[bytes]) -> Any:
         """Return the rows with these paths, and the first row in each of these folders."""
-        import pyarrow as pa
-
         found: dict[int, set[int]] = {}
         for wanted, matches in ((sorted(paths), bytes.__eq__), (sorted(folders), bytes.startswith)):
             for name in wanted:
                 if (place := self.find(name)) and matches(self._names(place[0])[place[1]], name):
                     found.setdefault(place[0], set()).add(place[1])
+        return self._rows({i: sorted(rows) for i, rows in found.items()})
+
+    def in_folder(self, folder: bytes, deep: bool) -> tuple[set[bytes], Any]:
+        """Return the names of the folders in a folder, and the rows of the files in the folder.
+
+        Args:
+            folder: The path of the folder, with a "/" at the end; empty: the whole table.
+            deep: Return the rows of all files below the folder, and no names of folders.
+        """
+        inner: set[bytes] = set()
+        found: dict[int, list[int]] = {}
+        name = folder
+        while place := self.find(name):
+            i, row = place
+            path = self._names(i)[row]
+            if not path.startswith(folder):
+                break
+            end = -1 if deep else path.find(b"/", len(folder))
+            if end >= 0:
+                inner.add(path[len(folder) : end])
+                name = path[:end] + b"0"  # the byte after "/": behind all that is in the inner folder
+                continue
+            rows = self._run(i, row, folder, deep)
+            found.setdefault(i, []).extend(rows)
+            name = self._names(i)[rows[-1]] + b"\0"
+        return inner, self._rows(found)
+
+    def _run(self, i: int, row: int, folder: bytes, deep: bool) -> range:
+        """Return the rows of a page, from `row` on, that are files of a folder."""
+        names, skip = self._names(i), len(folder)
+        for end in range(row, len(names)):
+            if not names[end].startswith(folder) or not (deep or names[end].find(b"/", skip) < 0):
+                return range(row, end)
+        return range(row, len(names))
+
+    def _rows(self, found: Mapping[int, Sequence[int]]) -> Any:
+        """Return some rows, by page, as an Arrow table."""
+        import pyarrow as pa
+
         if not found:
             return entry_schema().empty_table()
-        taken = [_page_table(self._batches[i][0], self._where).take(sorted(rows)) for i, rows in found.items()]
+        taken = [_page_table(self._batches[i][0], self._where).take(list(rows)) for i, rows in found.items()]
         return _bounded(pa.concat_tables(taken), self._where)
 
 
