@@ -72,6 +72,7 @@ class Transaction:
         self._removed: dict[str, FileEntry] = {}
         self._clears = False
         self._once: tuple[str, int] | None = None
+        self._replaced: dict[str, FileEntry] = {}  # files of the dataset whose places open files are to take
 
     def __repr__(self) -> str:
         return f"<Transaction {self.job_id} of {self._ledger.store!r}>"
@@ -113,7 +114,7 @@ class Transaction:
 
     # ---- what it changes
 
-    def create(self, path: str, format: str = "ags1") -> NewDatasetFile:
+    def create(self, path: str, format: str = "ags1", *, replace: bool = False) -> NewDatasetFile:
         """Create a file. It is part of the transaction when it is closed without an error.
 
         Args:
@@ -122,22 +123,29 @@ class Transaction:
                 from any writer, and encrypts them as Parquet Modular Encryption at `close`. Until then they are
                 buffered, sealed under a key that only this process has: up to 16 MiB in memory, more in a temporary
                 file.
+            replace: Whether the file takes the place of a file of that path. That file stays if the new one is
+                discarded.
 
         Raises:
-            FileExistsError: The dataset has this file, and this transaction has not removed it.
+            FileExistsError: The dataset has this file, and this transaction has not removed it. With `replace`: the
+                file is being written.
             ValueError: A file and a folder would have one path, or the transaction is not running.
             PolicyError: The path leads out of the dataset.
         """
         check_new_path(path)
         with self._lock:
             ticket = self._running().ticket()
-            self._check_free(path)
+            there = self._check_free(path, replace)
+            if there is not None:
+                self._running().check_base()
+                self._replaced[path] = there
             self._open[path] = None
         try:
             file = ticket.begin(path, format, None, self._finished)
         except BaseException:
             with self._lock:
                 del self._open[path]
+                self._replaced.pop(path, None)
             raise
         with self._lock:
             self._open[path] = file
@@ -148,11 +156,16 @@ class Transaction:
         """Take up a file that was closed, or let go of one that was discarded."""
         with self._lock:
             self._open.pop(file.name, None)
+            there = self._replaced.pop(file.name, None)
             try:
                 receipt = file.receipt()
             except ValueError:
                 receipt = None
             if receipt is not None and self._state == "runs":
+                if file.name in self._made:
+                    self.remove(file.name)
+                if there is not None:
+                    self._removed[file.name] = there
                 self._made[file.name] = receipt.entry
                 return
         self._ledger.store.delete(file.object_name)  # it may be there, if what failed came after it was published
@@ -257,21 +270,25 @@ class Transaction:
                 self._check_free(entry.path)
                 self._made[entry.path] = entry
 
-    def _check_free(self, path: str) -> None:
-        """Check that a new file may have this path."""
+    def _check_free(self, path: str, replace: bool = False) -> FileEntry | None:
+        """Check that a new file may have this path. Return the dataset's file that it replaces, or None."""
         folders, base = folders_above(path), self._running().base
-        found = set(self._ledger.find_where(base, [path, *folders], [path]))
+        entries = self._ledger.find_where(base, [path, *folders], [path])
+        found = set(entries)
         below = {other for other in found if other.startswith(f"{path}/")}
         if below and below <= self._removed.keys():  # others may be there
             found.update(entry.path for entry in self._ledger.entries(base))
         there = self._made.keys() | self._open.keys() | (found - self._removed.keys())
-        if path in there:
+        if path in self._open:
+            raise FileExistsError(f"{path!r} is being written: close or abort it first")
+        if path in there and not replace:
             raise FileExistsError(f"the dataset has {path!r}: remove it first, in the same transaction")
         for folder in folders:
             if folder in there:
                 raise ValueError(f"{folder!r} is a file of the dataset: {path!r} would need a folder of that name")
         if any(other.startswith(f"{path}/") for other in there):
             raise ValueError(f"{path!r} is a folder of the dataset's files, and cannot be a file")
+        return entries[path][1] if path in entries and path not in self._removed else None
 
     # ---- the end
 
