@@ -1,0 +1,156 @@
+"""Which dataset a file system shows: its arguments in a form without keys, and the handle, opened when it is needed."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ags_fast.dataset.dataset import Dataset
+from ags_fast.fs import local_path
+from ags_fast.keys.kms import KmsClient, check_travels
+
+__all__ = ["Handle", "Place", "plain_arguments"]
+
+# Arguments that fsspec takes for every file system. A dataset needs none of them.
+FSSPEC_ARGUMENTS = frozenset(
+    ("asynchronous", "loop", "listings_expiry_time", "max_paths", "skip_instance_cache", "use_listings_cache")
+)
+
+
+def plain_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a file system by name, as text and dictionaries.
+
+    fsspec keeps arguments, makes the token of its cache of their repr, and pickles them. So a KMS client becomes its
+    properties, and the path of a local folder becomes absolute.
+
+    Raises:
+        TypeError: An argument is of another type, or a KMS client was not made from properties.
+    """
+    if len(args) > 2:
+        raise TypeError(f"a file system of protocol 'ags' takes dataset and kms by position, not {len(args)} arguments")
+    plain = dict(kwargs)
+    for name, value in zip(("dataset", "kms"), args, strict=False):
+        if name in plain:
+            raise TypeError(f"the argument {name!r} is given twice")
+        plain[name] = value
+    for name in ("dataset", "key_store"):
+        if plain.get(name) is not None:
+            plain[name] = _absolute(name, plain[name])
+    if isinstance(kms := plain.get("kms"), KmsClient):
+        check_travels(kms)
+        kms = kms.properties
+    if kms is not None:
+        plain["kms"] = _dictionary("kms", kms)
+    for name in ("storage_options", "target_options", "write_options"):
+        if plain.get(name) is not None:
+            plain[name] = _dictionary(name, plain[name])
+    return plain
+
+
+def _absolute(name: str, place: Any) -> str:
+    if not isinstance(place, (str, os.PathLike)):
+        raise TypeError(f"{name} is the path or URL of a folder, not {type(place).__name__!r}")
+    url = os.fsdecode(place)
+    path = None if "::" in url else local_path(url)
+    return url if path is None else os.path.abspath(path)
+
+
+def _dictionary(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} is a mapping, not {type(value).__name__!r}")
+    return dict(value)
+
+
+def check_no_others(others: Mapping[str, Any], known: list[str]) -> None:
+    """Raise TypeError for an argument that neither this file system nor every file system of fsspec has."""
+    for name in sorted(others.keys() - FSSPEC_ARGUMENTS):
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"the protocol 'ags' has no argument {name!r}{hint}")
+
+
+def chained_url(fo: str, protocol: str | None) -> str:
+    """Return the URL of the dataset in a chained URL, from what fsspec makes of its last parts."""
+    if protocol in (None, "file", "local") or "://" in fo:
+        return fo
+    return f"{protocol}://{fo.lstrip('/')}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """How to open a dataset. Holds no key. `options` are those of `Dataset.open`."""
+
+    url: str
+    kms: Mapping[str, str] = field(repr=False)
+    options: Mapping[str, Any] = field(repr=False)
+    wrapping_key_id: str | None
+
+    def open(self, *, create: bool = False) -> Dataset:
+        """Open the dataset.
+
+        Args:
+            create: Create a dataset that does not exist, if there is a `wrapping_key_id`.
+        """
+        try:
+            return Dataset.open(self.url, kms=self.kms, **self.options)
+        except FileNotFoundError as error:
+            if not create or self.options.get("version") is not None:
+                raise
+            if self.wrapping_key_id is None:
+                raise FileNotFoundError(f"{error}. To make one by writing to it, give wrapping_key_id") from None
+        same = {name: self.options[name] for name in ("key_store", "storage_options") if name in self.options}
+        try:
+            return Dataset.create(self.url, kms=self.kms, wrapping_key_id=self.wrapping_key_id, **same)
+        except FileExistsError:  # made by another process meanwhile
+            return Dataset.open(self.url, kms=self.kms, **self.options)
+
+
+class Handle:
+    """The dataset at a place, opened when it is first needed. Threads may share it, and a fork's child may use it."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._dataset: Dataset | None = None
+        self._stale = False
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+
+    def get(self, *, stay: bool = False) -> Dataset:
+        """Return the dataset, at the newest version if `renew` was called.
+
+        Args:
+            stay: Stay at the version that was shown last.
+        """
+        if self._pid != os.getpid():  # a thread that the child does not have may hold locks
+            self._lock = threading.Lock()
+            self._dataset = copy.copy(self._dataset)
+            self._pid = os.getpid()
+        dataset = self._dataset
+        if dataset is not None and (stay or not self._stale):
+            return dataset
+        with self._lock:
+            if self._dataset is None:
+                self._dataset = self.place.open()
+            elif self._stale and not stay:
+                self._dataset.refresh()
+            self._stale = False
+            return self._dataset
+
+    def renew(self) -> None:
+        """Go to the newest version at the next `get`."""
+        self._stale = True
+
+    def to_write(self) -> Dataset:
+        """Return the dataset at its newest version. A dataset that does not exist is made: see `Place.open`."""
+        self.renew()
+        try:
+            return self.get()
+        except FileNotFoundError:
+            with self._lock:
+                self._dataset = self.place.open(create=True)
+                return self._dataset

@@ -1,0 +1,161 @@
+"""Files of a dataset that are read: as fsspec wants them, and many ranges of many files at once."""
+
+from __future__ import annotations
+
+import io
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.stream import AgsReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from fsspec.spec import AbstractFileSystem
+
+    from ags_fast.dataset.dataset import DatasetFile
+
+
+__all__ = ["AgsFile", "in_parallel", "info_of", "read_range", "read_ranges", "runs"]
+
+BUFFER_NBYTES = 64 << 10  # of lines; larger reads go past the buffer
+GAP_NBYTES = 1 << 20  # between ranges that are read through one open file, on an object store
+FAR = 1 << 63
+REQUESTS = 16  # that run at once on an object store
+
+
+class AgsFile(io.BufferedReader):
+    """A file of a dataset, open for reading.
+
+    It has the attributes of fsspec's files that callers use. The reader below keeps opened blocks or pages, so fsspec's
+    caches would only keep them twice. Of a Parquet file exactly those bytes are read that are asked for: one more could
+    cost another page.
+
+    Attributes:
+        fs: The file system.
+        path: The path in the dataset.
+        size: Bytes of plaintext.
+    """
+
+    def __init__(self, fs: AbstractFileSystem, path: str, raw: io.RawIOBase) -> None:
+        self.fs = fs
+        self.path = path
+        self.size = raw.seek(0, os.SEEK_END)
+        raw.seek(0)
+        super().__init__(raw, BUFFER_NBYTES if isinstance(raw, AgsReader) else 1)
+
+    @property
+    def name(self) -> str:
+        """The path in the dataset."""
+        return self.path
+
+    @property
+    def full_name(self) -> str:
+        """The path with the protocol."""
+        return str(self.fs.unstrip_protocol(self.path))
+
+    @property
+    def loc(self) -> int:
+        """The position, in bytes from the beginning."""
+        return self.tell()
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What `info` of the file system returns."""
+        info: dict[str, Any] = self.fs.info(self.path)
+        return info
+
+    def info(self) -> dict[str, Any]:
+        """Return what `info` of the file system returns."""
+        return self.details
+
+    def __repr__(self) -> str:
+        return f"<AgsFile {self.path!r}, {self.size} bytes{', closed' if self.closed else ''}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.fs, self.path, self.tell())
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self.__reduce__()
+
+
+def _reopen(fs: AbstractFileSystem, path: str, position: int) -> Any:
+    file = fs.open(path, "rb")
+    file.seek(position)
+    return file
+
+
+def info_of(file: DatasetFile) -> dict[str, Any]:
+    """Return what fsspec wants to know of a file. Sizes are in bytes; times, if known, in seconds since the epoch."""
+    info = {
+        "name": file.path,
+        "size": file.plain_length,
+        "type": "file",
+        "format": file.format,
+        "key_id": file.key_id,
+        "file_length": file.file_length,
+        "columns": list(file.columns),
+        "stamp": file.stamp,
+    }
+    if file.mtime_ns is not None:
+        info["mtime"] = file.mtime_ns / 1e9
+    return info
+
+
+def read_range(raw: Any, start: int | None, end: int | None) -> bytes:
+    """Return a part of an open file. `start` and `end` are those of a slice."""
+    begin, stop, _ = slice(start, end).indices(raw.seek(0, os.SEEK_END))
+    data: bytes = raw.read_at(begin, max(0, stop - begin))
+    return data
+
+
+def read_ranges(raw: Any, ranges: Sequence[tuple[int | None, int | None]]) -> list[bytes]:
+    """Return parts of an open file. Parts that are near each other are read from the storage in one request."""
+    size = raw.seek(0, os.SEEK_END)
+    wanted = [slice(start, end).indices(size)[:2] for start, end in ranges]
+    sizes = [(begin, max(0, stop - begin)) for begin, stop in wanted]
+    if isinstance(raw, AgsReader):
+        return raw.read_ranges(sizes)
+    return [raw.read_at(begin, nbytes) for begin, nbytes in sizes]
+
+
+def runs(
+    paths: Sequence[str], starts: Sequence[int | None], ends: Sequence[int | None], whole: bool
+) -> list[list[int]]:
+    """Return the indexes of ranges that are read through one open file.
+
+    Args:
+        paths: The path of each range.
+        starts: Where each range begins.
+        ends: Where each range ends.
+        whole: All ranges of a path belong together; else only those that are near each other.
+    """
+    by_path: dict[str, list[int]] = {}
+    for i, path in enumerate(paths):
+        by_path.setdefault(path, []).append(i)
+    if whole:
+        return list(by_path.values())
+    found = []
+    for mine in by_path.values():
+        if any((starts[i] or 0) < 0 or (ends[i] or 0) < 0 for i in mine):  # from the end: their places are not known
+            found.append(mine)
+            continue
+        reach = -1
+        for i in sorted(mine, key=lambda i: starts[i] or 0):
+            if reach >= 0 and (starts[i] or 0) <= reach:
+                found[-1].append(i)
+            else:
+                found.append([i])
+            end = ends[i]
+            reach = max(reach, FAR if end is None else end + GAP_NBYTES)
+    return found
+
+
+def in_parallel(work: Callable[[Any], Any], items: Iterable[Any], local: bool) -> list[Any]:
+    """Return what `work` returns for each item. On an object store several requests wait at the same time."""
+    items = list(items)
+    if local or len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(REQUESTS, len(items)), "ags-read") as pool:
+        return list(pool.map(work, items))

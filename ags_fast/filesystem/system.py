@@ -1,0 +1,314 @@
+"""`AgsFileSystem`: an encrypted dataset as a file system of fsspec."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.compression import compr
+from fsspec.core import get_compression
+
+from ags_fast.errors import PolicyError
+from ags_fast.filesystem.files import CHUNK_NBYTES, DatasetFiles
+from ags_fast.filesystem.place import Handle, Place, chained_url, check_no_others
+from ags_fast.filesystem.writing import AgsTransaction, CompressedFile, NewFile, NewText, end, refuse_mode
+from ags_fast.fs import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ags_fast.dataset.transaction import Transaction as Changes
+
+__all__ = ["AgsFileSystem"]
+
+TEXT_OPTIONS = ("encoding", "errors", "newline")
+FORMATS = ("auto", "ags1", "parquet")
+
+
+class AgsFileSystem(DatasetFiles):
+    """The files of an encrypted dataset, as a file system of fsspec (docs/filesystem.md).
+
+    It stays at the version that was the newest when it was first used, until `invalidate_cache` or a change of its own;
+    with `version` for good, and then it is read-only. Each file that is written, and each call of put, pipe, cp, mv or
+    rm, makes one version of the dataset; ``with fs.transaction:`` makes one of all of them. A Parquet file that is
+    encrypted as such is shown as a plaintext Parquet file.
+
+    Instances hold no key. What fsspec keeps and pickles of them are these arguments.
+
+    Args:
+        dataset: The folder of the dataset: a path, or a URL of fsspec.
+        kms: The properties of a KMS, or a client that was made from properties.
+        wrapping_key_id: The master key of files that are written; None is the one in use. With it, the first file that
+            is written makes a dataset that does not exist.
+        version: The version to stay at; None is the newest.
+        min_version: The least number that the newest version may have.
+        pin: The newest version must descend from the version that this pin names.
+        format: How new files are encrypted: "auto" those with names that end in ``.parquet`` as "parquet" (Parquet
+            Modular Encryption), and others as "ags1" (a stream of the same bytes).
+        key_store: The path or URL of the folder with the dataset's keys, if they are not in the dataset.
+        storage_options: Options for fsspec, of the dataset's URL.
+        missing: What becomes of Parquet columns whose master key the KMS refuses: "error", or "hide" them.
+        write_options: Arguments of `Dataset.transaction`, such as ``{"column_keys": {"card": "finance"}}``.
+        threads: How many threads may work on one read; None as for AgsCodec.
+        fo: From a chained URL, as are the next two: the path of the dataset.
+        target_protocol: The protocol of that path.
+        target_options: The options of that protocol.
+        others: Those that fsspec takes for every file system.
+
+    Raises:
+        TypeError: `dataset` or `kms` is missing, or of another type.
+        ValueError: An argument is impossible.
+    """
+
+    transaction_type = AgsTransaction
+
+    def __init__(  # noqa: PLR0913 (the contract's)
+        self,
+        dataset: str | None = None,
+        kms: Mapping[str, str] | None = None,
+        *,
+        wrapping_key_id: str | None = None,
+        version: int | None = None,
+        min_version: int | None = None,
+        pin: str | None = None,
+        format: str = "auto",
+        key_store: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        missing: str = "error",
+        write_options: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+        fo: str | None = None,
+        target_protocol: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        if self._cached:
+            return
+        check_no_others(others, ["dataset", "kms", *(AgsFileSystem.__init__.__kwdefaults__ or ())])
+        super().__init__(**others)
+        if dataset is not None and fo is not None:
+            raise ValueError("dataset is given, and the chained URL names one, too: give one of them")
+        if fo is not None:
+            dataset, storage_options = chained_url(fo, target_protocol), target_options or storage_options
+        for name, value in (("dataset", dataset), ("kms", kms)):
+            if not value:
+                raise TypeError(
+                    f"the protocol 'ags' needs the argument {name!r}: fsspec.filesystem('ags', dataset=<path or URL>, "
+                    "kms=<properties>), or storage_options={'dataset': ..., 'kms': ...}"
+                )
+        for name, value, known in (("format", format, FORMATS), ("missing", missing, ("error", "hide"))):
+            if value not in known:
+                raise ValueError(f"{name} must be {' or '.join(map(repr, known))}, not {value!r}")
+        assert dataset is not None and kms is not None
+        options = {
+            "version": version,
+            "min_version": min_version,
+            "pin": pin,
+            "key_store": key_store,
+            "storage_options": storage_options,
+        }
+        self._handle = Handle(Place(dataset, kms, options, wrapping_key_id))
+        self._missing = missing
+        self._threads = threads
+        self._format = format
+        self._write_options = {"threads": threads, **(write_options or {}), "wrapping_key_id": wrapping_key_id}
+        self._local = threading.local()  # .changes: of a call that makes one version of several files
+
+    def __repr__(self) -> str:
+        return f"<AgsFileSystem of {Store(self._handle.place.url)!r}>"
+
+    # ---- versions
+
+    def new_changes(self) -> Changes:
+        """Return a transaction of the dataset, at its newest version, that has not begun."""
+        return self._handle.to_write().transaction(**self._write_options)
+
+    def start_transaction(self) -> AgsTransaction:
+        """Begin a transaction without a ``with`` block; `end_transaction` commits it."""
+        transaction: AgsTransaction = self.transaction
+        transaction.start()
+        return transaction
+
+    @property
+    def _running(self) -> Changes | None:
+        """The transaction that a change in this thread belongs to."""
+        if self._intrans:
+            running: Changes | None = self.transaction.changes
+            return running
+        return getattr(self._local, "changes", None)
+
+    @contextmanager
+    def _one_version(self) -> Iterator[Changes]:
+        """Make one version of all changes in the block, unless a transaction is running already."""
+        running = self._running
+        if running is not None:
+            yield running
+            return
+        with self.new_changes() as changes:
+            self._local.changes = changes
+            try:
+                yield changes
+            finally:
+                self._local.changes = None
+
+    # ---- files
+
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: Mapping[str, Any] | None = None,
+        compression: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Open a file.
+
+        Args:
+            path: The path in the dataset.
+            mode: "r" reads; "w" writes a file, which takes the place of one that is there; "x" writes a new file. With
+                "b" bytes, else text.
+            block_size: Ignored, as is `cache_options`: the file is read in its blocks.
+            cache_options: Ignored.
+            compression: A name that fsspec knows, or "infer".
+            kwargs: For text `encoding`, `errors` and `newline`. For files that are written `format`, as the file
+                system has it.
+
+        Raises:
+            FileNotFoundError: There is no such file to read.
+            FileExistsError: Mode "x", and there is such a file.
+            io.UnsupportedOperation: Another mode: files are written as a whole.
+        """
+        plain = mode.replace("t", "").replace("b", "")
+        if plain == "r":
+            return super().open(path, mode, compression=compression, **kwargs)
+        path = self._strip_protocol(path)
+        if plain not in ("w", "x"):
+            refuse_mode(path, mode)
+        text = {name: kwargs.pop(name) for name in TEXT_OPTIONS if name in kwargs}
+        file: Any = self._create(path, plain == "w", kwargs.get("format"), kwargs.get("autocommit", True))
+        try:
+            if (codec := get_compression(path, compression)) is not None:
+                file = CompressedFile(file, compr[codec])
+            return file if "b" in mode else NewText(file, **text)
+        except BaseException:
+            file.discard()
+            raise
+
+    def _create(self, path: str, replace: bool, format: str | None, autocommit: bool = True) -> NewFile:
+        format = format or self._format
+        if format == "auto":
+            format = "parquet" if path.endswith(".parquet") else "ags1"
+        running = self._running
+        if running is not None:
+            return NewFile(path, running.create(path, format, replace=replace), None)
+        changes = self.new_changes()
+        changes.__enter__()
+        try:
+            return NewFile(path, changes.create(path, format, replace=replace), changes, autocommit)
+        except BaseException:
+            end(changes, False)
+            raise
+
+    def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        """Make an empty file. NotImplementedError if a file is there that is to stay as it is."""
+        super().touch(path, truncate, **{"format": "ags1", **kwargs})
+
+    def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
+        """Write a file. With mode "create" FileExistsError if it is there."""
+        with self.open(path, "xb" if mode == "create" else "wb", **kwargs) as file:
+            file.write(value)
+
+    def pipe(self, path: Any, value: Any = None, **kwargs: Any) -> None:
+        """Write files, in one version: `value` to a path, or a dictionary of paths and bytes."""
+        with self._one_version():
+            super().pipe(path, value, **kwargs)
+
+    def put_file(
+        self, lpath: Any, rpath: str, callback: Any = DEFAULT_CALLBACK, mode: str = "overwrite", **kwargs: Any
+    ) -> None:
+        """Encrypt a local file. A folder is not kept. With mode "create" FileExistsError if the file is there."""
+        if os.path.isdir(lpath):
+            return
+        with open(lpath, "rb") as source, self.open(rpath, "xb" if mode == "create" else "wb", **kwargs) as file:
+            callback.set_size(os.fstat(source.fileno()).st_size)
+            chunk = memoryview(bytearray(CHUNK_NBYTES))
+            while got := source.readinto(chunk):
+                file.write(chunk[:got])
+                callback.relative_update(got)
+
+    def put(self, lpath: Any, rpath: Any, recursive: bool = False, **kwargs: Any) -> None:
+        """Encrypt local files, in one version: see fsspec."""
+        with self._one_version():
+            super().put(lpath, rpath, recursive=recursive, **kwargs)
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        """Copy a file, under a new data key. Its format stays.
+
+        Raises:
+            PolicyError: Columns of the file have keys of their own, and would not have them in the copy.
+        """
+        path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
+        if self.isdir(path1):
+            return
+        source = self._find(path1)
+        if lost := set(source.columns).difference(self._write_options.get("column_keys") or ()):
+            raise PolicyError(
+                f"columns of {path1!r} have keys of their own ({', '.join(sorted(lost))}), and would not in a copy: "
+                "give write_options={'column_keys': {column: master key}}"
+            )
+        with self._create(path2, True, source.format) as file:
+            self.dataset.copy_file(path1, file, threads=self._threads)
+
+    def copy(self, path1: Any, path2: Any, recursive: bool = False, **kwargs: Any) -> None:
+        """Copy files, in one version: see fsspec."""
+        with self._one_version():
+            super().copy(path1, path2, recursive=recursive, **kwargs)
+
+    def mv(self, path1: Any, path2: Any, recursive: bool = False, **kwargs: Any) -> None:
+        """Move files, in one version: see fsspec."""
+        with self._one_version():
+            super().mv(path1, path2, recursive=recursive, **kwargs)
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Remove files, in one version.
+
+        Raises:
+            FileNotFoundError: A file is not there.
+            IsADirectoryError: A path is a folder, and `recursive` is not set.
+        """
+        paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
+        if folders := {one for one in paths if self.isdir(one)}:
+            if not recursive:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), min(folders))
+            paths = [one for one in paths if one not in folders]
+        with self._one_version() as changes:
+            for one in paths:
+                changes.remove(one)
+
+    def rm_file(self, path: str) -> None:
+        """Remove a file."""
+        self.rm([path])
+
+    # ---- folders: each is there as long as it has files
+
+    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        """Do nothing: folders come with their files. FileExistsError if there is a file or folder."""
+        self.makedirs(path)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Do nothing: folders come with their files. FileExistsError for a file, or unless `exist_ok` a folder."""
+        kind = self._type(path)
+        if kind == "file" or (kind is not None and not exist_ok):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+    def rmdir(self, path: str) -> None:
+        """Do nothing: a folder goes with its last file. OSError if `path` has files, NotADirectoryError for a file."""
+        kind = self._type(path)
+        if kind is not None:
+            code = errno.ENOTDIR if kind == "file" else errno.ENOTEMPTY
+            raise OSError(code, os.strerror(code), path)
