@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import fnmatch
 import threading
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.access import Access
+from ags_fast.dataset.at import At, unless_expired
 from ags_fast.dataset.begun import Settings
 from ags_fast.dataset.cache import TableCache
-from ags_fast.dataset.entries import check_lengths
-from ags_fast.dataset.files.contents import Contents, denied_keys, format_of
+from ags_fast.dataset.files.contents import format_of
 from ags_fast.dataset.files.sealed import SealedFile, sealed_files
-from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.listing import DatasetFile, Listed
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.transaction import Transaction
-from ags_fast.errors import ConcurrentChangeError, IntegrityError
-from ags_fast.keys.entry import UnknownKeyError
+from ags_fast.errors import IntegrityError
 
 if TYPE_CHECKING:
     import io
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
     from ags_fast._types import WritableFile
     from ags_fast.dataset.access import Folder, KeyPlace
-    from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.policy import Policy
     from ags_fast.dataset.versions import Version
     from ags_fast.keys.kms import KmsClient
@@ -35,46 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Dataset", "DatasetFile", "SealedFile"]
 
 
-class DatasetFile(NamedTuple):
-    """One file of a dataset's version.
-
-    Attributes:
-        path: Its path in the dataset.
-        format: "ags1" or "parquet".
-        plain_length: Bytes that reading the file gives. Of a Parquet file: of its plaintext view.
-        file_length: Bytes of the encrypted file.
-        key_id: The id of the key that wraps the file's data key.
-        mtime_ns: When its content was last changed, in ns since the epoch; None if not known.
-        stamp: Another content has another stamp, and so has a file that was encrypted again.
-        columns: Dotted paths of the columns, of a Parquet file, that have data keys of their own.
-    """
-
-    path: str
-    format: str
-    plain_length: int
-    file_length: int
-    key_id: str
-    mtime_ns: int | None = None
-    stamp: str = ""
-    columns: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, entry: FileEntry) -> DatasetFile:
-        """Return the file that an entry describes. Raises IntegrityError if its lengths are impossible."""
-        check_lengths((entry,))
-        return cls(
-            entry.path,
-            entry.format,
-            entry.plain_length,
-            entry.file_length,
-            entry.key_id,
-            entry.mtime_ns,
-            f"{entry.job_id} {entry.file}",  # a job makes an object once for a version
-            tuple(key["column"] for key in entry.column_keys or ()),
-        )
-
-
-class Dataset:
+class Dataset(Listed):
     """An encrypted dataset, opened once. Its version, manifests and keys serve every call.
 
     A handle is a snapshot. It stays at its version until `refresh`, or until a transaction of this handle commits;
@@ -90,7 +48,7 @@ class Dataset:
     def __init__(self, access: Access, left_at: tuple[int, str] | None = None) -> None:
         self._access = access
         self._left_at = left_at  # the version that a pickled handle was at, and its pin
-        self._at: _At | None = None
+        self._at: At | None = None
         self._lock = threading.RLock()
 
     @classmethod
@@ -215,45 +173,6 @@ class Dataset:
             self._at = replace(at, head=at.ledger.current())
             return self.version != (None if at.head is None else at.head.number)
 
-    def files(self, pattern: str | None = None) -> Iterator[DatasetFile]:
-        """Iterate over the files of this version, in no order. No file is read, only manifests.
-
-        Args:
-            pattern: Only files whose path matches, as in `fnmatch`: ``*`` also matches "/". None takes all.
-
-        Raises:
-            ConcurrentChangeError: The version was expired meanwhile: `refresh`.
-        """
-        at = self._opened()
-        for entry in at.ledger.entries(at.head):
-            if pattern is None or fnmatch.fnmatchcase(entry.path, pattern):
-                yield DatasetFile.of(entry)
-
-    def find(self, path: str) -> DatasetFile | None:
-        """Return the file that this version has at `path`, or None. The errors are those of `files`."""
-        at = self._opened()
-        entry = at.ledger.find(at.head, path)
-        return None if entry is None else DatasetFile.of(entry)
-
-    def has_folder(self, path: str) -> bool:
-        """Return whether this version has a file below `path`. The errors are those of `files`."""
-        at = self._opened()
-        return any(name.startswith(f"{path}/") for name in at.ledger.find_where(at.head, (), (path,)))
-
-    def list_folder(self, path: str = "", *, deep: bool = False) -> tuple[list[str], list[DatasetFile]]:
-        """List one folder of this version. A folder is there if it has files. The errors are those of `files`.
-
-        Args:
-            path: The folder; "": the dataset itself.
-            deep: List the files of all folders below, too, and no names of folders.
-
-        Returns:
-            The names of the folders in it, and its files, both sorted by path.
-        """
-        at = self._opened()
-        folders, entries = at.ledger.list_folder(at.head, path, deep)
-        return sorted(folders), sorted(map(DatasetFile.of, entries))
-
     def open_file(self, path: str, *, missing: str = "error", threads: int | None = None) -> io.RawIOBase:
         """Open one file of this version as a seekable binary file of its plaintext.
 
@@ -274,7 +193,7 @@ class Dataset:
         if missing not in ("error", "hide"):
             raise ValueError(f"missing must be 'error' or 'hide', not {missing!r}")
         at = self._opened()
-        with _unless_expired(at):
+        with unless_expired(at):
             entry = at.find(path)
             return format_of(entry).view(at.contents(entry, threads, hide=missing == "hide"), entry)
 
@@ -314,7 +233,7 @@ class Dataset:
             threads: How many threads may work on the file; None as for AgsCodec.
         """
         at = self._opened()
-        with _unless_expired(at):
+        with unless_expired(at):
             entry = at.find(path)
             contents = at.contents(entry, threads)
         format_of(entry).copy(contents, entry, target)
@@ -378,7 +297,7 @@ class Dataset:
             if at.head is None or version.number > at.head.number:
                 self._at = replace(at, head=version)
 
-    def _opened(self) -> _At:
+    def _opened(self) -> At:
         at = self._at
         if at is None:
             with self._lock:
@@ -387,53 +306,15 @@ class Dataset:
                     at = self._at = self._open()
         return at
 
-    def _open(self) -> _At:
+    def _open(self) -> At:
         ledger = self._access.open()
         ledger.tables = TableCache()
         if self._left_at is None:
-            return _At(ledger, ledger.current(version=self._access.version))
+            return At(ledger, ledger.current(version=self._access.version))
         number, pinned = self._left_at
         head = ledger.current(version=number)
         if head is None or head.pin != pinned:
             raise IntegrityError(
                 f"version {number} of {self.url} is not the version that the pickled handle was at: it was exchanged"
             )
-        return _At(ledger, head)
-
-
-@dataclass(frozen=True)
-class _At:
-    """A dataset at one version."""
-
-    ledger: Ledger
-    head: Version | None
-
-    def find(self, path: str) -> FileEntry:
-        head = self.ledger.committed(self.head)
-        entry = self.ledger.find(head, path)
-        if entry is None:
-            raise FileNotFoundError(f"the dataset's version {head.number} has no {path!r}")
-        return entry
-
-    def contents(self, entry: FileEntry, threads: int | None, hide: bool = False) -> Contents:
-        """Return what opens one file. hide: leave out columns whose key the KMS refuses."""
-        contents = self.holding(entry.key_ids(), threads)
-        return replace(contents, without=denied_keys(contents, [entry])) if hide else contents
-
-    def holding(self, key_ids: Iterable[str], threads: int | None = None) -> Contents:
-        """Return what opens files under the keys with these ids."""
-        ledger = self.ledger
-        return Contents(ledger.id, ledger.store, ledger.envelope.subset(key_ids), threads)
-
-
-@contextmanager
-def _unless_expired(at: _At) -> Iterator[None]:
-    """Raise ConcurrentChangeError for an object that is missing because the version was expired."""
-    try:
-        yield
-    except (IntegrityError, UnknownKeyError):
-        if at.head is None or at.ledger.has_version(at.head.number):
-            raise
-        raise ConcurrentChangeError(
-            f"version {at.head.number} was expired while this handle was at it: call refresh()"
-        ) from None
+        return At(ledger, head)

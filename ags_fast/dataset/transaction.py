@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ags_fast.dataset.begun import Begun, Settings
@@ -19,6 +20,7 @@ from ags_fast.errors import AgsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from collections.abc import Set as AbstractSet
 
     from ags_fast.dataset.ledger import Ledger
     from ags_fast.dataset.versions import Version
@@ -72,7 +74,6 @@ class Transaction:
         self._removed: dict[str, FileEntry] = {}
         self._clears = False
         self._once: tuple[str, int] | None = None
-        self._replaced: dict[str, FileEntry] = {}  # files of the dataset whose places open files are to take
 
     def __repr__(self) -> str:
         return f"<Transaction {self.job_id} of {self._ledger.store!r}>"
@@ -136,27 +137,22 @@ class Transaction:
         with self._lock:
             ticket = self._running().ticket()
             there = self._check_free(path, replace)
-            if there is not None:
-                self._running().check_base()
-                self._replaced[path] = there
             self._open[path] = None
         try:
-            file = ticket.begin(path, format, None, self._finished)
+            file = ticket.begin(path, format, None, partial(self._finished, there))
         except BaseException:
             with self._lock:
                 del self._open[path]
-                self._replaced.pop(path, None)
             raise
         with self._lock:
             self._open[path] = file
             self._objects.add(file.object_name)
         return file
 
-    def _finished(self, file: NewDatasetFile) -> None:
-        """Take up a file that was closed, or let go of one that was discarded."""
+    def _finished(self, there: FileEntry | None, file: NewDatasetFile) -> None:
+        """Take up a file that was closed, in the place of `there`, or let go of one that was discarded."""
         with self._lock:
             self._open.pop(file.name, None)
-            there = self._replaced.pop(file.name, None)
             try:
                 receipt = file.receipt()
             except ValueError:
@@ -272,23 +268,15 @@ class Transaction:
 
     def _check_free(self, path: str, replace: bool = False) -> FileEntry | None:
         """Check that a new file may have this path. Return the dataset's file that it replaces, or None."""
-        folders, base = folders_above(path), self._running().base
-        entries = self._ledger.find_where(base, [path, *folders], [path])
-        found = set(entries)
-        below = {other for other in found if other.startswith(f"{path}/")}
-        if below and below <= self._removed.keys():  # others may be there
-            found.update(entry.path for entry in self._ledger.entries(base))
-        there = self._made.keys() | self._open.keys() | (found - self._removed.keys())
         if path in self._open:
             raise FileExistsError(f"{path!r} is being written: close or abort it first")
-        if path in there and not replace:
+        begun, taken = self._running(), self._made.keys() | self._open.keys()
+        there = _find_place(self._ledger, begun.base, path, taken, self._removed.keys())
+        if not replace and (there is not None or path in taken):
             raise FileExistsError(f"the dataset has {path!r}: remove it first, in the same transaction")
-        for folder in folders:
-            if folder in there:
-                raise ValueError(f"{folder!r} is a file of the dataset: {path!r} would need a folder of that name")
-        if any(other.startswith(f"{path}/") for other in there):
-            raise ValueError(f"{path!r} is a folder of the dataset's files, and cannot be a file")
-        return entries[path][1] if path in entries and path not in self._removed else None
+        if there is not None:
+            begun.check_base()
+        return there
 
     # ---- the end
 
@@ -341,3 +329,33 @@ class Transaction:
                 file.abort()
         with self._held, suppress(AgsError, OSError):
             plan.end()  # looks whether a version was made after all
+
+
+def _find_place(
+    ledger: Ledger, base: Version | None, path: str, taken: AbstractSet[str], removed: AbstractSet[str]
+) -> FileEntry | None:
+    """Return the file that a version has at the path of a new file, or None.
+
+    Args:
+        ledger: The dataset.
+        base: The version.
+        path: The path of the new file.
+        taken: The paths of other new files.
+        removed: The paths of files of the version that are removed.
+
+    Raises:
+        ValueError: A file would have the path of a folder.
+    """
+    folders = folders_above(path)
+    entries = ledger.find_where(base, [path, *folders], [path])
+    found = set(entries)
+    below = {other for other in found if other.startswith(f"{path}/")}
+    if below and below <= removed:  # others may be there
+        found.update(entry.path for entry in ledger.entries(base))
+    there = taken | (found - removed)
+    for folder in folders:
+        if folder in there:
+            raise ValueError(f"{folder!r} is a file of the dataset: {path!r} would need a folder of that name")
+    if any(other.startswith(f"{path}/") for other in there):
+        raise ValueError(f"{path!r} is a folder of the dataset's files, and cannot be a file")
+    return entries[path][1] if path in entries and path not in removed else None
