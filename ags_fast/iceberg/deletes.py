@@ -6,9 +6,8 @@ to keep its ``_row_id``: here only positions of deleted rows are written. Specif
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,31 +19,30 @@ from pyiceberg.expressions.visitors import bind, extract_field_ids
 from pyiceberg.io.pyarrow import ArrowScan, expression_to_pyarrow
 from pyiceberg.schema import prune_columns
 from pyiceberg.table import FileScanTask
-from pyiceberg.table.locations import load_location_provider
 
 from ags_fast.errors import ConcurrentChangeError, FormatError, PolicyError
 from ags_fast.iceberg import policy, rewriting
 from ags_fast.iceberg.commit import ATTEMPTS, edit, raw_metadata, table_io
-from ags_fast.iceberg.container import read_container
-from ags_fast.iceberg.manifests import DATA, DELETED, DELETES, Known, data_files, manifests
+from ags_fast.iceberg.manifests import DATA, DELETED, DELETES
 from ags_fast.iceberg.puffin import DeletionVector, decode_vector, write_vectors
-from ags_fast.iceberg.reading import open_whole
-from ags_fast.iceberg.snapshots import begin_snapshot, head_of, with_snapshot
-from ags_fast.iceberg.writing import write_sealed
+from ags_fast.iceberg.snapshots import head_of
+from ags_fast.iceberg.work.heads import Writer, read_head
+from ags_fast.iceberg.work.vectors import POSITION_DELETES, VectorFile, vectors_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyiceberg.io import FileIO as InnerIO
     from pyiceberg.table import Table
 
     from ags_fast.iceberg.container import Container
     from ags_fast.iceberg.io import FileIO
+    from ags_fast.iceberg.manifests import Known
     from ags_fast.iceberg.metadata import Raw
+    from ags_fast.iceberg.work.heads import Manifest
+
+    Live = list[tuple[Manifest, list[Known]]]  # the manifests of a snapshot, and their live files
 
 __all__ = ["Deleted", "delete"]
-
-POSITION_DELETES = 1  # content of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +106,14 @@ def delete(
         found = _matches(table, expression, branch, case_sensitive)
         if not found:
             return Deleted()
-        work = _Delete(table_io(table), head["snapshot-id"], branch, found, dict(snapshot_properties or {}))
+        work = _Delete(table_io(table), head["snapshot-id"], branch, found, snapshot_properties or {})
         try:
             edit(table, work.change)
         except _MovedError:
             work.clean()
             continue
         except BaseException:
-            if not work.handed_over:  # afterwards the catalog may have made the commit, although an error came back
-                work.clean()
+            work.abandon()
             raise
         return work.done
     raise ConcurrentChangeError(f"other commits to {branch} came first, {ATTEMPTS} times in a row: try again")
@@ -150,110 +147,80 @@ def _matches(
     return found
 
 
-@dataclass(slots=True)
-class _Manifest:
-    """A manifest of the snapshot that is changed."""
-
-    record: rewriting.Record  # what the list says of it
-    known: Known
-    data: bytes
-    files: list[Known]
-
-    def container(self) -> Container:
-        return read_container(self.data)
-
-
-@dataclass
 class _Delete:
-    """One attempt: what a snapshot without the rows is made of."""
+    """What a snapshot without the rows is made of, for one head of a branch.
 
-    io: FileIO
-    head: int
-    branch: str
-    found: dict[str, DeletionVector]
-    properties: dict[str, str]
-    written: list[str] = field(default_factory=list)
-    handed_over: bool = False  # whether the catalog has had metadata that name what is written
-    done: Deleted = field(default_factory=Deleted)
+    Args:
+        io: Of the table.
+        head: The id of the snapshot in which the rows were looked for.
+        branch: The branch.
+        found: The positions of the rows, by data file.
+        properties: More entries of the new snapshot's summary.
+    """
+
+    def __init__(
+        self, io: FileIO, head: int, branch: str, found: dict[str, DeletionVector], properties: Mapping[str, str]
+    ) -> None:
+        self._io, self._head, self._branch, self._found, self._properties = io, head, branch, found, properties
+        self._writer: Writer | None = None
+        self.done = Deleted()
 
     def change(self, raw: Raw) -> Raw:
         """Return metadata with the new snapshot. Writes its files."""
         self.clean()
-        self.handed_over = False
-        head = head_of(raw, self.branch)
-        if head is None or head["snapshot-id"] != self.head:
-            raise _MovedError(f"another commit came first on the branch {self.branch}")
+        head = read_head(self._io, raw, self._branch)
+        if head is None or head.snapshot["snapshot-id"] != self._head:
+            raise _MovedError(f"another commit came first on the branch {self._branch}")
+        for one in head.manifests:
+            if one.known.key_metadata is None:
+                raise PolicyError(f"the manifest {one.known.path} is in plaintext, in an encrypted table")
+        live = [(one, one.files()) for one in head.manifests]
+        before = self._deleted_before(live)
+        vectors, gone = self._new_vectors(live, before)
         self.done = Deleted()
-        session, path = self.io.session, head["manifest-list"]
-        inner = self.io.inner(path)
-        data = open_whole(Known(path, 0, session.list_key(path)), inner)
-        listed = read_container(data)
-        records = list(listed.records())
-        all_manifests = [
-            self._read(record, known, inner) for record, known in zip(records, manifests(listed), strict=True)
-        ]
-        before = self._deleted_before(all_manifests, inner)
-        vectors, gone = self._new_vectors(all_manifests, before)
         if not vectors and not gone:
             return raw
-        counts: Counter[str] = Counter()
-        snapshot = begin_snapshot(raw, "delete", {}, branch=self.branch)
-        made = [self._changed(one, vectors, gone, snapshot, counts, raw, inner) for one in all_manifests]
-        made += self._vector_manifests(all_manifests, vectors, snapshot, counts, raw, inner)
-        summary = begin_snapshot(raw, "delete", counts, branch=self.branch)["summary"]
-        snapshot["summary"] = {**summary, **self.properties}
-        plain, added_rows = rewriting.list_bytes(read_container(data), made, snapshot)
-        written = self._write(f"snap-{snapshot['snapshot-id']}-0-{uuid.uuid4()}.avro", plain, raw, inner)
+        self._writer = Writer(self._io, raw, self._branch)
+        made = _Snapshot(self._writer, vectors, gone)
+        records = [made.changed(one, files) for one, files in live]
+        records += made.vector_manifests(live)
+        summary = self._writer.begin(made.counts, "delete")["summary"]
+        made.snapshot["summary"] = {**summary, **self._properties}
         self.done = Deleted(
-            sum(map(len, vectors.values())) + counts["deleted-records"] - sum(map(len, before.values())),
+            sum(map(len, vectors.values())) + made.counts["deleted-records"] - sum(map(len, before.values())),
             len(vectors),
             len(gone),
-            snapshot["snapshot-id"],
+            made.snapshot["snapshot-id"],
         )
-        made_raw = with_snapshot(raw, snapshot, written, added_rows, session.kms, branch=self.branch)
-        self.handed_over = True
-        return made_raw
+        return self._writer.commit(made.snapshot, head.listed, records)
 
     def clean(self) -> None:
         """Delete the files of an attempt that was not committed."""
-        while self.written:
-            path = self.written.pop()
-            try:
-                self.io.inner(path).delete(path)
-            except OSError:
-                pass  # verify(orphans=True) names it
+        if self._writer is not None:
+            self._writer.clean()
 
-    def _read(self, record: rewriting.Record, known: Known, inner: InnerIO) -> _Manifest:
-        if known.key_metadata is None:
-            raise PolicyError(f"the manifest {known.path} is in plaintext, in an encrypted table")
-        data = open_whole(known, inner)
-        return _Manifest(record, known, data, data_files(read_container(data), known))
+    def abandon(self) -> None:
+        """After an error, delete what was written, unless the catalog may have made the commit all the same."""
+        if self._writer is not None:
+            self._writer.abandon()
 
-    def _deleted_before(self, all_manifests: list[_Manifest], inner: InnerIO) -> dict[str, DeletionVector]:
+    def _deleted_before(self, live: Live) -> dict[str, DeletionVector]:
         """Return what deletion vectors and position deletes delete in the data files in which rows match."""
-        sequence = {
-            one.path: one.sequence_number or 0
-            for manifest in all_manifests
-            if manifest.known.content == DATA
-            for one in manifest.files
-            if one.status != DELETED
-        }
+        every = [one for _, files in live for one in files]
+        sequence = {one.path: one.sequence_number or 0 for one in every if one.content == DATA}
         before: dict[str, DeletionVector] = {}
-        for manifest in all_manifests:
-            if manifest.known.content != DELETES:
+        for one in every:
+            if one.content != POSITION_DELETES:
                 continue
-            for one in manifest.files:
-                if one.status == DELETED or one.content != POSITION_DELETES:
-                    continue
-                for path, vector in self._read_deletes(one, inner).items():
-                    if path in self.found and (one.sequence_number or 0) >= sequence.get(path, 0):
-                        before[path] = before[path] | vector if path in before else vector
+            for path, vector in self._read_deletes(one).items():
+                if path in self._found and (one.sequence_number or 0) >= sequence.get(path, 0):
+                    before[path] = before[path] | vector if path in before else vector
         return before
 
-    def _read_deletes(self, one: Known, inner: InnerIO) -> dict[str, DeletionVector]:
-        if one.referenced_data_file is not None and one.referenced_data_file not in self.found:
+    def _read_deletes(self, one: Known) -> dict[str, DeletionVector]:
+        if one.referenced_data_file is not None and one.referenced_data_file not in self._found:
             return {}
-        with self.io.open_known(one) as file:
+        with self._io.open_known(one) as file:
             if one.format == "PUFFIN":
                 if one.referenced_data_file is None or one.content_offset is None or one.content_size is None:
                     raise FormatError(f"the deletion vector in {one.path} names no data file, or no bytes")
@@ -261,22 +228,13 @@ class _Delete:
                 blob = file.read(one.content_size)
                 return {one.referenced_data_file: decode_vector(blob, cardinality=one.record_count)}
             rows = pq.read_table(file, columns=["file_path", "pos"])
-        paths = rows["file_path"].unique().to_pylist()
-        return {
-            path: DeletionVector.of(rows.filter(pa.compute.equal(rows["file_path"], path))["pos"].to_numpy())
-            for path in paths
-            if path in self.found
-        }
+        return vectors_of(rows)
 
-    def _new_vectors(
-        self, all_manifests: list[_Manifest], before: dict[str, DeletionVector]
-    ) -> tuple[dict[str, DeletionVector], set[str]]:
+    def _new_vectors(self, live: Live, before: dict[str, DeletionVector]) -> tuple[dict[str, DeletionVector], set[str]]:
         """Return the new vector of each data file that gets one, and the files of which no row stays."""
-        rows = {
-            one.path: one.record_count for manifest in all_manifests for one in manifest.files if one.content == DATA
-        }
+        rows = {one.path: one.record_count for _, files in live for one in files if one.content == DATA}
         vectors, gone = {}, set()
-        for path, found in self.found.items():
+        for path, found in self._found.items():
             old = before.get(path)
             whole = found if old is None else found | old
             if old is not None and len(whole) == len(old):
@@ -287,32 +245,37 @@ class _Delete:
                 vectors[path] = whole
         return vectors, gone
 
-    def _changed(
-        self,
-        one: _Manifest,
-        vectors: Mapping[str, DeletionVector],
-        gone: set[str],
-        snapshot: Raw,
-        counts: Counter[str],
-        raw: Raw,
-        inner: InnerIO,
-    ) -> rewriting.Record:
+
+class _Snapshot:
+    """A new snapshot, while its manifests are written.
+
+    Attributes:
+        snapshot: Its entry in the metadata.
+        counts: What changed, for its summary.
+    """
+
+    def __init__(self, writer: Writer, vectors: Mapping[str, DeletionVector], gone: set[str]) -> None:
+        self._writer, self._vectors, self._gone = writer, vectors, gone
+        self.snapshot = writer.begin({}, "delete")
+        self.counts: Counter[str] = Counter()
+
+    def changed(self, one: Manifest, files: list[Known]) -> rewriting.Record:
         """Return what the new list says of a manifest, which is written anew if an entry of it goes."""
-        content = one.known.content
+        content, counts = one.known.content, self.counts
 
         def goes(path: str, referenced: str | None) -> bool:
             if content == DATA:
-                return path in gone
-            return referenced is not None and (referenced in gone or referenced in vectors)
+                return path in self._gone
+            return referenced is not None and (referenced in self._gone or referenced in self._vectors)
 
-        if not any(goes(file.path, file.referenced_data_file) for file in one.files if file.status != DELETED):
+        if not any(goes(file.path, file.referenced_data_file) for file in files):
             return one.record
         container = one.container()
         kept = rewriting.entries(container, one.known)
         for entry in kept:
             file = entry["data_file"]
             if goes(file["file_path"], file.get("referenced_data_file")):
-                entry["status"], entry["snapshot_id"] = DELETED, snapshot["snapshot-id"]
+                entry["status"], entry["snapshot_id"] = DELETED, self.snapshot["snapshot-id"]
                 counts["removed-files-size"] += file["file_size_in_bytes"]
                 if content == DATA:
                     counts["deleted-data-files"] += 1
@@ -321,73 +284,40 @@ class _Delete:
                     counts["removed-delete-files"] += 1
                     counts["removed-dvs"] += 1
                     counts["removed-position-deletes"] += file["record_count"]
-        written = self._write(f"{uuid.uuid4()}-m0.avro", rewriting.manifest_bytes(container, kept, content), raw, inner)
-        count = rewriting.Counts.of(kept, snapshot["sequence-number"])
-        return rewriting.list_record(written, count, like=one.record, content=content, snapshot=snapshot)
+        return self._written(one, container, kept, content)
 
-    def _vector_manifests(
-        self,
-        all_manifests: list[_Manifest],
-        vectors: Mapping[str, DeletionVector],
-        snapshot: Raw,
-        counts: Counter[str],
-        raw: Raw,
-        inner: InnerIO,
-    ) -> list[rewriting.Record]:
+    def vector_manifests(self, live: Live) -> list[rewriting.Record]:
         """Write the deletion vectors, and a manifest of them for each partition spec."""
-        if not vectors:
+        if not self._vectors:
             return []
-        puffin, blobs = write_vectors(vectors)
-        location = self._location(raw, f"{uuid.uuid4()}-deletes.puffin", data=True)
-        sealed = self._write_to(location, puffin, raw, inner)
-        assert sealed.key_metadata is not None
-        places = dict(zip(vectors, blobs, strict=True))
+        data, blobs = write_vectors(self._vectors)
+        puffin = VectorFile.write(self._writer, data, dict(zip(self._vectors, blobs, strict=True)))
         made = []
-        for spec in {one.known.spec_id for one in all_manifests}:
+        for spec in {one.known.spec_id for one, _ in live}:
             added, like = [], None
-            for one in all_manifests:
+            for one, files in live:
                 if one.known.content != DATA or one.known.spec_id != spec:
                     continue
-                if not any(file.path in vectors for file in one.files if file.status != DELETED):
+                if not any(file.path in self._vectors for file in files):
                     continue
-                like = one
-                container = one.container()
+                like, container = one, one.container()
                 for entry in rewriting.entries(container, one.known):
-                    path = entry["data_file"]["file_path"]
-                    if path in vectors:
-                        file = {
-                            "content": POSITION_DELETES,
-                            "file_path": location,
-                            "file_format": "PUFFIN",
-                            "partition": entry["data_file"]["partition"],
-                            "record_count": len(vectors[path]),
-                            "file_size_in_bytes": sealed.length,
-                            "key_metadata": sealed.key_metadata.encode(),
-                            "referenced_data_file": path,
-                            "content_offset": places[path].offset,
-                            "content_size_in_bytes": places[path].length,
-                        }
-                        added.append(rewriting.new_entry(container, snapshot["snapshot-id"], file))
+                    file = entry["data_file"]
+                    path = file["file_path"]
+                    if path in self._vectors:
+                        fields = puffin.fields(path, path, file["partition"], len(self._vectors[path]))
+                        added.append(rewriting.new_entry(container, self.snapshot["snapshot-id"], fields))
             if like is not None:
-                plain = rewriting.manifest_bytes(like.container(), added, DELETES)
-                written = self._write(f"{uuid.uuid4()}-m0.avro", plain, raw, inner)
-                count = rewriting.Counts.of(added, snapshot["sequence-number"])
-                made.append(rewriting.list_record(written, count, like=like.record, content=DELETES, snapshot=snapshot))
-        counts["added-delete-files"] += len(vectors)
-        counts["added-dvs"] += len(vectors)
-        counts["added-position-deletes"] += sum(map(len, vectors.values()))
-        counts["added-files-size"] += sealed.length
+                made.append(self._written(like, like.container(), added, DELETES))
+        self.counts["added-delete-files"] += len(self._vectors)
+        self.counts["added-dvs"] += len(self._vectors)
+        self.counts["added-position-deletes"] += sum(map(len, self._vectors.values()))
+        self.counts["added-files-size"] += puffin.file.length
         return made
 
-    def _location(self, raw: Raw, name: str, *, data: bool = False) -> str:
-        provider = load_location_provider(raw["location"], raw["properties"])
-        return provider.new_data_location(name) if data else provider.new_metadata_location(name)
-
-    def _write(self, name: str, plain: bytes, raw: Raw, inner: InnerIO) -> Known:
-        return self._write_to(self._location(raw, name), plain, raw, inner)
-
-    def _write_to(self, location: str, plain: bytes, raw: Raw, inner: InnerIO) -> Known:
-        self.written.append(location)
-        known = write_sealed(location, plain, int(raw["properties"].get(policy.KEY_LENGTH, "16")), inner)
-        self.io.session.learn(known)
-        return known
+    def _written(
+        self, like: Manifest, container: Container, kept: list[rewriting.Record], content: int
+    ) -> rewriting.Record:
+        written = self._writer.write_manifest(rewriting.manifest_bytes(container, kept, content))
+        counts = rewriting.Counts.of(kept, self.snapshot["sequence-number"])
+        return rewriting.list_record(written, counts, like=like.record, content=content, snapshot=self.snapshot)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ags_fast.errors import FormatError, PolicyError
@@ -20,6 +18,7 @@ from ags_fast.iceberg.rekeying import rewritten
 from ags_fast.iceberg.snapshots import head_of
 from ags_fast.iceberg.work.moving import Mover, move_files, plan_files
 from ags_fast.iceberg.work.upgrading import upgraded_head, upgraded_metadata
+from ags_fast.iceberg.work.vectors import POSITION_DELETES, VectorFile, vectors_of
 from ags_fast.jobs.results import JobResult, counted
 from ags_fast.keys.kek import KEY_NBYTES
 from ags_fast.keys.kms import check_key_id
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from ags_fast.jobs.engines.base import Engine
 
 __all__ = ["encrypt"]
-
-POSITION_DELETES = 1  # content of a file
 
 
 @counted
@@ -187,10 +184,7 @@ class _Encryption:
                 rows = pq.read_table(file, columns=["file_path", "pos"])
             except (pa.ArrowException, ValueError, KeyError, TypeError):
                 raise FormatError(f"{one.path} is not a file of position deletes") from None
-        paths: list[Any] = rows["file_path"].unique().to_pylist()
-        return {
-            path: DeletionVector.of(rows.filter(pc.equal(rows["file_path"], path))["pos"].to_numpy()) for path in paths
-        }
+        return vectors_of(rows)
 
 
 def _is_replaced(one: Known) -> bool:
@@ -217,9 +211,8 @@ class _Puffin:
         self.length = 0
         if len(self._moved) == len(vectors) > 0:  # else `Mover.changed` finds a file that is not moved yet
             data, blobs = write_vectors({self._moved[path]: vector for path, vector in vectors.items()})
-            self._blobs = dict(zip(vectors, blobs, strict=True))
-            self._file = writer.write(writer.location(f"{uuid.uuid4()}-deletes.puffin", data=True), data)
-            self.length = self._file.length
+            self._file = VectorFile.write(writer, data, dict(zip(vectors, blobs, strict=True)))
+            self.length = self._file.file.length
 
     def note(self, one: Manifest, entries: list[rewriting.Record]) -> None:
         """Look at the entries of data files, before they name the moved files."""
@@ -234,7 +227,11 @@ class _Puffin:
         for noted in self._named.values():
             like = noted[0][0]
             added = [
-                rewriting.new_entry(like.container(), snapshot["snapshot-id"], self._data_file(path, partition))
+                rewriting.new_entry(
+                    like.container(),
+                    snapshot["snapshot-id"],
+                    self._file.fields(path, self._moved[path], partition, len(self._vectors[path])),
+                )
                 for _, path, partition in noted
             ]
             known = self._writer.write_manifest(rewriting.manifest_bytes(like.container(), added, DELETES))
@@ -242,18 +239,3 @@ class _Puffin:
             counts = rewriting.Counts.of(added, snapshot["sequence-number"])
             made.append(rewriting.list_record(known, counts, like=like.record, content=DELETES, snapshot=snapshot))
         return made
-
-    def _data_file(self, path: str, partition: Any) -> rewriting.Record:
-        assert self._file.key_metadata is not None
-        return {
-            "content": POSITION_DELETES,
-            "file_path": self._file.path,
-            "file_format": "PUFFIN",
-            "partition": partition,
-            "record_count": len(self._vectors[path]),
-            "file_size_in_bytes": self._file.length,
-            "key_metadata": self._file.key_metadata.encode(),
-            "referenced_data_file": self._moved[path],
-            "content_offset": self._blobs[path].offset,
-            "content_size_in_bytes": self._blobs[path].length,
-        }

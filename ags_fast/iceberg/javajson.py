@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ags_fast.iceberg.metadata import Raw
+__all__ = ["METADATA_HASH", "TABLE", "Raw", "in_java_order", "java_hash", "matches"]
 
-__all__ = ["METADATA_HASH", "in_java_order", "java_hash", "matches"]
+Raw = dict[str, Any]
 
 METADATA_HASH = "metadata_hash"  # the parameter of a table in a Hive metastore
 

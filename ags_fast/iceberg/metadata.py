@@ -11,18 +11,19 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, PolicyError
+from ags_fast.iceberg.javajson import TABLE, Raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = ["MARK", "Raw", "dump", "facade", "merge", "new_snapshots", "parse"]
 
-Raw = dict[str, Any]
-
 MARK = "ags_fast.edit"  # a property of the facade only: the commit that carries it is an edit of the raw metadata
 GZIP_SUFFIX = ".gz.metadata.json"
 OWN_OF_TABLE = ("encryption-keys", "next-row-id")
 OWN_OF_SNAPSHOT = ("key-id", "first-row-id", "added-rows")
+# What PyIceberg writes of version 2: a field of these that is gone was removed. It does not know others.
+FACADE_FIELDS = frozenset(TABLE) - frozenset(OWN_OF_TABLE)
 # Lists whose items have an id: an item of the base is carried over as it was.
 NUMBERED = {
     "schemas": ("schema-id",),
@@ -88,7 +89,7 @@ def merge(base: Mapping[str, Any] | None, shown: Mapping[str, Any], seal: Callab
     for name, value in shown.items():
         raw[name] = value
     for name, value in (base or {}).items():
-        if name in OWN_OF_TABLE or name not in _FACADE_FIELDS:
+        if name not in FACADE_FIELDS:
             raw[name] = value  # of version 3, or of later writers
         elif name not in shown:
             del raw[name]
@@ -111,26 +112,3 @@ def merge(base: Mapping[str, Any] | None, shown: Mapping[str, Any], seal: Callab
 def _carried_over(base: list[Raw] | None, shown: list[Raw], ids: tuple[str, ...]) -> list[Raw]:
     old = {tuple(one.get(name) for name in ids): one for one in base or ()}
     return [old.get(tuple(one.get(name) for name in ids), one) for one in shown]
-
-
-# The fields of version 2 that PyIceberg writes, of which one that is gone was removed. Others it does not know.
-_FACADE_FIELDS = frozenset(
-    {
-        *NUMBERED,
-        "format-version",
-        "table-uuid",
-        "location",
-        "last-sequence-number",
-        "last-updated-ms",
-        "last-column-id",
-        "current-schema-id",
-        "default-spec-id",
-        "last-partition-id",
-        "properties",
-        "current-snapshot-id",
-        "snapshot-log",
-        "metadata-log",
-        "default-sort-order-id",
-        "refs",
-    }
-)

@@ -11,6 +11,7 @@ from ags_fast.iceberg.commit import edit, raw_metadata, table_io
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.work.heads import Writer, read_head
 from ags_fast.iceberg.work.moving import Mover, move_files, plan_files
+from ags_fast.iceberg.work.vectors import POSITION_DELETES
 from ags_fast.jobs.results import JobResult, Row, counted
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["rekey", "rewritten"]
 
 WHATS = ("manifests", "data")
-POSITION_DELETES = 1  # content of a file
 OLD_FILES = (
     "the snapshots before still name the files under the old keys, and older metadata files hold the keys of their "
     "manifest lists: expire(table) removes both"

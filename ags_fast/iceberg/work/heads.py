@@ -1,4 +1,4 @@
-"""The newest snapshot of a table's main branch: its manifests, read, and a snapshot written anew from them."""
+"""The newest snapshot of a branch: its manifests, read, and the files of the snapshot that follows."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Head", "Manifest", "Writer", "read_head"]
 
-BRANCH = "main"
-
 
 @dataclass(slots=True, repr=False)
 class Manifest:
@@ -54,7 +52,7 @@ class Manifest:
 
 @dataclass(slots=True, repr=False)
 class Head:
-    """The newest snapshot of the main branch.
+    """The newest snapshot of a branch.
 
     Attributes:
         snapshot: Its entry in the metadata.
@@ -71,15 +69,15 @@ class Head:
         return [file for one in self.manifests for file in one.files()]
 
 
-def read_head(io: FileIO, raw: Raw) -> Head | None:
-    """Read the newest snapshot of the main branch; None if there is none.
+def read_head(io: FileIO, raw: Raw, branch: str = "main") -> Head | None:
+    """Read the newest snapshot of a branch; None if there is none.
 
     Raises:
         KeyAccessError: The key of the list is lost, or the KMS refuses.
         PolicyError: The list or a manifest of an encrypted table is in plaintext.
         IntegrityError, FormatError: The list, or a manifest, was changed.
     """
-    snapshot = head_of(raw, BRANCH)
+    snapshot = head_of(raw, branch)
     if snapshot is None:
         return None
     path = snapshot.get("manifest-list")
@@ -110,12 +108,13 @@ class Writer:
     Args:
         io: Of the table.
         raw: The metadata that are changed.
+        branch: The branch that gets the snapshot.
     """
 
     _handed_over = False  # whether the catalog may have had metadata that name what is written
 
-    def __init__(self, io: FileIO, raw: Raw) -> None:
-        self._io, self._raw = io, raw
+    def __init__(self, io: FileIO, raw: Raw, branch: str = "main") -> None:
+        self._io, self._raw, self._branch = io, raw, branch
         self._written: list[str] = []
 
     def use(self, raw: Raw) -> Raw:
@@ -140,15 +139,15 @@ class Writer:
         """Write a manifest."""
         return self.write(self.location(f"{uuid.uuid4()}-m0.avro"), plain)
 
-    def begin(self, summary: Mapping[str, int]) -> Raw:
-        """Return a new ``replace`` snapshot, without its manifest list."""
-        return begin_snapshot(self._raw, "replace", summary, branch=BRANCH)
+    def begin(self, summary: Mapping[str, int], operation: str = "replace") -> Raw:
+        """Return a new snapshot, without its manifest list."""
+        return begin_snapshot(self._raw, operation, summary, branch=self._branch)
 
     def commit(self, snapshot: Raw, listed: Container, records: Iterable[rewriting.Record]) -> Raw:
         """Write the manifest list of a snapshot, and return metadata with that snapshot as the newest."""
         plain, added_rows = rewriting.list_bytes(listed, records, snapshot)
         written = self.write(self.location(f"snap-{snapshot['snapshot-id']}-0-{uuid.uuid4()}.avro"), plain)
-        made = with_snapshot(self._raw, snapshot, written, added_rows, self._io.session.kms, branch=BRANCH)
+        made = with_snapshot(self._raw, snapshot, written, added_rows, self._io.session.kms, branch=self._branch)
         self._handed_over = True
         return made
 
