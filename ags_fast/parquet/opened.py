@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ags_fast.parquet.keys import ColumnPath
     from ags_fast.parquet.thrift import Edits
 
-__all__ = ["Chunk", "Crypto", "Opened", "unknown_fields", "with_kept"]
+__all__ = ["Chunk", "Crypto", "Opened", "first_page", "unknown_fields", "with_kept"]
 
 FIRST_READ_NBYTES = (64 << 10) - 4  # from the end: mostly the footer is in it; 64 KiB with the magic at the beginning
 
@@ -104,6 +104,12 @@ def with_kept(metadata: bytes, data: bytes) -> bytes:
     return thrift_splice(metadata, 0, [(free, BINARY, value)])
 
 
+def first_page(metadata: ColumnMetadata) -> int:
+    """Return the offset of a chunk's first page in the file, in bytes; 0 if it has none."""
+    dictionary, data = metadata.dictionary_page, metadata.data_page
+    return dictionary if 0 < dictionary < data or data <= 0 < dictionary else max(0, data)
+
+
 class Chunk:
     """A column chunk: its place, its ColumnMetaData once that is known, and how its modules are sealed.
 
@@ -166,8 +172,7 @@ class Chunk:
 
     def begin(self) -> int:
         """Return the offset of its first page in the file, in bytes."""
-        metadata = self.numbers()
-        return min((at for at in (metadata.dictionary_page, metadata.data_page) if at > 0), default=0)
+        return first_page(self.numbers())
 
 
 def _restore(chunk: Chunk) -> None:

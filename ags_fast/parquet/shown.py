@@ -7,10 +7,11 @@ import os
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
-from ags_fast._core import DONE, LIST, VIEW, PageRun, new_bytes, run_pages, thrift_splice
+from ags_fast._core import DONE, LIST, VIEW, ColumnMetadata, PageRun, new_bytes, run_pages, thrift_splice
 from ags_fast.errors import FormatError
 from ags_fast.files.source import with_room
 from ags_fast.parquet import thrift
+from ags_fast.parquet.opened import first_page
 from ags_fast.parquet.pieces import pieces
 from ags_fast.parquet.spec import BLOOM_BITSET, BLOOM_HEADER, MAGIC_NBYTES, PAGES
 from ags_fast.parquet.thrift import Struct
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["Job", "Layout", "Part", "Shown", "fill_zeros", "filled"]
 
 WINDOW_NBYTES = 16 << 20  # of the source, in memory at once; one page at least
+FILE_WINDOW_NBYTES = 2 << 20  # of a file of the system, a thread: another read costs little, and this fits the cache
+SCRATCH_BUFFERS = 4  # of a window each, which the process keeps
 GAP_NBYTES = 64 << 10  # between two column chunks that are read from the source as one
 CACHE_NBYTES = 8 << 20  # of opened pages and indexes, for readers that take less than one at a time; one page at least
 LIST_NBYTES = 64 << 10  # of the source at a time, to find the pages of a chunk
 LIST_LARGE_NBYTES = 4 << 10  # where pages are larger than that: a header is rarely so long
 ZEROS = memoryview(bytes(64 << 10))
+_scratch: list[memoryview] = []  # for sealed bytes: to touch new memory takes longer than to open what is read into it
 
 
 def fill_zeros(out: memoryview) -> None:
@@ -128,6 +132,7 @@ class Layout:
         self._firsts = [first for _, _, first, _ in opened.groups]
         self._ordinals: dict[int, int] = {}
         self._pages: dict[int, Part] = {}  # by chunk
+        self._begins: dict[int, int] = {}  # by chunk, as a search has seen them
         self._table: tuple[list[int], list[Part]] | None = None
 
     def find(self, begin: int, end: int) -> list[Part]:
@@ -147,10 +152,7 @@ class Layout:
         low, high = 0, self._opened.footer.chunks
         while low < high:
             middle = (low + high) // 2
-            part = self._pages_of(middle)
-            if part is None:
-                return None
-            low, high = (middle + 1, high) if part.begin <= begin else (low, middle)
+            low, high = (middle + 1, high) if self._begin_of(middle) <= begin else (low, middle)
         found: list[Part] = []
         at = begin
         for number in range(max(0, low - 1), self._opened.footer.chunks):
@@ -162,6 +164,16 @@ class Layout:
             if at >= end:
                 return found
         return None
+
+    def _begin_of(self, number: int) -> int:
+        """Return where a chunk begins by its metadata in the footer. A chunk that is only passed costs no more."""
+        begin = self._begins.get(number)
+        if begin is None:
+            footer = self._opened.footer
+            metadata = footer.chunk(number).metadata
+            begin = first_page(ColumnMetadata(footer.data, metadata)) if metadata else 0
+            self._begins[number] = begin
+        return begin
 
     def _pages_of(self, number: int) -> Part | None:
         part = self._pages.get(number)
@@ -211,7 +223,6 @@ class Shown:
         self._opened = opened
         self._threads = threads
         self._cache = _Cache()
-        self._scratch: list[memoryview] = []
 
     @property
     def decrypted(self) -> int:
@@ -221,7 +232,6 @@ class Shown:
     def close(self) -> None:
         """Release opened bytes, and keep none from now on."""
         self._cache.close()
-        self._scratch.clear()
 
     def show(self, part: Part, begin: int, out: memoryview, jobs: list[Job]) -> None:
         """Write a part's bytes from `begin` to the whole of `out`. Whole pages are appended to `jobs`, for `run`."""
@@ -304,24 +314,27 @@ class Shown:
 
     def run(self, jobs: list[Job]) -> None:
         """Open the pages of jobs, chunks that are near each other at the same time."""
+        window = WINDOW_NBYTES
+        if self._opened.source.is_file:
+            window = min(window, FILE_WINDOW_NBYTES * self._threads)
         i = 0
         while i < len(jobs):
             j = i + 1
             while (
                 j < len(jobs)
-                and jobs[j].end - jobs[i].begin <= WINDOW_NBYTES
+                and jobs[j].end - jobs[i].begin <= window
                 and jobs[j].begin - jobs[j - 1].end <= GAP_NBYTES
             ):
                 j += 1
-            self._run_near(jobs[i:j])
+            self._run_near(jobs[i:j], window)
             i = j
 
-    def _run_near(self, jobs: list[Job]) -> None:
-        step = WINDOW_NBYTES
+    def _run_near(self, jobs: list[Job], window_nbytes: int) -> None:
+        step = window_nbytes
         while jobs:
             begin, end = jobs[0].at, jobs[-1].end
             stop = min(end, begin + step)  # less than all only if one chunk is larger
-            scratch = self._take_scratch(stop - begin)
+            scratch = self._take_scratch(max(window_nbytes, stop - begin))
             window = self._opened.source.read_to(scratch, begin, stop)
             runs = []
             for job in jobs:
@@ -334,8 +347,9 @@ class Shown:
                 if job.run.outside_levels:
                     self.levels[job.chunk.name, job.chunk.row_group] = None
                 self._cache.count(job.at - before)
-            self._scratch[:] = [] if scratch is None else [scratch]  # keep one only
-            step = max(WINDOW_NBYTES, jobs[0].run.wanted)
+            if scratch is not None and len(scratch) <= WINDOW_NBYTES and len(_scratch) < SCRATCH_BUFFERS:
+                _scratch.append(scratch)
+            step = max(window_nbytes, jobs[0].run.wanted)
             jobs = [job for job in jobs if job.run.stop != DONE]
 
     def _take_scratch(self, nbytes: int) -> memoryview | None:
@@ -343,7 +357,7 @@ class Shown:
         if not self._opened.source.is_file:
             return None
         try:
-            scratch = self._scratch.pop()
+            scratch = _scratch.pop()
         except IndexError:
             scratch = memoryview(b"")
         return with_room(scratch, nbytes)

@@ -164,6 +164,20 @@ class PlainView(Cursor):
         self._fill(offset, view)
         return out
 
+    def read_buffer(self, size: int) -> Any:
+        """Read as `read` does, into memory of pyarrow's pool. pyarrow calls this in place of `read`.
+
+        Memory that the pool had before costs less than new memory of `bytes`, which the system has to zero.
+        """
+        import pyarrow as pa
+
+        size = self._clamp(self._position, size)
+        buffer = pa.allocate_buffer(size)
+        if size > 0:
+            self._fill(self._position, bytes_view(buffer))
+            self._position += size
+        return buffer
+
     def readinto_at(self, offset: int, buffer: Buffer) -> int:
         """Read from `offset` into a writable buffer.
 
