@@ -69,7 +69,45 @@ def keep_what_is_shipped(folder: Path) -> None:
         kind.dumps = dumps
 
 
-def keep_pages(url: str, app_id: str, folder: Path) -> None:
+def keep_messages(folder: Path) -> None:
+    """Every message to and from a server of Spark Connect."""
+    from pyspark.sql.connect.proto import base_pb2_grpc
+
+    def kept(coder: Any, kind: str) -> Any:
+        def wrapper(message: Any) -> Any:
+            coded = coder(message)
+            data = coded if kind == "request" else message
+            (folder / f"{kind}-{secrets.token_hex(6)}").write_bytes(data)
+            return coded
+
+        return wrapper
+
+    class Channel:
+        def __init__(self, channel: Any) -> None:
+            self._channel = channel
+
+        def __getattr__(self, name: str) -> Any:
+            method = getattr(self._channel, name)
+
+            def call(path: str, *, request_serializer: Any, response_deserializer: Any, **more: Any) -> Any:
+                return method(
+                    path,
+                    request_serializer=kept(request_serializer, "request"),
+                    response_deserializer=kept(response_deserializer, "response"),
+                    **more,
+                )
+
+            return call if name.startswith(("unary_", "stream_")) else method
+
+    own: Any = base_pb2_grpc.SparkConnectServiceStub.__init__
+
+    def init(self: Any, channel: Any) -> None:
+        own(self, Channel(channel))
+
+    base_pb2_grpc.SparkConnectServiceStub.__init__ = init  # type: ignore[method-assign]
+
+
+def keep_pages(url: str, app_id: str, folder: Path, *more: str) -> None:
     """What the web UI tells, to people and to programs."""
 
     def get(path: str) -> bytes:
@@ -81,8 +119,10 @@ def keep_pages(url: str, app_id: str, folder: Path) -> None:
     api = f"/api/v1/applications/{app_id}"
     for page in ("jobs", "stages", "allexecutors", "environment", "storage/rdd", "sql"):
         get(f"{api}/{page}")
-    for page in ("jobs", "stages", "environment", "storage", "executors", "SQL"):
+    for page in ("jobs", "stages", "environment", "storage", "executors", "SQL", *more):
         get(f"/{page}/")
+    for execution in json.loads(get(f"{api}/sql?length=1000")):
+        get(f"/SQL/execution/?id={execution['id']}")
     for stage in json.loads(get(f"{api}/stages?details=true&withSummaries=true")):
         get(f"/stages/stage/?id={stage['stageId']}&attempt={stage['attemptId']}")
     for job in json.loads(get(f"{api}/jobs")):
@@ -182,17 +222,34 @@ def put_controls(context: Any) -> dict[str, bytes]:
     return controls
 
 
+def put_controls_of_connect(session: Any) -> dict[str, bytes]:
+    """The same for a session of Spark Connect."""
+    controls = {place: secrets.token_bytes(16) for place in ("function", "row", "rows", "literal")}
+    in_function = controls["function"]
+
+    def use(batches: Any) -> Any:
+        assert in_function
+        return batches
+
+    for place, count in (("row", 1), ("rows", 100_000)):
+        frame = session.createDataFrame([(controls[place],)] * count, "a binary")
+        assert frame.mapInArrow(use, "a binary").count() == count
+    assert session.range(1).selectExpr(f"id = 0 and 'a' != '{controls['literal'].hex()}'").count() == 1
+    return controls
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     evidence = folder / "evidence"
-    for name in ("events", "local", "plans", "processes", "shipped", "ui"):
+    for name in ("events", "local", "messages", "plans", "processes", "shipped", "ui"):
         (evidence / name).mkdir(parents=True)
     record_keys()
     settings = json.loads(sys.argv[2])
-    rules = Rules(folder / "kms", passphrase="cluster" in settings["spark.master"])
+    rules = Rules(folder / "kms", passphrase="cluster" in settings.get("spark.master", ""))
     known[(folder / "kms" / "key").read_bytes()] = "key file or passphrase"
     keep_what_is_shipped(evidence / "shipped")
 
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from ags_fast.spark import SparkEngine
@@ -213,15 +270,20 @@ def main() -> None:
         "spark.executorEnv.CONTROL": base64.b64encode(in_conf).decode(),
         **settings,
     }
+    remote = "spark.remote" in settings  # the server is in this process
+    if remote:
+        keep_messages(evidence / "messages")
     session = SparkSession.builder.config(map=conf).getOrCreate()
-    context = session.sparkContext
+    context: Any = SparkContext._active_spark_context
     context.setLogLevel("DEBUG")
     run_jobs(folder, rules, SparkEngine(session))
     context.setLogLevel("INFO")
     controls = {"conf": in_conf, **put_controls(context)}
+    if remote:
+        controls |= put_controls_of_connect(session)
     keep_processes(evidence / "processes")
     context._jsc.sc().listenerBus().waitUntilEmpty()
-    keep_pages(context.uiWebUrl, context.applicationId, evidence / "ui")  # type: ignore[arg-type]
+    keep_pages(context.uiWebUrl, context.applicationId, evidence / "ui", *(["connect"] if remote else []))
     shutil.copytree(folder / "local", evidence / "local", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
     session.stop()
     print(

@@ -256,15 +256,16 @@ def where(keys: Iterable[bytes], folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in files if any(form in path.read_bytes() for form in texts)}
 
 
-def check_canary(folder: Path, master: str) -> None:
+def check_canary(folder: Path, master: str, *, connect: bool = False) -> None:
     """Run spark_canary.py: its keys are nowhere to be found, and what was put there is."""
+    where_to = "spark.remote" if connect else "spark.master"
     evidence = folder / "evidence"
     evidence.mkdir()
     env = {"SPARK_HOME": str(spark_home(folder / "home", evidence / "work"))} if "cluster" in master else {}
     command = [sys.executable, str(Path(__file__).with_name("spark_canary.py")), str(folder)]
     with (evidence / "driver.log").open("wb") as log:
         told = subprocess.run(
-            [*command, json.dumps({"spark.master": master, "spark.executor.memory": "512m"})],
+            [*command, json.dumps({where_to: master, "spark.executor.memory": "512m"})],
             stdout=subprocess.PIPE,
             stderr=log,
             env=spark_env(**env),
@@ -279,6 +280,11 @@ def check_canary(folder: Path, master: str) -> None:
     assert found["closure"] >= {"local", "shipped"}
     assert found["shuffle"] >= {"local", "shipped"}
     assert found["exception"] >= {"driver.log", "events", "ui"}
+    if connect:
+        assert found["function"] >= {"messages", "shipped"}
+        assert found["row"] >= {"messages"}
+        assert found["rows"] >= {"messages"}
+        assert found["literal"] >= {"messages", "events", "ui"}
     assert any((evidence / "plans").rglob("*.arrow.ags"))
     processes = b"".join(path.read_bytes() for path in (evidence / "processes").glob("*-cmdline"))
     assert b"pyspark.daemon" in processes

@@ -18,7 +18,7 @@ from pickle import dumps
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spark_jobs import Driver, Folders, connect_server, connect_session, leftovers, spark_env, wait_for
+from spark_jobs import Driver, Folders, check_canary, connect_server, connect_session, leftovers, spark_env, wait_for
 
 from ags_fast.jobs import Row, rekey_files, sweep
 from ags_fast.jobs.engines.local import LocalEngine
@@ -157,6 +157,14 @@ def test_two_sessions_are_refused(folders: Folders) -> None:
     done = run_cli("verify", folders.root / "ds", *options, *kms_options(folders))
     assert done["code"] == 2
     assert "not allowed with" in done["stderr"]
+
+
+# ----------------------------------------------------------------------------------------------------- keys stay home
+
+
+def test_keys_are_in_nothing_that_spark_keeps(tmp_path: Path) -> None:
+    """Nor in what the client and the server say to each other."""
+    check_canary(tmp_path, "local[2,4]", connect=True)
 
 
 # -------------------------------------------------------------------------------------------------- what may be missing
