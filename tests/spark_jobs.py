@@ -176,6 +176,64 @@ class Driver:
                 self.process.wait()
 
 
+def executor_of(worker: int) -> int:
+    """Of a Python worker: the JVM that started the process that forked it."""
+    pid = parent(parent(worker))
+    assert b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return pid
+
+
+def caller_after(folders: Folders, calls: int) -> int:
+    """The worker that asks for the next file's key after so many."""
+    return int(wait_for(f"{calls} files", lambda: folders.rules.calls()[calls:])[0][0])
+
+
+@contextmanager
+def standalone_master(folder: Path) -> Iterator[str]:
+    """The URL of a master of two workers, each of another host's address: speculation needs two hosts."""
+    import pyspark
+
+    folder.mkdir(parents=True, exist_ok=True)
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(kind: str, host: str, *args: str) -> Path:
+        log = folder / f"{kind}-{host}.log"
+        command = [
+            str(Path(pyspark.__file__).parent / "bin" / "spark-class"),
+            f"org.apache.spark.deploy.{kind.lower()}.{kind}",
+        ]
+        with log.open("wb") as out:
+            running.append(
+                subprocess.Popen(
+                    [*command, "--host", host, "--port", "0", "--webui-port", "0", *args],
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=spark_env(SPARK_LOCAL_IP=host, SPARK_DAEMON_MEMORY="256m"),
+                )
+            )
+        return log
+
+    try:
+        log = start("Master", "127.0.0.1")
+        master = wait_for("a master", lambda: re.search(r"Starting Spark master at (spark://\S+)", log.read_text()))[1]
+        logs = [
+            start("Worker", host, "--cores", "1", "--memory", "1g", "--work-dir", str(folder / host), master)
+            for host in ("127.0.0.1", "127.0.0.2")
+        ]
+        for log in logs:
+            wait_for("a worker", lambda log=log: "Successfully registered with master" in log.read_text())  # type: ignore[misc]
+        yield master
+    finally:
+        for process in reversed(running):
+            process.terminate()
+        for process in reversed(running):
+            try:
+                process.wait(20)
+            finally:
+                process.kill()
+                process.wait()
+
+
 @contextmanager
 def connect_server(
     folder: Path,

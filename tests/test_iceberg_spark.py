@@ -15,7 +15,7 @@ if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
 
 from iceberg_tables import MASTER, SCHEMA, ids, new_table, rows, sql_catalog
 from pyspark.sql import SparkSession
-from spark_jobs import spark_env
+from spark_jobs import connect_server, connect_session, spark_env
 from test_iceberg_rekey import keys, lineage
 
 from ags_fast.iceberg import clear_cache, delete, encrypt, expire, rekey, verify
@@ -28,17 +28,22 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.more, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
+@pytest.fixture(scope="module", params=["classic", "connect"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
+    folder = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in spark_env().items():
             patch.setenv(name, value)
+        if request.param == "connect":
+            with connect_server(folder) as url, connect_session(url) as remote:
+                yield SparkEngine(remote, target_bytes=4 << 10)
+            return
         builder = SparkSession.builder.master("local[2,4]").appName("tables")
         for name, value in {
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.driver.host": "127.0.0.1",
-            "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+            "spark.local.dir": str(folder),
             "spark.executorEnv.PYTHONPATH": spark_env()["PYTHONPATH"],
         }.items():
             builder = builder.config(name, value)

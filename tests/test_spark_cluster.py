@@ -6,20 +6,28 @@ After each death every file decrypts to its source, nothing is amiss, and nothin
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
-import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spark_jobs import Driver, Folders, check_canary, content, parent, spark_env, spark_home, wait_for
+from spark_jobs import (
+    Driver,
+    Folders,
+    caller_after,
+    check_canary,
+    content,
+    executor_of,
+    spark_env,
+    spark_home,
+    standalone_master,
+)
 
 from ags_fast.jobs.engines.local import LocalEngine
 
-pyspark = pytest.importorskip("pyspark")
+pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
     pytest.skip("there is no Java runtime", allow_module_level=True)
@@ -29,7 +37,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.timeout(300)]
 
-HOME = Path(pyspark.__file__).parent
 COUNT = 30
 SIZE = 300_000
 
@@ -63,18 +70,6 @@ def encryption(folders: Folders, **more: Any) -> dict[str, Any]:
     return job(folders, wrapping_key_id="master", double_wrap=False, block_size=1 << 16, fsync=False, **more)
 
 
-def executor_of(worker: int) -> int:
-    """Of a Python worker: the JVM that started the process that forked it."""
-    pid = parent(parent(worker))
-    assert b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return pid
-
-
-def caller_after(folders: Folders, calls: int) -> int:
-    """The worker that asks for the next file's key after so many."""
-    return int(wait_for(f"{calls} files", lambda: folders.rules.calls()[calls:])[0][0])
-
-
 def kill_on_the_way(running: Driver, folders: Folders, start: Any) -> dict[str, Any]:
     """Start a job, and kill a Python worker and then an executor of it."""
     folders.rules.set(wait=0.15, spared=(running.pid,))
@@ -89,43 +84,8 @@ def kill_on_the_way(running: Driver, folders: Folders, start: Any) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a master of two workers, each of another host's address: speculation needs two hosts."""
-    folder = tmp_path_factory.mktemp("standalone")
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start(kind: str, host: str, *args: str) -> Path:
-        log = folder / f"{kind}-{host}.log"
-        command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind.lower()}.{kind}"]
-        with log.open("wb") as out:
-            running.append(
-                subprocess.Popen(
-                    [*command, "--host", host, "--port", "0", "--webui-port", "0", *args],
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    env=spark_env(SPARK_LOCAL_IP=host, SPARK_DAEMON_MEMORY="256m"),
-                )
-            )
-        return log
-
-    try:
-        log = start("Master", "127.0.0.1")
-        master = wait_for("a master", lambda: re.search(r"Starting Spark master at (spark://\S+)", log.read_text()))[1]
-        logs = [
-            start("Worker", host, "--cores", "1", "--memory", "1g", "--work-dir", str(folder / host), master)
-            for host in ("127.0.0.1", "127.0.0.2")
-        ]
-        for log in logs:
-            wait_for("a worker", lambda log=log: "Successfully registered with master" in log.read_text())  # type: ignore[misc]
+    with standalone_master(tmp_path_factory.mktemp("standalone")) as master:
         yield master
-    finally:
-        for process in reversed(running):
-            process.terminate()
-        for process in reversed(running):
-            try:
-                process.wait(20)
-            finally:
-                process.kill()
-                process.wait()
 
 
 def test_local_cluster(folders: Folders) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,20 @@ from pickle import dumps
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spark_jobs import Driver, Folders, check_canary, connect_server, connect_session, leftovers, spark_env, wait_for
+from spark_jobs import (
+    Driver,
+    Folders,
+    caller_after,
+    check_canary,
+    connect_server,
+    connect_session,
+    content,
+    executor_of,
+    leftovers,
+    spark_env,
+    standalone_master,
+    wait_for,
+)
 
 from ags_fast.jobs import Row, rekey_files, sweep
 from ags_fast.jobs.engines.local import LocalEngine
@@ -118,6 +132,39 @@ def test_rekeyed_files_of_a_job_that_was_swept_are_not_published(server: str, fo
     wait_for_tasks(folders)
     assert leftovers(ds) == []
     folders.check()
+
+
+# ------------------------------------------------------------------------------------------------------------- clusters
+
+
+def test_executors_that_die(tmp_path: Path, folders: Folders) -> None:
+    """The server is on a cluster of two workers. A Python worker dies, and then an executor; nothing is lost."""
+    ds, out = folders.root / "ds", folders.root / "spark-out"
+    with (
+        standalone_master(tmp_path / "cluster") as master,
+        connect_server(tmp_path / "server", master) as url,
+    ):
+        running = Driver(url, tmp_path / "driver.log", {}, spark_env())
+        jobs: list[Any] = [
+            lambda: running.start("encrypt_files", folders.src, ds, **encryption(folders)),
+            lambda: running.start("rekey_files", ds, kms=folders.kms),
+            lambda: running.start("decrypt_files", ds, out, kms=folders.kms),
+        ]
+        for start in jobs:
+            folders.rules.set(wait=0.15, spared=(running.pid,))
+            start()
+            os.kill(caller_after(folders, 3), signal.SIGKILL)
+            os.kill(executor_of(caller_after(folders, 10)), signal.SIGKILL)
+            result = running.result()
+            assert result["counts"] == {"ok": COUNT, "skipped": 0, "failed": 0}
+            assert max(row["attempt"] for row in result["rows"]) >= 1
+            folders.check()
+        assert content(out) == content(folders.src)
+        folders.rules.set(wait=0.05, spared=(running.pid,))
+        rotated = running.run("rotate", ds, kms=folders.kms)
+        assert rotated["counts"]["failed"] == 0
+        folders.check()
+        running.close()
 
 
 # ------------------------------------------------------------------------------------------------------- command line

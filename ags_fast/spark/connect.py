@@ -69,10 +69,8 @@ class _ConnectJob(SparkJob):
     def submit(self) -> None:
         for tag in (*self._tags, self.name):  # of this thread
             self._session.addTag(tag)
-        frame = self._session.createDataFrame(_table(self.parts))
-        # Evaluated once: a second action would run the tasks again.
-        results = _spread(self._session, frame, len(self.parts)).mapInArrow(_Partition(self.context), "result string")
-        for row in results.toLocalIterator():
+        results = _bins(self._session, self.parts).mapInArrow(_Partition(self.context), "result string")
+        for row in results.toLocalIterator():  # evaluated once: a second action would run the tasks again
             self._results.append(row.result)
 
     def arrived(self) -> Any:
@@ -111,18 +109,18 @@ class _ConnectJob(SparkJob):
             return default
 
 
-def _table(parts: Sequence[Sequence[AnyTask]]) -> pa.Table:
+def _bins(session: Any, parts: Sequence[Sequence[AnyTask]]) -> Any:
+    """Return a DataFrame that has one row, and one partition, for each bin.
+
+    The bins are broadcast, and joined to a range of the wanted partitions. A shuffle would be exact too. But after the
+    loss of an executor, Spark runs a stage that reads a shuffle again with attempts numbered from 0, and only a later
+    attempt expects files of an earlier attempt.
+    """
     import pyarrow as pa
 
     payloads = [pickle.dumps(list(part), pickle.HIGHEST_PROTOCOL) for part in parts]
-    return pa.table({"bin": pa.array(range(len(parts)), pa.int32()), "tasks": pa.array(payloads, pa.binary())})
-
-
-def _spread(session: Any, frame: Any, count: int) -> Any:
-    """Return the frame with each row in a partition of its own."""
-    if tuple(map(int, session.version.split(".")[:2])) >= (4, 1):
-        return frame.repartitionById(count, "bin")
-    return frame.repartitionByRange(count, "bin")  # exact too: the sample has all rows
+    bins = pa.table({"id": pa.array(range(len(parts)), pa.int64()), "tasks": pa.array(payloads, pa.binary())})
+    return session.range(0, len(parts), 1, len(parts)).join(session.createDataFrame(bins).hint("broadcast"), "id")
 
 
 class _Partition:

@@ -56,10 +56,10 @@ class SparkEngine:
         Unix sockets between Python workers and the JVM (Spark >= 4.1; older versions ignore the setting) save 40 ms a
         task.
 
-        The settings do not turn on Spark's own encryption. These jobs shuffle no file data: on Spark Connect they
-        shuffle their tasks, on classic sessions nothing. Spark sends and keeps only paths, wrapped keys and KMS
-        properties. ``spark.io.encryption.enabled`` protects shuffles of your own jobs, but sends its key in clear
-        unless ``spark.authenticate`` and ``spark.network.crypto.enabled`` are on too. Standalone clusters need a
+        The settings do not turn on Spark's own encryption. These jobs shuffle nothing, and on Spark Connect they
+        broadcast their tasks. Spark sends and keeps only paths, wrapped keys and KMS properties.
+        ``spark.io.encryption.enabled`` protects shuffles of your own jobs, but sends its key in clear unless
+        ``spark.authenticate`` and ``spark.network.crypto.enabled`` are on too. Standalone clusters need a
         ``spark.authenticate.secret`` for these settings.
         """
         return {
