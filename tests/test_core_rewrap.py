@@ -130,7 +130,7 @@ def test_as_envelopes_wrap_and_unwrap(tmp_path: Path) -> None:
     properties = keystore(tmp_path, "m")
     kms = load_kms(properties)
     old, new = (new_kek(properties, "m", length=length) for length in (32, 16))
-    envelope = Envelope(properties, {entry.key_id: entry for entry in (old, new)})
+    envelope = Envelope(properties, {entry.key_id: entry for entry in (old, new)}, kek_lengths=(16, 32))
     paths = [f"day=1/{i}.parquet" for i in range(300)] + ["b\udcff\n", "x" * 4000]  # a name that is not text
     deks = [bytes([i % 256]) * (16, 24, 32)[i % 3] for i in range(len(paths))]
     bound = [binding("a dataset", "dek", path) for path in paths]

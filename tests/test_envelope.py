@@ -307,6 +307,19 @@ def test_a_kms_that_gives_another_key(properties: dict[str, str]) -> None:
             assert kms.calls == ["unwrap"]  # at once: nothing was wrapped, and nobody asked again
 
 
+def test_the_length_of_a_kek(properties: dict[str, str]) -> None:
+    """Nothing shorter that the KMS has wrapped passes for a KEK of a dataset. Iceberg's may have any length."""
+    for length in (16, 24):
+        kek = new_kek(properties, "m", length=length)
+        clear_cache()
+        with pytest.raises(IntegrityError, match=f"{length} bytes"):
+            envelope_of(properties, kek).wrap(kek.key_id, CANARY, BOUND)
+        allowed = Envelope(properties, {kek.key_id: kek}, kek_lengths=(16, 24)).subset([kek.key_id])
+        wrapped = pickle.loads(pickle.dumps(allowed)).wrap(kek.key_id, CANARY, BOUND)
+        clear_cache()
+        assert allowed.unwrap(kek.key_id, wrapped, BOUND) == CANARY
+
+
 def test_keys_that_the_kms_makes() -> None:
     kms = load_kms({"encryption.kms-impl": "kms_clients:Proper"})
     made: list[KeyEntry] = []

@@ -22,11 +22,11 @@ from ags_fast.ags1 import KEY_LIMIT
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
 from ags_fast.keys.cache import cache_name, unwrapped_keks
 from ags_fast.keys.entry import KeyEntry, UnknownKeyError
-from ags_fast.keys.kek import bad_wrap
+from ags_fast.keys.kek import KEK_NBYTES, bad_wrap
 from ags_fast.keys.kms import KmsClient, aes_key, as_kms, same_counts, shared_client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from pyarrow import BinaryArray
 
@@ -72,12 +72,18 @@ class Envelope:
             time, so that the store need not be read whole.
         proven: Ids of keys in single wrap for which this job has seen that the KMS opens what it wraps; the envelope
             adds to the set. None: nothing is tried.
+        kek_lengths: The bytes that a KEK may have. A dataset's KEKs have 32. Parquet's key tools have the KMS wrap data
+            keys without a binding, and those have 16 or 24 bytes: so such a wrap is never taken for a KEK's.
     """
 
-    __slots__ = ("_client", "_looks_up", "_names", "_properties", "_proven", "entries")
+    __slots__ = ("_client", "_kek_lengths", "_looks_up", "_names", "_properties", "_proven", "entries")
 
     def __init__(
-        self, kms: KmsClient | Mapping[str, str], entries: Mapping[str, KeyEntry], proven: set[str] | None = None
+        self,
+        kms: KmsClient | Mapping[str, str],
+        entries: Mapping[str, KeyEntry],
+        proven: set[str] | None = None,
+        kek_lengths: Collection[int] = (KEK_NBYTES,),
     ) -> None:
         self._properties: dict[str, str] | None = dict(kms) if isinstance(kms, Mapping) else None
         self._client: KmsClient | None = None if isinstance(kms, Mapping) else as_kms(kms)
@@ -85,6 +91,7 @@ class Envelope:
         self.entries: Mapping[str, KeyEntry] = entries if self._looks_up else MappingProxyType(dict(entries))
         self._names: dict[str, tuple[KeyEntry, bytes]] = {}
         self._proven = proven
+        self._kek_lengths = tuple(kek_lengths)
         for key_id, entry in () if self._looks_up else self.entries.items():
             _check_name(key_id, entry)
 
@@ -98,7 +105,8 @@ class Envelope:
     def subset(self, key_ids: Iterable[str]) -> Envelope:
         """Return an envelope with only these KEKs, for places where others are not needed."""
         chosen = {key_id: self._entry(key_id) for key_id in key_ids}
-        return Envelope(self.kms if self._properties is None else self._properties, chosen, self._proven)
+        kms = self.kms if self._properties is None else self._properties
+        return Envelope(kms, chosen, self._proven, self._kek_lengths)
 
     def wrap(self, key_id: str, dek: bytes, binding: bytes) -> bytes:
         """Return `dek`, wrapped for the use that `binding` names. PolicyError if the KEK is retired."""
@@ -296,18 +304,21 @@ class Envelope:
 
     def _load(self, entry: KeyEntry) -> Key:
         assert entry.wrapped is not None
-        return Key(aes_key(self.kms.unwrap_key(entry.wrapped, entry.wrapping_key_id), entry.key_id))
+        key = aes_key(self.kms.unwrap_key(entry.wrapped, entry.wrapping_key_id), entry.key_id)
+        if len(key) not in self._kek_lengths:
+            raise IntegrityError(
+                f"the KMS unwrapped {len(key)} bytes for {entry.key_id!r}, which is no length of such a KEK: somebody "
+                "put another wrapped key in its place"
+            )
+        return Key(key)
 
     def __repr__(self) -> str:
         return f"<Envelope of {self.entries!r}>" if self._looks_up else f"<Envelope of {len(self.entries)} keys>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         properties = self.kms.properties if self._properties is None else self._properties
-        return _restore, (properties, self.entries if self._looks_up else dict(self.entries), self._proven)
-
-
-def _restore(properties: dict[str, str], entries: Mapping[str, KeyEntry], proven: set[str] | None) -> Envelope:
-    return Envelope(properties, entries, proven)
+        entries = self.entries if self._looks_up else dict(self.entries)
+        return Envelope, (properties, entries, self._proven, self._kek_lengths)
 
 
 def _used_up(entry: KeyEntry) -> KeyLimitError:

@@ -24,7 +24,7 @@ from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessErro
 from ags_fast.keys.encoding import unbase64
 from ags_fast.keys.entry import KEY_TIMESTAMP, LATEST_MS, KeyEntry, with_version
 from ags_fast.keys.envelope import Envelope
-from ags_fast.keys.kek import check_wrap, new_kek, rewrap_kek
+from ags_fast.keys.kek import KEY_NBYTES, check_wrap, new_kek, rewrap_kek
 from ags_fast.keys.kms import as_kms, check_key_id, shared_client
 from ags_fast.keys.metadata import StandardKeyMetadata
 
@@ -409,7 +409,7 @@ def _now_ms() -> int:
 def _envelope(kek: EncryptedKey, client: KmsClient) -> tuple[Envelope, bytes]:
     """Return an envelope with the KEK, and the binding of the keys that it wraps."""
     entry = kek.entry()
-    return Envelope(client, {entry.key_id: entry}), entry.properties[KEY_TIMESTAMP].encode()
+    return Envelope(client, {entry.key_id: entry}, kek_lengths=KEY_NBYTES), entry.properties[KEY_TIMESTAMP].encode()
 
 
 def _wrapped(kek: EncryptedKey, metadata: Iterable[bytes], client: KmsClient) -> list[bytes]:

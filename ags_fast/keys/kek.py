@@ -17,9 +17,10 @@ from ags_fast.keys.kms import KmsClient, aes_key, as_kms, check_key_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["KEY_NBYTES", "bad_wrap", "check_unwraps", "check_wrap", "new_kek", "rewrap_kek"]
+__all__ = ["KEK_NBYTES", "KEY_NBYTES", "bad_wrap", "check_unwraps", "check_wrap", "new_kek", "rewrap_kek"]
 
 KEY_NBYTES = (16, 24, 32)  # of an AES key
+KEK_NBYTES = 32  # of a dataset's KEK
 
 
 def new_kek(
@@ -27,7 +28,7 @@ def new_kek(
     wrapping_key_id: str,
     *,
     double_wrap: bool = True,
-    length: int = 32,
+    length: int = KEK_NBYTES,
     now: int | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> KeyEntry:
