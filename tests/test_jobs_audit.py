@@ -117,7 +117,7 @@ def mixed(folder: Path, kms: Any) -> Path:
     return encrypt(folder, kms, MORE, policy=Policy(kek_lifetime_days=0))
 
 
-def columns(folder: Path, kms: Any, double_wrap: bool = True) -> Path:
+def columns(folder: Path, kms: Any, double_wrap: bool = True, key_material: str | None = None) -> Path:
     for n in range(2):
         (folder / "parquet").mkdir(exist_ok=True)
         pq.write_table(pa.table({"id": [n], "ssn": ["1"], "city": ["x"]}), folder / "parquet" / f"{n}.parquet")
@@ -131,8 +131,14 @@ def columns(folder: Path, kms: Any, double_wrap: bool = True) -> Path:
         format="parquet",
         column_keys=keys,
         double_wrap=double_wrap,
+        key_material=key_material,
     ).raise_for_failures()
     return folder / "ds"
+
+
+def keytools(folder: Path, kms: Any) -> Path:
+    """The files have key material that the KMS wraps, too."""
+    return columns(folder, kms, key_material="keytools")
 
 
 def columns_single(folder: Path, kms: Any) -> Path:
@@ -188,7 +194,7 @@ def test_each_step_has_a_sentence() -> None:
     assert COMMANDS.keys() >= {step.function for step in steps} - {None, "new_version"}
 
 
-STATES = (stalled, double, single, scoped, aged, mixed, columns, columns_single, worn)
+STATES = (stalled, double, single, scoped, aged, mixed, columns, columns_single, keytools, worn)
 EVENTS = (None, "planned", "kek-leaked", "dek-leaked", "mek-leaked")
 
 
@@ -215,6 +221,7 @@ QUICK = {
     *((state, None, "planned") for state in (aged, columns_single)),
     *((state, None, "kek-leaked") for state in (single, columns)),
     (aged, Rewrapping, "dek-leaked"),
+    (keytools, Rewrapping, "planned"),
     (worn, None, None),
     (stalled, None, "kek-leaked"),
 }
@@ -686,6 +693,7 @@ def test_status(tmp_path: Path) -> None:
             "wrapping_key_id": "sales",
             "current_version": "2",
             "keks": [{"version": "1", "keks": 1}, {"version": "2", "keks": 1}],
+            "key_material": [],
             "refused": None,
         }
     ]

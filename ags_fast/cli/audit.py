@@ -117,6 +117,9 @@ def _master_lines(master: dict[str, Any], audited: bool) -> list[str]:
                 f"    {version}: wraps {count(row['keks'], 'KEK')}"
                 + ("; `keys rotate --what mek` wraps them by the current one" if old else "")
             )
+        for row in master["key_material"]:
+            version = "unknown versions" if row["version"] is None else f"version {row['version']}"
+            lines.append(f"    {version}: in the key material of files: {count(row['data_keys'], 'data key')}")
         return lines
     for row in master["versions"]:
         version = "an unknown version" if row["version"] is None else f"version {row['version']}"

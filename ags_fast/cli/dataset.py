@@ -14,6 +14,7 @@ from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, progress, r
 from ags_fast.cli.kms import checked, kms, kms_properties
 from ags_fast.cli.options import DRY_RUN, Command, Pairs, add_commands, hours, option, size, switch, values
 from ags_fast.cli.text import day, fields, flat, when
+from ags_fast.dataset.key_material import KEYTOOLS
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import VERSIONS
 from ags_fast.dataset.open_jobs import open_plans
@@ -55,6 +56,11 @@ WRAPPING_KEY_ID = option("--wrapping-key-id", metavar="ID", help="the master key
 DEK_LENGTH = option(
     "--dek-length", type=int, choices=(16, 24, 32), default=16, metavar="BYTES", help="16, 24 or 32; default 16"
 )
+KEY_MATERIAL = option(
+    "--key-material",
+    choices=(KEYTOOLS,),
+    help="keytools: Spark's and pyarrow's own readers open the new Parquet files, too; docs/keys.md says at what price",
+)
 VERIFY_AFTER = switch("--verify-after", "read every file back before it counts")
 WRITING = (MAX_FAILURES, DRY_RUN, RESUME, NO_FSYNC)  # arguments of every job that writes files
 ENCRYPT = (
@@ -71,6 +77,7 @@ ENCRYPT = (
         dest="column_keys",
         help="a column of Parquet files, and the master key for its data keys; may be repeated",
     ),
+    KEY_MATERIAL,
     switch("--hidden", "include hidden files: names with a leading . or _"),
     option("--include", metavar="PATTERN", action="append", help="only files and folders that match; may be repeated"),
     option("--exclude", metavar="PATTERN", action="append", help="no files and folders that match; may be repeated"),
@@ -102,7 +109,17 @@ DECRYPT = (
     switch("--no-preserve", "do not restore permission bits and times", off="preserve"),
 )
 VERIFY = (MAX_FAILURES, PATHS, VERSION)
-REKEY = (*WRITING, PATHS, WRAPPING_KEY_ID, DEK_LENGTH, VERIFY_AFTER)
+REKEY = (
+    *WRITING,
+    PATHS,
+    WRAPPING_KEY_ID,
+    DEK_LENGTH,
+    VERIFY_AFTER,
+    KEY_MATERIAL.but(
+        choices=(KEYTOOLS, "none"),
+        help="keytools: give Parquet files key material, none: take it away; default: renew it where it is",
+    ),
+)
 OLDER_THAN = option("--older-than", type=hours, metavar="HOURS", help="only files older than this")
 
 # ---------------------------------------------------------------------------------------------------------- operations
@@ -175,6 +192,7 @@ def _ls(args: argparse.Namespace) -> dict[str, Any]:
     files = [
         {name: getattr(entry, name) for name in shown}
         | {"column_keys": {key["column"]: key["key_id"] for key in entry.column_keys or ()}}
+        | {"key_material": None if entry.key_material is None else KEYTOOLS}
         for entry in sorted(entries, key=lambda entry: entry.path)
     ]
     return {

@@ -28,6 +28,8 @@ TEXTS = {  # {key_id}: the master key of the step; {about}: what the step deals 
     "once, and then a rotation takes a call for each KEK.)",
     "replace-worn-keks-too": "Replace the KEKs, too: one is older, or has wrapped more keys, than the policy allows.",
     "wrap-keks": "Wrap the KEKs by the current version. Only the key store changes.",
+    "renew-key-material": "Rewrite the files: the old version of the master key has wrapped data keys in their key "
+    "material. (--path PATTERN: only matching files; --key-material none: files without it.)",
     "remove-earlier-versions": "Remove the earlier versions, whose data keys the old version of the master key has "
     "wrapped.",
     "new-master-version": "Give {key_id} a new version.",

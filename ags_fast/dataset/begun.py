@@ -9,6 +9,7 @@ from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.files.contents import Contents
 from ags_fast.dataset.files.writing import Ticket
+from ags_fast.dataset.key_material import check_key_material
 from ags_fast.dataset.names import ATTEMPT, JOB_ID, LEFT, PLANS
 from ags_fast.dataset.open_jobs import is_dead
 from ags_fast.dataset.plan import WRITE, Plan
@@ -36,11 +37,13 @@ class Settings:
     column_keys: Mapping[str, str] | None = None
     fsync: bool = True
     threads: int | None = None
+    key_material: str | None = None
 
     def __post_init__(self) -> None:
         if self.dek_length not in (16, 24, 32):
             raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {self.dek_length}")
         check_block_size(self.block_size)
+        check_key_material(self.key_material, self.dek_length)
 
 
 @dataclass
@@ -172,7 +175,7 @@ class Begun:
             self.job_id,
             settings.wrapping_key_id,
             settings.double_wrap,
-            [_template(self.job_id, settings.block_size)],
+            [_template(self.job_id, settings)],
             [dict(settings.column_keys or {})],
         )
         return template
@@ -184,7 +187,7 @@ class Begun:
         return Ticket(contents, template, settings.dek_length, settings.fsync, place)
 
 
-def _template(job_id: str, block_size: int) -> FileEntry:
+def _template(job_id: str, settings: Settings) -> FileEntry:
     """Return an entry with what all files of a transaction have in common."""
     return FileEntry(
         path="",
@@ -192,7 +195,7 @@ def _template(job_id: str, block_size: int) -> FileEntry:
         format="ags1",
         plain_length=0,
         file_length=0,
-        block_size=block_size,
+        block_size=settings.block_size,
         key_id="",
         wrapped_dek=b"",
         column_keys=None,
@@ -203,4 +206,5 @@ def _template(job_id: str, block_size: int) -> FileEntry:
         parts=None,
         source="",
         stamp="",
+        key_material=None if settings.key_material is None else (),
     )

@@ -250,6 +250,7 @@ class Dataset(Listed):
         column_keys: Mapping[str, str] | None = None,
         fsync: bool = True,
         threads: int | None = None,
+        key_material: str | None = None,
     ) -> Transaction:
         """Make a transaction on this version, to be used in a ``with`` block: see `Transaction`.
 
@@ -261,14 +262,15 @@ class Dataset(Listed):
             column_keys: Of Parquet files, the master keys of columns that get data keys of their own, by dotted path.
             fsync: Whether files are on the disk before the version is committed.
             threads: How many threads may work on one file; None as for AgsCodec.
+            key_material: "keytools": Parquet files can be opened by Parquet's own key tools, too: see `encrypt_files`.
 
         Raises:
             ValueError: The handle was opened with ``version=``, or an argument is impossible.
         """
         self._check_writes()
-        settings = Settings(wrapping_key_id, double_wrap, dek_length, block_size, column_keys, fsync, threads)
+        how = Settings(wrapping_key_id, double_wrap, dek_length, block_size, column_keys, fsync, threads, key_material)
         at = self._opened()
-        return Transaction(at.ledger, at.head, settings, self._show)
+        return Transaction(at.ledger, at.head, how, self._show)
 
     def resume(self, job_id: str) -> Transaction:
         """Take up a transaction that another process has left, to be used in a ``with`` block: see `Transaction.leave`.

@@ -88,7 +88,17 @@ class Documents:
         self.store.create_exclusive(path, data)
         names = [name_bytes(entry.path) for entry in entries]
         counts = named_keys(wrapped_by(entries))
-        return TableRef(path, len(data), len(entries), key_id, wrapped, counts, bound(min(names)), bound(max(names)))
+        return TableRef(
+            path,
+            len(data),
+            len(entries),
+            key_id,
+            wrapped,
+            counts,
+            bound(min(names)),
+            bound(max(names)),
+            key_material=any(entry.key_material is not None for entry in entries),
+        )
 
     def open_table(self, ref: TableRef, envelope: Envelope) -> list[FileEntry]:
         """Return all entries of a table."""

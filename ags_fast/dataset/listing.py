@@ -6,12 +6,14 @@ import fnmatch
 from typing import TYPE_CHECKING, NamedTuple
 
 from ags_fast.dataset.entries import check_lengths
+from ags_fast.dataset.key_material import KEYTOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ags_fast.dataset.at import At
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.fs import Store
 
 __all__ = ["DatasetFile", "Listed"]
 
@@ -28,6 +30,8 @@ class DatasetFile(NamedTuple):
         mtime_ns: When its content was last changed, in ns since the epoch; None if not known.
         stamp: Another content has another stamp, and so has a file that was encrypted again.
         columns: Dotted paths of the columns, of a Parquet file, that have data keys of their own.
+        url: The path or URL of the encrypted file.
+        key_material: "keytools" if Parquet's own key tools open the encrypted file; else None.
     """
 
     path: str
@@ -38,10 +42,12 @@ class DatasetFile(NamedTuple):
     mtime_ns: int | None = None
     stamp: str = ""
     columns: tuple[str, ...] = ()
+    url: str = ""
+    key_material: str | None = None
 
     @classmethod
-    def of(cls, entry: FileEntry) -> DatasetFile:
-        """Return the file that an entry describes. Raises IntegrityError if its lengths are impossible."""
+    def of(cls, entry: FileEntry, store: Store) -> DatasetFile:
+        """Return the file of an entry. `store` is the dataset. Raises IntegrityError if its lengths cannot be."""
         check_lengths((entry,))
         return cls(
             entry.path,
@@ -52,6 +58,8 @@ class DatasetFile(NamedTuple):
             entry.mtime_ns,
             f"{entry.job_id} {entry.file}",  # a job makes an object once for a version
             tuple(key["column"] for key in entry.column_keys or ()),
+            store.full_path(entry.file),
+            None if entry.key_material is None else KEYTOOLS,
         )
 
 
@@ -73,13 +81,13 @@ class Listed:
         at = self._opened()
         for entry in at.ledger.entries(at.head):
             if pattern is None or fnmatch.fnmatchcase(entry.path, pattern):
-                yield DatasetFile.of(entry)
+                yield DatasetFile.of(entry, at.ledger.store)
 
     def find(self, path: str) -> DatasetFile | None:
         """Return the file that this version has at `path`, or None. The errors are those of `files`."""
         at = self._opened()
         entry = at.ledger.find(at.head, path)
-        return None if entry is None else DatasetFile.of(entry)
+        return None if entry is None else DatasetFile.of(entry, at.ledger.store)
 
     def has_folder(self, path: str) -> bool:
         """Return whether this version has a file below `path`. The errors are those of `files`."""
@@ -98,4 +106,4 @@ class Listed:
         """
         at = self._opened()
         folders, entries = at.ledger.list_folder(at.head, path, deep)
-        return sorted(folders), sorted(map(DatasetFile.of, entries))
+        return sorted(folders), sorted(DatasetFile.of(entry, at.ledger.store) for entry in entries)

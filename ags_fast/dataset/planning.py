@@ -12,6 +12,7 @@ from ags_fast.dataset.changes import until_unchanged
 from ags_fast.dataset.commit import Committed
 from ags_fast.dataset.decide import Change, Wish
 from ags_fast.dataset.keks import clock_ms
+from ags_fast.dataset.key_material import with_key_material
 from ags_fast.dataset.names import object_name
 from ags_fast.dataset.open_jobs import claim
 from ags_fast.dataset.plan import Plan
@@ -86,16 +87,16 @@ def _make_keys(dataset: Ledger, entries: list[FileEntry], dek_length: int) -> No
     for part in _parts(entries):
         wraps = [entry.wraps(dataset.id) for entry in entries[part]]
         random = memoryview(os.urandom(dek_length * sum(map(len, wraps))))
+        deks = [bytes(random[at : at + dek_length]) for at in range(0, len(random), dek_length)]
         todo: dict[str, list[tuple[bytes, bytes]]] = {}  # {KEK: what to wrap}, so that each KEK wraps many at once
-        at = 0
-        for key_id, _, bound in chain.from_iterable(wraps):
-            todo.setdefault(key_id, []).append((bytes(random[at : at + dek_length]), bound))
-            at += dek_length
+        for (key_id, _, bound), dek in zip(chain.from_iterable(wraps), deks, strict=True):
+            todo.setdefault(key_id, []).append((dek, bound))
         done = {key_id: iter(envelope.wrap_many(key_id, items)) for key_id, items in todo.items()}
-        entries[part] = [
+        made = [
             entry.with_wraps([(key_id, next(done[key_id])) for key_id, _, _ in those])
             for entry, those in zip(entries[part], wraps, strict=True)
         ]
+        entries[part] = with_key_material(envelope, made, deks)
 
 
 def wrapped_under(dataset: Ledger, entries: Sequence[FileEntry], wanted: Sequence[FileEntry]) -> list[FileEntry]:
@@ -174,7 +175,8 @@ def continue_plan(
 
 def _what(dataset: Ledger, entry: FileEntry) -> tuple[Any, ...]:
     """Return what a planned entry and a wanted one must have in common for the planned one to be used."""
-    return entry.format, entry.plain_length, entry.stamp, entry.block_size, column_masters(dataset, entry)
+    material = entry.key_material is not None
+    return entry.format, entry.plain_length, entry.stamp, entry.block_size, material, column_masters(dataset, entry)
 
 
 def commit_plan(plan: Plan, wish: Wish, *, fsync: bool = False) -> Committed:

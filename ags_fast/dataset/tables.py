@@ -45,6 +45,7 @@ NUMBERS = {  # numeric columns, and the largest value of each
     "parts": MAX_FILES,
     "mode": 0o777,
 }
+KEY_MATERIAL = "key_material"  # the column that only tables with such files have
 NAMED_KEYS = 16  # most keys that a reference names; a table with more keys must be opened to count them
 NAMES = [FileEntry._fields.index(field) for field in ("path", "file", "source")]  # UTF-8, unless the name is not text
 
@@ -61,6 +62,7 @@ class TableRef(NamedTuple):
     first: bytes = b""  # no path in the table sorts before this bound (see `bound`)
     last: bytes = b"\xff" * BOUND_NBYTES  # no path in the table sorts after this bound
     run: str = ""  # the run of several tables that it belongs to; "": a run of its own. Not in its JSON
+    key_material: bool = False  # whether a file in the table has key material
 
     def to_json(self) -> dict[str, Any]:
         """Return the reference as a JSON object."""
@@ -73,6 +75,8 @@ class TableRef(NamedTuple):
             "first": base64.b64encode(self.first).decode(),
             "last": base64.b64encode(self.last).decode(),
         }
+        if self.key_material:
+            value["key_material"] = True
         return value if self.keys is None else {**value, "keys": dict(self.keys)}
 
     @classmethod
@@ -89,6 +93,7 @@ class TableRef(NamedTuple):
                 base64.b64decode(value["first"], validate=True),
                 base64.b64decode(value["last"], validate=True),
                 run,
+                value.get("key_material") is True,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"a reference to a table lacks or garbles {error}") from None
@@ -111,6 +116,7 @@ def entry_schema() -> Any:
     import pyarrow as pa
 
     column_key = pa.struct([("column", pa.string()), ("key_id", pa.string()), ("wrapped_dek", pa.binary())])
+    material = pa.struct([("column", pa.string()), ("wrapping_key_id", pa.string()), ("wrapped_dek", pa.binary())])
     return pa.schema(
         [
             pa.field("path", pa.binary(), nullable=False),  # binary: a name may not be text
@@ -131,6 +137,7 @@ def entry_schema() -> Any:
             pa.field("stamp", pa.string(), nullable=False),
             pa.field("mode", pa.int64()),
             pa.field("mtime_ns", pa.int64()),
+            pa.field(KEY_MATERIAL, pa.list_(material)),
         ]
     )
 
@@ -173,6 +180,8 @@ def encode_table(table: Any) -> bytes:
     has bytes. In Parquet, anyone with a KEK could seal a file of 12 KiB that decodes to gigabytes.
     """
     table = table.combine_chunks()
+    if KEY_MATERIAL in table.column_names and table.column(KEY_MATERIAL).null_count == table.num_rows:
+        table = table.drop_columns(KEY_MATERIAL)
     pages, parts = [], []
     for begin in range(0, max(1, table.num_rows), PAGE_ENTRIES):
         page = table.slice(begin, PAGE_ENTRIES)
@@ -211,8 +220,8 @@ def decode_table(data: bytes, where: str, count: int) -> Any:
 
 def _bounded(table: Any, where: str) -> Any:
     """Return the table. Raises FormatError if it has keys of too many columns."""
-    column_keys = table.column("column_keys")
-    if sum(len(chunk.flatten()) for chunk in column_keys.chunks) > COLUMN_KEYS:
+    lists = (table.column(name) for name in ("column_keys", KEY_MATERIAL))
+    if any(sum(len(chunk.flatten()) for chunk in column.chunks) > COLUMN_KEYS for column in lists):
         raise FormatError(f"{where} is not a table of entries: it has keys of more than {COLUMN_KEYS} columns")
     return table
 
@@ -257,7 +266,11 @@ def _page_batch(data: Any, page: Page, where: str) -> Any:
         if (first.type, second.type) != ("schema", "record batch") or _has_compression(second.metadata.to_pybytes()):
             raise ValueError("it is not a plain record batch")
         found = pa.ipc.read_schema(first)
-        if any(found.field(field.name).type != field.type for field in schema):
+        if any(
+            found.field(field.name).type != field.type
+            for field in schema
+            if field.name != KEY_MATERIAL or KEY_MATERIAL in found.names
+        ):
             raise ValueError("its columns have other types")
         batch = pa.ipc.read_record_batch(second, found)
         if batch.num_rows == page.rows:
@@ -273,7 +286,11 @@ def _page_table(batch: Any, where: str) -> Any:
 
     schema = entry_schema()
     try:
-        table = pa.Table.from_batches([batch]).select(schema.names)
+        table = pa.Table.from_batches([batch])
+        if KEY_MATERIAL not in table.column_names:
+            field = schema.field(KEY_MATERIAL)
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        table = table.select(schema.names)
         table.validate(full=True)
         return _checked(table.cast(schema))
     except (pa.ArrowException, KeyError, ValueError) as error:
@@ -328,8 +345,9 @@ def decode_entries(table: Any, where: str) -> list[FileEntry]:
             columns[i] = [known.setdefault(name, name) for name in names]
     except AttributeError:
         raise FormatError(f"{where} has an entry without a name") from None
-    keys = FileEntry._fields.index("column_keys")
-    columns[keys] = [None if value is None else tuple(value) for value in columns[keys]]
+    for name in ("column_keys", KEY_MATERIAL):
+        i = FileEntry._fields.index(name)
+        columns[i] = [None if value is None else tuple(value) for value in columns[i]]
     return [FileEntry(*row) for row in zip(*columns, strict=True)]
 
 
@@ -341,6 +359,8 @@ def chunks(entries: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
         size = ENTRY_NBYTES + len(entry.path) + len(entry.file) + len(entry.source) + len(entry.wrapped_dek)
         if entry.column_keys:
             size += sum(len(key["column"]) + len(key["wrapped_dek"]) for key in entry.column_keys)
+        for one in entry.key_material or ():
+            size += len(one["column"]) + len(one["wrapping_key_id"]) + len(one["wrapped_dek"])
         if size > TABLE_NBYTES // 2:
             raise PolicyError(f"the keys of {entry.path!r} have {size} bytes: group its columns under fewer keys")
         if chunk and (len(chunk) == MANIFEST_ENTRIES or nbytes + size > MANIFEST_NBYTES):

@@ -40,7 +40,7 @@ def key_status(
 ) -> dict[str, Any]:
     """Show the keys of a dataset, what needs each key, and when each ends.
 
-    No manifest is opened unless the reference to it does not name its keys.
+    No manifest is opened unless the reference to it does not name its keys, or says that its files have key material.
 
     Args:
         dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
@@ -59,6 +59,7 @@ def key_status(
           (``master_version``), the versions and open jobs that need it, and how many data keys it wraps in the newest
           version.
         - ``masters``: the master keys, which version of each wraps now, and how many KEKs each version wraps.
+          ``key_material``: how many data keys of the newest version each version opens by key material in files.
         - ``versions``: the versions, and from when on the policy lets jobs expire each.
         - ``open_jobs``, ``policy``.
         - ``unread``: what could not be read, and why. The rest may then be incomplete.
@@ -149,14 +150,23 @@ def _masters(survey: Survey) -> list[dict[str, Any]]:
     counts: dict[str, Counter[str | None]] = defaultdict(Counter)
     for entry in survey.keys.values():
         counts[entry.wrapping_key_id].update([survey.version_of(entry)] if entry.double_wrap else ())
+    material: dict[str, Counter[str | None]] = defaultdict(Counter)
+    for ref in survey.snapshot.head.manifests if survey.snapshot.head else ():
+        for master, count in survey.key_material(ref).items():
+            material[master.key_id][master.version] += count
+
+    def rows(found: Counter[str | None], name: str) -> list[dict[str, Any]]:
+        return [{"version": v, name: n} for v, n in sorted(found.items(), key=lambda item: _order(item[0]))]
+
     return [
         {
             "wrapping_key_id": key_id,
             "current_version": survey.current.get(key_id),
-            "keks": [{"version": v, "keks": n} for v, n in sorted(keks.items(), key=lambda item: _order(item[0]))],
+            "keks": rows(counts[key_id], "keks"),
+            "key_material": rows(material[key_id], "data_keys"),
             "refused": survey.refused.get(key_id),
         }
-        for key_id, keks in sorted(counts.items())
+        for key_id in sorted(counts.keys() | material.keys())
     ]
 
 
@@ -259,15 +269,15 @@ def audit(
         row |= _verdicts(survey, row["wrapping_key_id"], holders)
     known = {row["wrapping_key_id"] for row in result["masters"]}
     for key_id in sorted({master.key_id for master in holders} - known):
-        row = {"wrapping_key_id": key_id, "current_version": None, "keks": [], "refused": survey.refused.get(key_id)}
-        row["listed"] = []
+        row = {"wrapping_key_id": key_id, "current_version": None, "keks": [], "key_material": []}
+        row |= {"refused": survey.refused.get(key_id), "listed": []}
         result["masters"].append(row | _verdicts(survey, key_id, holders))
     now = result["time_ms"]
     facts = runbook.Facts(
         survey,
         now,
         may_expire=any(row["expires_ms"] is not None and row["expires_ms"] <= now for row in result["versions"]),
-        single_before=any(held.data_keys for held in holders.values()),
+        kms_wraps_before=any(held.data_keys or held.key_material for held in holders.values()),
         paths=[paths] if isinstance(paths, str) else paths,
     )
     return {
@@ -306,11 +316,12 @@ class _Held:
     def __init__(self) -> None:
         self.keks: list[KeyEntry] = []  # of the key store
         self.data_keys: dict[int, int] = {}  # by version of the dataset; of which the KMS wraps the keys
+        self.key_material: dict[int, int] = {}  # by version of the dataset: data keys that it opens in files
         self.jobs: set[str] = set()
         self.superseded = 0  # KEKs in objects that the key store no longer needs, as these say
 
     def __bool__(self) -> bool:
-        return bool(self.keks or self.data_keys or self.jobs)
+        return bool(self.keks or self.data_keys or self.key_material or self.jobs)
 
 
 def _holders(survey: Survey) -> dict[Master, _Held]:
@@ -320,11 +331,15 @@ def _holders(survey: Survey) -> dict[Master, _Held]:
             held[Master(entry.wrapping_key_id, survey.version_of(entry))].keks.append(entry)
     for version in survey.versions:
         counts: Counter[Master] = Counter()
+        material: Counter[Master] = Counter()
         for ref in version.manifests:
             if ref.path not in survey.closed:
                 counts += survey.kms_wraps(ref)
+                material += survey.key_material(ref)
         for master, count in counts.items():
             held[master].data_keys[version.number] = count
+        for master, count in material.items():
+            held[master].key_material[version.number] = count
     for job in survey.jobs:
         masters = [Master(key.wrapping_key_id, survey.version_of(key)) for key in job.keks if key.double_wrap]
         for ref in job.tables:
@@ -360,7 +375,8 @@ def _verdicts(survey: Survey, key_id: str, holders: Mapping[Master, _Held]) -> d
                 "version": master.version,
                 "current": is_current,
                 "keks": len(held.keks),
-                "data_keys": [{"version": number, "data_keys": count} for number, count in held.data_keys.items()],
+                "data_keys": _by_version(held.data_keys),
+                "key_material": _by_version(held.key_material),
                 "open_jobs": sorted(held.jobs),
                 "superseded": held.superseded,
                 "may_be_destroyed": verdict,
@@ -381,6 +397,10 @@ def _verdicts(survey: Survey, key_id: str, holders: Mapping[Master, _Held]) -> d
         "may_be_destroyed": whole,
         "why": why,
     }
+
+
+def _by_version(counts: Mapping[int, int]) -> list[dict[str, int]]:
+    return [{"version": number, "data_keys": count} for number, count in counts.items()]
 
 
 def _verdict(
@@ -411,6 +431,9 @@ def _what(held: _Held) -> list[str]:
     if held.data_keys:
         most = max(held.data_keys.values())
         reasons.append(f"{_count(most, 'data key')} of {_versions_named(list(held.data_keys))}")
+    if held.key_material:
+        count, versions = _count(max(held.key_material.values()), "data key"), list(held.key_material)
+        reasons.append(f"{count} in the key material of files of {_versions_named(versions)}")
     if held.jobs:
         reasons.append(f"keys of the open job{'s' * (len(held.jobs) > 1)} {', '.join(sorted(held.jobs))}")
     return reasons
@@ -438,6 +461,7 @@ def _first(survey: Survey, key_id: str, is_current: bool, held: _Held) -> list[d
         (is_current, "new_version", {"key_id": key_id}),
         (bool(held.keks), "rotate", {"what": "mek", "from_key_id": key_id}),
         (newest in held.data_keys, "rotate", {"what": "kek", "from_key_id": key_id}),
-        (bool(held.data_keys), "expire", {}),
+        (newest in held.key_material, "rekey_files", {}),
+        (bool(held.data_keys or held.key_material), "expire", {}),
     ]
     return [{"function": function, "arguments": arguments} for needed, function, arguments in actions if needed]

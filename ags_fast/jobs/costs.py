@@ -17,6 +17,7 @@ from ags_fast.dataset.keks import GRACE_MS, clock_ms
 from ags_fast.dataset.merging import SMALL_ENTRIES, path_bytes, to_merge
 from ags_fast.dataset.policy import DAY_MS
 from ags_fast.dataset.tables import TableRef, chunks, named_keys
+from ags_fast.keys.entry import KeyEntry
 from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ags_fast.dataset.decide import Change, Rotation
     from ags_fast.dataset.versions import Version
     from ags_fast.jobs.survey import Survey
-    from ags_fast.keys.entry import KeyEntry
 
 
 @dataclass
@@ -73,6 +73,11 @@ class Process:
             return
         self.cost.calls["wrap"] += count
         self._prove(key)
+
+    def wrap_bare(self, wrapping_key_id: str, count: int) -> None:
+        """Have the KMS wrap N keys for the key material of files."""
+        self.cost.calls["wrap"] += count
+        self._prove(KeyEntry(f"{wrapping_key_id} for key material", wrapping_key_id))
 
     def rewrap(self, old: KeyEntry, new: KeyEntry, count: int) -> None:
         """Wrap N keys that `old` wraps by `new`."""
@@ -183,6 +188,8 @@ class Forecast:
         for key_id, count in wrapped_by(made).items():  # to plan, and to write
             process.wrap(self._now.keys[key_id], count)
             process.unwrap(self._now.keys[key_id], count)
+        for key_id, count in wrapped_by(entry for entry in made if entry.key_material is not None).items():
+            process.wrap_bare(self._now.keys[key_id].wrapping_key_id, count)
         process.cost.written.update(files=len(made), file_bytes=sum(entry.file_length for entry in made))
         nbytes = sum(ref.length for ref in refs) // max(1, sum(ref.entries for ref in refs))
         runs = [run for run in runs if run]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.entries import FileEntry, source_stamp
+from ags_fast.dataset.key_material import check_key_material
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import new_job_id, object_name
 from ags_fast.dataset.open_jobs import resume_plan
@@ -76,6 +77,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
     progress: Progress = None,
     key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
+    key_material: str | None = None,
 ) -> JobResult:
     """Encrypt every file under `src` into `dataset`, and commit a version with these files.
 
@@ -133,6 +135,9 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
         progress: None shows a bar on a terminal, False shows none, and a callable gets rows as they come.
         key_store: Where the dataset's keys are; None: in the dataset.
         storage_options: Options for fsspec.
+        key_material: For "parquet": "keytools" lets Parquet's own key tools (parquet-java in Spark, pyarrow) open the
+            new files, too: the KMS wraps each data key once more, and the file stores that wrap and its AAD prefix.
+            docs/keys.md says what this costs. None: only the dataset's manifests open the files.
 
     Returns:
         A row for each source, and the version.
@@ -150,7 +155,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
         source=Store(src, storage_options, follow=links == "follow"),
         target=Store(dataset, storage_options),
         wrapping_key_id=wrapping_key_id,
-        format=_checked_format(format, column_keys),
+        format=_checked_format(format, column_keys, key_material),
         masters=_check_columns(column_keys or {}),
         double_wrap=double_wrap,
         dek_length=_checked_dek_length(dek_length),
@@ -163,7 +168,9 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
         delete_sources=delete_sources,
         dry_run=dry_run,
         policy=policy,
+        key_material=key_material,
     )
+    check_key_material(key_material, dek_length)
     choice = Choice.of(hidden, include, exclude, links)
     check_apart(wish.source, wish.target)
     listed, skipped = _list(wish.source, choice)
@@ -203,6 +210,7 @@ class _Encryption:
     delete_sources: bool
     dry_run: bool
     policy: Policy | None
+    key_material: str | None
 
     @property
     def facts(self) -> dict[str, str]:
@@ -228,11 +236,13 @@ class _Found:
         return result_of(wish.target, "encrypt", self.job_id, self.base, rows + self.skipped)
 
 
-def _checked_format(format: str, column_keys: Mapping[str, str] | None) -> str:
+def _checked_format(format: str, column_keys: Mapping[str, str] | None, key_material: str | None) -> str:
     if format not in FORMATS:
         raise ValueError(f"format must be {' or '.join(map(repr, FORMATS))}, not {format!r}")
     if column_keys is not None and format != "parquet":
         raise ValueError("column_keys are for format='parquet'")
+    if key_material is not None and format != "parquet":
+        raise ValueError("key_material is for format='parquet'")
     return format
 
 
@@ -407,6 +417,7 @@ def _shape(wish: _Encryption, found: Entry, *marks: str) -> dict[str, Any]:
         "stamp": source_stamp(wish.format, found.size, found.stamp),
         "mode": found.mode,
         "mtime_ns": found.mtime_ns,
+        "key_material": None if wish.key_material is None else (),
     }
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.entries import wrapped_by
+from ags_fast.dataset.key_material import KEYTOOLS, check_key_material
 from ags_fast.dataset.names import new_job_id, object_name
 from ags_fast.dataset.open_jobs import resume_plan
 from ags_fast.dataset.planning import begin_plan, column_masters, continue_plan, reserve_keys
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ags_fast.dataset.access import Folder, KeyPlace
+    from ags_fast.dataset.entries import FileEntry
     from ags_fast.jobs.engines.base import Engine
     from ags_fast.jobs.results import Progress
     from ags_fast.keys.kms import KmsClient
@@ -49,6 +51,7 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
     progress: Progress = None,
     key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
+    key_material: str | None = None,
 ) -> JobResult:
     """Rewrite files of `dataset`, each under a new data key, and commit a version with the new files.
 
@@ -75,6 +78,8 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
         progress: None shows a bar on a terminal, False shows none, and a callable gets rows as they come.
         key_store: Where the dataset's keys are; None: in the dataset.
         storage_options: Options for fsspec.
+        key_material: Of the Parquet files: "keytools" gives them key material (see `encrypt_files`), "none" takes it
+            away. None: files with key material get new key material, and the others none.
 
     Returns:
         A row for each file, and the version.
@@ -89,6 +94,8 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
     """
     if dek_length not in (16, 24, 32):
         raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
+    if key_material not in (None, "none", KEYTOOLS):
+        raise ValueError(f"key_material must be {KEYTOOLS!r}, 'none' or None, not {key_material!r}")
     options = Options(engine, resume, on_error, max_failures, progress)
     kms = client_for(options.engine, kms, dataset)
     opened, base, chosen = Access.of(dataset, kms, key_store, storage_options, None, min_version, pin).load(
@@ -103,16 +110,9 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
             plan.end()
             return result_of(target, "rekey", plan.job_id, made, rows)
         job_id = plan.job_id if plan else new_job_id()
-        prefixes = aad_prefixes(None, len(chosen))
-        entries = [
-            entry._replace(
-                file=object_name(entry.path, job_id, format=entry.format),
-                file_length=entry.file_length if entry.format == "ags1" else 0,
-                job_id=job_id,
-                aad_prefix=prefix if entry.set_id is None else entry.aad_prefix,
-            )
-            for entry, prefix in zip(chosen, prefixes, strict=True)
-        ]
+        entries = _new_entries(chosen, job_id, key_material)
+        if any(entry.key_material is not None for entry in entries):
+            check_key_material(KEYTOOLS, dek_length)
         old = {entry.path: entry for entry in chosen}
         if dry_run or not entries:
             rows = [planned_row(target.full_path(old[e.path].file), target.full_path(e.file), e) for e in entries]
@@ -146,3 +146,19 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
         rows = run_tasks(context, [Task(entry, old[entry.path]) for entry in entries], options, plan)
         rows = without_false_alarm(opened, base, rows)
         return commit_files(plan, context, entries, rows, base, old)
+
+
+def _new_entries(chosen: Sequence[FileEntry], job_id: str, key_material: str | None) -> list[FileEntry]:
+    """Return the files to make, without keys yet."""
+    made = []
+    for entry, prefix in zip(chosen, aad_prefixes(None, len(chosen)), strict=True):
+        has_material = entry.key_material is not None if key_material is None else key_material == KEYTOOLS
+        new = entry._replace(
+            file=object_name(entry.path, job_id, format=entry.format),
+            file_length=entry.file_length if entry.format == "ags1" else 0,
+            job_id=job_id,
+            aad_prefix=prefix if entry.set_id is None else entry.aad_prefix,
+            key_material=() if has_material and entry.format == "parquet" else None,
+        )
+        made.append(new)
+    return made

@@ -7,6 +7,7 @@ writes manifests with the same files, and with each DEK wrapped again (`ags_fast
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import timedelta
@@ -345,7 +346,45 @@ def _rotate_mek(
     why = ("Current", "the current version of its master key wraps it")
     for key_id, status in sorted(done.items(), key=lambda item: item[1] == "skipped"):
         work.key_row(key_id, key_id, status, why if status == "skipped" else None)
+    _report_key_material(work, head, before, None if asked.master in (None, asked.left) else asked.left, new_kms)
     return work.result(new_job_id(), head)
+
+
+def _report_key_material(
+    work: Work, head: Version | None, kms: KmsClient, left: str | None, new_kms: KmsClient | None
+) -> None:
+    """Add a row for each master key that opens files of the newest version by key material which this job leaves.
+
+    The job writes no data file, so what files store stays as it is.
+
+    Args:
+        work: What the steps of the rotation have in common.
+        head: The newest version.
+        kms: The client that has wrapped the key material.
+        left: The master key that the dataset leaves, if it leaves one.
+        new_kms: The client of the KMS that the dataset moves to, if it moves.
+    """
+    opened = work.opened
+    envelope = opened.envelope
+    old: Counter[str] = Counter()
+    current: dict[str, str | None] = {}
+    for ref in head.manifests if head else ():
+        for entry in opened.open_table(ref, envelope) if ref.key_material else ():
+            for one in entry.key_material or ():
+                master = one["wrapping_key_id"]
+                if new_kms is None and master != left:
+                    if master not in current:
+                        current[master] = kms.current_version(master)
+                    version = kms.key_version(one["wrapped_dek"])
+                    if version is not None and version == current[master]:
+                        continue
+                old[master] += 1
+    for master, count in sorted(old.items()):
+        why = (
+            f"{count:,} data key{'s' * (count != 1)} in the key material of files stay as this master key has wrapped "
+            "them: rekey_files renews key material"
+        )
+        work.key_row(master, None, "skipped", ("KeyMaterial", why))
 
 
 def _current_by(kms: KmsClient) -> Callable[[KeyEntry], bool]:

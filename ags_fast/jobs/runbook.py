@@ -25,7 +25,7 @@ class Facts:
     """What the steps of a runbook depend on."""
 
     def __init__(
-        self, survey: Survey, now: int, *, may_expire: bool, single_before: bool, paths: Sequence[str] | None
+        self, survey: Survey, now: int, *, may_expire: bool, kms_wraps_before: bool, paths: Sequence[str] | None
     ) -> None:
         """Look at a survey.
 
@@ -33,14 +33,14 @@ class Facts:
             survey: What there is of the dataset.
             now: The time, in milliseconds since 1970.
             may_expire: Whether the policy lets jobs expire a version.
-            single_before: Whether the KMS wraps data keys of any version.
+            kms_wraps_before: Whether the KMS itself wraps data keys of any version, in manifests or in files.
             paths: The patterns of the files whose data keys may be known; None: all files.
         """
         keys, snapshot = survey.keys, survey.snapshot
         active = [entry for entry in keys.values() if entry.state == "active"]
         self.survey = survey
         self.paths = paths
-        self.single_before = single_before
+        self.kms_wraps_before = kms_wraps_before
         self.dead = [job.job_id for job in survey.jobs if not job.lives]
         self.masters = sorted({entry.wrapping_key_id for entry in active})
         # KEKs that the current version of their master key does not wrap, as far as the KMS tells.
@@ -66,6 +66,8 @@ class Facts:
         for ref in snapshot.head.manifests if snapshot.head else ():
             counts += survey.wraps(ref)
         self.doubles_wrap = any(keys[key_id].double_wrap for key_id in counts if key_id in keys)
+        # Whether files of the newest version have key material.
+        self.key_material = any(ref.key_material for ref in (snapshot.head.manifests if snapshot.head else ()))
         # KEKs that what="double-wrap" does not replace.
         self.others = any(entry.double_wrap and Want.of(entry) != Want(entry.wrapping_key_id) for entry in active)
 
@@ -112,7 +114,8 @@ RUNBOOK: dict[str | None, tuple[Step, ...]] = {
         Step("wrap-data-keys", "rotate", _rotate("kek", lambda facts: facts.single)),
         Step("replace-worn-keks-too", "rotate", _rotate("kek", lambda facts: facts.worn and not facts.single)),
         Step("wrap-keks", "rotate", _rotate("mek")),
-        Step("remove-earlier-versions", "expire", lambda facts: [{}] if facts.single_before else []),
+        Step("renew-key-material", "rekey_files", lambda facts: [{}] if facts.key_material else []),
+        Step("remove-earlier-versions", "expire", lambda facts: [{}] if facts.kms_wraps_before else []),
         ASK_AGAIN,
     ),
     "kek-leaked": (

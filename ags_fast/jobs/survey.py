@@ -60,6 +60,7 @@ class Survey:
         self.closed: set[str] = set()  # the tables among it
         self._wraps: dict[str, Counter[str]] = {}
         self._kms_wraps: dict[str, Counter[Master]] = {}
+        self._key_material: dict[str, Counter[Master]] = {}
         for _ in range(ATTEMPTS):
             before = self._stamp()
             try:
@@ -75,7 +76,8 @@ class Survey:
         self.current: dict[str, str | None] = {}  # master key: the version that wraps now, where the KMS tells
         self.refused: dict[str, str] = {}  # master key: why the KMS does not even say that
         self.listed: dict[str, list[KeyVersion]] = {}  # master key: its versions, where the KMS lists them; if deep
-        for key_id in sorted({entry.wrapping_key_id for entry in self.all_keks()}):
+        left = {master.key_id for counts in self._key_material.values() for master in counts}
+        for key_id in sorted(left.union(entry.wrapping_key_id for entry in self.all_keks())):
             try:
                 self.current[key_id] = opened.kms.current_version(key_id)
                 if deep:
@@ -109,6 +111,7 @@ class Survey:
         tables += [ref for job in self.jobs for ref in job.tables]
         for ref in tables:  # now, so that what cannot be opened is known
             self._try(ref.path, partial(self.kms_wraps if deep else self.wraps, ref))
+            self._try(ref.path, partial(self.key_material, ref))
 
     def _try(self, what: str, look: Callable[[], Any]) -> Any:
         try:
@@ -162,6 +165,18 @@ class Survey:
                         counts[self._master(key_id, wrapped)] += 1
             self._kms_wraps[ref.path] = counts
         return self._kms_wraps[ref.path]
+
+    def key_material(self, ref: TableRef) -> Counter[Master]:
+        """Count the DEKs that each version of a master key opens by the key material in the files of a table."""
+        if not ref.key_material or (ref.path in self.closed and ref.path not in self._key_material):
+            return Counter()
+        if ref.path not in self._key_material:
+            self._key_material[ref.path] = Counter(
+                Master(one["wrapping_key_id"], self.version_of_bytes(one["wrapped_dek"]))
+                for entry in self.entries(ref)
+                for one in entry.key_material or ()
+            )
+        return self._key_material[ref.path]
 
     def _kek(self, key_id: str) -> KeyEntry:
         return self.opened.keys.get(key_id)

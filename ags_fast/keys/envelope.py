@@ -252,19 +252,43 @@ class Envelope:
             wrapped.type, len(wrapped), [None, wrapped.buffers()[1], pa.py_buffer(out)], offset=wrapped.offset
         )
 
+    def wrap_bare(self, key_id: str, dek: bytes) -> tuple[str, bytes]:
+        """Have the KMS wrap a DEK itself and without a binding, as Parquet's key tools do.
+
+        The first wrap of a master key that a job has made is unwrapped again, if `proven` was given.
+
+        Returns:
+            The id of the master key, which is that of the KEK, and the wrapped DEK.
+
+        Raises:
+            PolicyError: The KEK is retired.
+            IntegrityError: The wrap does not open again.
+            KeyAccessError: The KMS refuses.
+        """
+        entry = self._entry(key_id)
+        self._check_wraps(entry)
+        master = entry.wrapping_key_id
+        wrapped = bytes(self.kms.wrap_key(dek, master))
+        bare = KeyEntry(f"{master} for key material", master)
+        self._see_open(bare, lambda: self.kms.unwrap_key(wrapped, master), dek)
+        return master, wrapped
+
     def _prove(self, entry: KeyEntry, wrapped: bytes, bound: bytes, dek: bytes | None = None) -> None:
         """Once in a job, see that a wrap of the KMS under the master key of `entry` opens again.
 
         One wrap for each key is enough: the key decides whether the caller may decrypt, and whether the service's
         answers can be opened. Damage to a single wrap is found when its file is read.
         """
+        self._see_open(entry, lambda: self.unwrap(entry.key_id, wrapped, bound), dek)
+
+    def _see_open(self, entry: KeyEntry, unwrap: Callable[[], bytes], dek: bytes | None) -> None:
         if self._proven is None or entry.key_id in self._proven:
             return
         with _proving:
             if entry.key_id in self._proven:
                 return
             try:
-                if self.unwrap(entry.key_id, wrapped, bound) != dek and dek is not None:
+                if unwrap() != dek and dek is not None:
                     raise IntegrityError("it is another key")
             except (FormatError, IntegrityError) as error:
                 raise IntegrityError(bad_wrap(entry, error)) from None

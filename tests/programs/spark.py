@@ -30,6 +30,71 @@ def read_split(path: Path, conf: Path) -> None:
     spark.stop()
 
 
+def keytools(
+    src: str,
+    dataset: str,
+    kms: dict[str, str],
+    less: dict[str, str],
+    columns: dict[str, str],
+    classes: str,
+    out: str,
+) -> None:
+    """Encrypt a dataset of Parquet files with key material in Spark, and read it by Spark's own reader.
+
+    less: a KMS that refuses the master key hr.
+    """
+    from pyspark.sql import SparkSession
+
+    from ags_fast.dataset.dataset import Dataset
+    from ags_fast.jobs import encrypt_files, rekey_files
+    from ags_fast.spark import SparkEngine
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.driver.extraClassPath", classes).getOrCreate()
+    common: Any = {"engine": SparkEngine(spark), "progress": False, "kms": kms}
+    wanted: Any = {"wrapping_key_id": "master", "format": "parquet", "column_keys": columns, "key_material": "keytools"}
+    encrypt_files(src, dataset, **common, **wanted).raise_for_failures()
+
+    def read(paths: list[str], kms: dict[str, str], **options: str) -> Any:
+        return spark.read.options(
+            **{
+                "parquet.crypto.factory.class": "org.apache.parquet.crypto.keytools.PropertiesDrivenCryptoFactory",
+                "parquet.encryption.kms.client.class": "ags.tour.LocalKeystore",
+                "kms.local.path": kms["kms.local.path"],
+                "kms.local.key-file": kms["kms.local.key-file"],
+                **options,
+            }
+        ).parquet(*paths)
+
+    def error(call: Any) -> str:
+        try:
+            call()
+        except Exception as found:  # Py4J's, or Spark's of several kinds
+            return str(found)
+        return "none"
+
+    handle = Dataset.open(dataset, kms=kms)
+    paths = [file.url for file in sorted(handle.files())]
+    for n, path in enumerate(paths):
+        read([path], kms).coalesce(1).orderBy("id").write.parquet(f"{out}/{n}")
+    whole = read(paths, kms, basePath=dataset)
+    # Another connection's properties: keys are cached by the KMS instance and the access token of a caller.
+    token = {"parquet.encryption.key.access.token": "less"}
+    partly = read(paths, less, **token)
+    found = {
+        "by_year": [[str(row.year), row["count"]] for row in whole.groupBy("year").count().orderBy("year").collect()],
+        "filtered": whole.where("id = 33").select("text", "number").count(),
+        "without hr": len(partly.select("id", "number", "real").collect()),
+        "text without hr": error(lambda: partly.select("text").collect()),
+    }
+    rekey_files(dataset, **common).raise_for_failures()
+    handle.refresh()
+    found["after rekey"] = read([file.url for file in handle.files()], kms).select("text").count()
+    found["folder after rekey"] = read([dataset], kms, recursiveFileLookup="true").count()
+    print(json.dumps(found))
+    spark.stop()
+
+
 def use_threads(_: object) -> Iterator[tuple[int, int, int, int]]:
     """A task's CPUs, its threads by default and with 64, and its address space in MiB."""
     from pyspark import TaskContext

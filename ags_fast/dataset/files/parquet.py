@@ -13,9 +13,11 @@ import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.key_material import FOOTER
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
 from ags_fast.parquet import Keys, decrypt_file, encrypt_file, open_plain
+from ags_fast.parquet.keytools.material import key_metadata
 from ags_fast.stream import AgsReader, AgsWriter
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 # What this package writes has a tag for everything that is encrypted: a file with less is not what was written.
 STRICT: dict[str, Any] = {"allow_ctr": False, "allow_unauthenticated_levels": False}
-KEY_MATERIAL = "AGS-DATASET"  # of key_metadata; keys are found by the dataset's manifests and by nothing in the file
+KEY_MATERIAL = "AGS-DATASET"  # of key_metadata by which nobody finds a key: the dataset's manifests have them
 
 SPOOL_NBYTES = 16 << 20  # of a file in the making that are held in memory
 
@@ -44,8 +46,25 @@ def parquet_keys(contents: Contents, entry: FileEntry) -> Keys:
             columns[column["column"]] = contents.envelope.unwrap(*wrap)
         except KeyAccessError as error:
             raise KeyAccessError(f"column {column['column']!r}: {error}") from None
-    metadata = {"keyMaterialType": KEY_MATERIAL, "datasetID": contents.dataset_id}
-    return Keys(contents.envelope.unwrap(*file), columns, footer_metadata=json.dumps(metadata).encode())
+    if entry.key_material is None:
+        note = {"keyMaterialType": KEY_MATERIAL, "datasetID": contents.dataset_id}
+        metadata = {FOOTER: json.dumps(note).encode()}
+    else:
+        metadata = {
+            one["column"]: key_metadata(
+                one["wrapping_key_id"],
+                one["wrapped_dek"],
+                footer=one["column"] == FOOTER,
+                datasetID=contents.dataset_id,
+            )
+            for one in entry.key_material
+        }
+    return Keys(
+        contents.envelope.unwrap(*file),
+        columns,
+        footer_metadata=metadata.pop(FOOTER, None),
+        column_metadata={column: text for column, text in metadata.items() if column in columns},
+    )
 
 
 @contextmanager
@@ -143,7 +162,7 @@ class ParquetWriter:
                 self._new,
                 keys,
                 aad_prefix=entry.aad_prefix,
-                store_aad_prefix=False,
+                store_aad_prefix=entry.key_material is not None,
                 threads=contents.threads,
             )
         if report.plain_length is not None:

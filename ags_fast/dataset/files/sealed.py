@@ -129,4 +129,5 @@ def _is_in(column: str, names: Iterable[str]) -> bool:
 
 def _slim(entry: FileEntry) -> FileEntry:
     """Return an entry without what only writers and jobs need: 100,000 of them are sent to tasks."""
-    return entry._replace(source="", stamp="", job_id="", set_id=None, part=None, parts=None, mode=None, mtime_ns=None)
+    slim = entry._replace(source="", stamp="", job_id="", set_id=None, part=None, parts=None)
+    return slim._replace(mode=None, mtime_ns=None, key_material=None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ags_fast.dataset.files.contents import MODULES, format_of
+from ags_fast.dataset.key_material import with_key_material
 from ags_fast.dataset.names import ATTEMPT, HIDDEN, check_path, written_name
 from ags_fast.errors import AgsError, ConcurrentChangeError
 
@@ -110,16 +111,18 @@ class Ticket:
             format=format,
             block_size=template.block_size if format == "ags1" else 0,
             column_keys=template.column_keys if format == "parquet" else None,
+            key_material=template.key_material if format == "parquet" else None,
             aad_prefix=os.urandom(16),
             source=path,
             mtime_ns=time.time_ns(),
         )
         envelope = self.contents.envelope
+        planned = entry.wraps(dataset_id)
+        deks = [os.urandom(self.dek_length) for _ in planned]
         wraps = [
-            (key_id, envelope.wrap(key_id, os.urandom(self.dek_length), bound))
-            for key_id, _, bound in entry.wraps(dataset_id)
+            (key_id, envelope.wrap(key_id, dek, bound)) for (key_id, _, bound), dek in zip(planned, deks, strict=True)
         ]
-        entry = entry.with_wraps(wraps)
+        (entry,) = with_key_material(envelope, [entry.with_wraps(wraps)], deks)
         new = self.contents.store.begin(entry.file, tag=template.job_id, fsync=self.fsync)
         try:
             if encoder is not None:

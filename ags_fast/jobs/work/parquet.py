@@ -133,7 +133,7 @@ def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
                 new,
                 keys,
                 aad_prefix=entry.aad_prefix,
-                store_aad_prefix=False,
+                store_aad_prefix=entry.key_material is not None,
                 threads=context.threads,
             )
         except (FormatError, IntegrityError, PolicyError):
@@ -174,9 +174,26 @@ def _check(context: Context, entry: FileEntry) -> int:
 
 
 def _verify_source(context: Context, entry: FileEntry, source: Any) -> int:
-    return verify(
-        source, parquet_keys(context.contents, entry), aad_prefix=entry.aad_prefix, threads=context.threads, **STRICT
-    ).file_length
+    keys = parquet_keys(context.contents, entry)
+    length = verify(source, keys, aad_prefix=entry.aad_prefix, threads=context.threads, **STRICT).file_length
+    if entry.key_material is not None:
+        _check_key_material(entry, source, keys)
+    return length
+
+
+def _check_key_material(entry: FileEntry, source: Any, keys: Keys) -> None:
+    """Raise IntegrityError if Parquet's key tools would not find the keys of a file by what the file stores.
+
+    No tag covers the key metadata of the footer key.
+    """
+    with Opened(source, Reading(keys, entry.aad_prefix)) as opened:
+        crypto = opened.crypto
+        found = [
+            crypto is not None and (crypto.key_metadata, crypto.stored) == (keys.footer_metadata, entry.aad_prefix)
+        ]
+        found += [chunk.key_metadata == (keys.column(chunk.path) or (None, None))[1] for chunk in opened.chunks()]
+    if not all(found):
+        raise IntegrityError(f"{entry.file} has other key material than its manifest says: it was changed")
 
 
 def _verify(context: Context, task: Task, attempt: int) -> Outcome:
@@ -228,7 +245,7 @@ def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
             keys,
             aad_prefix=old.aad_prefix,
             new_aad_prefix=entry.aad_prefix,
-            store_aad_prefix=False,
+            store_aad_prefix=entry.key_material is not None,
             threads=context.threads,
             **STRICT,
         )

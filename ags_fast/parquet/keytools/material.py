@@ -39,6 +39,7 @@ __all__ = [
     "encoded",
     "flag_field",
     "from_text",
+    "key_metadata",
     "material_path",
     "parquet_name",
     "parse_column_keys",
@@ -52,6 +53,7 @@ Path = str | tuple[str, ...]  # of a column: with dots between its parts, or the
 ColumnKeys = str | Mapping[str, Collection[Path]] | Mapping[Path, Any]
 
 TYPE = "PKMT1"
+NO_KMS = "DEFAULT"  # the id and URL of the KMS, where there are none
 PREFIX, SUFFIX = "_KEY_MATERIAL_FOR_", ".json"
 TEMPORARY = "_TMP"  # before PREFIX: what parquet-java renames in the end, after it has deleted the old file
 MATERIAL_MAX_NBYTES = 1 << 16  # of one key's JSON: far more than wrapped keys need
@@ -150,6 +152,22 @@ def text_field(fields: Mapping[str, Any], name: str) -> str:
 def dumps(value: Mapping[str, Any]) -> str:
     """Write JSON as Parquet's key tools do."""
     return json.dumps(value, separators=(",", ":"))
+
+
+def key_metadata(key_id: str, wrapped: bytes, *, footer: bool, **more: str) -> bytes:
+    """Return internal key metadata of a DEK that the KMS wraps itself.
+
+    Args:
+        key_id: The master key.
+        wrapped: The DEK as the KMS has wrapped it.
+        footer: Whether it is the footer key.
+        **more: Fields that are no part of PKMT1, and that its readers pass over.
+    """
+    material = {"keyMaterialType": TYPE, "internalStorage": True, "isFooterKey": footer}
+    if footer:
+        material |= {"kmsInstanceID": NO_KMS, "kmsInstanceURL": NO_KMS}
+    text = to_text(wrapped, "auto", key_id)
+    return dumps({**material, "masterKeyID": key_id, "wrappedDEK": text, "doubleWrapping": False, **more}).encode()
 
 
 def decoded(name: str, text: str) -> bytes:

@@ -1,0 +1,64 @@
+"""Key material of a dataset's Parquet files: what Parquet's own key tools (parquet-java, Arrow) open them with.
+
+A file with key material has each of its DEKs in two wraps. The manifest has the one that every file has, under a KEK
+and bound to its use. The other is in the file's key metadata (PKMT1): there the KMS itself wraps the DEK, since a
+reader that knows no manifest knows no KEK. The manifest records the second wraps, too, so that jobs know what the
+versions of a master key open, and see when somebody changed them in a file. No job here opens a file by them.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from ags_fast.keys.envelope import in_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.keys.envelope import Envelope
+
+KEYTOOLS = "keytools"
+NBYTES = (16, 24)  # of a DEK. A KEK has 32, so that the wrap of such a DEK never passes for that of a KEK
+CONCURRENCY = 8  # calls of the KMS at once
+FOOTER = ""  # for a column's path in a record: the footer key
+
+
+def check_key_material(key_material: str | None, dek_length: int) -> None:
+    """Raise ValueError for a kind that there is not, and for data keys that would be as long as KEKs."""
+    if key_material not in (None, KEYTOOLS):
+        raise ValueError(f"key_material must be {KEYTOOLS!r} or None, not {key_material!r}")
+    if key_material is not None and dek_length not in NBYTES:
+        raise ValueError(
+            f"with key_material, dek_length is 16 or 24 bytes, not {dek_length}: KEKs have {dek_length} bytes, and "
+            "nobody may take a data key that the KMS has wrapped for a KEK"
+        )
+
+
+def with_key_material(envelope: Envelope, entries: Sequence[FileEntry], deks: Iterable[bytes]) -> list[FileEntry]:
+    """Return the files; those that are to have key material get it, from the KMS.
+
+    Args:
+        envelope: The KEKs that the entries name, and the KMS.
+        entries: The files. `key_material` is not None of those that are to have some.
+        deks: The DEKs of all files, in the order of `FileEntry.wraps`.
+    """
+    if all(entry.key_material is None for entry in entries):
+        return list(entries)
+    names = [[FOOTER, *(key["column"] for key in entry.column_keys or ())] for entry in entries]
+    key_ids = [[entry.key_id, *(key["key_id"] for key in entry.column_keys or ())] for entry in entries]
+    rest = iter(deks)
+    mine = [[next(rest) for _ in ids] for ids in key_ids]
+    wanted = [i for i, entry in enumerate(entries) if entry.key_material is not None]
+    todo = list(chain.from_iterable(zip(key_ids[i], mine[i], strict=True) for i in wanted))
+    concurrency = min(CONCURRENCY, len(todo))
+    done = iter(in_threads(lambda item: envelope.wrap_bare(*item), todo, concurrency))
+    made = list(entries)
+    for i in wanted:
+        records = []
+        for column in names[i]:
+            master, wrapped = next(done)
+            records.append({"column": column, "wrapping_key_id": master, "wrapped_dek": wrapped})
+        made[i] = entries[i]._replace(key_material=tuple(records))
+    return made
