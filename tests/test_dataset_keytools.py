@@ -17,6 +17,7 @@ import pytest
 from datasets import MASTER, QUIET, leftovers
 from parquet_corpus import check_equal, flat, rows
 from parquet_peers import rows_of
+from second_reader import SecondReader
 from spark_jobs import spark_env
 from support import flip, program, run_python
 
@@ -165,6 +166,29 @@ def test_what_files_store(sealed: Path, kms: dict[str, str]) -> None:
 
 def contents_of(opened: Ledger) -> Contents:
     return Contents(opened.id, opened.store, opened.envelope)
+
+
+def test_a_second_reader(sealed: Path, kms: dict[str, str]) -> None:
+    """What docs/dataset-format.md says of key material."""
+    client = load_kms(kms)
+    reader = SecondReader(sealed, client)
+    version = reader.document(reader.newest("_ags/versions"))
+    for ref in reader.manifests(version):
+        assert ref["key_material"] is True
+        for row in reader.table(ref):
+            found = {one["column"]: one for one in row["key_material"]}
+            use = reader.binding(b"dek", row["file"])
+            wraps = {"": (row["key_id"], row["wrapped_dek"], use)}
+            for key in row["column_keys"]:
+                bound = reader.binding(b"column:" + key["column"].encode(), row["file"])
+                wraps[key["column"]] = key["key_id"], key["wrapped_dek"], bound
+            for column, (key_id, wrapped, bound) in wraps.items():
+                one = found.pop(column)
+                assert one["wrapping_key_id"] == reader.keys[key_id]["encrypted-by-id"]
+                assert client.unwrap_key(one["wrapped_dek"], one["wrapping_key_id"]) == reader.unwrap(
+                    key_id, wrapped, bound
+                )
+            assert found == {}
 
 
 def test_without_a_master_key(sealed: Path, kms: dict[str, str], tmp_path: Path) -> None:
@@ -503,3 +527,5 @@ def test_spark_reads(tables: Path, dataset: Path, kms: dict[str, str], tmp_path:
     assert "KeyAccessDenied" in found["text without hr"] or "encrypted column" in found["text without hr"]
     assert found["folder after rekey"] == 1800  # of two versions: why files are named
     assert found["after rekey"] == 900
+    assert found["after an attack"] == 900  # files in others' places, and a plaintext file: only we notice
+    assert found["verified"] == ["failed", "ok", "failed"]

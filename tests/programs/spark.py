@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ def keytools(
     from pyspark.sql import SparkSession
 
     from ags_fast.dataset.dataset import Dataset
-    from ags_fast.jobs import encrypt_files, rekey_files
+    from ags_fast.jobs import encrypt_files, rekey_files, verify_files
     from ags_fast.spark import SparkEngine
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
@@ -91,6 +92,11 @@ def keytools(
     handle.refresh()
     found["after rekey"] = read([file.url for file in handle.files()], kms).select("text").count()
     found["folder after rekey"] = read([dataset], kms, recursiveFileLookup="true").count()
+    first, second, third = sorted(file.url for file in handle.files())
+    shutil.copy(second, first)
+    shutil.copy(f"{src}/year=2024/part-0.parquet", third)
+    found["after an attack"] = read([first, second, third], kms).count()
+    found["verified"] = [row.status for row in sorted(verify_files(dataset, **common).rows)]
     print(json.dumps(found))
     spark.stop()
 
