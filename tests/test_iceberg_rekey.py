@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
+import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pe
 from iceberg_tables import ids, new_table, rows, sql_catalog
 
 from ags_fast import IntegrityError, PolicyError
@@ -152,3 +154,36 @@ def test_plaintext_tables_are_refused(catalog: Any) -> None:
     table = catalog.create_table("ns.plain", schema=rows(0, 1).schema)
     with pytest.raises(PolicyError, match="encrypt"):
         rekey(table)
+
+
+def group_offsets(table: Any, location: str) -> list[int]:
+    """Where the row groups of an encrypted file begin, as pyarrow reads its footer."""
+    known = next(one for one in live(table) if one.path == location)
+    assert known.key_metadata is not None
+    key = pe.create_decryption_properties(known.key_metadata.encryption_key, aad_prefix=known.key_metadata.aad_prefix)
+    footer = pq.ParquetFile(location.removeprefix("file://"), decryption_properties=key).metadata
+    first = [footer.row_group(i).column(0) for i in range(footer.num_row_groups)]
+    return [one.dictionary_page_offset or one.data_page_offset for one in first]
+
+
+def test_split_offsets(tmp_path: Path, catalog: Any) -> None:
+    """Spark splits files there: they are those of the encrypted file."""
+    table = new_table(catalog, **{"write.parquet.row-group-limit": "1000"})
+    table.append(rows(0, 3500))
+    table.append(rows(3500, 3503))
+
+    def check(groups: list[int]) -> None:
+        found = {task.file.file_path: task.file.split_offsets for task in table.scan().plan_files()}
+        assert found == {path: group_offsets(table, path) for path in found}
+        assert sorted(len(offsets or ()) for offsets in found.values()) == groups
+
+    check([1, 4])
+    delete(table, "id = 7")
+    table.transaction().set_properties({"comment": "x"}).commit_transaction()
+    rekey(table)
+    check([1, 4])
+    rekey(table, what="data", engine=HERE).raise_for_failures()
+    check([1, 4])
+    expire(table)
+    table.overwrite(rows(9, 10), overwrite_filter="id >= 3500")
+    check([1, 4])

@@ -163,10 +163,12 @@ class FileIO(PyIcebergIO):
     def _write_parquet(self, location: str, data: memoryview, inner: PyIcebergIO) -> int:
         key = new_key(self._key_length)
         out = bytearray()
-        encrypt_file(data, out, Keys(footer=key.encryption_key), aad_prefix=key.aad_prefix, store_aad_prefix=False)
+        keys = Keys(footer=key.encryption_key)
+        report = encrypt_file(data, out, keys, aad_prefix=key.aad_prefix, store_aad_prefix=False)
         length = _put(inner, location, out)
         key = StandardKeyMetadata(key.encryption_key, key.aad_prefix, length)
-        self._session.learn(Known(location, length, key, format="PARQUET"))
+        offsets = report.row_group_offsets or None
+        self._session.learn(Known(location, length, key, format="PARQUET", split_offsets=offsets))
         return length
 
 

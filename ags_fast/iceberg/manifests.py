@@ -70,6 +70,7 @@ class Known:
         snapshot_id: Of a file: the snapshot that added or deleted it; None is inherited.
         sequence_number: Of a manifest, or of a file; None is inherited.
         spec_id: Of a manifest: its partition spec.
+        split_offsets: Of a new data file: where its row groups begin, in bytes of the encrypted file; None: not known.
     """
 
     path: str
@@ -86,6 +87,7 @@ class Known:
     snapshot_id: int | None = None
     sequence_number: int | None = None
     spec_id: int | None = None
+    split_offsets: list[int] | None = None
 
     def __repr__(self) -> str:
         return f"<Known {self.path} length={self.length} {'encrypted' if self.key_metadata else 'plaintext'}>"
@@ -226,7 +228,7 @@ def _sealed(record: dict[str, Any], look_up: Callable[[str], Known | None]) -> d
     file["referenced_data_file"] = known.referenced_data_file
     file["content_offset"] = file["content_size_in_bytes"] = None
     if known.sequence_number is None:
-        file["split_offsets"] = None  # PyIceberg took them from the plaintext file
+        file["split_offsets"] = known.split_offsets  # PyIceberg took them from the plaintext file
     return record
 
 

@@ -69,6 +69,8 @@ class Report:
     # held may hide the length of their metadata.
     plain_length: int | None = None
     columns: list[ColumnReport] = field(default_factory=list)
+    # Where each row group begins in the file that was written. Empty if none was.
+    row_group_offsets: list[int] = field(default_factory=list)
     footer_verified: bool = True  # False for a signed footer that was read without the footer key
     # (column, row group) where levels of V2 pages have no tag, in the source or in the target: there, somebody could
     # change which values are null, and where lists begin.
@@ -130,6 +132,11 @@ def report_of(
     columns: dict[int, ColumnReport] = {}
     count_columns(columns, chunks, mover, plaintext_footer)
     report.columns = [columns[number] for number in sorted(columns)]
+    begins: dict[int, int] = {}
+    for chunk in chunks:
+        if (there := mover.moved.get(chunk.number)) is not None and there.nbytes:
+            begins[chunk.row_group] = min(there.begin, begins.get(chunk.row_group, there.begin))
+    report.row_group_offsets = sorted(begins.values())
     report.buffer_nbytes = mover.buffer_nbytes
     report.unauthenticated_levels = mover.unauthenticated_levels
     report.warnings += level_warnings(report.unauthenticated_levels)
