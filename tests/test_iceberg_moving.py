@@ -15,10 +15,11 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 from iceberg_tables import MASTER, SCHEMA, ids, new_table, rows, sql_catalog
 from killing import killed_before_steps
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
-from test_iceberg_rekey import lineage
+from test_iceberg_rekey import keys, lineage
 
 from ags_fast.iceberg import clear_cache, delete, encrypt, expire, rekey, verify
 from ags_fast.iceberg.catalogs.base import EncryptedCatalog
+from ags_fast.iceberg.commit import edit
 from ags_fast.iceberg.work import moving
 from ags_fast.jobs import JobResult, LocalEngine
 from ags_fast.keys.kms import KmsClient, load_kms
@@ -153,6 +154,35 @@ def test_a_plan_that_was_changed_is_not_used(tmp_path: Path, catalog: Catalog, m
     result = rekey(table, what="data", engine=HERE)
     assert not {row.dst.removeprefix("file://") for row in result.rows if row.dst} & planned
     check_done(table)
+
+
+def test_a_plan_that_was_committed_and_rolled_back_is_given_up(
+    tmp_path: Path, catalog: Catalog, monkeypatch: Any
+) -> None:
+    """A job that died after its commit leaves its plan. Once the table is rolled back, new keys are new ones."""
+    table = filled(catalog, "rekey")
+    head: Any = table.current_snapshot()
+    seen = [keys(table)]
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(moving.Mover, "end", lambda _: None)
+            rekey(table, what="data", engine=HERE).raise_for_failures()
+        assert list(tmp_path.rglob("*.plan"))
+        seen.append(keys(table))
+        edit(table, lambda raw: with_main(raw, head.snapshot_id))
+        assert ids(table) == expected("rekey")
+    for i, some in enumerate(seen):
+        for others in seen[:i]:
+            assert not set(some.values()) & set(others.values())
+    rekey(table, what="data", engine=HERE).raise_for_failures()
+    assert not set(keys(table).values()) & set().union(*(some.values() for some in seen))
+    check_done(table)
+
+
+def with_main(raw: dict[str, Any], snapshot_id: int) -> dict[str, Any]:
+    """Metadata that were rolled back."""
+    refs = {**raw["refs"], "main": {**raw["refs"]["main"], "snapshot-id": snapshot_id}}
+    return {**raw, "refs": refs, "current-snapshot-id": snapshot_id}
 
 
 @pytest.mark.parametrize("op", WORKS)

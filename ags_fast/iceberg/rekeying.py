@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import PolicyError
@@ -85,7 +85,7 @@ def rewritten(
     raw: Raw,
     head: Head,
     writer: Writer,
-    summary: dict[str, int],
+    summary: dict[str, Any],
     changed: Callable[[Manifest, list[rewriting.Record]], object] = lambda one, entries: None,
     added: Callable[[Raw], Iterable[rewriting.Record]] = lambda snapshot: (),
 ) -> tuple[Raw, list[Row]]:

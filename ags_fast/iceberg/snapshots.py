@@ -42,7 +42,7 @@ def head_of(raw: Mapping[str, Any], branch: str = "main") -> Raw | None:
     return snapshot_of(raw, raw.get("current-snapshot-id")) if branch == "main" else None
 
 
-def begin_snapshot(raw: Mapping[str, Any], operation: str, summary: Mapping[str, int], *, branch: str = "main") -> Raw:
+def begin_snapshot(raw: Mapping[str, Any], operation: str, summary: Mapping[str, Any], *, branch: str = "main") -> Raw:
     """Return a new snapshot on a branch, without its manifest list and what follows from that.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.locations import load_location_provider
 
@@ -139,7 +139,7 @@ class Writer:
         """Write a manifest."""
         return self.write(self.location(f"{uuid.uuid4()}-m0.avro"), plain)
 
-    def begin(self, summary: Mapping[str, int], operation: str = "replace") -> Raw:
+    def begin(self, summary: Mapping[str, Any], operation: str = "replace") -> Raw:
         """Return a new snapshot, without its manifest list."""
         return begin_snapshot(self._raw, operation, summary, branch=self._branch)
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Mover", "move_files", "plan_files"]
 
 ATTEMPTS = 5  # rounds in which other commits added files
+JOB_ID = "ags-fast.job-id"  # of a snapshot's summary
 SUFFIXES = {"PARQUET": "parquet", "AVRO": "avro", "PUFFIN": "puffin"}
 
 
@@ -66,10 +67,11 @@ class Mover:
         self._kms = client_for(self._engine, self.io.session.kms)
         self.plan: Plan | None = None
 
-    def begin(self, raw: Raw) -> Plan:
-        """Return the plan, read or made."""
-        if self.plan is None:
-            self.plan = begin_plan(self.io, raw, self.op, new_job_id(), kms=self._kms, wrapping_key_id=self._master)
+    def begin(self, raw: Raw, *, fresh: bool = False) -> Plan:
+        """Return the plan, read or made. fresh: made, whatever there is."""
+        if self.plan is None or fresh:
+            options: Any = {"kms": self._kms, "wrapping_key_id": self._master, "fresh": fresh}
+            self.plan = begin_plan(self.io, raw, self.op, new_job_id(), **options)
         return self.plan
 
     def move(self, raw: Raw, files: Iterable[Known]) -> None:
@@ -122,19 +124,22 @@ class Mover:
             if moved is None:
                 raise _FilesLeftError(f"another commit added {file['file_path']}")
             assert moved.key_metadata is not None
+            if moved.length != file["file_size_in_bytes"]:  # else each module has the length and place that it had
+                file["split_offsets"] = None
             file["file_path"], file["file_size_in_bytes"] = moved.path, moved.length
-            file["key_metadata"], file["split_offsets"] = moved.key_metadata.encode(), None
+            file["key_metadata"] = moved.key_metadata.encode()
             referenced = file.get("referenced_data_file")
             if referenced in self.moved:
                 file["referenced_data_file"] = self.moved[referenced].path
 
-    def summary(self, head: Head) -> dict[str, int]:
-        """Return the counts of a snapshot in which all live files have moved."""
+    def summary(self, head: Head) -> dict[str, Any]:
+        """Return what the summary of a snapshot says in which all live files have moved."""
         files = {one.path: one for one in head.files()}
         data = [one for one in files.values() if one.content == DATA]
         deletes = [one for one in head.files() if one.content != DATA]
         rows = sum(one.record_count for one in data)
         return {
+            JOB_ID: self.plan.context.job_id if self.plan else None,
             "added-data-files": len(data),
             "deleted-data-files": len(data),
             "added-delete-files": len(deletes),
@@ -155,10 +160,16 @@ class Mover:
     def was_committed(self, raw: Raw, head: Head) -> bool:
         """Tell whether an earlier run came as far as its commit. Then nothing is left to do but to delete its plan.
 
-        Only the commit of a plan names the new files of that plan.
+        Only the commit of a plan names the new files of that plan. If the table was rolled back since, or other files
+        have taken their place, the keys in the plan were in use: it is given up, and the files get keys of their own.
         """
         plan = self.begin(raw)
-        if not plan.resumed or not {one.to for one in plan.files.values()} & {one.path for one in head.files()}:
+        if not plan.resumed:
+            return False
+        if not {one.to for one in plan.files.values()} & {one.path for one in head.files()}:
+            jobs = {(one.get("summary") or {}).get(JOB_ID) for one in raw.get("snapshots") or ()}
+            if plan.context.job_id in jobs:
+                self.begin(raw, fresh=True)
             return False
         self.rows = {path: Row(path, one.to, "ok") for path, one in plan.files.items()}
         return True

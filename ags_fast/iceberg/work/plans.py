@@ -100,7 +100,9 @@ def plan_location(raw: Raw, op: str) -> str:
     return provider.new_metadata_location(f"ags-fast-{op}-{raw['table-uuid']}.plan")
 
 
-def begin_plan(io: FileIO, raw: Raw, op: str, job_id: str, *, kms: KmsClient, wrapping_key_id: str) -> Plan:
+def begin_plan(
+    io: FileIO, raw: Raw, op: str, job_id: str, *, kms: KmsClient, wrapping_key_id: str, fresh: bool = False
+) -> Plan:
     """Return the plan of an earlier run that did not come to its end, or else an empty one.
 
     Args:
@@ -110,6 +112,7 @@ def begin_plan(io: FileIO, raw: Raw, op: str, job_id: str, *, kms: KmsClient, wr
         job_id: Of a new plan.
         kms: As `ags_fast.jobs.engines.local.client_for` returned it.
         wrapping_key_id: The master key that wraps the KEK of a new plan.
+        fresh: Whether to return an empty plan in any case.
     """
     options: Any = {
         "table_uuid": raw["table-uuid"],
@@ -119,7 +122,7 @@ def begin_plan(io: FileIO, raw: Raw, op: str, job_id: str, *, kms: KmsClient, wr
     }
     location = plan_location(raw, op)
     there = io.inner(location).new_input(location)
-    if there.exists():
+    if not fresh and there.exists():
         with there.open() as file:
             data = bytes(file.read())
         try:
