@@ -99,7 +99,7 @@ class Transaction:
         return self
 
     def __exit__(self, error_class: object, error: object, traceback: object) -> None:
-        if self._state == "left":
+        if self._state in ("left", "over"):
             return
         if error_class is None:
             self._commit()
@@ -189,8 +189,8 @@ class Transaction:
     def remove_all(self) -> None:
         """Remove all files that the dataset had when the transaction began, so that it has only new ones.
 
-        Files that other jobs add meanwhile stay. If the dataset had no files, and has some at the commit, then nothing
-        is committed: of two transactions that begin like this, one raises ConcurrentChangeError.
+        Files that other jobs add meanwhile stay. If the dataset had no files and has some at the commit, that raises
+        ConcurrentChangeError, so that of two transactions which replace nothing only one is committed.
         """
         with self._lock:
             begun = self._running()
@@ -201,8 +201,7 @@ class Transaction:
     def once(self, stream: str, batch: int) -> None:
         """Make the commit record a batch of a stream, and do nothing if this or a later batch is recorded.
 
-        So a batch that is written twice, since its writer cannot know whether the first commit came through, is
-        committed once. A version records the last batch of the 64 streams that have committed last.
+        So a batch that is written twice is committed once. A version records the last batch of 64 streams.
 
         Args:
             stream: The id of the stream: the same whenever it is started again, and no other stream's.
@@ -217,9 +216,8 @@ class Transaction:
     def leave(self) -> str:
         """Leave the transaction to another process, which takes it up with `Dataset.resume`, adds receipts and commits.
 
-        Call it in the ``with`` block, which then ends without a commit. Where nobody takes up the transaction, there is
-        no version, and `ags_fast.jobs.sweep` removes its files, a day after it or one of its attempts (see
-        `Ticket.attempt`) has last shown itself.
+        Call it in the ``with`` block, which then ends without a commit. If no process takes up the transaction,
+        `ags_fast.jobs.sweep` removes its files, a day after the last sign of life of its attempts (`Ticket.attempt`).
 
         Returns:
             The transaction's job id.
@@ -235,6 +233,10 @@ class Transaction:
             self._state = "left"
             self._held.close()
         return self.job_id
+
+    def abort(self) -> None:
+        """End the transaction without a version. The ``with`` block may go on, and changes nothing."""
+        self._drop()
 
     def ticket(self) -> Ticket:
         """Return what tasks in other processes create files with. It pickles, and holds no key."""

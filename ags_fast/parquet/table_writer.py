@@ -43,18 +43,23 @@ class Encoder:
     Args:
         schema: The schema of all tables.
         options: Of pyarrow.parquet.write_table.
+        metadata: Key-value metadata of the files, beside what pyarrow makes of the schema's own; None: none.
     """
 
-    def __init__(self, schema: pa.Schema, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, schema: pa.Schema, options: Mapping[str, Any], metadata: Mapping[str, str] | None = None
+    ) -> None:
         self._schema = schema
+        self._metadata = metadata
         self._options = options
         self._kept: deque[pa.Buffer] = deque()
 
     def frame(self) -> pa.Buffer:
         """Return a file without a row group."""
         sink = pa.BufferOutputStream()
-        with pq.ParquetWriter(sink, self._schema, **self._options):
-            pass
+        with pq.ParquetWriter(sink, self._schema, **self._options) as writer:
+            if self._metadata:
+                writer.add_key_value_metadata(self._metadata)
         return sink.getvalue()
 
     def encode(self, table: pa.Table) -> pa.Buffer:

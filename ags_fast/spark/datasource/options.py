@@ -28,8 +28,8 @@ ROWS_PER_FILE = 10_000_000
 
 PLACE = ("path", "kms", "version", "minVersion", "pin", "keyStore", "storageOptions")
 READ = ("files", "columns", "splitBytes", "missing", "pushdown", "decoder", "metadata", "mergeSchema")
-WRITE = ("wrappingKeyId", "codec", "columnKeys", "rowsPerFile", "partitionBy", "dekLength", "blockSize")
-SYNONYMS = {"compression": "codec"}
+WRITE = ("wrappingKeyId", "codec", "columnKeys", "rowsPerFile", "partitionBy", "dekLength", "blockSize", "ifExists")
+SYNONYMS = {"compression": "codec", "maxrecordsperfile": "rowsperfile"}
 SPARKS = ("checkpointLocation",)  # what Spark itself puts among the options of a stream
 
 # What a key is called, at the end of an option's name; and what 16, 24 or 32 bytes look like, in hex and in base64.
@@ -167,6 +167,7 @@ class WriteOptions:
         partition_by: Columns whose values become folders.
         dek_length: Bytes of a data key: 16, 24 or 32.
         block_size: Bytes of plaintext in a block of an AGS1 file.
+        if_exists: What becomes of a write to a dataset that has files: "write", "error", or "ignore" the write.
     """
 
     place: Place
@@ -177,6 +178,7 @@ class WriteOptions:
     partition_by: tuple[str, ...] = ()
     dek_length: int = 16
     block_size: int = DEFAULT_BLOCK_SIZE
+    if_exists: str = "write"
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -197,6 +199,7 @@ class WriteOptions:
             given.names("partitionBy") or (),
             dek_length,
             given.size("blockSize", DEFAULT_BLOCK_SIZE),
+            given.choice("ifExists", ("write", "error", "ignore")),
         )
 
 
