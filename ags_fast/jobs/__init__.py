@@ -6,25 +6,27 @@ plan has every data key, and the version before stays as it is. The format is in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from ags_fast._lazy import attribute as _attribute
 
-from ags_fast.dataset.policy import Policy
-from ags_fast.jobs.compaction import compact
-from ags_fast.jobs.decryption import decrypt_files
-from ags_fast.jobs.encryption import encrypt_files
-from ags_fast.jobs.engines.local import LocalEngine
-from ags_fast.jobs.reading import copy_file, open_file
-from ags_fast.jobs.rekeying import rekey_files
-from ags_fast.jobs.removal import remove_files
-from ags_fast.jobs.restoration import restore_keys
-from ags_fast.jobs.results import JobError, JobResult, Row
-from ags_fast.jobs.retention import expire
-from ags_fast.jobs.rotation import rotate
-from ags_fast.jobs.sweeping import set_policy, sweep
-from ags_fast.jobs.verification import verify_files
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
+    from ags_fast.dataset.policy import Policy
     from ags_fast.jobs.auditing import audit, key_status
+    from ags_fast.jobs.compaction import compact
+    from ags_fast.jobs.decryption import decrypt_files
+    from ags_fast.jobs.encryption import encrypt_files
+    from ags_fast.jobs.engines.local import LocalEngine
+    from ags_fast.jobs.reading import copy_file, open_file
+    from ags_fast.jobs.rekeying import rekey_files
+    from ags_fast.jobs.removal import remove_files
+    from ags_fast.jobs.restoration import restore_keys
+    from ags_fast.jobs.results import JobError, JobResult, Row
+    from ags_fast.jobs.retention import expire
+    from ags_fast.jobs.rotation import rotate
+    from ags_fast.jobs.sweeping import set_policy, sweep
+    from ags_fast.jobs.verification import verify_files
 
 __all__ = [
     "JobError",
@@ -49,10 +51,28 @@ __all__ = [
     "verify_files",
 ]
 
+# A worker process imports what its tasks need, which is a small part.
+_HOMES = {
+    "auditing": ("audit", "key_status"),
+    "compaction": ("compact",),
+    "decryption": ("decrypt_files",),
+    "encryption": ("encrypt_files",),
+    "engines.local": ("LocalEngine",),
+    "reading": ("copy_file", "open_file"),
+    "rekeying": ("rekey_files",),
+    "removal": ("remove_files",),
+    "restoration": ("restore_keys",),
+    "results": ("JobError", "JobResult", "Row"),
+    "retention": ("expire",),
+    "rotation": ("rotate",),
+    "sweeping": ("set_policy", "sweep"),
+    "verification": ("verify_files",),
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("audit", "key_status"):  # imported when asked for: no worker needs them
-        from ags_fast.jobs import auditing
+    if name == "Policy":
+        from ags_fast.dataset.policy import Policy
 
-        return getattr(auditing, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return Policy
+    return _attribute(__name__, _HOMES, name)
