@@ -19,7 +19,7 @@ from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
 import ags_fast
 from ags_fast.cli.version import libcrypto_text
-from benchmarks import cases, commits, datasets, iceberg, jobs, parquet, rotation
+from benchmarks import cases, commits, datasets, frames, iceberg, jobs, parquet, rotation
 from benchmarks.limit import LimitError
 from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed
 from benchmarks.targets import TARGETS
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GROUPS = (
-    cases.GROUPS | jobs.GROUPS | datasets.GROUPS | parquet.GROUPS | rotation.GROUPS | commits.GROUPS | iceberg.GROUPS
+    cases.GROUPS
+    | jobs.GROUPS
+    | datasets.GROUPS
+    | parquet.GROUPS
+    | rotation.GROUPS
+    | commits.GROUPS
+    | iceberg.GROUPS
+    | frames.GROUPS
 )
 TITLES = {"limit": "limit", "naive": "naive", "best": "best Py", "pycryptodome": "pycrypt.", "ours": "ours"}
 

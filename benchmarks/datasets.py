@@ -111,11 +111,11 @@ def workspace(bench: Bench, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def session_in(folder: Path, memory: str | None = None) -> Iterator[SparkSession]:
+def session_in(folder: Path, memory: str | None = None, classes: Path | None = None) -> Iterator[SparkSession]:
     with ExitStack() as stack:
         try:
             java_version()
-            session = stack.enter_context(spark_session(folder / "spark", memory=memory))
+            session = stack.enter_context(spark_session(folder / "spark", memory=memory, classes=classes))
         except SetupError as error:
             raise SkippedError(str(error).splitlines()[0]) from None
         yield session

@@ -157,5 +157,17 @@ TARGETS = [
     ),
     Target("Iceberg: rekey data / file by file, CPU", r"iceberg/move/rekey", 1.2, cost_of("limit"), True, " time"),
     Target("Iceberg: encrypt / file by file, CPU", r"iceberg/move/encrypt", 1.2, cost_of("limit"), True, " time"),
+    Target("ags_parquet reads / a plain Python data source", r"frames/read/.*", 0.9, faster_than("limit")),
+    Target("ags_parquet writes / a plain Python data source", r"frames/write/.*", 0.8, faster_than("limit")),
+    Target("ags_avro reads / mapPartitions over fastavro", r"frames/avro/.*", 5, faster_than("naive")),
+    Target("CSV through ags:// / plain files", r"frames/files/csv/.*", 1.25, cost_of("limit"), True, " time"),
+    Target(
+        "Parquet through ags:// / plain files",
+        r"frames/files/parquet/(pandas|pyarrow)",
+        1.25,
+        cost_of("limit"),
+        True,
+        " time",
+    ),
     Target("import ags_fast over bare Python", r"import/.*", 15, milliseconds_over("limit"), True, " ms"),
 ]

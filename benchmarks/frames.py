@@ -1,0 +1,259 @@
+"""Benchmarks of DataFrames and of the file system: encrypted datasets, and the same files in plaintext.
+
+A query of Spark reads all columns and drops the rows (its "noop" sink), so that nothing but the reading is on the
+clock. What is written comes from a DataFrame in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import os
+import shutil
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pyarrow.parquet as pq
+
+from ags_fast import Dataset, jobs, parquet
+from ags_fast.parquet import keytools
+from benchmarks.cases import Bench, contest, nothing
+from benchmarks.datasets import session_in, workspace
+from benchmarks.keystore import MASTER_KEY, keystore
+from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
+from benchmarks.parquet import plain_file, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+PARQUET_FILES = 6  # of 182 MB
+AVRO_FILES, AVRO_ROWS = 4, 250_000
+WRITTEN_ROWS = 4_000_000
+CSV_ROWS = 1_000_000
+PARTITIONS = 4
+HEAP = "6g"
+
+
+def frames(bench: Bench) -> Group:
+    """Make the group."""
+    cases = [
+        Case("frames/read", functools.partial(reading, bench), rounds=1 / 3),
+        Case("frames/write", functools.partial(writing, bench), rounds=1 / 3),
+        Case("frames/avro", functools.partial(avro, bench), rounds=1 / 3),
+        Case("frames/files", functools.partial(files, bench), rounds=1 / 2),
+    ]
+    return Group(
+        "DataFrames and files of an encrypted dataset; limit: a Python data source, or the call, on plaintext; naive: "
+        "Spark's own on plaintext, or mapPartitions over fastavro; best Py: Spark's own on encrypted Parquet",
+        cases,
+    )
+
+
+GROUPS = {"frames": frames}
+
+
+def links(folder: Path, source: Path, count: int) -> tuple[Path, int]:
+    """A folder in which one file is there N times, and the size of all."""
+    folder.mkdir()
+    for number in range(count):
+        os.link(source, folder / f"part-{number:03d}{source.suffix}")
+    return folder, count * source.stat().st_size
+
+
+def encrypted(folder: Path, source: Path, kms: dict[str, str], **options: Any) -> str:
+    """A dataset of the files in `source`."""
+    dataset = str(folder / f"{source.name}.enc")
+    jobs.encrypt_files(source, dataset, kms=kms, wrapping_key_id=MASTER_KEY, **options).raise_for_failures()
+    return dataset
+
+
+def drained(frame: DataFrame) -> None:
+    """Read all of a DataFrame."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+# ---- Spark
+
+
+@contextmanager
+def reading(bench: Bench) -> Iterator[Contest]:
+    """Read 1 GiB of Parquet."""
+    from benchmarks.plain_source import PlainParquet
+    from benchmarks.tour.parquet import jvm_classes, read_with_spark
+
+    source = plain_file(bench, "snappy")
+    with workspace(bench, "frames-read") as folder, ExitStack() as stack:
+        kms = keystore(folder)
+        plain, size = links(folder / "plain", source, PARQUET_FILES)
+        dataset = encrypted(folder, plain, kms, format="parquet")
+        classes = jvm_classes()
+        spark = stack.enter_context(session_in(folder, HEAP, classes))
+        spark.dataSource.register(PlainParquet)
+        runs: dict[str, Run] = {
+            "ours": nothing(lambda: drained(spark.read.format("ags_parquet").options(**kms).load(dataset))),
+            "limit": nothing(lambda: drained(spark.read.format("plain_parquet").load(str(plain)))),
+            "naive": nothing(lambda: drained(spark.read.parquet(str(plain)))),
+        }
+        if classes is not None:
+            sealed = folder / "keytools.parquet"
+            keys = keytools.CryptoFactory(kms).encryption_keys(MASTER_KEY, {})
+            parquet.encrypt_file(source, sealed, keys)
+            own, _ = links(folder / "keytools", sealed, PARQUET_FILES)
+            runs["best"] = nothing(lambda: drained(read_with_spark(spark, own, kms)))
+        yield contest(Row("frames/read/all", "Spark reads Parquet, all columns", nbytes=size), runs, 1)
+
+
+@contextmanager
+def writing(bench: Bench) -> Iterator[Contest]:
+    """Write a DataFrame that is in memory."""
+    from benchmarks.plain_source import PlainParquet
+
+    with workspace(bench, "frames-write") as folder, session_in(folder, HEAP) as spark:
+        kms = keystore(folder)
+        spark.dataSource.register(PlainParquet)
+        source = folder / "source.parquet"
+        pq.write_table(table(bench.size(WRITTEN_ROWS)), source, row_group_size=bench.size(WRITTEN_ROWS) // PARTITIONS)
+        frame = spark.read.parquet(str(source)).repartition(PARTITIONS).persist()
+        frame.count()
+        numbers = itertools.count()
+
+        def into(write: Callable[[str], None]) -> Run:
+            def run() -> None:
+                if before := target.pop("was", None):
+                    shutil.rmtree(before)
+                target["was"] = str(folder / f"written-{next(numbers)}")
+                write(target["was"])
+
+            target: dict[str, str] = {}
+            return run
+
+        def ours(path: str) -> None:
+            save(frame, "ags_parquet", path, wrappingKeyId=MASTER_KEY, **kms)
+
+        def plain(path: str) -> None:
+            os.mkdir(path)
+            save(frame, "plain_parquet", path)
+
+        runs = {"ours": into(ours), "limit": into(plain), "naive": into(frame.write.parquet)}
+        row = Row("frames/write/append", "Spark writes Parquet", nbytes=source.stat().st_size)
+        yield contest(row, runs, 1)
+
+
+def save(frame: DataFrame, kind: str, path: str, **options: str) -> None:
+    """Append a DataFrame to what is at a path."""
+    frame.write.format(kind).options(**options).mode("append").save(path)
+
+
+@contextmanager
+def avro(bench: Bench) -> Iterator[Contest]:
+    """Read Avro."""
+    with workspace(bench, "frames-avro") as folder, session_in(folder, HEAP) as spark:
+        kms = keystore(folder)
+        plain, size = links(folder / "plain", avro_file(folder, bench.size(AVRO_ROWS)), AVRO_FILES)
+        dataset = encrypted(folder, plain, kms)
+        runs = {
+            "ours": nothing(lambda: drained(spark.read.format("ags_avro").options(**kms).load(dataset))),
+            "naive": nothing(counted_by_fastavro, spark, dataset, kms),
+        }
+        yield contest(Row("frames/avro/all", "Spark reads Avro, all columns", nbytes=size), runs, 1)
+
+
+def avro_file(folder: Path, rows: int) -> Path:
+    """An Avro file of eight columns, in blocks of 16 KB."""
+    import fastavro
+
+    data = table(rows)
+    kinds = {"int64": "long", "int32": "int", "double": "double", "string": "string"}
+    schema = {
+        "type": "record",
+        "name": "row",
+        "fields": [{"name": field.name, "type": kinds[str(field.type)]} for field in data.schema],
+    }
+    path = folder / "rows.avro"
+    with open(path, "wb") as file:
+        fastavro.writer(file, schema, data.to_pylist())
+    return path
+
+
+def counted_by_fastavro(spark: SparkSession, dataset: str, kms: dict[str, str]) -> int:
+    """What Spark's users do today: a task for each file, fastavro over the decrypted file. Rows stay in Python."""
+    handle = Dataset.open(dataset, kms=kms)
+    paths = [file.path for file in handle.files()]
+
+    def count(some: Iterator[str]) -> Iterator[int]:
+        import fastavro
+
+        for path in some:
+            with io.BufferedReader(handle.open_file(path), 1 << 20) as file:
+                yield sum(1 for _ in fastavro.reader(file))
+
+    total: int = spark.sparkContext.parallelize(paths, len(paths)).mapPartitions(count).sum()
+    return total
+
+
+# ---- the file system
+
+
+@contextmanager
+def files(bench: Bench) -> Iterator[Contest]:
+    """Read a CSV and a Parquet file through fsspec by the tools that take a file system."""
+    try:
+        import duckdb
+        import pandas as pd
+        import polars as pl
+        import pyarrow.csv
+        import pyarrow.dataset
+    except ImportError as error:
+        raise SkippedError(f"{error.name} is not installed") from None
+    with workspace(bench, "frames-files") as folder:
+        kms = keystore(folder)
+        plain = folder / "plain"
+        plain.mkdir()
+        data = table(bench.size(CSV_ROWS))
+        pyarrow.csv.write_csv(data, plain / "rows.csv")
+        os.link(plain_file(bench, "snappy"), plain / "rows.parquet")
+        dataset = encrypted(folder, plain, kms, format="parquet")
+        sides = {
+            "ours": (fsspec.filesystem("ags", dataset=dataset, kms=kms), ""),
+            "limit": (fsspec.filesystem("file"), f"{plain}/"),
+        }
+
+        def read_csv(fs: Any, at: str) -> None:
+            with fs.open(f"{at}rows.csv", "rb") as file:
+                pd.read_csv(file)
+
+        def polars_csv(fs: Any, at: str) -> None:
+            with fs.open(f"{at}rows.csv", "rb") as file:
+                pl.read_csv(file)
+
+        def read_parquet(fs: Any, at: str) -> None:
+            pd.read_parquet(f"{at}rows.parquet", filesystem=fs)
+
+        def read_dataset(fs: Any, at: str) -> None:
+            pyarrow.dataset.dataset(f"{at}rows.parquet", filesystem=fs).to_table()
+
+        def duck(fs: Any, at: str) -> None:
+            with duckdb.connect() as connection:
+                connection.register_filesystem(fs)
+                name = fs.unstrip_protocol(f"{at}rows.parquet")
+                connection.sql(f"select sum(hash(COLUMNS(*))) from read_parquet('{name}')").fetchall()
+
+        sizes = {name: (plain / f"rows.{name}").stat().st_size for name in ("csv", "parquet")}
+        rows, runs = [], {}
+        for name, label, kind, call in (
+            ("csv/pandas", "pandas.read_csv", "csv", read_csv),
+            ("csv/polars", "polars.read_csv", "csv", polars_csv),
+            ("parquet/pandas", "pandas.read_parquet", "parquet", read_parquet),
+            ("parquet/pyarrow", "pyarrow.dataset, to_table", "parquet", read_dataset),
+            ("parquet/duckdb", "DuckDB, all columns", "parquet", duck),
+        ):
+            row = Row(f"frames/files/{name}", label, nbytes=sizes[kind])
+            rows.append(row)
+            for column, side in sides.items():
+                runs[row.name, column] = nothing(call, *side)
+        yield Contest(rows, runs)

@@ -1,0 +1,127 @@
+"""Data sources for Spark, in Python, of the shape of ours and without encryption: what a data source can do at best."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+SPLIT_BYTES = 64 << 20
+ROW_GROUP_BYTES = 64 << 20  # of batches that a writer collects
+
+
+@dataclass
+class Groups(InputPartition):
+    """Row groups of a file."""
+
+    path: str
+    numbers: list[int]
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """The file of a task, or none."""
+
+    path: str | None
+
+
+class PlainParquet(DataSource):
+    """Parquet files of a folder, read and written by pyarrow."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "plain_parquet"
+
+    def schema(self) -> StructType:
+        import pyarrow.parquet as pq
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        folder = self.options["path"]
+        first = min(name for name in os.listdir(folder) if name.endswith(".parquet"))
+        return from_arrow_schema(pq.read_schema(os.path.join(folder, first)))
+
+    def reader(self, schema: StructType) -> PlainReader:
+        return PlainReader(self.options["path"], schema.fieldNames())
+
+    def writer(self, schema: StructType, overwrite: bool) -> PlainWriter:
+        return PlainWriter(self.options["path"])
+
+
+class PlainReader(DataSourceReader):
+    def __init__(self, folder: str, columns: list[str]) -> None:
+        self.folder = folder
+        self.columns = columns
+
+    def partitions(self) -> Sequence[InputPartition]:
+        import pyarrow.parquet as pq
+
+        found: list[InputPartition] = []
+        for name in sorted(os.listdir(self.folder)):
+            path = os.path.join(self.folder, name)
+            size, numbers = 0, []
+            metadata = pq.read_metadata(path)
+            for number in range(metadata.num_row_groups):
+                size += metadata.row_group(number).total_byte_size
+                numbers.append(number)
+                if size >= SPLIT_BYTES:
+                    found.append(Groups(path, numbers))
+                    size, numbers = 0, []
+            if numbers:
+                found.append(Groups(path, numbers))
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        import pyarrow.parquet as pq
+
+        assert isinstance(partition, Groups)
+        with pq.ParquetFile(partition.path, pre_buffer=False) as file:
+            yield from file.iter_batches(row_groups=partition.numbers, columns=self.columns, use_threads=False)
+
+
+class PlainWriter(DataSourceArrowWriter):
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = os.path.join(self.folder, f"part-{uuid.uuid4()}.parquet")
+        writer, batches, nbytes = None, [], 0
+        try:
+            for batch in iterator:
+                writer = writer or pq.ParquetWriter(path, batch.schema, compression="snappy")
+                batches.append(batch)
+                nbytes += batch.nbytes
+                if nbytes >= ROW_GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(batches))
+                    batches, nbytes = [], 0
+            if writer is not None and batches:
+                writer.write_table(pa.Table.from_batches(batches))
+        finally:
+            if writer is not None:
+                writer.close()
+        return Written(path if writer else None)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: files count as soon as they are there."""
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        for message in messages:
+            if isinstance(message, Written) and message.path:
+                os.unlink(message.path)
