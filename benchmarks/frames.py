@@ -7,10 +7,12 @@ clock. What is written comes from a DataFrame in memory.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import io
 import itertools
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +29,7 @@ from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
 from benchmarks.parquet import plain_file, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -185,7 +187,7 @@ def counted_by_fastavro(spark: SparkSession, dataset: str, kms: dict[str, str]) 
     handle = Dataset.open(dataset, kms=kms)
     paths = [file.path for file in handle.files()]
 
-    def count(some: Iterator[str]) -> Iterator[int]:
+    def count(some: Iterable[str]) -> Iterable[int]:
         import fastavro
 
         for path in some:
@@ -199,61 +201,71 @@ def counted_by_fastavro(spark: SparkSession, dataset: str, kms: dict[str, str]) 
 # ---- the file system
 
 
+def pandas_csv(fs: Any, at: str) -> None:
+    import pandas as pd
+
+    with fs.open(f"{at}rows.csv", "rb") as file:
+        pd.read_csv(file)
+
+
+def polars_csv(fs: Any, at: str) -> None:
+    import polars as pl
+
+    with fs.open(f"{at}rows.csv", "rb") as file:
+        pl.read_csv(file)
+
+
+def pandas_parquet(fs: Any, at: str) -> None:
+    import pandas as pd
+
+    pd.read_parquet(f"{at}rows.parquet", filesystem=fs)
+
+
+def pyarrow_dataset(fs: Any, at: str) -> None:
+    import pyarrow.dataset
+
+    pyarrow.dataset.dataset(f"{at}rows.parquet", filesystem=fs).to_table()
+
+
+def duckdb_parquet(fs: Any, at: str) -> None:
+    import duckdb
+
+    with duckdb.connect() as connection:
+        connection.register_filesystem(fs)
+        name = fs.unstrip_protocol(f"{at}rows.parquet")
+        connection.sql(f"select sum(hash(COLUMNS(*))) from read_parquet('{name}')").fetchall()
+
+
+CALLS: dict[str, tuple[str, Callable[[Any, str], None]]] = {
+    "csv/pandas": ("pandas.read_csv", pandas_csv),
+    "csv/polars": ("polars.read_csv", polars_csv),
+    "parquet/pandas": ("pandas.read_parquet", pandas_parquet),
+    "parquet/pyarrow": ("pyarrow.dataset, to_table", pyarrow_dataset),
+    "parquet/duckdb": ("DuckDB, all columns", duckdb_parquet),
+}
+
+
 @contextmanager
 def files(bench: Bench) -> Iterator[Contest]:
     """Read a CSV and a Parquet file through fsspec by the tools that take a file system."""
-    try:
-        import duckdb
-        import pandas as pd
-        import polars as pl
-        import pyarrow.csv
-        import pyarrow.dataset
-    except ImportError as error:
-        raise SkippedError(f"{error.name} is not installed") from None
+    import pyarrow.csv
+
+    for module in ("duckdb", "pandas", "polars"):
+        if importlib.util.find_spec(module) is None:
+            raise SkippedError(f"{module} is not installed")
     with workspace(bench, "frames-files") as folder:
         kms = keystore(folder)
         plain = folder / "plain"
         plain.mkdir()
-        data = table(bench.size(CSV_ROWS))
-        pyarrow.csv.write_csv(data, plain / "rows.csv")
+        pyarrow.csv.write_csv(table(bench.size(CSV_ROWS)), plain / "rows.csv")
         os.link(plain_file(bench, "snappy"), plain / "rows.parquet")
-        dataset = encrypted(folder, plain, kms, format="parquet")
-        sides = {
-            "ours": (fsspec.filesystem("ags", dataset=dataset, kms=kms), ""),
-            "limit": (fsspec.filesystem("file"), f"{plain}/"),
-        }
-
-        def read_csv(fs: Any, at: str) -> None:
-            with fs.open(f"{at}rows.csv", "rb") as file:
-                pd.read_csv(file)
-
-        def polars_csv(fs: Any, at: str) -> None:
-            with fs.open(f"{at}rows.csv", "rb") as file:
-                pl.read_csv(file)
-
-        def read_parquet(fs: Any, at: str) -> None:
-            pd.read_parquet(f"{at}rows.parquet", filesystem=fs)
-
-        def read_dataset(fs: Any, at: str) -> None:
-            pyarrow.dataset.dataset(f"{at}rows.parquet", filesystem=fs).to_table()
-
-        def duck(fs: Any, at: str) -> None:
-            with duckdb.connect() as connection:
-                connection.register_filesystem(fs)
-                name = fs.unstrip_protocol(f"{at}rows.parquet")
-                connection.sql(f"select sum(hash(COLUMNS(*))) from read_parquet('{name}')").fetchall()
-
-        sizes = {name: (plain / f"rows.{name}").stat().st_size for name in ("csv", "parquet")}
+        dataset = Dataset.create(folder / "sealed", kms=kms, wrapping_key_id=MASTER_KEY)
+        ours = fsspec.filesystem("ags", dataset=dataset.url, kms=kms)
+        ours.put(f"{plain}/", "", recursive=True)
         rows, runs = [], {}
-        for name, label, kind, call in (
-            ("csv/pandas", "pandas.read_csv", "csv", read_csv),
-            ("csv/polars", "polars.read_csv", "csv", polars_csv),
-            ("parquet/pandas", "pandas.read_parquet", "parquet", read_parquet),
-            ("parquet/pyarrow", "pyarrow.dataset, to_table", "parquet", read_dataset),
-            ("parquet/duckdb", "DuckDB, all columns", "parquet", duck),
-        ):
-            row = Row(f"frames/files/{name}", label, nbytes=sizes[kind])
-            rows.append(row)
-            for column, side in sides.items():
-                runs[row.name, column] = nothing(call, *side)
+        for name, (label, call) in CALLS.items():
+            size = (plain / f"rows.{name.partition('/')[0]}").stat().st_size
+            rows.append(row := Row(f"frames/files/{name}", label, nbytes=size))
+            runs[row.name, "ours"] = nothing(call, ours, "")
+            runs[row.name, "limit"] = nothing(call, fsspec.filesystem("file"), f"{plain}/")
         yield Contest(rows, runs)
