@@ -53,6 +53,7 @@ class Documents:
         self.keys = keys
         self.keyring = Keyring(keys, kms, store.url)
         self.tables: TableCache | None = None
+        self._found: dict[tuple[str, str], FileEntry] = {}  # by the digest of a version, and the path
         self._looked_up: set[str] = set()  # the manifests of which a page was read
 
     @property

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 Found = TypeVar("Found")
+FOUND_FILES = 4096  # that a handle remembers
 
 
 class Manifests(History):
@@ -57,8 +58,19 @@ class Manifests(History):
         return {name.decode("utf-8", "surrogateescape") for name in folders}, files
 
     def find(self, version: Version | None, path: str) -> FileEntry | None:
-        """Return the file that a version has at `path`. The errors are those of `entries`."""
-        return self.find_many(version, [path]).get(path)
+        """Return the file that a version has at `path`. The errors are those of `entries`.
+
+        A handle remembers files that were found: callers that look at a file tend to open it next.
+        """
+        if version is None or self.tables is None:
+            return self.find_many(version, [path]).get(path)
+        key = version.sha256, path
+        entry = self._found.get(key)
+        if entry is None and (entry := self.find_many(version, [path]).get(path)) is not None:
+            if len(self._found) >= FOUND_FILES:
+                self._found.clear()
+            self._found[key] = entry
+        return entry
 
     def find_many(self, version: Version | None, paths: Iterable[str]) -> dict[str, FileEntry]:
         """Return the files that a version has at these paths, by path. The errors are those of `entries`."""

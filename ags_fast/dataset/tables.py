@@ -10,6 +10,7 @@ import json
 import struct
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -111,6 +112,7 @@ def named_keys(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...] | None:
     return tuple(sorted(counts.items())) if len(counts) <= NAMED_KEYS else None
 
 
+@cache
 def entry_schema() -> Any:
     """Return the Arrow schema of a table of entries."""
     import pyarrow as pa
@@ -140,6 +142,11 @@ def entry_schema() -> Any:
             pa.field(KEY_MATERIAL, pa.list_(material)),
         ]
     )
+
+
+@cache
+def _no_rows() -> Any:
+    return entry_schema().empty_table()
 
 
 def encode_entries(entries: Sequence[FileEntry]) -> bytes:
@@ -334,6 +341,8 @@ def decode_entries(table: Any, where: str) -> list[FileEntry]:
     """Return the entries of a decoded table."""
     import pyarrow as pa
 
+    if not table.num_rows:
+        return []
     known: dict[Any, Any] = {}  # shares equal texts: most columns repeat one value
     columns = [
         [known.setdefault(v, v) for v in c.to_pylist()] if c.type == pa.string() else c.to_pylist()
@@ -453,6 +462,7 @@ class Pages:
         self._offsets = list(accumulate((page.packed for page in self._pages), initial=at))
         self._firsts = [page.first for page in self._pages]
         self._batches: dict[int, tuple[Any, list[bytes]]] = {}
+        self._tables: dict[int, Any] = {}  # pages with checked values, in the buffers of the batches
         self.nbytes = sum(page.plain for page in self._pages)  # after decoding of all pages
 
     def _names(self, i: int) -> list[bytes]:
@@ -523,13 +533,24 @@ class Pages:
         return range(row, len(names))
 
     def _rows(self, found: Mapping[int, Sequence[int]]) -> Any:
-        """Return some rows, by page, as an Arrow table."""
+        """Return some rows, by page and in ascending order, as an Arrow table."""
         import pyarrow as pa
 
         if not found:
-            return entry_schema().empty_table()
-        taken = [_page_table(self._batches[i][0], self._where).take(list(rows)) for i, rows in found.items()]
-        return _bounded(pa.concat_tables(taken), self._where)
+            return _no_rows()
+        parts = []
+        for i, rows in found.items():
+            page = self._checked_page(i)
+            run = rows[-1] - rows[0] + 1 == len(rows)
+            parts.append(page.slice(rows[0], len(rows)) if run else page.take(list(rows)))
+        return _bounded(pa.concat_tables(parts) if len(parts) > 1 else parts[0], self._where)
+
+    def _checked_page(self, i: int) -> Any:
+        """Return a page as an Arrow table. Its values are checked once."""
+        if i not in self._tables:
+            self._names(i)
+            self._tables[i] = _page_table(self._batches[i][0], self._where)
+        return self._tables[i]
 
 
 def _dek(dataset_id: str, ref: TableRef, envelope: Envelope) -> bytes:
