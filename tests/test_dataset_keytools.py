@@ -31,10 +31,12 @@ from ags_fast.fs import Store
 from ags_fast.jobs import (
     LocalEngine,
     audit,
+    compact,
     decrypt_files,
     expire,
     key_status,
     rekey_files,
+    remove_files,
     rotate,
     verify_files,
 )
@@ -302,12 +304,17 @@ def test_rotations_keep_it_and_rekey_renews_it(tables: Path, sealed: Path, kms: 
     assert "rekey_files" in str(left[0].error)
     assert materials_of(sealed, kms) == before
     check_all_read(tables, sealed, kms, tmp_path / "out")
+    local.set_state(kms, MASTER, "disabled", version=1)  # what audit advises against costs other readers, not us
+    clear_cache()
+    assert not verify_files(sealed, kms=kms, **QUIET).failed
+    for file in Dataset.open(sealed, kms=kms).files():
+        with pytest.raises(Exception, match=r"no enabled version|disabled"):
+            with_pyarrow(file.url, kms)
 
     rekey_files(sealed, kms=kms, dek_length=24, **QUIET).raise_for_failures()
     assert Counter(materials_of(sealed, kms).values()) == {(MASTER, "2"): 3, ("hr", "1"): 3, ("finance", "1"): 3}
     assert not [row for row in rotate(sealed, kms=kms, what="mek", **QUIET).rows if row.error_class == "KeyMaterial"]
     expire(sealed, kms=kms, force=True)
-    local.set_state(kms, MASTER, "disabled", version=1)
     check_all_read(tables, sealed, kms, tmp_path / "out")
     assert leftovers(sealed, kms) == []
 
@@ -332,6 +339,28 @@ def test_given_and_taken_away(tables: Path, dataset: Path, kms: dict[str, str], 
     head = Ledger.open(dataset, load_kms(kms)).current()
     assert head is not None
     assert not any(ref.key_material for ref in head.manifests)
+
+
+def test_merged_with_files_without_it(tables: Path, dataset: Path, kms: dict[str, str]) -> None:
+    """Manifests that are merged, compacted and rewritten lose nothing, and tell whether they hold key material."""
+    encrypt(tables, dataset, kms, include="year=2024")
+    before = materials_of(dataset, kms)
+    encrypt(tables, dataset, kms, include="year=2025", key_material=None)
+    encrypt(tables, dataset, kms, format="ags1", column_keys=None, key_material=None, include="year=2026")
+    for change in (
+        lambda: compact(dataset, kms=kms),
+        lambda: rotate(dataset, kms=kms, what="kek", **QUIET),
+        lambda: remove_files(dataset, PATHS[1], kms=kms),
+        lambda: rekey_files(dataset, kms=kms, paths=PATHS[2], key_material="keytools", **QUIET),  # no Parquet file
+    ):
+        assert materials_of(dataset, kms) == before != {}
+        head = Ledger.open(dataset, load_kms(kms)).current()
+        assert head is not None
+        assert any(ref.key_material for ref in head.manifests)
+        change()
+    assert materials_of(dataset, kms) == before
+    rekey_files(dataset, kms=kms, paths=PATHS[0], **QUIET).raise_for_failures()
+    assert materials_of(dataset, kms).keys() == before.keys()
 
 
 def test_a_leaked_kek_opens_nothing_by_it(sealed: Path, kms: dict[str, str]) -> None:

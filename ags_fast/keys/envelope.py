@@ -267,11 +267,11 @@ class Envelope:
         """
         entry = self._entry(key_id)
         self._check_wraps(entry)
-        master = entry.wrapping_key_id
-        wrapped = bytes(self.kms.wrap_key(dek, master))
-        bare = KeyEntry(f"{master} for key material", master)
-        self._see_open(bare, lambda: self.kms.unwrap_key(wrapped, master), dek)
-        return master, wrapped
+        wrapping_key_id = entry.wrapping_key_id
+        wrapped = bytes(self.kms.wrap_key(dek, wrapping_key_id))
+        bare = KeyEntry(f"{wrapping_key_id} for key material", wrapping_key_id)
+        self._see_open(bare, lambda: self.kms.unwrap_key(wrapped, wrapping_key_id), dek)
+        return wrapping_key_id, wrapped
 
     def _prove(self, entry: KeyEntry, wrapped: bytes, bound: bytes, dek: bytes | None = None) -> None:
         """Once in a job, see that a wrap of the KMS under the master key of `entry` opens again.
