@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import ags_fast
 from benchmarks.keystore import keystore
 from benchmarks.session import SetupError, java_version, spark_session
-from benchmarks.tour import avro, compare, dataset, iceberg, parquet, rotation
+from benchmarks.tour import avro, compare, dataset, frames, iceberg, parquet, rotation
 from benchmarks.tour.files import MADE, OTHERS, files_in, hidden, look_at, make_orders, make_others, names_in
 from benchmarks.tour.output import Output, print_output
 from benchmarks.tour.steps import JobError, Steps, count
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DESCRIPTION = (
-    "Avro files encrypted on Spark, read split by split, decrypted; a dataset; Parquet; an Iceberg table that Java "
-    "shares; and how fast that is."
+    "Avro files encrypted on Spark, read split by split, decrypted; a dataset; Parquet; DataFrames; an Iceberg table "
+    "that Java shares; and how fast that is."
 )
 ROTATED = 12  # files in each dataset whose keys are rotated
 PARQUET_ROWS = 2  # for each of the orders, in the Parquet file
@@ -64,6 +64,7 @@ def tour(
         dataset.chapter(spark, steps, source, root, kill, same_as(spark, before))
         kms = keystore(root)
         parquet.chapter(spark, steps, kms, scratch / "parquet", PARQUET_ROWS * records, rounds, classes)
+        frames.chapter(spark, steps, kms, scratch / "frames", records)
         rotation.chapter(spark, steps, kms, source, scratch / "rotation", ROTATED)
         iceberg.chapter(steps, scratch / "iceberg")
         avro.damage(steps, out, lengths)
