@@ -9,10 +9,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import types
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from pickle import dumps
@@ -204,6 +206,43 @@ def test_two_sessions_are_refused(folders: Folders) -> None:
     done = run_cli("verify", folders.root / "ds", *options, *kms_options(folders))
     assert done["code"] == 2
     assert "not allowed with" in done["stderr"]
+
+
+def test_servers_that_are_not_there(folders: Folders) -> None:
+    folders.encrypt(LocalEngine(0), double_wrap=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"sc://127.0.0.1:{taken.getsockname()[1]}/;token=secret"
+        options = ["--engine", "spark", "--spark-remote", url, *kms_options(folders)]
+        done = run_cli("verify", folders.root / "ds", *options)
+    assert done["code"] == 6
+    assert done["error"] == "no server of Spark Connect answers at 127.0.0.1: Connection refused"
+
+
+def server_below(folder: Path) -> int:
+    """The process of the server whose files are in a folder."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes()
+            if b"SparkConnectServer" in words and str(folder).encode() in words:
+                return int(path.parent.name)
+    raise AssertionError(folder)
+
+
+def test_a_server_that_dies(tmp_path: Path, folders: Folders) -> None:
+    """pyspark goes on for minutes to look for the server. Ctrl-C ends the job all the same."""
+    with connect_server(tmp_path / "server") as url:
+        running = Driver(url, tmp_path / "driver.log", {}, spark_env())
+        folders.rules.set(wait=0.3, spared=(running.pid,))
+        running.start("encrypt_files", folders.src, folders.root / "ds", **encryption(folders), target_bytes=8 << 20)
+        wait_for("the first files", lambda: len(folders.rules.calls()) > 4)
+        os.kill(server_below(tmp_path / "server"), signal.SIGKILL)
+        time.sleep(2)
+        running.process.send_signal(signal.SIGINT)
+        wait_for("the end of the job", lambda: "KeyboardInterrupt" in running.log.read_text(), 75)
+        running.kill()
+    assert folders.encrypt(LocalEngine(0), double_wrap=False, resume="length").counts["ok"] == COUNT
+    folders.check()
 
 
 # ----------------------------------------------------------------------------------------------------- keys stay home

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from ags_fast.cli.codes import ConfigurationError, code_of_rows
 from ags_fast.cli.kms import kms, kms_group
@@ -18,6 +21,9 @@ from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
     from ags_fast.jobs.results import JobResult
+
+CONNECT_PORT = 15002
+REACH_SECONDS = 20.0
 
 KNOWN = (
     option("--key-store", metavar="URL", help="the folder or database with the dataset's KEKs; default: the dataset"),
@@ -71,6 +77,7 @@ def engine(args: argparse.Namespace) -> Any:
         os.environ.pop("SPARK_REMOTE", None)
         builder = builder.master(args.spark_master)
     elif remote := args.spark_remote or os.environ.get("SPARK_REMOTE"):
+        _check_server(remote)
         builder = builder.remote(remote)
         if not is_current_directory_trusted():  # a server that is started here gives its workers this environment
             os.environ.setdefault("PYTHONSAFEPATH", "1")
@@ -80,6 +87,19 @@ def engine(args: argparse.Namespace) -> Any:
         raise ConfigurationError(f"Spark does not start: {str(error).strip().partition(chr(10))[0]}") from None
     interrupts.take()  # Spark has taken it
     return SparkEngine(session)
+
+
+def _check_server(remote: str) -> None:
+    """Raise ConfigurationError if nothing listens at the URL of a server: pyspark would try for ten minutes."""
+    url = urlsplit(remote)
+    if url.scheme != "sc" or not url.hostname or getproxies():  # a local server, or one that a proxy may reach
+        return
+    try:
+        with socket.create_connection((url.hostname, url.port or CONNECT_PORT), REACH_SECONDS):
+            pass
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigurationError(f"no server of Spark Connect answers at {url.hostname}: {why}") from None
 
 
 def progress(args: argparse.Namespace) -> bool | None:

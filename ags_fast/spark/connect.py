@@ -62,6 +62,9 @@ class _ConnectJob(SparkJob):
         self._tags = session.getTags()  # of the calling thread
         self._results: deque[str] = deque()
         self._interrupter: threading.Thread | None = None
+        # Asked for now: in the end the server may be gone, and pyspark tries for minutes to reach it.
+        self._speculates = _conf(session, "spark.speculation", "false") == "true"
+        self._settle_seconds = _settle_seconds(session)
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name=self.name, daemon=True)
@@ -92,21 +95,24 @@ class _ConnectJob(SparkJob):
 
     def settle(self, stopped: bool) -> None:
         """Wait until Spark must have killed the workers of a job that was stopped: Connect does not report that."""
-        if stopped or self._conf("spark.speculation", "false") == "true":
-            time.sleep(MONITOR_SECONDS + self._kill_seconds() + POLL_SECONDS)
+        if stopped or self._speculates:
+            time.sleep(self._settle_seconds)
 
-    def _kill_seconds(self) -> float:
-        """Return how long Spark lets a Python worker finish after its task was cancelled."""
-        try:
-            return conf_seconds(self._conf("spark.python.task.killTimeout", "2s"))
-        except ValueError:
-            return 2.0
 
-    def _conf(self, name: str, default: str) -> str:
-        try:
-            return str(self._session.conf.get(name, default))
-        except Exception:  # the server is gone
-            return default
+def _conf(session: Any, name: str, default: str) -> str:
+    try:
+        return str(session.conf.get(name, default))
+    except Exception:  # a server need not tell
+        return default
+
+
+def _settle_seconds(session: Any) -> float:
+    """Return how long a Python worker may live after its task was cancelled."""
+    try:
+        kill = conf_seconds(_conf(session, "spark.python.task.killTimeout", "2s"))
+    except ValueError:
+        kill = 2.0
+    return MONITOR_SECONDS + kill + POLL_SECONDS
 
 
 def _bins(session: Any, parts: Sequence[Sequence[AnyTask]]) -> Any:
