@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import difflib
+import itertools
 import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ags_fast.dataset.dataset import Dataset
 from ags_fast.fs import local_path
 from ags_fast.keys.kms import KmsClient, check_travels
+
+if TYPE_CHECKING:
+    from ags_fast.dataset.transaction import Transaction
 
 __all__ = ["Handle", "Place", "plain_arguments"]
 
@@ -111,12 +115,20 @@ class Place:
 
 
 class Handle:
-    """The dataset at a place, opened when it is first needed. Threads may share it, and a fork's child may use it."""
+    """The dataset at a place, opened when it is first needed. Threads may share it, and a fork's child may use it.
+
+    After a version that any handle of this process has made, all handles of the dataset go to the newest version: file
+    systems with different arguments see each other's files.
+    """
+
+    _ticks = itertools.count(1)
+    _made: ClassVar[dict[str, int]] = {}  # by URL: when this process made its last version
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self._dataset: Dataset | None = None
         self._stale = False
+        self._seen = 0  # the tick of the last version of this process that it shows
         self._pid = os.getpid()
         self._lock = threading.Lock()
 
@@ -130,27 +142,45 @@ class Handle:
             self._lock = threading.Lock()
             self._dataset = copy.copy(self._dataset)
             self._pid = os.getpid()
-        dataset = self._dataset
-        if dataset is not None and (stay or not self._stale):
+        dataset, made = self._dataset, self._made.get(self.place.url, 0)
+        if dataset is not None and (stay or not (self._stale or made > self._seen)):
             return dataset
         with self._lock:
+            self._stale = False
             if self._dataset is None:
                 self._dataset = self.place.open()
-            elif self._stale and not stay:
-                self._dataset.refresh()
-            self._stale = False
+            elif not stay:
+                try:
+                    self._dataset.refresh()
+                except BaseException:
+                    self._stale = True
+                    raise
+            self._seen = max(self._seen, made)
             return self._dataset
 
     def renew(self) -> None:
         """Go to the newest version at the next `get`."""
         self._stale = True
 
-    def to_write(self) -> Dataset:
-        """Return the dataset at its newest version. A dataset that does not exist is made: see `Place.open`."""
+    def changes(self, **options: Any) -> Transaction:
+        """Return a transaction of the dataset at its newest version. A dataset that does not exist is made.
+
+        Args:
+            options: The arguments of `Dataset.transaction`.
+        """
         self.renew()
         try:
-            return self.get()
+            dataset = self.get()
         except FileNotFoundError:
             with self._lock:
-                self._dataset = self.place.open(create=True)
-                return self._dataset
+                dataset = self._dataset = self.place.open(create=True)
+        return dataset.transaction(**options)
+
+    def end(self, changes: Transaction, commit: bool) -> None:
+        """Commit a transaction of the dataset, or drop all of it."""
+        changes.__exit__(*((None, None, None) if commit else (BaseException, None, None)))
+        if changes.version is not None:
+            url, made = self.place.url, next(self._ticks)
+            if self._made.get(url, 0) == self._seen:
+                self._seen = made  # the dataset's handle shows its own version at once
+            self._made[url] = made

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -15,7 +16,7 @@ from fsspec.core import get_compression
 from ags_fast.errors import PolicyError
 from ags_fast.filesystem.files import CHUNK_NBYTES, DatasetFiles
 from ags_fast.filesystem.place import Handle, Place, chained_url, check_no_others
-from ags_fast.filesystem.writing import AgsTransaction, CompressedFile, NewFile, NewText, end, refuse_mode
+from ags_fast.filesystem.writing import AgsTransaction, CompressedFile, NewFile, NewText, refuse_mode
 from ags_fast.fs import Store
 
 if TYPE_CHECKING:
@@ -125,7 +126,11 @@ class AgsFileSystem(DatasetFiles):
 
     def new_changes(self) -> Changes:
         """Return a transaction of the dataset, at its newest version, that has not begun."""
-        return self._handle.to_write().transaction(**self._write_options)
+        return self._handle.changes(**self._write_options)
+
+    def end_changes(self, changes: Changes, commit: bool) -> None:
+        """Commit a transaction that `new_changes` returned, or drop all of it."""
+        self._handle.end(changes, commit)
 
     def start_transaction(self) -> AgsTransaction:
         """Begin a transaction without a ``with`` block; `end_transaction` commits it."""
@@ -148,12 +153,17 @@ class AgsFileSystem(DatasetFiles):
         if running is not None:
             yield running
             return
-        with self.new_changes() as changes:
-            self._local.changes = changes
-            try:
-                yield changes
-            finally:
-                self._local.changes = None
+        changes = self.new_changes()
+        changes.__enter__()
+        self._local.changes = changes
+        try:
+            yield changes
+        except BaseException:
+            self.end_changes(changes, False)
+            raise
+        finally:
+            self._local.changes = None
+        self.end_changes(changes, True)
 
     # ---- files
 
@@ -209,9 +219,10 @@ class AgsFileSystem(DatasetFiles):
         changes = self.new_changes()
         changes.__enter__()
         try:
-            return NewFile(path, changes.create(path, format, replace=replace), changes, autocommit)
+            file = changes.create(path, format, replace=replace)
+            return NewFile(path, file, partial(self.end_changes, changes), autocommit)
         except BaseException:
-            end(changes, False)
+            self.end_changes(changes, False)
             raise
 
     def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.transaction import Transaction as Changes
 
 
-__all__ = ["AgsTransaction", "CompressedFile", "NewFile", "NewText", "end", "refuse_mode"]
+__all__ = ["AgsTransaction", "CompressedFile", "NewFile", "NewText", "refuse_mode"]
 
 FRAMES = 8  # of callers, that may stand between an `__exit__` and the `close` of a file
 
@@ -55,22 +55,9 @@ class AgsTransaction(Transaction):  # type: ignore[misc]
         self.files.clear()
         try:
             if changes is not None:
-                end(changes, commit)
+                self.fs.end_changes(changes, commit)
         finally:
             super().complete(commit)  # lets go of the file system
-
-
-def end(changes: Changes, commit: bool) -> None:
-    """Commit a transaction of the dataset, or drop all of it."""
-    if commit:
-        changes.__exit__(None, None, None)
-    else:
-        drop(changes)
-
-
-def drop(changes: Changes) -> None:
-    """Drop a transaction of the dataset."""
-    changes.__exit__(BaseException, None, None)
 
 
 def refuse_mode(path: str, mode: str) -> NoReturn:
@@ -91,17 +78,19 @@ class NewFile(io.RawIOBase):
     Args:
         path: The path in the dataset.
         file: The file of the transaction.
-        changes: The transaction, if it ends with this file; None: it goes on.
+        end: Ends the transaction of which this is the only file, by a commit or not; None: the transaction goes on.
         autocommit: Whether `close` ends the transaction; if not, `commit` or `discard` does.
     """
 
     mode = "wb"
 
-    def __init__(self, path: str, file: NewDatasetFile, changes: Changes | None, autocommit: bool = True) -> None:
+    def __init__(
+        self, path: str, file: NewDatasetFile, end: Callable[[bool], None] | None, autocommit: bool = True
+    ) -> None:
         self.path = path
         self.autocommit = autocommit
         self._file = file
-        self._changes = changes
+        self._end_changes = end
         self._owner = os.getpid()
 
     @property
@@ -162,9 +151,9 @@ class NewFile(io.RawIOBase):
             self._end(False)
 
     def _end(self, commit: bool) -> None:
-        changes, self._changes = self._changes, None
-        if changes is not None and self._owner == os.getpid():
-            end(changes, commit)
+        end, self._end_changes = self._end_changes, None
+        if end is not None and self._owner == os.getpid():
+            end(commit)
 
     def __exit__(self, error_class: object, error: object, traceback: object) -> None:
         if error_class is None:
