@@ -16,8 +16,9 @@ from iceberg_tables import KEY_ID, MASTER, ids, key_forms, new_table, rows
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 
 from ags_fast.errors import IntegrityError, PolicyError
-from ags_fast.iceberg import files, load_catalog, rotate
+from ags_fast.iceberg import clear_cache, delete, encrypt, expire, files, load_catalog, rekey, rotate, verify
 from ags_fast.iceberg.commit import edit, raw_metadata
+from ags_fast.jobs import LocalEngine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -234,6 +235,59 @@ def test_on_s3(
     assert not any(b"name 42" in data for data in kept.values())
     catalog.purge_table("ns.t")
     assert s3_objects(moto_s3, bucket) == {}
+
+
+@pytest.mark.parametrize("engine", [LocalEngine(0), LocalEngine(2)], ids=["here", "local"])
+@pytest.mark.parametrize("io_impl", IO_IMPLS[:2], ids=["pyarrow", "fsspec"])
+def test_files_move_on_s3(
+    tmp_path: Path,
+    kms: dict[str, str],
+    moto_s3: S3Server,
+    s3: tuple[str, dict[str, str]],
+    io_impl: str,
+    engine: LocalEngine,
+) -> None:
+    """encrypt, rekey, verify with orphans, and expire."""
+    bucket, properties = s3
+    properties |= {"py-io-impl": io_impl}
+    catalog = iceberg_tables.sql_catalog(tmp_path, kms, warehouse=f"s3://{bucket}/wh", **properties)
+    table: Any = catalog.create_table("ns.t", schema=iceberg_tables.SCHEMA)
+    for first in (0, 100, 200):
+        table.append(rows(first, first + 100))
+    encrypt(table, wrapping_key_id=MASTER, engine=engine).raise_for_failures()
+    assert ids(table) == list(range(300))
+    delete(table, "id = 7 or id = 150")
+    left = [i for i in range(300) if i not in (7, 150)]
+    before = {one.path for one in files(table)}
+    done = rekey(table, what="data", engine=engine)
+    done.raise_for_failures()
+    assert done.counts["ok"] == 4
+    assert not before & {one.path for one in files(table)}
+    assert not [name for name in s3_objects(moto_s3, bucket) if name.endswith(".plan")]
+    expire(table, engine=engine).raise_for_failures()
+    clear_cache()
+    again = iceberg_tables.sql_catalog(tmp_path, kms, warehouse=f"s3://{bucket}/wh", **properties).load_table("ns.t")
+    assert ids(again) == left
+    kept = s3_objects(moto_s3, bucket)
+    assert {path.rsplit(".", 1)[1]: data[:4] for path, data in kept.items()} == {
+        "parquet": b"PARE",
+        "avro": b"AGS1",
+        "puffin": b"AGS1",
+        "json": b'{"fo',
+    }
+    checked = verify(again, orphans=True, engine=engine)
+    assert (checked.failed, checked.counts["skipped"]) == ([], 0)
+    folder = again.location().partition(f"{bucket}/")[2]
+    orphans = {f"{folder}/data/a b/c=1/left.parquet": b"PAR1plaintext", f"{folder}/data/old.puffin": b"AGS1...."}
+    for name, data in orphans.items():
+        moto_s3.client().put_object(Bucket=bucket, Key=name, Body=data)
+    moto_s3.client().put_object(Bucket=bucket, Key=f"{folder}-of-another/data/x.parquet", Body=b"PAR1")
+    checked = verify(again, orphans=True)
+    found = {row.src: (row.status, row.error_class) for row in checked.rows if row.status != "ok"}
+    assert found == {
+        f"s3://{bucket}/{name}": ("failed", "PolicyError") if data[:4] == b"PAR1" else ("skipped", "Orphan")
+        for name, data in orphans.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["py-io-impl", "ags_fast.io-impl", "ags_fast.session", "s3.endpoint"])

@@ -58,7 +58,9 @@ def stored_files(io: FileIO, folder: str) -> Iterator[Stored]:
     elif hasattr(inner, "get_fs"):  # FsspecFileIO
         system = inner.get_fs(urlsplit(folder).scheme or "file")
         base = system._strip_protocol(folder).rstrip("/")  # noqa: SLF001 (fsspec has no public name)
-        for path, info in system.find(folder, detail=True).items():
+        found = system.find(folder, detail=True)
+        system.invalidate_cache()  # else files that come later would not be found by what reads the table
+        for path, info in found.items():
             yield Stored(folder + path[len(base) :], info.get("size") or 0)
     else:
         raise PolicyError(f"orphans=True wants PyArrowFileIO or FsspecFileIO: {type(inner).__name__} lists no files")
