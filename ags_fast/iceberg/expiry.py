@@ -51,6 +51,12 @@ STATISTICS = ("statistics", "partition-statistics")
 FOREVER = 1 << 63
 THREADS = 8  # that read manifests and delete files, mostly waiting for the storage
 
+SERVERS_METADATA = (
+    "{} older metadata files stay, in which keys are wrapped as before the last rotation: on a REST catalog they are "
+    "the server's. With the table's properties write.metadata.delete-after-commit.enabled=true and "
+    "write.metadata.previous-versions-max=1 a server like Iceberg Java's deletes them with the next commits"
+)
+
 Snapshot = dict[str, Any]
 
 
@@ -338,7 +344,8 @@ def expire(
 
     **This is final.** What goes: snapshots that no branch or tag retains (`retained` has the rules), their keys, KEKs
     that wrap nothing any more, their manifest lists, manifests, data and delete files and statistics, as far as no
-    other snapshot reaches them, and older metadata files, in which keys are wrapped as before the last rotation.
+    other snapshot reaches them, and older metadata files, in which keys are wrapped as before the last rotation. On a
+    REST catalog metadata files are the server's, and stay: a warning says how to have the server delete them.
 
     The metadata are committed first, and the files are deleted afterwards. If this dies in between, files are left that
     no snapshot names and no key opens: ``verify(orphans=True)`` names them. A reader that has planned a scan of a
@@ -384,7 +391,10 @@ def expire(
     log = raw.get("metadata-log") or ()
     base = log[-1]["metadata-file"] if log and work.made.raw is not work.base else None
     rows = [*work.rows("ok"), *_removed(io, work.files(base), job_id, engine)]
-    return JobResult(job_id, "expire", table.location(), None, rows)
+    result = JobResult(job_id, "expire", table.location(), None, rows)
+    if log and isinstance(table.catalog, RestCatalog):
+        result.warnings.append(SERVERS_METADATA.format(len(log)))
+    return result
 
 
 def _removed(io: FileIO, files: list[Gone], job_id: str, engine: Engine | None) -> list[Row]:
