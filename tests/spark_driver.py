@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -23,13 +24,26 @@ def main() -> None:
         order = json.loads(line)
         engine = SparkEngine(session, target_bytes=order["target_bytes"])
         try:
-            result = getattr(jobs, order["job"])(*order["args"], engine=engine, progress=False, **order["options"])
+            if order["job"].startswith("iceberg."):
+                result = _on_table(order, engine)
+            else:
+                result = getattr(jobs, order["job"])(*order["args"], engine=engine, progress=False, **order["options"])
             rows = [row._asdict() for row in result.rows]
-            answer = {"counts": result.counts, "version": result.version, "rows": rows}
+            answer: dict[str, Any] = {"counts": result.counts, "version": result.version, "rows": rows}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
     session.stop()
+
+
+def _on_table(order: dict[str, Any], engine: SparkEngine) -> jobs.JobResult:
+    """Do a job of ags_fast.iceberg on a table of a catalog, which two of the options describe."""
+    from ags_fast import iceberg
+
+    options = order["options"]
+    table = iceberg.load_catalog("tests", kms=options.pop("kms"), **options.pop("catalog")).load_table(*order["args"])
+    result: jobs.JobResult = getattr(iceberg, order["job"].removeprefix("iceberg."))(table, engine=engine, **options)
+    return result
 
 
 if __name__ == "__main__":
