@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.catalog.sql import SqlCatalog
 
 from ags_fast.iceberg import encrypt, expire, files, load_catalog, rekey
@@ -18,7 +20,8 @@ from ags_fast.jobs import LocalEngine
 from ags_fast.parquet import Keys, encrypt_file, reencrypt_file
 from benchmarks.jobs import room_for
 from benchmarks.keystore import MASTER_KEY, keystore
-from benchmarks.measure import Case, Contest, Group, Row, Run
+from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
+from benchmarks.parquet import from_tests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,8 +45,13 @@ def iceberg(bench: Bench) -> Group:
         Case("iceberg/read", functools.partial(reading, bench), rounds=0.5),
         Case("iceberg/move", functools.partial(moving, bench), rounds=0.25),
         Case("iceberg/small", functools.partial(small_files, bench), rounds=0.5),
+        Case("iceberg/s3", functools.partial(s3_reading, bench), rounds=0.5),
+        Case("iceberg/java", functools.partial(java_reading, bench), rounds=0.25),
     ]
-    return Group("PyIceberg on encrypted tables, CPU time; limit: the same tables in plaintext", cases)
+    about = (
+        "PyIceberg on encrypted tables, CPU time; limit: the tables in plaintext; best Py: Spark with Iceberg's Java"
+    )
+    return Group(about, cases)
 
 
 GROUPS = {"iceberg": iceberg}
@@ -68,24 +76,37 @@ def rows(count: int, first: int) -> pa.Table:
 class Pair:
     """Two SQL catalogs in a folder, one with encrypted tables and one with plain ones."""
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
+    def __init__(self, folder: Path, warehouse: str = "", **more: str) -> None:
+        folder.mkdir(exist_ok=True)
         kms = keystore(folder)
         self.catalogs: dict[str, Catalog] = {}
         for column in ("ours", "limit"):
-            properties = {"uri": f"sqlite:///{folder}/{column}.db", "warehouse": f"file://{folder}/{column}"}
+            place = f"{warehouse or f'file://{folder}'}/{column}"
+            properties = {"uri": f"sqlite:///{folder}/{column}.db", "warehouse": place, **more}
             made: Catalog = (
                 load_catalog(column, kms=kms, type="sql", **properties)
                 if column == "ours"
                 else SqlCatalog(column, **properties)
             )
-            made.create_namespace("bench")
+            made.create_namespace_if_not_exists("bench")
             self.catalogs[column] = made
 
     def table(self, column: str, name: str, schema: pa.Schema, **properties: str) -> Table:
         """Create a table."""
         more = {KEY_ID: MASTER_KEY} if column == "ours" else {}
         return self.catalogs[column].create_table(f"bench.{name}", schema, properties={**more, **properties})
+
+    def large(self, count: int) -> dict[str, Table]:
+        """Create the large tables: FILES files of `count` rows."""
+        tables: dict[str, Table] = {}
+        for column in self.catalogs:
+            for i in range(FILES):
+                data = rows(count, i * count)
+                if not i:
+                    limit = {"write.parquet.row-group-limit": str(ROW_GROUP)}
+                    tables[column] = self.table(column, "large", data.schema, **limit)
+                tables[column].append(data)
+        return tables
 
 
 def cpu(function: Callable[[], object]) -> Callable[[], float]:
@@ -113,14 +134,8 @@ def contest(named: dict[str, tuple[str, Callable[[str], object]]]) -> Contest:
 @contextmanager
 def reading(bench: Bench) -> Iterator[Contest]:
     count = ROWS // 10 if bench.quick else ROWS
-    pair, tables = Pair(room_for(bench, ROOM) / "large"), {}
-    for column in pair.catalogs:
-        for i in range(FILES):
-            data = rows(count, i * count)
-            if not i:
-                limit = {"write.parquet.row-group-limit": str(ROW_GROUP)}
-                tables[column] = pair.table(column, "large", data.schema, **limit)
-            tables[column].append(data)
+    pair = Pair(room_for(bench, ROOM) / "large")
+    tables = pair.large(count)
     few = f"id >= 1000 and id < {1000 + FILES * count // 1000}"
 
     def scan(column: str, **how: Any) -> object:
@@ -234,3 +249,113 @@ def small_files(bench: Bench) -> Iterator[Contest]:
             "iceberg/small/append": (f"{APPENDS} appends of {APPENDED_ROWS} rows to a new table", append),
         }
     )
+
+
+@contextmanager
+def missing_skips() -> Iterator[None]:
+    """Skip a case where a helper of the tests says what it misses."""
+    try:
+        yield
+    except BaseException as error:  # pytest's way to say that something is missing is no Exception
+        if not isinstance(error, ImportError) and type(error).__name__ not in ("Skipped", "Failed"):
+            raise
+        raise SkippedError(str(error)) from None
+
+
+@contextmanager
+def s3_reading(bench: Bench) -> Iterator[Contest]:
+    """Tables on moto's S3, a process of its own. Requests are counted by a proxy, which only their row goes through."""
+    count = ROWS // 10 if bench.quick else ROWS // 4
+    folder = room_for(bench, ROOM) / "s3"
+    with ExitStack() as stack:
+        with missing_skips():
+            server = stack.enter_context(from_tests("servers").moto_s3())
+            proxy = stack.enter_context(from_tests("iceberg_tables").S3Proxy(server.url))
+        server.client().create_bucket(Bucket="bench")
+        settings = {"s3.access-key-id": server.key, "s3.secret-access-key": server.secret, "s3.region": "us-east-1"}
+        pair = Pair(folder, "s3://bench", **settings, **{"s3.endpoint": server.url})
+        tables = pair.large(count)
+        counted = Pair(folder, "s3://bench", **settings, **{"s3.endpoint": proxy.url})
+        through = {column: catalog.load_table("bench.large") for column, catalog in counted.catalogs.items()}
+
+        def requests(column: str, **how: Any) -> float:
+            begun = proxy.requests
+            through[column].scan(**how).to_arrow()
+            return float(proxy.requests - begun)
+
+        one: dict[str, Any] = {"selected_fields": ("a",)}
+        made = contest(
+            {
+                "iceberg/s3/plan": ("S3: plan a scan", lambda column: list(tables[column].scan().plan_files())),
+                "iceberg/s3/scan": (
+                    f"S3: scan {FILES} files of {count:,} rows",
+                    lambda column: tables[column].scan().to_arrow(),
+                ),
+                "iceberg/s3/column": ("S3: one column of 7", lambda column: tables[column].scan(**one).to_arrow()),
+            }
+        )
+        for name, label, how in (("scan", "S3: requests of the scan", {}), ("column", "S3: and of one column", one)):
+            made.rows.append(Row(f"iceberg/s3/{name}-requests", label, "calls"))
+            for column in tables:
+                made.runs[f"iceberg/s3/{name}-requests", column] = functools.partial(requests, column, **how)
+        yield made
+
+
+SUMS = ("id", "a", "b", "c", "d")
+QUERY = f"SELECT {', '.join(f'sum(cast({name} AS double))' for name in SUMS)}, sum(length(name)) FROM db.large"
+WARM = 6  # runs until the JVM has compiled what it runs
+
+
+@contextmanager
+def java_reading(bench: Bench) -> Iterator[Contest]:
+    """Sums over an encrypted table by Iceberg's Java in Spark, on one core and warm, and by PyIceberg and pyarrow."""
+    count = ROWS // 10 if bench.quick else ROWS
+    folder = room_for(bench, ROOM) / "java"
+    folder.mkdir()
+    with ExitStack() as stack:
+        with missing_skips():
+            peer = from_tests("iceberg_java")
+            fast = [option for option in peer.JVM if "TieredStopAtLevel" not in option]
+            judge = stack.enter_context(peer.Judge(folder, fast))
+        warehouse = {"uri": f"sqlite:///{folder}/ours.db", "warehouse": f"file://{folder}/ours"}
+        catalog = load_catalog("java", kms=judge.kms, type="sql", **warehouse)
+        catalog.create_namespace("bench")
+        more = {KEY_ID: peer.MASTER, "write.parquet.row-group-limit": str(ROW_GROUP)}
+        table = catalog.create_table("bench.large", rows(1, 0).schema, properties=more)
+        for i in range(FILES):
+            table.append(rows(count, i * count))
+        judge.register("db.large", table.metadata_location)
+        found: dict[str, Any] = {}
+
+        def by_python() -> None:
+            data = table.scan(selected_fields=(*SUMS, "name")).to_arrow()
+            sums = [pc.sum(pc.cast(data[name], pa.float64(), safe=False)) for name in SUMS]
+            found["ours"] = [one.as_py() for one in (*sums, pc.sum(pc.utf8_length(data["name"])))]
+
+        def by_java() -> None:
+            (found["best"],) = judge.sql(QUERY)
+
+        def by_java_cpu() -> float:
+            begun = cpu_of(judge.pid)
+            by_java()
+            return cpu_of(judge.pid) - begun
+
+        for _ in range(WARM):
+            by_java()
+        label = f"sums of {len(SUMS) + 1} columns, {FILES} files of {count:,} rows"
+        yield Contest(
+            [Row("iceberg/java/cpu", label, "ms"), Row("iceberg/java/wall", "the same by the clock", "ms")],
+            {
+                ("iceberg/java/cpu", "ours"): cpu(by_python),
+                ("iceberg/java/cpu", "best"): by_java_cpu,
+                ("iceberg/java/wall", "ours"): by_python,
+                ("iceberg/java/wall", "best"): by_java,
+            },
+            check=lambda column: np.allclose(found[column], found.get("ours", found[column]), rtol=1e-9),
+        )
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU time that all threads of another process have used, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

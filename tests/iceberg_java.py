@@ -219,9 +219,10 @@ class Judge:
 
     Args:
         folder: For the keystore, the metastore's database and the warehouse.
+        jvm: Options of the JVM. Those of tests start fast; code that runs for long is slow under them.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, jvm: Sequence[str] = JVM) -> None:
         self.folder = folder
         self.kms = make_kms(folder, keys=MASTERS)
         self.warehouse = folder / "warehouse"
@@ -236,7 +237,7 @@ class Judge:
         path = os.pathsep.join(map(str, (judge_classes(), runtime_jar(), spark_jars() / "*")))
         logs = f"-Dderby.system.home={folder}", f"-Djava.io.tmpdir={folder}"
         self._process = subprocess.Popen(
-            [java(), *JVM, *logs, "-cp", path, "ags.judge.Judge", settings],
+            [java(), *jvm, *logs, "-cp", path, "ags.judge.Judge", settings],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -305,6 +306,11 @@ class Judge:
         if "error" in answer:
             raise JudgeError("\n".join(answer["error"]))
         return answer
+
+    @property
+    def pid(self) -> int:
+        """The number of the JVM's process."""
+        return self._process.pid
 
     def log(self) -> str:
         """What the JVM wrote to its standard error, Spark's log among it."""

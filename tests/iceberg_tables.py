@@ -87,17 +87,19 @@ def key_forms(table: Any) -> set[str]:
 
 
 class S3Proxy:
-    """Passes requests on to an S3 server, and counts the bytes of bodies that are got, by path."""
+    """Passes requests on to an S3 server, and counts them, and the bytes of bodies that are got, by path."""
 
     def __init__(self, url: str) -> None:
         self._target = urlsplit(url)
         self._got: list[tuple[str, int]] = []
+        self.requests = 0  # of all kinds
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def _pass(self) -> None:
+                outer.requests += 1
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 to = http.client.HTTPConnection(str(outer._target.hostname), outer._target.port)
                 try:

@@ -71,7 +71,8 @@ def test_a_scan_reads_each_key_once(tmp_path: Path, kms: dict[str, str], asked: 
     clear_cache()
     table = iceberg_tables.sql_catalog(tmp_path, kms).load_table("ns.t")
     asked.clear()
-    for number, scan in enumerate(({}, {"selected_fields": ("id",)}, {"row_filter": "id >= 1000 and id < 14000"})):
+    scans: list[dict[str, Any]] = [{}, {"selected_fields": ("id",)}, {"row_filter": "id >= 1000 and id < 14000"}]
+    for number, scan in enumerate(scans):
         assert len(table.scan(**scan).to_arrow()) == (13_000 if "row_filter" in scan else FILES * 5000)
         assert asked.unwraps == {iceberg_tables.MASTER: 1}, "one KEK, one unwrap in this process"
         assert len(asked.footers) == FILES
