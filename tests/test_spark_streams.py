@@ -1,0 +1,204 @@
+"""Streams written to datasets: a version for each micro-batch, and each batch exactly once, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from datasets import MASTER, leftovers, make_kms
+from spark_jobs import spark_env
+
+pytest.importorskip("pyspark")
+if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
+    pytest.skip("there is no Java runtime", allow_module_level=True)
+
+from pyarrow import parquet
+from pyspark.sql import SparkSession
+
+from ags_fast import Dataset
+from ags_fast.jobs import sweep
+from ags_fast.spark.datasource import register
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.timeout(400)]
+
+CONF = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.unix.domain.socket.enabled": "true",
+}
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in spark_env().items():
+            patch.setenv(name, value)
+        builder = SparkSession.builder.master("local[2,4]").appName("streams")
+        for name, value in {**CONF, "spark.local.dir": str(tmp_path_factory.mktemp("local"))}.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        register(session)
+        yield session
+        session.stop()
+
+
+class Stream:
+    """Files that come one by one, a query that writes them to a dataset, and what is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kms = make_kms(folder)
+        self.url, self.checkpoint, self.source = folder / "ds", folder / "checkpoint", folder / "source"
+        self.source.mkdir()
+
+    def put(self, *numbers: int) -> None:
+        for number in numbers:
+            new = self.folder / f"{number}.json"
+            new.write_text("".join(json.dumps({"id": number * 10 + n}) + "\n" for n in range(10)))
+            os.utime(new, (1_700_000_000 + number,) * 2)  # the order in which they are read
+            new.rename(self.source / new.name)
+
+    def options(self) -> dict[str, str]:
+        return {**self.kms, "wrappingKeyId": MASTER, "checkpointLocation": str(self.checkpoint)}
+
+    def run(self, spark: SparkSession, format: str = "ags_parquet", mode: str = "append") -> None:
+        """Write all that is there, a file in each batch."""
+        rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(str(self.source))
+        if mode == "complete":
+            rows = rows.groupBy().count()
+        writer = rows.writeStream.format(format).options(**self.options()).outputMode(mode)  # type: ignore[arg-type]
+        query = writer.trigger(availableNow=True).start(str(self.url))
+        assert query.awaitTermination(200)
+        assert query.exception() is None
+
+    def forget(self, batch: int) -> None:
+        """Make Spark forget that a batch was committed, as if it had been killed just before it wrote that down."""
+        for name in (f"{batch}", f".{batch}.crc"):
+            (self.checkpoint / "commits" / name).unlink()
+
+    @property
+    def dataset(self) -> Dataset:
+        return Dataset.open(self.url, kms=self.kms)
+
+    def ids(self) -> list[int]:
+        found = []
+        for file in self.dataset.files():
+            with self.dataset.open_file(file.path) as opened:
+                found += parquet.read_table(opened).to_pydict()["id"]
+        return sorted(found)
+
+
+def test_each_batch_is_a_version(spark: SparkSession, tmp_path: Path) -> None:
+    stream = Stream(tmp_path)
+    stream.put(0, 1, 2)
+    stream.run(spark)
+    assert stream.dataset.version == 1 + 3
+    assert stream.ids() == list(range(30))
+    # Spark commits batch 2 again, since it does not know that it has.
+    stream.forget(2)
+    stream.run(spark)
+    assert stream.dataset.version == 4
+    assert stream.ids() == list(range(30))
+    stream.forget(2)
+    with stream.dataset.transaction() as other:  # the record outlives versions of other jobs
+        other.create("other/file").close()
+        other.remove("other/file")
+        other.create("x.parquet", "parquet").abort()
+        for file in list(stream.dataset.files())[:1]:
+            other.remove(file.path)
+    stream.put(3)
+    stream.run(spark)
+    assert stream.dataset.version == 6
+    assert len(stream.ids()) == 30
+    assert leftovers(stream.url, stream.kms) == []
+    assert sweep(stream.url, kms=stream.kms).rows == []
+
+
+def test_complete_mode_replaces(spark: SparkSession, tmp_path: Path) -> None:
+    stream = Stream(tmp_path)
+    stream.put(0, 1)
+    stream.run(spark, mode="complete")
+    assert stream.dataset.version == 3
+    (file,) = stream.dataset.files()
+    with stream.dataset.open_file(file.path) as opened:
+        assert parquet.read_table(opened).to_pydict() == {"count": [20]}
+
+
+def test_two_queries_write_to_one_dataset(spark: SparkSession, tmp_path: Path) -> None:
+    stream = Stream(tmp_path)
+    stream.put(0, 1)
+    stream.run(spark)
+    stream.checkpoint = tmp_path / "another"
+    stream.run(spark)  # with batch numbers that the first query has used
+    assert stream.dataset.version == 5
+    assert stream.ids() == sorted([*range(20), *range(20)])
+
+
+PROGRAM = """
+import sys, json
+from pathlib import Path
+from pyspark.sql import SparkSession
+from ags_fast.spark.datasource import register
+folder, conf, options = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+spark = SparkSession.builder.master("local[2,4]").config(map=conf).getOrCreate()
+register(spark)
+print("begins", flush=True)
+rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(str(folder / "source"))
+query = rows.writeStream.format("ags_parquet").options(**options).trigger(availableNow=True).start(str(folder / "ds"))
+query.awaitTermination()
+print("done", flush=True)
+"""
+
+
+def test_a_query_that_is_killed(tmp_path: Path) -> None:
+    """kill -9, again and again, of driver, JVM and Python workers at any moment: every row is there once."""
+    stream = Stream(tmp_path)
+    count = 12
+    stream.put(*range(count))
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, str(program), str(tmp_path), json.dumps(CONF), json.dumps(stream.options())]
+    for attempt in range(12):
+        with (tmp_path / "log").open("ab") as log:
+            child = subprocess.Popen(
+                command, env=spark_env(), stdout=subprocess.PIPE, stderr=log, start_new_session=True, text=True
+            )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begins\n", (tmp_path / "log").read_text()[-3000:]
+        versions = stream.url / "_ags/versions"
+        seen = len(list(versions.glob("*.json"))) if versions.exists() else 0
+        until = time.monotonic() + 60
+        while child.poll() is None and time.monotonic() < until:
+            now = len(list(versions.glob("*.json"))) if versions.exists() else 0
+            if attempt < 4 and now > seen + 1:
+                time.sleep(0.11 * attempt)
+                os.killpg(child.pid, signal.SIGKILL)
+                break
+            time.sleep(0.005)
+        if child.wait() == 0:
+            break
+    assert child.stdout.readline() == "done\n"
+    assert attempt > 0, "nothing was killed"
+    assert stream.ids() == list(range(10 * count))
+    assert (stream.dataset.version or 0) <= 1 + count
+    sweep_at_once(stream)
+    assert leftovers(stream.url, stream.kms) == []
+    assert stream.ids() == list(range(10 * count))
+
+
+def sweep_at_once(stream: Stream) -> Any:
+    from datetime import timedelta
+
+    return sweep(stream.url, kms=stream.kms, older_than=timedelta(0))
