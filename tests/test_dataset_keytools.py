@@ -149,6 +149,20 @@ def test_others_read(
     assert encrypt(tables, dataset, kms, **options).counts == {"ok": 0, "skipped": 3, "failed": 0}
 
 
+def test_a_group_of_columns(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    """Each column of the group names the group's key, and files with V2 pages open by pyarrow."""
+    table = pa.table(
+        {"id": [1, 2], "who": [{"name": "a", "age": 1}, {"name": "b", "age": None}], "tags": [["x"], None]}
+    )
+    (tmp_path / "src").mkdir()
+    pq.write_table(table, tmp_path / "src/nested.parquet", data_page_version="2.0")
+    encrypt(tmp_path / "src", dataset, kms, column_keys={"who": "hr", "tags": "finance"})
+    check_all_read(tmp_path / "src", dataset, kms, tmp_path / "out")
+    less = without(kms, "hr", tmp_path)
+    (file,) = Dataset.open(dataset, kms=less).files()
+    assert with_pyarrow(file.url, less, ["id", "tags"]).equals(table.select(["id", "tags"]))
+
+
 def test_what_files_store(sealed: Path, kms: dict[str, str]) -> None:
     """The KMS itself wraps the keys that the manifest has, and the AAD prefix is the manifest's."""
     opened = Ledger.open(sealed, load_kms(kms))

@@ -311,6 +311,20 @@ def test_if_exists(tmp_path: Path) -> None:
         AgsParquet(CaseInsensitiveDict(options)).writer(SIMPLE, False)
 
 
+def test_key_material(tmp_path: Path) -> None:
+    """Spark's own reader opens what is written so: see test_dataset_keytools.py."""
+    write = Write(tmp_path, SIMPLE, columnKeys='{"text": "other"}', keyMaterial="keytools").begin()
+    write.task(numbers(3))
+    write.commit()
+    assert {file.key_material for file in write.dataset.files()} == {"keytools"}
+    assert len(write.rows()) == 3
+    for options in ({"keyMaterial": "pkmt1"}, {"keyMaterial": "keytools", "dekLength": "32"}):
+        with pytest.raises(ValueError, match="key_material"):
+            Write(tmp_path, SIMPLE, **options).begin()
+    with pytest.raises(ValueError, match="ags_parquet"):
+        Write(tmp_path, SIMPLE, "avro", keyMaterial="keytools").begin()
+
+
 def test_keys_of_columns_and_codecs(tmp_path: Path) -> None:
     for number, codec in enumerate(("", "none", "uncompressed", "gzip", "zstd", "lz4", "brotli")):
         write = Write(tmp_path, SIMPLE, columnKeys='{"text": "other"}', compression=codec, dekLength="32").begin()

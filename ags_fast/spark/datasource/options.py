@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.dataset import Dataset
+from ags_fast.dataset.key_material import check_key_material
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
@@ -28,7 +29,17 @@ ROWS_PER_FILE = 10_000_000
 
 PLACE = ("path", "kms", "version", "minVersion", "pin", "keyStore", "storageOptions")
 READ = ("files", "columns", "splitBytes", "missing", "pushdown", "decoder", "metadata", "mergeSchema")
-WRITE = ("wrappingKeyId", "codec", "columnKeys", "rowsPerFile", "partitionBy", "dekLength", "blockSize", "ifExists")
+WRITE = (
+    "wrappingKeyId",
+    "codec",
+    "columnKeys",
+    "rowsPerFile",
+    "partitionBy",
+    "dekLength",
+    "blockSize",
+    "ifExists",
+    "keyMaterial",
+)
 SYNONYMS = {"compression": "codec", "maxrecordsperfile": "rowsperfile"}
 SPARKS = ("checkpointLocation",)  # what Spark itself puts among the options of a stream
 
@@ -168,6 +179,7 @@ class WriteOptions:
         dek_length: Bytes of a data key: 16, 24 or 32.
         block_size: Bytes of plaintext in a block of an AGS1 file.
         if_exists: What becomes of a write to a dataset that has files: "write", "error", or "ignore" the write.
+        key_material: "keytools": Spark's own reader opens the Parquet files, too (see docs/keys.md).
     """
 
     place: Place
@@ -179,6 +191,7 @@ class WriteOptions:
     dek_length: int = 16
     block_size: int = DEFAULT_BLOCK_SIZE
     if_exists: str = "write"
+    key_material: str | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -190,6 +203,8 @@ class WriteOptions:
         dek_length = given.number("dekLength", 1) or 16
         if dek_length not in (16, 24, 32):
             raise ValueError(f"the option dekLength is 16, 24 or 32 bytes, not {dek_length}")
+        key_material = given.text("keyMaterial")
+        check_key_material(key_material, dek_length)
         return cls(
             Place.of(options),
             given.text("wrappingKeyId"),
@@ -200,6 +215,7 @@ class WriteOptions:
             dek_length,
             given.size("blockSize", DEFAULT_BLOCK_SIZE),
             given.choice("ifExists", ("write", "error", "ignore")),
+            key_material,
         )
 
 

@@ -83,6 +83,8 @@ def _format(format: str, options: WriteOptions, schema: StructType, arrow: pa.Sc
         return ParquetFormat(schema, arrow, options.codec, options.column_keys)
     if options.column_keys:
         raise ValueError("the option columnKeys is for ags_parquet: in Avro all columns have one key")
+    if options.key_material:
+        raise ValueError("the option keyMaterial is for ags_parquet: Parquet's key tools open no other files")
     from ags_fast.spark.datasource.avro_writing import AvroFormat
 
     return AvroFormat(schema, options.codec)
@@ -110,6 +112,7 @@ class Job:
             dek_length=options.dek_length,
             block_size=options.block_size,
             column_keys=options.column_keys or None,
+            key_material=options.key_material,
         ) as new:
             ticket = new.ticket()
             job_id = new.leave()
