@@ -10,12 +10,11 @@ import pytest
 from support import python_env
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+README, DOCS = ROOT / "README.md", ROOT / "docs"
 if not README.exists():
     pytest.skip("there is no README beside an installed package", allow_module_level=True)
-EXAMPLES, ICEBERG_EXAMPLES = (
-    re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in (README, ROOT / "docs" / "iceberg.md")
-)
+PAGES = (README, DOCS / "iceberg.md", DOCS / "filesystem.md")
+EXAMPLES, *OTHERS = (re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in PAGES)
 
 
 def orders(folder):
@@ -23,10 +22,12 @@ def orders(folder):
     (folder / "orders" / "2026" / "01.csv").write_bytes(b"id,name\n1,Ada\n")
 
 
-@pytest.mark.parametrize("example", [text for text in EXAMPLES + ICEBERG_EXAMPLES if "spark" not in text])
+@pytest.mark.parametrize("example", [text for text in sum(OTHERS, EXAMPLES) if "spark" not in text])
 def test_example(example, tmp_path, monkeypatch):
     if "iceberg" in example:
         pytest.importorskip("pyiceberg")
+    if "fsspec" in example:
+        pytest.importorskip("fsspec")
     if "avro" in example:
         pytest.importorskip("fastavro")
     if "jobs" in example or "Dataset" in example:

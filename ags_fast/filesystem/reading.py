@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from fsspec.spec import AbstractFileSystem
 
@@ -69,6 +69,9 @@ class AgsFile(io.BufferedReader):
     def info(self) -> dict[str, Any]:
         """Return what `info` of the file system returns."""
         return self.details
+
+    def __iter__(self) -> Iterator[bytes]:  # io's takes twice as long in a subclass
+        return iter(self.readline, b"")
 
     def __repr__(self) -> str:
         return f"<AgsFile {self.path!r}, {self.size} bytes{', closed' if self.closed else ''}>"
