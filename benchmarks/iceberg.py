@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
+    from ags_fast.iceberg import TableFile
     from benchmarks.cases import Bench
 
 FILES, ROWS, ROW_GROUP = 4, 600_000, 100_000  # of the large table, seven columns
 SECOND_KEY = bytes(range(16))
 APPENDS, APPENDED_ROWS = 40, 10
 BESIDE = 64 << 10  # bytes of a file that a reader of one column may read beside the column
+MANY = 24  # files of the table that workers move
 ROOM = 1 << 30
 KEY_ID = "encryption.key-id"
 
@@ -44,6 +47,7 @@ def iceberg(bench: Bench) -> Group:
     cases = [
         Case("iceberg/read", functools.partial(reading, bench), rounds=0.5),
         Case("iceberg/move", functools.partial(moving, bench), rounds=0.25),
+        Case("iceberg/workers", functools.partial(workers, bench), rounds=0.25),
         Case("iceberg/small", functools.partial(small_files, bench), rounds=0.5),
         Case("iceberg/s3", functools.partial(s3_reading, bench), rounds=0.5),
         Case("iceberg/java", functools.partial(java_reading, bench), rounds=0.25),
@@ -211,6 +215,50 @@ def moving(bench: Bench) -> Iterator[Contest]:
             ("iceberg/move/encrypt", "limit"): cpu(plain_by_file),
         },
     )
+
+
+@contextmanager
+def workers(bench: Bench) -> Iterator[Contest]:
+    """Re-key by worker processes, by the clock; limit: as many threads that move the files, in this process."""
+    count = ROWS // 10 if bench.quick else ROWS
+    folder = room_for(bench, 3 * ROOM) / "workers"
+    table = Pair(folder).table("ours", "many", rows(1, 0).schema)
+    data = rows(count, 0)
+    for _ in range(MANY):
+        table.append(data)
+
+    def rekeyed(number: int) -> float:
+        begun = time.perf_counter()
+        rekey(table, what="data", engine=LocalEngine(number)).raise_for_failures()
+        spent = time.perf_counter() - begun
+        expire(table)
+        return spent
+
+    def move(numbered: tuple[int, TableFile]) -> None:
+        number, one = numbered
+        assert one.key_metadata is not None
+        old, new = Keys(footer=one.key_metadata.encryption_key), Keys(footer=SECOND_KEY)
+        prefixes: dict[str, Any] = {"aad_prefix": one.key_metadata.aad_prefix, "new_aad_prefix": bytes(16)}
+        to = folder / f"moved{number}"
+        reencrypt_file(local_path(one.path), to, old, new, store_aad_prefix=False, threads=1, **prefixes)
+
+    def bare(number: int) -> float:
+        todo = list(enumerate(one for one in files(table) if one.kind == "data"))
+        begun = time.perf_counter()
+        with ThreadPoolExecutor(number) as pool:
+            list(pool.map(move, todo))
+        spent = time.perf_counter() - begun
+        for i, _ in todo:
+            (folder / f"moved{i}").unlink()
+        return spent
+
+    made = Contest([], {})
+    for number in dict.fromkeys((1, len(os.sched_getaffinity(0)))):
+        name, label = f"iceberg/workers/rekey/{number}w", f"rekey {MANY} files of {count:,} rows, workers: {number}"
+        made.rows.append(Row(name, label, "ms"))
+        made.runs[name, "ours"] = functools.partial(rekeyed, number)
+        made.runs[name, "limit"] = functools.partial(bare, number)
+    yield made
 
 
 def local_path(location: str) -> Path:
