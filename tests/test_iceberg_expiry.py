@@ -484,6 +484,7 @@ def test_what_cannot_be_deleted(
     assert stored(tmp_path) == needed(table) | {planned[1]}
 
 
+@pytest.mark.more
 def test_an_engine_deletes_the_files(tmp_path: Path, catalog: Catalog) -> None:
     """In processes of its own, to which no key goes."""
     table = filled(catalog)

@@ -120,7 +120,8 @@ def stripped_table(victim: Victim, raw: Raw) -> None:
     raw["format-version"] = 2
 
 
-ATTACKS = (allowed, listed, stripped_snapshot, other_list, overwritten_list, overwritten_data)
+MORE = [pytest.param(one, marks=pytest.mark.more) for one in (allowed, other_list, overwritten_list, overwritten_data)]
+ATTACKS = (listed, stripped_snapshot, *MORE)
 USES: dict[str, Callable[[Any], object]] = {
     "scan": lambda table: ids(table),
     "snapshot": lambda table: ids(table, snapshot_id=FORGED),
