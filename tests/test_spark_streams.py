@@ -78,7 +78,7 @@ class Stream:
         rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(str(self.source))
         if mode == "complete":
             rows = rows.groupBy().count()
-        writer = rows.writeStream.format(format).options(**self.options()).outputMode(mode)  # type: ignore[arg-type]
+        writer = rows.writeStream.format(format).options(**self.options()).outputMode(mode)
         query = writer.trigger(availableNow=True).start(str(self.url))
         assert query.awaitTermination(200)
         assert query.exception() is None
@@ -189,6 +189,7 @@ def test_a_query_that_is_killed(tmp_path: Path) -> None:
             time.sleep(0.005)
         if child.wait() == 0:
             break
+    assert child.stdout is not None
     assert child.stdout.readline() == "done\n"
     assert attempt > 0, "nothing was killed"
     assert stream.ids() == list(range(10 * count))
