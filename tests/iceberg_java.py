@@ -96,9 +96,9 @@ def spark_jars() -> Path:
     return pyspark_folder() / "pyspark" / "jars"
 
 
-def pyspark_folder() -> Path:
-    """A folder for PYTHONPATH: the PySpark with `spark_jars`."""
-    return _fetched("pyspark", "requirements-pyspark-4.1.txt")
+def pyspark_folder(version: str = "4.1") -> Path:
+    """A folder for PYTHONPATH with an older PySpark: "4.1", which is the one with `spark_jars`, or "4.0"."""
+    return _fetched("pyspark", f"requirements-pyspark-{version}.txt")
 
 
 def runtime_jar() -> Path:

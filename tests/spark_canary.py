@@ -8,6 +8,7 @@ prints what nobody may find there, and what must be found, since it was put ther
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import secrets
@@ -21,7 +22,7 @@ from deadly_kms import Rules
 from support import pattern
 
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.jobs import JobError, decrypt_files, encrypt_files, expire, rekey_files, rotate, verify_files
+from ags_fast.jobs import JobError, LocalEngine, decrypt_files, encrypt_files, expire, rekey_files, rotate, verify_files
 from ags_fast.keys import clear_cache, document, envelope, kek
 from ags_fast.keys.kms import load_kms, local
 
@@ -193,6 +194,40 @@ def run_jobs(folder: Path, rules: Rules, engine: Any) -> None:
                 with_unwrapped.envelope.unwrap(entry.key_id, entry.wrapped_dek, bound)
 
 
+def read_frames(folder: Path, rules: Rules, session: Any) -> None:
+    """Read a dataset as a DataFrame, with plans, a shuffle and errors, and leave what Spark tells of it in the log."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    from ags_fast.spark.datasource import register
+
+    rules.set(spared=(os.getpid(),))
+    src, ds = folder / "frames", folder / "ds3"
+    src.mkdir()
+    for i in range(3):
+        table = pa.table({"id": list(range(2000 * i, 2000 * i + 2000)), "text": [secrets.token_hex(20)] * 2000})
+        parquet.write_table(table, src / f"{i}.parquet", row_group_size=500)
+    common = {"kms": rules.kms, "engine": LocalEngine(0), "progress": False, "wrapping_key_id": "master"}
+    encrypt_files(src, ds, **common, format="parquet", column_keys={"text": "master"}).raise_for_failures()
+    opened = Ledger.open(ds, load_kms(rules.kms))
+    for entry in opened.entries(opened.current()):
+        for wrap in entry.wraps(opened.id):
+            opened.envelope.unwrap(*wrap)  # tells record_keys
+    register(session)
+    frame = session.read.format("ags_parquet").options(**rules.kms, metadata="_key_id", splitBytes="20k").load(str(ds))
+    frame.explain(True)
+    assert frame.repartition(3, "text").sortWithinPartitions("id").groupBy("_key_id").count().collect()[0][1] == 6000
+    data = (ds / "1.parquet").read_bytes()
+    (ds / "1.parquet").write_bytes(data[:100] + bytes(8) + data[108:])
+    for options in ({}, {"files": "*", "colums": "id"}):
+        try:
+            session.read.format("ags_parquet").options(**rules.kms, **options).load(str(ds)).collect()
+        except Exception as error:
+            print(error, file=sys.stderr)
+        else:
+            raise AssertionError(options)
+
+
 def _store(path: Path) -> Any:
     from ags_fast.fs import Store
 
@@ -277,6 +312,8 @@ def main() -> None:
     context: Any = SparkContext._active_spark_context
     context.setLogLevel("DEBUG")
     run_jobs(folder, rules, SparkEngine(session))
+    with contextlib.redirect_stdout(sys.stderr):  # the log of the driver is evidence
+        read_frames(folder, rules, session)
     context.setLogLevel("INFO")
     controls = {"conf": in_conf, **put_controls(context)}
     if remote:
