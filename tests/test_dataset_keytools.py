@@ -42,7 +42,7 @@ from ags_fast.jobs import (
 )
 from ags_fast.keys import clear_cache, new_kek, seal_document
 from ags_fast.keys.envelope import Envelope, binding
-from ags_fast.keys.kms import load_kms, local
+from ags_fast.keys.kms import Wrapped, load_kms, local
 from ags_fast.parquet import keytools
 from ags_fast.parquet.opened import Opened
 from ags_fast.parquet.reading import Reading
@@ -424,6 +424,32 @@ def test_audit_counts_it(tables: Path, sealed: Path, kms: dict[str, str]) -> Non
     assert row["key_material"] == [{"version": 2, "data_keys": 3}]
     versions = {one["wrapping_key_id"]: one["versions"] for one in audit(sealed, kms=kms)["masters"]}
     assert [one for one in versions[MASTER] if one["version"] == "1" and one["key_material"]] == []
+
+
+class Told(local.LocalKms):
+    """Names versions in its answers only, as Google Cloud and Azure do."""
+
+    provider = "told"
+
+    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+        wrapped = super()._wrap(key, wrapping_key_id)
+        return Wrapped.by(wrapped, local.LocalKms.key_version(self, wrapped))
+
+    def key_version(self, wrapped: bytes) -> str | None:
+        return wrapped.version if isinstance(wrapped, Wrapped) else None
+
+
+def test_versions_that_only_answers_name(tables: Path, dataset: Path, kms: dict[str, str]) -> None:
+    told = {name: text for name, text in kms.items() if name != "encryption.kms-type"}
+    told["encryption.kms-impl"] = f"{__name__}:Told"
+    local.rotate_key(kms, MASTER)
+    encrypt(tables, dataset, told, column_keys=None)
+    (master,) = audit(dataset, kms=told)["masters"]
+    assert master["key_material"] == [{"version": "2", "data_keys": 3}]
+    for rotated in (False, True):
+        left = [row for row in rotate(dataset, kms=told, what="mek", **QUIET).rows if row.error_class == "KeyMaterial"]
+        assert bool(left) == rotated
+        local.rotate_key(kms, MASTER)
 
 
 @pytest.mark.parametrize("event", ["planned", "kek-leaked", "dek-leaked", "mek-leaked"])

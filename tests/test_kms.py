@@ -28,7 +28,8 @@ from kms_services import Aws, Service, started
 from programs import wrapping
 from support import finish_python, flip, program, run_python, start_python
 
-from ags_fast import jobs
+from ags_fast import Dataset, jobs
+from ags_fast import parquet as apq
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys import KmsClient, clear_cache, kms_calls, load_kms, set_audit_hook
 from ags_fast.keys.kms import PROVIDERS, as_kms, local, pace, shared_client
@@ -1046,6 +1047,31 @@ def test_a_dataset_with_its_id_in_the_context(moto: Aws, tmp_path: Path, double_
             clear_cache()
             assert not jobs.verify_files(dataset, **common).failed
     assert len(ids) == 2
+
+
+def test_key_material_with_the_dataset_in_the_context(moto: Aws, tmp_path: Path) -> None:
+    """Parquet's key tools send the same context. AWS names no version of what Encrypt makes, so audits cannot."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    key_id, dataset = moto.new_key(), str(tmp_path / "ds")
+    (tmp_path / "src").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "src" / "a.parquet")
+    bound = {**moto.properties, "kms.encryption-context.dataset": "{dataset-id}"}
+    common: dict[str, Any] = {"kms": bound, "engine": jobs.LocalEngine(processes=0)}
+    options: dict[str, Any] = {"wrapping_key_id": key_id, "format": "parquet", "key_material": "keytools"}
+    jobs.encrypt_files(str(tmp_path / "src"), dataset, **options, **common).raise_for_failures()
+    clear_cache()
+    opened = Dataset.open(dataset, kms=bound)
+    (file,) = opened.files()
+    theirs = {**moto.properties, "kms.encryption-context.dataset": opened.id}
+    with apq.open_plain(file.url, apq.keytools.CryptoFactory(theirs).retriever()) as plain:
+        assert pq.read_table(plain).num_rows == 1
+    with pytest.raises(IntegrityError, match="encryption context"):
+        apq.open_plain(file.url, apq.keytools.CryptoFactory(moto.properties).retriever())
+    (master,) = jobs.audit(dataset, kms=bound)["masters"]
+    assert master["key_material"] == [{"version": None, "data_keys": 1}]
+    assert master["versions"][-1]["may_be_destroyed"] is None
+    done = jobs.rotate(dataset, what="mek", **common)
+    assert [row.src for row in done.rows if row.error_class == "KeyMaterial"] == [key_id]
 
 
 def test_aws_rotation(moto: Aws) -> None:

@@ -42,8 +42,8 @@ class FileEntry(NamedTuple):
     stamp: str  # identifies the content of the source: see `source_stamp`
     mode: int | None = None  # permission bits of the source (0o777); None without a mode, as in an object store
     mtime_ns: int | None = None  # last change of the source, ns since the epoch; None if not known
-    # Parquet: {column, wrapping_key_id, wrapped_dek} of each DEK, as the file itself has it for Parquet's key tools;
-    # the column of the footer key is "". Empty: not made yet. None: the file has no key material.
+    # Parquet: {column, wrapping_key_id, master_version, wrapped_dek} of each DEK, as the file itself has it for the key
+    # tools of Parquet; the column of the footer key is "". Empty: not made yet. None: the file has no key material.
     key_material: tuple[dict[str, Any], ...] | None = None
 
     def is_of(self, size: int, stamp: str) -> bool:

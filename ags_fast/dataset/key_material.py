@@ -12,6 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ags_fast.keys.envelope import in_threads
+from ags_fast.keys.kms import Wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,6 +60,8 @@ def with_key_material(envelope: Envelope, entries: Sequence[FileEntry], deks: It
         records = []
         for column in names[i]:
             master, wrapped = next(done)
-            records.append({"column": column, "wrapping_key_id": master, "wrapped_dek": wrapped})
+            version = wrapped.version if isinstance(wrapped, Wrapped) else None
+            names_of = {"column": column, "wrapping_key_id": master, "master_version": version}
+            records.append({**names_of, "wrapped_dek": bytes(wrapped)})
         made[i] = entries[i]._replace(key_material=tuple(records))
     return made

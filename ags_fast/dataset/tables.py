@@ -118,7 +118,8 @@ def entry_schema() -> Any:
     import pyarrow as pa
 
     column_key = pa.struct([("column", pa.string()), ("key_id", pa.string()), ("wrapped_dek", pa.binary())])
-    material = pa.struct([("column", pa.string()), ("wrapping_key_id", pa.string()), ("wrapped_dek", pa.binary())])
+    texts = ("column", "wrapping_key_id", "master_version")
+    material = pa.struct([*((name, pa.string()) for name in texts), ("wrapped_dek", pa.binary())])
     return pa.schema(
         [
             pa.field("path", pa.binary(), nullable=False),  # binary: a name may not be text

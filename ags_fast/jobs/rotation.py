@@ -375,7 +375,7 @@ def _report_key_material(
                 if new_kms is None and master != left:
                     if master not in current:
                         current[master] = kms.current_version(master)
-                    version = kms.key_version(one["wrapped_dek"])
+                    version = kms.key_version(one["wrapped_dek"]) or one["master_version"]
                     if version is not None and version == current[master]:
                         continue
                 old[master] += 1

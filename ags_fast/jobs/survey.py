@@ -172,7 +172,7 @@ class Survey:
             return Counter()
         if ref.path not in self._key_material:
             self._key_material[ref.path] = Counter(
-                Master(one["wrapping_key_id"], self.version_of_bytes(one["wrapped_dek"]))
+                Master(one["wrapping_key_id"], self.version_of_bytes(one["wrapped_dek"]) or one["master_version"])
                 for entry in self.entries(ref)
                 for one in entry.key_material or ()
             )

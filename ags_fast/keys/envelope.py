@@ -258,7 +258,7 @@ class Envelope:
         The first wrap of a master key that a job has made is unwrapped again, if `proven` was given.
 
         Returns:
-            The id of the master key, which is that of the KEK, and the wrapped DEK.
+            The id of the master key, which is that of the KEK, and the wrapped DEK as the KMS has returned it.
 
         Raises:
             PolicyError: The KEK is retired.
@@ -268,7 +268,7 @@ class Envelope:
         entry = self._entry(key_id)
         self._check_wraps(entry)
         wrapping_key_id = entry.wrapping_key_id
-        wrapped = bytes(self.kms.wrap_key(dek, wrapping_key_id))
+        wrapped = self.kms.wrap_key(dek, wrapping_key_id)
         bare = KeyEntry(f"{wrapping_key_id} for key material", wrapping_key_id)
         self._see_open(bare, lambda: self.kms.unwrap_key(wrapped, wrapping_key_id), dek)
         return wrapping_key_id, wrapped
