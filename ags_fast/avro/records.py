@@ -1,9 +1,4 @@
-"""Avro object container files inside AGS1: written, cut into splits, and read split by split.
-
-Splits are ranges of plaintext offsets. A block belongs to the split in which the 16-byte sync marker before it begins
-(for the first block, the header's own marker), as in Iceberg's AvroIterable and Avro's DataFileReader. So splits that
-cover the plaintext once give every record once, wherever the cuts are.
-"""
+"""Avro files inside AGS1, by records: written, cut into splits, and read split by split."""
 
 from __future__ import annotations
 
@@ -24,7 +19,7 @@ if TYPE_CHECKING:
 
     from ags_fast._types import Buffer, ReadableSource, WritableTarget
 
-__all__ = ["read_split", "splits", "write"]
+__all__ = ["BUFFER_NBYTES", "SYNC_NBYTES", "find_marker", "read_split", "splits", "write"]
 
 SYNC_NBYTES = 16
 BUFFER_NBYTES = 1 << 20  # fastavro reads a few bytes at a time; also how much is searched for a sync marker at a time
@@ -102,7 +97,7 @@ def read_split(
         header_end = file.tell()
         file.seek(header_end - SYNC_NBYTES)
         marker = file.read(SYNC_NBYTES)
-        at = header_end - SYNC_NBYTES if start <= header_end - SYNC_NBYTES else _find(file, marker, start, end)
+        at = header_end - SYNC_NBYTES if start <= header_end - SYNC_NBYTES else find_marker(file, marker, start, end)
         if at is None or at >= end or at + SYNC_NBYTES >= raw.length:
             return
         file.seek(at + SYNC_NBYTES)
@@ -137,7 +132,7 @@ def _avro_errors() -> Iterator[None]:
         raise FormatError(f"the plaintext is not an intact Avro file: {type(error).__name__}: {error}") from error
 
 
-def _find(file: io.BufferedReader, marker: bytes, start: int, end: int) -> int | None:
+def find_marker(file: Any, marker: bytes, start: int, end: int) -> int | None:
     """Return where the first sync marker of the split begins, or None."""
     file.seek(start)
     window = b""  # the bytes from `start` on that were read
@@ -146,7 +141,7 @@ def _find(file: io.BufferedReader, marker: bytes, start: int, end: int) -> int |
         if not piece:
             return None
         window += piece
-        found = window.find(marker)
+        found: int = window.find(marker)
         if found >= 0:
             return start + found
         skipped = max(0, len(window) - SYNC_NBYTES + 1)  # a marker may begin in the bytes that are kept

@@ -1,0 +1,142 @@
+"""What decodes plain blocks of Avro records to Arrow: datafusion, polars or fastavro.
+
+datafusion and polars were written for intact files: on others datafusion can loop without end, and polars panics. So
+they get only blocks that the engine has found to hold whole records, uncompressed, of schemas that they are known to
+read right.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import pyarrow as pa
+
+from ags_fast.avro.schema import plain_type
+from ags_fast.errors import AgsError, FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ags_fast.avro.schema import Node
+
+NAMES = ("datafusion", "polars", "fastavro")
+SCALARS = {"boolean", "int", "long", "float", "double", "bytes", "string"}
+# Node kinds that each reads right, as the tests compare them with fastavro.
+READS = {
+    "datafusion": SCALARS | {"optional", "enum", "record", "array", "map", "fixed"},
+    # A boolean that is neither 0 nor 1 is false for polars, and true for the others.
+    "polars": SCALARS - {"boolean"} | {"optional", "enum"},
+}
+
+_first_process: list[int] = []  # where threads of datafusion or polars may run
+
+
+def refusal(name: str, node: Node) -> str | None:
+    """Return why a decoder does not take files of this schema; None if it does."""
+    if name == "fastavro":
+        return None
+    if importlib.util.find_spec(name) is None:
+        return "not installed"
+    if name == "datafusion" and not (hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")):
+        return "reads files by path only, and this system has no files in memory"
+    if _first_process and _first_process[0] != os.getpid():
+        return "cannot run in a forked process whose parent has used it"
+    for below in node.all():
+        if below is node or below.empty:
+            continue
+        if below.kind not in READS[name]:
+            return f"does not read {below.kind}"
+        if any(child.empty for child in below.children if below.kind != "record"):
+            return "does not read items without bytes"
+        if below.kind == "fixed" and below.number == 0:
+            return "does not read a fixed of 0 bytes"
+    return None
+
+
+def decode(name: str, node: Node, data: bytearray, columns: list[int], batch_size: int) -> Iterator[pa.RecordBatch]:
+    """Decode an Avro file without a codec.
+
+    Args:
+        name: The decoder.
+        node: The schema of the records.
+        data: The file; its schema is `plain_schema`.
+        columns: Which fields of the records to decode, none of them empty.
+        batch_size: Rows of a batch, about.
+
+    Raises:
+        FormatError: The decoder finds that the file is malformed.
+    """
+    decoders: dict[str, Callable[..., Iterator[pa.RecordBatch]]] = {
+        "datafusion": _datafusion,
+        "polars": _polars,
+        "fastavro": _fastavro,
+    }
+    try:
+        yield from decoders[name](node, data, columns, batch_size)
+    except (AgsError, OSError, MemoryError):
+        raise
+    except GeneratorExit:
+        raise
+    except Exception as error:
+        raise _malformed(name, error) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust, which derives it from BaseException
+            raise
+        raise _malformed(name, error) from error
+
+
+def _malformed(name: str, error: BaseException) -> FormatError:
+    return FormatError(f"the plaintext is not an intact Avro file: {name} raises {type(error).__name__}")
+
+
+def _names(columns: list[int]) -> list[str]:
+    return [f"f{i}" for i in columns]
+
+
+def _datafusion(node: Node, data: bytearray, columns: list[int], batch_size: int) -> Iterator[pa.RecordBatch]:
+    import datafusion
+
+    _first_process[:] = _first_process or [os.getpid()]
+    file = os.memfd_create("avro")  # plaintext stays in memory
+    try:
+        with memoryview(data) as view:
+            done = 0
+            while done < len(view):
+                done += os.write(file, view[done:])
+        config = datafusion.SessionConfig().with_target_partitions(1).with_batch_size(batch_size)
+        frame = datafusion.SessionContext(config).read_avro(f"/proc/self/fd/{file}", file_extension="")
+        if len(columns) < sum(not child.empty for child in node.children):
+            frame = frame.select(*_names(columns))
+        for batch in frame.execute_stream():
+            yield batch.to_pyarrow()
+    finally:
+        os.close(file)
+
+
+def _polars(node: Node, data: bytearray, columns: list[int], batch_size: int) -> Iterator[pa.RecordBatch]:
+    import polars
+
+    _first_process[:] = _first_process or [os.getpid()]
+    table = polars.read_avro(io.BytesIO(data), columns=_names(columns)).select(_names(columns)).to_arrow()
+    yield from table.to_batches(max_chunksize=batch_size)
+
+
+def _fastavro(node: Node, data: bytearray, columns: list[int], batch_size: int) -> Iterator[pa.RecordBatch]:
+    fields = [pa.field(f"f{i}", plain_type(node.children[i])) for i in columns]
+    rows: list[Any] = []
+
+    def batch() -> pa.RecordBatch:
+        arrays = [pa.array([row[field.name] for row in rows], field.type) for field in fields]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    for row in fastavro.reader(io.BytesIO(data)):
+        rows.append(row)
+        if len(rows) == batch_size:
+            yield batch()
+            rows.clear()
+    if rows:
+        yield batch()

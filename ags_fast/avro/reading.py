@@ -1,0 +1,330 @@
+"""Read Avro files to Arrow, split by split, with bounded memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import pyarrow as pa
+
+from ags_fast._core import avro_pick
+from ags_fast.avro.decoders import NAMES, decode, refusal
+from ags_fast.avro.records import SYNC_NBYTES, find_marker
+from ags_fast.avro.schema import parse, plain_schema, program
+from ags_fast.avro.shaping import nothing, shape
+from ags_fast.errors import AgsError, FormatError
+from ags_fast.stream import AgsReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ags_fast._types import Buffer, ReadableSource
+
+__all__ = ["DECODERS", "AvroFile", "read_batches"]
+
+DECODERS = ("auto", *NAMES)
+MAGIC = b"Obj\x01"
+HEAD_NBYTES = 64 << 10  # read at first; a header is rarely longer
+PIECE_NBYTES = 16 << 20  # of plaintext that is decoded at a time; one block at least
+BATCH_ROWS = 16384
+
+log = logging.getLogger("ags_fast.avro")
+
+
+class AvroFile:
+    """An Avro file whose plaintext is open, such as what `Dataset.open_file` returns.
+
+    Args:
+        file: A seekable binary file. It is left open, and its cursor is moved.
+        times: Whether times of day become Arrow's times; otherwise they stay numbers, as in Spark's own Avro source.
+
+    Attributes:
+        schema: The Arrow schema of the records.
+        codec: The name of the codec.
+
+    Raises:
+        FormatError: The plaintext is not an Avro file of records, or its schema is one that Arrow cannot express.
+    """
+
+    def __init__(self, file: Any, *, times: bool = True) -> None:
+        self._file = file
+        self._length: int = file.seek(0, io.SEEK_END)
+        metadata, self._header_end = self._read_header()
+        self._node = parse(metadata.get("avro.schema", b""), times)
+        self.codec = metadata.get("avro.codec", b"null").decode("utf-8", "replace") or "null"
+        self.schema = pa.schema(list(self._node.type))
+
+    def batches(
+        self,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        decoder: str = "auto",
+        batch_size: int = BATCH_ROWS,
+    ) -> Iterator[pa.RecordBatch]:
+        """Read the records of a split. About 16 MiB of plaintext, or one Avro block, are decoded at a time.
+
+        Args:
+            start: The plaintext offset where the split begins, in bytes.
+            end: The plaintext offset where the split ends, in bytes; None: the end of the file.
+            columns: The fields to read, in their order; None: all.
+            decoder: "datafusion", "polars" or "fastavro"; "auto" is the first of them that is installed and reads the
+                schema. The log, of the name ``ags_fast.avro``, says which it is.
+            batch_size: The most rows of a batch.
+
+        Raises:
+            FormatError: The plaintext is not an intact Avro file.
+            IntegrityError: As AgsReader.
+            ValueError: The range is impossible, a column is unknown, or the decoder does not read this schema.
+        """
+        end = self._length if end is None else end
+        if not 0 <= start <= end:
+            raise ValueError(f"a split begins at 0 or later and does not end before it begins: not {start} to {end}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        names = list(self._node.names)
+        chosen = names if columns is None else list(columns)
+        if unknown := set(chosen) - set(names):
+            raise ValueError(f"the file has no fields {sorted(unknown)}; it has {names}")
+        return self._decoded(start, end, [names.index(name) for name in chosen], self._choose(decoder), batch_size)
+
+    def _choose(self, decoder: str) -> str:
+        if decoder not in DECODERS:
+            raise ValueError(f"decoder must be one of {', '.join(DECODERS)}, not {decoder!r}")
+        refused: list[str] = []
+        for name in NAMES if decoder == "auto" else (decoder,):
+            why = refusal(name, self._node)
+            if why is None:
+                log.info("%s decodes an Avro file of codec %s%s", name, self.codec, "".join(refused))
+                return name
+            refused.append(f"; {name}: {why}")
+        raise ValueError(f"{decoder} cannot read this file: {why}. Take decoder='auto'")
+
+    def _decoded(
+        self, start: int, end: int, fields: list[int], decoder: str, batch_size: int
+    ) -> Iterator[pa.RecordBatch]:
+        node = self._node
+        schema = pa.schema([node.type.field(i) for i in fields])
+        full = [i for i in fields if not node.children[i].empty]
+        check = program(node)
+        for data, rows in self._pieces(start, end, decoder, check):
+            if not full:
+                parts: Iterable[Any] = (range(at, min(at + batch_size, rows)) for at in range(0, rows, batch_size))
+            else:
+                parts = decode(decoder, node, data, full, batch_size)
+            found = 0
+            for part in parts:
+                found += len(part)
+                yield self._shaped(part, fields, full, schema)
+            if found != rows:
+                raise FormatError(f"{decoder} gives {found} of the {rows} records of a part of the file")
+
+    def _shaped(self, part: Any, fields: list[int], full: list[int], schema: pa.Schema) -> pa.RecordBatch:
+        arrays = []
+        for i in fields:
+            child = self._node.children[i]
+            try:
+                array = nothing(child, len(part)) if child.empty else shape(child, part.column(full.index(i)))
+                if any(pa.types.is_decimal(below.type) for below in child.all()):
+                    array.validate(full=True)
+            except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
+                raise FormatError(f"the Avro file has values that are not of its schema: {error}") from None
+            arrays.append(array)
+        if not arrays:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * len(part), pa.struct([])))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    # ---- the container
+
+    def _read(self, offset: int, size: int) -> bytes:
+        self._file.seek(offset)
+        data = bytearray()
+        while len(data) < size and (piece := self._file.read(size - len(data))):
+            if not data and len(piece) == size:
+                return bytes(piece)
+            data += piece
+        return bytes(data)
+
+    def _read_header(self) -> tuple[dict[str, bytes], int]:
+        size = HEAD_NBYTES
+        while True:
+            data = self._read(0, min(size, self._length))
+            if data[:4] != MAGIC[: len(data)] or len(data) < 4:
+                raise FormatError("the plaintext is not an Avro file: its first 4 bytes are another format's")
+            try:
+                return _metadata(data)
+            except IndexError:
+                if size >= self._length:
+                    raise FormatError("the plaintext is not an intact Avro file: its header is cut") from None
+            size *= 4
+
+    def _pieces(self, start: int, end: int, decoder: str, check: Any) -> Iterator[tuple[bytearray, int]]:
+        """Iterate over a split, as Avro files without a codec, and the number of records of each."""
+        marker_at = self._header_end - SYNC_NBYTES
+        marker = self._read(marker_at, SYNC_NBYTES)
+        found = marker_at if start <= marker_at else find_marker(self._file, marker, start, end)
+        if found is None or found >= end:
+            return
+        at = found + SYNC_NBYTES
+        header = _header(plain_schema(self._node, decimals=decoder == "datafusion"), b"null", marker)
+        coded = _header(plain_schema(self._node), self.codec.encode(), marker)
+        size = PIECE_NBYTES
+        # A block belongs to the split if the marker before it begins in the split.
+        while at < self._length and at - SYNC_NBYTES < end:
+            wanted = min(size, max(end - at, 0) + HEAD_NBYTES) if size == PIECE_NBYTES else size
+            data = self._read(at, min(wanted, self._length - at))
+            blocks, used, needed = _walk(data, marker, end - at + SYNC_NBYTES)
+            if not blocks:
+                if needed > self._length - at:
+                    raise FormatError("the plaintext is not an intact Avro file: its last block is cut")
+                size = max(needed, 2 * size)
+                continue
+            size = PIECE_NBYTES
+            yield self._plain(data, blocks, used, header, coded, marker, check), sum(rows for rows, _, _ in blocks)
+            at += used
+
+    def _plain(
+        self, data: bytes, blocks: list[tuple[int, int, int]], used: int, header: bytes, coded: bytes, marker: bytes,
+        check: Any,
+    ) -> bytearray:  # fmt: skip
+        """Return blocks as an Avro file without a codec. Each holds whole records, exactly as many as it says."""
+        view = memoryview(data)
+        out = bytearray(header)
+        if self.codec == "null":
+            bodies: Iterable[Any] = (view[begin:stop] for _, begin, stop in blocks)
+            out += view[:used]
+        else:
+            bodies = self._decompressed(coded + data[:used])
+        for (rows, _, _), body in zip(blocks, bodies, strict=True):
+            if not all(child.empty for child in self._node.children):
+                avro_pick(check, body, rows, 0)
+            elif len(body):
+                raise FormatError("the plaintext is not an intact Avro file: a block has bytes for no field")
+            if self.codec != "null":
+                out += _long(rows) + _long(len(body)) + body + marker
+        return out
+
+    def _decompressed(self, file: bytes) -> Iterator[bytes]:
+        try:
+            blocks: Any = fastavro.block_reader(io.BytesIO(file))
+            for block in blocks:
+                yield block.bytes_.read()
+        except (AgsError, OSError, MemoryError):
+            raise
+        except ValueError as error:
+            raise FormatError(f"the codec {self.codec} cannot be decompressed: {error}") from error
+        except Exception as error:
+            raise FormatError(f"the plaintext is not an intact Avro file: {type(error).__name__}") from error
+
+
+def read_batches(
+    source: ReadableSource,
+    key: Buffer,
+    start: int = 0,
+    end: int | None = None,
+    *,
+    length: int | None,
+    aad_prefix: Buffer | None = b"",
+    columns: Sequence[str] | None = None,
+    decoder: str = "auto",
+    batch_size: int = BATCH_ROWS,
+    threads: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a split of an encrypted Avro file as Arrow batches.
+
+    The first arguments are those of AgsReader, the others those of `AvroFile.batches`. So are the errors.
+    """
+    with AgsReader(source, key, length=length, aad_prefix=aad_prefix, threads=threads) as file:
+        yield from AvroFile(file).batches(start, end, columns=columns, decoder=decoder, batch_size=batch_size)
+
+
+def _walk(data: bytes, marker: bytes, limit: int) -> tuple[list[tuple[int, int, int]], int, int]:
+    """Find whole blocks that begin before `limit`.
+
+    Returns:
+        (records, begin, end) of each block's body; where the last of them ends, with its marker; how many bytes the
+        next one needs.
+    """
+    blocks: list[tuple[int, int, int]] = []
+    at = 0
+    while at < len(data) and at < limit:
+        try:
+            rows, begin = _number(data, at)
+            nbytes, begin = _number(data, begin)
+        except IndexError:
+            return blocks, at, len(data) - at + 20
+        if rows < 0 or nbytes < 0:
+            raise FormatError("the plaintext is not an intact Avro file: a block has a negative length")
+        stop = begin + nbytes
+        if stop + SYNC_NBYTES > len(data):
+            return blocks, at, stop + SYNC_NBYTES - at
+        if data[stop : stop + SYNC_NBYTES] != marker:
+            raise FormatError("the plaintext is not an intact Avro file: a block does not end at a sync marker")
+        blocks.append((rows, begin, stop))
+        at = stop + SYNC_NBYTES
+    return blocks, at, 0
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """Read a long. Raises IndexError where the data end."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value >> 1 ^ -(value & 1), at
+        shift += 7
+        if shift > 63:
+            raise FormatError("the plaintext is not an intact Avro file: a number has too many bytes")
+
+
+def _long(value: int) -> bytes:
+    """Encode a number that is not negative."""
+    value <<= 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _metadata(data: bytes) -> tuple[dict[str, bytes], int]:
+    """Read a header. Returns its map, and where it ends, behind its marker. Raises IndexError where the data end."""
+    found: dict[str, bytes] = {}
+    at = len(MAGIC)
+
+    def text() -> bytes:
+        nonlocal at
+        size, at = _number(data, at)
+        if size < 0:
+            raise FormatError("the plaintext is not an intact Avro file: its header has a negative length")
+        if at + size > len(data):
+            raise IndexError
+        at += size
+        return data[at - size : at]
+
+    while True:
+        pairs, at = _number(data, at)
+        if pairs < 0:
+            _, at = _number(data, at)
+        if pairs == 0:
+            break
+        for _ in range(abs(pairs)):
+            name = text().decode("utf-8", "replace")
+            found[name] = text()
+    if at + SYNC_NBYTES > len(data):
+        raise IndexError
+    return found, at + SYNC_NBYTES
+
+
+def _header(schema: dict[str, Any], codec: bytes, marker: bytes) -> bytes:
+    out = bytearray(MAGIC) + _long(2)
+    for text in (b"avro.schema", json.dumps(schema).encode(), b"avro.codec", codec):
+        out += _long(len(text)) + text
+    return bytes(out + _long(0) + marker)
