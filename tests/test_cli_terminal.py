@@ -290,16 +290,22 @@ SPARK = ("--engine", "spark", "--spark-master", "local[2]")
 
 @pytest.mark.more
 @pytest.mark.spark
-@pytest.mark.parametrize("after", [0.0, 1.0])
-def test_ctrl_c_while_spark_works(tree: Path, kms: list[str], after: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("session", "after"), [("--spark-master", 0.0), ("--spark-master", 1.0), ("--spark-remote", 1.0)]
+)
+def test_ctrl_c_while_spark_works(
+    tree: Path, kms: list[str], session: str, after: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pyspark")
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+
+    spark = ("--engine", "spark", session, "local[2]")
 
     def begun() -> bool:
         """Whether a task has written a file of data."""
         return any("_ags" not in path.parts for path in (tree / "ds").rglob("*.ags"))
 
-    interrupt(tree, after, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *SPARK, *kms, begun=begun)
+    interrupt(tree, after, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *spark, *kms, begun=begun)
 
 
 @pytest.mark.slow
