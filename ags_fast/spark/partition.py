@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,16 @@ if TYPE_CHECKING:
     from ags_fast.jobs.work.base import AnyTask, JobContext
 
 
+@functools.cache
+def _freeze_modules() -> None:
+    """Take what a worker has imported out of the garbage collector's sight, once a process.
+
+    Spark's daemon collects garbage after every task. With pyarrow and pandas that takes longer than a small task.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def run_bin(context: JobContext, tasks: Sequence[AnyTask]) -> tuple[list[tuple[str, Row]], Counter[tuple[str, str]]]:
     """Run tasks inside a Spark task.
 
@@ -24,6 +36,7 @@ def run_bin(context: JobContext, tasks: Sequence[AnyTask]) -> tuple[list[tuple[s
     """
     from pyspark import TaskContext
 
+    _freeze_modules()
     task_context = TaskContext.get()
     assert task_context is not None
     # Set here: the size of reads depends on it, and an isolated process has no TaskContext.
