@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
-from iceberg_damage import plaintext_data, relisted
+from iceberg_damage import plaintext_data, plaintext_manifest, relisted
 from iceberg_tables import SCHEMA, ids, new_table, rows, sql_catalog
 
-from ags_fast.errors import AgsError, PolicyError
+from ags_fast.errors import AgsError, IntegrityError, PolicyError
 from ags_fast.iceberg import delete, encrypt, expire, files, open_table, rekey, rotate, verify
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.container import read_container, write_container
@@ -174,7 +174,7 @@ def test_a_table_whose_signs_of_encryption_are_gone(victim: Victim) -> None:
     seen = victim.catalog().load_table("ns.t")
     victim.change(lambda raw: stripped_table(victim, raw))
     assert ids(victim.catalog().load_table("ns.t")) == [FORGED]  # nothing tells a catalog that it was encrypted, but:
-    with pytest.raises(PolicyError, match="somebody exchanged the metadata"):
+    with pytest.raises(IntegrityError, match="was changed"):
         seen.refresh()
     with pytest.raises(PolicyError, match="is in plaintext"):
         victim.catalog(**REFUSES).load_table("ns.t")
@@ -301,6 +301,20 @@ def test_a_plaintext_file_that_an_encrypted_snapshot_names(tmp_path: Path, kms: 
         assert (row.format, row.error_class) == ("data", "PolicyError")
     with pytest.raises(PolicyError, match="your own configuration"):
         ids(table)
+
+
+def test_a_manifest_that_java_left_in_plaintext(victim: Victim) -> None:
+    """Who knows that it is Java's permits it, and writes it anew under a key."""
+    relisted(victim.table, plaintext_manifest)
+    for what in ("manifests", "data"):
+        with pytest.raises(PolicyError, match="your own configuration"):
+            rekey(victim.catalog().load_table("ns.t"), what=what, engine=HERE)
+    (row,) = verify(victim.catalog().load_table("ns.t"), snapshots="current").failed
+    assert "encryption.plaintext-files=allow" in str(row.error)
+    rekey(victim.catalog(**ALLOWS).load_table("ns.t"), what="data", engine=HERE).raise_for_failures()
+    table = victim.catalog().load_table("ns.t")
+    assert ids(table) == list(range(6))
+    assert verify(table, snapshots="current").failed == []
 
 
 def test_encrypt_and_expire_need_no_permission(tmp_path: Path, kms: dict[str, str]) -> None:

@@ -37,7 +37,8 @@ def show_metadata(session: Session, data: bytes, location: str) -> bytes:
     Raises:
         PolicyError: The metadata would configure this client, or cannot be those of an encrypted table.
         FormatError: The file is malformed.
-        IntegrityError: The catalog has the hash of other metadata.
+        IntegrityError: The catalog has the hash of other metadata, or has read the table as an encrypted one before,
+            and it is in plaintext now.
     """
     raw = metadata.parse(data, location)
     session.check_metadata(raw, location)

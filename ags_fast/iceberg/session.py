@@ -151,15 +151,20 @@ class Session:
             )
 
     def check_metadata(self, raw: Raw, location: str) -> None:
-        """Refuse metadata that were read: see `policy.check_raw`. PolicyError, too, for a table that was encrypted."""
+        """Refuse metadata that were read: see `policy.check_raw`.
+
+        Raises:
+            PolicyError: As there.
+            IntegrityError: They are in plaintext, and the table was read as an encrypted one before.
+        """
         policy.check_raw(raw, location, self.plaintext)
         table = str(raw.get("table-uuid"))
         if policy.is_encrypted(raw):
             self._encrypted.add(table)
         elif table in self._encrypted:
-            raise PolicyError(
-                f"{location} is in plaintext, and the same table was encrypted when this catalog read it last: "
-                "somebody exchanged the metadata. If the table's owner did that, load the catalog again"
+            raise IntegrityError(
+                f"{location} was changed: it is in plaintext, and the same table was encrypted when this catalog read "
+                "it last. If the table's owner did that, load the catalog again"
             )
 
     def clear(self) -> None:
