@@ -304,8 +304,7 @@ def stream_writer(format: str, options: WriteOptions, schema: StructType, overwr
 
 def _batches(rows: Iterator[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
     """Return rows of PySpark 4.0 as batches."""
-    from pyspark.sql.connect import conversion
+    from pyspark.sql.conversion import LocalDataToArrowConversion
 
-    convert: Any = conversion.LocalDataToArrowConversion.convert  # type: ignore[attr-defined]
     while some := list(islice(rows, ROWS)):
-        yield from convert(some, schema, False).to_batches()
+        yield from LocalDataToArrowConversion.convert(some, schema, False).to_batches()
