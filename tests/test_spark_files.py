@@ -407,6 +407,12 @@ def test_types_that_avro_has_not(tmp_path: Path) -> None:
             Write(tmp_path, t.StructType([field]), "avro").begin()
 
 
+def test_types_that_parquet_has_not(tmp_path: Path) -> None:
+    for kind, name in ((t.NullType(), "x"), (t.ArrayType(t.VariantType()), "x.element")):
+        with pytest.raises(ValueError, match=f"the column '{name}' is .*cast it"):
+            Write(tmp_path, t.StructType([*SIMPLE.fields, t.StructField("x", kind)])).begin()
+
+
 def test_two_jobs_at_once(tmp_path: Path) -> None:
     """Appends go side by side. Of overwrites, one wins; what was appended meanwhile stays."""
     writes = [Write(tmp_path, SIMPLE).begin() for _ in range(3)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import parquet
+from pyspark.sql import types as t
 
 from ags_fast.parquet import Keys
 from ags_fast.parquet.reading import Encryption
@@ -16,8 +17,6 @@ from ags_fast.parquet.table_writer import Encoder, TableWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from pyspark.sql.types import StructType
 
 __all__ = ["ParquetFormat"]
 
@@ -35,6 +34,7 @@ CODECS = {
 }
 SUFFIXES = {"none": "", "gzip": ".gz", "lz4": ".lz4raw"}
 ROW_METADATA = "org.apache.spark.sql.parquet.row.metadata"  # Spark's own schema: what Parquet's types do not tell
+REFUSED = ("NullType", "VariantType", "CalendarIntervalType", "YearMonthIntervalType", "GeographyType", "GeometryType")
 WISHES = {"store_schema": False, "store_decimal_as_integer": True, "write_page_index": True}
 
 
@@ -47,10 +47,10 @@ class ParquetFormat:
         column_keys: The columns that have keys of their own.
 
     Raises:
-        ValueError: The codec is unknown, or there is no column that a key is for.
+        ValueError: The codec is unknown, a type cannot be written, or there is no column that a key is for.
     """
 
-    def __init__(self, schema: StructType, arrow: pa.Schema, codec: str, column_keys: Mapping[str, str]) -> None:
+    def __init__(self, schema: t.StructType, arrow: pa.Schema, codec: str, column_keys: Mapping[str, str]) -> None:
         codec = codec.lower() or "snappy"
         if codec not in CODECS:
             raise ValueError(f"the option compression is {', '.join(CODECS)}, not {codec!r}")
@@ -58,6 +58,8 @@ class ParquetFormat:
         self.suffix = SUFFIXES.get(self.codec, f".{self.codec}") + ".parquet"
         self.schema = schema
         self._arrow = arrow
+        for field in schema.fields:
+            _check(field.dataType, field.name)
         keys = Keys(urandom(16), dict.fromkeys(column_keys, urandom(16)))
         TableWriter(self._encoder, bytearray(), keys, Encryption()).abort()  # refuses columns that are not there
 
@@ -78,6 +80,20 @@ class ParquetFormat:
         options = {name: value for name, value in WISHES.items() if name in known}
         metadata = {ROW_METADATA: self.schema.json()}
         return Encoder(self.target(self._arrow), {"compression": self.codec, **options}, metadata)
+
+
+def _check(kind: t.DataType, name: str) -> None:
+    """Refuse what Spark's own writer refuses, and what would be written without its annotation. Raises ValueError."""
+    if isinstance(kind, t.StructType):
+        for field in kind.fields:
+            _check(field.dataType, f"{name}.{field.name}")
+    elif isinstance(kind, t.ArrayType):
+        _check(kind.elementType, f"{name}.element")
+    elif isinstance(kind, t.MapType):
+        _check(kind.keyType, f"{name}.key")
+        _check(kind.valueType, f"{name}.value")
+    elif type(kind).__name__ in REFUSED:
+        raise ValueError(f"the column {name!r} is {kind.simpleString()}, which ags_parquet does not write: cast it")
 
 
 def _micros(kind: pa.DataType) -> pa.DataType:
