@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from ags_fast import jobs
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
-from ags_fast.cli.codes import EXIT_FAILED, OutputClosedError
+from ags_fast.cli.codes import EXIT_FAILED, ConfigurationError, OutputClosedError
 from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, progress, result
 from ags_fast.cli.kms import checked, kms, kms_properties
 from ags_fast.cli.options import DRY_RUN, Command, Pairs, add_commands, hours, option, size, switch, values
@@ -210,6 +211,26 @@ def _cat(args: argparse.Namespace) -> dict[str, Any]:
     return {}
 
 
+def _mount(args: argparse.Namespace) -> dict[str, Any]:
+    if sys.platform == "linux" and not os.path.exists("/dev/fuse"):
+        raise ConfigurationError(
+            "this machine has no /dev/fuse: load the module fuse, or give the container the device"
+        )
+    if not os.path.isdir(args.folder):
+        raise NotADirectoryError(f"{args.folder} is not a folder: make one")
+    try:
+        import fuse  # noqa: F401 (looks for libfuse)
+
+        from ags_fast.filesystem import AgsFileSystem
+        from ags_fast.filesystem.mounting import mount
+    except ImportError as error:
+        raise ConfigurationError(f"a module is not installed ({error}): pip install ags_fast[mount]") from None
+    except OSError as error:
+        raise ConfigurationError(f"{error}: install libfuse 2 (on Debian: apt-get install libfuse2 fuse)") from None
+    mount(AgsFileSystem(args.file, kms(args), version=args.version, **known(args)), args.folder)
+    return {}
+
+
 class _Output(io.RawIOBase):
     """Return standard output, for bytes."""
 
@@ -406,6 +427,12 @@ COMMANDS = (
         _cat,
         (DATASET[0], option("path", metavar="PATH", help="as it was under SRC"), *DATASET[1:], VERSION),
         "Decrypt one file of DATASET to standard output.",
+    ),
+    Command(
+        "mount",
+        _mount,
+        (DATASET[0], option("folder", metavar="DIR", help="an empty folder"), *DATASET[1:], VERSION),
+        "Show the plaintext of DATASET at DIR by FUSE, read-only, until Ctrl-C or `fusermount -u DIR`.",
     ),
     Command(
         "inspect",
