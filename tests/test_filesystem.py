@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -234,3 +235,22 @@ def test_chained(options: dict[str, Any]) -> None:
     url = f"ags://b/c.csv::file://{options['dataset']}"
     with fsspec.open(url, ags={"kms": options["kms"]}) as file:
         assert file.read() == TREE["b/c.csv"]
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+def test_libraries_that_fail(fs: Any, options: dict[str, Any]) -> None:
+    """pandas and zipfile close the file in their own `__exit__`."""
+    pd = pytest.importorskip("pandas")
+    bad = pd.DataFrame({"x": [*range(1000), Unprintable()]})
+    with pytest.raises(ZeroDivisionError):
+        bad.to_csv("ags://a.csv", storage_options=options, chunksize=10)
+    with pytest.raises(ZeroDivisionError), fs.open("zip", "wb") as file, zipfile.ZipFile(file, "w") as packed:
+        packed.writestr("x", "half")
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), pq.ParquetWriter("t.parquet", pa.schema({"x": pa.int64()}), filesystem=fs):
+        raise ZeroDivisionError
+    assert decrypted(options["dataset"], options["kms"]) == TREE

@@ -357,6 +357,24 @@ def test_object_stores(place: tuple[str, dict[str, Any]], kms: dict[str, str], t
     assert fs.find("") == [*(f"d/{n}" for n in (0, 2, 3, 4, 5)), "e/1", "e/new", "t/x.parquet"]
 
 
+def test_requests_wait_together(kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an object store two files, and two distant ranges of one file, are read at the same time."""
+    fs = fsspec.filesystem("ags", dataset=f"memory://{os.urandom(8).hex()}", kms=kms, wrapping_key_id=MASTER)
+    data = pattern(3 << 20)
+    fs.pipe({"a": data, "b": b"b"})
+    both, open_file = threading.Barrier(2, timeout=30), Dataset.open_file
+
+    def slow(self: Dataset, *args: Any, **options: Any) -> Any:
+        both.wait()
+        return open_file(self, *args, **options)
+
+    monkeypatch.setattr(Dataset, "open_file", slow)
+    assert fs.cat(["a", "b"]) == {"a": data, "b": b"b"}
+    near = [(0, 9), (10, 20)]
+    starts, ends = map(list, zip(*near, (2 << 20, (2 << 20) + 9), strict=True))
+    assert fs.cat_ranges(["a"] * 3, starts, ends) == [data[s:e] for s, e in zip(starts, ends, strict=True)]
+
+
 def test_chained_urls(options: dict[str, Any], kms: dict[str, str], tmp_path: Path) -> None:
     folder, ags = options["dataset"], {"ags": {"kms": kms}}
     for url in (f"ags://b/c.csv::file://{folder}", f"ags://b/c.csv::{folder}", f"ags:///b/c.csv::local://{folder}"):
