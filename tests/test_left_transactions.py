@@ -438,3 +438,29 @@ def test_files_of_tables(dataset: Dataset, kms: dict[str, str], column_keys: dic
     assert len(stored) == found.file_length
     verify_files(dataset.url, kms=kms, engine=HERE).raise_for_failures()
     assert leftovers(Path(dataset.url), kms) == []
+
+
+def test_on_storage_without_locks(kms: dict[str, str]) -> None:
+    """Only its age tells whether a plan is dead, and to take one up counts as a sign of life."""
+    fsspec = pytest.importorskip("fsspec")
+    name = os.urandom(8).hex()
+    url = f"memory://{name}"
+    dataset = Dataset.create(url, kms=kms, wrapping_key_id=MASTER)
+    write(dataset, TREE)
+    job_id, ticket = left(dataset)
+    receipts = attempt(ticket, {"c": b"3"})
+    attempt(ticket, {"c": b"slower"})
+    assert sweep(url, kms=kms).rows == []
+    with dataset.resume(job_id) as new:
+        new.add(receipts)
+    assert dataset.version == 3
+    found = [path for path in fsspec.filesystem("memory").find(f"/{name}") if path.startswith(f"/{name}/c.")]
+    assert len(found) == 1
+    with dataset.open_file("c") as file:
+        assert file.read() == b"3"
+    job_id, ticket = left(dataset)
+    attempt(ticket, {"d": b"4"})
+    sweep(url, kms=kms, older_than=timedelta(0))
+    assert not [path for path in fsspec.filesystem("memory").find(f"/{name}") if "/d." in path]
+    with pytest.raises(ConcurrentChangeError), dataset.resume(job_id):
+        pass
