@@ -216,3 +216,14 @@ def test_spark_in_a_folder_of_data(data: Path, kms: dict[str, str]) -> None:
     assert done.returncode == 0, f"{told(data)}\n{done.stdout}{done.stderr}"
     assert "RPC encryption" not in done.stderr
     assert len(list((data.parent / "out2").glob("*.ags"))) == len(MINES)
+
+
+def test_a_worker_imports_what_its_tasks_need() -> None:
+    """To start is most of what a worker costs on few files."""
+    told = run_python(
+        "import sys, ags_fast.jobs.engines.worker, ags_fast.iceberg.work.tasks\n"
+        "print(*(name for name in sys.modules if name.startswith('ags_fast.')))"
+    )
+    modules = set(told.split())
+    assert "ags_fast.jobs.engines.worker" in modules
+    assert not modules & {"ags_fast.jobs.run", "ags_fast.jobs.compaction", "ags_fast.dataset.dataset"}
