@@ -102,7 +102,7 @@ def test_schemas_that_differ_are_refused_or_merged(dataset: Path, kms: dict[str,
     other = {
         "type": "record",
         "name": "o",
-        "fields": [{"name": "id", "type": "int"}, {"name": "note", "type": "string"}],
+        "fields": [{"name": "id", "type": "long"}, {"name": "note", "type": "string"}],
     }
     write(dataset, kms, {"a.avro": (ORDER, orders(0, 1)), "b.avro": (other, [{"id": 9, "note": "n"}])})
     with pytest.raises(ValueError, match=r"b\.avro.*mergeSchema"):

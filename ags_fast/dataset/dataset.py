@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataset", "DatasetFile", "SealedFile"]
 
+ADDS = ("encrypt", "write")  # operations that bring content; versions of others have what was there before
+
 
 class Dataset(Listed):
     """An encrypted dataset, opened once. Its version, manifests and keys serve every call.
@@ -198,7 +200,12 @@ class Dataset(Listed):
             return format_of(entry).view(at.contents(entry, threads, hide=missing == "hide"), entry)
 
     def sealed_files(
-        self, pattern: str | None = None, *, columns: Iterable[str] | None = None, missing: str = "error"
+        self,
+        pattern: str | None = None,
+        *,
+        columns: Iterable[str] | None = None,
+        missing: str = "error",
+        added: bool = False,
     ) -> Iterator[SealedFile]:
         """Iterate over the files of this version, in no order, as values that tasks can open by themselves.
 
@@ -210,6 +217,8 @@ class Dataset(Listed):
                 No key of another column is asked for, and a column whose key only other columns need is hidden.
             missing: What becomes of those columns if the KMS refuses their master key: "error" when the file is
                 opened, or "hide" them. The KMS is asked here, once for each key.
+            added: Whether to take only files whose content came with this version: those that its job wrote, if the
+                job encrypts files or is a transaction. Rekeyed and restored files were there before.
 
         Raises:
             ConcurrentChangeError: The version was expired meanwhile: `refresh`.
@@ -219,7 +228,12 @@ class Dataset(Listed):
         at = self._opened()
         if at.head is None:
             return
-        chosen = (e for e in at.ledger.entries(at.head) if pattern is None or fnmatch.fnmatchcase(e.path, pattern))
+        job_id = None if not added else at.head.job_id if at.head.operation in ADDS else ""
+        chosen = (
+            entry
+            for entry in at.ledger.entries(at.head)
+            if (pattern is None or fnmatch.fnmatchcase(entry.path, pattern)) and job_id in (None, entry.job_id)
+        )
         yield from sealed_files(chosen, at.head.number, at.holding, columns, missing == "hide")
 
     def copy_file(self, path: str, target: WritableFile, *, threads: int | None = None) -> None:

@@ -28,6 +28,7 @@ SPLIT_NBYTES = 128 << 20  # as Spark's own file sources
 ROWS_PER_FILE = 10_000_000
 
 PLACE = ("path", "kms", "version", "minVersion", "pin", "keyStore", "storageOptions")
+STREAM = ("startingVersion", "maxFilesPerTrigger")
 READ = ("files", "columns", "splitBytes", "missing", "pushdown", "decoder", "metadata", "mergeSchema")
 WRITE = (
     "wrappingKeyId",
@@ -127,6 +128,8 @@ class ReadOptions:
         metadata: Columns to add, of `METADATA_COLUMNS`.
         merge_schema: Whether the schema is made of all files, not of one.
         inferred: Whether the schema comes from `schema` of the source, not from the user.
+        starting_version: Of a stream: the version whose files come first, "earliest" or "latest".
+        max_files: Of a stream: about how many files one batch has; None: all that are new.
     """
 
     place: Place
@@ -139,6 +142,8 @@ class ReadOptions:
     metadata: tuple[str, ...] = ()
     merge_schema: bool = False
     inferred: bool = False
+    starting_version: str = "earliest"
+    max_files: int | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -147,7 +152,7 @@ class ReadOptions:
         Raises:
             ValueError: An option is unknown, impossible, or looks like a key.
         """
-        given = _Given(options).check((*PLACE, *READ, *SPARKS))
+        given = _Given(options).check((*PLACE, *READ, *STREAM, *SPARKS))
         metadata = given.names("metadata") or ()
         for name in metadata:
             if name not in METADATA_COLUMNS:
@@ -162,6 +167,8 @@ class ReadOptions:
             given.choice("decoder", DECODERS),
             metadata,
             given.flag("mergeSchema"),
+            starting_version=given.starting_version(),
+            max_files=given.number("maxFilesPerTrigger", 1),
         )
 
 
@@ -221,14 +228,14 @@ class WriteOptions:
 
 def check(options: Mapping[str, str]) -> None:
     """Refuse options that neither a read nor a write has, or that look like a key. Raises ValueError."""
-    _Given(options).check((*PLACE, *READ, *WRITE, *SPARKS))
+    _Given(options).check((*PLACE, *READ, *STREAM, *WRITE, *SPARKS))
 
 
 class _Given:
     """Spark's options by their names, whatever their case."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        known = {name.lower(): name for name in (*PLACE, *READ, *WRITE, *SPARKS)}
+        known = {name.lower(): name for name in (*PLACE, *READ, *STREAM, *WRITE, *SPARKS)}
         self._values: dict[str, str] = {}
         self._properties: dict[str, str] = {}
         self._unknown: list[str] = []
@@ -290,6 +297,12 @@ class _Given:
 
     def number(self, name: str, least: int) -> int | None:
         return self._parsed(name, lambda text: int(text), least, "a whole number")
+
+    def starting_version(self) -> str:
+        text = self._values.get("startingVersion", "earliest").strip().lower()
+        if text not in ("earliest", "latest") and not (text.isdecimal() and int(text) > 0):
+            raise ValueError(f"the option startingVersion is earliest, latest or a number from 1, not {text!r}")
+        return text
 
     def size(self, name: str, default: int) -> int:
         """A number of bytes, such as 1048576, 1024k or 64m."""

@@ -1,0 +1,143 @@
+"""Streams of datasets: each file comes once, with the version that added it."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+pytest.importorskip("fastavro")
+
+from pyspark.sql import datasource as ds
+from test_spark_avro import ORDER, orders, write
+
+from ags_fast import Dataset, jobs
+from ags_fast.spark.datasource import AgsAvro
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+class Stream:
+    """A streaming query, as Spark does it: by pickle, and with offsets that outlive the reader."""
+
+    def __init__(self, dataset: Path, kms: Mapping[str, str], **options: str) -> None:
+        self.source = AgsAvro(ds.CaseInsensitiveDict({"path": str(dataset), **kms, **options}))
+        self.schema = self.source.schema()
+        self.reader = self.source.streamReader(self.schema)
+        self.at = self.reader.initialOffset()
+
+    def batch(self) -> list[int]:
+        """The ids of the next batch."""
+        end = self.reader.latestOffset(self.at, self.reader.getDefaultReadLimit())
+        begin, self.at = self.at, end
+        return self.replay(begin, end)
+
+    def replay(self, begin: Any, end: Any) -> list[int]:
+        parts = self.reader.partitions(begin, end)
+        reader = pickle.loads(pickle.dumps(self.reader))
+        found = [batch for part in parts for batch in reader.read(pickle.loads(pickle.dumps(part)))]
+        return sorted(i for batch in found for i in batch.column("id").to_pylist())
+
+
+def test_each_file_comes_once(dataset: Path, kms: dict[str, str]) -> None:
+    write(dataset, kms, {"a.avro": (ORDER, orders(0, 3))})
+    stream = Stream(dataset, kms)
+    assert stream.batch() == [0, 1, 2]
+    assert stream.batch() == []
+    write(dataset, kms, {"b.avro": (ORDER, orders(3, 5))})
+    write(dataset, kms, {"c.avro": (ORDER, orders(5, 6)), "d.txt": (ORDER, orders(7, 9))})
+    begin = stream.at
+    assert stream.batch() == [3, 4, 5]
+    assert stream.replay(begin, stream.at) == [3, 4, 5]
+    jobs.rekey_files(dataset, kms=kms, progress=False).raise_for_failures()
+    jobs.rotate(dataset, what="kek", kms=kms)
+    assert stream.batch() == []
+    with Dataset.open(str(dataset), kms=kms).transaction() as transaction, transaction.create("e.avro") as file:
+        file.write(plain(9))
+    assert stream.batch() == [9]
+    with Dataset.open(str(dataset), kms=kms).transaction() as transaction:
+        transaction.remove("e.avro")
+        with transaction.create("e.avro") as file:
+            file.write(plain(10))
+    assert stream.batch() == [10]
+
+
+def plain(number: int) -> bytes:
+    import io
+
+    import fastavro
+
+    file = io.BytesIO()
+    fastavro.writer(file, ORDER, orders(number, number + 1))
+    return file.getvalue()
+
+
+def test_starting_version_and_limits(dataset: Path, kms: dict[str, str]) -> None:
+    for i in range(5):
+        write(dataset, kms, {f"{i}.avro": (ORDER, orders(i, i + 1))})
+    newest = Dataset.open(str(dataset), kms=kms).version or 0
+    assert Stream(dataset, kms, startingVersion=str(newest - 1)).batch() == [3, 4]
+    assert Stream(dataset, kms, startingVersion="latest").batch() == []
+    limited = Stream(dataset, kms, startingVersion=str(newest - 3), maxFilesPerTrigger="2")
+    assert [limited.batch(), limited.batch(), limited.batch()] == [[1, 2], [3, 4], []]
+    ending = Stream(dataset, kms)
+    ending.reader.prepareForTriggerAvailableNow()
+    write(dataset, kms, {"9.avro": (ORDER, orders(9, 10))})
+    assert ending.batch() == [0, 1, 2, 3, 4]
+    for wrong in ({"startingVersion": "0"}, {"maxFilesPerTrigger": "0"}, {"version": "1"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Stream(dataset, kms, **wrong)
+    with pytest.raises(ValueError, match="newest version"):
+        Stream(dataset, kms, startingVersion="99")
+
+
+def test_expired_version_is_an_error_that_says_what_to_do(dataset: Path, kms: dict[str, str]) -> None:
+    for i in range(3):
+        write(dataset, kms, {f"{i}.avro": (ORDER, orders(i, i + 1))})
+    stream = Stream(dataset, kms, startingVersion="1")
+    jobs.expire(dataset, keep=1, kms=kms)
+    with pytest.raises(FileNotFoundError, match="new checkpoint"):
+        stream.batch()
+    assert Stream(dataset, kms).batch() == [0, 1, 2]
+
+
+@pytest.mark.spark
+@pytest.mark.more
+@pytest.mark.timeout(300)
+def test_query_goes_on_from_its_checkpoint(
+    dataset: Path, kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql import SparkSession
+    from spark_jobs import spark_env
+
+    for name, value in spark_env().items():
+        monkeypatch.setenv(name, value)
+    write(dataset, kms, {"a.avro": (ORDER, orders(0, 50))})
+    session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        session.dataSource.register(AgsAvro)
+
+        def run() -> None:
+            frame = session.readStream.format("ags_avro").options(**kms).load(str(dataset)).select("id")
+            query = (
+                frame.writeStream.format("parquet")
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start(str(tmp_path / "out"))
+            )
+            assert query.awaitTermination(120)
+
+        run()
+        write(dataset, kms, {"b.avro": (ORDER, orders(50, 80))})
+        run()
+        run()
+        found = sorted(row.id for row in session.read.parquet(str(tmp_path / "out")).collect())
+        batch = session.read.format("ags_avro").options(**kms).load(str(dataset))
+        assert found == sorted(row.id for row in batch.select("id").collect()) == list(range(80))
+    finally:
+        session.stop()
