@@ -207,7 +207,12 @@ def read_frames(folder: Path, rules: Rules, session: Any) -> None:
     for i in range(3):
         table = pa.table({"id": list(range(2000 * i, 2000 * i + 2000)), "text": [secrets.token_hex(20)] * 2000})
         parquet.write_table(table, src / f"{i}.parquet", row_group_size=500)
-    common = {"kms": rules.kms, "engine": LocalEngine(0), "progress": False, "wrapping_key_id": "master"}
+    common: dict[str, Any] = {
+        "kms": rules.kms,
+        "engine": LocalEngine(0),
+        "progress": False,
+        "wrapping_key_id": "master",
+    }
     encrypt_files(src, ds, **common, format="parquet", column_keys={"text": "master"}).raise_for_failures()
     opened = Ledger.open(ds, load_kms(rules.kms))
     for entry in opened.entries(opened.current()):
