@@ -75,9 +75,20 @@ def check(opened: Ledger, model: dict[str, str]) -> None:
     for folder in {path.rpartition("/")[0] for path in model} | {"none", "a"}:
         inside = opened.find_where(head, [], [folder]).keys()
         assert bool(inside) == any(path.startswith(folder + "/") for path in model)
+    for folder in {path[:at] for path in model for at, char in enumerate(path) if char == "/"} | {"", "none", "a"}:
+        below = {path.removeprefix(f"{folder}/" if folder else "") for path in model if is_below(path, folder)}
+        for deep in (False, True):
+            folders, files = opened.list_folder(head, folder, deep)
+            names = [e.path.removeprefix(f"{folder}/" if folder else "") for e in files]
+            assert sorted(names) == sorted(name for name in below if deep or "/" not in name)
+            assert folders == (set() if deep else {name.partition("/")[0] for name in below if "/" in name})
 
 
-NAMES = st.builds("{}/{}".format, st.sampled_from("abc"), st.integers(0, 30))
+def is_below(path: str, folder: str) -> bool:
+    return not folder or path.startswith(f"{folder}/")
+
+
+NAMES = st.builds("{}/{}".format, st.sampled_from(("a", "b", "c", "c/d", "c-", "c0", "c/d/e")), st.integers(0, 30))
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.sets(NAMES, min_size=1, max_size=12)),

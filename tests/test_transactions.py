@@ -149,6 +149,31 @@ def test_what_is_refused(dataset: Dataset, kms: dict[str, str]) -> None:
     assert clean(dataset, kms)
 
 
+def test_a_file_takes_the_place_of_another(dataset: Dataset, kms: dict[str, str]) -> None:
+    with dataset.transaction(fsync=False) as new:
+        with pytest.raises(ZeroDivisionError), new.create("a", replace=True):
+            raise ZeroDivisionError
+        with new.create("b/c.csv", replace=True) as file:
+            file.write(b"first")
+            with pytest.raises(FileExistsError, match="being written"):
+                new.create("b/c.csv", replace=True)
+        with new.create("b/c.csv", replace=True) as file:
+            file.write(b"second")
+        with pytest.raises(ZeroDivisionError), new.create("b/c.csv", replace=True):
+            raise ZeroDivisionError
+        new.create("x", replace=True).close()
+        with pytest.raises(ValueError, match="folder"):
+            new.create("b", replace=True)
+        new.remove("b/d.csv")
+        new.create("b/d.csv", replace=True).close()
+    assert decrypted(dataset.url, kms) == TREE | {"b/c.csv": b"second", "x": b""}
+    other = Dataset.open(dataset.url, kms=kms)
+    with pytest.raises(ConcurrentChangeError), dataset.transaction(fsync=False) as new:
+        new.create("a", replace=True).close()
+        write(other, {}, "a")
+    assert clean(dataset, kms)
+
+
 def test_a_file_in_place_of_a_folder(dataset: Dataset, kms: dict[str, str]) -> None:
     with dataset.transaction(fsync=False) as new:
         for path in ("b/c.csv", "b/d.csv"):
