@@ -79,8 +79,8 @@ def check(opened: Ledger, model: dict[str, str]) -> None:
         below = {path.removeprefix(f"{folder}/" if folder else "") for path in model if is_below(path, folder)}
         for deep in (False, True):
             folders, files = opened.list_folder(head, folder, deep)
-            names = [e.path.removeprefix(f"{folder}/" if folder else "") for e in files]
-            assert sorted(names) == sorted(name for name in below if deep or "/" not in name)
+            inner = [e.path.removeprefix(f"{folder}/" if folder else "") for e in files]
+            assert sorted(inner) == sorted(name for name in below if deep or "/" not in name)
             assert folders == (set() if deep else {name.partition("/")[0] for name in below if "/" in name})
 
 
