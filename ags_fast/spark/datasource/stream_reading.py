@@ -138,7 +138,15 @@ class StreamReader(DataSourceStreamReader, Base):  # type: ignore[misc]
 
     def _added(self, number: int) -> Iterator[SealedFile]:
         """Iterate over the files that came with a version."""
-        return self._files(self._at(number), added=True)
+        files = list(self._files(self._at(number), added=True))
+        if files and number > 1:  # a job that was resumed has made an earlier version, too
+            try:
+                before = replace(self._options.place, version=number - 1).open()
+            except FileNotFoundError:  # expired; a job is rarely resumed
+                before = None
+            there = set() if before is None else {file.object for file in self._files(before)}
+            files = [file for file in files if file.object not in there]
+        return iter(files)
 
 
 def reader(format: str, options: ReadOptions, schema: StructType) -> DataSourceStreamReader:
