@@ -181,6 +181,13 @@ class Leaky(Plain):
         raise RuntimeError("canary-key-16-by")
 
 
+class Starved(Plain):
+    """Has no memory left."""
+
+    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        raise MemoryError
+
+
 class Shelf:
     """A store of objects in memory, as far as a key store needs one."""
 

@@ -267,6 +267,12 @@ def test_foreign_errors_are_translated_and_quote_nothing() -> None:
     assert CANARY.decode() not in str(caught.value)
 
 
+def test_a_lack_of_memory_is_not_blamed_on_the_kms() -> None:
+    kms = load_kms({"encryption.kms-impl": "kms_clients:Starved"})
+    with pytest.raises(MemoryError):
+        kms.unwrap_key(b"x", "m")
+
+
 def test_only_keys_that_are_allowed(tmp_path: Path) -> None:
     """What a dataset says of its master key is only a claim: the caller may say which ones to believe."""
     properties = keystore(tmp_path, "team a/1", "team b/1", "Team a/1")

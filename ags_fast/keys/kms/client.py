@@ -378,7 +378,8 @@ class KmsClient:
             return self._carry_out(operation, wrapping_key_id, call)
         except Exception as error:
             outcome = type(error).__name__
-            failure = error if isinstance(error, AgsError) else self._blamed(error, operation, wrapping_key_id)
+            own = isinstance(error, (AgsError, MemoryError))  # a lack of memory is not the fault of the KMS
+            failure = error if own else self._blamed(error, operation, wrapping_key_id)
         except BaseException as error:
             outcome = type(error).__name__
             raise
