@@ -1,7 +1,7 @@
 """A driver that reads a dataset as DataFrames: python spark_frames.py '{"spark.master": ...}' DATASET '{KMS}'.
 
-It registers nothing: Spark is to find the data source by the module pyspark_ags_parquet. "spark.remote" in place of
-"spark.master" is Spark Connect, with the server in this process.
+Spark is to find the data source by the module pyspark_ags_parquet; in the end it is registered, too. "spark.remote"
+in place of "spark.master" is Spark Connect, with the server in this process.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 
 import pyspark
 from pyspark.sql import SparkSession, functions
+
+from ags_fast.spark.datasource import register
 
 
 def main() -> None:
@@ -33,6 +35,8 @@ def main() -> None:
         read.option("colums", "id").load(path).count()
     except Exception as error:
         answer["error"] = str(error)
+    register(spark)  # Spark has found the sources already
+    answer["registered"] = spark.read.format("ags_parquet").options(**kms).load(path).count()
     print(json.dumps(answer), flush=True)
     spark.stop()
 

@@ -88,6 +88,7 @@ def check(
     assert answer["pruned"] == {"sum(id)": sum(range(COUNT, 2 * COUNT)), "count(1)": COUNT}
     assert answer["declared"] == [[0, "n0"], [1, "n1"]]
     assert "did you mean 'columns'" in answer["error"]
+    assert answer["registered"] == 2 * COUNT
     return answer
 
 

@@ -409,7 +409,7 @@ def test_jobs_at_once(spark: SparkSession, kms: dict[str, str], tmp_path: Path) 
 
 
 def test_no_key_in_what_spark_keeps(spark: SparkSession, kms: dict[str, str], folder: Path, tmp_path: Path) -> None:
-    """After all tests above: event log, shuffle and spill; plans as explain() shows them; pickles of a writer."""
+    """After all tests above: the event log, shuffle and spill, and the dataset itself."""
     url = tmp_path / "ds"
     frame = spark.range(1000).repartition(3).selectExpr("id", "id % 2 k")
     write(frame, url, kms, columnKeys='{"id": "other"}', partitionBy="k")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
@@ -21,10 +22,14 @@ def register(spark: SparkSession) -> None:
     """Register both data sources with a session, if Spark did not find them by itself.
 
     Spark finds them if the modules pyspark_ags_parquet and pyspark_ags_avro are on the Python path of the driver, or on
-    Spark Connect of the server.
+    Spark Connect of the server. Where it found them, this does no harm.
     """
     for source in (AgsParquet, AgsAvro):
-        spark.dataSource.register(source)
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:  # PySpark 4.0; newer ones put it in the place of the one they found
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
 
 
 class _Source(DataSource):
