@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import pyspark
 from pyspark.sql import SparkSession, functions
@@ -23,7 +24,7 @@ def main() -> None:
     pruned = read.option("columns", "year,id").option("splitBytes", "20k").load(path)
     declared = read.schema("id bigint, name string").option("files", "year=2025/*").load(path)
     sums = frame.groupBy("year").agg(functions.sum("id"), functions.max("_file")).orderBy("year")
-    answer = {
+    answer: dict[str, Any] = {
         "version": pyspark.__version__,
         "kind": type(spark).__module__,
         "schema": frame.schema.simpleString(),

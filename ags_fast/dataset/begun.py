@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
@@ -64,7 +64,7 @@ class Begun:
     settings: Settings
     base: Version | None
     expired: int | None = None
-    plan: Plan = None  # type: ignore[assignment]
+    plan: Plan = field(init=False, repr=False)
     _ticket: Ticket | None = None
 
     @classmethod
@@ -122,7 +122,8 @@ class Begun:
             except FileNotFoundError:
                 base, expired = ledger.current(), number
         plan.taken = False  # not from a dead job: its attempts tell of their files
-        begun = cls(ledger, job_id, settings, base, expired, plan)
+        begun = cls(ledger, job_id, settings, base, expired)
+        begun.plan = plan
         begun.leave()  # it lives for a day from now on, if the commit takes long where the storage has no locks
         return begun
 
