@@ -84,7 +84,7 @@ iceberg-java: $(VENV)/deps java
 	@.ci/tools maven && .ci/iceberg-java $(if $(CI),,|| echo "The tests that need Iceberg's Java will be skipped.")
 
 services:
-	@.ci/tools softhsm postgresql $(if $(CI),,|| echo "The tests that need it will be skipped.")
+	@.ci/tools softhsm postgresql fuse $(if $(CI),,|| echo "The tests that need it will be skipped.")
 
 servers: $(VENV)/built
 	@PYTHONPATH=tests $(PY) -m servers

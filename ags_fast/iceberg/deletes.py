@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.metadata import Raw
     from ags_fast.iceberg.work.heads import Manifest
 
-    _Live = list[tuple[Manifest, list[Known]]]  # the manifests of a snapshot, and their live files
+    _Held = list[tuple[Manifest, list[Known]]]  # the manifests of a snapshot, and their live files
 
 __all__ = ["Deleted", "delete"]
 
@@ -204,7 +204,7 @@ class _Delete:
         if self._writer is not None:
             self._writer.abandon()
 
-    def _deleted_before(self, live: _Live) -> dict[str, DeletionVector]:
+    def _deleted_before(self, live: _Held) -> dict[str, DeletionVector]:
         """Return what deletion vectors and position deletes delete in the data files in which rows match."""
         every = [one for _, files in live for one in files]
         sequence = {one.path: one.sequence_number or 0 for one in every if one.content == DATA}
@@ -230,7 +230,9 @@ class _Delete:
             rows = pq.read_table(file, columns=["file_path", "pos"])
         return vectors_of(rows)
 
-    def _new_vectors(self, live: _Live, before: dict[str, DeletionVector]) -> tuple[dict[str, DeletionVector], set[str]]:
+    def _new_vectors(
+        self, live: _Held, before: dict[str, DeletionVector]
+    ) -> tuple[dict[str, DeletionVector], set[str]]:
         """Return the new vector of each data file that gets one, and the files of which no row stays."""
         rows = {one.path: one.record_count for _, files in live for one in files if one.content == DATA}
         vectors, gone = {}, set()
@@ -286,7 +288,7 @@ class _Snapshot:
                     counts["removed-position-deletes"] += file["record_count"]
         return self._written(one, container, kept, content)
 
-    def vector_manifests(self, live: _Live) -> list[rewriting.Record]:
+    def vector_manifests(self, live: _Held) -> list[rewriting.Record]:
         """Write the deletion vectors, and a manifest of them for each partition spec."""
         if not self._vectors:
             return []
