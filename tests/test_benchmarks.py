@@ -23,7 +23,7 @@ from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
 from ags_fast.keys import kms_calls, load_kms
 
 pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only, and run from there")
-from benchmarks import datasets, measure, peers, plain_jobs, rotation, targets
+from benchmarks import datasets, frames, measure, peers, plain_jobs, rotation, targets
 from benchmarks.cases import Bench
 from benchmarks.limit import BUILT_WITH, ROOT, Limit, LimitError, Module
 from benchmarks.measure import Contest, Row
@@ -404,6 +404,7 @@ def test_every_target_has_rows() -> None:
     cases = run_benchmarks("--list").stdout.split()
     ends = ["", "/1t", "/2t", "/4t", "/16t", "/all", "/writer", "/ags_fast", "-8x128MiB", "-16x256MiB"]
     ends += ["/scan", "/column", "/bytes", "/filter", "/plan", "/append", "/rekey", "/encrypt"]
+    ends += [f"/{name}" for name in frames.CALLS]
     names = [case + end for case in cases for end in ends]
     for target in targets.TARGETS:
         assert any(re.fullmatch(target.rows, name) for name in names), target.what

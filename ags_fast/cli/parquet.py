@@ -344,7 +344,7 @@ TAGS = {"plain": "none", "missing": "not checked"}
 def parquet_text(result: dict[str, Any]) -> str:
     """The plain fields, a line for each column, and the warnings."""
     columns, warnings = result.get("columns"), result.get("warnings", ())
-    hidden = {"columns", "warnings", "buffer_nbytes", "unauthenticated_levels"}
+    hidden = {"columns", "warnings", "buffer_nbytes", "row_group_offsets", "unauthenticated_levels"}
     hidden |= {"footer_verified"} if result.get("footer_verified") else set()
     hidden |= {"aad_prefix_required"} if result.get("algorithm") is None else set()
     plain = fields({name: _shown(value) for name, value in result.items() if value is not None and name not in hidden})

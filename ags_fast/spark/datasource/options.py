@@ -363,10 +363,10 @@ def _refuse_value(name: str, value: str) -> None:
 def _refuse_secrets(option: str, values: Any, name: str = "") -> None:
     """Refuse what looks like a secret anywhere in a JSON value."""
     if isinstance(values, dict):
-        for key, value in values.items():
-            if value is not None and not isinstance(value, (bool, dict, list)) and SECRET_NAME.search(key):
-                raise ValueError(f"{key!r} in the option {option} looks like a secret: {ADVICE}")
-            _refuse_secrets(option, value, key)
+        for inner, value in values.items():
+            if value is not None and not isinstance(value, (bool, dict, list)) and SECRET_NAME.search(inner):
+                raise ValueError(f"{inner!r} in the option {option} looks like a secret: {ADVICE}")
+            _refuse_secrets(option, value, inner)
     elif isinstance(values, list):
         for value in values:
             _refuse_secrets(option, value, name)
