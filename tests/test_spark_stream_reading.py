@@ -11,11 +11,14 @@ pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 pytest.importorskip("fastavro")
 
+import pyarrow as pa
+from datasets import encrypt
+from pyarrow import parquet
 from pyspark.sql import datasource as ds
 from test_spark_avro import ORDER, orders, write
 
 from ags_fast import Dataset, jobs
-from ags_fast.spark.datasource import AgsAvro
+from ags_fast.spark.datasource import AgsAvro, AgsParquet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +28,8 @@ if TYPE_CHECKING:
 class Stream:
     """A streaming query, as Spark does it: by pickle, and with offsets that outlive the reader."""
 
-    def __init__(self, dataset: Path, kms: Mapping[str, str], **options: str) -> None:
-        self.source = AgsAvro(ds.CaseInsensitiveDict({"path": str(dataset), **kms, **options}))
+    def __init__(self, dataset: Path, kms: Mapping[str, str], source: Any = AgsAvro, **options: str) -> None:
+        self.source = source(ds.CaseInsensitiveDict({"path": str(dataset), **kms, **options}))
         self.schema = self.source.schema()
         self.reader = self.source.streamReader(self.schema)
         self.at = self.reader.initialOffset()
@@ -104,6 +107,28 @@ def test_expired_version_is_an_error_that_says_what_to_do(dataset: Path, kms: di
     with pytest.raises(FileNotFoundError, match="new checkpoint"):
         stream.batch()
     assert Stream(dataset, kms).batch() == [0, 1, 2]
+
+
+def test_files_of_a_resumed_job_come_once(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    table(source / "0.parquet", 0)
+    encrypt(source, dataset, kms, format="parquet").raise_for_failures()
+    stream = Stream(dataset, kms, AgsParquet)
+    assert stream.batch() == [0]
+    table(source / "1.parquet", 1)
+    (source / "2.parquet").write_bytes(b"not yet")
+    first = encrypt(source, dataset, kms, format="parquet")
+    assert len(first.failed) == 1
+    assert stream.batch() == [1]
+    table(source / "2.parquet", 2)
+    second = encrypt(source, dataset, kms, format="parquet", resume="length")
+    assert second.job_id != first.job_id  # a job makes one version
+    assert stream.batch() == [2]
+
+
+def table(path: Path, number: int) -> None:
+    parquet.write_table(pa.table({"id": [number]}), path)
 
 
 @pytest.mark.spark

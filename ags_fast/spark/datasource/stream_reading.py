@@ -137,16 +137,8 @@ class StreamReader(DataSourceStreamReader, Base):  # type: ignore[misc]
                 yield file
 
     def _added(self, number: int) -> Iterator[SealedFile]:
-        """Iterate over the files that came with a version."""
-        files = list(self._files(self._at(number), added=True))
-        if files and number > 1:  # a job that was resumed has made an earlier version, too
-            try:
-                before = replace(self._options.place, version=number - 1).open()
-            except FileNotFoundError:  # expired; a job is rarely resumed
-                before = None
-            there = set() if before is None else {file.object for file in self._files(before)}
-            files = [file for file in files if file.object not in there]
-        return iter(files)
+        """Iterate over the files that came with a version. A job makes one version, so its id tells its files."""
+        return self._files(self._at(number), added=True)
 
 
 def reader(format: str, options: ReadOptions, schema: StructType) -> DataSourceStreamReader:
