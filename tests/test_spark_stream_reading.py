@@ -12,17 +12,19 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("fastavro")
 
 import pyarrow as pa
-from datasets import encrypt
+from datasets import MASTER, encrypt
 from pyarrow import parquet
 from pyspark.sql import datasource as ds
 from test_spark_avro import ORDER, orders, write
 
 from ags_fast import Dataset, jobs
-from ags_fast.spark.datasource import AgsAvro, AgsParquet
+from ags_fast.spark.datasource import AgsAvro, AgsParquet, register
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class Stream:
@@ -131,38 +133,59 @@ def table(path: Path, number: int) -> None:
     parquet.write_table(pa.table({"id": [number]}), path)
 
 
-@pytest.mark.spark
-@pytest.mark.more
-@pytest.mark.timeout(300)
-def test_query_goes_on_from_its_checkpoint(
-    dataset: Path, kms: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
     from spark_jobs import spark_env
 
     for name, value in spark_env().items():
         monkeypatch.setenv(name, value)
-    write(dataset, kms, {"a.avro": (ORDER, orders(0, 50))})
-    session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    made = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     try:
-        session.dataSource.register(AgsAvro)
-
-        def run() -> None:
-            frame = session.readStream.format("ags_avro").options(**kms).load(str(dataset)).select("id")
-            query = (
-                frame.writeStream.format("parquet")
-                .option("checkpointLocation", str(tmp_path / "checkpoint"))
-                .trigger(availableNow=True)
-                .start(str(tmp_path / "out"))
-            )
-            assert query.awaitTermination(120)
-
-        run()
-        write(dataset, kms, {"b.avro": (ORDER, orders(50, 80))})
-        run()
-        run()
-        found = sorted(row.id for row in session.read.parquet(str(tmp_path / "out")).collect())
-        batch = session.read.format("ags_avro").options(**kms).load(str(dataset))
-        assert found == sorted(row.id for row in batch.select("id").collect()) == list(range(80))
+        register(made)
+        yield made
     finally:
-        session.stop()
+        made.stop()
+
+
+def run(frame: DataFrame, sink: str, checkpoint: Path, target: Path, **options: str) -> None:
+    """Run a query with all that is there now."""
+    writer = frame.writeStream.format(sink).option("checkpointLocation", str(checkpoint)).options(**options)
+    assert writer.trigger(availableNow=True).start(str(target)).awaitTermination(120)
+
+
+@pytest.mark.spark
+@pytest.mark.more
+@pytest.mark.timeout(300)
+def test_query_goes_on_from_its_checkpoint(
+    dataset: Path, kms: dict[str, str], tmp_path: Path, session: SparkSession
+) -> None:
+    write(dataset, kms, {"a.avro": (ORDER, orders(0, 50))})
+    for _ in range(2):
+        frame = session.readStream.format("ags_avro").options(**kms).load(str(dataset)).select("id")
+        run(frame, "parquet", tmp_path / "checkpoint", tmp_path / "out")
+        if Dataset.open(str(dataset), kms=kms).version == 1:
+            write(dataset, kms, {"b.avro": (ORDER, orders(50, 80))})
+    found = sorted(row.id for row in session.read.parquet(str(tmp_path / "out")).collect())
+    batch = session.read.format("ags_avro").options(**kms).load(str(dataset))
+    assert found == sorted(row.id for row in batch.select("id").collect()) == list(range(80))
+
+
+@pytest.mark.spark
+@pytest.mark.more
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("format", ["ags_parquet", "ags_avro"])
+def test_from_dataset_to_dataset(format: str, kms: dict[str, str], tmp_path: Path, session: SparkSession) -> None:
+    """What tasks have written, in DataFrames and in streams, comes once, and so does what a stream makes of it."""
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    writes = {"wrappingKeyId": MASTER, **kms}
+    for number in range(3):
+        frame = session.range(number * 100, number * 100 + 100, numPartitions=2)
+        frame.write.format(format).options(**writes).mode("append").save(str(first))
+        for source, target in ((first, second), (second, third)):
+            stream = session.readStream.format(format).options(**kms).load(str(source))
+            run(stream, format, tmp_path / f"checkpoint-{target.name}", target, **writes)
+    for place in (first, second, third):
+        found = session.read.format(format).options(**kms).load(str(place)).collect()
+        assert sorted(row.id for row in found) == list(range(300)), place.name
+    assert len(list(Dataset.open(str(third), kms=kms).files())) >= 3
