@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +90,14 @@ def spark_env(**more: str) -> dict[str, str]:
     env["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for JVMs that soon end
     env.pop("SPARK_HOME", None)  # pip's
     return {**env, **more}
+
+
+@contextmanager
+def local_connect() -> Iterator[None]:
+    """A turn to start a session with remote("local[2]"): its server listens at a port that PySpark does not choose."""
+    with open(Path(tempfile.gettempdir()) / "ags_fast-local-connect.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def wait_for(what: str, ready: Callable[[], Any], seconds: float = 90) -> Any:
@@ -321,7 +331,7 @@ def check_canary(folder: Path, master: str, *, connect: bool = False) -> None:
     evidence.mkdir()
     env = {"SPARK_HOME": str(spark_home(folder / "home", evidence / "work"))} if "cluster" in master else {}
     command = [sys.executable, str(Path(__file__).with_name("spark_canary.py")), str(folder)]
-    with (evidence / "driver.log").open("wb") as log:
+    with (evidence / "driver.log").open("wb") as log, local_connect() if connect else nullcontext():
         told = subprocess.run(
             [*command, json.dumps({where_to: master, "spark.executor.memory": "512m"})],
             stdout=subprocess.PIPE,

@@ -11,12 +11,14 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from datasets import MASTER, make_kms, write_tree
 from programs import commands
+from spark_jobs import local_connect
 from support import pattern, program, python_env
 
 pytest.importorskip("pyarrow")
@@ -305,7 +307,8 @@ def test_ctrl_c_while_spark_works(
         """Whether a task has written a file of data."""
         return any("_ags" not in path.parts for path in (tree / "ds").rglob("*.ags"))
 
-    interrupt(tree, after, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *spark, *kms, begun=begun)
+    with local_connect() if session == "--spark-remote" else nullcontext():
+        interrupt(tree, after, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *spark, *kms, begun=begun)
 
 
 @pytest.mark.slow

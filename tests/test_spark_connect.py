@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import types
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from pickle import dumps
@@ -31,6 +31,7 @@ from spark_jobs import (
     content,
     executor_of,
     leftovers,
+    local_connect,
     spark_env,
     standalone_master,
     wait_for,
@@ -192,11 +193,12 @@ def test_command_line(server: str, folders: Folders, by: str) -> None:
     env = {"SPARK_REMOTE": url} if by == "environment" else {}
     options = ["--engine", "spark", *(("--spark-remote", url) if by != "environment" else ()), *kms_options(folders)]
     ds = folders.root / "other"
-    done = run_cli("encrypt", folders.src, ds, "--wrapping-key-id", "master", "--single-wrap", *options, **env)
-    assert done["code"] == 0, done
-    assert done["ok"] == COUNT - 14
-    done = run_cli("verify", ds, *options, **env)
-    assert (done["code"], done["ok"]) == (0, COUNT - 14), done
+    with local_connect() if by == "local" else nullcontext():
+        done = run_cli("encrypt", folders.src, ds, "--wrapping-key-id", "master", "--single-wrap", *options, **env)
+        assert done["code"] == 0, done
+        assert done["ok"] == COUNT - 14
+        done = run_cli("verify", ds, *options, **env)
+        assert (done["code"], done["ok"]) == (0, COUNT - 14), done
     folders.check("other")
 
 

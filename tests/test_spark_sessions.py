@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import datasets
 import pytest
 from iceberg_java import pyspark_folder
-from spark_jobs import spark_env, spark_home, standalone_master
+from spark_jobs import local_connect, spark_env, spark_home, standalone_master
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
@@ -94,7 +94,8 @@ def check(
 
 def test_connect(place: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     pytest.importorskip("grpc_status")
-    answer = check(place, tmp_path, {"spark.remote": "local[2]"})
+    with local_connect():
+        answer = check(place, tmp_path, {"spark.remote": "local[2]"})
     assert answer["kind"] == "pyspark.sql.connect.session"
 
 
