@@ -8,16 +8,18 @@ from ags_fast._core import OVERHEAD_NBYTES, Key, Span, new_bytes
 from ags_fast._cursor import Cursor
 from ags_fast.ags1 import HEADER_NBYTES, block_offset, bytes_view, clamp
 from ags_fast.errors import IntegrityError
-from ags_fast.files.source import SeekableSource
+from ags_fast.files.source import RangeSource, SeekableSource
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this module
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from ags_fast._types import Buffer
     from ags_fast.files.source import AnySource
 
-__all__ = ["NOTHING", "REQUEST_NBYTES", "OpenBlocks"]
+__all__ = ["NOTHING", "OpenBlocks"]
 
 CACHE_NBYTES = 4 << 20  # of opened blocks that are kept for reads that come back to them; at least one block
 SPAN_NBYTES = 250  # that a block in the cache takes beside its bytes: more than a tiny block has
@@ -61,6 +63,46 @@ class OpenBlocks(Cursor):
         self._cache: dict[int, Span] = {}  # opened blocks, least recently used first
         self._ahead = 1  # blocks to open at once if the cursor goes on where the last ones ended
         self._ahead_from = 0  # the block where the last ones ended
+
+    def read_ranges(self, ranges: Iterable[Sequence[int]]) -> list[bytes]:
+        """Read several ranges. Ranges whose blocks touch are read from the source, and opened, as one.
+
+        A store gets the requests for all of them at once, for up to 64 MiB at a time.
+
+        Args:
+            ranges: ``(offset, size)`` pairs, in bytes of plaintext.
+
+        Returns:
+            What `read_at` returns for each range, in the order of `ranges`.
+        """
+        wanted = [(operator.index(offset), self._clamp(offset, size)) for offset, size in ranges]
+        results = [b""] * len(wanted)
+        groups: list[list[int]] = []
+        begin = end = group_end = 0  # of the last group, in bytes, and the block where it ends
+        for i in sorted((i for i, (_, size) in enumerate(wanted) if size), key=wanted.__getitem__):
+            offset, size = wanted[i]
+            if not groups or offset // self._block_size > group_end or offset + size - begin > REQUEST_NBYTES:
+                groups.append([])
+                begin, end = offset, 0
+            groups[-1].append(i)
+            end = max(end, offset + size)
+            group_end = -(-end // self._block_size)
+        spans = [(wanted[group[0]][0], max(sum(wanted[i]) for i in group)) for group in groups]
+        with self._announced(spans):
+            for group, (begin, end) in zip(groups, spans, strict=True):
+                data = self.read_at(begin, end - begin)
+                for i in group:
+                    offset, size = wanted[i]
+                    results[i] = data[offset - begin : offset - begin + size]
+        return results
+
+    def _announced(self, spans: list[tuple[int, int]]) -> AbstractContextManager[object]:
+        """Let a store's requests for these parts of the plaintext run at once, in a ``with`` block."""
+        from contextlib import nullcontext
+
+        if len(spans) > 1 and isinstance(self._file, RangeSource):
+            return self._file.expect(self._span_of(*span) for span in spans)
+        return nullcontext()
 
     def _check_empty(self) -> None:
         self._open_blocks(0, memoryview(bytearray()))
@@ -150,10 +192,11 @@ class OpenBlocks(Cursor):
         head = self._cached(first) if offset % size or first * size >= whole_end else None
         tail = self._cached(last) if last > first and last * size >= whole_end else None
         lo, hi = first + (head is not None), last + (tail is None)  # the blocks to be opened
+        goes_on = steady and lo == self._ahead_from
         ahead = self._plan_ahead(lo, hi, whole_end < end) if steady and lo < hi else hi
         fetched = None
         if isinstance(self._file, SeekableSource) and lo < hi:  # one request for all of them
-            fetched, ahead = self._fetch(self._file, lo, hi, ahead)
+            fetched, ahead = self._fetch(self._file, lo, hi, ahead, goes_on)
         at = offset
         while at < end:
             block = at // size
@@ -176,23 +219,43 @@ class OpenBlocks(Cursor):
 
     def _plan_ahead(self, lo: int, hi: int, in_part: bool) -> int:
         """Return the block to stop at instead of `hi`: farther each time that the cursor goes on where it stopped."""
-        most = self._threads * max(1, AHEAD_NBYTES // self._block_size)
+        if isinstance(self._file, RangeSource):  # which requests ahead by itself
+            most = max(1, self._threads * AHEAD_NBYTES // self._block_size)
+        else:
+            most = self._threads * max(1, AHEAD_NBYTES // self._block_size)
         self._ahead = min(2 * self._ahead, most) if lo == self._ahead_from else 1
         if in_part:
             hi = min(max(hi, lo + self._ahead), -(-self._length // self._block_size))
         self._ahead_from = hi
         return hi
 
-    def _fetch(self, file: SeekableSource, lo: int, hi: int, ahead: int) -> tuple[tuple[Any, int], int]:
+    def _fetch(self, file: SeekableSource, lo: int, hi: int, ahead: int, goes_on: bool) -> tuple[tuple[Any, int], int]:
         begin = block_offset(lo, self._block_size)
         try:
-            return file.fetch(begin, min(block_offset(ahead, self._block_size), self._file_length)), ahead
+            return file.fetch(begin, min(block_offset(ahead, self._block_size), self._file_length), goes_on), ahead
         except IntegrityError:
             if ahead == hi:
                 raise
         return file.fetch(begin, block_offset(hi, self._block_size)), hi  # the source may have the wanted blocks
 
+    def _span_of(self, begin: int, end: int) -> tuple[int, int]:
+        """Return where in the source the blocks begin and end that a read of plaintext fetches."""
+        first, last = begin // self._block_size, (end - 1) // self._block_size
+        first += first in self._cache
+        last -= last >= first and last in self._cache
+        at = block_offset(first, self._block_size)
+        return at, max(at, min(block_offset(last + 1, self._block_size), self._file_length))
+
     # ---- opened blocks
+
+    def _open_steadily(self, first: int, out: memoryview) -> None:
+        """Open the blocks from `first` whose plaintext fills `out`, and let a store go on to the next ones."""
+        fetched = None
+        if isinstance(self._file, RangeSource):
+            last = first + -(-len(out) // self._block_size)
+            end = min(block_offset(last, self._block_size), self._file_length)
+            fetched = self._file.fetch(block_offset(first, self._block_size), end, True)
+        self._open_blocks(first, out, fetched)
 
     def _open_blocks(self, first: int, out: memoryview, fetched: tuple[Any, int] | None = None) -> None:
         """Open the blocks from `first` whose plaintext fills `out`."""

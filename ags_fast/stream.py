@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import _thread  # noqa: PLC2701 (threading takes longer to import)
 import io
-import operator
 import os
 import warnings
 
-from ags_fast._blocks import REQUEST_NBYTES, OpenBlocks
+from ags_fast._blocks import OpenBlocks
 from ags_fast._core import OVERHEAD_NBYTES, Descriptor, Key, Pending, grow, read_at
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import (
@@ -37,7 +36,7 @@ from ags_fast.files.source import SeekableSource, open_source
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this module
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
     from types import EllipsisType
     from typing import Any
 
@@ -156,40 +155,6 @@ class AgsReader(OpenBlocks):
         """
         return self._readinto(offset, buffer, False)
 
-    def read_ranges(self, ranges: Iterable[Sequence[int]]) -> list[bytes]:
-        """Read several ranges. Ranges whose blocks touch are read from the source, and opened, as one.
-
-        Args:
-            ranges: ``(offset, size)`` pairs, in bytes of plaintext.
-
-        Returns:
-            What `read_at` returns for each range, in the order of `ranges`.
-        """
-        wanted = [(operator.index(offset), self._clamp(offset, size)) for offset, size in ranges]
-        results = [b""] * len(wanted)
-        group: list[int] = []
-        group_end = 0  # the block where it ends
-        for i in sorted((i for i, (_, size) in enumerate(wanted) if size), key=wanted.__getitem__):
-            offset, size = wanted[i]
-            first = offset // self._block_size
-            grown = offset + size - wanted[group[0]][0] if group else 0
-            if group and (first > group_end or grown > REQUEST_NBYTES):
-                self._read_group(group, wanted, results)
-                group = []
-            group_end = max(group_end if group else 0, -(-(offset + size) // self._block_size))
-            group.append(i)
-        if group:
-            self._read_group(group, wanted, results)
-        return results
-
-    def _read_group(self, group: list[int], wanted: list[tuple[int, int]], results: list[bytes]) -> None:
-        begin = wanted[group[0]][0]
-        end = max(offset + size for offset, size in (wanted[i] for i in group))
-        data = self.read_at(begin, end - begin)
-        for i in group:
-            offset, size = wanted[i]
-            results[i] = data[offset - begin : offset - begin + size]
-
     def verify(self, progress: Callable[[int], object] | None = None) -> None:
         """Check the tag of every block.
 
@@ -207,7 +172,7 @@ class AgsReader(OpenBlocks):
         scratch = bytearray(min(step, self._length))
         for offset in range(0, self._length, step):
             size = min(step, self._length - offset)
-            self._open_blocks(offset // self._block_size, memoryview(scratch)[:size])
+            self._open_steadily(offset // self._block_size, memoryview(scratch)[:size])
             if progress is not None:
                 progress(size)
         if self._behind > 0:

@@ -19,7 +19,8 @@ from ags_fast.fs import LocalFile, file_at, local_path
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this module
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from ags_fast._types import FilePath, ReadableSource
@@ -28,6 +29,7 @@ __all__ = [
     "AnySource",
     "DescriptorSource",
     "MemorySource",
+    "RangeSource",
     "SeekableSource",
     "Source",
     "Window",
@@ -95,8 +97,14 @@ class SeekableSource:
         self.locker = os.getpid()
         self.size = file.seek(0, io.SEEK_END)
 
-    def fetch(self, begin: int, end: int) -> tuple[Any, int]:
-        """See `MemorySource.fetch`. Makes one request, unless the file returns less than it was asked for."""
+    def fetch(self, begin: int, end: int, steady: bool = False) -> tuple[Any, int]:
+        """See `MemorySource.fetch`. Makes one request, unless the file returns less than it was asked for.
+
+        Args:
+            begin: The offset of the first byte.
+            end: The offset after the last byte.
+            steady: Whether fetches will go on from `end`.
+        """
         if self.locker != os.getpid():  # a thread that does not exist after the fork may have held the lock
             self.lock = _thread.allocate_lock()
             self.locker = os.getpid()
@@ -128,6 +136,32 @@ class SeekableSource:
 
     def close(self) -> None:
         """Do nothing: the file is the caller's."""
+
+
+class RangeSource(SeekableSource):
+    """An object of a store. Threads fetch at the same time; steady and expected fetches are requested ahead."""
+
+    __slots__ = ()
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.size = file.size
+
+    def fetch(self, begin: int, end: int, steady: bool = False) -> tuple[Any, int]:
+        """See `SeekableSource.fetch`."""
+        data = self.file.fetch_range(begin, end, steady)
+        if len(data) < end - begin:
+            raise _cut(begin + len(data))
+        return data, begin
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> AbstractContextManager[object]:
+        """Let requests for these ranges, (begin, end), run at once. They are fetched, in order, in a ``with`` block."""
+        expected: AbstractContextManager[object] = self.file.expect(ranges)
+        return expected
+
+    def close(self) -> None:
+        """Give up requests that no fetch waits for. The file is the caller's."""
+        self.file.release()
 
 
 AnySource = MemorySource | DescriptorSource | SeekableSource
@@ -169,7 +203,7 @@ def open_source(source: ReadableSource, length: int | None) -> AnySource:
             raise
     file: Any = source
     if not is_content(file):
-        return SeekableSource(file)
+        return RangeSource(file) if hasattr(file, "fetch_range") else SeekableSource(file)
     if file.writable():
         file.flush()
     descriptor = duplicate(file)

@@ -273,17 +273,18 @@ class Store:
         """
         return self._read_if_unchanged(check_path(path), size, stamp)
 
-    def open_seekable(self, path: str, entry: Entry | None = None) -> Any:
+    def open_seekable(self, path: str, entry: Entry | None = None, *, tail: bool = False) -> Any:
         """Return what `AgsReader` takes to read a file: a `LocalFile`, or a seekable binary file, to be closed.
 
-        Each read of an object makes one request, of just these bytes. Reads that go on without a gap get bytes ahead,
-        no more than were read so far. OSError if the object is replaced meanwhile.
+        A read of an object requests just its own bytes. Reads that go on without a gap get bytes ahead of them, up to
+        the file's `read_ahead` (16 MiB), in several requests at once. OSError if the object is replaced meanwhile.
 
         Args:
             path: The file.
-            entry: The file's entry, if it is known: saves a request.
+            entry: The file's entry, if it is known: saves a request, or else S3 tells it with the first 64 KiB.
+            tail: Whether S3 is asked for the last 64 KiB in their place.
         """
-        return self._open_seekable(check_path(path), entry)
+        return self._open_seekable(check_path(path), entry, tail)
 
     def open_once(self, path: str) -> ReadOnce:
         """Open a file that is read once, from its beginning to its end: see `ReadOnce`."""
@@ -386,7 +387,7 @@ class Store:
     def _read_if_unchanged(self, path: str, size: int, stamp: str | None) -> bytes | None:
         return None
 
-    def _open_seekable(self, path: str, entry: Entry | None) -> Any:
+    def _open_seekable(self, path: str, entry: Entry | None, tail: bool) -> Any:
         raise NotImplementedError
 
     def _open_once(self, path: str) -> ReadOnce:

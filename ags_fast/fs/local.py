@@ -188,7 +188,7 @@ class LocalStore(Store):
         except (OverflowError, ValueError):  # no stamp that a file has here
             return None
 
-    def _open_seekable(self, path: str, entry: Entry | None) -> LocalFile:
+    def _open_seekable(self, path: str, entry: Entry | None, tail: bool) -> LocalFile:
         return LocalFile(self._root, path)
 
     def _open_once(self, path: str) -> ReadOnce:

@@ -5,31 +5,44 @@ An object store has no temporary names: an upload goes to its final key and does
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import errno
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast._cursor import Cursor
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.fs.base import Entry, ReadOnce, Store
 from ags_fast.fs.paths import temporary_tag
+from ags_fast.fs.ranges import Later, RangeReader
 
 if TYPE_CHECKING:
     import builtins  # in the class RemoteStore, list is a method
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-    from ags_fast._types import Buffer
+    from ags_fast.fs.ranges import Answer
 
-__all__ = ["RangeReader", "RemoteStore", "entry_of", "file_exists", "path_of"]
+__all__ = ["Looked", "RemoteStore", "entry_of", "file_exists", "path_of"]
 
 CONNECTIONS = 16  # kept for stores with the same options
-AHEAD_NBYTES = 16 << 20  # the most bytes that are read ahead of reads without a gap
+
+
+class Looked(NamedTuple):
+    """A file's entry, and the bytes from `begin` on that came with it."""
+
+    entry: Entry
+    begin: int
+    data: bytes
 
 
 class RemoteStore(Store):
-    """A folder of a file system of fsspec. Each process has a connection of its own."""
+    """A folder of a file system of fsspec. Each process has a connection of its own.
 
+    Attributes:
+        stamped: Whether each read of a range checks that the file still has the stamp of its entry.
+    """
+
+    stamped = False
     _connection: tuple[int, Any, str] | None = None
 
     def connect(self) -> tuple[Any, str]:
@@ -89,22 +102,57 @@ class RemoteStore(Store):
         return data
 
     def _read_range(self, path: str, stamp: str | None, begin: int, end: int) -> bytes:
-        """Open a range. OSError if the object's stamp is another one by now, where the storage has stamps."""
-        data: bytes = self.connect()[0].cat_file(self.at(path), start=begin, end=end)
+        """Read a range. OSError if the object's stamp is another one by now, where the storage has stamps."""
+        data: bytes = self._request_range(path, stamp, begin, end).result()
         return data
 
-    def _open_seekable(self, path: str, entry: Entry | None) -> RangeReader:
-        entry = entry or self._stat(path)
-        if entry is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.full_path(path))
-        stamp = entry.stamp
-        return RangeReader(lambda begin, end: self._read_range(path, stamp, begin, end), entry.size)
+    def _request_range(self, path: str, stamp: str | None, begin: int, end: int) -> Answer:
+        """Request a range: see `_read_range`."""
+        fs, _ = self.connect()
+        name = self.at(path)
+        if not self._is_parallel():
+            return Later(lambda: fs.cat_file(name, start=begin, end=end))
+        coroutine = fs._cat_file(name, start=begin, end=end)  # noqa: SLF001 (fsspec documents it for plugins)
+        return asyncio.run_coroutine_threadsafe(coroutine, fs.loop)
 
-    def _open_once(self, path: str) -> ReadOnce:
+    def _is_parallel(self) -> bool:
+        """Whether several requests may run at once, in the thread of fsspec."""
+        from fsspec.asyn import AsyncFileSystem
+
+        fs, _ = self.connect()
+        return issubclass(type(fs), AsyncFileSystem) and fs.async_impl and not fs.asynchronous
+
+    def look(self, path: str, tail: bool = False) -> Looked:
+        """Look at a file that is to be read, in one request if the storage tells size and stamp with some bytes.
+
+        Args:
+            path: The file.
+            tail: Whether its last bytes are wanted, not its first.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
         entry = self._stat(path)
         if entry is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.full_path(path))
-        return _Sequential(self, entry)
+        return Looked(entry, 0, b"")
+
+    def reader(self, looked: Looked, steady: bool = False) -> RangeReader:
+        """Open a file that was looked at. steady: it will be read from its beginning to its end."""
+        path, stamp = looked.entry.path, looked.entry.stamp
+        return RangeReader(
+            lambda begin, end: self._request_range(path, stamp, begin, end),
+            looked.entry.size,
+            parallel=self._is_parallel(),
+            known=(looked.begin, looked.data),
+            steady=steady,
+        )
+
+    def _open_seekable(self, path: str, entry: Entry | None, tail: bool) -> RangeReader:
+        return self.reader(self.look(path, tail) if entry is None else Looked(entry, 0, b""))
+
+    def _open_once(self, path: str) -> ReadOnce:
+        return _Sequential(self, path)
 
     def _create_exclusive(self, path: str, data: bytes) -> None:
         raise self.refusal("create a file only if it does not exist")
@@ -189,84 +237,21 @@ def file_exists(path: str) -> FileExistsError:
 
 
 class _Sequential(ReadOnce):
-    """An object that is read once, in large requests."""
+    """An object that is read once, with several requests at once."""
 
-    def __init__(self, store: RemoteStore, entry: Entry) -> None:
-        self.size, self.stamp = entry.size, entry.stamp
+    def __init__(self, store: RemoteStore, path: str) -> None:
+        looked = store.look(path)
+        self._entry = looked.entry
+        self.size, self.stamp = self._entry.size, self._entry.stamp
         self._store = store
-        self._entry = entry
-        self._file = store.open_seekable(entry.path, entry)
+        self._file = store.reader(looked, steady=True)
 
     def _read_into(self, view: memoryview) -> int:
         got: int = self._file.readinto(view)
         return got
 
     def changed(self) -> bool:
-        return self._store.stat(self._entry.path) != self._entry
+        return not self._store.stamped and self._store.stat(self._entry.path) != self._entry
 
     def close(self) -> None:
         self._file.close()
-
-
-class RangeReader(Cursor):
-    """A seekable file over requests of ranges.
-
-    A read that is not the continuation of two others requests just its own bytes. One that is requests more of them,
-    no more than were read without a gap before it.
-    """
-
-    def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
-        self._fetch = fetch
-        self._length = size
-        self._position = 0
-        self._ahead: tuple[int, bytes] = (0, b"")  # where bytes that were read ahead begin, and the bytes
-        self._run_end = -1  # where the last read ended
-        self._run = 0  # bytes read without a gap until there
-        self._continued = 0  # reads that have continued that run
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        """See `Cursor.read_at`."""
-        self._check_open()
-        begin = min(offset, self._length)
-        end = min(begin + size, self._length)
-        if begin == end:
-            return b""
-        if begin == self._run_end:
-            self._continued += 1
-        else:
-            self._run = self._continued = 0
-        data = b""
-        ahead_begin, ahead = self._ahead  # at once: another thread may read, too
-        if ahead_begin <= begin < ahead_begin + len(ahead):
-            data = ahead[begin - ahead_begin : end - ahead_begin]
-        if len(data) < end - begin:
-            more = self._request(begin + len(data), end)
-            data = data + more if data else more
-        self._run_end = begin + len(data)
-        self._run += len(data)
-        return data
-
-    def readinto_at(self, offset: int, buffer: Buffer) -> int:
-        """See `Cursor.readinto_at`."""
-        view = memoryview(buffer).cast("B")
-        data = self.read_at(offset, len(view))
-        view[: len(data)] = data
-        return len(data)
-
-    def _request(self, begin: int, end: int) -> bytes:
-        """Request these bytes, and keep what is read ahead with them."""
-        ahead = min(self._run, AHEAD_NBYTES) if self._continued >= 2 else 0
-        more_end = min(end + ahead, self._length)
-        more = self._fetch(begin, more_end)
-        if len(more) > more_end - begin:
-            raise OSError("the store returned more bytes than were requested")
-        if more_end == end:
-            self._ahead = 0, b""
-            return more
-        self._ahead = begin, more
-        return more[: end - begin]
-
-    def close(self) -> None:
-        """Release bytes that were read ahead."""
-        self._ahead = 0, b""
-        super().close()

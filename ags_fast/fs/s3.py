@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.fs.base import Entry, NewOptions
 from ags_fast.fs.new import NewObject
-from ags_fast.fs.remote import RemoteStore, file_exists
+from ags_fast.fs.ranges import HEAD_NBYTES
+from ags_fast.fs.remote import Looked, RemoteStore, file_exists
 
 if TYPE_CHECKING:
     import builtins  # in the class S3Store, list is a method
@@ -39,6 +40,8 @@ WRITER = "ags-writer"  # metadata of an object: a random name of who has written
 
 class S3Store(RemoteStore):
     """A folder of a bucket."""
+
+    stamped = True  # each GET has If-Match
 
     def key(self, path: str) -> dict[str, str]:
         """Bucket and Key of a path, or of a prefix, as the requests want them."""
@@ -95,16 +98,40 @@ class S3Store(RemoteStore):
         answer = self.call("list_objects_v2", Bucket=where["Bucket"], Prefix=where["Key"], MaxKeys=1)
         return bool(answer.get("Contents"))
 
-    def _read_range(self, path: str, stamp: str | None, begin: int, end: int) -> bytes:
+    def _request_range(self, path: str, stamp: str | None, begin: int, end: int) -> Future[bytes]:
         fs, _ = self.connect()
-        coroutine = self._get_range(fs, path, stamp, begin, end)
-        data: bytes = result_of(asyncio.run_coroutine_threadsafe(coroutine, fs.loop))
-        return data
+        return asyncio.run_coroutine_threadsafe(self._get_range(fs, path, stamp, begin, end), fs.loop)
 
     async def _get_range(self, fs: Any, path: str, stamp: str | None, begin: int, end: int) -> bytes:
+        found = await self._get(fs, path, stamp, f"bytes={begin}-{end - 1}")
+        return b"" if found is None else found[1]
+
+    def look(self, path: str, tail: bool = False) -> Looked:
+        """See `RemoteStore.look`."""
+        fs, _ = self.connect()
+        span = f"bytes=-{HEAD_NBYTES}" if tail else f"bytes=0-{HEAD_NBYTES - 1}"
+        found = asyncio.run_coroutine_threadsafe(self._get(fs, path, None, span), fs.loop).result()
+        if found is None:  # it is empty, or the server does not know such a range
+            return super().look(path, tail)
+        answer, data = found
+        size, modified = len(data), answer["LastModified"].timestamp()
+        if "ContentRange" in answer:
+            size = int(answer["ContentRange"].rpartition("/")[2])
+        return Looked(Entry(path, size, answer["ETag"], modified), size - len(data) if tail else 0, data)
+
+    def _read_if_unchanged(self, path: str, size: int, stamp: str | None) -> bytes | None:
+        try:
+            data = self._read_range(path, stamp, 0, size + 1)
+        except OSError:
+            return None
+        return data if len(data) == size else None
+
+    async def _get(self, fs: Any, path: str, stamp: str | None, span: str) -> tuple[Any, bytes] | None:
+        """Get a range, and S3's answer. None if the object has no byte there."""
+        from botocore.exceptions import BotoCoreError
         from s3fs.core import S3_RETRYABLE_ERRORS
 
-        arguments = {**self.key(path), "Range": f"bytes={begin}-{end - 1}"}
+        arguments = {**self.key(path), "Range": span}
         if stamp and not fs.local_expiry_check:
             arguments["IfMatch"] = stamp
         attempt = 1
@@ -114,17 +141,20 @@ class S3Store(RemoteStore):
                 if stamp and answer["ETag"] != stamp:
                     raise _replaced(path)
                 async with answer["Body"] as body:
-                    data: bytes = await body.read()
-                    return data
-            except S3_RETRYABLE_ERRORS:
+                    return answer, await body.read()
+            except S3_RETRYABLE_ERRORS as error:
                 if attempt == ATTEMPTS:
+                    if isinstance(error, BotoCoreError):
+                        raise _as_os_error(error) from error
                     raise
                 await asyncio.sleep(PAUSE_SECONDS * 2**attempt)
                 attempt += 1
+            except BotoCoreError as error:
+                raise _as_os_error(error) from error
             except OSError as error:
                 code = _code(error)
                 if code in ("InvalidRange", "416"):
-                    return b""
+                    return None
                 if code in ("PreconditionFailed", "412"):
                     raise _replaced(path) from error
                 raise
@@ -207,7 +237,11 @@ def result_of(answer: Future[Any]) -> Any:
     try:
         return answer.result()
     except BotoCoreError as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+        raise _as_os_error(error) from error
+
+
+def _as_os_error(error: Exception) -> OSError:
+    return OSError(errno.EIO, f"{type(error).__name__}: {error}")
 
 
 def _entry(skip: int, found: Mapping[str, Any]) -> Entry:
