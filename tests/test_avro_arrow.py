@@ -394,6 +394,59 @@ def test_cut_plaintext_and_changed_ciphertext() -> None:
         table(plain.replace(b"avro.codec\x08null", b"avro.codec\x08nope"))
 
 
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_a_block_that_decompresses_to_more_than_the_limit(codec: str) -> None:
+    """A small block that would fill the memory is refused, and read if the caller raises the limit."""
+    nbytes = 3 << 20
+    plain = plain_file(schema_of("bytes"), [{"c0": bytes(nbytes)}], codec=codec)
+    source = io.BytesIO(plain)
+    with pytest.raises(FormatError, match="max_block_nbytes"):
+        list(avro.AvroFile(source, max_block_nbytes=nbytes).batches())
+    (batch,) = avro.AvroFile(source, max_block_nbytes=nbytes + 8).batches()
+    assert batch.column(0).to_pylist() == [bytes(nbytes)]
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_many_blocks_that_decompress_to_much_are_decoded_one_by_one(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compressed blocks of one read are given to the decoder in parts of bounded size."""
+    from ags_fast.avro import reading
+
+    sizes: list[int] = []
+    decode = reading.decode
+
+    def watched(name: str, node: Any, data: Any, *rest: Any) -> Any:
+        sizes.append(sum(memoryview(part).nbytes for part in data))
+        return decode(name, node, data, *rest)
+
+    monkeypatch.setattr(reading, "decode", watched)
+    size = reading.PIECE_NBYTES // 4
+    plain = plain_file(schema_of("bytes"), [{"c0": bytes(size)} for _ in range(20)], codec=codec, sync_interval=1)
+    assert len(plain) < reading.PIECE_NBYTES
+    assert sum(len(batch) for batch in avro.AvroFile(io.BytesIO(plain)).batches(decoder="fastavro")) == 20
+    assert len(sizes) == 5
+    assert max(sizes) < 5 * size
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_compressed_blocks_that_are_damaged(codec: str) -> None:
+    rows = [{"c0": i, "c1": f"text {i % 7}"} for i in range(3000)]
+    plain = bytearray(plain_file(schema_of("long", "string"), rows, codec=codec))
+    good = rows_of(table(bytes(plain)))
+    begin = sync_marker(bytes(plain))[1] + 16
+    rng = random.Random(5)
+    refused = 0
+    for _ in range(60):
+        bad = bytearray(plain)
+        bad[rng.randrange(begin, len(plain) - 16)] ^= 1 << rng.randrange(8)
+        try:
+            assert len(rows_of(table(bytes(bad)))) == len(good)
+        except FormatError:
+            refused += 1
+    assert refused > 5
+
+
 def test_header_keeps_nothing_of_the_schema() -> None:
     """A schema with a name that is looked up twice, in a namespace, with defaults and documentation."""
     inner = {"type": "enum", "name": "kind", "symbols": ["A"], "doc": "x"}

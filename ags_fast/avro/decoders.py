@@ -21,6 +21,7 @@ from ags_fast.errors import AgsError, FormatError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ags_fast._types import Buffer
     from ags_fast.avro.schema import Node
 
 NAMES = ("datafusion", "polars", "fastavro")
@@ -57,15 +58,44 @@ def refusal(name: str, node: Node) -> str | None:
     return None
 
 
-def decode(name: str, node: Node, data: bytearray, columns: list[int], batch_size: int) -> Iterator[pa.RecordBatch]:
+class Scratch:
+    """Memory for one file without a codec after the other, kept so that the system does not clear its pages each time.
+
+    Use it in a ``with`` block.
+    """
+
+    def __init__(self) -> None:
+        self._file: Any = None
+
+    def __enter__(self) -> Scratch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def path(self, parts: list[Buffer]) -> str:
+        """Return the path of a file of these parts, in memory. It is there until the next call."""
+        if self._file is None:
+            self._file = os.fdopen(os.memfd_create("avro"), "wb")
+        self._file.seek(0)
+        self._file.writelines(parts)
+        self._file.truncate()
+        return f"/proc/self/fd/{self._file.fileno()}"
+
+
+def decode(
+    name: str, node: Node, data: list[Buffer], columns: list[int], batch_size: int, scratch: Scratch
+) -> Iterator[pa.RecordBatch]:
     """Decode an Avro file without a codec.
 
     Args:
         name: The decoder.
         node: The schema of the records.
-        data: The file; its schema is `plain_schema`.
+        data: The file, in parts; its schema is `plain_schema`.
         columns: Which fields of the records to decode, none of them empty.
         batch_size: Rows of a batch, about.
+        scratch: Memory of the caller's, for one decoding at a time.
 
     Raises:
         FormatError: The decoder finds that the file is malformed.
@@ -76,7 +106,7 @@ def decode(name: str, node: Node, data: bytearray, columns: list[int], batch_siz
         "fastavro": _fastavro,
     }
     try:
-        yield from decoders[name](node, data, columns, batch_size)
+        yield from decoders[name](node, data, columns, batch_size, scratch)
     except (AgsError, OSError, MemoryError):
         raise
     except GeneratorExit:
@@ -97,35 +127,33 @@ def _names(columns: list[int]) -> list[str]:
     return [f"f{i}" for i in columns]
 
 
-def _datafusion(node: Node, data: bytearray, columns: list[int], batch_size: int) -> Iterator[pa.RecordBatch]:
+def _datafusion(
+    node: Node, data: list[Buffer], columns: list[int], batch_size: int, scratch: Scratch
+) -> Iterator[pa.RecordBatch]:
     import datafusion
 
     _first_process[:] = _first_process or [os.getpid()]
-    file = os.memfd_create("avro")  # plaintext stays in memory
-    try:
-        with memoryview(data) as view:
-            done = 0
-            while done < len(view):
-                done += os.write(file, view[done:])
-        config = datafusion.SessionConfig().with_target_partitions(1).with_batch_size(batch_size)
-        frame = datafusion.SessionContext(config).read_avro(f"/proc/self/fd/{file}", file_extension="")
-        if len(columns) < sum(not child.empty for child in node.children):
-            frame = frame.select(*_names(columns))
-        for batch in frame.execute_stream():
-            yield batch.to_pyarrow()
-    finally:
-        os.close(file)
+    config = datafusion.SessionConfig().with_target_partitions(1).with_batch_size(batch_size)
+    frame = datafusion.SessionContext(config).read_avro(scratch.path(data), file_extension="")
+    if len(columns) < sum(not child.empty for child in node.children):
+        frame = frame.select(*_names(columns))
+    for batch in frame.execute_stream():
+        yield batch.to_pyarrow()
 
 
-def _polars(node: Node, data: bytearray, columns: list[int], batch_size: int) -> Iterator[pa.RecordBatch]:
+def _polars(
+    node: Node, data: list[Buffer], columns: list[int], batch_size: int, scratch: Scratch
+) -> Iterator[pa.RecordBatch]:
     import polars
 
     _first_process[:] = _first_process or [os.getpid()]
-    table = polars.read_avro(io.BytesIO(data), columns=_names(columns)).select(_names(columns)).to_arrow()
+    table = polars.read_avro(io.BytesIO(b"".join(data)), columns=_names(columns)).select(_names(columns)).to_arrow()
     yield from table.to_batches(max_chunksize=batch_size)
 
 
-def _fastavro(node: Node, data: bytearray, columns: list[int], batch_size: int) -> Iterator[pa.RecordBatch]:
+def _fastavro(
+    node: Node, data: list[Buffer], columns: list[int], batch_size: int, scratch: Scratch
+) -> Iterator[pa.RecordBatch]:
     fields = [pa.field(f"f{i}", plain_type(node.children[i])) for i in columns]
     rows: list[Any] = []
 
@@ -133,7 +161,7 @@ def _fastavro(node: Node, data: bytearray, columns: list[int], batch_size: int) 
         arrays = [pa.array([row[field.name] for row in rows], field.type) for field in fields]
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
-    for row in fastavro.reader(io.BytesIO(data)):
+    for row in fastavro.reader(io.BytesIO(b"".join(data))):
         rows.append(row)
         if len(rows) == batch_size:
             yield batch()

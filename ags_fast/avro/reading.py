@@ -7,15 +7,15 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-import fastavro
 import pyarrow as pa
 
 from ags_fast._core import avro_pick
-from ags_fast.avro.decoders import NAMES, decode, refusal
+from ags_fast.avro.blocks import MAX_BLOCK_NBYTES, decompress, number, walk
+from ags_fast.avro.decoders import NAMES, Scratch, decode, refusal
 from ags_fast.avro.records import SYNC_NBYTES, find_marker
 from ags_fast.avro.schema import parse, plain_schema, program
 from ags_fast.avro.shaping import nothing, shape
-from ags_fast.errors import AgsError, FormatError
+from ags_fast.errors import FormatError
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class AvroFile:
     Args:
         file: A seekable binary file. It is left open, and its cursor is moved.
         times: Whether times of day become Arrow's times; otherwise they stay numbers, as in Spark's own Avro source.
+        max_block_nbytes: The most bytes that a compressed block may have without the codec.
 
     Attributes:
         schema: The Arrow schema of the records.
@@ -49,8 +50,11 @@ class AvroFile:
         FormatError: The plaintext is not an Avro file of records, or its schema is one that Arrow cannot express.
     """
 
-    def __init__(self, file: Any, *, times: bool = True) -> None:
+    def __init__(self, file: Any, *, times: bool = True, max_block_nbytes: int = MAX_BLOCK_NBYTES) -> None:
+        if max_block_nbytes < 1:
+            raise ValueError(f"max_block_nbytes must be at least 1, not {max_block_nbytes}")
         self._file = file
+        self._max_block_nbytes = max_block_nbytes
         self._length: int = file.seek(0, io.SEEK_END)
         metadata, self._header_end = self._read_header()
         self._node = parse(metadata.get("avro.schema", b""), times)
@@ -77,7 +81,7 @@ class AvroFile:
             batch_size: The most rows of a batch.
 
         Raises:
-            FormatError: The plaintext is not an intact Avro file.
+            FormatError: The plaintext is not an intact Avro file, or a block has more than `max_block_nbytes`.
             IntegrityError: As AgsReader.
             ValueError: The range is impossible, a column is unknown, or the decoder does not read this schema.
         """
@@ -111,17 +115,18 @@ class AvroFile:
         schema = pa.schema([node.type.field(i) for i in fields])
         full = [i for i in fields if not node.children[i].empty]
         check = program(node)
-        for data, rows in self._pieces(start, end, decoder, check):
-            if not full:
-                parts: Iterable[Any] = (range(at, min(at + batch_size, rows)) for at in range(0, rows, batch_size))
-            else:
-                parts = decode(decoder, node, data, full, batch_size)
-            found = 0
-            for part in parts:
-                found += len(part)
-                yield self._shaped(part, fields, full, schema)
-            if found != rows:
-                raise FormatError(f"{decoder} gives {found} of the {rows} records of a part of the file")
+        with Scratch() as scratch:
+            for data, rows in self._pieces(start, end, decoder, check):
+                if not full:
+                    parts: Iterable[Any] = (range(at, min(at + batch_size, rows)) for at in range(0, rows, batch_size))
+                else:
+                    parts = decode(decoder, node, data, full, batch_size, scratch)
+                found = 0
+                for part in parts:
+                    found += len(part)
+                    yield self._shaped(part, fields, full, schema)
+                if found != rows:
+                    raise FormatError(f"{decoder} gives {found} of the {rows} records of a part of the file")
 
     def _shaped(self, part: Any, fields: list[int], full: list[int], schema: pa.Schema) -> pa.RecordBatch:
         arrays = []
@@ -141,13 +146,15 @@ class AvroFile:
     # ---- the container
 
     def _read(self, offset: int, size: int) -> bytes:
+        return bytes(self._fill(offset, memoryview(bytearray(size))))
+
+    def _fill(self, offset: int, memory: memoryview) -> memoryview:
+        """Read into memory. Returns the part of it that has been filled."""
         self._file.seek(offset)
-        data = bytearray()
-        while len(data) < size and (piece := self._file.read(size - len(data))):
-            if not data and len(piece) == size:
-                return bytes(piece)
-            data += piece
-        return bytes(data)
+        done = 0
+        while done < len(memory) and (count := self._file.readinto(memory[done:])):
+            done += count
+        return memory[:done]
 
     def _read_header(self) -> tuple[dict[str, bytes], int]:
         size = HEAD_NBYTES
@@ -162,8 +169,8 @@ class AvroFile:
                     raise FormatError("the plaintext is not an intact Avro file: its header is cut") from None
             size *= 4
 
-    def _pieces(self, start: int, end: int, decoder: str, check: Any) -> Iterator[tuple[bytearray, int]]:
-        """Iterate over a split, as Avro files without a codec, and the number of records of each."""
+    def _pieces(self, start: int, end: int, decoder: str, check: Any) -> Iterator[tuple[list[Buffer], int]]:
+        """Iterate over a split, as Avro files without a codec, in parts, and the number of records of each."""
         marker_at = self._header_end - SYNC_NBYTES
         marker = self._read(marker_at, SYNC_NBYTES)
         found = marker_at if start <= marker_at else find_marker(self._file, marker, start, end)
@@ -171,54 +178,55 @@ class AvroFile:
             return
         at = found + SYNC_NBYTES
         header = _header(plain_schema(self._node, decimals=decoder == "datafusion"), b"null", marker)
-        coded = _header(plain_schema(self._node), self.codec.encode(), marker)
         size = PIECE_NBYTES
+        memory = memoryview(b"")
         # A block belongs to the split if the marker before it begins in the split.
         while at < self._length and at - SYNC_NBYTES < end:
             wanted = min(size, max(end - at, 0) + HEAD_NBYTES) if size == PIECE_NBYTES else size
-            data = self._read(at, min(wanted, self._length - at))
-            blocks, used, needed = _walk(data, marker, end - at + SYNC_NBYTES)
+            wanted = min(wanted, self._length - at)
+            if wanted > len(memory):
+                memory = memoryview(bytearray(wanted))
+            data = self._fill(at, memory[:wanted])
+            blocks, used, needed = walk(data, marker, end - at + SYNC_NBYTES)
             if not blocks:
                 if needed > self._length - at:
                     raise FormatError("the plaintext is not an intact Avro file: its last block is cut")
                 size = max(needed, 2 * size)
                 continue
             size = PIECE_NBYTES
-            yield self._plain(data, blocks, used, header, coded, marker, check), sum(rows for rows, _, _ in blocks)
+            if self.codec == "null":
+                for rows, begin, stop in blocks:
+                    self._check(check, data[begin:stop], rows)
+                yield [header, data[:used]], sum(rows for rows, _, _ in blocks)
+            else:
+                yield from self._decompressed(data, blocks, header, marker, check)
             at += used
 
-    def _plain(
-        self, data: bytes, blocks: list[tuple[int, int, int]], used: int, header: bytes, coded: bytes, marker: bytes,
-        check: Any,
-    ) -> bytearray:  # fmt: skip
-        """Return blocks as an Avro file without a codec. Each holds whole records, exactly as many as it says."""
-        view = memoryview(data)
-        out = bytearray(header)
-        if self.codec == "null":
-            bodies: Iterable[Any] = (view[begin:stop] for _, begin, stop in blocks)
-            out += view[:used]
-        else:
-            bodies = self._decompressed(coded + data[:used])
-        for (rows, _, _), body in zip(blocks, bodies, strict=True):
-            if not all(child.empty for child in self._node.children):
-                avro_pick(check, body, rows, 0)
-            elif len(body):
-                raise FormatError("the plaintext is not an intact Avro file: a block has bytes for no field")
-            if self.codec != "null":
-                out += _long(rows) + _long(len(body)) + body + marker
-        return out
+    def _decompressed(
+        self, data: memoryview, blocks: list[tuple[int, int, int]], header: bytes, marker: bytes, check: Any
+    ) -> Iterator[tuple[list[Buffer], int]]:
+        """Iterate over compressed blocks, as `_pieces` does."""
+        parts: list[Buffer] = [header]
+        found = nbytes = 0
+        for rows, begin, stop in blocks:
+            body = decompress(self.codec, data[begin:stop], self._max_block_nbytes)
+            size = memoryview(body).nbytes
+            self._check(check, body, rows)
+            parts += (_long(rows) + _long(size), body, marker)
+            found += rows
+            nbytes += size
+            if nbytes >= PIECE_NBYTES:
+                yield parts, found
+                parts, found, nbytes = [header], 0, 0
+        if len(parts) > 1:
+            yield parts, found
 
-    def _decompressed(self, file: bytes) -> Iterator[bytes]:
-        try:
-            blocks: Any = fastavro.block_reader(io.BytesIO(file))
-            for block in blocks:
-                yield block.bytes_.read()
-        except (AgsError, OSError, MemoryError):
-            raise
-        except ValueError as error:
-            raise FormatError(f"the codec {self.codec} cannot be decompressed: {error}") from error
-        except Exception as error:
-            raise FormatError(f"the plaintext is not an intact Avro file: {type(error).__name__}") from error
+    def _check(self, check: Any, body: Buffer, rows: int) -> None:
+        """Check that a block holds whole records, exactly as many as it says."""
+        if not all(child.empty for child in self._node.children):
+            avro_pick(check, body, rows, 0)
+        elif memoryview(body).nbytes:
+            raise FormatError("the plaintext is not an intact Avro file: a block has bytes for no field")
 
 
 def read_batches(
@@ -232,55 +240,16 @@ def read_batches(
     columns: Sequence[str] | None = None,
     decoder: str = "auto",
     batch_size: int = BATCH_ROWS,
+    max_block_nbytes: int = MAX_BLOCK_NBYTES,
     threads: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a split of an encrypted Avro file as Arrow batches.
 
-    The first arguments are those of AgsReader, the others those of `AvroFile.batches`. So are the errors.
+    The first arguments are those of AgsReader, the others those of `AvroFile` and its `batches`. So are the errors.
     """
     with AgsReader(source, key, length=length, aad_prefix=aad_prefix, threads=threads) as file:
-        yield from AvroFile(file).batches(start, end, columns=columns, decoder=decoder, batch_size=batch_size)
-
-
-def _walk(data: bytes, marker: bytes, limit: int) -> tuple[list[tuple[int, int, int]], int, int]:
-    """Find whole blocks that begin before `limit`.
-
-    Returns:
-        (records, begin, end) of each block's body; where the last of them ends, with its marker; how many bytes the
-        next one needs.
-    """
-    blocks: list[tuple[int, int, int]] = []
-    at = 0
-    while at < len(data) and at < limit:
-        try:
-            rows, begin = _number(data, at)
-            nbytes, begin = _number(data, begin)
-        except IndexError:
-            return blocks, at, len(data) - at + 20
-        if rows < 0 or nbytes < 0:
-            raise FormatError("the plaintext is not an intact Avro file: a block has a negative length")
-        stop = begin + nbytes
-        if stop + SYNC_NBYTES > len(data):
-            return blocks, at, stop + SYNC_NBYTES - at
-        if data[stop : stop + SYNC_NBYTES] != marker:
-            raise FormatError("the plaintext is not an intact Avro file: a block does not end at a sync marker")
-        blocks.append((rows, begin, stop))
-        at = stop + SYNC_NBYTES
-    return blocks, at, 0
-
-
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Read a long. Raises IndexError where the data end."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value >> 1 ^ -(value & 1), at
-        shift += 7
-        if shift > 63:
-            raise FormatError("the plaintext is not an intact Avro file: a number has too many bytes")
+        opened = AvroFile(file, max_block_nbytes=max_block_nbytes)
+        yield from opened.batches(start, end, columns=columns, decoder=decoder, batch_size=batch_size)
 
 
 def _long(value: int) -> bytes:
@@ -301,7 +270,7 @@ def _metadata(data: bytes) -> tuple[dict[str, bytes], int]:
 
     def text() -> bytes:
         nonlocal at
-        size, at = _number(data, at)
+        size, at = number(data, at)
         if size < 0:
             raise FormatError("the plaintext is not an intact Avro file: its header has a negative length")
         if at + size > len(data):
@@ -310,9 +279,9 @@ def _metadata(data: bytes) -> tuple[dict[str, bytes], int]:
         return data[at - size : at]
 
     while True:
-        pairs, at = _number(data, at)
+        pairs, at = number(data, at)
         if pairs < 0:
-            _, at = _number(data, at)
+            _, at = number(data, at)
         if pairs == 0:
             break
         for _ in range(abs(pairs)):

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.pandas.types import from_arrow_type
 
 from ags_fast.avro import AvroFile
+from ags_fast.avro.blocks import MAX_BLOCK_NBYTES
 from ags_fast.errors import AgsError
 from ags_fast.spark.datasource import conversion, parquet_schema
 from ags_fast.spark.datasource.parts import FilesPartition, chosen, in_bins
@@ -116,7 +117,7 @@ def read(options: ReadOptions, schema: t.StructType, partition: InputPartition) 
     assert isinstance(partition, FilesPartition)
     target = conversion.arrow_schema(schema)
     for file, begin, end in partition.parts:
-        with _opened(file) as found:
+        with _opened(file, options.max_block_nbytes) as found:
             given: dict[str, Any] = partition_values(file.path, schema)
             given |= {
                 name: value
@@ -159,11 +160,11 @@ def _chosen(dataset: Dataset, options: ReadOptions) -> Iterator[SealedFile]:
 
 
 @contextmanager
-def _opened(file: SealedFile) -> Iterator[AvroFile]:
+def _opened(file: SealedFile, max_block_nbytes: int = 0) -> Iterator[AvroFile]:
     """Use a file of the dataset as an Avro file. Every error names the file."""
     try:
         with file.open() as view:
-            yield AvroFile(view, times=False)
+            yield AvroFile(view, times=False, max_block_nbytes=max_block_nbytes or MAX_BLOCK_NBYTES)
     except (AgsError, ValueError) as error:
         if file.path in str(error) or not (
             isinstance(error, AgsError) or type(error) in (ValueError, conversion.TypeMismatchError)

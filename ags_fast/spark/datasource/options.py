@@ -29,7 +29,7 @@ ROWS_PER_FILE = 10_000_000
 
 PLACE = ("path", "kms", "version", "minVersion", "pin", "keyStore", "storageOptions")
 STREAM = ("startingVersion", "maxFilesPerTrigger")
-READ = ("files", "columns", "splitBytes", "missing", "pushdown", "decoder", "metadata", "mergeSchema")
+READ = ("files", "columns", "splitBytes", "missing", "pushdown", "decoder", "maxBlockBytes", "metadata", "mergeSchema")
 WRITE = (
     "wrappingKeyId",
     "codec",
@@ -125,6 +125,7 @@ class ReadOptions:
         missing: What becomes of columns whose master key the KMS refuses: "error" or "hide".
         pushdown: Whether filters reach the reader.
         decoder: What decodes Avro: "auto", "datafusion", "polars" or "fastavro".
+        max_block_nbytes: The most bytes that a compressed block of Avro may have without the codec; 0: the default.
         metadata: Columns to add, of `METADATA_COLUMNS`.
         merge_schema: Whether the schema is made of all files, not of one.
         inferred: Whether the schema comes from `schema` of the source, not from the user.
@@ -139,6 +140,7 @@ class ReadOptions:
     missing: str = "error"
     pushdown: bool = False
     decoder: str = "auto"
+    max_block_nbytes: int = 0
     metadata: tuple[str, ...] = ()
     merge_schema: bool = False
     inferred: bool = False
@@ -165,6 +167,7 @@ class ReadOptions:
             given.choice("missing", ("error", "hide")),
             given.flag("pushdown"),
             given.choice("decoder", DECODERS),
+            given.size("maxBlockBytes", 0),
             metadata,
             given.flag("mergeSchema"),
             starting_version=given.starting_version(),

@@ -1,0 +1,146 @@
+"""Blocks of Avro files: where they are, and their bytes without a codec, in bounded memory."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ags_fast.avro.records import SYNC_NBYTES
+from ags_fast.errors import FormatError
+
+if TYPE_CHECKING:
+    from ags_fast._types import Buffer
+
+__all__ = ["MAX_BLOCK_NBYTES", "decompress", "number", "walk"]
+
+MAX_BLOCK_NBYTES = 200 << 20  # of plain records in a compressed block: as the default of Avro for Java
+ZSTD_NBYTES = 256 << 10  # that are decompressed at a time
+
+
+def walk(data: bytes | memoryview, marker: bytes, limit: int) -> tuple[list[tuple[int, int, int]], int, int]:
+    """Find whole blocks that begin before `limit`.
+
+    Returns:
+        (records, begin, end) of each block's body; where the last of them ends, with its marker; how many bytes the
+        next one needs.
+    """
+    blocks: list[tuple[int, int, int]] = []
+    at = 0
+    while at < len(data) and at < limit:
+        try:
+            rows, begin = number(data, at)
+            nbytes, begin = number(data, begin)
+        except IndexError:
+            return blocks, at, len(data) - at + 20
+        if rows < 0 or nbytes < 0:
+            raise FormatError("the plaintext is not an intact Avro file: a block has a negative length")
+        stop = begin + nbytes
+        if stop + SYNC_NBYTES > len(data):
+            return blocks, at, stop + SYNC_NBYTES - at
+        if data[stop : stop + SYNC_NBYTES] != marker:
+            raise FormatError("the plaintext is not an intact Avro file: a block does not end at a sync marker")
+        blocks.append((rows, begin, stop))
+        at = stop + SYNC_NBYTES
+    return blocks, at, 0
+
+
+def number(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """Read a long, and where it ends. Raises IndexError where the data end."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value >> 1 ^ -(value & 1), at
+        shift += 7
+        if shift > 63:
+            raise FormatError("the plaintext is not an intact Avro file: a number has too many bytes")
+
+
+def decompress(codec: str, body: Buffer, limit: int) -> Buffer:
+    """Decompress the body of a block, of `limit` bytes at most.
+
+    Raises:
+        FormatError: The codec is unknown, the body is damaged, or it has more bytes.
+    """
+    try:
+        match codec:
+            case "deflate":
+                return _by_object(zlib.decompressobj(-zlib.MAX_WBITS), body, limit)
+            case "bzip2":
+                return _by_object(bz2.BZ2Decompressor(), body, limit)
+            case "xz":
+                return _by_object(lzma.LZMADecompressor(), body, limit)
+            case "snappy":
+                return _snappy(body, limit)
+            case "zstandard":
+                return _zstandard(body, limit)
+            case _:
+                raise FormatError(f"the codec of the Avro file is unknown: {codec!r}")
+    except FormatError:
+        raise
+    except (zlib.error, lzma.LZMAError, OSError, ValueError, EOFError) as error:
+        raise FormatError(f"the plaintext is not an intact Avro file: a block is no {codec} data") from error
+
+
+def _by_object(decompressor: Any, body: Buffer, limit: int) -> bytes:
+    data: bytes = decompressor.decompress(body, limit + 1)
+    if len(data) > limit:
+        raise _too_large(limit)
+    if not decompressor.eof:
+        raise EOFError
+    return data
+
+
+def _snappy(body: Buffer, limit: int) -> Buffer:
+    """Decompress a block of snappy: its length, and data. AES-GCM's tag covers more than the CRC-32 at the end."""
+    view = memoryview(body)
+    length = 0
+    for i, byte in enumerate(bytes(view[:5])):
+        length |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            break
+    if length > limit:
+        raise _too_large(limit)
+    data: Buffer = pa.decompress(view[:-4], length, "snappy")
+    return data
+
+
+def _zstandard(body: Buffer, limit: int) -> Buffer:
+    known = _zstandard_nbytes(body)
+    if known is not None and known <= limit:
+        data: Buffer = pa.decompress(body, known, "zstd")
+        return data
+    parts = []
+    found = 0
+    with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
+        while part := stream.read(ZSTD_NBYTES):
+            parts.append(part)
+            found += len(part)
+            if found > limit:
+                raise _too_large(limit)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _zstandard_nbytes(body: Buffer) -> int | None:
+    """Return the bytes that a frame says it has, if it does (RFC 8878, section 3.1.1.1)."""
+    head = bytes(memoryview(body)[:18])
+    flags = head[4] if len(head) > 4 else 0
+    single = bool(flags & 0x20)
+    size = (1 if single else 0, 2, 4, 8)[flags >> 6]
+    begin = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
+    if not size or head[:4] != b"\x28\xb5\x2f\xfd" or begin + size > len(head):
+        return None
+    return int.from_bytes(head[begin : begin + size], "little") + (256 if size == 2 else 0)
+
+
+def _too_large(limit: int) -> FormatError:
+    return FormatError(
+        f"a block of the Avro file decompresses to more than {limit} bytes: if you trust the file's writer, raise the "
+        "limit (max_block_nbytes; in Spark the option maxBlockBytes)"
+    )
