@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARQUET_FILES = 6  # of 182 MB
-AVRO_FILES, AVRO_ROWS = 4, 250_000
+AVRO_FILES, AVRO_ROWS = 4, 500_000
 WRITTEN_ROWS = 4_000_000
 CSV_ROWS = 1_000_000
 PARTITIONS = 4
@@ -154,12 +154,18 @@ def save(frame: DataFrame, kind: str, path: str, **options: str) -> None:
 @contextmanager
 def avro(bench: Bench) -> Iterator[Contest]:
     """Read Avro."""
+    from benchmarks.plain_source import PlainAvro
+
+    if importlib.util.find_spec("datafusion") is None:
+        raise SkippedError("datafusion is not installed")
     with workspace(bench, "frames-avro") as folder, session_in(folder, HEAP) as spark:
         kms = keystore(folder)
         plain, size = links(folder / "plain", avro_file(folder, bench.size(AVRO_ROWS)), AVRO_FILES)
         dataset = encrypted(folder, plain, kms)
+        spark.dataSource.register(PlainAvro)
         runs = {
             "ours": nothing(lambda: drained(spark.read.format("ags_avro").options(**kms).load(dataset))),
+            "limit": nothing(lambda: drained(spark.read.format("plain_avro").load(str(plain)))),
             "naive": nothing(counted_by_fastavro, spark, dataset, kms),
         }
         yield contest(Row("frames/avro/all", "Spark reads Avro, all columns", nbytes=size), runs, 1)

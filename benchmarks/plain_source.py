@@ -15,6 +15,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from ags_fast.avro import AvroFile
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SPLIT_BYTES = 64 << 20
+AVRO_BATCH_ROWS = 16384
 ROW_GROUP_BYTES = 64 << 20  # of batches that a writer collects
 
 
@@ -60,6 +63,51 @@ class PlainParquet(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> PlainWriter:
         return PlainWriter(self.options["path"])
+
+
+@dataclass
+class WholeFile(InputPartition):
+    """A file."""
+
+    path: str
+
+
+class PlainAvro(DataSource):
+    """Avro files of a folder, read by datafusion."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "plain_avro"
+
+    def schema(self) -> StructType:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        with open(min(avro_paths(self.options["path"])), "rb") as file:
+            return from_arrow_schema(AvroFile(file).schema)
+
+    def reader(self, schema: StructType) -> PlainAvroReader:
+        return PlainAvroReader(self.options["path"])
+
+
+class PlainAvroReader(DataSourceReader):
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [WholeFile(path) for path in sorted(avro_paths(self.folder))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        import datafusion
+
+        assert isinstance(partition, WholeFile)
+        config = datafusion.SessionConfig().with_target_partitions(1).with_batch_size(AVRO_BATCH_ROWS)
+        frame = datafusion.SessionContext(config).read_avro(partition.path)
+        for batch in frame.execute_stream():
+            yield batch.to_pyarrow()
+
+
+def avro_paths(folder: str) -> list[str]:
+    return [os.path.join(folder, name) for name in os.listdir(folder)]
 
 
 class PlainReader(DataSourceReader):

@@ -159,6 +159,7 @@ TARGETS = [
     Target("Iceberg: encrypt / file by file, CPU", r"iceberg/move/encrypt", 1.2, cost_of("limit"), True, " time"),
     Target("ags_parquet reads / a plain Python data source", r"frames/read/.*", 0.9, faster_than("limit")),
     Target("ags_parquet writes / a plain Python data source", r"frames/write/.*", 0.8, faster_than("limit")),
+    Target("ags_avro reads / a plain Python data source", r"frames/avro/.*", 0.8, faster_than("limit")),
     Target("ags_avro reads / mapPartitions over fastavro", r"frames/avro/.*", 5, faster_than("naive")),
     Target("CSV through ags:// / plain files", r"frames/files/csv/.*", 1.25, cost_of("limit"), True, " time"),
     Target(
