@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.core import has_magic
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike
 
@@ -145,6 +146,15 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
         if not found and path and (file := dataset.find(path)) is not None:
             found = {path: info_of(file)}
         return {name: found[name] for name in sorted(found)} if detail else sorted(found)
+
+    def expand_path(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> list[str]:
+        """Return the files and folders that paths and patterns name: see fsspec. The path of a file is no pattern."""
+        paths = [self._strip_protocol(one) for one in ([path] if isinstance(path, (str, os.PathLike)) else path)]
+        files = {one for one in paths if has_magic(one) and self.isfile(one)}
+        others = [one for one in paths if one not in files]
+        if others or not files:
+            files.update(super().expand_path(others, recursive=recursive, maxdepth=maxdepth, **kwargs))
+        return sorted(files)
 
     def du(
         self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any

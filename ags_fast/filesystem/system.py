@@ -14,6 +14,7 @@ from fsspec.compression import compr
 from fsspec.core import get_compression
 
 from ags_fast.errors import PolicyError
+from ags_fast.filesystem.copying import move, targets
 from ags_fast.filesystem.files import CHUNK_NBYTES, DatasetFiles
 from ags_fast.filesystem.place import Handle, Place, chained_url, check_no_others
 from ags_fast.filesystem.writing import AgsTransaction, CompressedFile, NewFile, NewText, refuse_mode
@@ -275,15 +276,24 @@ class AgsFileSystem(DatasetFiles):
         with self._create(path2, True, source.format) as file:
             self.dataset.copy_file(path1, file, threads=self._threads)
 
-    def copy(self, path1: Any, path2: Any, recursive: bool = False, **kwargs: Any) -> None:
-        """Copy files, in one version: see fsspec."""
+    def copy(
+        self,
+        path1: Any,
+        path2: Any,
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        on_error: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Copy files, in one version: see fsspec. A file that is lost is skipped if `on_error` is "ignore"."""
         with self._one_version():
-            super().copy(path1, path2, recursive=recursive, **kwargs)
+            super().copy(*targets(self, path1, path2, recursive, maxdepth), on_error=on_error, **kwargs)
 
-    def mv(self, path1: Any, path2: Any, recursive: bool = False, **kwargs: Any) -> None:
-        """Move files, in one version: see fsspec."""
-        with self._one_version():
-            super().mv(path1, path2, recursive=recursive, **kwargs)
+    def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
+        """Move files, in one version: see fsspec. ValueError if two files would get one path."""
+        with self._one_version() as changes:
+            for path in move(self, path1, path2, recursive, maxdepth):
+                changes.remove(path)
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Remove files, in one version.
@@ -302,8 +312,12 @@ class AgsFileSystem(DatasetFiles):
                 changes.remove(one)
 
     def rm_file(self, path: str) -> None:
-        """Remove a file."""
-        self.rm([path])
+        """Remove a file. Its path is no pattern."""
+        path = self._strip_protocol(path)
+        if self.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        with self._one_version() as changes:
+            changes.remove(path)
 
     # ---- folders: each is there as long as it has files
 
