@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread  # noqa: PLC2701 (threading takes longer to import)
 import io
 import operator
 
@@ -9,7 +10,7 @@ TYPE_CHECKING = False  # to import typing takes longer than to import this modul
 if TYPE_CHECKING:
     from ags_fast._types import Buffer
 
-__all__ = ["Cursor"]
+__all__ = ["Cursor", "Turns"]
 
 
 class Cursor(io.RawIOBase):
@@ -108,3 +109,47 @@ class Cursor(io.RawIOBase):
         """Return the position of the cursor, in bytes from the beginning."""
         self._check_open()
         return self._position
+
+
+class Turns:
+    """Lets threads that share the cursor of a file call `seek`, and then read where they have sought.
+
+    DuckDB reads so, from several threads, and takes the bytes of another place for its own if the cursor was moved
+    between the two calls. Otherwise the threads go on with one cursor, wherever it is.
+
+    Attributes:
+        lock: To be held during the calls of methods, and while the cursor moves.
+        shared: Whether several threads have sought.
+    """
+
+    __slots__ = ("_last", "_sought", "lock", "shared")
+
+    def __init__(self) -> None:
+        self.lock = _thread.allocate_lock()
+        self.shared = False
+        self._sought: dict[int, int] = {}  # by thread: the position of its last `seek`, until it reads
+        self._last = 0  # the thread that has placed the cursor
+
+    def sought(self, position: int) -> None:
+        """Take up that this thread has moved the cursor."""
+        me = _thread.get_ident()
+        if self._last not in (0, me):
+            self.shared = True
+        self._last = me
+        self._sought[me] = position
+
+    def mine(self, *, reads: bool) -> int | None:
+        """Return where the cursor would have to go for this thread; None: it is in the right place.
+
+        Args:
+            reads: Whether the thread puts the cursor there, and reads.
+        """
+        if not self._sought:
+            return None
+        me = _thread.get_ident()
+        position = self._sought.pop(me, None) if reads else self._sought.get(me)
+        if position is None or self._last == me:
+            return None
+        if reads:
+            self._last = me
+        return position

@@ -183,7 +183,6 @@ def files(side: Side) -> list[str]:
 def duck(side: Side) -> Iterator[Any]:
     duckdb = pytest.importorskip("duckdb")
     with duckdb.connect() as connection:
-        connection.execute("set threads = 1")  # its threads share a file of fsspec, and move each other's position
         if side.protocol != "file":  # DuckDB has one for local files
             connection.register_filesystem(side.fs)
         yield connection

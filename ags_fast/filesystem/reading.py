@@ -7,6 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._cursor import Turns
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from fsspec.spec import AbstractFileSystem
 
+    from ags_fast._types import Buffer
     from ags_fast.dataset.dataset import DatasetFile
 
 
@@ -32,6 +34,8 @@ class AgsFile(io.BufferedReader):
     caches would only keep them twice. Of a Parquet file exactly those bytes are read that are asked for: one more could
     cost another page.
 
+    Threads may share the file: each reads from where it has sought, and larger reads run at the same time.
+
     Attributes:
         fs: The file system.
         path: The path in the dataset.
@@ -43,7 +47,10 @@ class AgsFile(io.BufferedReader):
         self.path = path
         self.size = raw.seek(0, os.SEEK_END)
         raw.seek(0)
-        super().__init__(raw, BUFFER_NBYTES if isinstance(raw, AgsReader) else 1)
+        self._buffered = BUFFER_NBYTES if isinstance(raw, AgsReader) else 1
+        self._turns = Turns()
+        self._reader: Any = raw
+        super().__init__(raw, self._buffered)
 
     @property
     def name(self) -> str:
@@ -70,8 +77,83 @@ class AgsFile(io.BufferedReader):
         """Return what `info` of the file system returns."""
         return self.details
 
+    # ---- each thread reads where it has sought
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Move the cursor, also past the end. Returns the new position, in bytes from the beginning."""
+        with self._turns.lock:
+            if whence == os.SEEK_CUR:
+                self._place()
+            position = super().seek(offset, whence)
+            self._turns.sought(position)
+            return position
+
+    def tell(self) -> int:
+        """Return the position of the cursor, in bytes from the beginning."""
+        with self._turns.lock:
+            position = self._turns.mine(reads=False)
+            return super().tell() if position is None else position
+
+    def _place(self) -> int:
+        """Go to where this thread has sought last, if another one has moved the cursor. Returns the position."""
+        position = self._turns.mine(reads=True)
+        return super().tell() if position is None else super().seek(position)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read exactly `size` bytes, or all that are left if fewer are; with None or -1, all that are left."""
+        data: bytes = self._read(size, super().read, self._reader.read_at)
+        return data
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill a writable buffer. Returns the number of bytes read: fewer than the buffer has only at the end."""
+        view, buffered = memoryview(buffer).cast("B"), super().readinto
+        size: int = self._read(
+            view.nbytes, lambda _: buffered(view), lambda begin, _: self._reader.readinto_at(begin, view)
+        )
+        return size
+
+    def _read(self, size: int | None, from_buffer: Callable[[int], Any], directly: Callable[[int, int], Any]) -> Any:
+        with self._turns.lock:
+            begin = self._place()
+            if size is None or size < 0:
+                size = max(0, self.size - begin)
+            if size < self._buffered or not self._turns.shared:
+                return from_buffer(size)
+            super().seek(max(begin, min(begin + size, self.size)))
+        try:
+            return directly(begin, size)
+        except BaseException:
+            self.seek(begin)  # no caller goes on behind bytes that could not be read
+            raise
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Read at most `size` bytes, with at most one read of the file below."""
+        with self._turns.lock:
+            self._place()
+            return super().read1(size)
+
+    def readinto1(self, buffer: Buffer, /) -> int:
+        """Read into a writable buffer, with at most one read of the file below. Returns the number of bytes read."""
+        with self._turns.lock:
+            self._place()
+            return super().readinto1(buffer)
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """Return bytes from the cursor on, and leave the cursor where it is."""
+        with self._turns.lock:
+            self._place()
+            return super().peek(size)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Read a line, or the first `size` bytes of a longer one."""
+        with self._turns.lock:
+            self._place()
+            return super().readline(size)
+
     def __iter__(self) -> Iterator[bytes]:  # io's takes twice as long in a subclass
-        return iter(self.readline, b"")
+        with self._turns.lock:
+            self._place()
+        return iter(super().readline, b"")
 
     def __repr__(self) -> str:
         return f"<AgsFile {self.path!r}, {self.size} bytes{', closed' if self.closed else ''}>"

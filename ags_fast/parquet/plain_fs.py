@@ -10,6 +10,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
+from ags_fast._cursor import Turns
 from ags_fast.parquet.reading import Reading, check_choice
 from ags_fast.parquet.view import PlainView
 
@@ -203,7 +204,10 @@ def _shown(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 class PlainFile(AbstractBufferedFile):  # type: ignore[misc]
-    """A view with the methods of fsspec's files. It has no buffer: the view keeps the pages that it opened."""
+    """A view with the methods of fsspec's files. It has no buffer: the view keeps the pages that it opened.
+
+    Threads may share the file: each reads from where it has sought.
+    """
 
     def __init__(self, fs: PlainFileSystem, path: str, settings: _Settings) -> None:
         local = isinstance(settings.fs, LocalFileSystem)
@@ -213,6 +217,7 @@ class PlainFile(AbstractBufferedFile):  # type: ignore[misc]
         except BaseException:
             self._close_source()
             raise
+        self._turns = Turns()
         super().__init__(fs, path, "rb", cache_type="none", size=self.view.size)
 
     def __reduce__(self) -> NoReturn:
@@ -225,15 +230,58 @@ class PlainFile(AbstractBufferedFile):  # type: ignore[misc]
     def _fetch_range(self, start: int, end: int) -> bytes:
         return self.view.read_at(start, end - start)
 
+    def seek(self, loc: int, whence: int = 0) -> int:
+        """Move the cursor, also past the end. Returns the new position, in bytes from the beginning."""
+        with self._turns.lock:
+            if whence == os.SEEK_CUR:
+                self._place()
+            position: int = super().seek(loc, whence)
+            self._turns.sought(position)
+            return position
+
+    def tell(self) -> int:
+        """Return the position of the cursor, in bytes from the beginning."""
+        with self._turns.lock:
+            position = self._turns.mine(reads=False)
+            return int(self.loc) if position is None else position
+
+    def _place(self) -> int:
+        """Go to where this thread has sought last, if another one has moved the cursor. Returns the position."""
+        position = self._turns.mine(reads=True)
+        if position is not None:
+            self.loc = position
+        return int(self.loc)
+
+    def read(self, length: int | None = -1) -> bytes:
+        """Read exactly `length` bytes, or all that are left if fewer are; with None or -1, all that are left."""
+        begin, size = self._advance(length)
+        try:
+            return self.view.read_at(begin, size)
+        except BaseException:
+            self.seek(begin)
+            raise
+
     def readinto(self, buffer: Any) -> int:
         """Fill a writable buffer.
 
         Returns:
             The number of bytes read: fewer than the buffer has only at the end. After an error the buffer is all zeros.
         """
-        done = self.view.readinto_at(self.loc, buffer)
-        self.loc += done
-        return done
+        begin, _ = self._advance(memoryview(buffer).nbytes)
+        try:
+            return self.view.readinto_at(begin, buffer)
+        except BaseException:
+            self.seek(begin)
+            raise
+
+    def _advance(self, size: int | None) -> tuple[int, int]:
+        """Move the cursor behind what is to be read. Returns where that begins, and its size in bytes."""
+        with self._turns.lock:
+            begin = self._place()
+            left = max(0, self.size - begin)
+            size = left if size is None or size < 0 else min(size, left)
+            self.loc = begin + size
+        return begin, size
 
     def close(self) -> None:
         """Close the view, and the file if it was opened here."""
