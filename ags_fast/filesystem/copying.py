@@ -12,15 +12,24 @@ from fsspec.utils import other_paths
 if TYPE_CHECKING:
     from fsspec.spec import AbstractFileSystem
 
-__all__ = ["move", "targets"]
+__all__ = ["moves", "targets"]
 
 
 def targets(
-    fs: AbstractFileSystem, path1: Any, path2: Any, recursive: bool, maxdepth: int | None
-) -> tuple[list[str], list[str]]:
-    """Return the files to copy and the path that each of them gets, as fsspec defines them.
+    fs: AbstractFileSystem, path1: Any, path2: Any, recursive: bool, maxdepth: int | None, into: bool
+) -> list[tuple[str, str]]:
+    """Return the files to copy, each with the path that it gets, as fsspec defines them.
 
-    fsspec's own `copy` finds these for paths that begin with "/". Without, it takes the first folder for a prefix.
+    fsspec's own `copy` and `get` find these for paths that begin with "/". Without, they take the first folder for a
+    prefix. And they take the path of a file that has characters of a pattern for a pattern.
+
+    Args:
+        fs: The file system of the files.
+        path1: A path or pattern, or a list of them.
+        path2: Where they go: a path, or if `path1` is a list maybe a list of as many paths.
+        recursive: Whether to take the files in folders.
+        maxdepth: How many levels of folders to look at; None: all.
+        into: Whether `path2` is a folder that is there, or a path that ends with "/".
 
     Raises:
         FileNotFoundError: Nothing is there.
@@ -30,44 +39,43 @@ def targets(
     if isinstance(path1, list) and isinstance(path2, list):
         if len(path1) != len(path2):
             raise ValueError(f"there are {len(path1)} paths and {len(path2)} targets")
-        sources = [fs._strip_protocol(path) for path in path1]
-        if folders := [path for path in sources if fs.isdir(path)]:
+        if folders := [path for path in path1 if fs.isdir(path)]:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), folders[0])
-        return sources, [fs._strip_protocol(path) for path in path2]
+        return list(zip(path1, path2, strict=True))
     one = isinstance(path1, (str, os.PathLike))
     found = fs.expand_path(path1, recursive=recursive, maxdepth=maxdepth)
     path1 = os.fspath(path1) if one else path1
-    into = isinstance(path2, str) and (path2.endswith("/") or fs.isdir(path2))
+    if one and (not recursive or maxdepth is not None):
+        found = [path for path in found if not fs.isdir(path)]
+    if not found:
+        return []
     if not one:
         inside = False
-    elif has_magic(path1) and not fs.isfile(path1):
-        inside = len(found) == 1 or (not recursive and sum(not fs.isdir(path) for path in found) == 1)
+    elif has_magic(path1) and not fs.exists(path1):
+        inside = len(found) == 1
     else:
         inside = into and not path1.endswith("/")
-    if not recursive or (one and maxdepth is not None):
-        found = [path for path in found if not fs.isdir(path)]
-    made = other_paths([f"/{path}" for path in found], path2, exists=inside, flatten=not one) if found else []
-    pairs = [
-        (source, fs._strip_protocol(target)) for source, target in zip(found, made, strict=True) if not fs.isdir(source)
-    ]
-    return [source for source, _ in pairs], [target for _, target in pairs]
+    made = other_paths([f"/{path}" for path in found], path2, exists=inside, flatten=not one)
+    return [pair for pair in zip(found, made, strict=True) if not fs.isdir(pair[0])]
 
 
-def move(fs: AbstractFileSystem, path1: Any, path2: Any, recursive: bool, maxdepth: int | None) -> list[str]:
-    """Copy files, and return those to remove: a file that was not copied, or is a target itself, stays.
+def moves(pairs: list[tuple[str, str]], path1: Any) -> list[tuple[str, str]]:
+    """Return which files a move moves, each with its new path. Those whose path stays are left out.
+
+    Args:
+        pairs: What `targets` has returned.
+        path1: What was to be moved.
 
     Raises:
-        IsADirectoryError: A path is a folder, and `recursive` is not set.
-        ValueError: Two files would get one path.
+        IsADirectoryError: Only folders were found.
+        ValueError: Two files would get one path, or a file two.
     """
-    if isinstance(path1, str) and isinstance(path2, str) and fs._strip_protocol(path1) == fs._strip_protocol(path2):
-        return []
-    sources, made = targets(fs, path1, path2, recursive, maxdepth)
-    if not sources:
+    if not pairs:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path1))
-    if len(set(made)) < len(made):
-        twice = next(path for path in made if made.count(path) > 1)
-        raise ValueError(f"two files would become {twice!r}: nothing was moved")
-    pairs = [(source, target) for source, target in zip(sources, made, strict=True) if source != target]
-    fs.copy([source for source, _ in pairs], [target for _, target in pairs])
-    return sorted({source for source, _ in pairs}.difference(made))
+    found: dict[str, str] = {}
+    for source, target in pairs:
+        if (other := found.setdefault(target, source)) != source:
+            raise ValueError(f"{other!r} and {source!r} would both become {target!r}: nothing was moved")
+    if len(set(found.values())) < len(found):
+        raise ValueError(f"a file would get two paths: nothing was moved of {path1!r}")
+    return sorted((source, target) for target, source in found.items() if source != target)

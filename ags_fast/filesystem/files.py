@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import has_magic
+from fsspec.implementations.local import make_path_posix
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike
 
+from ags_fast.dataset.names import check_path
+from ags_fast.filesystem.copying import targets
 from ags_fast.filesystem.place import Handle, plain_arguments
 from ags_fast.filesystem.reading import AgsFile, in_parallel, info_of, read_range, read_ranges, runs
 from ags_fast.fs import NewFile, local_path
@@ -147,14 +150,21 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
             found = {path: info_of(file)}
         return {name: found[name] for name in sorted(found)} if detail else sorted(found)
 
-    def expand_path(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> list[str]:
-        """Return the files and folders that paths and patterns name: see fsspec. The path of a file is no pattern."""
+    def expand_path(
+        self,
+        path: Any,
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        assume_literal: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Return the files and folders that paths and patterns name: see fsspec. What is there is no pattern."""
+        how = {"recursive": recursive, "maxdepth": maxdepth, **kwargs}
         paths = [self._strip_protocol(one) for one in ([path] if isinstance(path, (str, os.PathLike)) else path)]
-        files = {one for one in paths if has_magic(one) and self.isfile(one)}
-        others = [one for one in paths if one not in files]
-        if others or not files:
-            files.update(super().expand_path(others, recursive=recursive, maxdepth=maxdepth, **kwargs))
-        return sorted(files)
+        there = paths if assume_literal else [one for one in paths if has_magic(one) and self.exists(one)]
+        others = [one for one in paths if one not in there]
+        found = set(super().expand_path(there, assume_literal=True, **how)) if there else set()
+        return sorted(found.union(super().expand_path(others, **how) if others or not there else ()))
 
     def du(
         self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any
@@ -278,6 +288,28 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
 
     def _is_local(self) -> bool:
         return local_path(self._handle.place.url) is not None
+
+    def get(
+        self,
+        rpath: Any,
+        lpath: Any,
+        recursive: bool = False,
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Decrypt files to local paths: see fsspec. Folders come with their files."""
+        if isinstance(lpath, (str, os.PathLike)):
+            lpath = make_path_posix(os.fspath(lpath))
+        into = isinstance(lpath, str) and (lpath.endswith("/") or os.path.isdir(lpath))
+        pairs = targets(self, rpath, lpath, recursive, maxdepth, into)
+        if pairs:
+            rpaths, lpaths = map(list, zip(*pairs, strict=True))
+            for path in rpaths:
+                check_path(
+                    self._strip_protocol(path)
+                )  # a path that leads out of the dataset would lead out of the folder
+            super().get(rpaths, lpaths, callback=callback, **kwargs)
 
     def get_file(
         self, rpath: str, lpath: Any = None, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **kwargs: Any

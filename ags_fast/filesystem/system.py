@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.compression import compr
 from fsspec.core import get_compression
 
 from ags_fast.errors import PolicyError
-from ags_fast.filesystem.copying import move, targets
-from ags_fast.filesystem.files import CHUNK_NBYTES, DatasetFiles
+from ags_fast.filesystem.changing import ChangedFiles
 from ags_fast.filesystem.place import Handle, Place, chained_url, check_no_others
 from ags_fast.filesystem.writing import AgsTransaction, CompressedFile, NewFile, NewText, refuse_mode
 from ags_fast.fs import Store
@@ -31,7 +27,7 @@ TEXT_OPTIONS = ("encoding", "errors", "newline")
 FORMATS = ("auto", "ags1", "parquet")
 
 
-class AgsFileSystem(DatasetFiles):
+class AgsFileSystem(ChangedFiles):
     """The files of an encrypted dataset, as a file system of fsspec (docs/filesystem.md).
 
     It stays at the version that was the newest when it was first used, until `invalidate_cache` or a change of its own;
@@ -226,38 +222,6 @@ class AgsFileSystem(DatasetFiles):
             self.end_changes(changes, False)
             raise
 
-    def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
-        """Make an empty file. NotImplementedError if a file is there that is to stay as it is."""
-        super().touch(path, truncate, **{"format": "ags1", **kwargs})
-
-    def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
-        """Write a file. With mode "create" FileExistsError if it is there."""
-        with self.open(path, "xb" if mode == "create" else "wb", **kwargs) as file:
-            file.write(value)
-
-    def pipe(self, path: Any, value: Any = None, **kwargs: Any) -> None:
-        """Write files, in one version: `value` to a path, or a dictionary of paths and bytes."""
-        with self._one_version():
-            super().pipe(path, value, **kwargs)
-
-    def put_file(
-        self, lpath: Any, rpath: str, callback: Any = DEFAULT_CALLBACK, mode: str = "overwrite", **kwargs: Any
-    ) -> None:
-        """Encrypt a local file. A folder is not kept. With mode "create" FileExistsError if the file is there."""
-        if os.path.isdir(lpath):
-            return
-        with open(lpath, "rb") as source, self.open(rpath, "xb" if mode == "create" else "wb", **kwargs) as file:
-            callback.set_size(os.fstat(source.fileno()).st_size)
-            chunk = memoryview(bytearray(CHUNK_NBYTES))
-            while got := source.readinto(chunk):
-                file.write(chunk[:got])
-                callback.relative_update(got)
-
-    def put(self, lpath: Any, rpath: Any, recursive: bool = False, **kwargs: Any) -> None:
-        """Encrypt local files, in one version: see fsspec."""
-        with self._one_version():
-            super().put(lpath, rpath, recursive=recursive, **kwargs)
-
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         """Copy a file, under a new data key. Its format stays.
 
@@ -275,65 +239,3 @@ class AgsFileSystem(DatasetFiles):
             )
         with self._create(path2, True, source.format) as file:
             self.dataset.copy_file(path1, file, threads=self._threads)
-
-    def copy(
-        self,
-        path1: Any,
-        path2: Any,
-        recursive: bool = False,
-        maxdepth: int | None = None,
-        on_error: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Copy files, in one version: see fsspec. A file that is lost is skipped if `on_error` is "ignore"."""
-        with self._one_version():
-            super().copy(*targets(self, path1, path2, recursive, maxdepth), on_error=on_error, **kwargs)
-
-    def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
-        """Move files, in one version: see fsspec. ValueError if two files would get one path."""
-        with self._one_version() as changes:
-            for path in move(self, path1, path2, recursive, maxdepth):
-                changes.remove(path)
-
-    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Remove files, in one version.
-
-        Raises:
-            FileNotFoundError: A file is not there.
-            IsADirectoryError: A path is a folder, and `recursive` is not set.
-        """
-        paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
-        if folders := {one for one in paths if self.isdir(one)}:
-            if not recursive:
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), min(folders))
-            paths = [one for one in paths if one not in folders]
-        with self._one_version() as changes:
-            for one in paths:
-                changes.remove(one)
-
-    def rm_file(self, path: str) -> None:
-        """Remove a file. Its path is no pattern."""
-        path = self._strip_protocol(path)
-        if self.isdir(path):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        with self._one_version() as changes:
-            changes.remove(path)
-
-    # ---- folders: each is there as long as it has files
-
-    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
-        """Do nothing: folders come with their files. FileExistsError if there is a file or folder."""
-        self.makedirs(path)
-
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Do nothing: folders come with their files. FileExistsError for a file, or unless `exist_ok` a folder."""
-        kind = self._type(path)
-        if kind == "file" or (kind is not None and not exist_ok):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-
-    def rmdir(self, path: str) -> None:
-        """Do nothing: a folder goes with its last file. OSError if `path` has files, NotADirectoryError for a file."""
-        kind = self._type(path)
-        if kind is not None:
-            code = errno.ENOTDIR if kind == "file" else errno.ENOTEMPTY
-            raise OSError(code, os.strerror(code), path)
