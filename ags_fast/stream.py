@@ -36,7 +36,7 @@ from ags_fast.files.source import SeekableSource, open_source
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this module
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import EllipsisType
     from typing import Any
 
@@ -58,8 +58,8 @@ class AgsReader(OpenBlocks):
     (Closing the duplicate releases the process's fcntl locks on the file, as closing any of its descriptors does.)
 
     Args:
-        source: A path, an open binary file, a bytes-like object, or any seekable binary file-like object. Offsets count
-            from its beginning, wherever its cursor is. `close` leaves a file passed in open.
+        source: A path, a URL of fsspec, an open binary file, a bytes-like object, or any seekable binary file-like
+            object. Offsets count from its beginning, wherever its cursor is. `close` leaves a file passed in open.
         key: 16, 24 or 32 bytes.
         length: The stream's length in bytes, from a trusted place. AGS1 has no end marker, so only this length shows
             when blocks were cut from the end. None, which must be written out, accepts the length of the source.
@@ -68,6 +68,7 @@ class AgsReader(OpenBlocks):
             `max_block_size` (spec: "File structure").
         max_block_size: The largest block size to accept from the header, in bytes.
         threads: How many threads may work on one call; None as for AgsCodec.
+        storage_options: Options for fsspec, of a URL.
 
     Raises:
         FormatError: The source is not an AGS1 stream, or `length` is impossible for its block size.
@@ -87,13 +88,14 @@ class AgsReader(OpenBlocks):
         block_size: int | None = None,
         max_block_size: int = 64 << 20,
         threads: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._position = 0
         self._key = Key(key)
         self._aad_prefix = prefix_bytes(aad_prefix)
         length = check_length(length)
-        self._file = open_source(source, length)
+        self._file = open_source(source, length, storage_options)
         try:
             self._file_length = trusted_length(length, self._file.size)
             self._behind = self._file.size - self._file_length
@@ -229,9 +231,9 @@ class AgsWriter(io.RawIOBase):
     Keep `file_length` where the key is kept: a stream without its trusted length can be cut unseen.
 
     Args:
-        target: A path, which appears only when the stream is complete; a NewFile or NewObject of `ags_fast.fs`, which
-            is published or discarded; or a binary file open for writing, which is written from its cursor on and left
-            open.
+        target: A path or a URL of fsspec, which appears only when the stream is complete; a NewFile or NewObject of
+            `ags_fast.fs`, which is published or discarded; or a binary file open for writing, which is written from its
+            cursor on and left open.
         key: 16, 24 or 32 bytes.
         aad_prefix: Bytes that tell this stream from others under the key; None is ``b""``.
         block_size: Bytes of plaintext in a block (spec: "File structure").
@@ -239,6 +241,7 @@ class AgsWriter(io.RawIOBase):
         exclusive: Whether to refuse a path that exists (FileExistsError).
         fsync: Whether `close` returns only when a path's file and folder are on the disk.
         sealed_before: Messages that other processes have sealed with this key. They count against the key's limit.
+        storage_options: Options for fsspec, of a URL.
 
     Raises:
         ValueError: A key, block size or number of threads is impossible.
@@ -258,6 +261,7 @@ class AgsWriter(io.RawIOBase):
         exclusive: bool = False,
         fsync: bool = False,
         sealed_before: int = 0,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._file_length: int | None = None
         self._target: PositionalSink | OrderedSink | None = None
@@ -270,7 +274,7 @@ class AgsWriter(io.RawIOBase):
         self._blocks = 0  # sealed so far
         self._sealed = bytearray()  # blocks on their way to a target that is written in order
         self._fate = _thread.allocate_lock()  # taken once: by the call that completes the stream or discards it
-        self._target = open_sink(target, exclusive, fsync)
+        self._target = open_sink(target, exclusive, fsync, storage_options)
         # At a regular file the threads would wait for each other, because the system lets only one write at a time.
         # Meanwhile the bytes gathered for them would leave the core's cache.
         sharing = 1 if isinstance(self._target, PositionalSink) else self._threads
@@ -494,6 +498,7 @@ def open(
     max_block_size: int = 64 << 20,
     threads: int | None = None,
     fsync: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> AgsReader | AgsWriter:
     """Open an AGS1 stream.
 
@@ -510,6 +515,7 @@ def open(
         max_block_size: As for AgsReader, in bytes.
         threads: As for AgsCodec.
         fsync: As for AgsWriter.
+        storage_options: Options for fsspec, of a URL.
 
     Raises:
         ValueError: `mode` is unknown, or an argument differs from the one in `key_metadata`.
@@ -549,6 +555,7 @@ def open(
             block_size=block_size,
             max_block_size=max_block_size,
             threads=threads,
+            storage_options=storage_options,
         )
     if length is not ...:
         raise TypeError("length is for reading: a writer has it, as file_length, once it is closed")
@@ -560,4 +567,5 @@ def open(
         threads=threads,
         exclusive=mode == "xb",
         fsync=fsync,
+        storage_options=storage_options,
     )

@@ -19,7 +19,7 @@ from ags_fast.errors import FormatError
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ags_fast._types import Buffer, ReadableSource
 
@@ -242,12 +242,16 @@ def read_batches(
     batch_size: int = BATCH_ROWS,
     max_block_nbytes: int = MAX_BLOCK_NBYTES,
     threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a split of an encrypted Avro file as Arrow batches.
 
-    The first arguments are those of AgsReader, the others those of `AvroFile` and its `batches`. So are the errors.
+    The first and last arguments are those of AgsReader, the others those of `AvroFile` and its `batches`. So are the
+    errors.
     """
-    with AgsReader(source, key, length=length, aad_prefix=aad_prefix, threads=threads) as file:
+    with AgsReader(
+        source, key, length=length, aad_prefix=aad_prefix, threads=threads, storage_options=storage_options
+    ) as file:
         opened = AvroFile(file, max_block_nbytes=max_block_nbytes)
         yield from opened.batches(start, end, columns=columns, decoder=decoder, batch_size=batch_size)
 

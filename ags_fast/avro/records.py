@@ -15,7 +15,7 @@ except ModuleNotFoundError:
     raise ModuleNotFoundError("ags_fast.avro needs fastavro: pip install 'ags_fast[avro]'") from None
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ags_fast._types import Buffer, ReadableSource, WritableTarget
 
@@ -32,6 +32,7 @@ def splits(
     length: int | None,
     aad_prefix: Buffer | None = b"",
     split_size: int = 64 << 20,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> list[tuple[int, int]]:
     """Cut the plaintext of an encrypted Avro file into ranges. Only the stream's header is read.
 
@@ -42,6 +43,7 @@ def splits(
         aad_prefix: As for AgsReader.
         split_size: About how many bytes of plaintext a split has. A split of at least a block ends where a block ends,
             so that no two splits open the same block.
+        storage_options: As for AgsReader.
 
     Returns:
         ``(start, end)`` plaintext offsets, in bytes, that cover the plaintext once.
@@ -53,7 +55,9 @@ def splits(
     """
     if split_size < 1:
         raise ValueError(f"split_size must be at least 1 byte, not {split_size}")
-    with AgsReader(source, key, length=length, aad_prefix=aad_prefix, threads=1) as reader:
+    with AgsReader(
+        source, key, length=length, aad_prefix=aad_prefix, threads=1, storage_options=storage_options
+    ) as reader:
         step = max(split_size // reader.block_size * reader.block_size, min(split_size, reader.block_size))
         return [(start, min(start + step, reader.length)) for start in range(0, reader.length, step)]
 
@@ -68,6 +72,7 @@ def read_split(
     aad_prefix: Buffer | None = b"",
     reader_schema: Any = None,
     threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the records of a split.
 
@@ -80,6 +85,7 @@ def read_split(
         aad_prefix: As for AgsReader.
         reader_schema: An Avro schema to resolve records to, as for fastavro.
         threads: As for AgsReader.
+        storage_options: As for AgsReader.
 
     Raises:
         FormatError: The plaintext is not an Avro file.
@@ -89,7 +95,9 @@ def read_split(
     if not 0 <= start <= end:
         raise ValueError(f"a split begins at 0 or later and does not end before it begins: not {start} to {end}")
     with (
-        AgsReader(source, key, length=length, aad_prefix=aad_prefix, threads=threads) as raw,
+        AgsReader(
+            source, key, length=length, aad_prefix=aad_prefix, threads=threads, storage_options=storage_options
+        ) as raw,
         _Plaintext(raw, BUFFER_NBYTES) as file,
     ):
         with _avro_errors():
@@ -160,6 +168,7 @@ def write(
     aad_prefix: Buffer | None = b"",
     block_size: int = 1 << 20,
     threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> int:
     """Write records as an Avro file inside AGS1.
@@ -173,12 +182,15 @@ def write(
         aad_prefix: As for AgsWriter.
         block_size: As for AgsWriter.
         threads: As for AgsWriter.
+        storage_options: As for AgsWriter.
         **options: Of ``fastavro.writer``, such as ``sync_interval`` and ``metadata``.
 
     Returns:
         The stream's length in bytes, which a reader must be told.
     """
-    with AgsWriter(target, key, aad_prefix=aad_prefix, block_size=block_size, threads=threads) as raw:
+    with AgsWriter(
+        target, key, aad_prefix=aad_prefix, block_size=block_size, threads=threads, storage_options=storage_options
+    ) as raw:
         # No `with` for the buffer: left by an exception it would flush and close, and so complete, the stream.
         file = io.BufferedWriter(raw, BUFFER_NBYTES)
         try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import Any
 
-    from ags_fast._types import WritableTarget
+    from ags_fast._types import FilePath, WritableTarget
     from ags_fast.files.source import Source
 
 __all__ = ["OrderedSink", "PositionalSink", "Target", "open_sink"]
@@ -114,16 +114,24 @@ class OrderedSink:
             self.new.discard()
 
 
-def open_sink(target: WritableTarget, exclusive: bool, fsync: bool) -> PositionalSink | OrderedSink:
-    """Open a path, a file in the making, or a binary file open for writing.
+def open_sink(
+    target: WritableTarget, exclusive: bool, fsync: bool, storage_options: Mapping[str, Any] | None = None
+) -> PositionalSink | OrderedSink:
+    """Open a path, a URL, a file in the making, or a binary file open for writing.
 
     Args:
         target: Where to write.
         exclusive: Whether a path that exists is refused (FileExistsError).
         fsync: Whether a path's file and folder are on the disk when it is published.
+        storage_options: Options for fsspec, of a URL.
     """
     if isinstance(target, (str, os.PathLike)):
-        return _new_file(NewFile(target, exclusive=exclusive, fsync=fsync))
+        path: FilePath | None = local_path(target) if ":" in os.fsdecode(target) else target
+        if path is not None:
+            return _new_file(NewFile(path, exclusive=exclusive, fsync=fsync))
+        store, name = file_at(target, storage_options)
+        new = store.begin(name, exclusive=exclusive, fsync=fsync)
+        return _new_file(new) if isinstance(new, NewFile) else OrderedSink(new, new)
     if exclusive or fsync:
         raise ValueError("exclusive and fsync are for a path: open the file as you want it")
     if isinstance(target, NewFile):
@@ -223,7 +231,7 @@ class Target:
         self.drain()  # then write in this thread: to hand over so few bytes takes longer than to write them
         while begin < end:
             step = min(end - begin, COPY_NBYTES)
-            self._write(source.read_to(buffer, begin, begin + step))
+            self._write(source.read_to(buffer, begin, begin + step, True))
             self.position += step
             begin += step
 

@@ -1,7 +1,7 @@
 """Where a file's bytes come from, read by position: memory, a descriptor, or a seekable file.
 
-`open_source` picks one of the three. `Source` adds URLs, a trusted length, and reads into a buffer; `Window` is a part
-of a source that moves on.
+`open_source` picks one of these, or opens an object of a store. `Source` adds a trusted length, and reads into a
+buffer; `Window` is a part of a source that moves on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ags_fast.fs import LocalFile, file_at, local_path
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this module
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Any
 
@@ -141,11 +141,12 @@ class SeekableSource:
 class RangeSource(SeekableSource):
     """An object of a store. Threads fetch at the same time; steady and expected fetches are requested ahead."""
 
-    __slots__ = ()
+    __slots__ = ("own",)
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, own: bool = False) -> None:
         self.file = file
         self.size = file.size
+        self.own = own  # whether the file was opened here
 
     def fetch(self, begin: int, end: int, steady: bool = False) -> tuple[Any, int]:
         """See `SeekableSource.fetch`."""
@@ -160,8 +161,11 @@ class RangeSource(SeekableSource):
         return expected
 
     def close(self) -> None:
-        """Give up requests that no fetch waits for. The file is the caller's."""
-        self.file.release()
+        """Give up requests that no fetch waits for. Close the file if it was opened here."""
+        if self.own:
+            self.file.close()
+        else:
+            self.file.release()
 
 
 AnySource = MemorySource | DescriptorSource | SeekableSource
@@ -186,15 +190,29 @@ def duplicate(file: Any) -> Descriptor:
     return Descriptor(os.dup(file.fileno()))
 
 
-def open_source(source: ReadableSource, length: int | None) -> AnySource:
-    """Open a path, a bytes-like object or a seekable binary file.
+def open_source(
+    source: ReadableSource,
+    length: int | None,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    tail: bool = False,
+) -> AnySource:
+    """Open a path, a URL, a bytes-like object or a seekable binary file.
 
     Args:
         source: What to read.
         length: The trusted length in bytes. Of a small file only these bytes are read.
+        storage_options: Options for fsspec, of a URL.
+        tail: Whether the end of an object is likely to be read first.
     """
     if isinstance(source, (str, os.PathLike)):
-        return _open_path(source, length)
+        path: FilePath | None = source
+        if not isinstance(source, LocalFile) and ":" in os.fsdecode(source):
+            path = local_path(source)
+        if path is not None:
+            return _open_path(path, length)
+        store, name = file_at(source, storage_options)
+        return RangeSource(store.open_seekable(name, tail=tail), own=True)
     try:
         view = bytes_view(source)  # type: ignore[arg-type]  # a file raises TypeError
         return MemorySource(view, len(view))
@@ -246,12 +264,13 @@ class Source:
         length: The file's trusted length in bytes. Bytes after it are never read.
         exact: Whether bytes after `length` are an IntegrityError.
         storage_options: Options for fsspec, of a URL.
+        tail: Whether the end is likely to be read first.
 
     Raises:
         IntegrityError: The source has fewer bytes than `length`, or more with `exact`.
     """
 
-    __slots__ = ("_file", "_own", "path", "size")
+    __slots__ = ("_file", "path", "size")
 
     def __init__(
         self,
@@ -260,21 +279,16 @@ class Source:
         *,
         exact: bool = False,
         storage_options: Mapping[str, Any] | None = None,
+        tail: bool = False,
     ) -> None:
         if length is not None and length < 0:
             raise ValueError(f"length is a number of bytes, not {length}")
         self.path: str | None = None
-        self._own: Any = None  # the file that was opened here, of a URL
         if isinstance(source, LocalFile):  # its path could lead elsewhere by now
             self.path = os.fspath(source)
         elif isinstance(source, (str, os.PathLike)):
             self.path = local_path(source)
-            if self.path is None:
-                store, name = file_at(source, storage_options)
-                self._own = source = store.open_seekable(name)
-            else:
-                source = self.path
-        self._file = open_source(source, None)
+        self._file = open_source(source, None, storage_options, tail=tail)
         self.size = self._file.size
         if length is not None:
             if self.size < length or (exact and self.size > length):
@@ -287,13 +301,32 @@ class Source:
         """Whether it is a file of the system, which is read into the caller's buffer."""
         return isinstance(self._file, DescriptorSource)
 
-    def read(self, begin: int, end: int) -> memoryview:
-        """Return all bytes from `begin` to `end`. Bytes in memory are not copied."""
-        return self.read_to(None, begin, end)
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is an object of a store: each read is a request."""
+        return isinstance(self._file, RangeSource)
 
-    def read_to(self, buffer: memoryview | None, begin: int, end: int) -> memoryview:
+    @property
+    def read_ahead(self) -> int:
+        """See `ags_fast.fs.ranges.RangeReader.read_ahead`; 0 if the source is no object of a store."""
+        return self._file.file.read_ahead if isinstance(self._file, RangeSource) else 0
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> AbstractContextManager[object]:
+        """Let a store's requests for these ranges run at once: see `RangeSource.expect`."""
+        from contextlib import nullcontext
+
+        return self._file.expect(ranges) if isinstance(self._file, RangeSource) else nullcontext()
+
+    def read(self, begin: int, end: int, steady: bool = False) -> memoryview:
+        """Return all bytes from `begin` to `end`. Bytes in memory are not copied. steady: reads go on from `end`."""
+        return self.read_to(None, begin, end, steady)
+
+    def read_to(self, buffer: memoryview | None, begin: int, end: int, steady: bool = False) -> memoryview:
         """Like `read`, but a file of the system is read into `buffer`, if there is one."""
-        data, base = self._file.fetch(begin, end)
+        if isinstance(self._file, SeekableSource):
+            data, base = self._file.fetch(begin, end, steady)
+        else:
+            data, base = self._file.fetch(begin, end)
         if not isinstance(data, Descriptor):
             return memoryview(data)[begin - base : end - base]
         view = memoryview(bytearray(end - begin)) if buffer is None else buffer[: end - begin]
@@ -309,8 +342,6 @@ class Source:
     def close(self) -> None:
         """Close what was opened here."""
         self._file.close()
-        if self._own is not None:
-            self._own.close()
 
 
 def with_room(buffer: memoryview, nbytes: int) -> memoryview:
@@ -339,7 +370,7 @@ class Window:
             end: The offset after the last byte.
             nbytes: The size that the buffer should have at least: what later calls are likely to ask for.
         """
-        if not self.source.is_file:
+        if not self.source.is_file and not self.source.is_remote:
             return self.source.read(begin, end)
         kept = min(end, self._end) - begin if self._begin <= begin < self._end else 0
         left = self._buffer[begin - self._begin : begin - self._begin + kept]
@@ -347,6 +378,8 @@ class Window:
         self.nbytes = len(self._buffer)
         self._buffer[:kept] = left
         self._begin, self._end = begin, begin + kept
-        self.source.read_to(self._buffer[kept:], begin + kept, end)
+        data = self.source.read_to(self._buffer[kept:], begin + kept, end, True)
+        if self.source.is_remote:
+            self._buffer[kept : end - begin] = data
         self._end = end
         return self._buffer[: end - begin]

@@ -17,7 +17,7 @@ from fsspec.utils import isfilelike
 from ags_fast.dataset.names import check_path
 from ags_fast.filesystem.copying import targets
 from ags_fast.filesystem.place import Handle, plain_arguments
-from ags_fast.filesystem.reading import AgsFile, in_parallel, info_of, read_range, read_ranges, runs
+from ags_fast.filesystem.reading import AgsFile, in_parallel, info_of, read_range, read_ranges
 from ags_fast.fs import NewFile, local_path
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
     def cat_ranges(
         self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, on_error: str = "return", **kwargs: Any
     ) -> list[Any]:
-        """Return ranges of files. A file is opened once, or on an object store once for each run of near ranges.
+        """Return ranges of files. A file is opened once; the requests of an object store for its ranges run at once.
 
         Args:
             paths: The paths, one for each range.
@@ -261,14 +261,16 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
         ends = ends if isinstance(ends, list) else [ends] * len(paths)
         if not len(paths) == len(starts) == len(ends):
             raise ValueError(f"there are {len(paths)} paths, {len(starts)} starts and {len(ends)} ends")
-        units = runs([self._strip_protocol(path) for path in paths], starts, ends, whole=self._is_local())
+        units: dict[str, list[int]] = {}
+        for i, path in enumerate(paths):
+            units.setdefault(self._strip_protocol(path), []).append(i)
 
-        def read(unit: list[int]) -> list[bytes]:
-            with self._raw(self._strip_protocol(paths[unit[0]])) as raw:
-                return read_ranges(raw, [(starts[i], ends[i]) for i in unit])
+        def read(path: str) -> list[bytes]:
+            with self._raw(path) as raw:
+                return read_ranges(raw, [(starts[i], ends[i]) for i in units[path]])
 
         results: list[Any] = [b""] * len(paths)
-        for unit, data in zip(units, self._each(read, units, on_error), strict=True):
+        for unit, data in zip(units.values(), self._each(read, [*units], on_error), strict=True):
             for at, i in enumerate(unit):
                 results[i] = data if isinstance(data, Exception) else data[at]
         return results

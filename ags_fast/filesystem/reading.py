@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from ags_fast.dataset.dataset import DatasetFile
 
 
-__all__ = ["AgsFile", "in_parallel", "info_of", "read_range", "read_ranges", "runs"]
+__all__ = ["AgsFile", "in_parallel", "info_of", "read_range", "read_ranges"]
 
 BUFFER_NBYTES = 64 << 10  # of lines; larger reads go past the buffer
-GAP_NBYTES = 1 << 20  # between ranges that are read through one open file, on an object store
-FAR = 1 << 63
 REQUESTS = 16  # that run at once on an object store
 
 
@@ -196,44 +194,11 @@ def read_range(raw: Any, start: int | None, end: int | None) -> bytes:
 
 
 def read_ranges(raw: Any, ranges: Sequence[tuple[int | None, int | None]]) -> list[bytes]:
-    """Return parts of an open file. Parts that are near each other are read from the storage in one request."""
+    """Return parts of an open file. The storage gets the requests for all of them at once."""
     size = raw.seek(0, os.SEEK_END)
     wanted = [slice(start, end).indices(size)[:2] for start, end in ranges]
     sizes = [(begin, max(0, stop - begin)) for begin, stop in wanted]
-    if isinstance(raw, AgsReader):
-        return raw.read_ranges(sizes)
-    return [raw.read_at(begin, nbytes) for begin, nbytes in sizes]
-
-
-def runs(
-    paths: Sequence[str], starts: Sequence[int | None], ends: Sequence[int | None], whole: bool
-) -> list[list[int]]:
-    """Return the indexes of ranges that are read through one open file.
-
-    Args:
-        paths: The path of each range.
-        starts: Where each range begins.
-        ends: Where each range ends.
-        whole: All ranges of a path belong together; else only those that are near each other.
-    """
-    by_path: dict[str, list[int]] = {}
-    for i, path in enumerate(paths):
-        by_path.setdefault(path, []).append(i)
-    if whole:
-        return list(by_path.values())
-    found = []
-    for mine in by_path.values():
-        if any((starts[i] or 0) < 0 or (ends[i] or 0) < 0 for i in mine):  # from the end: their places are not known
-            found.append(mine)
-            continue
-        reach = -1
-        for i in sorted(mine, key=lambda i: starts[i] or 0):
-            if reach >= 0 and (starts[i] or 0) <= reach:
-                found[-1].append(i)
-            else:
-                found.append([i])
-            end = ends[i]
-            reach = max(reach, FAR if end is None else end + GAP_NBYTES)
+    found: list[bytes] = raw.read_ranges(sizes)
     return found
 
 

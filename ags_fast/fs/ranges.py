@@ -370,11 +370,12 @@ class RangeReader(Cursor):
         with self._locked():
             if self.closed:
                 return
+            step = self._step(end - begin)
             while begin < end:
                 piece = self._having(begin)
                 if piece is None:
-                    stop = min(end, self._next_begin(begin))
-                    piece = self._request(begin, min(stop, begin + self._step(stop - begin)), EXPECTED, expected)
+                    stop = min(end, self._next_begin(begin), begin + step)
+                    piece = self._request(begin, stop, EXPECTED, expected)
                     expected.begun(piece)
                 begin = piece.end
 

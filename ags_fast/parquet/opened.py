@@ -209,7 +209,9 @@ class Opened:
         self.crypto: Crypto | None = None
         self.footer_verified = False  # by its tag or its signature
         self._ctr_columns: dict[ColumnPath, bool] = {}
-        self.source = Source(src, reading.length, exact=reading.exact, storage_options=reading.storage_options)
+        self.source = Source(
+            src, reading.length, exact=reading.exact, storage_options=reading.storage_options, tail=True
+        )
         try:
             self._read_footer()
         except BaseException:
@@ -227,6 +229,10 @@ class Opened:
         self.close()
 
     # ---- the footer
+
+    def check_beginning(self) -> None:
+        """Raise FormatError if the file does not begin as it ends. Of an object in a store only this checks it."""
+        _check_beginning(self.source, ENCRYPTED_MAGIC if self.encrypted_footer else PLAIN_MAGIC)
 
     def _read_footer(self) -> None:
         magic, self.footer_offset, data = _read_tail(self.source)
@@ -485,6 +491,15 @@ class Opened:
         return found
 
 
+def _check_beginning(source: Source, magic: bytes) -> None:
+    if bytes(source.read(0, MAGIC_NBYTES)) != magic:
+        raise _no_parquet_file()
+
+
+def _no_parquet_file() -> FormatError:
+    return FormatError("not a Parquet file: it does not begin and end with PAR1, or with PARE")
+
+
 def _read_tail(source: Source) -> tuple[bytes, int, bytes]:
     """Read the end of a file. Returns its magic, where its footer begins, and the footer's bytes."""
     size = source.size
@@ -493,8 +508,10 @@ def _read_tail(source: Source) -> tuple[bytes, int, bytes]:
     tail_begin = max(0, size - FIRST_READ_NBYTES)
     tail = source.read(tail_begin, size)
     magic = bytes(tail[-MAGIC_NBYTES:])
-    if magic not in (PLAIN_MAGIC, ENCRYPTED_MAGIC) or bytes(source.read(0, MAGIC_NBYTES)) != magic:
-        raise FormatError("not a Parquet file: it does not begin and end with PAR1, or with PARE")
+    if magic not in (PLAIN_MAGIC, ENCRYPTED_MAGIC):
+        raise _no_parquet_file()
+    if not source.is_remote:  # there this would be one more request: see `Opened.check_beginning`
+        _check_beginning(source, magic)
     length = int.from_bytes(tail[-TAIL_NBYTES:-MAGIC_NBYTES], "little")
     offset = size - TAIL_NBYTES - length
     if offset < MAGIC_NBYTES:

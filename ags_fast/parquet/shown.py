@@ -317,17 +317,16 @@ class Shown:
         window = WINDOW_NBYTES
         if self._opened.source.is_file:
             window = min(window, FILE_WINDOW_NBYTES * self._threads)
-        i = 0
-        while i < len(jobs):
-            j = i + 1
-            while (
-                j < len(jobs)
-                and jobs[j].end - jobs[i].begin <= window
-                and jobs[j].begin - jobs[j - 1].end <= GAP_NBYTES
-            ):
-                j += 1
-            self._run_near(jobs[i:j], window)
-            i = j
+        groups: list[list[Job]] = []
+        for job in jobs:
+            near = groups and job.begin - groups[-1][-1].end <= GAP_NBYTES
+            if near and job.end - groups[-1][0].begin <= window:
+                groups[-1].append(job)
+            else:
+                groups.append([job])
+        with self._opened.source.expect([(group[0].begin, group[-1].end) for group in groups]):
+            for group in groups:
+                self._run_near(group, window)
 
     def _run_near(self, jobs: list[Job], window_nbytes: int) -> None:
         step = window_nbytes

@@ -88,6 +88,9 @@ def verify(
         storage_options=storage_options,
     )
     with Opened(src, reading) as opened:
+        if opened.source.is_remote:
+            opened.check_beginning()
+            n = 1  # its requests run ahead of one reader
         chunks = list(opened.chunks())
         absent = [chunk for chunk in chunks if chunk.missing]
         if absent and missing == "error":
@@ -101,7 +104,7 @@ def verify(
                 checks[piece.chunk.number].part(piece)
         report = _report(opened, chunks, checks)
         rows = _check_footer(opened, chunks)
-        report.buffer_nbytes = n * 2 * WINDOW_NBYTES
+        report.buffer_nbytes = n * 2 * WINDOW_NBYTES + opened.source.read_ahead
         report.warnings = _warnings(opened, waiting, report, bool(absent))
         claimed = Struct(opened.data).integer(3)
         if claimed != rows:  # some writers do that, in plaintext files

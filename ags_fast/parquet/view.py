@@ -23,7 +23,7 @@ from ags_fast.parquet.shown import Layout, Shown, fill_zeros
 from ags_fast.parquet.spec import MAGIC_NBYTES, PLAIN_MAGIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from ags_fast._types import Buffer, ReadableSource, Retriever
@@ -196,19 +196,39 @@ class PlainView(Cursor):
                 raise
         return size
 
+    def read_ranges(self, ranges: Iterable[Sequence[int]]) -> list[bytes]:
+        """Read several ranges. The requests of a store for their pages run at once.
+
+        Args:
+            ranges: ``(offset, size)`` pairs, in bytes.
+
+        Returns:
+            What `read_at` returns for each range, in the order of `ranges`.
+        """
+        outs: list[bytes] = []
+        jobs: list[Job] = []
+        for offset, size in ranges:
+            nbytes = self._clamp(offset, size)
+            out, view = new_bytes(nbytes) if nbytes else (b"", memoryview(b""))
+            outs.append(out)
+            if nbytes:
+                self._fill(offset, view, jobs)
+        self._shown.run(sorted(jobs, key=lambda job: job.begin))
+        return outs
+
     def _clamp(self, offset: int, size: int) -> int:
         self._check_open()
         return clamp(operator.index(offset), operator.index(size), self._length)
 
-    def _fill(self, offset: int, out: memoryview) -> None:
-        """Write the bytes from `offset` to the whole of `out`."""
+    def _fill(self, offset: int, out: memoryview, later: list[Job] | None = None) -> None:
+        """Write the bytes from `offset` to the whole of `out`. later: gets the whole pages, for `Shown.run`."""
         end = offset + len(out)
         at = offset
         if at < MAGIC_NBYTES:
             out[: MAGIC_NBYTES - at] = PLAIN_MAGIC[at:end]
             at = min(end, MAGIC_NBYTES)
         body_end = min(end, self._tail_begin if self._opened.crypto is None else self._opened.footer_offset)
-        jobs: list[Job] = []
+        jobs: list[Job] = [] if later is None else later
         for part in self._layout.find(at, body_end) if at < body_end else ():
             begin, stop = max(at, part.begin), min(part.end, body_end)
             fill_zeros(out[at - offset : begin - offset])
@@ -220,7 +240,8 @@ class PlainView(Cursor):
             at = stop
         if at < end:
             out[at - offset :] = memoryview(self._tail)[at - self._tail_begin : end - self._tail_begin]
-        self._shown.run(jobs)
+        if later is None:
+            self._shown.run(jobs)
 
     def close(self) -> None:
         """Release opened pages, and close the source if the view opened it. May be called again.

@@ -79,13 +79,17 @@ def closing(source: Any) -> Iterator[Any]:
 
 def _source(contents: Contents, entry: FileEntry, file: str | None = None) -> Any:
     """Return the encrypted file of `entry`, or `file` in its place, after a look at its name and size."""
-    name = check_path(file or entry.file)
-    there = contents.store.stat(name)
+    name, store = check_path(file or entry.file), contents.store
+    try:
+        source = store.open_seekable(name, tail=True)
+        there = store.stat(name) if store.local else source
+    except FileNotFoundError:
+        there = None
     if there is None:
         raise IntegrityError(f"{name} is missing, but a manifest says it is part of the dataset")
     if entry.file_length and there.size != entry.file_length:
         raise IntegrityError(f"{name} has {there.size} bytes, its manifest says {entry.file_length}")
-    return contents.store.open_seekable(name, there)
+    return source
 
 
 @contextmanager
