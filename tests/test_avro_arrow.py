@@ -411,10 +411,10 @@ def test_many_blocks_that_decompress_to_much_are_decoded_one_by_one(
     codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compressed blocks of one read are given to the decoder in parts of bounded size."""
-    from ags_fast.avro import reading
+    from ags_fast.avro import decoders, reading
 
     sizes: list[int] = []
-    decode = reading.decode
+    decode = decoders.decode
 
     def watched(name: str, node: Any, data: Any, *rest: Any) -> Any:
         sizes.append(sum(memoryview(part).nbytes for part in data))
