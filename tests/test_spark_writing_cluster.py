@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from datasets import MASTER, leftovers, make_kms, read_tree
-from spark_jobs import connect_server, connect_session, parent, spark_env, spark_home, wait_for, where
+from spark_jobs import (
+    connect_server,
+    connect_session,
+    parent,
+    spark_env,
+    spark_home,
+    standalone_master,
+    wait_for,
+    where,
+)
 
 pytest.importorskip("pyspark")
 if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
@@ -24,6 +37,9 @@ from ags_fast.dataset.ledger import Ledger
 from ags_fast.jobs import sweep, verify_files
 from ags_fast.keys.kms import load_kms
 from ags_fast.spark.datasource import register
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -91,6 +107,30 @@ def test_through_spark_connect(tmp_path: Path) -> None:
     assert where(keys, tmp_path / "server") == set()
 
 
+SPECULATION = """
+import json, sys, time
+from pathlib import Path
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from ags_fast.spark.datasource import register
+conf, options, url, attempts = (json.loads(text) for text in sys.argv[1:])
+spark = SparkSession.builder.config(map=conf).getOrCreate()
+register(spark)
+
+def slowly(rows):
+    context = TaskContext.get()
+    Path(attempts, f"{context.partitionId()}-{context.attemptNumber()}").touch()
+    for batch in rows:
+        yield batch
+        if context.partitionId() == 0 and context.attemptNumber() == 0:
+            time.sleep(120)  # Spark ends the attempt that is outrun
+
+wide = spark.range(0, 60_000, 1, 4).selectExpr("id", "repeat('x', 300) x")
+frame = wide.mapInArrow(slowly, wide.schema)
+frame.write.format("ags_parquet").options(**options).mode("append").save(url)
+print("done", flush=True)
+"""
+
 PROGRAM = """
 import json, sys, time
 from pathlib import Path
@@ -132,12 +172,9 @@ def executors(driver: int) -> list[int]:
     return found
 
 
-def test_an_executor_that_is_killed(tmp_path: Path) -> None:
-    import json
-    import subprocess
-    import sys
-
-    kms, url, marker = make_kms(tmp_path), tmp_path / "ds", tmp_path / "go on"
+@contextmanager
+def on_a_cluster(tmp_path: Path, text: str, options: dict[str, str], *more: str, **conf: str) -> Iterator[int]:
+    """Run a program as the driver of two executors. Yields its pid, and waits for its end."""
     home = spark_home(tmp_path / "home", tmp_path / "work")
     conf = {
         "spark.master": "local-cluster[2,1,1024]",
@@ -146,11 +183,11 @@ def test_an_executor_that_is_killed(tmp_path: Path) -> None:
         "spark.executor.memory": "512m",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.local.dir": str(tmp_path / "scratch"),
+        **conf,
     }
-    options = {**kms, "wrappingKeyId": MASTER, "maxRecordsPerFile": "4000"}
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    command = [sys.executable, str(program), *(json.dumps(one) for one in (conf, options, str(url), str(marker)))]
+    program.write_text(text)
+    command = [sys.executable, str(program), *(json.dumps(one) for one in (conf, options, *more))]
     with (tmp_path / "log").open("wb") as log:
         child = subprocess.Popen(
             command, env=spark_env(SPARK_HOME=str(home)), stdout=subprocess.PIPE, stderr=log, start_new_session=True
@@ -158,15 +195,48 @@ def test_an_executor_that_is_killed(tmp_path: Path) -> None:
     killer = threading.Timer(250, os.killpg, (child.pid, signal.SIGKILL))
     killer.start()
     try:
-        wait_for("files of two tasks", lambda: url.exists() and len(data_files(url)) >= 4, 150)
-        os.kill(executors(child.pid)[0], signal.SIGKILL)
-        marker.touch()
+        yield child.pid
         output, _ = child.communicate()
     finally:
         killer.cancel()
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
     assert output == b"done\n", (tmp_path / "log").read_text()[-3000:]
+
+
+def test_attempts_that_speculation_runs_twice(tmp_path: Path) -> None:
+    """The first attempt of a task hangs behind its first file; another one outruns it. One of them counts."""
+    kms, url, attempts = make_kms(tmp_path), tmp_path / "ds", tmp_path / "attempts"
+    attempts.mkdir()
+    options = {**kms, "wrappingKeyId": MASTER, "maxRecordsPerFile": "4000"}
+    conf = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.2",
+        "spark.speculation.minTaskRuntime": "200ms",
+    }
+    with (
+        standalone_master(tmp_path / "standalone") as master,
+        on_a_cluster(tmp_path, SPECULATION, options, str(url), str(attempts), **{"spark.master": master}, **conf),
+    ):
+        wait_for("a second attempt, on another host", (attempts / "0-1").exists, 150)
+    dataset = Dataset.open(url, kms=kms)
+    assert dataset.version == 2
+    assert ids(dataset) == list(range(60_000))
+    assert len(list(dataset.files())) == 16
+    sweep(url, kms=kms)
+    assert leftovers(url, kms) == []
+    verify_files(url, kms=kms).raise_for_failures()
+
+
+def test_an_executor_that_is_killed(tmp_path: Path) -> None:
+    kms, url, marker = make_kms(tmp_path), tmp_path / "ds", tmp_path / "go on"
+    options = {**kms, "wrappingKeyId": MASTER, "maxRecordsPerFile": "4000"}
+    with on_a_cluster(tmp_path, PROGRAM, options, str(url), str(marker)) as driver:
+        wait_for("files of two tasks", lambda: url.exists() and len(data_files(url)) >= 4, 150)
+        os.kill(executors(driver)[0], signal.SIGKILL)
+        marker.touch()
     dataset = Dataset.open(url, kms=kms)
     assert dataset.version == 2
     assert ids(dataset) == list(range(60_000))
