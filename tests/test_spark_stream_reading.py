@@ -72,6 +72,30 @@ def test_each_file_comes_once(dataset: Path, kms: dict[str, str]) -> None:
     assert stream.batch() == [10]
 
 
+def test_a_batch_reads_no_manifests_of_older_versions(
+    dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a version brought is in the manifests that its own job wrote, however many files are there."""
+    from ags_fast.dataset.documents import Documents
+
+    for i in range(12):
+        write(dataset, kms, {f"{i}.avro": (ORDER, orders(i, i + 1))})
+    stream = Stream(dataset, kms, startingVersion="6")
+    opened: list[str] = []
+    open_table = Documents.open_table
+
+    def counted(self: Documents, ref: Any, envelope: Any) -> Any:
+        opened.append(ref.path)
+        return open_table(self, ref, envelope)
+
+    monkeypatch.setattr(Documents, "open_table", counted)
+    versions = [Dataset.open(str(dataset), kms=kms, version=number) for number in range(6, 13)]
+    for number, version in enumerate(versions, 5):
+        assert [file.path for file in version.sealed_files(added=True)] == [f"{number}.avro"]
+    assert len(opened) == len(versions)
+    assert stream.batch() == list(range(5, 12))
+
+
 def plain(number: int) -> bytes:
     import io
 

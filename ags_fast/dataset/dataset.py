@@ -228,11 +228,12 @@ class Dataset(Listed):
         at = self._opened()
         if at.head is None:
             return
-        job_id = None if not added else at.head.job_id if at.head.operation in ADDS else ""
+        if added and at.head.operation not in ADDS:
+            return
         chosen = (
             entry
-            for entry in at.ledger.entries(at.head)
-            if (pattern is None or fnmatch.fnmatchcase(entry.path, pattern)) and job_id in (None, entry.job_id)
+            for entry in at.ledger.entries(at.head, at.head.job_id if added else None)
+            if pattern is None or fnmatch.fnmatchcase(entry.path, pattern)
         )
         yield from sealed_files(chosen, at.head.number, at.holding, columns, missing == "hide")
 

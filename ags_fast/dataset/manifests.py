@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ags_fast.dataset.changes import until_read
 from ags_fast.dataset.entries import check_lengths
 from ags_fast.dataset.history import History
+from ags_fast.dataset.names import is_manifest_of
 from ags_fast.dataset.tables import bound, name_bytes
 from ags_fast.errors import ConcurrentChangeError, IntegrityError
 from ags_fast.keys.entry import UnknownKeyError
@@ -27,15 +28,24 @@ FOUND_FILES = 4096  # that a handle remembers
 class Manifests(History):
     """The versions of one dataset, and the files that each version has."""
 
-    def entries(self, version: Version | None) -> Iterator[FileEntry]:
+    def entries(self, version: Version | None, job_id: str | None = None) -> Iterator[FileEntry]:
         """Iterate over the files of a version, manifest by manifest.
+
+        Args:
+            version: The version.
+            job_id: Only the files that this job has written. It is the job that made the version, so these files are in
+                manifests that it wrote, and no other manifest is read.
 
         Raises:
             ConcurrentChangeError: The version was expired meanwhile.
         """
         envelope = self.envelope
         for ref in version.manifests if version else ():
-            yield from self._of_version(version, lambda ref=ref: self.open_table(ref, envelope))  # type: ignore[misc]
+            if job_id is None:
+                yield from self._of_version(version, lambda ref=ref: self.open_table(ref, envelope))  # type: ignore[misc]
+            elif is_manifest_of(ref.path, job_id):
+                found = self._of_version(version, lambda ref=ref: self.open_table(ref, envelope))  # type: ignore[misc]
+                yield from (entry for entry in found if entry.job_id == job_id)
 
     def list_folder(self, version: Version | None, folder: str, deep: bool = False) -> tuple[set[str], list[FileEntry]]:
         """Return the names of the folders, and the files, that a version has in a folder. The errors are of `entries`.

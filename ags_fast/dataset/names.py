@@ -47,6 +47,11 @@ def manifest_name(job_id: str) -> str:
     return f"{MANIFESTS}{job_id}-{uuid.uuid4()}.arrow.ags"
 
 
+def is_manifest_of(path: str, job_id: str) -> bool:
+    """Whether a job has written the manifest at a path."""
+    return path.startswith(f"{MANIFESTS}{job_id}-")
+
+
 def check_path(path: str) -> str:
     """Return a path from a manifest. Raises PolicyError unless it is relative and stays inside the dataset."""
     if "\0" in path or not NO_NAMES.isdisjoint(path.split("/")):
