@@ -118,8 +118,11 @@ class RemoteStore(Store):
     def _is_parallel(self) -> bool:
         """Whether several requests may run at once, in the thread of fsspec."""
         from fsspec.asyn import AsyncFileSystem
+        from fsspec.implementations.dirfs import DirFileSystem
 
         fs, _ = self.connect()
+        while isinstance(fs, DirFileSystem):  # says that it is asynchronous also if what it passes requests to is not
+            fs = fs.fs
         return issubclass(type(fs), AsyncFileSystem) and fs.async_impl and not fs.asynchronous
 
     def look(self, path: str, tail: bool = False) -> Looked:
