@@ -343,9 +343,10 @@ def test_ctrl_c_twice(tree: Path, kms: list[str]) -> None:
     assert list(tree.glob("ds/*.agstmp")) == []
 
 
-def test_ctrl_c_in_a_destructor() -> None:
-    """Where Python raises nothing, and tells of it: the command is interrupted all the same."""
-    command = [sys.executable, "-P", *program(commands.interrupt_in_a_destructor)]
+@pytest.mark.parametrize("place", ["destructor", "library"])
+def test_ctrl_c_that_is_dropped(place: str) -> None:
+    """Python raises nothing out of a destructor, and some code drops every exception: the command is interrupted."""
+    command = [sys.executable, "-P", *program(commands.interrupt_in, place)]
     done = subprocess.run(command, env=python_env(), capture_output=True, text=True, timeout=15)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.startswith("ags-fast: ")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Interrupts", "complain", "escaped", "interrupts", "leave", "printable", "show_warning", "warn"]
 
@@ -63,6 +63,17 @@ def leave(*_: object, write: Any = os.write, end: Any = os._exit, line: bytes = 
         end(130)
 
 
+class Interrupted(KeyboardInterrupt):
+    """A KeyboardInterrupt that calls `gone` when nothing holds it any more."""
+
+    def __init__(self, gone: Callable[[], None]) -> None:
+        super().__init__()
+        self._gone = gone
+
+    def __del__(self) -> None:
+        self._gone()
+
+
 class Interrupts:
     """What Ctrl-C does to a command: it raises KeyboardInterrupt while the command works, and ends it at other times.
 
@@ -72,6 +83,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.installed = False
         self._since: float | None = None
+        self._inside = False
         self._before = sys.unraisablehook
 
     def install(self) -> None:
@@ -87,11 +99,12 @@ class Interrupts:
         if not self.installed:
             yield
             return
-        self._since = None
+        self._since, self._inside = None, True
         self.take()
         try:
             yield
         finally:
+            self._inside = False
             signal.signal(signal.SIGINT, leave)
 
     def take(self) -> None:
@@ -102,19 +115,22 @@ class Interrupts:
     def _raise(self, *_: object) -> None:
         if self._since is None:
             self._since = time.monotonic()
-            raise KeyboardInterrupt
+            raise Interrupted(self._again)
         if time.monotonic() - self._since > AGAIN_SECONDS:
             leave()
 
-    def _unraisable(self, unraisable: Any) -> None:
-        """Interrupt again: an interrupted destructor or callback cannot raise."""
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+    def _again(self) -> None:
+        """Interrupt again if nobody handled the exception: destructors and some libraries drop exceptions."""
+        if self._inside:
             self._since = None
             main = threading.main_thread().ident or 0
             again = threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT))
             again.daemon = True
             again.start()
-        else:
+
+    def _unraisable(self, unraisable: Any) -> None:
+        """Print nothing for an interruption, which `_again` repeats."""
+        if not isinstance(unraisable.exc_value, Interrupted):
             self._before(unraisable)
 
 

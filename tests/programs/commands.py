@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from ags_fast import cli
@@ -32,9 +33,16 @@ class Dying:
         time.sleep(0.1)
 
 
-def interrupt_in_a_destructor() -> None:
+def drop() -> None:
+    """As a library that takes every exception for its own."""
+    with suppress(BaseException):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+
+
+def interrupt_in(place: str) -> None:
     def run(args: object) -> dict[str, Any]:
-        Dying()
+        {"destructor": Dying, "library": drop}[place]()
         time.sleep(100)
         return {}
 
