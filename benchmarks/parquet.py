@@ -47,6 +47,7 @@ def group(bench: Bench) -> Group:
         Case("parquet/verify", functools.partial(verify, bench, "snappy")),
         Case("parquet/small-pages/encrypt", functools.partial(small_pages_file, bench), 2 / 3),
         Case("parquet/small-pages/verify", functools.partial(verify, bench, "pages"), 2 / 3),
+        Case("parquet/checksums", functools.partial(checksums, bench), 2 / 3),
         *(Case(f"parquet/pages/{what}", functools.partial(pages, bench, what)) for what in ("seal", "open")),
         Case("parquet/view", functools.partial(view, bench)),
         Case("parquet/projection", functools.partial(projection, bench), 0),
@@ -87,6 +88,7 @@ def table(rows: int) -> pa.Table:
 
 OPTIONS: dict[str, dict[str, Any]] = {  # of pyarrow's writer
     "snappy": {"compression": "snappy"},
+    "checksums": {"compression": "snappy", "write_page_checksum": True},
     "pages": {"compression": "none", "use_dictionary": False, "data_page_size": 8 << 10},
     "wide": {},
 }
@@ -266,6 +268,23 @@ def small_pages_file(bench: Bench) -> Iterator[Contest]:
             runs[row.name, "ours"] = fresh(out, nothing(parquet.encrypt_file, plain, out, parquet.Keys(KEY), threads=n))
         yield Contest(rows, runs)
         os.unlink(target.name)
+
+
+@contextmanager
+def checksums(bench: Bench) -> Iterator[Contest]:
+    """What the CRC-32 of each page costs, parquet-java's default: checked, changed or made."""
+    with_crc, without, out = plain_file(bench, "checksums"), plain_file(bench, "snappy"), bench.scratch / "out.parquet"
+    keys, nbytes = parquet.Keys(KEY), with_crc.stat().st_size
+    rows: list[Row] = []
+    runs: dict[tuple[str, str], Run] = {}
+    for what in ("encrypt", "verify"):
+        row = Row(f"parquet/checksums/{what}/1t", f"{what}, page checksums; limit: without them", nbytes=nbytes)
+        rows.append(row)
+        for column, plain in (("ours", with_crc), ("limit", without)):
+            sealed = sealed_file(bench, "checksums" if column == "ours" else "snappy")
+            encrypt = fresh(out, nothing(parquet.encrypt_file, plain, out, keys, threads=1))
+            runs[row.name, column] = encrypt if what == "encrypt" else nothing(parquet.verify, sealed, keys, threads=1)
+    yield Contest(rows, runs)
 
 
 # ---- modules

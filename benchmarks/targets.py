@@ -126,6 +126,7 @@ TARGETS = [
     Target("Parquet: encrypt 1 of 8 columns / cp", r"parquet/one-column/.*", 1.4, cost_of("limit"), True, " time"),
     Target("Parquet: verify / bare C loop", r"parquet/verify/.*", 0.9, faster_than("limit")),
     Target("Parquet: verify / Python over cryptography", r"parquet/verify/1t", 4, faster_than("naive")),
+    Target("Parquet: page checksums / without", r"parquet/checksums/.*", 1.5, cost_of("limit"), True, " time"),
     Target("Parquet: 8 KiB pages / two bare messages", r"parquet/pages/.*", 1.25, cost_of("limit"), True, " time"),
     Target("Parquet: pyarrow reads the view / a plain file", r"parquet/view/.*", 1.15, cost_of("limit"), True, " time"),
     Target("Parquet: opened for 1 column / it + 64 KiB", r"parquet/projection", 1.0, cost_of("limit"), True),

@@ -27,22 +27,36 @@ static uint32_t crc_by_bits(const uint8_t *data, size_t nbytes) {
     return ~crc;
 }
 
+/* Both ways, against the definition: any length, from any address, with no byte readable on either side. */
 static void check_crc(void) {
     static uint8_t bytes[100000];
 
     CHECK_EQUAL(agsf_crc32((const uint8_t *)"123456789", 9), 0xcbf43926);
     CHECK_EQUAL(agsf_crc32((const uint8_t *)"", 0), 0);
+    CHECK_EQUAL(agsf_crc32_by_tables((const uint8_t *)"123456789", 9), 0xcbf43926);
     fill(bytes, sizeof(bytes), 1);
-    for (size_t nbytes = 0; nbytes < 700; nbytes++) {
+    for (size_t nbytes = 0; nbytes <= 4096; nbytes++) {
+        const uint32_t wanted = crc_by_bits(bytes + nbytes, nbytes);
         for (enum side side = AT_END; side <= AT_START; side++) {
             guarded data = guarded_copy(bytes + nbytes, nbytes, side);
             checking("the CRC of %zu bytes", nbytes);
-            CHECK_EQUAL(agsf_crc32(data.data, nbytes), crc_by_bits(data.data, nbytes));
+            CHECK_EQUAL(agsf_crc32(data.data, nbytes), wanted);
+            CHECK_EQUAL(agsf_crc32_by_tables(data.data, nbytes), wanted);
             guarded_free(&data);
         }
     }
-    for (size_t at = 0; at < 64; at++)
-        CHECK_EQUAL(agsf_crc32(bytes + at, sizeof(bytes) - 2 * at), crc_by_bits(bytes + at, sizeof(bytes) - 2 * at));
+    for (size_t at = 0; at < 64; at++) {
+        for (size_t nbytes = sizeof(bytes) - 2 * at; nbytes > 0; nbytes /= 3) {
+            checking("the CRC of %zu bytes from %zu", nbytes, at);
+            CHECK_EQUAL(agsf_crc32(bytes + at, nbytes), crc_by_bits(bytes + at, nbytes));
+        }
+    }
+    memset(bytes, 0, sizeof(bytes));
+    for (size_t bit = 0; bit < 8 * 200; bit++) { /* what one bit adds, at each distance from the end */
+        bytes[bit / 8] = (uint8_t)(1u << bit % 8);
+        CHECK_EQUAL(agsf_crc32(bytes, 200), crc_by_bits(bytes, 200));
+        bytes[bit / 8] = 0;
+    }
 }
 
 /* ---------------------------------------------------------------- modules by hand */
