@@ -72,6 +72,18 @@ class Access:
             self.store, self.kms, self.storage_options, self.key_store, pin=self.pin, min_version=self.min_version
         )
 
+    def open_at(self, version: int | None) -> tuple[Ledger, Version | None]:
+        """Open the dataset, and this version of it: see `Ledger.open_at`."""
+        return Ledger.open_at(
+            self.store,
+            self.kms,
+            self.key_store,
+            version=version,
+            storage_options=self.storage_options,
+            pin=self.pin,
+            min_version=self.min_version,
+        )
+
     def create(self, wrapping_key_id: str) -> Ledger:
         """Open the dataset. If there is none, create its first key, under this master key."""
         return Ledger.open_or_create(self.store, self.kms, wrapping_key_id, self.key_store)

@@ -324,12 +324,11 @@ class Dataset(Listed):
         return at
 
     def _open(self) -> At:
-        ledger = self._access.open()
+        number, pinned = self._left_at or (self._access.version, None)
+        ledger, head = self._access.open_at(number)
         ledger.tables = TableCache()
-        if self._left_at is None:
-            return At(ledger, ledger.current(version=self._access.version))
-        number, pinned = self._left_at
-        head = ledger.current(version=number)
+        if pinned is None:
+            return At(ledger, head)
         if head is None or head.pin != pinned:
             raise IntegrityError(
                 f"version {number} of {self.url} is not the version that the pickled handle was at: it was exchanged"

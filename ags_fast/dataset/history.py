@@ -91,7 +91,12 @@ class History(Documents):
         )
 
     def current(
-        self, *, version: int | None = None, min_version: int | None = None, writes: bool = False
+        self,
+        *,
+        version: int | None = None,
+        min_version: int | None = None,
+        writes: bool = False,
+        listed: int | None = None,
     ) -> Version | None:
         """Return the newest version.
 
@@ -100,6 +105,7 @@ class History(Documents):
             min_version: The newest version must have at least this number; None: any.
             writes: Whether the caller is about to change the dataset. Then the documents of the last ancestors must be
                 those that the newest version names.
+            listed: The number of the newest version, if that was looked up before the keys were first read.
 
         Returns:
             The version; None if nothing was committed yet.
@@ -111,9 +117,12 @@ class History(Documents):
         """
 
         def look() -> int:
+            nonlocal listed
             known = self._head  # before they are listed: another thread may read newer ones
-            newest = self.newest_number()
-            self.keys.refresh()  # now: a version comes after the keys that it needs
+            newest, listed = listed, None
+            if newest is None:
+                newest = self.newest_number()
+                self.keys.refresh()  # now: a version comes after the keys that it needs
             self._check_number(newest, known, min_version or 0)
             if version is not None and version != newest and not self.has_version(version):
                 raise FileNotFoundError(

@@ -14,11 +14,12 @@ from ags_fast.dataset.keks import Want
 from ags_fast.dataset.names import HIDDEN, PLANS
 from ags_fast.errors import IntegrityError, PolicyError
 from ags_fast.fs import Store
-from ags_fast.keys.stores import open_key_store
+from ags_fast.keys.stores import DatasetKeyStore, open_key_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ags_fast.dataset.versions import Version
     from ags_fast.keys.entry import KeyEntry
     from ags_fast.keys.kms import KmsClient
 
@@ -55,11 +56,33 @@ class Ledger(Commits):
         store = url if isinstance(url, Store) else Store(url, storage_options)
         keys = open_key_store(key_store, kms, store=store, storage_options=storage_options)
         opened = cls(store, kms, keys, pin, min_version)
-        if not opened._has_keys():
-            raise FileNotFoundError(f"there is no encrypted dataset at {store.url}: it has no {HIDDEN}keys")
+        opened._check_is_there()
         if pin is not None or min_version:
             opened.current()
         return opened
+
+    @classmethod
+    def open_at(
+        cls,
+        store: Store,
+        kms: KmsClient,
+        key_store: Any = None,
+        *,
+        version: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        pin: str | None = None,
+        min_version: int | None = None,
+    ) -> tuple[Ledger, Version | None]:
+        """Do what `open` and `current` do, with one look at the keys: it follows the look at the versions.
+
+        The arguments and errors are those of `open` and `current`.
+        """
+        keys = open_key_store(key_store, kms, store=store, storage_options=storage_options)
+        opened = cls(store, kms, keys, pin, min_version)
+        newest = opened.newest_number()
+        opened._check_is_there()
+        fresh = isinstance(keys, DatasetKeyStore) and keys is not key_store
+        return opened, opened.current(version=version, listed=newest if fresh else None)
 
     @classmethod
     def open_or_create(cls, store: Store, kms: KmsClient, wrapping_key_id: str, key_store: Any = None) -> Ledger:
@@ -89,6 +112,10 @@ class Ledger(Commits):
     def _is_new(self) -> bool:
         """Return whether neither a version nor a plan is there."""
         return not self.newest_number() and not any(self.store.list(PLANS))
+
+    def _check_is_there(self) -> None:
+        if not self._has_keys():
+            raise FileNotFoundError(f"there is no encrypted dataset at {self.store.url}: it has no {HIDDEN}keys")
 
     def _has_keys(self) -> bool:
         if self.keys.version == 0 and self.newest_number() and self.keys.refresh() == 0:

@@ -96,7 +96,10 @@ def claim(plan: Plan, entries: Sequence[FileEntry]) -> list[FileEntry]:
     """
     store = plan.dataset.store
     taken = claimed_files(plan.dataset, plan.job_id)
-    if len(entries) < MANIFEST_ENTRIES // 10:
+    existing = getattr(store, "existing", None)  # of an object store
+    if existing is not None:
+        taken |= existing(entry.file for entry in entries)
+    elif len(entries) < MANIFEST_ENTRIES // 10:
         taken.update(entry.file for entry in entries if _is_taken(store, entry.file))
     else:
         taken.update(entry.path for entry in store.list() if not entry.path.startswith(HIDDEN))

@@ -12,6 +12,7 @@ import io
 import os
 import sys
 import time
+from bisect import bisect_right
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from ags_fast.fs.remote import Looked, RemoteStore, file_exists
 
 if TYPE_CHECKING:
     import builtins  # in the class S3Store, list is a method
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from concurrent.futures import Future
 
 __all__ = ["S3Store", "result_of"]
@@ -31,6 +32,8 @@ PART_NBYTES = 8 << 20  # of an upload; doubled after every 1000 parts, of which 
 FIXED_PART_NBYTES = 64 << 20  # where all parts must have one size
 PARTS = 10_000
 PAGE = 1000  # objects of a listing
+WALKS = 16  # through a listing, at once
+SHARE = 8  # paths that a walk looks up at least
 PARTS_IN_FLIGHT = 4
 SETTLE_SECONDS = 10.0  # that an upload that is given up waits for parts on their way
 ATTEMPTS = 5
@@ -84,6 +87,42 @@ class S3Store(RemoteStore):
         skip = len(where["Key"]) - len(folder)
         found = [_entry(skip, one) for one in answer.get("Contents", ()) if not one["Key"].endswith("/")]
         return found, bool(answer.get("IsTruncated"))
+
+    def existing(self, paths: Iterable[str]) -> set[str]:
+        """See `RemoteStore.existing`. One request if they are less than a page apart, else at most one for each."""
+        fs, _ = self.connect()
+        wanted = sorted(set(paths))
+        if not wanted:
+            return set()
+        found: set[str] = result_of(asyncio.run_coroutine_threadsafe(self._existing(fs, wanted), fs.loop))
+        return found
+
+    async def _existing(self, fs: Any, wanted: builtins.list[str]) -> set[str]:
+        """Which of these sorted paths are there. The first page shows whether there is more to be listed."""
+        found, left = await self._walk(fs, wanted, 1)
+        share = max(SHARE, -(-len(left) // WALKS))
+        walks = [self._walk(fs, left[i : i + share]) for i in range(0, len(left), share)]
+        return found.union(*(more for more, _ in await asyncio.gather(*walks)))
+
+    async def _walk(
+        self, fs: Any, wanted: builtins.list[str], pages: int | None = None
+    ) -> tuple[set[str], builtins.list[str]]:
+        """Look sorted paths up in pages of a listing. Returns those that are there, and those not reached."""
+        where = self.key("")
+        skip, found, looked_up, at, after = len(where["Key"]), set[str](), set(wanted), 0, ""
+        while at < len(wanted) and pages != 0:
+            after = max(after, where["Key"] + _before(wanted[at]))
+            answer = await _call(
+                fs, "list_objects_v2", Bucket=where["Bucket"], Prefix=where["Key"], MaxKeys=PAGE, StartAfter=after
+            )
+            keys = [one["Key"] for one in answer.get("Contents", ())]
+            found |= looked_up.intersection(key[skip:] for key in keys)
+            if not keys or not answer.get("IsTruncated"):
+                return found, []
+            after = keys[-1]
+            at = bisect_right(wanted, after[skip:])
+            pages = None if pages is None else pages - 1
+        return found, wanted[at:]
 
     def _stat(self, path: str) -> Entry | None:
         try:
@@ -164,6 +203,19 @@ class S3Store(RemoteStore):
             new.write(data)
             new.publish()
 
+    def _write_if_new(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
+        try:
+            self._create_exclusive(path, data)
+        except FileExistsError:
+            return False
+        return True
+
+    def write_small(self, path: str, data: bytes, *, tag: str = "", fsync: bool = False) -> None:
+        """See `Store.write_small`. One request, whether the file exists or not."""
+        with self.begin(path) as new:
+            new.write(data)
+            new.publish()
+
     def _begin(self, path: str, options: NewOptions) -> _Upload:
         if options.exclusive and self.stat(path) is not None:  # before all of the file is sent for nothing
             raise file_exists(self.full_path(path))
@@ -201,6 +253,12 @@ class S3Store(RemoteStore):
             if not page.get("IsTruncated"):
                 return swept
             markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+
+def _before(path: str) -> str:
+    """A text that sorts before a path, and after most others that do."""
+    last = ord(path[-1]) - 1
+    return path[:-1] + (f"{chr(last)}\U0010fffd" if last >= 0 and not 0xD800 <= last <= 0xDFFF else "")
 
 
 async def _call(fs: Any, request: str, **arguments: Any) -> Any:
