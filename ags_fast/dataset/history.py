@@ -123,7 +123,7 @@ class History(Documents):
             if newest is None:
                 newest = self.newest_number()
                 self.keys.refresh()  # now: a version comes after the keys that it needs
-            self._check_number(newest, known, min_version or 0)
+            _check_number(self.store.url, newest, known, self._pin, max(min_version or 0, self._min_version))
             if version is not None and version != newest and not self.has_version(version):
                 raise FileNotFoundError(
                     f"the dataset has no version {version}; it has {_ranges(self.version_numbers())}"
@@ -188,22 +188,6 @@ class History(Documents):
         return version
 
     # ---- the history
-
-    def _check_number(self, newest: int, head: Version | None, min_version: int) -> None:
-        """Check that the newest version can follow the pin, and `head`, which was read before."""
-        known = max(self._pin.number if self._pin else 0, head.number if head else 0)
-        if newest < known:
-            was = f"the pin is of version {known}" if head is None else f"version {known} was there before"
-            raise IntegrityError(
-                f"the newest version of {self.store.url} is {newest or 'gone'}, and {was}: somebody took newer ones "
-                "away, or put an older copy in their place"
-            )
-        min_version = max(min_version, self._min_version)
-        if newest < min_version:
-            raise PolicyError(
-                f"the dataset's newest version is {newest}, older than min_version={min_version}: "
-                "somebody took newer ones away"
-            )
 
     def _check_place(self, version: Version) -> None:
         """Check that a version is of one history with the newest version that was read, or with the pin."""
@@ -343,6 +327,22 @@ class History(Documents):
                     raise
                 continue
             yield version
+
+
+def _check_number(url: str, newest: int, head: Version | None, pin: Pin | None, min_version: int) -> None:
+    """Check that the newest version of a dataset can follow the pin, and `head`, which was read before."""
+    known = max(pin.number if pin else 0, head.number if head else 0)
+    if newest < known:
+        was = f"the pin is of version {known}" if head is None else f"version {known} was there before"
+        raise IntegrityError(
+            f"the newest version of {url} is {newest or 'gone'}, and {was}: somebody took newer ones "
+            "away, or put an older copy in their place"
+        )
+    if newest < min_version:
+        raise PolicyError(
+            f"the dataset's newest version is {newest}, older than min_version={min_version}: "
+            "somebody took newer ones away"
+        )
 
 
 def _ranges(numbers: Sequence[int]) -> str:
