@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.names import HIDDEN, JOB_ID, LEFT, MANIFESTS, PLANS, job_in_name, object_name
 from ags_fast.dataset.plan import Plan, job_of_manifest, sealed_by, unnamed_manifests
-from ags_fast.dataset.tables import MANIFEST_ENTRIES
-from ags_fast.errors import IntegrityError, PolicyError
+from ags_fast.errors import IntegrityError
 from ags_fast.fs import NO_LOCK_SECONDS, Store
 from ags_fast.keys.entry import UnknownKeyError
 from ags_fast.keys.stores import DatasetKeyStore
@@ -94,28 +93,13 @@ def claim(plan: Plan, entries: Sequence[FileEntry]) -> list[FileEntry]:
     Returns:
         The entries with their final names.
     """
-    store = plan.dataset.store
-    taken = claimed_files(plan.dataset, plan.job_id)
-    existing = getattr(store, "existing", None)  # of an object store
-    if existing is not None:
-        taken |= existing(entry.file for entry in entries)
-    elif len(entries) < MANIFEST_ENTRIES // 10:
-        taken.update(entry.file for entry in entries if _is_taken(store, entry.file))
-    else:
-        taken.update(entry.path for entry in store.list() if not entry.path.startswith(HIDDEN))
+    taken = claimed_files(plan.dataset, plan.job_id) | plan.dataset.store.existing(entry.file for entry in entries)
     ours = [_renamed(plan, entry) if entry.file in taken else entry for entry in entries]
     if taken.isdisjoint(entry.file for entry in entries):
         plan.write([], "running", plan.refs)
     else:  # write all entries: every name in a running plan must be the job's own
         plan.write(ours, "running")
     return ours
-
-
-def _is_taken(store: Store, file: str) -> bool:
-    try:
-        return store.stat(file) is not None
-    except PolicyError:  # a link that leads out of the dataset: another name may work
-        return True
 
 
 def _renamed(plan: Plan, entry: FileEntry) -> FileEntry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ags_fast.errors import PolicyError
 from ags_fast.fs.paths import check_path, check_tag
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_LOCK_SECONDS", "Entry", "NewOptions", "ReadOnce", "Store"]
 
+LISTED = 1000  # from this number of names on, a listing shows which of them exist
 NO_LOCK_SECONDS = 86_400.0  # without locks, a file that was not written to for this long has no writer
 
 
@@ -161,11 +163,7 @@ class Store:
         self.follow = follow
 
     def __repr__(self) -> str:
-        scheme, separator, rest = self.url.partition("://")
-        host = rest.partition("/")[0]
-        if separator and "@" in host:  # a password, perhaps
-            rest = "***@" + host.rpartition("@")[2] + rest[len(host) :]
-        return f"Store({scheme + separator + rest!r})"
+        return f"Store({_without_password(self.url)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, (self.url, self.storage_options, self.follow)
@@ -231,10 +229,7 @@ class Store:
         Returns:
             The removed paths.
         """
-        if older_than is None:
-            unlocked = NO_LOCK_SECONDS if tag is None else 0.0
-        else:
-            unlocked = older_than
+        unlocked = older_than if older_than is not None else NO_LOCK_SECONDS if tag is None else 0.0
         return self._sweep(None if tag is None else check_tag(tag), older_than or 0.0, unlocked, paths, below)
 
     def remove_folder(self, path: str) -> None:
@@ -250,6 +245,10 @@ class Store:
         self._sync_folders([check_path(path) for path in paths])
 
     # ---- reading
+
+    def existing(self, paths: Iterable[str]) -> set[str]:
+        """Return which of these names are taken, also by a link that leads out of the folder."""
+        return _existing(self, set(paths))
 
     def stat(self, path: str) -> Entry | None:
         """Return the file at `path`, or None."""
@@ -426,3 +425,24 @@ class Store:
 
     def _sync_folders(self, paths: builtins.list[str]) -> None:
         pass
+
+
+def _existing(store: Store, paths: set[str]) -> set[str]:
+    if len(paths) >= LISTED:
+        return paths.intersection(entry.path for entry in store.list())
+    found = set()
+    for path in paths:
+        try:
+            if store.stat(path) is not None:
+                found.add(path)
+        except PolicyError:  # a link that leads out of the folder
+            found.add(path)
+    return found
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    host = rest.partition("/")[0]
+    if separator and "@" in host:  # a password, perhaps
+        rest = "***@" + host.rpartition("@")[2] + rest[len(host) :]
+    return scheme + separator + rest

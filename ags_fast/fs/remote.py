@@ -18,13 +18,12 @@ from ags_fast.fs.ranges import Later, RangeReader
 
 if TYPE_CHECKING:
     import builtins  # in the class RemoteStore, list is a method
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from ags_fast.fs.ranges import Answer
 
 __all__ = ["Looked", "RemoteStore", "entry_of", "file_exists", "path_of"]
 
-LISTED = 1000  # from this number of files on, a listing shows which of them exist
 CONNECTIONS = 16  # kept for stores with the same options
 
 
@@ -69,13 +68,6 @@ class RemoteStore(Store):
             path = name[skip:]
             if path.startswith(prefix) and info["type"] == "file" and temporary_tag(path.rpartition("/")[2]) is None:
                 yield self._entry(path, info if info["size"] is not None else fs.info(name))
-
-    def existing(self, paths: Iterable[str]) -> set[str]:
-        """Return which of these files exist. Of many, this lists the store."""
-        wanted = set(paths)
-        if len(wanted) < LISTED:
-            return {path for path in wanted if self.stat(path) is not None}
-        return wanted.intersection(entry.path for entry in self.list())
 
     def page(self, folder: str, after: str, count: int) -> tuple[builtins.list[Entry], bool]:
         """List some files of a folder, without the folders in it: those whose names sort after a name.

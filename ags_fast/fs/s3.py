@@ -89,7 +89,7 @@ class S3Store(RemoteStore):
         return found, bool(answer.get("IsTruncated"))
 
     def existing(self, paths: Iterable[str]) -> set[str]:
-        """See `RemoteStore.existing`. One request if they are less than a page apart, else at most one for each."""
+        """See `Store.existing`. One request if they are less than a page apart, else at most one for each."""
         fs, _ = self.connect()
         wanted = sorted(set(paths))
         if not wanted:
