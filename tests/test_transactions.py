@@ -219,7 +219,7 @@ def test_a_file_left_by_an_exception(dataset: Dataset, kms: dict[str, str]) -> N
         file.abort()  # too late
         with pytest.warns(ResourceWarning, match="neither closed nor aborted"):
             new_file = new.create("z")
-            new._open.clear()  # its only other reference
+            new._pending.open.clear()  # its only other reference
             del new_file
     assert decrypted(dataset.url, kms) == TREE | {"x": b"second"}
     assert clean(dataset, kms)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
+from ags_fast.dataset.at import At
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.files.contents import Contents
 from ags_fast.dataset.files.writing import Ticket
-from ags_fast.dataset.key_material import check_key_material
+from ags_fast.dataset.key_material import KEYTOOLS, check_key_material
 from ags_fast.dataset.names import ATTEMPT, JOB_ID, LEFT, PLANS
 from ags_fast.dataset.open_jobs import is_dead
 from ags_fast.dataset.plan import WRITE, Plan
@@ -66,6 +67,7 @@ class Begun:
     expired: int | None = None
     plan: Plan = field(init=False, repr=False)
     _ticket: Ticket | None = None
+    _tickets: dict[str, Ticket] = field(default_factory=dict, repr=False)  # for other settings
 
     @classmethod
     def begin(cls, ledger: Ledger, job_id: str, base: Version | None, settings: Settings, held: ExitStack) -> Begun:
@@ -80,11 +82,11 @@ class Begun:
         """
         begun = cls(ledger, job_id, settings, base)
         ledger.store.check_writable()
-        template = begun._reserve()
+        template = begun._reserve(settings)
         number = base.number if base else 0
         facts = {"operation": WRITE, "base": number, "wraps": sorted(template.key_ids()), "settings": asdict(settings)}
         begun.plan, _ = begin_plan(ledger, held, job_id, [], settings.dek_length, **facts)
-        begun._ticket = begun._new_ticket(template)
+        begun._ticket = begun._new_ticket(template, settings)
         return begun
 
     @classmethod
@@ -150,26 +152,58 @@ class Begun:
 
     def ticket(self) -> Ticket:
         """Return what files are created with. A transaction that was taken up reserves keys now."""
-        if self._ticket is None:
-            template = self._reserve()
+        return self._ticket or self._extended(self.settings)
+
+    def ticket_like(self, entry: FileEntry) -> Ticket:
+        """Return what files are created with that are to be protected as another file of the dataset is."""
+        ledger = self.ledger
+        key = ledger.keys.get(ledger.keyring.active(entry.key_id))
+        contents = At(ledger, self.base).contents(entry, None)
+        settings = replace(
+            self.settings,
+            wrapping_key_id=key.wrapping_key_id,
+            double_wrap=key.double_wrap,
+            dek_length=len(contents.dek(entry)),
+            block_size=entry.block_size or self.settings.block_size,
+            column_keys=column_masters(ledger, entry),
+            key_material=None if entry.key_material is None else KEYTOOLS,
+        )
+        return self._extended(settings)
+
+    def _extended(self, settings: Settings) -> Ticket:
+        """Return a ticket for other settings. The plan learns of their keys."""
+        name = repr(asdict(settings))
+        if name not in self._tickets:
+            template = self._reserve(settings)
             self.plan.extend([], wraps=sorted({*self.plan.body["wraps"], *template.key_ids()}))
-            self._ticket = self._new_ticket(template)
-        return self._ticket
+            self._tickets[name] = self._new_ticket(template, settings)
+        return self._tickets[name]
 
     def under_their_keks(self, add: list[FileEntry]) -> list[FileEntry]:
-        """Return the files, their data keys wrapped by the KEKs that the policy has for their paths."""
-        if not add:
-            return add
-        ledger, settings = self.ledger, self.settings
-        masters = [column_masters(ledger, entry) for entry in add]
-        wanted = reserve_keys(
-            ledger, self.policy, self.job_id, settings.wrapping_key_id, settings.double_wrap, [*add], masters
-        )
-        return wrapped_under(ledger, add, wanted)
+        """Return the files, their data keys wrapped by the KEKs that the policy has for their paths.
 
-    def _reserve(self) -> FileEntry:
+        A file that was renamed keeps its KEK, unless the policy has one for each folder.
+        """
+        ledger, made = self.ledger, list(add)
+        kinds: dict[str, tuple[str, bool]] = {}  # master key and wrap of the files under a key
+        groups: dict[tuple[str, bool], list[int]] = {}
+        for i, entry in enumerate(add):
+            if entry.job_id != self.job_id and self.policy.kek_scope != "partition":
+                continue
+            if entry.key_id not in kinds:
+                key = ledger.keys.get(ledger.keyring.active(entry.key_id))
+                kinds[entry.key_id] = key.wrapping_key_id, key.double_wrap
+            groups.setdefault(kinds[entry.key_id], []).append(i)
+        for (master, double_wrap), places in groups.items():
+            mine = [add[i] for i in places]
+            masters = [column_masters(ledger, entry) for entry in mine]
+            wanted = reserve_keys(ledger, self.policy, self.job_id, master, double_wrap, [*mine], masters)
+            for i, entry in zip(places, wrapped_under(ledger, mine, wanted), strict=True):
+                made[i] = entry
+        return made
+
+    def _reserve(self, settings: Settings) -> FileEntry:
         """Return an entry with the ids of the keys that wrap the data keys of new files."""
-        settings = self.settings
         (template,) = reserve_keys(
             self.ledger,
             self.policy.replace(kek_scope="dataset"),  # at the commit, each file gets the KEK that its path is to have
@@ -181,8 +215,8 @@ class Begun:
         )
         return template
 
-    def _new_ticket(self, template: FileEntry) -> Ticket:
-        ledger, settings = self.ledger, self.settings
+    def _new_ticket(self, template: FileEntry, settings: Settings) -> Ticket:
+        ledger = self.ledger
         contents = Contents(ledger.id, ledger.store, ledger.envelope.subset(template.key_ids()), settings.threads)
         place = f"{PLANS}{self.job_id}/{numbered(self.plan.number)}"
         return Ticket(contents, template, settings.dek_length, settings.fsync, place)

@@ -75,6 +75,11 @@ class FileEntry(NamedTuple):
         return self._replace(key_id=wraps[0][0], wrapped_dek=wraps[0][1], column_keys=columns)
 
 
+def without_set(entry: FileEntry) -> FileEntry:
+    """Return the entry of a file that is a member of no numbered set."""
+    return entry._replace(set_id=None, part=None, parts=None)
+
+
 def with_lengths(entry: FileEntry, file_length: int, plain_length: int | None = None) -> FileEntry:
     """Return the entry with the lengths in bytes of the file that was made. plain_length None: the planned length."""
     lengths = file_length, entry.plain_length if plain_length is None else plain_length

@@ -6,6 +6,7 @@ import hashlib
 from heapq import merge
 from typing import TYPE_CHECKING
 
+from ags_fast.dataset.entries import without_set
 from ags_fast.dataset.manifests import Manifests
 from ags_fast.dataset.merging import SMALL_ENTRIES, apart, lanes, path_bytes, to_merge
 from ags_fast.dataset.names import manifest_name
@@ -46,7 +47,7 @@ class Rewriting(Manifests):
         for ref in touched:
             entries = self.open_table(ref, envelope)
             kept = [
-                entry if entry.set_id not in breaks else entry._replace(set_id=None, part=None, parts=None)
+                entry if entry.set_id not in breaks else without_set(entry)
                 for entry in entries
                 if taken.get(entry.path) != entry.file
             ]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ags_fast.dataset.begun import Begun, Settings
+from ags_fast.dataset.changing import Changing
 from ags_fast.dataset.decide import Wish
-from ags_fast.dataset.entries import FileEntry, check_lengths
+from ags_fast.dataset.entries import check_lengths
 from ags_fast.dataset.expiry import expire_by_policy
 from ags_fast.dataset.files.contents import MODULES
-from ags_fast.dataset.files.writing import NewDatasetFile, Receipt, Ticket, check_new_path
-from ags_fast.dataset.names import check_path, folders_above, job_in_name, new_job_id
+from ags_fast.dataset.files.writing import Receipt, Ticket, check_new_path
+from ags_fast.dataset.names import check_path, job_in_name, new_job_id
 from ags_fast.dataset.plan import WRITE
 from ags_fast.dataset.planning import commit_plan
 from ags_fast.errors import AgsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from collections.abc import Set as AbstractSet
 
     from ags_fast.dataset.ledger import Ledger
     from ags_fast.dataset.versions import Version
@@ -30,7 +28,7 @@ __all__ = ["Transaction"]
 STREAM_NAME = 256  # characters in the id of a stream
 
 
-class Transaction:
+class Transaction(Changing):
     """Files that one new version of a dataset adds, replaces and removes. Made by `Dataset.transaction`.
 
     ``with dataset.transaction() as new:`` begins with a durable plan and ends with a commit. An exception in the block
@@ -55,24 +53,14 @@ class Transaction:
         committed: Callable[[Version], None],
         left: str | None = None,
     ) -> None:
-        self.job_id = left or new_job_id()
+        super().__init__(ledger, left or new_job_id(), settings)
         self.version: int | None = None
-        self._ledger = ledger
         self._base = base
-        self._settings = settings
         self._committed = committed
         self._left = left is not None  # by another process, which has chosen base and settings
-        self._lock = threading.RLock()
         self._held = ExitStack()  # releases the plan
-        self._begun: Begun | None = None
-        self._state = "new"  # then "runs", then "over" or "left"
         self._has_tasks = self._left
         self._attempts: set[str] = set()  # whose receipts have come
-        self._open: dict[str, NewDatasetFile | None] = {}  # in the making; None: being created now
-        self._objects: set[str] = set()  # that this process has begun
-        self._made: dict[str, FileEntry] = {}
-        self._removed: dict[str, FileEntry] = {}
-        self._clears = False
         self._once: tuple[str, int] | None = None
 
     def __repr__(self) -> str:
@@ -106,97 +94,7 @@ class Transaction:
         else:
             self._drop()
 
-    def _running(self) -> Begun:
-        if self._state != "runs" or self._begun is None:
-            raise ValueError(
-                f"the transaction {'has not begun: use it in a with block' if self._state == 'new' else 'is over'}"
-            )
-        return self._begun
-
-    # ---- what it changes
-
-    def create(self, path: str, format: str = "ags1", *, replace: bool = False) -> NewDatasetFile:
-        """Create a file. It is part of the transaction when it is closed without an error.
-
-        Args:
-            path: The file's path in the dataset.
-            format: "ags1" makes an AGS1 stream of any bytes. "parquet" takes the bytes of a plaintext Parquet file,
-                from any writer, and encrypts them as Parquet Modular Encryption at `close`. Until then they are
-                buffered, sealed under a key that only this process has: up to 16 MiB in memory, more in a temporary
-                file.
-            replace: Whether the file takes the place of a file of that path. That file stays if the new one is
-                discarded.
-
-        Raises:
-            FileExistsError: The dataset has this file, and this transaction has not removed it. With `replace`: the
-                file is being written.
-            ValueError: A file and a folder would have one path, or the transaction is not running.
-            PolicyError: The path leads out of the dataset.
-        """
-        check_new_path(path)
-        with self._lock:
-            ticket = self._running().ticket()
-            there = self._check_free(path, replace)
-            self._open[path] = None
-        try:
-            file = ticket.begin(path, format, None, partial(self._finished, there))
-        except BaseException:
-            with self._lock:
-                del self._open[path]
-            raise
-        with self._lock:
-            self._open[path] = file
-            self._objects.add(file.object_name)
-        return file
-
-    def _finished(self, there: FileEntry | None, file: NewDatasetFile) -> None:
-        """Take up a file that was closed, in the place of `there`, or let go of one that was discarded."""
-        with self._lock:
-            self._open.pop(file.name, None)
-            try:
-                receipt = file.receipt()
-            except ValueError:
-                receipt = None
-            if receipt is not None and self._state == "runs":
-                if file.name in self._made:
-                    self.remove(file.name)
-                if there is not None:
-                    self._removed[file.name] = there
-                self._made[file.name] = receipt.entry
-                return
-        self._ledger.store.delete(file.object_name)  # it may be there, if what failed came after it was published
-
-    def remove(self, path: str) -> None:
-        """Remove a file of the dataset, or one that this transaction has created.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: The file is still being written, or the transaction is not running.
-        """
-        with self._lock:
-            begun = self._running()
-            if path in self._open:
-                raise ValueError(f"{path!r} is still being written: close or abort it first")
-            if path in self._made:
-                self._ledger.store.delete(self._made.pop(path).file)
-                return
-            begun.check_base()
-            entry = None if path in self._removed else self._ledger.find(begun.base, path)
-            if entry is None:
-                raise FileNotFoundError(f"the dataset has no {path!r}")
-            self._removed[path] = entry
-
-    def remove_all(self) -> None:
-        """Remove all files that the dataset had when the transaction began, so that it has only new ones.
-
-        Files that other jobs add meanwhile stay. If the dataset had no files and has some at the commit, that raises
-        ConcurrentChangeError, so that of two transactions which replace nothing only one is committed.
-        """
-        with self._lock:
-            begun = self._running()
-            begun.check_base()
-            self._removed = {entry.path: entry for entry in self._ledger.entries(begun.base)}
-            self._clears = True
+    # ---- what other processes do
 
     def once(self, stream: str, batch: int) -> None:
         """Make the commit record a batch of a stream, and do nothing if this or a later batch is recorded.
@@ -227,7 +125,7 @@ class Transaction:
         """
         with self._lock:
             begun = self._running()
-            if self._open or self._made or self._removed:
+            if self._pending:
                 raise ValueError("leave a transaction before it changes anything: the changes would be lost")
             begun.leave()
             self._state = "left"
@@ -260,38 +158,26 @@ class Transaction:
                     raise ValueError(f"the receipt of {entry.path!r} is of another transaction")
                 if entry.format not in MODULES:
                     raise ValueError(f"the receipt of {entry.path!r} has the format {entry.format!r}")
-                if entry == self._made.get(entry.path):
+                if entry == self._pending.made.get(entry.path):
                     continue
                 check_new_path(entry.path)
                 check_path(entry.file)
                 check_lengths([entry])
-                self._check_free(entry.path)
-                self._made[entry.path] = entry
-
-    def _check_free(self, path: str, replace: bool = False) -> FileEntry | None:
-        """Check that a new file may have this path. Return the dataset's file that it replaces, or None."""
-        if path in self._open:
-            raise FileExistsError(f"{path!r} is being written: close or abort it first")
-        begun, taken = self._running(), self._made.keys() | self._open.keys()
-        there = _find_place(self._ledger, begun.base, path, taken, self._removed.keys())
-        if not replace and (there is not None or path in taken):
-            raise FileExistsError(f"the dataset has {path!r}: remove it first, in the same transaction")
-        if there is not None:
-            begun.check_base()
-        return there
+                self._check_free([entry.path], replace=False)
+                self._pending.puts(entry, None)
 
     # ---- the end
 
     def _commit(self) -> None:
         with self._lock:
             begun = self._running()
-            if self._open:
-                name = min(self._open)
+            if self._pending.open:
+                name = min(self._pending.open)
                 self._drop()
                 raise ValueError(f"{name!r} is still open: close each file before the transaction ends")
             plan = begun.plan
-            add = [self._made[path] for path in sorted(self._made)]
-            remove = list(self._removed.values())
+            add = [entry for _, entry in sorted(self._pending.made.items())]
+            remove = list(self._pending.removed.values())
             try:
                 wish = Wish(
                     WRITE,
@@ -304,7 +190,7 @@ class Transaction:
                     once=self._once,
                 )
                 lost = bool(begun.attempts() - self._attempts) if self._has_tasks else False
-                plan.wrote(None if lost else {entry.file for entry in add})
+                plan.wrote(None if lost else {entry.file for entry in add if entry.job_id == self.job_id})
                 plan.no_writer_died = not self._has_tasks
                 made = commit_plan(plan, wish, fsync=begun.settings.fsync)
             except BaseException:
@@ -325,39 +211,9 @@ class Transaction:
             self._state = "over"
             plan.taken = True  # nobody goes on with it, so manifests of a commit that failed go, too
             plan.wrote(None if self._has_tasks else self._objects)
-            files = [file for file in self._open.values() if file is not None]
+            files = [file for file in self._pending.open.values() if file is not None]
         for file in files:
             with suppress(AgsError, OSError, ValueError):
                 file.abort()
         with self._held, suppress(AgsError, OSError):
             plan.end()  # looks whether a version was made after all
-
-
-def _find_place(
-    ledger: Ledger, base: Version | None, path: str, taken: AbstractSet[str], removed: AbstractSet[str]
-) -> FileEntry | None:
-    """Return the file that a version has at the path of a new file, or None.
-
-    Args:
-        ledger: The dataset.
-        base: The version.
-        path: The path of the new file.
-        taken: The paths of other new files.
-        removed: The paths of files of the version that are removed.
-
-    Raises:
-        ValueError: A file would have the path of a folder.
-    """
-    folders = folders_above(path)
-    entries = ledger.find_where(base, [path, *folders], [path])
-    found = set(entries)
-    below = {other for other in found if other.startswith(f"{path}/")}
-    if below and below <= removed:  # others may be there
-        found.update(entry.path for entry in ledger.entries(base))
-    there = taken | (found - removed)
-    for folder in folders:
-        if folder in there:
-            raise ValueError(f"{folder!r} is a file of the dataset: {path!r} would need a folder of that name")
-    if any(other.startswith(f"{path}/") for other in there):
-        raise ValueError(f"{path!r} is a folder of the dataset's files, and cannot be a file")
-    return entries[path][1] if path in entries and path not in removed else None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ags_fast.dataset.access import Folder, KeyPlace
+    from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.ledger import Ledger
     from ags_fast.jobs.results import Progress
 
@@ -87,7 +88,8 @@ def remove_files(
     result = result_of(opened.store, "remove", job_id, head, rows)
     if not dry_run:
         apply_retention(opened, result)
-    result.still_in = _versions_with(opened, {entry.path for entry in chosen} - stays, 0 if dry_run else head.number)
+    gone = [entry for entry in chosen if entry.path not in stays]
+    result.still_in = _versions_with(opened, gone, 0 if dry_run else head.number)
     text = "Copies of the dataset, and what the storage keeps of deleted objects, still have the files."
     if result.still_in:
         text = f"Still in {_numbers(result.still_in)}, until expire removes that. {text}"
@@ -95,19 +97,20 @@ def remove_files(
     return result
 
 
-def _versions_with(opened: Ledger, paths: set[str], but: int) -> list[int]:
-    """Return the numbers of the versions, except `but`, that have a file at one of these paths."""
+def _versions_with(opened: Ledger, gone: Sequence[FileEntry], but: int) -> list[int]:
+    """Return the numbers of the versions, except `but`, that have a file at a path of these, or one renamed to it."""
+    paths, files = {entry.path for entry in gone}, {entry.file for entry in gone}
     opened.keys.refresh()
     known: dict[str, bool] = {}  # {manifest: whether it has such a file}
     found = []
     for version in opened.versions():
-        if version.number == but or not paths:
+        if version.number == but or not gone:
             continue
         try:
             for ref in version.manifests:
                 if ref.path not in known:
                     entries = opened.open_table(ref, opened.envelope)
-                    known[ref.path] = not paths.isdisjoint(entry.path for entry in entries)
+                    known[ref.path] = any(entry.path in paths or entry.file in files for entry in entries)
         except (IntegrityError, UnknownKeyError):
             if opened.has_version(version.number):
                 raise

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ags_fast.dataset.decide.change import Change
+from ags_fast.dataset.entries import without_set
 from ags_fast.dataset.merging import to_compact
 from ags_fast.dataset.names import folders_above
 from ags_fast.dataset.policy import Policy
@@ -87,9 +88,9 @@ def next_version(wish: Wish, head: Version | None, there: Mapping[str, str] | No
     adds = tuple(entry for entry in wish.add if entry.path not in skips)
     removes = {path: file for path, file in old.items() if path not in skips}
     policy = wish.policy if adds or removes or not (wish.add or wish.remove) else None
-    return Change(
-        adds=adds, removes=removes, breaks=_broken(wish.remove, adds, removes), refused=refused, policy=policy
-    )
+    breaks = _broken(wish.remove, adds, removes)
+    adds = tuple(entry if entry.set_id not in breaks else without_set(entry) for entry in adds)
+    return Change(adds=adds, removes=removes, breaks=breaks, refused=refused, policy=policy)
 
 
 def _blocked(new: Collection[str], there: Collection[str]) -> set[str]:
@@ -100,8 +101,6 @@ def _blocked(new: Collection[str], there: Collection[str]) -> set[str]:
 
 def _broken(remove: Iterable[FileEntry], adds: Iterable[FileEntry], removes: Container[str]) -> frozenset[str]:
     """Return the numbered sets that lose a member which no file with its number replaces."""
-    members = {entry.path: entry.set_id for entry in remove if entry.set_id is not None and entry.path in removes}
-    if not members:
-        return frozenset()
-    replaced = {entry.path for entry in adds if entry.set_id is not None and members.get(entry.path) == entry.set_id}
-    return frozenset(set_id for path, set_id in members.items() if path not in replaced)
+    members = {(entry.set_id, entry.part) for entry in remove if entry.path in removes}
+    left = members.difference((entry.set_id, entry.part) for entry in adds)
+    return frozenset(set_id for set_id, _ in left if set_id is not None)
