@@ -89,23 +89,19 @@ class ChangedFiles(DatasetFiles):
                 super().copy(sources, made, on_error=on_error, **kwargs)
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
-        """Move files, in one version: see fsspec.
+        """Move files, in one version: see fsspec. Only manifests are written: a file keeps its keys, and its bytes.
 
         Raises:
             FileNotFoundError: Nothing is there.
             IsADirectoryError: A path is a folder, and `recursive` is not set.
-            ValueError: Two files would get one path.
+            ValueError: Two files would get one path, or a file two.
         """
         if path1 == path2:
             return
         pairs = moves(self._targets(path1, path2, recursive, maxdepth), path1)
-        stays = {target for _, target in pairs}
-        with self._one_version() as changes:
-            for source, target in pairs:
-                self.cp_file(source, target)
-            for source, _ in pairs:
-                if source not in stays:
-                    changes.remove(source)
+        if pairs:
+            with self._one_version() as changes:
+                changes.rename(dict(pairs), replace=True)
 
     def _targets(self, path1: Any, path2: Any, recursive: bool, maxdepth: int | None) -> list[tuple[str, str]]:
         into = isinstance(path2, str) and (path2.endswith("/") or self.isdir(path2))

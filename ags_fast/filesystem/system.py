@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from fsspec.compression import compr
 from fsspec.core import get_compression
 
-from ags_fast.errors import PolicyError
 from ags_fast.filesystem.changing import ChangedFiles
 from ags_fast.filesystem.place import Handle, Place, chained_url, check_no_others
 from ags_fast.filesystem.writing import AgsTransaction, CompressedFile, NewFile, NewText, refuse_mode
@@ -223,19 +222,10 @@ class AgsFileSystem(ChangedFiles):
             raise
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
-        """Copy a file, under a new data key. Its format stays.
-
-        Raises:
-            PolicyError: Columns of the file have keys of their own, and would not have them in the copy.
-        """
+        """Copy a file, under a new data key. It keeps its format, and is protected by the same master keys."""
         path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
         if self.isdir(path1):
             return
-        source = self._find(path1)
-        if lost := set(source.columns).difference(self._write_options.get("column_keys") or ()):
-            raise PolicyError(
-                f"columns of {path1!r} have keys of their own ({', '.join(sorted(lost))}), and would not in a copy: "
-                "give write_options={'column_keys': {column: master key}}"
-            )
-        with self._create(path2, True, source.format) as file:
-            self.dataset.copy_file(path1, file, threads=self._threads)
+        self._find(path1)
+        with self._one_version() as changes:
+            changes.copy(path1, path2, replace=True)
