@@ -106,9 +106,14 @@ def runtime_jar() -> Path:
     return next(_fetched("iceberg-jars", "iceberg-jars.txt").glob("iceberg-spark-runtime-*.jar"))
 
 
+def avro_jar() -> Path:
+    """Spark's own Avro source, for PySpark 4.1."""
+    return next(_fetched("iceberg-jars", "iceberg-jars.txt").glob("spark-avro_*.jar"))
+
+
 def rest_jars() -> list[Path]:
     """Iceberg's core and its tests, with what they need beside `spark_jars`: for a server of the REST catalog."""
-    return sorted(set(_fetched("iceberg-jars", "iceberg-jars.txt").glob("*.jar")) - {runtime_jar()})
+    return sorted(set(_fetched("iceberg-jars", "iceberg-jars.txt").glob("*.jar")) - {runtime_jar(), avro_jar()})
 
 
 def compiled(folder: Path, jars: Sequence[Path]) -> Path:

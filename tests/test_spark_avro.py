@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 import pickle
 import string
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -16,6 +20,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("fastavro")
 
 import fastavro
+from iceberg_java import avro_jar, pyspark_folder
 from pyspark.sql import datasource as ds
 from pyspark.sql import types as t
 from test_avro_arrow import TYPES, schema_of
@@ -25,7 +30,6 @@ from ags_fast.spark.datasource import AgsAvro
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 ORDER = {
     "type": "record",
@@ -131,36 +135,90 @@ def test_every_type(dataset: Path, kms: dict[str, str]) -> None:
         assert len(Read(dataset, kms, files=path).rows()) == len(rows)
 
 
+# ---- Spark itself
+
+# What Spark's own source refuses, or gives another type of null.
+APART = ("time-micros", "timestamp-nanos")
+GOOD = [
+    (kind, values, expected)
+    for kind, arrow, values, expected in TYPES
+    if arrow != "null" and not (isinstance(kind, dict) and kind.get("logicalType") in APART)
+]
+
+
+def all_types(count: int) -> tuple[Any, list[dict[str, Any]], list[dict[str, Any]]]:
+    """A schema with a column of each type that Spark's own source takes; rows; and rows as Spark has them."""
+    kinds = [json.loads(json.dumps(kind).replace('"inner"', f'"inner{i}"')) for i, (kind, _, _) in enumerate(GOOD)]
+    given = [[values[k % len(values)] for _, values, _ in GOOD] for k in range(count)]
+    expected = [[(found or values)[k % len(values)] for _, values, found in GOOD] for k in range(count)]
+
+    def rows(found: list[list[Any]]) -> list[dict[str, Any]]:
+        return [{f"c{i}": value for i, value in enumerate(row)} for row in found]
+
+    return schema_of(*kinds), rows(given), rows(expected)
+
+
+def as_spark_has_it(value: Any) -> Any:
+    """A value of Avro as a row of PySpark has it: timestamps in local time, times of day as numbers."""
+    if isinstance(value, dt.datetime) and value.tzinfo:
+        return value.astimezone().replace(tzinfo=None)
+    if isinstance(value, dt.time):
+        return (value.hour * 3600 + value.minute * 60 + value.second) * 1000 + value.microsecond // 1000
+    return value
+
+
 @pytest.mark.spark
 @pytest.mark.more
 @pytest.mark.timeout(300)
 def test_in_spark(dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every type, read from what fastavro wrote, and written and read again: the values that were given."""
     from pyspark.sql import SparkSession
     from spark_jobs import spark_env
 
     for name, value in spark_env().items():
         monkeypatch.setenv(name, value)
-    good = [
-        (kind, values)
-        for kind, _, values, _ in TYPES
-        if kind not in ("null", ["null"]) and "hollow" not in json.dumps(kind)
-    ]
-    kinds = [json.loads(json.dumps(kind).replace('"inner"', f'"inner{i}"')) for i, (kind, _) in enumerate(good)]
-    schema = schema_of(*kinds)
-    rows = [{f"c{i}": values[k % len(values)] for i, (_, values) in enumerate(good)} for k in range(50)]
+    schema, rows, expected = all_types(50)
     write(dataset, kms, {"a.avro": (schema, rows), "day=3/b.avro": (schema, rows)})
     session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     try:
         session.dataSource.register(AgsAvro)
-        options = {**kms, "files": "a.avro"}
-        read = session.read.format("ags_avro").options(**options).load(str(dataset))
+        read = session.read.format("ags_avro").options(**kms, files="a.avro").load(str(dataset))
         found = [row.asDict(recursive=True) for row in read.collect()]
-        plain = {f"c{i}": good[i][0] for i in range(len(good))}
         assert len(found) == 50
-        same = ("boolean", "int", "long", "double", "string")
-        for name, kind in plain.items():
-            if kind in same:
-                assert [row[name] for row in found] == [row[name] for row in rows], kind
-        assert read.filter("c2 > 0").count() == sum(row["c2"] > 0 for row in rows)
+        for i, (kind, _, _) in enumerate(GOOD):
+            name = f"c{i}"
+            wanted = [as_spark_has_it(row[name]) for row in expected]
+            assert [row[name] for row in found] == wanted, kind
+        assert read.filter("c1 > 0").count() == sum(row["c1"] > 0 for row in rows)
+        copy = dataset.parent / "copy"
+        options = {**kms, "wrappingKeyId": datasets.MASTER}
+        read.coalesce(1).write.format("ags_avro").options(**options).mode("append").save(str(copy))
+        again = session.read.format("ags_avro").options(**kms).load(str(copy))
+        assert again.schema == read.schema
+        assert [row.asDict(recursive=True) for row in again.collect()] == found
     finally:
         session.stop()
+
+
+@pytest.mark.spark
+@pytest.mark.more
+@pytest.mark.timeout(300)
+def test_like_sparks_own_source(tmp_path: Path, kms: dict[str, str]) -> None:
+    """Spark's own Avro source gives of plain files what ours gives of sealed ones, and both write the same."""
+    from spark_jobs import spark_env
+
+    schema, rows, _ = all_types(20)
+    (tmp_path / "types").mkdir()
+    for codec in ("null", "deflate", "snappy", "bzip2", "xz", "zstandard"):
+        with open(tmp_path / "types" / f"{codec}.avro", "wb") as file:
+            fastavro.writer(file, schema, rows, codec=codec, sync_interval=1000)
+    datasets.encrypt(tmp_path / "types", tmp_path / "types.enc", kms).raise_for_failures()
+    env = spark_env(TZ="UTC")
+    env["PYTHONPATH"] = os.pathsep.join([str(pyspark_folder()), env["PYTHONPATH"]])
+    driver = Path(__file__).with_name("spark_avro_peer.py")
+    command = [sys.executable, str(driver), str(avro_jar()), str(tmp_path), json.dumps(kms)]
+    done = subprocess.run(command, capture_output=True, env=env, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[done.stderr.find("Traceback") :][:5000]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["version"].startswith("4.1.")
+    assert answer["different"] == {}
