@@ -80,7 +80,7 @@ def outcome(read: Callable[[], DataFrame]) -> list[str]:
 
 def main() -> None:
     jar, folder, kms = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    settings = {
+    settings: dict[str, Any] = {
         "spark.master": "local[1]",
         "spark.jars": jar,
         "spark.ui.enabled": "false",
