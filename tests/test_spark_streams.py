@@ -20,11 +20,12 @@ pytest.importorskip("pyspark")
 if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
     pytest.skip("there is no Java runtime", allow_module_level=True)
 
+import pyarrow as pa
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 from ags_fast import Dataset
-from ags_fast.jobs import sweep
+from ags_fast.jobs import rekey_files, rotate, sweep
 from ags_fast.spark.datasource import register
 
 if TYPE_CHECKING:
@@ -151,33 +152,52 @@ import sys, json
 from pathlib import Path
 from pyspark.sql import SparkSession
 from ags_fast.spark.datasource import register
-folder, conf, options = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+folder, (conf, source, options) = Path(sys.argv[1]), map(json.loads, sys.argv[2:])
 spark = SparkSession.builder.master("local[2,4]").config(map=conf).getOrCreate()
 register(spark)
 print("begins", flush=True)
-rows = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(str(folder / "source"))
+reader = spark.readStream.options(maxFilesPerTrigger=1, **source)
+rows = reader.format("ags_parquet").load(str(folder / "source.enc")) if source else (
+    reader.schema("id long").json(str(folder / "source")))
 query = rows.writeStream.format("ags_parquet").options(**options).trigger(availableNow=True).start(str(folder / "ds"))
 query.awaitTermination()
 print("done", flush=True)
 """
 
 
-def test_a_query_that_is_killed(tmp_path: Path) -> None:
-    """kill -9, again and again, of driver, JVM and Python workers at any moment: every row is there once."""
-    stream = Stream(tmp_path)
-    count = 12
-    stream.put(*range(count))
+@pytest.mark.parametrize("source", ["json", "ags_parquet"])
+def test_a_query_that_is_killed(tmp_path: Path, source: str) -> None:
+    """kill -9, again and again, of driver, JVM and Python workers at any moment: every row is there once.
+
+    If the query reads from a dataset, that is re-keyed and rotated meanwhile.
+    """
+    stream, count = Stream(tmp_path), 12
+    if source == "json":
+        stream.put(*range(count))
+    else:
+        given = Dataset.create(tmp_path / "source.enc", kms=stream.kms, wrapping_key_id=MASTER)
+        for number in range(count):
+            with given.transaction(fsync=False) as new, new.create(f"{number}.parquet", "parquet") as file:
+                parquet.write_table(pa.table({"id": range(number * 10, number * 10 + 10)}), file)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, str(program), str(tmp_path), json.dumps(CONF), json.dumps(stream.options())]
+    options = [json.dumps(one) for one in (CONF, {} if source == "json" else stream.kms, stream.options())]
+    versions = stream.url / "_ags/versions"
     for attempt in range(12):
+        if source != "json" and attempt:
+            change = rekey_files if attempt % 2 else rotate
+            change(given.url, kms=stream.kms, progress=False)
         with (tmp_path / "log").open("ab") as log:
             child = subprocess.Popen(
-                command, env=spark_env(), stdout=subprocess.PIPE, stderr=log, start_new_session=True, text=True
+                [sys.executable, str(program), str(tmp_path), *options],
+                env=spark_env(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                text=True,
             )
         assert child.stdout is not None
         assert child.stdout.readline() == "begins\n", (tmp_path / "log").read_text()[-3000:]
-        versions = stream.url / "_ags/versions"
         seen = len(list(versions.glob("*.json"))) if versions.exists() else 0
         until = time.monotonic() + 60
         while child.poll() is None and time.monotonic() < until:
@@ -190,7 +210,7 @@ def test_a_query_that_is_killed(tmp_path: Path) -> None:
         if child.wait() == 0:
             break
     assert child.stdout is not None
-    assert child.stdout.readline() == "done\n"
+    assert child.stdout.readline() == "done\n", (tmp_path / "log").read_text()[-3000:]
     assert attempt > 0, "nothing was killed"
     assert stream.ids() == list(range(10 * count))
     assert (stream.dataset.version or 0) <= 1 + count
