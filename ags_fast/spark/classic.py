@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.jobs.engines.start import is_current_directory_trusted
 from ags_fast.spark.job import POLL_SECONDS, SETTLE_SECONDS, SparkJob
-from ags_fast.spark.partition import run_bin
+from ags_fast.spark.partition import Bin, run_bin
 
 if TYPE_CHECKING:
     import threading
@@ -37,7 +37,6 @@ class _ClassicJob(SparkJob):
         super().__init__(context, parts)
         self._spark = spark
         self._rows = spark.accumulator([], _Rows())  # from tasks that succeeded, once each, while others run
-        self._seen = 0
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         from pyspark import InheritableThread
@@ -47,15 +46,18 @@ class _ClassicJob(SparkJob):
     def submit(self) -> None:
         count = sum(map(len, self.parts))
         self._spark.setJobGroup(self.name, f"{self.name}: {count} files", interruptOnCancel=True)
-        partitions = self._spark.parallelize(self.parts, len(self.parts))
+        bins = [Bin(number, part) for number, part in enumerate(self.parts)]
+        partitions = self._spark.parallelize(bins, len(bins))
         if not is_current_directory_trusted():
             partitions.ctx = _SafePath(self._spark)
         partitions.foreachPartition(_Partition(self.context, self._rows))
 
     def arrived(self) -> Any:
-        came = self._rows.value[self._seen :]
-        self._seen += len(came)
-        return came
+        waiting = self._rows.value  # one list throughout, to which another thread adds
+        came = waiting[:]
+        del waiting[: len(came)]
+        while came:
+            yield came.pop(0)
 
     def cancel(self) -> None:
         self._spark.cancelJobGroup(self.name)
@@ -110,5 +112,6 @@ class _Partition:
         self._context = context
         self._rows = rows
 
-    def __call__(self, parts: Iterable[list[AnyTask]]) -> None:
-        self._rows.add([run_bin(self._context, [task for part in parts for task in part])])
+    def __call__(self, parts: Iterable[Bin]) -> None:
+        for part in parts:  # one
+            self._rows.add([run_bin(self._context, part)])

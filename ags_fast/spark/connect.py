@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.rows import Row
 from ags_fast.spark.job import POLL_SECONDS, SparkJob, conf_seconds
-from ags_fast.spark.partition import run_bin
+from ags_fast.spark.partition import Bin, run_bin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -78,9 +78,12 @@ class _ConnectJob(SparkJob):
 
     def arrived(self) -> Any:
         while self._results:
-            done, calls = json.loads(self._results.popleft())
-            came = [(path, Row(*row)) for path, row in done]
-            yield came, Counter({(provider, operation): count for provider, operation, count in calls})
+            number, rows, calls = json.loads(self._results.popleft())
+            yield (
+                number,
+                [Row(*row) for row in rows],
+                Counter({(provider, operation): count for provider, operation, count in calls}),
+            )
 
     def cancel(self) -> None:
         if self._interrupter is None or not self._interrupter.is_alive():  # it may wait long for a server that is gone
@@ -124,7 +127,7 @@ def _bins(session: Any, parts: Sequence[Sequence[AnyTask]]) -> Any:
     """
     import pyarrow as pa
 
-    payloads = [pickle.dumps(list(part), pickle.HIGHEST_PROTOCOL) for part in parts]
+    payloads = [pickle.dumps(Bin(number, part), pickle.HIGHEST_PROTOCOL) for number, part in enumerate(parts)]
     bins = pa.table({"id": pa.array(range(len(parts)), pa.int64()), "tasks": pa.array(payloads, pa.binary())})
     return session.range(0, len(parts), 1, len(parts)).join(session.createDataFrame(bins).hint("broadcast"), "id")
 
@@ -140,9 +143,9 @@ class _Partition:
 
         for batch in batches:
             for payload in batch.column("tasks"):
-                done, calls = run_bin(self._context, pickle.loads(payload.as_py()))
+                number, rows, calls = run_bin(self._context, pickle.loads(payload.as_py()))
                 told = [(*name, count) for name, count in calls.items()]
-                yield pa.record_batch({"result": pa.array([json.dumps([done, told])], pa.string())})
+                yield pa.record_batch({"result": pa.array([json.dumps([number, rows, told])], pa.string())})
 
 
 def _check_packages() -> None:

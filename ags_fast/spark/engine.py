@@ -83,15 +83,14 @@ class SparkEngine:
             report: Gets the rows of finished tasks.
         """
         context = replace(context, threads=self._threads)
-        done = self._run_job(context, tasks, open_cost, report) if tasks else set()
-        left = [task for task in tasks if task.path not in done]
+        left = self._run_job(context, tasks, open_cost, report) if tasks else []
         if left:
             self._run_job(replace(context, isolate=True), left, open_cost, report)
 
     def _run_job(
         self, context: JobContext, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
-    ) -> set[str]:
-        """Return the paths of the files whose rows arrived. After it returns or raises, no worker is active."""
+    ) -> list[AnyTask]:
+        """Return the tasks whose rows did not arrive. After it returns or raises, no worker is active."""
         parts = bins(
             tasks,
             target_bytes=self._target_bytes,
@@ -100,9 +99,9 @@ class SparkEngine:
         )
         job = self._session.job(context, parts)
         job.run(report)
-        if job.failure and (context.isolate or len(job.done) == len(tasks) or not _killed(job.failure)):
+        if job.failure and (context.isolate or len(job.done) == len(parts) or not _killed(job.failure)):
             raise _explained(job.failure) from None
-        return job.done
+        return [task for number, part in enumerate(parts) if number not in job.done for task in part]
 
 
 def _session_of(session: Any) -> Session:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ags_fast.keys.kms import add_calls
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ags_fast.jobs.results import Row
     from ags_fast.jobs.work.base import AnyTask, JobContext
+    from ags_fast.spark.partition import BinResult
 
 POLL_SECONDS = 0.05
 SETTLE_SECONDS = 30.0  # Spark kills a worker 2 to 4 s after a cancellation, and notices lost executors within 10 s
@@ -39,7 +39,7 @@ class SparkJob:
 
     Attributes:
         name: The name of the job in Spark.
-        done: The paths of the tasks whose rows have arrived.
+        done: The numbers of the bins whose rows have arrived.
         failure: Why Spark gave the job up, or None.
     """
 
@@ -47,7 +47,7 @@ class SparkJob:
         self.context = context
         self.parts = parts
         self.name = f"ags_fast {context.op} {context.job_id}{' isolated' if context.isolate else ''}"
-        self.done: set[str] = set()
+        self.done: set[int] = set()
         self.failure: BaseException | None = None
         # Not Thread.join: after Ctrl-C interrupts it, join takes the thread for dead (Python < 3.13).
         self._over = threading.Event()
@@ -79,10 +79,10 @@ class SparkJob:
             self._over.set()
 
     def _collect(self, report: Callable[[list[Row]], None]) -> None:
-        for rows_of_task, calls in self.arrived():
+        for number, rows, calls in self.arrived():
             add_calls(calls)
-            self.done.update(path for path, _ in rows_of_task)
-            report([row for _, row in rows_of_task])
+            self.done.add(number)
+            report(rows)
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         """Return a thread that runs the Spark job. It is not started."""
@@ -92,8 +92,8 @@ class SparkJob:
         """Run the Spark job, in the thread of `thread`. Returns or raises when Spark says that the job is over."""
         raise NotImplementedError
 
-    def arrived(self) -> Sequence[tuple[list[tuple[str, Row]], Counter[tuple[str, str]]]]:
-        """Return what `run_bin` returned in the Spark tasks whose results arrived since the last call."""
+    def arrived(self) -> Iterable[BinResult]:
+        """Give what `run_bin` returned in the Spark tasks whose results arrived since the last call, and forget it."""
         raise NotImplementedError
 
     def cancel(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import pickle
+import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ags_fast.jobs.engines.local import run_isolated
 from ags_fast.keys.kms import count_calls
@@ -16,6 +18,30 @@ if TYPE_CHECKING:
 
     from ags_fast.jobs.results import Row
     from ags_fast.jobs.work.base import AnyTask, JobContext
+
+    BinResult = tuple[int, list[Row], Counter[tuple[str, str]]]
+
+
+class Bin:
+    """The tasks of a Spark task. A pickle of it is compressed, because the driver's JVM keeps all of them.
+
+    A pickle is made when Spark asks for it, so that the caller's process does not hold those of all bins at once.
+
+    Args:
+        number: The number of the bin among those of its job.
+        tasks: The tasks.
+    """
+
+    def __init__(self, number: int, tasks: Sequence[AnyTask]) -> None:
+        self.number = number
+        self.tasks = tasks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, (self.number, zlib.compress(pickle.dumps(list(self.tasks), pickle.HIGHEST_PROTOCOL), 1))
+
+
+def _unpacked(number: int, packed: bytes) -> Bin:
+    return Bin(number, pickle.loads(zlib.decompress(packed)))
 
 
 @functools.cache
@@ -28,11 +54,11 @@ def _freeze_modules() -> None:
     gc.freeze()
 
 
-def run_bin(context: JobContext, tasks: Sequence[AnyTask]) -> tuple[list[tuple[str, Row]], Counter[tuple[str, str]]]:
-    """Run tasks inside a Spark task.
+def run_bin(context: JobContext, part: Bin) -> BinResult:
+    """Run the tasks of a bin inside a Spark task.
 
     Returns:
-        The path and the row of each task, and the calls of the KMS.
+        The number of the bin, the rows in the order of its tasks, and the calls of the KMS.
     """
     from pyspark import TaskContext
 
@@ -43,9 +69,9 @@ def run_bin(context: JobContext, tasks: Sequence[AnyTask]) -> tuple[list[tuple[s
     context = replace(context, threads=context.threads or task_context.cpus())
     attempt = task_context.attemptNumber() + context.isolate  # the isolated job is itself a second attempt
     if attempt > 1 or context.isolate:  # died twice: a file may be the cause
-        rows = run_isolated(context, tasks, attempt)
+        rows = run_isolated(context, part.tasks, attempt)
     else:
-        rows = (context.work.run_file(context, task, attempt) for task in tasks)
+        rows = (context.work.run_file(context, task, attempt) for task in part.tasks)
     with count_calls() as calls:
-        done = [(task.path, row) for task, row in zip(tasks, rows, strict=True)]
-    return done, calls
+        done = [row for _, row in zip(part.tasks, rows, strict=True)]
+    return part.number, done, calls
