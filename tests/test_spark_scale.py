@@ -141,7 +141,7 @@ def run_idle(session: Any, tasks: list[Task]) -> list[Row]:
 @pytest.mark.more
 @pytest.mark.timeout(300)
 def test_memory_of_the_driver_and_what_the_ui_says(tmp_path: Path) -> None:
-    """Tasks and rows aside, the engine keeps less than 250 bytes for a file."""
+    """Tasks and rows aside, the engine keeps less than 100 bytes for a file."""
     peaks = []
     with local_session(tmp_path) as session:
         run_idle(session, small_files(100))  # imports what it needs
@@ -156,7 +156,7 @@ def test_memory_of_the_driver_and_what_the_ui_says(tmp_path: Path) -> None:
             del rows, tasks
     kept, peak = ((after - before) / 10_000 for before, after in zip(*peaks, strict=True))
     assert kept < 600  # the rows
-    assert peak - kept < 250
+    assert peak - kept < 100
     begun = events(tmp_path, "SparkListenerJobStart")[-1]
     assert begun["Properties"]["spark.jobGroup.id"] == f"ags_fast encrypt {'0' * 32}"
     assert begun["Properties"]["spark.job.description"] == f"ags_fast encrypt {'0' * 32}: 20000 files"
