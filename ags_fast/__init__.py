@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ags_fast.ags1 import AgsCodec, encrypted_length, plaintext_length
     from ags_fast.dataset.dataset import Dataset
     from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
-    from ags_fast.stream import AgsReader, AgsWriter, open
+    from ags_fast.opening import open
+    from ags_fast.stream import AgsReader, AgsWriter
 
 __all__ = [
     "AgsCodec",
@@ -42,7 +43,8 @@ _HOMES = {
     "ags1": ("AgsCodec", "encrypted_length", "plaintext_length"),
     "dataset.dataset": ("Dataset",),
     "errors": ("AgsError", "FormatError", "IntegrityError", "KeyAccessError", "KeyLimitError", "PolicyError"),
-    "stream": ("AgsReader", "AgsWriter", "open"),
+    "opening": ("open",),
+    "stream": ("AgsReader", "AgsWriter"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 
 from ags_fast._core import OVERHEAD_NBYTES, Key, Span, new_bytes
-from ags_fast._cursor import Cursor
+from ags_fast._cursor import NOTHING, Cursor
 from ags_fast.ags1 import HEADER_NBYTES, block_offset, bytes_view, clamp
 from ags_fast.errors import IntegrityError
 from ags_fast.files.source import RangeSource, SeekableSource
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from ags_fast._types import Buffer
     from ags_fast.files.source import AnySource
 
-__all__ = ["NOTHING", "OpenBlocks"]
+__all__ = ["OpenBlocks"]
 
 CACHE_NBYTES = 4 << 20  # of opened blocks that are kept for reads that come back to them; at least one block
 SPAN_NBYTES = 250  # that a block in the cache takes beside its bytes: more than a tiny block has
 AHEAD_NBYTES = 256 << 10  # a thread, opened ahead of a cursor that moves steadily; at least one block
 REQUEST_NBYTES = 64 << 20  # the largest single read of a source that is not a descriptor; at least one block
-NOTHING = Span(-1, b"")  # no opened bytes: every read misses them
 
 
 class OpenBlocks(Cursor):

@@ -15,7 +15,7 @@ from cpython.ref cimport Py_DECREF
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memchr, memcpy, memset
 
 from ags_fast._agsf cimport *
 
@@ -657,6 +657,25 @@ def read_at(self, offset, size):
     # AgsReader's method. In Python, the call alone would cost more than reading a hundred cached bytes.
     data = (<Span?> self._hot).get(offset, size)
     return self._read(offset, size, False) if data is None else data
+
+
+def readline(self, size=-1, /):
+    """Read a line, or with `size` at most that many bytes of it. Its end is the byte "\\n", which is part of it."""
+    # Cursor's method. IOBase's reads byte by byte.
+    cdef Span lines = <Span?> self._lines
+    cdef Py_ssize_t held = PyBytes_GET_SIZE(lines.data), begin, nbytes
+    cdef const char *line
+    cdef const char *end
+    if held > 0 and (size is None or size == -1):
+        begin = <Py_ssize_t> self._position - lines.offset
+        if 0 <= begin < held:
+            line = PyBytes_AS_STRING(lines.data) + begin
+            end = <const char *> memchr(line, 10, <size_t> (held - begin))
+            if end != NULL:
+                nbytes = end - line + 1
+                self._position = lines.offset + begin + nbytes
+                return PyBytes_FromStringAndSize(line, nbytes)
+    return self._readline(-1 if size is None else size)
 
 
 include "_core_parquet.pxi"

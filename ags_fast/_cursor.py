@@ -6,11 +6,18 @@ import _thread  # noqa: PLC2701 (threading takes longer to import)
 import io
 import operator
 
+from ags_fast._core import Span, readline
+from ags_fast.errors import IntegrityError
+
 TYPE_CHECKING = False  # to import typing takes longer than to import this module
 if TYPE_CHECKING:
     from ags_fast._types import Buffer
 
-__all__ = ["Cursor", "Turns"]
+__all__ = ["NOTHING", "Cursor", "Turns"]
+
+LINES_NBYTES = 8 << 10  # that are read for the first line; then twice as many each time, up to MOST_LINES_NBYTES
+MOST_LINES_NBYTES = 256 << 10
+NOTHING = Span(-1, b"")  # no opened bytes: every read misses them
 
 
 class Cursor(io.RawIOBase):
@@ -24,6 +31,7 @@ class Cursor(io.RawIOBase):
 
     _length: int  # bytes that can be read
     _position: int  # of the cursor
+    _lines = NOTHING  # bytes that were read for lines
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Read `size` bytes from `offset`, or fewer at the end.
@@ -67,6 +75,56 @@ class Cursor(io.RawIOBase):
     def readall(self) -> bytes:
         """Read all bytes that are left."""
         return self.read()
+
+    readline = readline
+
+    def _readline(self, size: int) -> bytes:
+        position, parts = self._position, []
+        left = max(0, self._length - position)
+        size = left if size < 0 else min(operator.index(size), left)
+        self._check_open()
+        while size > 0:
+            begin = position - self._lines.offset
+            data = self._lines.data
+            if not 0 <= begin < len(data):
+                begin, data = 0, self._read_for_lines(position)
+            end = data.find(b"\n", begin, begin + size) + 1
+            parts.append(data[begin : end or begin + size])
+            position += len(parts[-1])
+            size -= len(parts[-1])
+            if end:
+                break
+        self._position = position
+        return b"".join(parts)
+
+    def _read_for_lines(self, position: int) -> bytes:
+        """Read some bytes from `position` for this line and the next ones, and leave the cursor where it is."""
+        before, count = self._lines, LINES_NBYTES
+        if before.offset + len(before.data) == position:
+            count = min(2 * max(count, len(before.data)), MOST_LINES_NBYTES)
+        stays = self._position
+        self._lines = NOTHING
+        try:
+            while True:
+                self._position = position
+                try:
+                    data = self.read(count)
+                    break
+                except IntegrityError:  # of bytes that no line may want
+                    if count == 1:
+                        raise
+                    count = max(1, count // 16)
+        finally:
+            self._position = stays
+        self._lines = Span(position, data)
+        if self.closed:  # by another thread
+            self._lines = NOTHING
+        return data
+
+    def close(self) -> None:
+        """Release what is held for lines."""
+        super().close()
+        self._lines = NOTHING
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Fill a writable buffer.

@@ -1,4 +1,4 @@
-"""AGS1 streams as files: AgsReader, AgsWriter and open().
+"""AGS1 streams as files: AgsReader and AgsWriter.
 
 Random access is the primitive: `AgsReader.readinto_at` has no cursor and may be called from many threads. The cursor
 of an `io.RawIOBase`, and read-ahead for a cursor that moves steadily, are a layer on top.
@@ -37,13 +37,11 @@ from ags_fast.files.source import SeekableSource, open_source
 TYPE_CHECKING = False  # to import typing takes longer than to import this module
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import EllipsisType
     from typing import Any
 
     from ags_fast._types import Buffer, ReadableSource, WritableTarget
-    from ags_fast.keys import StandardKeyMetadata
 
-__all__ = ["AgsReader", "AgsWriter", "open"]
+__all__ = ["AgsReader", "AgsWriter"]
 
 VERIFIED_NBYTES = 4 << 20  # of plaintext, opened at a time by `AgsReader.verify`; a block a thread at least
 GATHERED_NBYTES = 256 << 10  # a thread, that a writer gathers before it seals them; at least one block
@@ -481,91 +479,3 @@ class AgsWriter(io.RawIOBase):
     def _check_open(self) -> None:
         if self.closed:
             raise ValueError("I/O operation on closed file")
-
-
-# ---------------------------------------------------------------------------------------------------------- open
-
-
-def open(
-    file: Any,
-    mode: str = "rb",
-    *,
-    key: Buffer | None = None,
-    key_metadata: StandardKeyMetadata | Buffer | None = None,
-    length: int | EllipsisType | None = ...,  # None has a meaning, so it cannot be the default
-    aad_prefix: Buffer | None = b"",
-    block_size: int | None = None,
-    max_block_size: int = 64 << 20,
-    threads: int | None = None,
-    fsync: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-) -> AgsReader | AgsWriter:
-    """Open an AGS1 stream.
-
-    Args:
-        file: A source of AgsReader, or a target of AgsWriter.
-        mode: ``rb`` reads, ``wb`` writes, ``xb`` writes a path that must not exist yet.
-        key: 16, 24 or 32 bytes.
-        key_metadata: StandardKeyMetadata, or its encoded bytes, in place of `key`: it holds the key, the AAD prefix
-            and, for reading, the length. `key`, `aad_prefix` and `length` may be given too, but must be the same.
-        length: For reading, the stream's length in bytes, from a trusted place. None accepts the length of the source,
-            and with it that blocks may have been cut from the end.
-        aad_prefix: Bytes that tell this stream from others under the key; None is ``b""``.
-        block_size: As for AgsReader or AgsWriter, in bytes.
-        max_block_size: As for AgsReader, in bytes.
-        threads: As for AgsCodec.
-        fsync: As for AgsWriter.
-        storage_options: Options for fsspec, of a URL.
-
-    Raises:
-        ValueError: `mode` is unknown, or an argument differs from the one in `key_metadata`.
-        TypeError: There is no key, or, for reading, no length.
-    """
-    if mode not in ("rb", "wb", "xb"):
-        raise ValueError(f"mode must be 'rb', 'wb' or 'xb', not {mode!r}")
-    if key_metadata is not None:
-        from hmac import compare_digest
-
-        known: Any = key_metadata
-        if not hasattr(known, "encryption_key"):
-            from ags_fast.keys import StandardKeyMetadata
-
-            known = StandardKeyMetadata.decode(known)
-        if key is not None and not compare_digest(prefix_bytes(key), known.encryption_key):
-            raise ValueError("key is not the one in key_metadata: give one of them")
-        if prefix_bytes(aad_prefix) not in (b"", known.aad_prefix):
-            raise ValueError("aad_prefix is not the one in key_metadata: give one of them")
-        key, aad_prefix = known.encryption_key, known.aad_prefix
-        if mode == "rb" and known.file_length is not None:
-            if length is not ... and length != known.file_length:
-                raise ValueError("length is not the one in key_metadata: give one of them")
-            length = known.file_length
-    if key is None:
-        raise TypeError("key or key_metadata is required")
-    if mode == "rb":
-        if length is ...:
-            raise TypeError(
-                "length is required: the stream's bytes as a trusted place has them, or None to trust the source"
-            )
-        return AgsReader(
-            file,
-            key,
-            length=length,
-            aad_prefix=aad_prefix,
-            block_size=block_size,
-            max_block_size=max_block_size,
-            threads=threads,
-            storage_options=storage_options,
-        )
-    if length is not ...:
-        raise TypeError("length is for reading: a writer has it, as file_length, once it is closed")
-    return AgsWriter(
-        file,
-        key,
-        aad_prefix=aad_prefix,
-        block_size=DEFAULT_BLOCK_SIZE if block_size is None else block_size,
-        threads=threads,
-        exclusive=mode == "xb",
-        fsync=fsync,
-        storage_options=storage_options,
-    )

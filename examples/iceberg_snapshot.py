@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pyarrow.parquet as pq
 
-from ags_fast import stream
+import ags_fast
 from ags_fast.iceberg import files, open_table
 from ags_fast.iceberg.puffin import DeletionVector, decode_vector
 from ags_fast.parquet import open_plain
@@ -84,7 +84,7 @@ def read_vector(one: TableFile) -> DeletionVector:
     """Read a deletion vector: a blob in a Puffin file, which is inside an AES GCM Stream."""
     assert one.content_offset is not None
     assert one.content_size is not None
-    with stream.open(stored(one.path), key_metadata=one.key_metadata, length=one.length) as puffin:
+    with ags_fast.open(stored(one.path), key_metadata=one.key_metadata, length=one.length) as puffin:
         blob = puffin.read_at(one.content_offset, one.content_size)
     return decode_vector(blob, cardinality=one.record_count)
 

@@ -112,6 +112,16 @@ def test_reads(fs: Any, tmp_path: Path) -> None:
     assert target.getvalue() == TREE["b/c.csv"]
 
 
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_text_has_the_mark_of_its_byte_order(fs: Any, compression: str | None) -> None:
+    with fs.open("marked", "w", encoding="utf-16", compression=compression) as text:
+        assert text.tell() == 0
+        text.write("one")
+        text.write("two")
+    with fs.open("marked", compression=compression) as file:
+        assert file.read() == "onetwo".encode("utf-16")
+
+
 def test_writes(fs: Any, options: dict[str, Any], tmp_path: Path) -> None:
     first = fs.dataset.version
     with fs.open("new/x", "wb") as file:
@@ -209,9 +219,11 @@ def test_left_by_an_exception(fs: Any, options: dict[str, Any], tmp_path: Path) 
         with pytest.raises(ZeroDivisionError), fs.open("a.csv", "wb") as file:
             raise ZeroDivisionError
         fs.pipe("z", b"z")
-    with pytest.warns(ResourceWarning, match="lost"):
-        file = fs.open("a.csv", "wb")
-        del file
+    for mode, compression in [("wb", None), ("w", None), ("wb", "gzip"), ("w", "gzip")]:
+        file = fs.open("a.csv", mode, compression=compression)
+        file.write("half" if "b" not in mode else b"half")
+        with pytest.warns(ResourceWarning, match="lost"):
+            del file
     assert fs.dataset.version == first + 2
     assert decrypted(options["dataset"], options["kms"]) == TREE | {"y": b"kept", "z": b"z"}
     assert leftovers(tmp_path / "dataset", options["kms"]) == []

@@ -252,6 +252,7 @@ class ReaderMachine(RuleBasedStateMachine):
         cache=st.sampled_from([1, 20, 40, 4 << 20]),
         ahead=st.sampled_from([1, 30, 100]),
         request=st.sampled_from([1, 50, 64 << 20]),
+        lines=st.sampled_from([1, 20, 8 << 10]),
         threads=st.integers(1, 3),
     )
     def start(
@@ -263,6 +264,7 @@ class ReaderMachine(RuleBasedStateMachine):
         cache: int,
         ahead: int,
         request: int,
+        lines: int,
         threads: int,
     ) -> None:
         self.folder = tempfile.TemporaryDirectory()
@@ -273,11 +275,13 @@ class ReaderMachine(RuleBasedStateMachine):
                 "_blocks.CACHE_NBYTES": cache,
                 "_blocks.AHEAD_NBYTES": ahead,
                 "_blocks.REQUEST_NBYTES": request,
+                "_cursor.LINES_NBYTES": lines,
+                "_cursor.MOST_LINES_NBYTES": 3 * lines,
             }.items()
         ]
         for patch in self.patches:
             patch.start()
-        self.plain = pattern(plain_length)
+        self.plain = bytes(byte if byte % 8 else 10 for byte in pattern(plain_length))
         self.model = io.BytesIO(self.plain)
         sealed = seal_stream(self.plain, block_size=block_size)
         self.source = KINDS[kind](sealed, Path(self.folder.name) / "file")
@@ -319,9 +323,11 @@ class ReaderMachine(RuleBasedStateMachine):
         assert self.reader.readinto(ours) == self.model.readinto(theirs)
         assert ours == theirs
 
-    @rule()
-    def readline(self) -> None:
-        assert self.reader.readline() == self.model.readline()
+    @rule(size=st.sampled_from([None, -1]) | sizes, times=st.integers(1, 4))
+    def readline(self, size: int | None, times: int) -> None:
+        for _ in range(times):
+            assert self.reader.readline(size) == self.model.readline(size)
+            assert self.reader.tell() == self.model.tell()
 
     @rule(offset=offsets, size=sizes)
     def read_at(self, offset: int, size: int) -> None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from fsspec.compression import compr
 from fsspec.core import get_compression
 
+from ags_fast._text import TextWriter
 from ags_fast.filesystem.changing import ChangedFiles
 from ags_fast.filesystem.place import Handle, Place, chained_url, check_no_others
-from ags_fast.filesystem.writing import AgsTransaction, CompressedFile, NewFile, NewText, refuse_mode
+from ags_fast.filesystem.writing import AgsTransaction, CompressedFile, NewFile, refuse_mode
 from ags_fast.fs import Store
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class AgsFileSystem(ChangedFiles):
         try:
             if (codec := get_compression(path, compression)) is not None:
                 file = CompressedFile(file, compr[codec])
-            return file if "b" in mode else NewText(file, **text)
+            return file if "b" in mode else TextWriter(file, file.discard, **text)
         except BaseException:
             file.discard()
             raise

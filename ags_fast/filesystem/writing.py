@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.transaction import Transaction as Changes
 
 
-__all__ = ["AgsTransaction", "CompressedFile", "NewFile", "NewText", "refuse_mode"]
+__all__ = ["AgsTransaction", "CompressedFile", "NewFile", "refuse_mode"]
 
 FRAMES = 8  # of callers, that may stand between an `__exit__` and the `close` of a file
 
@@ -184,10 +184,17 @@ class CompressedFile(io.RawIOBase):
         """Return True."""
         return True
 
+    def tell(self) -> int:
+        """Return the bytes of plaintext written so far."""
+        return self._inner.tell()  # type: ignore[no-any-return]
+
     def write(self, data: Buffer, /) -> int:
         """Compress all of a bytes-like object. Returns its size in bytes."""
         self._inner.write(data)
         return memoryview(data).nbytes
+
+    def __del__(self) -> None:
+        """Do not close the file, because that would complete it. Its own ``__del__`` discards it."""
 
     def close(self) -> None:
         """Complete the file. May be called again."""
@@ -219,19 +226,6 @@ class CompressedFile(io.RawIOBase):
             self.close()
         else:
             self.discard()
-
-
-class NewText(io.TextIOWrapper):
-    """Text on its way to a new file. An exception that leaves a ``with`` block discards the file."""
-
-    def __init__(self, file: NewFile | CompressedFile, **options: Any) -> None:
-        super().__init__(file, **options)  # type: ignore[arg-type]  # it takes all that is written at once
-        self._file = file
-
-    def __exit__(self, error_class: object, error: object, traceback: object) -> None:
-        if error_class is not None:
-            self._file.discard()
-        self.close()
 
 
 def left_by_exception() -> bool:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pyiceberg.io import FileIO as PyIcebergIO
 from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream, load_file_io
 
-from ags_fast import stream
+from ags_fast import opening
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import manifests, policy
 from ags_fast.iceberg.container import read_container
@@ -137,7 +137,7 @@ class FileIO(PyIcebergIO):
         source: Any = local_path(known.path) or _unbuffered(inner.new_input(known.path).open())
         if known.format == "PARQUET":
             return open_plain(source, key_metadata=key, length=known.length)
-        return stream.open(source, key_metadata=key, length=known.length)
+        return opening.open(source, key_metadata=key, length=known.length)
 
     # ----------------------------------------------------------------------------------------------------- writing
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-from ags_fast import parquet, stream
+from ags_fast import opening, parquet, stream
 from ags_fast.dataset.rows import Row
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.iceberg.locations import local_path
@@ -297,7 +297,7 @@ def _plain(move: _Move, source: Any) -> Any:
     """Return the plaintext of a file that is an AGS1 stream, or in plaintext."""
     if move.old is None:
         return source
-    return stream.open(source, key_metadata=move.old, length=move.task.length)
+    return opening.open(source, key_metadata=move.old, length=move.task.length)
 
 
 def _parquet(move: _Move, source: Any) -> int:
