@@ -12,12 +12,43 @@ TYPE_CHECKING = False  # to import typing takes longer than to import this modul
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import EllipsisType
-    from typing import Any
+    from typing import Any, Literal, TypedDict, Unpack, overload
 
     from ags_fast._types import Buffer
     from ags_fast.keys import StandardKeyMetadata
 
+    class _Options(TypedDict, total=False):
+        key: Buffer | None
+        key_metadata: StandardKeyMetadata | Buffer | None
+        length: int | EllipsisType | None
+        aad_prefix: Buffer | None
+        block_size: int | None
+        max_block_size: int
+        threads: int | None
+        fsync: bool
+        storage_options: Mapping[str, Any] | None
+
+    class _TextOptions(_Options, total=False):
+        encoding: str | None
+        errors: str | None
+        newline: str | None
+
+
 __all__ = ["open"]
+
+
+if TYPE_CHECKING:
+
+    @overload
+    def open(file: Any, mode: Literal["rb"] = "rb", **options: Unpack[_Options]) -> AgsReader: ...
+    @overload
+    def open(file: Any, mode: Literal["wb", "xb"], **options: Unpack[_Options]) -> AgsWriter: ...
+    @overload
+    def open(
+        file: Any, mode: Literal["r", "rt", "w", "wt", "x", "xt"], **options: Unpack[_TextOptions]
+    ) -> io.TextIOWrapper: ...
+    @overload
+    def open(file: Any, mode: str, **options: Unpack[_TextOptions]) -> AgsReader | AgsWriter | io.TextIOWrapper: ...
 
 
 def open(  # noqa: PLR0913 (the contract's)

@@ -408,7 +408,7 @@ def test_write_is_fastavros_file_inside_a_stream(tmp_path: Any, codec: str) -> N
         assert reader.metadata["avro.codec"] == codec
         assert reader.metadata["writer"] == "test"
         assert list(reader) == records
-        plain = file.read_at(0, file.length)  # type: ignore[union-attr]
+        plain = file.read_at(0, file.length)
     assert len(list(java_blocks(plain, 0, len(plain)))) > 3
 
 

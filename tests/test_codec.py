@@ -389,7 +389,7 @@ def test_keys_and_prefixes_are_bytes(junk: object) -> None:
         lambda: AgsCodec(junk),  # type: ignore[arg-type]
         lambda: AgsCodec(KEY, aad_prefix=junk),  # type: ignore[arg-type]
         lambda: ags_fast.AgsReader(seal_stream(b""), KEY, length=36, aad_prefix=junk),  # type: ignore[arg-type]
-        lambda: ags_fast.open(io.BytesIO(), "wb", key=KEY, aad_prefix=junk),  # type: ignore[arg-type]
+        lambda: ags_fast.open(io.BytesIO(), "wb", key=KEY, aad_prefix=junk),  # type: ignore[call-overload]
     ):
         with pytest.raises(TypeError):
             make()

@@ -156,12 +156,12 @@ def test_open_takes_all_from_key_metadata(tmp_path: Path) -> None:
     with ags_fast.open(path, "wb", key_metadata=to_write) as writer:
         writer.write(b"some bytes")
     assert open_stream(path.read_bytes(), KEY, b"prefix") == b"some bytes"
-    metadata = StandardKeyMetadata(KEY, b"prefix", writer.file_length)  # type: ignore[union-attr]
+    metadata = StandardKeyMetadata(KEY, b"prefix", writer.file_length)
     for given_metadata in (metadata, metadata.encode(), bytearray(metadata.encode())):
         for more in ({}, {"key": KEY}, {"aad_prefix": b"prefix"}, {"length": metadata.file_length}):  # the same is fine
             with ags_fast.open(path, key_metadata=given_metadata, **more) as reader:
                 assert reader.read() == b"some bytes"
-    with ags_fast.open(path, key_metadata=to_write, length=writer.file_length) as reader:  # type: ignore[union-attr]  # its writer did not know
+    with ags_fast.open(path, key_metadata=to_write, length=writer.file_length) as reader:  # its writer did not know
         assert reader.read() == b"some bytes"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ags_fast.IntegrityError):
@@ -201,7 +201,7 @@ def test_open_demands_key_and_length() -> None:
         ags_fast.open(io.BytesIO(), "wb", key=KEY, length=5)
     for junk in ("text", 5, object()):
         with pytest.raises(TypeError):
-            ags_fast.open(sealed, key_metadata=junk)  # type: ignore[arg-type]
+            ags_fast.open(sealed, key_metadata=junk)  # type: ignore[call-overload]
     with pytest.raises(FormatError):
         ags_fast.open(sealed, key_metadata=b"\2")
     for mode in ("r", "w", "ab", "r+b", "", None):
@@ -214,7 +214,7 @@ def test_open_passes_its_arguments_on(tmp_path: Path) -> None:
     with ags_fast.open(path, "wb", key=KEY, block_size=100, threads=1) as writer:
         writer.write(bytes(250))
         assert writer.block_size == 100
-    length = writer.file_length  # type: ignore[union-attr]
+    length = writer.file_length
     with ags_fast.open(path, key=KEY, length=length, block_size=100, threads=1) as reader:
         assert reader.block_size == 100
         assert reader.read() == bytes(250)
@@ -224,4 +224,4 @@ def test_open_passes_its_arguments_on(tmp_path: Path) -> None:
         ags_fast.open(path, key=KEY, length=length, max_block_size=99)
     for options in ({"threads": 0}, {"block_size": 0}):
         with pytest.raises(ValueError, match=next(iter(options))):
-            ags_fast.open(path, "wb", key=KEY, **options)  # type: ignore[arg-type]
+            ags_fast.open(path, "wb", key=KEY, **options)  # type: ignore[call-overload]

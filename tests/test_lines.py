@@ -124,8 +124,8 @@ def test_text_as_open_has_it(tmp_path: Path, encoding: str, newline: str | None)
     with builtins.open(theirs, "w", **options) as plain:
         plain.write(TEXT)
     with ags_fast.open(ours, "wt", key=KEY, **options) as sealed:
-        assert sealed.write(TEXT) == len(TEXT)  # type: ignore[arg-type]
-    length = sealed.buffer.file_length  # type: ignore[union-attr]
+        assert sealed.write(TEXT) == len(TEXT)
+    length = sealed.buffer.file_length
     with ags_fast.open(ours, "rb", key=KEY, length=length) as raw:
         assert raw.read() == theirs.read_bytes()
     with builtins.open(theirs, **options) as plain, ags_fast.open(ours, "r", key=KEY, length=length, **options) as text:
@@ -141,7 +141,7 @@ def test_text_as_open_has_it(tmp_path: Path, encoding: str, newline: str | None)
 
 def test_text_in_the_default_encoding(tmp_path: Path) -> None:
     with ags_fast.open(tmp_path / "sealed", "x", key=KEY) as sealed, builtins.open(tmp_path / "plain", "x") as plain:
-        assert sealed.encoding == plain.encoding  # type: ignore[union-attr]
+        assert sealed.encoding == plain.encoding
     with pytest.raises(FileExistsError):
         ags_fast.open(tmp_path / "sealed", "xt", key=KEY)
 
@@ -149,7 +149,7 @@ def test_text_in_the_default_encoding(tmp_path: Path) -> None:
 def test_text_with_key_metadata(tmp_path: Path) -> None:
     known = StandardKeyMetadata(KEY, b"prefix")
     with ags_fast.open(tmp_path / "sealed", "wt", key_metadata=known, encoding="utf-8") as sealed:
-        sealed.write(TEXT)  # type: ignore[arg-type]
+        sealed.write(TEXT)
     known = StandardKeyMetadata(KEY, b"prefix", (tmp_path / "sealed").stat().st_size)
     with ags_fast.open(tmp_path / "sealed", "rt", key_metadata=known, encoding="utf-8", newline="") as text:
         assert text.read() == TEXT
@@ -157,12 +157,12 @@ def test_text_with_key_metadata(tmp_path: Path) -> None:
 
 def test_errors_of_text(tmp_path: Path) -> None:
     with ags_fast.open(tmp_path / "sealed", "wt", key=KEY, encoding="ascii", errors="replace") as sealed:
-        sealed.write("\u20ac")  # type: ignore[arg-type]
+        sealed.write("\u20ac")
     length = (tmp_path / "sealed").stat().st_size
     with ags_fast.open(tmp_path / "sealed", "rt", key=KEY, length=length) as text:
         assert text.read() == "?"
         with pytest.raises(io.UnsupportedOperation):
-            text.write("")  # type: ignore[arg-type]
+            text.write("")
 
 
 @pytest.mark.parametrize("mode", ["", "b", "t", "rbt", "rr", "r+", "rw", "a", "rU", "br+", "rtt"])
@@ -175,7 +175,7 @@ def test_unknown_modes(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["rb", "wb", "xb"])
 def test_bytes_have_no_encoding(mode: str, option: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="for text"):
-        ags_fast.open(io.BytesIO(), mode, key=KEY, **option)  # type: ignore[arg-type]
+        ags_fast.open(io.BytesIO(), mode, key=KEY, **option)  # type: ignore[call-overload]
 
 
 def test_unknown_encoding_leaves_no_file(tmp_path: Path) -> None:

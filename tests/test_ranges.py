@@ -281,7 +281,7 @@ def test_urls_wherever_there_are_paths(server: SlowS3, tmp_path: Path) -> None:
         with ags_fast.open(url, key=KEY, length=None, storage_options=given) as reader:
             assert reader.read(5) == PLAIN[:5]
             assert reader.read() == PLAIN[5:5_000_000]
-        with AgsReader(url, KEY, length=writer.file_length, storage_options=given) as reader:  # type: ignore[union-attr]
+        with AgsReader(url, KEY, length=writer.file_length, storage_options=given) as reader:
             assert reader.read_at(4_000_000, 5) == PLAIN[4_000_000:4_000_005]
         with pytest.raises(FileNotFoundError):
             ags_fast.open(f"{url}-missing", key=KEY, length=None, storage_options=given)

@@ -149,14 +149,14 @@ def test_which_files_exist(server: SlowS3, monkeypatch: pytest.MonkeyPatch) -> N
         store = Store(f"s3://{bucket}/{folder}" if folder else f"s3://{bucket}", server.options())
         for wanted in ([], names[:1], names[7:60:9], names, dice.sample(names, 40), ["zzzz", "\U0010ffff"]):
             server.log()
-            assert store.existing(wanted) == there.intersection(wanted)  # type: ignore[attr-defined]
+            assert store.existing(wanted) == there.intersection(wanted)
             assert len(server.log()) <= len(wanted) + 1
     monkeypatch.undo()
-    assert store.existing(names) == there  # type: ignore[attr-defined]
+    assert store.existing(names) == there
     assert server.operations() == ["ListObjectsV2"]
     memory = Store("memory://which")
     memory.write_small("a", b"x")
-    assert memory.existing(["a", "b"]) == {"a"}  # type: ignore[attr-defined]
+    assert memory.existing(["a", "b"]) == {"a"}
 
 
 def test_small_files_cost_one_request_each(server: SlowS3, common: dict[str, Any], url: str) -> None:

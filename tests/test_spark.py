@@ -139,7 +139,7 @@ def test_round_trip_of_files(spark: SparkSession, key_file: Path, tmp_path: Path
         key = key_file.read_bytes()
         for name, length in rows:
             with ags_fast.open(tmp_path / f"{name}.ags", key=key, length=length, aad_prefix=name.encode()) as reader:
-                reader.verify()  # type: ignore[union-attr]
+                reader.verify()
                 yield name, reader.read()
 
     lengths = on_executors(spark, encrypt, list(plain))

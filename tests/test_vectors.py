@@ -156,7 +156,7 @@ def test_iceberg_rust_manifest_list(shared_data: Path) -> None:
     path = folder / "manifest-list-v3-encrypted.avro"
     with ags_fast.open(path, key_metadata=encoded, length=path.stat().st_size) as reader:
         assert reader.block_size == 1 << 20
-        reader.verify()  # type: ignore[union-attr]
+        reader.verify()
         avro = fastavro.reader(reader)
         assert avro.writer_schema["name"] == "manifest_file"
         assert {"snapshot-id", "format-version"} <= set(avro.metadata), avro.metadata

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ags_fast._types import Buffer
 
-    class Answer(Protocol):
+    class _Answer(Protocol):
         """A request on its way: a Future, or what has its methods."""
 
         def result(self) -> bytes:
@@ -96,7 +96,7 @@ class _Piece:
 
     __slots__ = ("answer", "begin", "end", "of", "why")
 
-    def __init__(self, begin: int, end: int, answer: Answer, why: int, of: Expected | None = None) -> None:
+    def __init__(self, begin: int, end: int, answer: _Answer, why: int, of: Expected | None = None) -> None:
         self.begin = begin
         self.end = end
         self.answer = answer
@@ -162,7 +162,7 @@ class RangeReader(Cursor):
 
     def __init__(
         self,
-        ask: Callable[[int, int], Answer],
+        ask: Callable[[int, int], _Answer],
         size: int,
         *,
         parallel: bool,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import builtins  # in the class RemoteStore, list is a method
     from collections.abc import Iterator, Mapping
 
-    from ags_fast.fs.ranges import Answer
+    from ags_fast.fs.ranges import _Answer
 
 __all__ = ["Looked", "RemoteStore", "entry_of", "file_exists", "path_of"]
 
@@ -106,7 +106,7 @@ class RemoteStore(Store):
         data: bytes = self._request_range(path, stamp, begin, end).result()
         return data
 
-    def _request_range(self, path: str, stamp: str | None, begin: int, end: int) -> Answer:
+    def _request_range(self, path: str, stamp: str | None, begin: int, end: int) -> _Answer:
         """Request a range: see `_read_range`."""
         fs, _ = self.connect()
         name = self.at(path)

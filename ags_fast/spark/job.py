@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ags_fast.jobs.results import Row
     from ags_fast.jobs.work.base import AnyTask, JobContext
-    from ags_fast.spark.partition import BinResult
+    from ags_fast.spark.partition import _BinResult
 
 POLL_SECONDS = 0.05
 SETTLE_SECONDS = 30.0  # Spark kills a worker 2 to 4 s after a cancellation, and notices lost executors within 10 s
@@ -92,7 +92,7 @@ class SparkJob:
         """Run the Spark job, in the thread of `thread`. Returns or raises when Spark says that the job is over."""
         raise NotImplementedError
 
-    def arrived(self) -> Iterable[BinResult]:
+    def arrived(self) -> Iterable[_BinResult]:
         """Give what `run_bin` returned in the Spark tasks whose results arrived since the last call, and forget it."""
         raise NotImplementedError
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ags_fast.jobs.results import Row
     from ags_fast.jobs.work.base import AnyTask, JobContext
 
-    BinResult = tuple[int, list[Row], Counter[tuple[str, str]]]
+    _BinResult = tuple[int, list[Row], Counter[tuple[str, str]]]
 
 
 class Bin:
@@ -54,7 +54,7 @@ def _freeze_modules() -> None:
     gc.freeze()
 
 
-def run_bin(context: JobContext, part: Bin) -> BinResult:
+def run_bin(context: JobContext, part: Bin) -> _BinResult:
     """Run the tasks of a bin inside a Spark task.
 
     Returns:
