@@ -93,10 +93,9 @@ def open(  # noqa: PLR0913 (the contract's)
         ValueError: `mode` is unknown, or an argument differs from the one in `key_metadata`.
         TypeError: There is no key, or, for reading, no length.
     """
-    text = "b" not in mode
-    action = mode.replace("t" if text else "b", "", 1)
-    if action not in ("r", "w", "x"):
+    if mode not in ("rb", "wb", "xb", "r", "rt", "w", "wt", "x", "xt"):
         raise ValueError(f"mode must be 'rb', 'wb' or 'xb', or for text 'rt', 'wt' or 'xt', not {mode!r}")
+    action, text = mode[0], "b" not in mode
     if not text and (encoding, errors, newline) != (None, None, None):
         raise ValueError(f"encoding, errors and newline are for text, and mode {mode!r} is for bytes")
     if key_metadata is not None:
