@@ -256,6 +256,7 @@ def test_moves_at_the_top_of_a_dataset(fs: Any) -> None:
     fs.mv("d/d/x", "d/d")  # into the folder that it is in
     for call, error in (
         (lambda: fs.mv("no", "b"), FileNotFoundError),
+        (lambda: fs.mv("d/no", "d"), FileNotFoundError),  # into the folder that it would be in
         (lambda: fs.mv("d", "b"), IsADirectoryError),
         (lambda: fs.mv(["a", "d/d/a"], "b/"), ValueError),
         (lambda: fs.mv(["a", "a"], ["b", "c"]), ValueError),

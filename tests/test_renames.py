@@ -167,6 +167,8 @@ def test_refused_renames_change_nothing(dataset: Dataset, kms: dict[str, str]) -
         being = new.create("being")
         for paths, error in (
             ({"no": "x"}, FileNotFoundError),
+            ({"no": "no"}, FileNotFoundError),
+            ({"a": "b", "b": "b"}, ValueError),
             ({"a": "b"}, FileExistsError),
             ({"a": "made"}, FileExistsError),
             ({"a": "x", "b": "x"}, ValueError),
@@ -183,7 +185,7 @@ def test_refused_renames_change_nothing(dataset: Dataset, kms: dict[str, str]) -
         ):
             with pytest.raises(error):
                 new.rename(paths)
-        new.rename({"a": "a"})
+        new.rename({"a": "a", "made": "made"})
         being.abort()
     check(dataset, kms, TREE | {"made": b"made"})
     new = dataset.transaction(fsync=False)

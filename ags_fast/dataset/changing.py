@@ -130,7 +130,7 @@ class Changing:
         wraps the file's data keys.
 
         Args:
-            paths: {path: new path}. A new path may be the path of a file that is renamed, too.
+            paths: {path: new path}. A new path may be the path of a file that is renamed, too, or the path itself.
             replace: Whether files take the places of others.
 
         Raises:
@@ -145,7 +145,7 @@ class Changing:
         with self._lock:
             begun = self._running()
             begun.check_base()
-            for entry in self._pending.rename(begun.base, {a: b for a, b in paths.items() if a != b}, replace):
+            for entry in self._pending.rename(begun.base, paths, replace):
                 self._delete(entry)
 
     def remove(self, path: str) -> None:

@@ -124,8 +124,9 @@ class Pending:
             if entry is None:
                 raise FileNotFoundError(f"the dataset has no {path!r}")
             moves[path] = entry
+        paths = {old: new for old, new in paths.items() if old != new}
         made = {path: entry for path in paths if (entry := self.takes_out(path)) is not None}
-        gone = {path: entry for path, entry in moves.items() if path not in made}
+        gone = {path: moves[path] for path in paths if path not in made}
         self.removed.update(gone)
         try:
             there = self.check_free(base, set(paths.values()), replace)

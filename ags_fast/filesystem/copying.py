@@ -60,7 +60,7 @@ def targets(
 
 
 def moves(pairs: list[tuple[str, str]], path1: Any) -> list[tuple[str, str]]:
-    """Return which files a move moves, each with its new path. Those whose path stays are left out.
+    """Return which files a move moves, each with its new path, which may be the path that it has.
 
     Args:
         pairs: What `targets` has returned.
@@ -78,4 +78,4 @@ def moves(pairs: list[tuple[str, str]], path1: Any) -> list[tuple[str, str]]:
             raise ValueError(f"{other!r} and {source!r} would both become {target!r}: nothing was moved")
     if len(set(found.values())) < len(found):
         raise ValueError(f"a file would get two paths: nothing was moved of {path1!r}")
-    return sorted((source, target) for target, source in found.items() if source != target)
+    return sorted((source, target) for target, source in found.items())
