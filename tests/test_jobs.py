@@ -29,7 +29,7 @@ from ags_fast.dataset.plan import Plan
 from ags_fast.fs import Store, local
 from ags_fast.jobs import JobError, decrypt_files, encrypt_files, open_file, rekey_files, rotate, sweep, verify_files
 from ags_fast.jobs.engines.local import LocalEngine
-from ags_fast.jobs.work.context import Task
+from ags_fast.jobs.work.context import Context, Task
 from ags_fast.keys.cache import clear_cache
 from ags_fast.keys.kms import KmsClient, kms_calls, load_kms
 from ags_fast.keys.kms.local import LocalKms
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ags_fast.dataset.entries import FileEntry
     from ags_fast.jobs import JobResult
 
 pytest.importorskip("pyarrow")
@@ -204,6 +205,27 @@ def test_in_memory(kms: dict[str, str], tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- keys
+
+
+def test_small_files_go_the_short_way(src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To open a reader takes as long as the work on the file."""
+    kms, dataset = make_kms(tmp_path), tmp_path / "dataset"
+    write_tree(src, {f"{nbytes}": bytes(nbytes) for nbytes in (0, 1, 4096, 60_000)})
+    encrypt_files(src, dataset, kms=kms, wrapping_key_id=MASTER, engine=HERE)
+    opened: list[str] = []
+    reader = Context.reader
+
+    def counted(self: Context, entry: FileEntry, file: str | None = None) -> Any:
+        opened.append(entry.path)
+        return reader(self, entry, file)
+
+    monkeypatch.setattr(Context, "reader", counted)
+    verify_files(dataset, kms=kms, engine=HERE)
+    decrypt_files(dataset, tmp_path / "out", kms=kms, engine=HERE)
+    assert rekey_files(dataset, kms=kms, engine=HERE).counts["ok"] == len(read_tree(src))
+    large = {path for path, data in read_tree(src).items() if len(data) > 64 << 10}
+    assert set(opened) == large
+    assert decrypted(dataset, kms) == read_tree(src)
 
 
 def test_kms_calls(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:

@@ -196,18 +196,22 @@ def _rekey(context: Context, task: Task, attempt: int) -> tuple[str, str] | None
     assert task.old is not None
     if _is_finished(context, entry, attempt):
         return None
-    with context.reader(task.old) as reader:
-        if _is_small(entry):
-            _write_small(context, entry, reader.read())
-        else:
-            with _writer(context, entry) as writer:
-                chunk = _chunks(context, entry.block_size)
-                while got := reader.readinto(chunk):
-                    writer.write(chunk[:got])
-                context.check_plan()
+    plain = _small_plaintext(context, task.old) if _is_small(entry) else None
+    if plain is not None:
+        _write_small(context, entry, plain)
+    else:
+        _rekey_steps(context, task.old, entry)
     if context.verify_after:
         _check(context, entry)
     return None
+
+
+def _rekey_steps(context: Context, old: FileEntry, entry: FileEntry) -> None:
+    with context.reader(old) as reader, _writer(context, entry) as writer:
+        chunk = _chunks(context, entry.block_size)
+        while got := reader.readinto(chunk):
+            writer.write(chunk[:got])
+        context.check_plan()
 
 
 _OPERATIONS: dict[str, Callable[[Context, Task, int], tuple[str, str] | None]] = {
