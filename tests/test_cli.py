@@ -182,6 +182,7 @@ def command(*args):
     return [sys.executable, "-m", "ags_fast", "stream", *map(str, args)]
 
 
+@pytest.mark.more
 def test_files_larger_than_memory(here):
     size = 700 << 20
     with open("large", "wb") as file:

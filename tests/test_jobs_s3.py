@@ -31,7 +31,7 @@ pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.timeout(900)  # the first time, a server has to be built
 
 
-@pytest.fixture(params=["moto", "versitygw"])
+@pytest.fixture(params=[pytest.param("moto", marks=pytest.mark.more), "versitygw"])
 def server(request: pytest.FixtureRequest) -> S3Server:
     found: S3Server = request.getfixturevalue({"moto": "moto_s3"}.get(request.param, request.param))
     return found

@@ -161,6 +161,7 @@ def files(count: int, folder: Path) -> Figures:
     return meter.figures
 
 
+@pytest.mark.more
 def test_memory_of_a_commit(tmp_path: Path) -> None:
     """A file of a commit takes less than 1,000 bytes, all names and keys included."""
     dataset = Ledger.open_or_create(Store(tmp_path), load_kms(make_kms(tmp_path)), MASTER)

@@ -104,6 +104,7 @@ def test_a_restored_version_names_nothing_old(kms: dict[str, str]) -> None:
     assert len(keys.list()) == 701
 
 
+@pytest.mark.more
 def test_its_size_ends(kms: dict[str, str]) -> None:
     """Neither the document nor what is stored grows with the number of versions, but for tombstones of a day."""
     shelf = Shelf()

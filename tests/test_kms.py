@@ -733,6 +733,7 @@ def test_processes_that_create_keys_at_once_lose_none(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["keystore", "keystore.key"]
 
 
+@pytest.mark.more
 def test_a_kill_leaves_the_old_keystore_or_the_new(tmp_path: Path) -> None:
     properties = keystore(tmp_path)
     paths = properties["kms.local.path"], properties["kms.local.key-file"]
@@ -1013,7 +1014,7 @@ def test_aws_encryption_context(moto: Aws) -> None:
         kms.wrap_key(CANARY, key_id)
 
 
-@pytest.mark.parametrize("double_wrap", [True, False])
+@pytest.mark.parametrize("double_wrap", [pytest.param(True, marks=pytest.mark.more), False])
 def test_a_dataset_with_its_id_in_the_context(moto: Aws, tmp_path: Path, double_wrap: bool) -> None:
     """Each request names it; a dataset gets there and back by a move to another KMS; another's keys do not open."""
     key_id = moto.new_key()

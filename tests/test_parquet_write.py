@@ -390,6 +390,7 @@ def test_no_plaintext_in_any_system_call(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- memory
 
 
+@pytest.mark.more
 def test_more_than_memory() -> None:
     """240 MB by a generator, in row groups of 4 MB: never more than a few of these in memory."""
     run_python(program(parquets.write_at_length))

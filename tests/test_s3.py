@@ -64,6 +64,7 @@ class S3Contract(StoreContract):
         no_uploads(self.server, store)
 
 
+@pytest.mark.more
 class TestMoto(S3Contract):
     @pytest.fixture
     def store(self, moto_s3: S3Server) -> Store:
@@ -78,7 +79,7 @@ class TestVersitygw(S3Contract):
         return new_store(versitygw)
 
 
-@pytest.fixture(params=["moto", "versitygw"])
+@pytest.fixture(params=[pytest.param("moto", marks=pytest.mark.more), "versitygw"])
 def server(request: pytest.FixtureRequest) -> S3Server:
     found: S3Server = request.getfixturevalue({"moto": "moto_s3"}.get(request.param, request.param))
     return found
