@@ -308,6 +308,44 @@ def test_threads(dataset: Dataset, kms: dict[str, str]) -> None:
     assert clean(dataset, kms)
 
 
+def test_a_fork(dataset: Dataset, kms: dict[str, str]) -> None:
+    """A child that leaves the blocks of its parent takes nothing away, and learns that it changes nothing."""
+    with dataset.transaction(fsync=False) as new:
+        with new.create("made") as file:
+            file.write(b"made")
+        late = new.create("late")
+        with new.ticket().attempt() as attempt, attempt.create("task") as file:
+            file.write(b"task")
+        ticket = new.ticket()
+        begin, go = os.pipe()
+        if not (pid := os.fork()):
+            code = 1
+            try:
+                os.read(begin, 1)
+                for call in (new.ticket, new.abort, lambda: new.create("x"), lambda: new.remove("a"), new.leave):
+                    with pytest.raises(ValueError, match="belongs to the process that began it"):
+                        call()
+                with pytest.raises(ValueError, match="belongs to the process that began it"):
+                    attempt.create("x")
+                attempt.__exit__(KeyError, KeyError(), None)
+                late.abort()
+                new.__exit__(KeyError, KeyError(), None)
+                with ticket.attempt() as another, another.create("x") as file:
+                    file.write(b"x")
+                code = 0
+            finally:
+                os._exit(code)
+        late.write(b"late")
+        late.close()
+        os.write(go, b"1")
+        assert os.waitpid(pid, 0)[1] == 0
+        new.add(attempt.receipts())
+    os.close(begin)
+    os.close(go)
+    assert decrypted(dataset.url, kms) == TREE | {"made": b"made", "late": b"late", "task": b"task"}
+    assert clean(dataset, kms)
+
+
 def test_tickets(dataset: Dataset, kms: dict[str, str], tmp_path: Path) -> None:
     """Another process writes files, one of them twice; what has no receipt is left to `sweep`."""
     with dataset.transaction(fsync=False) as new:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,12 +30,23 @@ class Changing:
         self.job_id = job_id
         self._ledger = ledger
         self._settings = settings
-        self._lock = threading.RLock()
+        self._mutex = threading.RLock()
+        self._owner = os.getpid()
         self._begun: Begun | None = None
         self._state = "new"  # then "runs", then "over" or "left"
         self._objects: set[str] = set()  # that this process has begun
         self._pending = Pending(ledger)
         self._clears = False
+
+    @property
+    def _lock(self) -> threading.RLock:
+        """The lock that the threads of the transaction's process share. ValueError in a fork's child."""
+        if self._owner != os.getpid():
+            raise ValueError(
+                "the transaction belongs to the process that began it: begin another one here, or create files with "
+                "a ticket of it"
+            )
+        return self._mutex
 
     def _running(self) -> Begun:
         if self._state != "runs" or self._begun is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -36,9 +37,10 @@ class Transaction(Changing):
     the commit raises ConcurrentChangeError. A process that dies leaves nothing in the dataset; `ags_fast.jobs.sweep`
     removes the objects that the process has written.
 
-    Files may be created by several threads, and with `ticket` by other processes. Another process may commit, too: call
-    `leave` in the ``with`` block, and there ``with dataset.resume(job_id) as new:``. After the commit, older versions
-    are expired as the dataset's policy has it. If that fails, the next transaction or job expires them.
+    Files may be created by several threads, and with `ticket` by other processes. A fork's child needs a ticket, too,
+    and its end of the block does nothing. Another process may commit: call `leave` in the ``with`` block, and there
+    ``with dataset.resume(job_id) as new:``. After the commit, older versions are expired as the dataset's policy has
+    it. If that fails, the next transaction or job expires them.
 
     Attributes:
         job_id: Names the transaction's plan, and is in the name of each object that it writes.
@@ -72,6 +74,8 @@ class Transaction(Changing):
     # ---- begin and end
 
     def __enter__(self) -> Transaction:
+        if self._state == "new":
+            self._owner = os.getpid()
         with self._lock:
             if self._state != "new":
                 raise ValueError("a transaction is begun once: make another one")
@@ -87,7 +91,7 @@ class Transaction(Changing):
         return self
 
     def __exit__(self, error_class: object, error: object, traceback: object) -> None:
-        if self._state in ("left", "over"):
+        if self._state in ("left", "over") or self._owner != os.getpid():
             return
         if error_class is None:
             self._commit()

@@ -59,7 +59,7 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
     @property
     def dataset(self) -> Dataset:
         """The handle of the dataset. In a transaction it stays at the version at which the transaction began."""
-        return self._handle.get(stay=self._intrans)
+        return self._handle.get()
 
     @property
     def fsid(self) -> str:

@@ -118,7 +118,8 @@ class Handle:
     """The dataset at a place, opened when it is first needed. Threads may share it, and a fork's child may use it.
 
     After a version that any handle of this process has made, all handles of the dataset go to the newest version: file
-    systems with different arguments see each other's files.
+    systems with different arguments see each other's files. While the transaction of `begin` runs, the handle stays at
+    its version. A fork's child has no part in that transaction.
     """
 
     _ticks = itertools.count(1)
@@ -129,20 +130,22 @@ class Handle:
         self._dataset: Dataset | None = None
         self._stale = False
         self._seen = 0  # the tick of the last version of this process that it shows
+        self._shared: Transaction | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._begins = threading.Lock()
 
-    def get(self, *, stay: bool = False) -> Dataset:
-        """Return the dataset, at the newest version if `renew` was called.
-
-        Args:
-            stay: Stay at the version that was shown last.
-        """
-        if self._pid != os.getpid():  # a thread that the child does not have may hold locks
-            self._lock = threading.Lock()
+    def _own(self) -> None:
+        """In a fork's child, replace what the child does not share: a thread that it does not have may hold locks."""
+        if self._pid != os.getpid():
+            self._lock, self._begins, self._shared = threading.Lock(), threading.Lock(), None
             self._dataset = copy.copy(self._dataset)
             self._pid = os.getpid()
-        dataset, made = self._dataset, self._made.get(self.place.url, 0)
+
+    def get(self) -> Dataset:
+        """Return the dataset, at the newest version if `renew` was called and no transaction runs."""
+        self._own()
+        stay, dataset, made = self._shared is not None, self._dataset, self._made.get(self.place.url, 0)
         if dataset is not None and (stay or not (self._stale or made > self._seen)):
             return dataset
         with self._lock:
@@ -175,6 +178,34 @@ class Handle:
             with self._lock:
                 dataset = self._dataset = self.place.open(create=True)
         return dataset.transaction(**options)
+
+    @property
+    def running(self) -> Transaction | None:
+        """The transaction that `begin` has begun in this process."""
+        self._own()
+        return self._shared
+
+    def begin(self, **options: Any) -> None:
+        """Begin the transaction that all threads share. ValueError if it runs already, or the version is fixed.
+
+        Args:
+            options: The arguments of `Dataset.transaction`.
+        """
+        self._own()
+        with self._begins:
+            if self._shared is not None:
+                raise ValueError("this file system is in a transaction already: end it first")
+            changes = self.changes(**options)
+            changes.__enter__()
+            self._shared = changes
+
+    def finish(self, commit: bool) -> None:
+        """Commit the transaction of `begin`, or drop all of it. Does nothing if none runs in this process."""
+        self._own()
+        with self._begins:
+            changes, self._shared = self._shared, None
+        if changes is not None:
+            self.end(changes, commit)
 
     def end(self, changes: Transaction, commit: bool) -> None:
         """Commit a transaction of the dataset, or drop all of it."""

@@ -62,8 +62,6 @@ class AgsFileSystem(ChangedFiles):
         ValueError: An argument is impossible.
     """
 
-    transaction_type = AgsTransaction
-
     def __init__(  # noqa: PLR0913 (the contract's)
         self,
         dataset: str | None = None,
@@ -121,27 +119,29 @@ class AgsFileSystem(ChangedFiles):
 
     # ---- versions
 
-    def new_changes(self) -> Changes:
-        """Return a transaction of the dataset, at its newest version, that has not begun."""
-        return self._handle.changes(**self._write_options)
+    @property
+    def transaction(self) -> AgsTransaction:
+        """What a ``with`` block makes one version of: see `AgsTransaction`."""
+        return AgsTransaction(self)
 
-    def end_changes(self, changes: Changes, commit: bool) -> None:
-        """Commit a transaction that `new_changes` returned, or drop all of it."""
-        self._handle.end(changes, commit)
+    def begin_changes(self) -> None:
+        """Begin the transaction of `transaction`."""
+        self._handle.begin(**self._write_options)
+
+    def finish_changes(self, commit: bool) -> None:
+        """Commit the transaction of `transaction`, or drop all of it."""
+        self._handle.finish(commit)
 
     def start_transaction(self) -> AgsTransaction:
         """Begin a transaction without a ``with`` block; `end_transaction` commits it."""
-        transaction: AgsTransaction = self.transaction
+        transaction = self.transaction
         transaction.start()
         return transaction
 
     @property
     def _running(self) -> Changes | None:
         """The transaction that a change in this thread belongs to."""
-        if self._intrans:
-            running: Changes | None = self.transaction.changes
-            return running
-        return getattr(self._local, "changes", None)
+        return self._handle.running or getattr(self._local, "changes", None)
 
     @contextmanager
     def _one_version(self) -> Iterator[Changes]:
@@ -150,17 +150,17 @@ class AgsFileSystem(ChangedFiles):
         if running is not None:
             yield running
             return
-        changes = self.new_changes()
+        changes = self._handle.changes(**self._write_options)
         changes.__enter__()
         self._local.changes = changes
         try:
             yield changes
         except BaseException:
-            self.end_changes(changes, False)
+            self._handle.end(changes, False)
             raise
         finally:
             self._local.changes = None
-        self.end_changes(changes, True)
+        self._handle.end(changes, True)
 
     # ---- files
 
@@ -213,13 +213,13 @@ class AgsFileSystem(ChangedFiles):
         running = self._running
         if running is not None:
             return NewFile(path, running.create(path, format, replace=replace), None)
-        changes = self.new_changes()
+        changes = self._handle.changes(**self._write_options)
         changes.__enter__()
         try:
             file = changes.create(path, format, replace=replace)
-            return NewFile(path, file, partial(self.end_changes, changes), autocommit)
+            return NewFile(path, file, partial(self._handle.end, changes), autocommit)
         except BaseException:
-            self.end_changes(changes, False)
+            self._handle.end(changes, False)
             raise
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:

@@ -15,11 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-    from fsspec.spec import AbstractFileSystem
-
     from ags_fast._types import Buffer
     from ags_fast.dataset.files.writing import NewDatasetFile
-    from ags_fast.dataset.transaction import Transaction as Changes
 
 
 __all__ = ["AgsTransaction", "CompressedFile", "NewFile", "refuse_mode"]
@@ -32,32 +29,21 @@ class AgsTransaction(Transaction):  # type: ignore[misc]
 
     It begins at the newest version, which is what reads inside show: a file that was written in the transaction is seen
     after its end. A conflict with another job raises ConcurrentChangeError and drops all of it.
+    Its threads share it. In a fork's child there is no transaction, and the child's end of the block does nothing.
     """
 
-    fs: Any  # an AgsFileSystem; None at the end
-
-    def __init__(self, fs: AbstractFileSystem, **options: Any) -> None:
-        super().__init__(fs, **options)
-        self.changes: Changes | None = None
+    fs: Any  # an AgsFileSystem, which knows the transaction that runs
 
     def start(self) -> None:
         """Begin at the newest version. Raises ValueError in a transaction, and if the version is fixed."""
-        if self.changes is not None:
-            raise ValueError("this file system is in a transaction already: end it first")
-        changes = self.fs.new_changes()
-        changes.__enter__()
-        self.changes = changes
-        super().start()
+        self.fs.begin_changes()
 
     def complete(self, commit: bool = True) -> None:
         """Make the version, or drop all of it."""
-        changes, self.changes = self.changes, None
-        self.files.clear()
-        try:
-            if changes is not None:
-                self.fs.end_changes(changes, commit)
-        finally:
-            super().complete(commit)  # lets go of the file system
+        self.fs.finish_changes(commit)
+
+    def __exit__(self, error_class: object, error: object, traceback: object) -> None:
+        self.complete(error_class is None)
 
 
 def refuse_mode(path: str, mode: str) -> NoReturn:

@@ -160,6 +160,7 @@ class Attempt:
         self._open: dict[int, NewDatasetFile] = {}
         self._made: list[Receipt] = []
         self._failed = False
+        self._owner = os.getpid()
 
     def __enter__(self) -> Attempt:
         return self
@@ -202,7 +203,10 @@ class Attempt:
 
         Raises:
             ConcurrentChangeError: The transaction is over.
+            ValueError: The attempt belongs to another process.
         """
+        if self._owner != os.getpid():
+            raise ValueError("the attempt belongs to the process that began it: begin another one of its ticket")
         now = time.monotonic()
         if self._shown is None or now - self._shown >= RENEW_SECONDS:
             self._ticket.show_life(self._id)
@@ -215,8 +219,13 @@ class Attempt:
         return list(self._made)
 
     def drop(self) -> None:
-        """Discard the files that are open, and remove those that are complete. What cannot be removed is left."""
+        """Discard the files that are open, and remove those that are complete. What cannot be removed is left.
+
+        In a fork's child, do nothing.
+        """
         self._failed = True
+        if self._owner != os.getpid():
+            return
         for file in list(self._open.values()):
             with suppress(AgsError, OSError, ValueError):
                 file.abort()
@@ -324,6 +333,9 @@ class NewDatasetFile(io.RawIOBase):
     def abort(self) -> None:
         """Discard the file. After `close`, do nothing."""
         if self.closed:
+            return
+        if self._owner != os.getpid():  # nor does the child discard it: the parent may have completed the file by now
+            super().close()
             return
         try:
             self._writer.abort()
