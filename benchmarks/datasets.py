@@ -198,9 +198,15 @@ def verify_large_files(bench: Bench, sizes: list[tuple[int, int]]) -> Iterator[C
         yield Contest(rows, runs)
 
 
-def worker_loop(dataset: Path, kms: dict[str, str], op: str, other: Path | None = None) -> Callable[[], None]:
-    """What a worker process does with a version's files, in one thread: with "encrypt", what made them from `other`."""
+def worker_loop(
+    dataset: Path, kms: dict[str, str], op: str, other: Path | None = None, count: int | None = None
+) -> Callable[[], None]:
+    """What a worker process does with a version's files, or `count` of them, in one thread.
+
+    With "encrypt", what made them from `other`.
+    """
     context, tasks = worker_tasks(dataset, kms, op, other)
+    tasks = tasks[:count]
 
     def loop() -> None:
         for task in tasks:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ags_fast.jobs.engines.bins import bins
-from ags_fast.jobs.run import LOCAL_OPEN_COST
-from ags_fast.spark.engine import TARGET_BYTES
 from benchmarks import peers
-from benchmarks.cases import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
+BLOCK = 1 << 20
 KEK = b"a key of the plain jobs, 32 byte"
 
 
@@ -128,6 +126,10 @@ def plain_open(files: Iterable[PlainFile], writes: bool) -> Iterator[int]:
 
 def plain_job(session: SparkSession, task: Callable[..., Iterator[int]], plan: list[PlainFile]) -> None:
     """In the bins that our job has, too."""
+    from ags_fast.jobs.engines.bins import bins
+    from ags_fast.jobs.run import LOCAL_OPEN_COST
+    from ags_fast.spark.engine import TARGET_BYTES
+
     context = session.sparkContext
     files = bins(
         plan,
@@ -138,6 +140,27 @@ def plain_job(session: SparkSession, task: Callable[..., Iterator[int]], plan: l
     sizes = context.parallelize(files, len(files)).mapPartitions(functools.partial(_each, task)).collect()
     if sum(sizes) != sum(file.nbytes for file in plan):
         raise AssertionError("the plain job has not done all files")
+
+
+def plain_pool(op: str, source: str, target: str, processes: int) -> None:
+    """Encrypt a tree, or verify one that this has encrypted, in a pool of processes."""
+    from multiprocessing import get_context
+
+    if op == "encrypt":
+        plan = plain_plan(Path(source), Path(target))
+    else:
+        plan = pickle.loads(Path(f"{target}.plan").read_bytes())
+    parts = [plan[number::processes] for number in range(processes)]
+    with get_context("fork").Pool(processes) as pool:
+        sizes = pool.map(functools.partial(_sum, plain_encrypt if op == "encrypt" else plain_verify), parts)
+    if sum(sizes) != sum(file.nbytes for file in plan):
+        raise AssertionError("the plain job has not done all files")
+    if op == "encrypt":
+        Path(f"{target}.plan").write_bytes(pickle.dumps(plan))
+
+
+def _sum(task: Callable[..., Iterator[int]], files: list[PlainFile]) -> int:
+    return sum(task(files))
 
 
 def _each(task: Callable[..., Iterator[int]], parts: Iterable[list[PlainFile]]) -> Iterator[int]:
