@@ -11,36 +11,29 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from ags_fast import jobs
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.cli.codes import EXIT_FAILED, ConfigurationError, OutputClosedError
+from ags_fast.cli.commands import DATASET_COMMANDS
 from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, progress, result
 from ags_fast.cli.kms import checked, kms, kms_properties
 from ags_fast.cli.options import DRY_RUN, Command, Pairs, add_commands, hours, option, size, switch, values
 from ags_fast.cli.text import day, fields, flat, when
 from ags_fast.dataset.key_material import KEYTOOLS
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.names import VERSIONS
-from ags_fast.dataset.open_jobs import open_plans
-from ags_fast.dataset.policy import Policy
-from ags_fast.dataset.versions import version_numbers
+from ags_fast.dataset.names import FORMATS, VERSIONS
 from ags_fast.errors import FormatError
 from ags_fast.fs import Store
-from ags_fast.fs.numbered import numbered
-from ags_fast.jobs.encryption import FORMATS
-from ags_fast.jobs.results import shown_counts
-from ags_fast.keys.chain import sha256
-from ags_fast.keys.document import Document, document_nbytes
-from ags_fast.keys.entry import for_columns
 from ags_fast.keys.kms import load_kms
-from ags_fast.keys.stores import claimed_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ags_fast.dataset.policy import Policy
+
 SHOWN_FAILURES = 20
 
 
-def add_datasets(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the commands on datasets."""
-    add_commands(groups, COMMANDS, text=dataset_text)
+def add_dataset(groups: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
+    """Add a command on datasets."""
+    add_commands(groups, (command for command in COMMANDS if command.name == name), text=dataset_text)
 
 
 # ---------------------------------------------------------------------------------------------------------- options
@@ -143,6 +136,8 @@ def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
 
 def _policy(args: argparse.Namespace) -> Policy | None:
     """Return the dataset's policy with the scope of --kek-scope; None without the option."""
+    from ags_fast.dataset.policy import Policy
+
     if args.kek_scope is None:
         return None
     policy = Policy()
@@ -249,6 +244,10 @@ class _Output(io.RawIOBase):
 
 
 def _inspect(args: argparse.Namespace) -> dict[str, Any]:
+    from ags_fast.dataset.open_jobs import open_plans
+    from ags_fast.keys.entry import for_columns
+    from ags_fast.keys.stores import claimed_keys
+
     properties = checked(kms_properties(args))
     if args.key_store is not None and not properties:
         args.usage("with --key-store the keys are shown only with a KMS: --keystore PATH, or --kms NAME=VALUE")
@@ -289,6 +288,11 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
 
 def _claimed_versions(store: Store) -> list[dict[str, Any]]:
     """Return the fields of the stored versions, without a check that they are authentic."""
+    from ags_fast.dataset.versions import version_numbers
+    from ags_fast.fs.numbered import numbered
+    from ags_fast.keys.chain import sha256
+    from ags_fast.keys.document import Document, document_nbytes
+
     names = [VERSIONS + numbered(number) for number in version_numbers(store)]
     documents = [(name, store.read_small(name, document_nbytes("ags-version"))) for name in names]
     claims = [(Document(data, name).claimed(), sha256(data)) for name, data in documents]
@@ -321,6 +325,8 @@ def dataset_text(found: dict[str, Any]) -> str:
     plain = flat(found)
     plain.pop("exit_code", None)
     if found.get("skipped_by"):
+        from ags_fast.jobs.results import shown_counts
+
         plain["skipped"] = f"{plain['skipped']} ({shown_counts(found['skipped_by'])})"
     lines = fields(plain)
     lines += [f"{entry['plain_length']:>15,}  {entry['path']}" for entry in found.get("files", ())]
@@ -375,16 +381,13 @@ COMMANDS = (
             *ENCRYPT,
             KEK_SCOPE,
         ),
-        "Encrypt the files under SRC into DATASET, a folder or a URL. These are skipped and reported: hidden files "
-        "(names with a leading . or _, checksums x.crc), links that lead out of SRC, pipes, sockets, devices, and "
-        "empty folders. Names, content, permission bits and times are kept; owners, ACLs, extended attributes, hard "
-        "links and holes are not.",
+        DATASET_COMMANDS["encrypt"],
     ),
     Command(
         "decrypt",
         _decrypt,
         (DATASET[0], option("dst", metavar="DST"), *DATASET[1:], *ENGINE, *DECRYPT),
-        "Decrypt DATASET into the folder DST. Files get the permission bits and times of their sources.",
+        DATASET_COMMANDS["decrypt"],
     ),
     Command(
         "verify",
@@ -395,14 +398,14 @@ COMMANDS = (
             *VERIFY,
             switch("--strict", "exit with 1 if DATASET has files that no version names"),
         ),
-        "Check every tag of every file of DATASET, and that no file is missing.",
+        DATASET_COMMANDS["verify"],
     ),
-    Command("rekey", _rekey, (*DATASET, *ENGINE, *REKEY), "Encrypt the files of DATASET again, under new data keys."),
+    Command("rekey", _rekey, (*DATASET, *ENGINE, *REKEY), DATASET_COMMANDS["rekey"]),
     Command(
         "sweep",
         _sweep,
         (*DATASET, OLDER_THAN),
-        "Remove what dead jobs left in DATASET; with a KMS also their plans and files.",
+        DATASET_COMMANDS["sweep"],
     ),
     Command(
         "rm",
@@ -413,31 +416,31 @@ COMMANDS = (
             *DATASET[1:],
             DRY_RUN.but(help="show which files would be removed, and which versions have them"),
         ),
-        "Commit a version of DATASET without some files. Expire older versions to erase the files.",
+        DATASET_COMMANDS["rm"],
     ),
     Command(
         "compact",
         _compact,
         (*DATASET, DRY_RUN.but(help="show which manifests would be merged")),
-        "Merge the manifests of DATASET, so that a lookup reads one. Commits keep them few anyway.",
+        DATASET_COMMANDS["compact"],
     ),
-    Command("ls", _ls, (*DATASET, VERSION), "List the files of DATASET."),
+    Command("ls", _ls, (*DATASET, VERSION), DATASET_COMMANDS["ls"]),
     Command(
         "cat",
         _cat,
         (DATASET[0], option("path", metavar="PATH", help="as it was under SRC"), *DATASET[1:], VERSION),
-        "Decrypt one file of DATASET to standard output.",
+        DATASET_COMMANDS["cat"],
     ),
     Command(
         "mount",
         _mount,
         (DATASET[0], option("folder", metavar="DIR", help="an empty folder"), *DATASET[1:], VERSION),
-        "Show the plaintext of DATASET at DIR by FUSE, read-only, until Ctrl-C or `fusermount -u DIR`.",
+        DATASET_COMMANDS["mount"],
     ),
     Command(
         "inspect",
         _inspect,
         DATASET,
-        "Show versions, keys and open jobs of DATASET; without a KMS, unauthenticated.",
+        DATASET_COMMANDS["inspect"],
     ),
 )

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.cli.codes import ConfigurationError
+from ags_fast.cli.commands import GROUPS
 from ags_fast.cli.job import ENGINE, engine, result
 from ags_fast.cli.kms import checked, kms_group, kms_properties
 from ags_fast.cli.options import (
@@ -38,7 +39,7 @@ LOCATIONS = (".metadata.json", ".metadata.json.gz")
 
 def add_iceberg(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``ags-fast iceberg``."""
-    iceberg = groups.add_parser("iceberg", help="encrypted Iceberg tables", allow_abbrev=False)
+    iceberg = groups.add_parser("iceberg", help=GROUPS["iceberg"], allow_abbrev=False)
     operations = iceberg.add_subparsers(required=True, dest="operation", metavar="OPERATION")
     add_commands(operations, COMMANDS, text=iceberg_text)
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from ags_fast.cli.codes import ConfigurationError, code_of_rows
 from ags_fast.cli.kms import kms, kms_group
 from ags_fast.cli.options import JSON, QUIET, OneOf, option, values
 from ags_fast.cli.terminal import interrupts, warn
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.jobs.engines.start import is_current_directory_trusted
 from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
+    from ags_fast.dataset.ledger import Ledger
     from ags_fast.jobs.results import JobResult
 
 CONNECT_PORT = 15002
@@ -56,6 +52,8 @@ def known(args: argparse.Namespace) -> dict[str, Any]:
 
 def opened(args: argparse.Namespace) -> Ledger:
     """The dataset of the command."""
+    from ags_fast.dataset.ledger import Ledger
+
     return Ledger.open(args.file, load_kms(kms(args)), **known(args))
 
 
@@ -67,6 +65,7 @@ def engine(args: argparse.Namespace) -> Any:
 
     from pyspark.sql import SparkSession
 
+    from ags_fast.jobs.engines.start import is_current_directory_trusted
     from ags_fast.spark import SparkEngine
 
     # After Ctrl-C py4j logs tracebacks through the root logger. The errors that matter are raised as well.
@@ -91,6 +90,10 @@ def engine(args: argparse.Namespace) -> Any:
 
 def _check_server(remote: str) -> None:
     """Raise ConfigurationError if nothing listens at the URL of a server: pyspark would try for ten minutes."""
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
     url = urlsplit(remote)
     if url.scheme != "sc" or not url.hostname or getproxies():  # a local server, or one that a proxy may reach
         return

@@ -11,6 +11,7 @@ from typing import Any
 from ags_fast import jobs
 from ags_fast.cli import keystore
 from ags_fast.cli.audit import policy_lines, status_lines
+from ags_fast.cli.commands import GROUPS
 from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, progress, result
 from ags_fast.cli.kms import checked, kms, kms_group, kms_properties
 from ags_fast.cli.options import DRY_RUN, Command, add_commands, days, option, positive, switch, values
@@ -26,7 +27,7 @@ NOT_A_PROBLEM = ("InUse", "Current")
 
 def add_keys(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``ags-fast keys``."""
-    keys = groups.add_parser("keys", help="keys of datasets, and master keys in a local keystore", allow_abbrev=False)
+    keys = groups.add_parser("keys", help=GROUPS["keys"], allow_abbrev=False)
     operations = keys.add_subparsers(required=True, dest="operation", metavar="OPERATION")
     add_commands(operations, keystore.COMMANDS, text=keystore.keystore_text)
     add_commands(operations, COMMANDS, text=keys_text, quiet=False)

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ags_fast import parquet
+from ags_fast.cli.commands import GROUPS
 from ags_fast.cli.files import Progress, aad_prefix, check_plain_output, kept_mode, read_key
 from ags_fast.cli.options import (
     FORCE,
@@ -40,7 +41,7 @@ MARK = ".enc"  # in the name of an encrypted file, before its suffix
 
 def add_parquet(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``ags-fast parquet``."""
-    group = groups.add_parser("parquet", help="Parquet files and their own encryption", allow_abbrev=False)
+    group = groups.add_parser("parquet", help=GROUPS["parquet"], allow_abbrev=False)
     operations = group.add_subparsers(required=True, dest="operation", metavar="OPERATION")
     add_commands(operations, COMMANDS, text=parquet_text)
 

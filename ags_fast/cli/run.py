@@ -20,9 +20,8 @@ from ags_fast.cli.codes import (
     code_of_all,
     code_of_rows,
 )
-from ags_fast.cli.stream import add_stream
+from ags_fast.cli.commands import DATASET_COMMANDS, GROUPS
 from ags_fast.cli.terminal import complain, escaped, interrupts, leave, printable, show_warning
-from ags_fast.cli.version import version_text
 from ags_fast.errors import AgsError, FormatError, IntegrityError
 
 if TYPE_CHECKING:
@@ -116,26 +115,42 @@ def _report_error(args: argparse.Namespace, code: int, text: str, error_class: s
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of all commands, or of one group: `stream` and `parquet` do not wait for the imports of datasets."""
+    """Return the parser of one command. It knows the names of the others, whose imports take time."""
     parser: argparse.ArgumentParser = _SafeParser(
         prog="ags-fast", description="Client-side encryption of lakehouse files.", allow_abbrev=False
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="package, libcrypto and CPU features in use")
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
-    add_stream(groups)
-    if argv[:1] not in (["stream"], ["parquet"]):
-        from ags_fast.cli.dataset import add_datasets
-        from ags_fast.cli.iceberg import add_iceberg
+    command = argv[0] if argv else None
+    for name, text in (GROUPS | DATASET_COMMANDS).items():
+        if name == command:
+            _add(groups, name)
+        else:
+            groups.add_parser(name, help=text)
+    return parser
+
+
+def _add(groups: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
+    if name == "stream":
+        from ags_fast.cli.stream import add_stream
+
+        add_stream(groups)
+    elif name == "keys":
         from ags_fast.cli.keys import add_keys
 
         add_keys(groups)
-        add_datasets(groups)
+    elif name == "iceberg":
+        from ags_fast.cli.iceberg import add_iceberg
+
         add_iceberg(groups)
-    if argv[:1] != ["stream"]:
+    elif name == "parquet":
         from ags_fast.cli.parquet import add_parquet
 
         add_parquet(groups)
-    return parser
+    else:
+        from ags_fast.cli.dataset import add_dataset
+
+        add_dataset(groups, name)
 
 
 class _SafeParser(argparse.ArgumentParser):
@@ -145,5 +160,7 @@ class _SafeParser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from ags_fast.cli.version import version_text
+
         print(version_text())
         parser.exit()

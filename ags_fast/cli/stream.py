@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import ags_fast
 from ags_fast import _core
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, HEADER_NBYTES, check_block_size, decode_header, plaintext_length
+from ags_fast.cli.commands import GROUPS
 from ags_fast.cli.files import Progress, aad_prefix, check_plain_output, kept_mode, read_key
 from ags_fast.cli.options import (
     FORCE,
@@ -37,7 +38,7 @@ CHUNK_NBYTES = 8 << 20  # of plaintext at a time, or one block if that is larger
 
 def add_stream(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``ags-fast stream``."""
-    stream = groups.add_parser("stream", help="one AES GCM Stream (AGS1) file", allow_abbrev=False)
+    stream = groups.add_parser("stream", help=GROUPS["stream"], allow_abbrev=False)
     operations = stream.add_subparsers(required=True, dest="operation", metavar="OPERATION")
     add_commands(operations, COMMANDS, text=as_text)
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 import fnmatch
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.at import At, unless_expired
-from ags_fast.dataset.begun import Settings
 from ags_fast.dataset.cache import TableCache
 from ags_fast.dataset.files.contents import format_of
 from ags_fast.dataset.files.sealed import SealedFile, sealed_files
 from ags_fast.dataset.listing import DatasetFile, Listed
 from ags_fast.dataset.names import new_job_id
-from ags_fast.dataset.transaction import Transaction
 from ags_fast.errors import IntegrityError
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ags_fast._types import WritableFile
     from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.dataset.policy import Policy
+    from ags_fast.dataset.transaction import Transaction
     from ags_fast.dataset.versions import Version
     from ags_fast.keys.kms import KmsClient
 
@@ -283,9 +283,9 @@ class Dataset(Listed):
             ValueError: The handle was opened with ``version=``, or an argument is impossible.
         """
         self._check_writes()
-        how = Settings(wrapping_key_id, double_wrap, dek_length, block_size, column_keys, fsync, threads, key_material)
+        how = wrapping_key_id, double_wrap, dek_length, block_size, column_keys, fsync, threads, key_material
         at = self._opened()
-        return Transaction(at.ledger, at.head, how, self._show)
+        return _transaction(at, at.head, *how)(self._show)
 
     def resume(self, job_id: str) -> Transaction:
         """Take up a transaction that another process has left, to be used in a ``with`` block: see `Transaction.leave`.
@@ -301,7 +301,7 @@ class Dataset(Listed):
             ValueError: The handle was opened with ``version=``, or `job_id` is not of a transaction that was left.
         """
         self._check_writes()
-        return Transaction(self._opened().ledger, None, Settings(), self._show, left=job_id)
+        return _transaction(self._opened(), None)(self._show, left=job_id)
 
     def _check_writes(self) -> None:
         if self._access.version is not None:
@@ -334,3 +334,11 @@ class Dataset(Listed):
                 f"version {number} of {self.url} is not the version that the pickled handle was at: it was exchanged"
             )
         return At(ledger, head)
+
+
+def _transaction(at: At, head: Version | None, *how: Any) -> Callable[..., Transaction]:
+    """Return what makes a transaction. Imported here, because readers need none of it."""
+    from ags_fast.dataset.begun import Settings
+    from ags_fast.dataset.transaction import Transaction
+
+    return partial(Transaction, at.ledger, head, Settings(*how))

@@ -11,6 +11,7 @@ import uuid
 from ags_fast.errors import PolicyError
 
 HIDDEN = "_ags/"
+FORMATS = ("ags1", "parquet")  # of files that jobs write
 VERSIONS = "_ags/versions/"
 MANIFESTS = "_ags/manifests/"
 PLANS = "_ags/plans/"

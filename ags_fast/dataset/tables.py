@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.ags1 import MAX_BLOCK_SIZE, AgsCodec
+from ags_fast.arrays import arrow_array, empty_batch, ends
 from ags_fast.dataset.entries import MAX_FILES, FileEntry
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
@@ -158,7 +159,7 @@ def encode_entries(entries: Sequence[FileEntry]) -> bytes:
     columns = list(zip(*entries, strict=True)) or [()] * len(schema)
     for i in NAMES:
         columns[i] = tuple(map(name_bytes, columns[i]))
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    arrays = [arrow_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return encode_table(pa.table(arrays, schema=schema))
 
 
@@ -205,7 +206,7 @@ def _stream(page: Any) -> Any:
     """Return an IPC stream of one record batch, as an Arrow buffer."""
     import pyarrow as pa
 
-    (batch,) = page.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], page.schema)]
+    (batch,) = page.combine_chunks().to_batches() or [empty_batch(page.schema)]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, page.schema) as stream:
         stream.write_batch(batch)
@@ -228,8 +229,10 @@ def decode_table(data: bytes, where: str, count: int) -> Any:
 
 def _bounded(table: Any, where: str) -> Any:
     """Return the table. Raises FormatError if it has keys of too many columns."""
-    lists = (table.column(name) for name in ("column_keys", KEY_MATERIAL))
-    if any(sum(len(chunk.flatten()) for chunk in column.chunks) > COLUMN_KEYS for column in lists):
+    for name in ("column_keys", KEY_MATERIAL):
+        ends = [(chunk.offsets[0].as_py(), chunk.offsets[-1].as_py()) for chunk in table.column(name).chunks]
+        if sum(end - begin for begin, end in ends) <= COLUMN_KEYS:
+            continue
         raise FormatError(f"{where} is not a table of entries: it has keys of more than {COLUMN_KEYS} columns")
     return table
 
@@ -300,7 +303,9 @@ def _page_table(batch: Any, where: str) -> Any:
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
         table = table.select(schema.names)
         table.validate(full=True)
-        return _checked(table.cast(schema))
+        if empty := [field.name for field in schema if not field.nullable and table.column(field.name).null_count]:
+            raise ValueError(f"its column {empty[0]!r} lacks values")
+        return _checked(pa.Table.from_arrays(table.columns, schema=schema))
     except (pa.ArrowException, KeyError, ValueError) as error:
         raise FormatError(f"{where} is not a table of entries: {error}") from None
 
@@ -329,12 +334,10 @@ def _has_compression(metadata: bytes) -> bool:
 
 def _checked(table: Any) -> Any:
     """Return the table. Raises ValueError if a number is out of its bounds."""
-    import pyarrow.compute as pc
-
     for name, most in NUMBERS.items():
-        span = pc.min_max(table.column(name)).as_py()
-        if span["min"] is not None and not 0 <= span["min"] <= span["max"] <= most:
-            raise ValueError(f"a {name} is from 0 to {most}, not from {span['min']} to {span['max']}")
+        numbers = [number for chunk in table.column(name).chunks for number in ends(chunk)]
+        if numbers and not 0 <= min(numbers) <= max(numbers) <= most:
+            raise ValueError(f"a {name} is from 0 to {most}, not from {min(numbers)} to {max(numbers)}")
     return table
 
 
@@ -543,7 +546,7 @@ class Pages:
         for i, rows in found.items():
             page = self._checked_page(i)
             run = rows[-1] - rows[0] + 1 == len(rows)
-            parts.append(page.slice(rows[0], len(rows)) if run else page.take(list(rows)))
+            parts.append(page.slice(rows[0], len(rows)) if run else page.take(arrow_array(rows, pa.int64())))
         return _bounded(pa.concat_tables(parts) if len(parts) > 1 else parts[0], self._where)
 
     def _checked_page(self, i: int) -> Any:

@@ -15,7 +15,7 @@ from ags_fast.dataset.access import Access
 from ags_fast.dataset.entries import FileEntry, source_stamp
 from ags_fast.dataset.key_material import check_key_material
 from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.names import new_job_id, object_name
+from ags_fast.dataset.names import FORMATS, new_job_id, object_name
 from ags_fast.dataset.open_jobs import resume_plan
 from ags_fast.dataset.planning import begin_plan, continue_plan, reserve_keys
 from ags_fast.dataset.policy import Policy
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from ags_fast.fs import Entry
     from ags_fast.jobs.engines.base import Engine
     from ags_fast.jobs.results import Progress
-
-
-FORMATS = ("ags1", "parquet")
 
 
 @counted

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key, rewrap
 from ags_fast.ags1 import KEY_LIMIT
+from ags_fast.arrays import arrow_array
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
 from ags_fast.keys.cache import cache_name, unwrapped_keks
 from ags_fast.keys.entry import KeyEntry, UnknownKeyError
@@ -235,7 +236,7 @@ class Envelope:
         if not (before.double_wrap and after.double_wrap):
             rows = zip(wrapped.to_pylist(), names.to_pylist(), strict=True)
             items = [(w, prefix + name) for w, name in rows]
-            return pa.array(self.rewrap_many(old, new, items, ready, concurrency), pa.binary())
+            return arrow_array(self.rewrap_many(old, new, items, ready, concurrency), pa.binary())
         self._check_wraps(after)
         out = bytearray(len(wrapped.buffers()[2] or b""))
         try:

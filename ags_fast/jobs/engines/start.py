@@ -8,7 +8,6 @@ there.
 
 from __future__ import annotations
 
-import multiprocessing.spawn
 import os
 import signal
 import subprocess
@@ -73,6 +72,8 @@ def _interpreter() -> str:
     """Return the interpreter. `sys.executable` may name a program that embeds Python, which is not an interpreter."""
     if _is_python(sys.executable):
         return sys.executable
+    import multiprocessing.spawn
+
     named = os.fsdecode(multiprocessing.spawn.get_executable() or "")
     if named and named != sys.executable:  # multiprocessing.set_executable, which embedding programs call
         return named

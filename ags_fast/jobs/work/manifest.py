@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ags_fast.arrays import arrow_array, arrow_scalar
 from ags_fast.dataset.entries import column_binding, wrapped_by
 from ags_fast.dataset.manifest_task import ManifestTask
 from ags_fast.dataset.tables import decode_entries, encode_table, open_table, seal_table
@@ -46,6 +47,7 @@ def _is_finished(context: Context, task: ManifestTask) -> int | None:
 
 def _rewrapped_column(context: Context, table: Any) -> Any:
     """Return the table with the DEKs of its files re-wrapped."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     key_ids = table.column("key_id").combine_chunks()
@@ -56,20 +58,18 @@ def _rewrapped_column(context: Context, table: Any) -> Any:
         new = context.moves.get(old)
         if new is None:
             continue
-        mine = pc.equal(key_ids, old)
+        mine = pc.equal(key_ids, arrow_scalar(old, pa.string()))
         some = not pc.all(mine).as_py()
         those = (names.filter(mine), wrapped.filter(mine)) if some else (names, wrapped)
         fresh = context.envelope.rewrap_column(old, new, prefix, *those, context.ready, context.concurrency)
         wrapped = pc.replace_with_mask(wrapped, mine, fresh) if some else fresh
-        key_ids = pc.if_else(mine, new, key_ids)
+        key_ids = pc.if_else(mine, arrow_scalar(new, pa.string()), key_ids)
     table = table.set_column(table.column_names.index("key_id"), table.schema.field("key_id"), key_ids)
     return table.set_column(table.column_names.index("wrapped_dek"), table.schema.field("wrapped_dek"), wrapped)
 
 
 def _rewrapped_column_keys(context: Context, table: Any) -> Any:
     """Return the table with the DEKs of columns re-wrapped."""
-    import pyarrow as pa
-
     at = table.column_names.index("column_keys")
     rows = table.column(at).to_pylist() if table.column(at).null_count < table.num_rows else []
     names = table.column("file").to_pylist() if rows else []
@@ -87,4 +87,4 @@ def _rewrapped_column_keys(context: Context, table: Any) -> Any:
             key |= {"key_id": new, "wrapped_dek": wrapped}
     if not todo:
         return table
-    return table.set_column(at, table.schema.field(at), pa.array(rows, table.schema.field(at).type))
+    return table.set_column(at, table.schema.field(at), arrow_array(rows, table.schema.field(at).type))

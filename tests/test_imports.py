@@ -1,0 +1,121 @@
+"""What a process imports: a command or a job waits for each module, and pandas takes longer than a small job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+from datasets import MASTER, make_kms, write_tree
+from support import run_python
+
+from ags_fast.arrays import arrow_array, arrow_scalar, empty_batch, ends
+from ags_fast.dataset.tables import entry_schema
+from ags_fast.jobs import encrypt_files
+from ags_fast.jobs.engines.local import LocalEngine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pandas")  # else nothing could import it
+
+LAZY = ("pandas", "pyarrow.compute", "pyarrow.parquet", "fsspec", "multiprocessing.spawn", "urllib.request", "asyncio")
+
+RUN = """
+import sys
+from ags_fast import Dataset, jobs
+from ags_fast.cli import main
+
+call, kms, wrapping_key_id, folder = eval(sys.argv[1]), eval(sys.argv[2]), sys.argv[3], sys.argv[4]
+engine = jobs.LocalEngine(0)
+exec(call)
+print()
+print(*(name for name in sys.argv[5].split() if name in sys.modules))
+"""
+CALLS = {
+    "encrypt": 'jobs.encrypt_files(folder + "/src", folder + "/new", kms=kms, wrapping_key_id=wrapping_key_id, '
+    "engine=engine).raise_for_failures()",
+    "verify": 'jobs.verify_files(folder + "/dataset", kms=kms, engine=engine).raise_for_failures()',
+    "decrypt": 'jobs.decrypt_files(folder + "/dataset", folder + "/out", kms=kms, engine=engine).raise_for_failures()',
+    "rekey": 'jobs.rekey_files(folder + "/dataset", kms=kms, engine=engine).raise_for_failures()',
+    "open": 'assert Dataset.open(folder + "/dataset", kms=kms).open_file("a/1").read() == b"one"',
+    "write": 'with Dataset.open(folder + "/dataset", kms=kms).transaction() as t:\n'
+    '    with t.create("new") as f: f.write(b"x")',
+    "ls": 'main(["ls", folder + "/dataset", *(f"--kms={name}={value}" for name, value in kms.items())])',
+    "cat": 'main(["cat", folder + "/dataset", "a/1", *(f"--kms={name}={value}" for name, value in kms.items())])',
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    kms = make_kms(tmp_path)
+    write_tree(tmp_path / "src", {"a/1": b"one", "a/2": bytes(200_000), "b": b""})
+    encrypt_files(tmp_path / "src", tmp_path / "dataset", kms=kms, wrapping_key_id=MASTER, engine=LocalEngine(0))
+    return tmp_path, kms
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_jobs_and_commands_import_what_they_need(call: str, folder: tuple[Path, dict[str, str]]) -> None:
+    path, kms = folder
+    shown = run_python(RUN, repr(CALLS[call]), repr(kms), MASTER, path, " ".join(LAZY))
+    assert shown.splitlines()[-1] == ""
+
+
+def test_rotation_imports_no_pandas(folder: tuple[Path, dict[str, str]]) -> None:
+    path, kms = folder
+    rotate = 'jobs.rotate(folder + "/dataset", kms=kms, engine=engine)'
+    assert run_python(RUN, repr(rotate), repr(kms), MASTER, path, "pandas").splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["ls", "--help"], ["nosuch"]])
+def test_help_imports_no_arrow(arguments: list[str]) -> None:
+    program = (
+        "import sys\nfrom ags_fast.cli import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print(*(name for name in ('pyarrow', 'numpy', 'tqdm', 'ags_fast.jobs.encryption') if name in sys.modules))"
+    )
+    assert run_python(program, *arguments).splitlines()[-1] == ""
+
+
+# ---------------------------------------------------------------- arrays
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    if pa.types.is_struct(kind):
+        present: st.SearchStrategy[Any] = st.fixed_dictionaries({field.name: values_of(field.type) for field in kind})
+    elif pa.types.is_list(kind):
+        present = st.lists(values_of(kind.value_type), max_size=4)
+    elif pa.types.is_int64(kind):
+        present = st.integers(-(1 << 63), (1 << 63) - 1)
+    else:
+        present = st.text(max_size=4) if pa.types.is_string(kind) else st.binary(max_size=4)
+    return st.none() | present
+
+
+@pytest.mark.parametrize("kind", sorted({field.type for field in entry_schema()}, key=str), ids=str)
+@hypothesis.given(data=st.data())
+def test_arrays_are_those_of_pyarrow(kind: Any, data: st.DataObject) -> None:
+    values = data.draw(st.lists(values_of(kind), max_size=20))
+    made = arrow_array(values, kind)
+    made.validate(full=True)
+    assert made.equals(pa.array(values, kind))
+    assert made.null_count == values.count(None)
+    if pa.types.is_int64(kind):
+        present = [value for value in values if value is not None]
+        assert ends(made) == ((min(present), max(present)) if present else ())
+        assert ends(made[1:]) == ends(pa.array(values[1:], kind))
+
+
+def test_arrays_of_what_they_are_not() -> None:
+    assert arrow_scalar("x", pa.string()) == pa.scalar("x")
+    assert empty_batch(entry_schema()).num_rows == 0
+    with pytest.raises(TypeError):
+        arrow_array(["x"], pa.int64())
+    with pytest.raises(OverflowError):
+        arrow_array([1 << 63], pa.int64())
+    with pytest.raises(TypeError):
+        arrow_array([1.5], pa.float64())
+    with pytest.raises((TypeError, AttributeError)):
+        arrow_array([1], pa.string())
