@@ -411,7 +411,7 @@ def test_many_blocks_that_decompress_to_much_are_decoded_one_by_one(
     codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compressed blocks of one read are given to the decoder in parts of bounded size."""
-    from ags_fast.avro import decoders, reading
+    from ags_fast.avro import container, decoders, reading
 
     sizes: list[int] = []
     decode = decoders.decode
@@ -421,9 +421,9 @@ def test_many_blocks_that_decompress_to_much_are_decoded_one_by_one(
         return decode(name, node, data, *rest)
 
     monkeypatch.setattr(reading, "decode", watched)
-    size = reading.PIECE_NBYTES // 4
+    size = container.PIECE_NBYTES // 4
     plain = plain_file(schema_of("bytes"), [{"c0": bytes(size)} for _ in range(20)], codec=codec, sync_interval=1)
-    assert len(plain) < reading.PIECE_NBYTES
+    assert len(plain) < container.PIECE_NBYTES
     assert sum(len(batch) for batch in avro.AvroFile(io.BytesIO(plain)).batches(decoder="fastavro")) == 20
     assert len(sizes) == 5
     assert max(sizes) < 5 * size

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import bz2
+import io
 import lzma
 import zlib
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+try:
+    import pyarrow as pa
+except ModuleNotFoundError:  # fastavro has other libraries
+    pa = None
 
-from ags_fast.avro.records import SYNC_NBYTES
 from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
     from ags_fast._types import Buffer
 
-__all__ = ["MAX_BLOCK_NBYTES", "decompress", "number", "walk"]
+__all__ = ["MAX_BLOCK_NBYTES", "SYNC_NBYTES", "decompress", "encode", "number", "walk"]
 
+SYNC_NBYTES = 16  # of a sync marker
 MAX_BLOCK_NBYTES = 200 << 20  # of plain records in a compressed block: as the default of Avro for Java
 ZSTD_NBYTES = 256 << 10  # that are decompressed at a time
 
@@ -62,6 +66,17 @@ def number(data: bytes | memoryview, at: int) -> tuple[int, int]:
             raise FormatError("the plaintext is not an intact Avro file: a number has too many bytes")
 
 
+def encode(value: int) -> bytes:
+    """Encode a long that is not negative."""
+    value <<= 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
 def decompress(codec: str, body: Buffer, limit: int) -> Buffer:
     """Decompress the body of a block, of `limit` bytes at most.
 
@@ -97,6 +112,17 @@ def _by_object(decompressor: Any, body: Buffer, limit: int) -> bytes:
     return data
 
 
+def _by_fastavro(codec: str, body: Buffer, limit: int) -> Buffer:
+    """Decompress a block with the library that fastavro takes. What has more bytes is refused afterwards."""
+    from fastavro.read import BLOCK_READERS
+
+    view = memoryview(body)
+    data: bytes = BLOCK_READERS[codec](io.BytesIO(encode(view.nbytes) + bytes(view))).read()
+    if len(data) > limit:
+        raise _too_large(limit)
+    return data
+
+
 def _snappy(body: Buffer, limit: int) -> Buffer:
     """Decompress a block of snappy: its length, and data. AES-GCM's tag covers more than the CRC-32 at the end."""
     view = memoryview(body)
@@ -107,11 +133,15 @@ def _snappy(body: Buffer, limit: int) -> Buffer:
             break
     if length > limit:
         raise _too_large(limit)
+    if pa is None:
+        return _by_fastavro("snappy", body, limit)
     data: Buffer = pa.decompress(view[:-4], length, "snappy")
     return data
 
 
 def _zstandard(body: Buffer, limit: int) -> Buffer:
+    if pa is None:
+        return _by_fastavro("zstandard", body, limit)
     known = _zstandard_nbytes(body)
     if known is not None and known <= limit:
         data: Buffer = pa.decompress(body, known, "zstd")

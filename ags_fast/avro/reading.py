@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ags_fast._core import avro_pick
-from ags_fast.avro.blocks import MAX_BLOCK_NBYTES, decompress, number, walk
+from ags_fast.avro.blocks import MAX_BLOCK_NBYTES
+from ags_fast.avro.container import Container
 from ags_fast.avro.decoders import NAMES, Scratch, decode, refusal
-from ags_fast.avro.records import SYNC_NBYTES, find_marker
 from ags_fast.avro.schema import parse, plain_schema, program
 from ags_fast.avro.shaping import nothing, shape
 from ags_fast.errors import FormatError
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["DECODERS", "AvroFile", "read_batches"]
 
 DECODERS = ("auto", *NAMES)
-MAGIC = b"Obj\x01"
-HEAD_NBYTES = 64 << 10  # read at first; a header is rarely longer
-PIECE_NBYTES = 16 << 20  # of plaintext that is decoded at a time; one block at least
 BATCH_ROWS = 16384
 
 log = logging.getLogger("ags_fast.avro")
@@ -40,7 +36,7 @@ class AvroFile:
     Args:
         file: A seekable binary file. It is left open, and its cursor is moved.
         times: Whether times of day become Arrow's times; otherwise they stay numbers, as in Spark's own Avro source.
-        max_block_nbytes: The most bytes that a compressed block may have without the codec.
+        max_block_nbytes: The most bytes that a header, and a compressed block without the codec, may have.
 
     Attributes:
         schema: The Arrow schema of the records.
@@ -51,14 +47,9 @@ class AvroFile:
     """
 
     def __init__(self, file: Any, *, times: bool = True, max_block_nbytes: int = MAX_BLOCK_NBYTES) -> None:
-        if max_block_nbytes < 1:
-            raise ValueError(f"max_block_nbytes must be at least 1, not {max_block_nbytes}")
-        self._file = file
-        self._max_block_nbytes = max_block_nbytes
-        self._length: int = file.seek(0, io.SEEK_END)
-        metadata, self._header_end = self._read_header()
-        self._node = parse(metadata.get("avro.schema", b""), times)
-        self.codec = metadata.get("avro.codec", b"null").decode("utf-8", "replace") or "null"
+        self._container = Container(file, max_block_nbytes)
+        self._node = parse(self._container.metadata.get("avro.schema", b""), times)
+        self.codec = self._container.codec
         self.schema = pa.schema(list(self._node.type))
 
     def batches(
@@ -85,7 +76,7 @@ class AvroFile:
             IntegrityError: As AgsReader.
             ValueError: The range is impossible, a column is unknown, or the decoder does not read this schema.
         """
-        end = self._length if end is None else end
+        end = self._container.length if end is None else end
         if not 0 <= start <= end:
             raise ValueError(f"a split begins at 0 or later and does not end before it begins: not {start} to {end}")
         if batch_size < 1:
@@ -114,9 +105,11 @@ class AvroFile:
         node = self._node
         schema = pa.schema([node.type.field(i) for i in fields])
         full = [i for i in fields if not node.children[i].empty]
-        check = program(node)
+        steps = program(node)
+        header = self._container.header(json.dumps(plain_schema(node, decimals=decoder == "datafusion")).encode())
         with Scratch() as scratch:
-            for data, rows in self._pieces(start, end, decoder, check):
+            for blocks, rows in self._container.pieces(start, end, lambda body, rows: self._check(steps, body, rows)):
+                data = [header, *blocks]
                 if not full:
                     parts: Iterable[Any] = (range(at, min(at + batch_size, rows)) for at in range(0, rows, batch_size))
                 else:
@@ -142,84 +135,6 @@ class AvroFile:
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * len(part), pa.struct([])))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    # ---- the container
-
-    def _read(self, offset: int, size: int) -> bytes:
-        return bytes(self._fill(offset, memoryview(bytearray(size))))
-
-    def _fill(self, offset: int, memory: memoryview) -> memoryview:
-        """Read into memory. Returns the part of it that has been filled."""
-        self._file.seek(offset)
-        done = 0
-        while done < len(memory) and (count := self._file.readinto(memory[done:])):
-            done += count
-        return memory[:done]
-
-    def _read_header(self) -> tuple[dict[str, bytes], int]:
-        size = HEAD_NBYTES
-        while True:
-            data = self._read(0, min(size, self._length))
-            if data[:4] != MAGIC[: len(data)] or len(data) < 4:
-                raise FormatError("the plaintext is not an Avro file: its first 4 bytes are another format's")
-            try:
-                return _metadata(data)
-            except IndexError:
-                if size >= self._length:
-                    raise FormatError("the plaintext is not an intact Avro file: its header is cut") from None
-            size *= 4
-
-    def _pieces(self, start: int, end: int, decoder: str, check: Any) -> Iterator[tuple[list[Buffer], int]]:
-        """Iterate over a split, as Avro files without a codec, in parts, and the number of records of each."""
-        marker_at = self._header_end - SYNC_NBYTES
-        marker = self._read(marker_at, SYNC_NBYTES)
-        found = marker_at if start <= marker_at else find_marker(self._file, marker, start, end)
-        if found is None or found >= end:
-            return
-        at = found + SYNC_NBYTES
-        header = _header(plain_schema(self._node, decimals=decoder == "datafusion"), b"null", marker)
-        size = PIECE_NBYTES
-        memory = memoryview(b"")
-        # A block belongs to the split if the marker before it begins in the split.
-        while at < self._length and at - SYNC_NBYTES < end:
-            wanted = min(size, max(end - at, 0) + HEAD_NBYTES) if size == PIECE_NBYTES else size
-            wanted = min(wanted, self._length - at)
-            if wanted > len(memory):
-                memory = memoryview(bytearray(wanted))
-            data = self._fill(at, memory[:wanted])
-            blocks, used, needed = walk(data, marker, end - at + SYNC_NBYTES)
-            if not blocks:
-                if needed > self._length - at:
-                    raise FormatError("the plaintext is not an intact Avro file: its last block is cut")
-                size = max(needed, 2 * size)
-                continue
-            size = PIECE_NBYTES
-            if self.codec == "null":
-                for rows, begin, stop in blocks:
-                    self._check(check, data[begin:stop], rows)
-                yield [header, data[:used]], sum(rows for rows, _, _ in blocks)
-            else:
-                yield from self._decompressed(data, blocks, header, marker, check)
-            at += used
-
-    def _decompressed(
-        self, data: memoryview, blocks: list[tuple[int, int, int]], header: bytes, marker: bytes, check: Any
-    ) -> Iterator[tuple[list[Buffer], int]]:
-        """Iterate over compressed blocks, as `_pieces` does."""
-        parts: list[Buffer] = [header]
-        found = nbytes = 0
-        for rows, begin, stop in blocks:
-            body = decompress(self.codec, data[begin:stop], self._max_block_nbytes)
-            size = memoryview(body).nbytes
-            self._check(check, body, rows)
-            parts += (_long(rows) + _long(size), body, marker)
-            found += rows
-            nbytes += size
-            if nbytes >= PIECE_NBYTES:
-                yield parts, found
-                parts, found, nbytes = [header], 0, 0
-        if len(parts) > 1:
-            yield parts, found
 
     def _check(self, check: Any, body: Buffer, rows: int) -> None:
         """Check that a block holds whole records, exactly as many as it says."""
@@ -254,50 +169,3 @@ def read_batches(
     ) as file:
         opened = AvroFile(file, max_block_nbytes=max_block_nbytes)
         yield from opened.batches(start, end, columns=columns, decoder=decoder, batch_size=batch_size)
-
-
-def _long(value: int) -> bytes:
-    """Encode a number that is not negative."""
-    value <<= 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _metadata(data: bytes) -> tuple[dict[str, bytes], int]:
-    """Read a header. Returns its map, and where it ends, behind its marker. Raises IndexError where the data end."""
-    found: dict[str, bytes] = {}
-    at = len(MAGIC)
-
-    def text() -> bytes:
-        nonlocal at
-        size, at = number(data, at)
-        if size < 0:
-            raise FormatError("the plaintext is not an intact Avro file: its header has a negative length")
-        if at + size > len(data):
-            raise IndexError
-        at += size
-        return data[at - size : at]
-
-    while True:
-        pairs, at = number(data, at)
-        if pairs < 0:
-            _, at = number(data, at)
-        if pairs == 0:
-            break
-        for _ in range(abs(pairs)):
-            name = text().decode("utf-8", "replace")
-            found[name] = text()
-    if at + SYNC_NBYTES > len(data):
-        raise IndexError
-    return found, at + SYNC_NBYTES
-
-
-def _header(schema: dict[str, Any], codec: bytes, marker: bytes) -> bytes:
-    out = bytearray(MAGIC) + _long(2)
-    for text in (b"avro.schema", json.dumps(schema).encode(), b"avro.codec", codec):
-        out += _long(len(text)) + text
-    return bytes(out + _long(0) + marker)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.avro.blocks import MAX_BLOCK_NBYTES
+from ags_fast.avro.checking import checker
+from ags_fast.avro.container import Container
 from ags_fast.errors import AgsError, FormatError
 from ags_fast.stream import AgsReader, AgsWriter
 
@@ -19,10 +24,10 @@ if TYPE_CHECKING:
 
     from ags_fast._types import Buffer, ReadableSource, WritableTarget
 
-__all__ = ["BUFFER_NBYTES", "SYNC_NBYTES", "find_marker", "read_split", "splits", "write"]
+__all__ = ["BUFFER_NBYTES", "read_split", "splits", "write"]
 
-SYNC_NBYTES = 16
-BUFFER_NBYTES = 1 << 20  # fastavro reads a few bytes at a time; also how much is searched for a sync marker at a time
+BUFFER_NBYTES = 1 << 20  # of plaintext that is read or written at a time
+RECORDS = 100  # that are decoded at a time; more would live long enough to cost garbage collections
 
 
 def splits(
@@ -71,6 +76,7 @@ def read_split(
     length: int | None,
     aad_prefix: Buffer | None = b"",
     reader_schema: Any = None,
+    max_block_nbytes: int = MAX_BLOCK_NBYTES,
     threads: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
@@ -84,49 +90,52 @@ def read_split(
         length: As for AgsReader.
         aad_prefix: As for AgsReader.
         reader_schema: An Avro schema to resolve records to, as for fastavro.
+        max_block_nbytes: The most bytes that a header, and a compressed block without the codec, may have.
         threads: As for AgsReader.
         storage_options: As for AgsReader.
 
     Raises:
-        FormatError: The plaintext is not an Avro file.
+        FormatError: The plaintext is not an intact Avro file, or a block has more than `max_block_nbytes`.
         IntegrityError: As AgsReader. A file that was cut never ends early without an error.
         ValueError: `start` and `end` are not a range.
     """
     if not 0 <= start <= end:
         raise ValueError(f"a split begins at 0 or later and does not end before it begins: not {start} to {end}")
-    with (
-        AgsReader(
-            source, key, length=length, aad_prefix=aad_prefix, threads=threads, storage_options=storage_options
-        ) as raw,
-        _Plaintext(raw, BUFFER_NBYTES) as file,
-    ):
+    with AgsReader(
+        source, key, length=length, aad_prefix=aad_prefix, threads=threads, storage_options=storage_options
+    ) as raw:
+        container = Container(raw, max_block_nbytes)
+        text = container.metadata.get("avro.schema", b"")
+        named: dict[str, Any] = {}
         with _avro_errors():
-            blocks = fastavro.block_reader(file, reader_schema)
-        header_end = file.tell()
-        file.seek(header_end - SYNC_NBYTES)
-        marker = file.read(SYNC_NBYTES)
-        at = header_end - SYNC_NBYTES if start <= header_end - SYNC_NBYTES else find_marker(file, marker, start, end)
-        if at is None or at >= end or at + SYNC_NBYTES >= raw.length:
-            return
-        file.seek(at + SYNC_NBYTES)
+            check = checker(fastavro.parse_schema(json.loads(text.decode()), named), named)
+        plain: Any = _Parts(container.header(text), container.pieces(start, end, check, BUFFER_NBYTES))
+        with _avro_errors():
+            records: Any = fastavro.reader(plain, reader_schema)
         while True:
             with _avro_errors():
-                block = next(blocks, None)
-                if block is None:
-                    return
-                records: list[Any] = list(block)
-            yield from records
-            if block.offset + block.size >= end + SYNC_NBYTES:
+                some = list(islice(records, RECORDS))
+            if not some:
                 return
+            yield from some
 
 
-class _Plaintext(io.BufferedReader):
-    """Allocates no more than there is to read: sizes come from the file, which may be damaged."""
+class _Parts:
+    """What fastavro reads: a header, and blocks that were checked."""
 
-    raw: AgsReader
+    def __init__(self, header: bytes, pieces: Iterator[tuple[list[Buffer], int]]) -> None:
+        self._rest = memoryview(header)
+        self._parts = (memoryview(part) for parts, _ in pieces for part in parts)
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        return super().read(size if size is None else min(size, max(0, self.raw.length - self.tell())))
+    def read(self, size: int) -> bytes:
+        """Return as many bytes, or what is left."""
+        found = bytes(self._rest[:size])
+        self._rest = self._rest[size:]
+        while len(found) < size and (part := next(self._parts, None)) is not None:
+            wanted = size - len(found)
+            found += part[:wanted]
+            self._rest = part[wanted:]
+        return found
 
 
 @contextlib.contextmanager
@@ -138,24 +147,6 @@ def _avro_errors() -> Iterator[None]:
         raise
     except Exception as error:
         raise FormatError(f"the plaintext is not an intact Avro file: {type(error).__name__}: {error}") from error
-
-
-def find_marker(file: Any, marker: bytes, start: int, end: int) -> int | None:
-    """Return where the first sync marker of the split begins, or None."""
-    file.seek(start)
-    window = b""  # the bytes from `start` on that were read
-    while start < end:
-        piece = file.read(min(BUFFER_NBYTES, end + SYNC_NBYTES - 1 - start - len(window)))
-        if not piece:
-            return None
-        window += piece
-        found: int = window.find(marker)
-        if found >= 0:
-            return start + found
-        skipped = max(0, len(window) - SYNC_NBYTES + 1)  # a marker may begin in the bytes that are kept
-        start += skipped
-        window = window[skipped:]
-    return None
 
 
 def write(

@@ -24,13 +24,12 @@ from ags_fast._core import (
     AVRO_RECORD,
     AVRO_UNION,
 )
+from ags_fast.avro.checking import NESTING, NODES, step
 from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-NESTING = 30  # of records, arrays, maps and unions; the engine passes no deeper ones
-NODES = 10_000  # of a schema whose named types stand in each place that names them
 MAX_PRECISION = 38  # of a decimal, in Spark and in Arrow's 128 bits
 
 PRIMITIVES = {
@@ -297,22 +296,17 @@ def program(node: Node) -> array[int]:
 def _program(node: Node) -> list[int]:
     inner = [_program(child) for child in node.children]
     if node.kind == "record":
-        return _step(AVRO_RECORD, chain.from_iterable(inner))
+        return step(AVRO_RECORD, chain.from_iterable(inner))
     if node.kind == "optional":
-        inner.insert(node.number, _step(AVRO_NULL))
+        inner.insert(node.number, step(AVRO_NULL))
     if node.kind in ("optional", "union"):
-        return _step(AVRO_UNION, [len(inner), *map(len, inner), *chain.from_iterable(inner)])
+        return step(AVRO_UNION, [len(inner), *map(len, inner), *chain.from_iterable(inner)])
     if node.kind == "array":
-        return _step(AVRO_ITEMS, inner[0])
+        return step(AVRO_ITEMS, inner[0])
     if node.kind == "map":
-        return _step(AVRO_ITEMS, _step(AVRO_RECORD, [*_step(AVRO_BYTES), *inner[0]]))
+        return step(AVRO_ITEMS, step(AVRO_RECORD, [*step(AVRO_BYTES), *inner[0]]))
     sizes = {"boolean": 1, "float": 4, "double": 8, "fixed": node.number}
     if node.kind in sizes:
-        return _step(AVRO_FIXED, [sizes[node.kind]])
+        return step(AVRO_FIXED, [sizes[node.kind]])
     kinds = {"null": AVRO_NULL, "int": AVRO_NUMBER, "long": AVRO_NUMBER, "enum": AVRO_NUMBER}
-    return _step(kinds.get(node.kind, AVRO_BYTES))
-
-
-def _step(kind: int, rest: Iterable[int] = ()) -> list[int]:
-    numbers = list(rest)
-    return [kind, 3 + len(numbers), 0, *numbers]
+    return step(kinds.get(node.kind, AVRO_BYTES))

@@ -1,0 +1,206 @@
+"""Checks that a block of an Avro file holds whole records of its schema, before a decoder is given the block.
+
+The engine does it for a schema that can be compiled. Others, such as one of a type that holds itself, are walked over
+here, which is slower.
+"""
+
+from __future__ import annotations
+
+from array import array
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from ags_fast._core import (
+    AVRO_BYTES,
+    AVRO_FIXED,
+    AVRO_ITEMS,
+    AVRO_NULL,
+    AVRO_NUMBER,
+    AVRO_RECORD,
+    AVRO_UNION,
+    avro_pick,
+)
+from ags_fast.avro.blocks import number
+from ags_fast.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ags_fast._types import Buffer
+
+__all__ = ["checker", "step"]
+
+NESTING = 30  # of compiled records, arrays, maps and unions; the engine passes no deeper ones
+NODES = 10_000  # of a compiled schema whose named types stand in each place that names them
+DEPTH = 200  # of values of a type that holds itself: decoders call themselves for each
+SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+KINDS = {"null": AVRO_NULL, "int": AVRO_NUMBER, "long": AVRO_NUMBER, "bytes": AVRO_BYTES, "string": AVRO_BYTES}
+RECORDS = ("record", "error")
+ITEMS = ("array", "map")
+
+
+def checker(schema: Any, named: Mapping[str, Any]) -> Callable[[Buffer, int], None]:
+    """Return what checks the body of a block, which is to hold a number of records.
+
+    Args:
+        schema: The schema of the records, as `fastavro.parse_schema` returns it.
+        named: The types with names.
+
+    Raises:
+        FormatError: The schema has an array of items without bytes.
+    """
+    types = _Types(named)
+    types.check(schema, set())
+    if types.is_empty(schema, ()):
+        return _check_empty
+    try:
+        return partial(_check_by_program, array("i", types.program(schema, ())))
+    except _TooDeepError:
+        return partial(_walk, types, schema)
+
+
+def step(kind: int, rest: Iterable[int] = ()) -> list[int]:
+    """Return a node of a program for `avro_pick`, without a slot."""
+    numbers = list(rest)
+    return [kind, 3 + len(numbers), 0, *numbers]
+
+
+def _check_empty(body: Buffer, rows: int) -> None:
+    if memoryview(body).nbytes:
+        raise FormatError("the plaintext is not an intact Avro file: a block has bytes for no field")
+
+
+def _check_by_program(program: array[int], body: Buffer, rows: int) -> None:
+    avro_pick(program, body, rows, 0)
+
+
+def _walk(types: _Types, schema: Any, body: Buffer, rows: int) -> None:
+    data = bytes(body)
+    at = 0
+    try:
+        if rows > len(data):
+            raise IndexError
+        for _ in range(rows):
+            at = types.skip(schema, data, at, 0)
+        if at != len(data):
+            raise IndexError
+    except IndexError:
+        raise FormatError("the plaintext is not an intact Avro file: a block has other records") from None
+
+
+class _TooDeepError(Exception):
+    """A schema that cannot be compiled."""
+
+
+class _Types:
+    """A schema whose named types are known."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = named
+        self._nodes = 0
+
+    def _resolved(self, schema: Any) -> tuple[str, Any]:
+        """Return the kind of a schema, and the schema."""
+        while not isinstance(schema, list):
+            kind = schema if isinstance(schema, str) else schema["type"]
+            if isinstance(schema, str) and kind not in SIZES and kind not in KINDS:
+                schema = self._named[kind]
+            elif isinstance(kind, str) and (kind in SIZES or kind in KINDS or isinstance(schema, dict)):
+                if kind in self._named:
+                    schema = self._named[kind]
+                    continue
+                return kind, schema
+            else:
+                schema = kind
+        return "union", schema
+
+    def is_empty(self, schema: Any, above: tuple[str, ...]) -> bool:
+        """Return whether values have no bytes."""
+        kind, schema = self._resolved(schema)
+        if kind in RECORDS:
+            name = schema["name"]
+            return name not in above and all(self.is_empty(one["type"], (*above, name)) for one in schema["fields"])
+        return kind == "null" or (kind == "fixed" and schema["size"] == 0)
+
+    def check(self, schema: Any, seen: set[str]) -> None:
+        """Raise FormatError for an array whose items have no bytes."""
+        kind, schema = self._resolved(schema)
+        if kind == "array" and self.is_empty(schema["items"], ()):
+            raise FormatError("an array of items without bytes: a few bytes could count endless items")
+        if kind in RECORDS:
+            if schema["name"] in seen:
+                return
+            seen.add(schema["name"])
+        for below in self._below(kind, schema):
+            self.check(below, seen)
+
+    def _below(self, kind: str, schema: Any) -> list[Any]:
+        if kind in RECORDS:
+            return [field["type"] for field in schema["fields"]]
+        return (
+            schema if kind == "union" else [schema["items" if kind == "array" else "values"]] if kind in ITEMS else []
+        )
+
+    def program(self, schema: Any, above: tuple[str, ...]) -> list[int]:
+        """Compile a schema for `avro_pick`."""
+        kind, schema = self._resolved(schema)
+        self._nodes += 1
+        name = schema["name"] if kind in RECORDS else ""
+        if len(above) > NESTING or self._nodes > NODES or (name and name in above):
+            raise _TooDeepError
+        inner = [self.program(below, (*above, name)) for below in self._below(kind, schema)]
+        if kind in RECORDS:
+            return step(AVRO_RECORD, chain.from_iterable(inner))
+        if kind == "union":
+            return step(AVRO_UNION, [len(inner), *map(len, inner), *chain.from_iterable(inner)])
+        if kind == "array":
+            return step(AVRO_ITEMS, inner[0])
+        if kind == "map":
+            return step(AVRO_ITEMS, step(AVRO_RECORD, [*step(AVRO_BYTES), *inner[0]]))
+        if kind == "enum":
+            return step(AVRO_NUMBER)
+        if kind in KINDS:
+            return step(KINDS[kind])
+        size = SIZES[kind] if kind in SIZES else schema["size"]
+        if type(size) is not int or not 0 <= size < 1 << 31:
+            raise FormatError("the Avro file has a malformed schema")
+        return step(AVRO_FIXED, [size])
+
+    def skip(self, schema: Any, data: bytes, at: int, depth: int) -> int:
+        """Return where a value ends. Raises IndexError if it is none."""
+        if depth > DEPTH:
+            raise FormatError(f"a record of the Avro file holds others more than {DEPTH} deep")
+        kind, schema = self._resolved(schema)
+        below = self._below(kind, schema)
+        if kind in ("union", "enum"):
+            index, at = number(data, at)
+            if not 0 <= index < len(below if kind == "union" else schema["symbols"]):
+                raise IndexError
+            return self.skip(below[index], data, at, depth + 1) if kind == "union" else at
+        if kind in RECORDS:
+            for one in below:
+                at = self.skip(one, data, at, depth + 1)
+            return at
+        if kind in ITEMS:
+            return self._skip_items([*["string"] * (kind == "map"), *below], data, at, depth)
+        if kind in ("int", "long", "bytes", "string"):
+            value, at = number(data, at)
+            size = value if kind in ("bytes", "string") else 0
+        else:
+            size = SIZES[kind] if kind in SIZES else schema["size"]
+        if not 0 <= size <= len(data) - at:
+            raise IndexError
+        return at + size
+
+    def _skip_items(self, item: list[Any], data: bytes, at: int, depth: int) -> int:
+        """Return where the blocks of items of an array or map end. item: the schemas of what is in one."""
+        while True:
+            count, at = number(data, at)
+            if count < 0:
+                _, at = number(data, at)
+            if count == 0:
+                return at
+            for _ in range(min(abs(count), len(data) + 1)):  # each has a byte
+                for one in item:
+                    at = self.skip(one, data, at, depth + 1)
