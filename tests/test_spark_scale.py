@@ -26,6 +26,7 @@ from ags_fast import encrypted_length
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.jobs.engines.bins import bins
 from ags_fast.jobs.run import LOCAL_OPEN_COST, STORE_OPEN_COST
+from ags_fast.jobs.work.base import FILES_AT_ONCE
 from ags_fast.jobs.work.context import Task
 from ags_fast.spark import SparkEngine
 from ags_fast.spark.engine import TARGET_BYTES
@@ -99,7 +100,7 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["Event"] == kind]
 
 
-@pytest.mark.parametrize(("open_cost", "files"), [(LOCAL_OPEN_COST, 512), (STORE_OPEN_COST, 64)])
+@pytest.mark.parametrize(("open_cost", "files"), [(LOCAL_OPEN_COST, 512), (STORE_OPEN_COST // FILES_AT_ONCE, 1024)])
 def test_small_files_fill_bins_evenly(open_cost: int, files: int) -> None:
     """A bin has so many files of 1 KiB that it is done in seconds, whatever a request takes."""
     tasks = small_files(20_000)

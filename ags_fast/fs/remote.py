@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Looked", "RemoteStore", "entry_of", "file_exists", "path_of"]
 
 CONNECTIONS = 16  # kept for stores with the same options
+REQUESTS = 64  # to S3 at once, in a process; the options may have config_kwargs={"max_pool_connections": N}
 
 
 class Looked(NamedTuple):
@@ -200,7 +201,9 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         found = _connections.get(key)
         if found is None:
             # A cached listing would be wrong, and a cached instance could belong to other code.
-            own = {"use_listings_cache": False, "skip_instance_cache": True}
+            own: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+            if of_s3:  # botocore's default of ten would keep requests of files and of their ranges waiting
+                own["config_kwargs"] = {"max_pool_connections": REQUESTS, **options.get("config_kwargs", {})}
             made = fsspec.url_to_fs(url, **{**options, **own})
             mine = [other for other in list(_connections) if other[0] == key[0]]
             for old in mine[: max(0, len(mine) + 1 - CONNECTIONS)]:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.jobs.engines.bins import bins
+from ags_fast.jobs.engines.together import opening_cost
+from ags_fast.jobs.work.base import FILES_AT_ONCE
 from ags_fast.spark.classic import ClassicSession
 from ags_fast.spark.connect import ConnectSession
 
@@ -33,21 +35,32 @@ class SparkEngine:
         session: A SparkSession, classic or of Spark Connect.
         target_bytes: Bytes of plaintext for a Spark task.
         threads: The number of threads of a Spark task; None: ``spark.task.cpus``.
+        files_at_once: How many files a Spark task has in work at once, where they are in an object store. They have at
+            most 64 MiB together; a larger file is in work alone.
 
     Raises:
         TypeError: `session` is not a SparkSession.
-        ValueError: `target_bytes` is less than 1.
+        ValueError: `target_bytes` or `files_at_once` is less than 1.
         ImportError: `session` is of Spark Connect, and pandas or pyarrow is not installed, or is too old.
     """
 
     tasks_outlive_driver = True  # so they look, before they publish a file, whether their job has ended
 
-    def __init__(self, session: Any, *, target_bytes: int = TARGET_BYTES, threads: int | None = None) -> None:
-        if target_bytes < 1:
-            raise ValueError(f"target_bytes must be at least 1, not {target_bytes}")
+    def __init__(
+        self,
+        session: Any,
+        *,
+        target_bytes: int = TARGET_BYTES,
+        threads: int | None = None,
+        files_at_once: int = FILES_AT_ONCE,
+    ) -> None:
+        for name, value in (("target_bytes", target_bytes), ("files_at_once", files_at_once)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
         self._session = _session_of(session)
         self._target_bytes = target_bytes
         self._threads = threads
+        self._files_at_once = files_at_once
 
     @staticmethod
     def recommended_conf() -> dict[str, str]:
@@ -82,7 +95,7 @@ class SparkEngine:
             open_cost: The cost of opening a file, in bytes of work.
             report: Gets the rows of finished tasks.
         """
-        context = replace(context, threads=self._threads)
+        context = replace(context, threads=self._threads, files_at_once=self._files_at_once)
         left = self._run_job(context, tasks, open_cost, report) if tasks else []
         if left:
             self._run_job(replace(context, isolate=True), left, open_cost, report)
@@ -94,7 +107,7 @@ class SparkEngine:
         parts = bins(
             tasks,
             target_bytes=self._target_bytes,
-            open_cost=open_cost,
+            open_cost=opening_cost(context, open_cost),
             least=2 * self._session.parallelism,
         )
         job = self._session.job(context, parts)

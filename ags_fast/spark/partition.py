@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.jobs.engines.local import run_isolated
+from ags_fast.jobs.engines.together import run_files
 from ags_fast.keys.kms import count_calls
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def run_bin(context: JobContext, part: Bin) -> _BinResult:
     if attempt > 1 or context.isolate:  # died twice: a file may be the cause
         rows = run_isolated(context, part.tasks, attempt)
     else:
-        rows = (context.work.run_file(context, task, attempt) for task in part.tasks)
+        rows = run_files(context, part.tasks, attempt)
     with count_calls() as calls:
         done = [row for _, row in zip(part.tasks, rows, strict=True)]
     return part.number, done, calls

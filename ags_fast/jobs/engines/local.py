@@ -18,6 +18,8 @@ from ags_fast._threads import thread_count
 from ags_fast.fs import Store
 from ags_fast.jobs.engines.bins import bins
 from ags_fast.jobs.engines.start import import_path, start_python
+from ags_fast.jobs.engines.together import opening_cost, run_files
+from ags_fast.jobs.work.base import FILES_AT_ONCE
 from ags_fast.keys.kms import KmsClient, add_calls, as_kms, check_travels
 
 if TYPE_CHECKING:
@@ -163,17 +165,22 @@ class LocalEngine:
     Args:
         processes: The number of processes; None: the usable CPUs. 0 does everything in the calling process: a file that
             crashes takes that process along.
+        files_at_once: How many files a process has in work at once, where they are in an object store. They have at
+            most 64 MiB together; a larger file is in work alone.
 
     Raises:
-        ValueError: `processes` is negative.
+        ValueError: `processes` is negative, or `files_at_once` is less than 1.
     """
 
     reports_deaths = True  # a worker that dies leaves a row with another attempt, or with WorkerDiedError
 
-    def __init__(self, processes: int | None = None) -> None:
+    def __init__(self, processes: int | None = None, *, files_at_once: int = FILES_AT_ONCE) -> None:
         if processes is not None and processes < 0:
             raise ValueError(f"processes must not be negative, not {processes}")
+        if files_at_once < 1:
+            raise ValueError(f"files_at_once must be at least 1, not {files_at_once}")
         self._processes = processes
+        self._files_at_once = files_at_once
 
     def runs_here(self, *stores: Store | None) -> bool:
         """Return whether jobs on these stores run in this process. They must if only this process sees a store."""
@@ -193,13 +200,15 @@ class LocalEngine:
         Raises:
             ChildProcessError: No worker starts.
         """
+        context = replace(context, files_at_once=self._files_at_once)
         cpus = thread_count(None)
         processes = cpus if self._processes is None else self._processes
         if self.runs_here(*context.stores):
-            for task in tasks:
-                report([context.work.run_file(context, task)])
+            for row in run_files(context, tasks):
+                report([row])
             return
-        parts = bins(tasks, target_bytes=TARGET_BYTES, open_cost=open_cost, least=2 * processes)
+        cost = opening_cost(context, open_cost)
+        parts = bins(tasks, target_bytes=TARGET_BYTES, open_cost=cost, least=2 * processes)
         todo = deque(
             _Message(part[i : i + MESSAGE_TASKS], 0) for part in parts for i in range(0, len(part), MESSAGE_TASKS)
         )

@@ -16,6 +16,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from ags_fast.jobs.engines.together import run_files
 from ags_fast.keys.kms import kms_calls
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def _work() -> None:
             return
         rows = []
         reported = time.monotonic()
-        for task in tasks:
-            rows.append(context.work.run_file(context, task, attempt))
+        for row in run_files(context, tasks, attempt):
+            rows.append(row)
             if time.monotonic() - reported > REPORT_SECONDS:
                 report(rows)
                 rows = []

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ags_fast.fs import Store
 
 
+FILES_AT_ONCE = 16
+
+
 class AnyTask(Protocol):
     """A task of a job: a file, or a manifest."""
 
@@ -33,6 +36,7 @@ class JobContext:
         job_id: The id of the job.
         threads: The number of threads for one file; None: the engine or the codec decides.
         isolate: Whether to run each file in a process of its own, because one of them kills its worker.
+        files_at_once: How many files a worker has in work at once, where they are in an object store.
     """
 
     runner: ClassVar[str]
@@ -41,6 +45,7 @@ class JobContext:
     job_id: str
     threads: int | None = field(default=None, kw_only=True)
     isolate: bool = field(default=False, kw_only=True)
+    files_at_once: int = field(default=FILES_AT_ONCE, kw_only=True)
 
     @property
     def work(self) -> Runner:
