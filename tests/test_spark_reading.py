@@ -53,7 +53,7 @@ class Read:
     """A read of a dataset, as Spark does it: every object travels by pickle to another process."""
 
     def __init__(
-        self, dataset: Path, kms: Mapping[str, str], schema: t.StructType | None = None, **options: str
+        self, dataset: Path | str, kms: Mapping[str, str], schema: t.StructType | None = None, **options: str
     ) -> None:
         source = AgsParquet(ds.CaseInsensitiveDict({"path": str(dataset), **kms, **options}))
         self.schema = source.schema() if schema is None else schema
@@ -349,6 +349,18 @@ def test_small_files_are_put_together(kms: dict[str, str], dataset: Path) -> Non
     read = Read(dataset, kms)
     assert 32 <= len(read.partitions) <= 128
     assert [row["id"] for row in read.rows()] == list(range(200))
+
+
+def test_a_task_gets_more_files_of_a_disk_than_of_an_object_store(kms: dict[str, str], dataset: Path) -> None:
+    make(dataset, kms, {f"{i:03d}.parquet": numbers(1, i) for i in range(200)})
+    url = f"memory://{os.urandom(8).hex()}/ds"
+    datasets.encrypt(dataset.parent / "src 0", url, kms, format="parquet").raise_for_failures()
+    local, store = (Read(place, kms, splitBytes="8m") for place in (dataset, url))
+    assert 60 <= len(local.partitions) <= 70
+    assert len(store.partitions) == 200
+    assert sorted(part.path for one in store.partitions for part, _, _ in one.parts) == sorted(
+        part.path for one in local.partitions for part, _, _ in one.parts
+    )
 
 
 def test_a_read_stays_at_its_version(kms: dict[str, str], dataset: Path) -> None:

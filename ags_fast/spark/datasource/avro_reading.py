@@ -103,7 +103,7 @@ def partitions(
         options: The options.
         schema: The schema of the DataFrame.
     """
-    return list(in_bins(_chosen(dataset, options) if files is None else files, options.split_bytes))
+    return list(in_bins(dataset, _chosen(dataset, options) if files is None else files, options.split_bytes))
 
 
 def read(options: ReadOptions, schema: t.StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:

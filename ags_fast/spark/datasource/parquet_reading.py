@@ -142,7 +142,7 @@ def partitions(
     if files is None:
         files = chosen(dataset, options, schema.fieldNames())
     passing = (file for file in files if not filters or _may_have(file, schema, filters))
-    return list(in_bins(passing, options.split_bytes))
+    return list(in_bins(dataset, passing, options.split_bytes))
 
 
 def _may_have(file: SealedFile, schema: t.StructType, filters: Sequence[Any]) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
+from ags_fast.fs import local_path
 from ags_fast.spark.datasource.paths import is_hidden
 
 if TYPE_CHECKING:
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FilesPartition", "Part", "chosen", "in_bins"]
 
-OPEN_NBYTES = 4 << 20  # what opening a file costs, in bytes of reading: as Spark's spark.sql.files.openCostInBytes
+# What opening a file costs, in bytes of reading: in an object store as Spark's spark.sql.files.openCostInBytes, on a
+# disk less. There a task costs more than many files: Python workers take 80 ms of CPU for a task without rows.
+STORE_OPEN_NBYTES = 4 << 20
+LOCAL_OPEN_NBYTES = 512 << 10
 TASKS = 64  # a dataset that is large enough is read by about as many tasks, or more
 
 Part = tuple["SealedFile", int, int]  # the file, and the bytes of its plaintext [begin, end) in which units begin
@@ -42,17 +46,18 @@ def chosen(dataset: Dataset, options: ReadOptions, columns: Iterable[str] | None
             yield file
 
 
-def in_bins(files: Iterable[SealedFile], split_bytes: int) -> Iterator[FilesPartition]:
+def in_bins(dataset: Dataset, files: Iterable[SealedFile], split_bytes: int) -> Iterator[FilesPartition]:
     """Cut large files, and put small ones together: about `split_bytes` of plaintext to a task, or less if few."""
     files = sorted(files, key=lambda file: file.path)
-    nbytes = sum(file.plain_length + OPEN_NBYTES for file in files)
-    limit = min(split_bytes, max(OPEN_NBYTES, nbytes // TASKS))
+    opening = STORE_OPEN_NBYTES if local_path(dataset.url) is None else LOCAL_OPEN_NBYTES
+    nbytes = sum(file.plain_length + opening for file in files)
+    limit = min(split_bytes, max(opening, nbytes // TASKS))
     parts: list[Part] = []
     held = 0
     for file in files:
         for begin in range(0, max(file.plain_length, 1), split_bytes):
             end = min(begin + split_bytes, file.plain_length)
-            size = end - begin + OPEN_NBYTES
+            size = end - begin + opening
             if parts and held + size > limit:
                 yield FilesPartition(tuple(parts))
                 parts, held = [], 0
