@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import programs.jobs
 import pytest
-from datasets import MASTER, read_tree
+from datasets import MASTER, read_tree, write_tree
 from support import program, run_python
 
 pytest.importorskip("pyarrow")
 
 from ags_fast.fs import Store
+from ags_fast.jobs import encrypt_files, verify_files
 from ags_fast.jobs.engines import start
-from ags_fast.jobs.engines.local import Worker
+from ags_fast.jobs.engines.local import LocalEngine, Worker
 from ags_fast.jobs.work.context import Context
 from ags_fast.keys import Envelope
 
@@ -174,7 +175,7 @@ def test_no_interpreter(monkeypatch: pytest.MonkeyPatch, kms: dict[str, str], tm
 def test_ctrl_c_while_a_worker_starts(after: float, kms: dict[str, str], tmp_path: Path, capfd: Any) -> None:
     """A terminal sends it to all its processes. The caller decides; a worker neither ends of it nor speaks."""
     store = Store(tmp_path)
-    worker = Worker(Context("verify", "", "", store, Envelope(kms, {})), start.import_path())
+    worker = Worker(start.import_path()).begin(Context("verify", "", "", store, Envelope(kms, {})))
     try:
         time.sleep(after)
         os.kill(worker._process.pid, signal.SIGINT)
@@ -227,3 +228,27 @@ def test_a_worker_imports_what_its_tasks_need() -> None:
     modules = set(told.split())
     assert "ags_fast.jobs.engines.worker" in modules
     assert not modules & {"ags_fast.jobs.run", "ags_fast.jobs.compaction", "ags_fast.dataset.dataset"}
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are counted in /proc")
+def test_worker_that_starts_early_ends_with_its_job(tmp_path: Path, kms: dict[str, str]) -> None:
+    """A process is started before the job is known to have work. It ends if the job has work, fails, or has none."""
+    before = children()
+    with pytest.raises(FileNotFoundError):
+        verify_files(tmp_path / "nothing", kms=kms)
+    assert children() == before
+    write_tree(tmp_path / "src", {"a": b"a", "b": b"b"})
+    encrypt_files(tmp_path / "src", tmp_path / "dataset", kms=kms, wrapping_key_id=MASTER, dry_run=True)
+    assert children() == before
+    done = encrypt_files(tmp_path / "src", tmp_path / "dataset", kms=kms, wrapping_key_id=MASTER)
+    assert done.counts["ok"] == 2
+    assert children() == before
+    engine = LocalEngine(2)
+    engine.start_early()
+    assert len(children() - before) == 1
+    del engine
+    assert children() == before

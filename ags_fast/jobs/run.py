@@ -48,7 +48,10 @@ class Options:
             raise ValueError(f"on_error must be 'row' or 'raise', not {on_error!r}")
         if max_failures is not None and max_failures < 0:
             raise ValueError(f"max_failures must not be negative, not {max_failures}")
-        self.engine: Engine = LocalEngine() if engine is None else engine
+        if engine is None:
+            engine = LocalEngine()
+            engine.start_early()
+        self.engine: Engine = engine
         self.resume = resume
         self.max_failures = 0 if on_error == "raise" else max_failures
         self.progress = progress

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 STARTS = 3  # failed starts of workers in a row that end the job
 ATTEMPTS = 3  # for each file; an attempt that the worker does not survive costs that worker
 TARGET_BYTES = 64 << 20  # work in one message to a worker: a small part of a second
+EARLY = ("ags_fast.jobs.work.dispatch", "ags_fast.jobs.work.stream")  # imported before there is a context
 MESSAGE_TASKS = 256  # small, so that progress shows, and a dead worker's message costs little to repeat
 
 
@@ -47,13 +49,18 @@ class Worker:
 
     ready = False
 
-    def __init__(self, context: JobContext, path: list[str]) -> None:
-        self._process = start_python("from ags_fast.jobs.engines.worker import main; main()", path)
+    def __init__(self, path: list[str], *, early: bool = False) -> None:
+        call = f"main({', '.join(map(repr, EARLY)) if early else ''})"
+        self._process = start_python(f"from ags_fast.jobs.engines.worker import main; {call}", path)
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._process.stdin as stdin, self._process.stdout as stdout:
             self._tasks = Connection(os.dup(stdin.fileno()), readable=False)
             self.rows = Connection(os.dup(stdout.fileno()), writable=False)
+
+    def begin(self, context: JobContext) -> Worker:
+        """Send the context of the tasks, once. Returns this worker."""
         self._send(context)
+        return self
 
     def _send(self, message: Any) -> None:
         try:
@@ -99,7 +106,7 @@ class Worker:
 def _started(context: JobContext, path: list[str]) -> Worker:
     """Start a worker and wait for it. Raises ChildProcessError after STARTS failures."""
     for _ in range(STARTS):
-        worker = Worker(context, path)
+        worker = Worker(path).begin(context)
         if worker.wait_ready():
             return worker
         worker.close()
@@ -181,6 +188,22 @@ class LocalEngine:
             raise ValueError(f"files_at_once must be at least 1, not {files_at_once}")
         self._processes = processes
         self._files_at_once = files_at_once
+        self._spare: Worker | None = None
+
+    def start_early(self) -> None:
+        """Start a process, if one is needed, that imports what it needs while the caller plans its job."""
+        if self._processes != 0:
+            with suppress(OSError):  # `run` reports why no worker starts
+                self._spare = Worker(import_path(), early=True)
+
+    def __del__(self) -> None:
+        if getattr(self, "_spare", None) is not None:
+            self._take_spare().close()
+
+    def _take_spare(self) -> Worker:
+        worker, self._spare = self._spare, None
+        assert worker is not None
+        return worker
 
     def runs_here(self, *stores: Store | None) -> bool:
         """Return whether jobs on these stores run in this process. They must if only this process sees a store."""
@@ -215,7 +238,7 @@ class LocalEngine:
         count = min(processes, len(todo))
         if context.threads is None and count:
             context = replace(context, threads=max(1, cpus // count))
-        _Run(context, todo, count, report).work()
+        _Run(context, todo, count, report).work(self._take_spare() if self._spare else None)
 
 
 class _Run:
@@ -229,43 +252,51 @@ class _Run:
         self._count = count  # most workers at once
         self._report = report
         self._busy: dict[Worker, tuple[_Message, int]] = {}  # {worker: (its message, rows received)}
+        self._starting: list[Worker] = []
         self._idle: list[Worker] = []
         self._failed_starts = 0
         self._path = import_path()
 
-    def work(self) -> None:
-        """Do all tasks. In the end no worker lives."""
+    def work(self, spare: Worker | None) -> None:
+        """Do all tasks. In the end no worker lives.
+
+        Args:
+            spare: A worker that was started early.
+        """
+        if spare is not None:
+            self._starting.append(spare.begin(self._context))
         try:
             while self._todo or self._busy:
                 self._hand_out()
-                by_rows: dict[Any, Worker] = {worker.rows: worker for worker in self._busy}
+                by_rows: dict[Any, Worker] = {worker.rows: worker for worker in (*self._busy, *self._starting)}
                 for ready in wait(list(by_rows)):
                     worker = by_rows[ready]
-                    if worker.ready:
+                    if worker in self._busy:
                         self._receive(worker)
                     else:
                         self._greet(worker)
         finally:
-            for worker in (*self._busy, *self._idle):
+            for worker in (*self._busy, *self._starting, *self._idle):
                 worker.close()
 
     def _hand_out(self) -> None:
-        while self._todo and len(self._busy) < self._count:
-            worker = self._idle.pop() if self._idle else Worker(self._context, self._path)
-            message = self._todo.popleft()
+        while self._todo and self._idle:
+            worker, message = self._idle.pop(), self._todo.popleft()
             self._busy[worker] = message, 0
             worker.start(*message)
+        for _ in range(min(len(self._todo), self._count - len(self._busy)) - len(self._starting)):
+            self._starting.append(Worker(self._path).begin(self._context))
 
     def _greet(self, worker: Worker) -> None:
-        """Hear whether a new worker has started."""
+        """Hear whether a new worker has started. Until then it has no tasks, which others may take meanwhile."""
+        self._starting.remove(worker)
         if worker.wait_ready():
             self._failed_starts = 0
+            self._idle.append(worker)
             return
         self._failed_starts += 1
         if self._failed_starts == STARTS:
             raise _not_started(worker)
-        message, _ = self._busy.pop(worker)
-        self._todo.appendleft(message)
         worker.close()
 
     def _receive(self, worker: Worker) -> None:

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -24,26 +25,35 @@ if TYPE_CHECKING:
 
 
 REPORT_SECONDS = 0.1
+EARLY_SECONDS = 60.0  # that a worker without a context waits: a traceback may keep the engine of a failed job alive
 
 
-def main() -> None:
-    """Run tasks until the caller closes the pipe."""
+def main(*early: str) -> None:
+    """Run tasks until the caller closes the pipe.
+
+    Args:
+        early: Names of modules to import while the caller prepares the context.
+    """
     # Ctrl-C goes to all processes of a terminal; only the caller handles it. SIGINT was blocked until here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
-        _work()
+        _work(early)
     except (EOFError, BrokenPipeError):
         sys.exit(1)  # the caller is gone
 
 
-def _work() -> None:
+def _work(early: tuple[str, ...]) -> None:
     incoming = Connection(os.dup(0), writable=False)
     outgoing = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # output of libraries must not mix with the answers
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     threading.Thread(target=_end_with_caller, args=(incoming.fileno(),), daemon=True).start()
+    for name in early:
+        import_module(name)
+    if early and not incoming.poll(EARLY_SECONDS):
+        sys.exit(1)
     context = incoming.recv()
     outgoing.send(None)
     told = kms_calls()
