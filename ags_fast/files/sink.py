@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["OrderedSink", "PositionalSink", "Target", "open_sink"]
 
 COPY_NBYTES = 256 << 10  # of a source, copied at a time
+SMALL_NBYTES = 16 << 10  # to copy fewer bytes is faster than to write them, or to hand them to a thread
+COLLECTED_NBYTES = 256 << 10  # of small pieces, at most, before they are written
 
 
 class PositionalSink:
@@ -201,12 +203,37 @@ class Target:
             self._pool = ThreadPoolExecutor(1)
         self._pending: Future[Any] | None = None
         self._failed: BaseException | None = None  # of the first write that failed
+        self._collected = bytearray()  # small pieces that are still to be written
+        self._flushed: Future[Any] | None = None  # the write of the small pieces before them
         self._file: Any = dst
 
-    def put(self, data: bytes | memoryview) -> Future[Any] | None:
-        """Write in order. The bytes must not change until the future is done."""
-        self.position += len(data)
-        return self._submit(self._write, memoryview(data))
+    def put(self, *pieces: bytes | memoryview) -> Future[Any] | None:
+        """Write pieces in order, with one hand-over to the thread that writes.
+
+        Few bytes are copied, and written with what follows. The pieces must not change until the future is done.
+        """
+        nbytes = sum(map(len, pieces))
+        self.position += nbytes
+        if nbytes > SMALL_NBYTES:
+            self.flush()
+            return self._submit(self._write_all, pieces)
+        if len(self._collected) + nbytes > COLLECTED_NBYTES:
+            self.flush()
+        for piece in pieces:
+            self._collected += piece
+        return None
+
+    def _write_all(self, pieces: tuple[bytes | memoryview, ...]) -> None:
+        for piece in pieces:
+            self._write(memoryview(piece))
+
+    def flush(self) -> None:
+        """Write the small pieces that wait, once those before them are written: two buffers are in memory at most."""
+        if self._collected:
+            if self._flushed is not None:
+                self._flushed.result()
+            collected, self._collected = self._collected, bytearray()
+            self._flushed = self._submit(self._write, memoryview(collected))
 
     def _submit(self, call: Callable[..., Any], *args: Any) -> Future[Any] | None:
         if self._pool is None:
@@ -228,6 +255,9 @@ class Target:
     def copy(self, source: Source, begin: int, end: int) -> None:
         """Write bytes of a source. The buffer stays in a core's cache, which makes this faster than copy_file_range."""
         buffer = with_room(memoryview(b""), min(end - begin, COPY_NBYTES))
+        if end - begin <= SMALL_NBYTES:
+            self.put(source.read_to(buffer, begin, end, True))
+            return
         self.drain()  # then write in this thread: to hand over so few bytes takes longer than to write them
         while begin < end:
             step = min(end - begin, COPY_NBYTES)
@@ -236,7 +266,8 @@ class Target:
             begin += step
 
     def drain(self) -> None:
-        """Wait until everything is written. Raises the error of the first write that failed."""
+        """Write everything, and wait for it. Raises the error of the first write that failed."""
+        self.flush()
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()

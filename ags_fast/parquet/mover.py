@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Moved", "Mover", "Side"]
 
+PACKED_NBYTES = 16 << 10  # of a chunk's pages: to move fewer bytes is faster than to write them alone
 WINDOW_NBYTES = 1 << 20  # of the source, in memory at once: what fits a core's cache; one page at least
 
 
@@ -61,6 +62,42 @@ class _Buffers:
     def __init__(self) -> None:
         self.outward = memoryview(b"")
         self.pending: list[Future[Any] | None] = []
+
+
+class _Made:
+    """Parts of a buffer, to be written together. Small parts are moved up to the one before, to be one piece with it.
+
+    A moved part takes the place of bytes that were in no part, or in one that was moved itself.
+    """
+
+    def __init__(self, buffer: memoryview) -> None:
+        self.nbytes = 0  # of all parts
+        self._buffer = buffer
+        self._pieces: list[memoryview] = []
+        self._begin = self._end = 0  # of the last piece, which may grow
+
+    def add(self, at: int, nbytes: int) -> None:
+        """Add the next part."""
+        end = self._end
+        if at != end and nbytes <= PACKED_NBYTES and end > self._begin:
+            self._buffer[end : end + nbytes] = self._buffer[at : at + nbytes]
+        else:
+            self._close()
+            self._begin = end = at
+        self._end = end + nbytes
+        self.nbytes += nbytes
+
+    def take(self) -> list[memoryview]:
+        """Return all pieces, and begin again."""
+        self._close()
+        self._begin = self._end
+        self.nbytes = 0
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _close(self) -> None:
+        if self._end > self._begin:
+            self._pieces.append(self._buffer[self._begin : self._end])
 
 
 class Mover:
@@ -207,16 +244,18 @@ class Mover:
             run.feed(window[piece.begin - begin : min(piece.limit, end) - begin], True, outward[at : at + room])
             at += room
         run_pages([run for _, run in runs], self.threads)
+        made = _Made(outward)
         at = 0
         for (piece, run), room in zip(runs, rooms, strict=True):
-            start = self.target.position
-            if run.produced:
-                pending.append(self.target.put(outward[at : at + run.produced]))
+            start = self.target.position + made.nbytes
+            made.add(at, run.produced)
             at += room
             if run.stop != DONE:  # many small pages
+                pending.append(self.target.put(*made.take()))
                 buffers.outward = memoryview(b"")  # the output of the next runs is still in the buffer
                 self._move_windows(piece, run, piece.begin + run.consumed)
             self._pages_done(piece.chunk, run, start)
+        pending.append(self.target.put(*made.take()))
 
     def _run(self, chunk: Chunk) -> PageRun:
         metadata, reading = chunk.numbers(), self.opened.reading
@@ -318,9 +357,9 @@ class Mover:
                 moved.parts[piece.module] = (0, len(framed))
                 return
             parts = [(piece.module, plain)]
-        for module, plain in parts:
-            self.target.put(plain if side.modules is None else side.modules.seal(module, plain))
-        self.target.drain()
+        sealed = [plain if side.modules is None else side.modules.seal(module, plain) for module, plain in parts]
+        if self.target.put(*sealed) is not None:
+            self.target.drain()  # so that only one large part is in memory
         moved.parts[piece.module] = (start, self.target.position - start)
 
     def _open_bloom_filter(self, chunk: Chunk, side: Side, data: memoryview) -> list[tuple[int, bytes]]:

@@ -181,6 +181,7 @@ class TableWriter:
             self._footer.add(opened.data[begin:end], chunks)
             count_columns(self._columns, chunks, mover, self._plaintext_footer)
             self._rows += thrift.Struct(opened.data).integer(3) or 0
+        self._target.flush()  # a row group reaches the target before the next one is made
         self.largest = max(self.largest, len(file))
         self._nbytes += len(file)
         mover.moved.clear()
