@@ -23,7 +23,7 @@ endif
 
 .NOTPARALLEL:
 .PHONY: help run test test-more test-long test-pyiceberg coverage bench lint sanitize fuzz wheel lock clean java iceberg-java \
-	services servers
+	services servers more-servers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,7 +34,7 @@ run: $(VENV)/built java iceberg-java ## encrypt, read and decrypt real Avro and 
 test: $(VENV)/built java iceberg-java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
 
-test-more: $(VENV)/built java iceberg-java services servers ## the slow tests: Spark clusters, kills at every step; CI runs them
+test-more: $(VENV)/built java iceberg-java services servers more-servers ## the slow tests: Spark clusters, kills at every step; CI runs them
 	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadfile -m "more and not slow" $(ARGS)
 
 test-long: $(VENV)/built java iceberg-java services servers ## the long loops that make test leaves out
@@ -88,6 +88,9 @@ services:
 
 servers: $(VENV)/built
 	@PYTHONPATH=tests $(PY) -m servers
+
+more-servers: $(VENV)/built
+	@PYTHONPATH=tests $(PY) -m servers fake-gcs-server
 
 # setuptools first, and then no build isolation: pyspark comes as source, and an isolated build would not be locked.
 $(VENV)/deps: .ci/requirements-wheel.txt .ci/requirements.txt

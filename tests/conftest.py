@@ -60,6 +60,12 @@ def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Se
 
 
 @pytest.fixture(scope="session")
+def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with servers.fake_gcs(tmp_path_factory.mktemp("fake_gcs")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The plaintext files of parquet_corpus.py, by name."""
     from parquet_corpus import CORPUS

@@ -25,6 +25,10 @@ def store_class(url: str) -> type[Store]:
         from ags_fast.fs.s3 import S3Store
 
         return S3Store
+    if scheme in ("gs", "gcs") and "::" not in url:
+        from ags_fast.fs.gcs import GcsStore
+
+        return GcsStore
     from ags_fast.fs.fsspec import MemoryStore, OtherStore
 
     return MemoryStore if scheme == "memory" and "::" not in url else OtherStore

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ags_fast.fs.ranges import _Answer
 
-__all__ = ["Looked", "RemoteStore", "entry_of", "file_exists", "path_of"]
+__all__ = ["Looked", "RemoteStore", "entry_of", "file_exists", "path_of", "replaced"]
 
 CONNECTIONS = 16  # kept for stores with the same options
 REQUESTS = 64  # to S3 at once, in a process; the options may have config_kwargs={"max_pool_connections": N}
@@ -197,7 +197,10 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
             if int(s3fs.__version__.partition(".")[0]) < 2026:
                 raise ImportError(f"s3fs {s3fs.__version__} is too old")
-        key = (os.getpid(), "s3" if of_s3 else url, tokenize(options))
+        of_gcs = scheme in ("gs", "gcs") and "::" not in url
+        if of_gcs:
+            import gcsfs  # noqa: F401 (to tell which package is missing)
+        key = (os.getpid(), "s3" if of_s3 else "gs" if of_gcs else url, tokenize(options))
         found = _connections.get(key)
         if found is None:
             # A cached listing would be wrong, and a cached instance could belong to other code.
@@ -210,10 +213,11 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
                 _connections.pop(old, None)
             found = _connections.setdefault(key, made)
         fs, root = found
-        if of_s3:
+        if of_s3 or of_gcs:
             root = path_of(fs, url)
     except ImportError as error:
-        needed = "ags_fast[s3]" if scheme in ("s3", "s3a") else "fsspec, and its package for such URLs"
+        extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(scheme)
+        needed = f"ags_fast[{extra}]" if extra else "fsspec, and its package for such URLs"
         raise ImportError(f"{scheme} URLs need {needed}: {error}") from error
     return fs, root.rstrip("/")
 
@@ -240,6 +244,11 @@ def entry_of(path: str, info: Mapping[str, Any]) -> Entry:
 def file_exists(path: str) -> FileExistsError:
     """Return the error for a file that exists and must not."""
     return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+
+def replaced(path: str) -> OSError:
+    """Return the error for an object that is another one than before."""
+    return OSError(errno.ESTALE, "the object was replaced while it was read", path)
 
 
 class _Sequential(ReadOnce):

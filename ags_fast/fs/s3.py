@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.fs.base import Entry, NewOptions
 from ags_fast.fs.new import NewObject
 from ags_fast.fs.ranges import HEAD_NBYTES
-from ags_fast.fs.remote import Looked, RemoteStore, file_exists
+from ags_fast.fs.remote import Looked, RemoteStore, file_exists, replaced
 
 if TYPE_CHECKING:
     import builtins  # in the class S3Store, list is a method
@@ -178,7 +178,7 @@ class S3Store(RemoteStore):
             try:
                 answer = await _call(fs, "get_object", **arguments)
                 if stamp and answer["ETag"] != stamp:
-                    raise _replaced(path)
+                    raise replaced(path)
                 async with answer["Body"] as body:
                     return answer, await body.read()
             except S3_RETRYABLE_ERRORS as error:
@@ -195,7 +195,7 @@ class S3Store(RemoteStore):
                 if code in ("InvalidRange", "416"):
                     return None
                 if code in ("PreconditionFailed", "412"):
-                    raise _replaced(path) from error
+                    raise replaced(path) from error
                 raise
 
     def _create_exclusive(self, path: str, data: bytes) -> None:
@@ -311,10 +311,6 @@ def _code(error: BaseException) -> str:
     """S3's name for an error that s3fs has translated."""
     response = getattr(error.__cause__, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
-
-
-def _replaced(path: str) -> OSError:
-    return OSError(errno.ESTALE, "the object was replaced while it was read", path)
 
 
 class _Upload(NewObject):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 VERSITYGW_PACKAGE, VERSITYGW = "github.com/versity/versitygw/cmd/versitygw", "v1.8.0"
+FAKE_GCS_PACKAGE, FAKE_GCS = "github.com/fsouza/fake-gcs-server", "v1.56.1"
 
 
 class S3Server(NamedTuple):
@@ -92,6 +93,25 @@ def versitygw(folder: Path) -> Iterator[S3Server]:
                 yield server._replace(url=f"http://{address}")
                 return
     pytest.fail(f"versitygw does not start: {(folder / 'log').read_text()[-2000:]}")
+
+
+@contextlib.contextmanager
+def fake_gcs(folder: Path) -> Iterator[str]:
+    """The URL of a server of Google Cloud Storage's JSON API, in memory. It checks the conditions of uploads only."""
+    program = built("fake-gcs-server")
+    for _ in range(5):  # somebody else may take the port before it does
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        options = ["-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [program, *options, "-external-url", url], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        with stopped(process):
+            if listens(process, port):
+                yield url
+                return
+    pytest.fail(f"fake-gcs-server does not start: {(folder / 'log').read_text()[-2000:]}")
 
 
 @contextlib.contextmanager
@@ -248,7 +268,8 @@ def go_programs() -> dict[str, GoProgram]:
     # CGO_ENABLED=0 and these flags: nothing of the machine gets in, and the program is a third smaller.
     options = ["-mod=readonly", "-trimpath", "-ldflags=-s -w"]
     vaultmini = GoProgram("vaultmini", digest.hexdigest()[:16], ["go", "install", *options, "."], source)
-    return {program.name: program for program in (versitygw, vaultmini)}
+    fake_gcs = GoProgram("fake-gcs-server", FAKE_GCS, ["go", "install", f"{FAKE_GCS_PACKAGE}@{FAKE_GCS}"])
+    return {program.name: program for program in (versitygw, vaultmini, fake_gcs)}
 
 
 def built(name: str) -> str:
