@@ -19,7 +19,7 @@ from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
 import ags_fast
 from ags_fast.cli.version import libcrypto_text
-from benchmarks import cases, commits, datasets, frames, iceberg, jobs, parquet, rotation, slopes
+from benchmarks import cases, commits, datasets, frames, iceberg, jobs, network, parquet, rotation, slopes
 from benchmarks.limit import LimitError
 from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed
 from benchmarks.targets import TARGETS
@@ -37,6 +37,7 @@ GROUPS = (
     | iceberg.GROUPS
     | frames.GROUPS
     | slopes.GROUPS
+    | network.GROUPS
 )
 TITLES = {"limit": "limit", "naive": "naive", "best": "best Py", "pycryptodome": "pycrypt.", "ours": "ours"}
 

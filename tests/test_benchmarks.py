@@ -403,7 +403,7 @@ def test_every_target_has_rows() -> None:
     """A target whose rows nobody measures would be reported as not measured for ever."""
     cases = run_benchmarks("--list").stdout.split()
     ends = ["", "/1t", "/2t", "/4t", "/16t", "/all", "/writer", "/ags_fast", "-8x128MiB", "-16x256MiB"]
-    ends += ["/slope", "/encrypt/slope", "/verify/slope"]
+    ends += ["/slope", "/verify", "/encrypt/slope", "/verify/slope"]
     ends += ["/scan", "/column", "/bytes", "/filter", "/plan", "/append", "/rekey", "/encrypt"]
     ends += [f"/{name}" for name in frames.CALLS]
     names = [case + end for case in cases for end in ends]
