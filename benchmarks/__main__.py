@@ -19,7 +19,7 @@ from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
 import ags_fast
 from ags_fast.cli.version import libcrypto_text
-from benchmarks import cases, commits, datasets, frames, iceberg, jobs, network, parquet, rotation, slopes
+from benchmarks import cases, commits, compare, datasets, frames, iceberg, jobs, network, parquet, rotation, slopes
 from benchmarks.limit import LimitError
 from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed
 from benchmarks.targets import TARGETS
@@ -44,6 +44,11 @@ TITLES = {"limit": "limit", "naive": "naive", "best": "best Py", "pycryptodome":
 
 def main() -> int:
     options = parse_options()
+    try:
+        base = compare.read(options.compare) if options.compare else None
+    except (OSError, ValueError) as error:
+        print(f"benchmarks: --compare: {error}", file=sys.stderr)
+        return 2
     output = Path(options.output)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < usable] + [usable]
@@ -78,7 +83,7 @@ def main() -> int:
 
     for path in plots.draw(results, output):
         print(path)
-    return 0
+    return int(base is not None and compare.show(compare.compare(base, results), options.compare))
 
 
 def parse_options() -> argparse.Namespace:
@@ -86,6 +91,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a quarter of the data and of the rounds: for a look")
     parser.add_argument(
         "--only", metavar="PATTERN", default="", help="only cases whose name has a match of this regular expression"
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="BASE",
+        help="the results.json of another run, or its folder: mark the rows that got slower by more than their noise; "
+        "the exit code is then 1",
     )
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     parser.add_argument("--repeat", type=int, metavar="N", help="rounds (21; with --quick 5)")

@@ -23,7 +23,7 @@ from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
 from ags_fast.keys import kms_calls, load_kms
 
 pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only, and run from there")
-from benchmarks import datasets, frames, measure, peers, plain_jobs, rotation, targets
+from benchmarks import compare, datasets, frames, measure, peers, plain_jobs, rotation, targets
 from benchmarks.cases import Bench
 from benchmarks.limit import BUILT_WITH, ROOT, Limit, LimitError, Module
 from benchmarks.measure import Contest, Row
@@ -411,6 +411,48 @@ def test_every_target_has_rows() -> None:
         assert any(re.fullmatch(target.rows, name) for name in names), target.what
 
 
+def results_of(**rows: dict[str, list[float]]) -> dict[str, Any]:
+    columns = {name: {c: {"samples": samples} for c, samples in row.items()} for name, row in rows.items()}
+    return {"rows": [{"name": name, "columns": row} for name, row in columns.items()]}
+
+
+def test_rows_are_compared_with_their_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = results_of(
+        same={"ours": [1.0, 1.01, 1.0, 1.02], "limit": [1.0] * 4},
+        worse={"ours": [1.0, 1.01, 1.0, 1.02], "limit": [1.0] * 4},
+        better={"ours": [1.0] * 4, "naive": [2.0] * 4},
+        noisy={"ours": [1.0, 2.0, 1.1, 1.9], "best": [1.0] * 4},
+        alone={"ours": [1.0] * 3},
+        gone={"ours": [1.0]},
+    )
+    now = results_of(
+        same={"ours": [2.0, 2.02, 2.0, 2.04], "limit": [2.0] * 4},  # a slower machine
+        worse={"ours": [2.2, 2.22, 2.2, 2.25], "limit": [2.0] * 4},
+        better={"ours": [1.0] * 4, "naive": [2.2] * 4},
+        noisy={"ours": [1.3, 2.4, 1.5, 2.2], "best": [1.0] * 4},
+        alone={"ours": [1.04] * 3},
+        new={"ours": [1.0]},
+        theirs={"limit": [1.0]},
+    )
+    changes = {change.name: change for change in compare.compare(base, now)}
+    assert {name: change.verdict for name, change in changes.items()} == {
+        "same": "same",
+        "worse": "slower",
+        "better": "faster",
+        "noisy": "same",
+        "alone": "slower",
+    }
+    assert changes["worse"].times == pytest.approx(1.1, rel=0.01)
+    assert changes["alone"].peer is None
+    assert compare.show(list(changes.values()), "base")
+    assert not compare.show([changes["same"], changes["better"]], "base")
+    assert "2 got slower" in capsys.readouterr().out
+    for text in ("", "[]", '{"rows": [1]}', '{"rows": [{"name": "x"}]}'):
+        (tmp_path / "results.json").write_text(text)
+        with pytest.raises(ValueError, match="not what a run"):
+            compare.read(str(tmp_path))
+
+
 # ---------------------------------------------------------------- from end to end
 
 
@@ -443,6 +485,9 @@ def test_a_run_prints_a_table_and_writes_json_and_plots(tmp_path: Path) -> None:
         assert row["ratios"]["ours/limit"]["best"] == pytest.approx(best)
     judged = [target for target in results["targets"] if target["verdict"] != "not measured"]
     assert [target["rows"] for target in judged] == [1]  # 64 KiB blocks, one thread
+    assert not any(change.verdict == "slower" for change in compare.compare(results, compare.read(str(output))))
+    done = run_benchmarks("--compare", str(tmp_path / "nothing"))
+    assert (done.returncode, "nothing" in done.stderr) == (2, True)
     for picture in ("codec-aes-128.png", "targets.png"):
         assert (output / picture).read_bytes().startswith(b"\x89PNG")
 
