@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 from iceberg_snapshot import arguments, data_files, opened
 
+from ags_fast.parquet import scan_polars
+
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
@@ -19,8 +21,9 @@ def read(table: Table, snapshot_id: int | None = None, columns: list[str] | None
     frames = []
     for one in data_files(table, snapshot_id):
         with one.open() as view:
-            # Polars' own reader would read the whole file first; Arrow's reads what the columns need.
-            frame = pl.read_parquet(view, columns=columns, use_pyarrow=True)
+            # pl.read_parquet would decrypt the whole file first; this decrypts what the columns need.
+            scan = scan_polars(view)
+            frame = (scan if columns is None else scan.select(columns)).collect()
         if len(one.deleted):
             frame = frame.filter(pl.Series(one.deleted.keeps(0, frame.height)))
         frames.append(frame)

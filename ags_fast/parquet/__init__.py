@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from ags_fast.parquet.inspection import inspect
     from ags_fast.parquet.plain_fs import filesystem
+    from ags_fast.parquet.polars_scan import scan_polars
     from ags_fast.parquet.report import ColumnReport, Report
     from ags_fast.parquet.transcode import decrypt_file, encrypt_file, reencrypt_file
     from ags_fast.parquet.verification import verify
@@ -28,6 +29,7 @@ __all__ = [
     "inspect",
     "open_plain",
     "reencrypt_file",
+    "scan_polars",
     "verify",
     "write_table",
 ]
@@ -36,6 +38,7 @@ __all__ = [
 _HOMES = {
     "inspection": ("inspect",),
     "plain_fs": ("filesystem",),
+    "polars_scan": ("scan_polars",),
     "report": ("ColumnReport", "Report"),
     "transcode": ("decrypt_file", "encrypt_file", "reencrypt_file"),
     "verification": ("verify",),

@@ -216,6 +216,35 @@ class PlainView(Cursor):
         self._shown.run(sorted(jobs, key=lambda job: job.begin))
         return outs
 
+    def readinto_ranges(self, ranges: Iterable[Sequence[int]], buffer: Buffer) -> int:
+        """Read several ranges into a writable buffer, one behind the other, as `read_ranges` does.
+
+        Args:
+            ranges: ``(offset, size)`` pairs, in bytes.
+            buffer: At least as long as the ranges together.
+
+        Returns:
+            The number of bytes read. After an error the buffer is all zeros.
+        """
+        view = bytes_view(buffer)
+        if view.readonly:
+            raise TypeError(f"a writable bytes-like object is required, not a read-only {type(buffer).__name__!r}")
+        clamped = [(offset, self._clamp(offset, size)) for offset, size in ranges]
+        if sum(nbytes for _, nbytes in clamped) > view.nbytes:
+            raise ValueError("the buffer is shorter than the ranges together")
+        jobs: list[Job] = []
+        at = 0
+        try:
+            for offset, nbytes in clamped:
+                if nbytes:
+                    self._fill(offset, view[at : at + nbytes], jobs)
+                at += nbytes
+            self._shown.run(sorted(jobs, key=lambda job: job.begin))
+        except BaseException:
+            fill_zeros(view)
+            raise
+        return at
+
     def _clamp(self, offset: int, size: int) -> int:
         self._check_open()
         return clamp(operator.index(offset), operator.index(size), self._length)
