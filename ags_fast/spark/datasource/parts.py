@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["FilesPartition", "Part", "chosen", "in_bins"]
 
 # What opening a file costs, in bytes of reading: in an object store as Spark's spark.sql.files.openCostInBytes, on a
-# disk less. There a task costs more than many files: Python workers take 80 ms of CPU for a task without rows.
+# disk less. There a task costs more than many files: a Python worker takes tens of milliseconds for any task.
 STORE_OPEN_NBYTES = 4 << 20
 LOCAL_OPEN_NBYTES = 512 << 10
 TASKS = 64  # a dataset that is large enough is read by about as many tasks, or more
