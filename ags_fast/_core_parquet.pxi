@@ -57,10 +57,25 @@ def thrift_list(data, size_t offset):
     return value.type, elements, value.end
 
 
-def thrift_splice(data, size_t offset, list edits not None):
-    """Return a copy of the struct at `offset` with edits [(id, type, value bytes or None to remove)], sorted by id.
+cdef enum:
+    VARINT_NBYTES = 10  # of an i64 at most
 
-    All other fields are copied byte by byte, also those with unknown ids.
+
+cdef size_t _put_varint(uint8_t *out, int64_t value) noexcept:
+    cdef uint64_t left = <uint64_t> value << 1 ^ (<uint64_t> 0 - (value < 0))
+    cdef size_t n = 0
+    while left >= 0x80:
+        out[n] = left & 0x7F | 0x80
+        left >>= 7
+        n += 1
+    out[n] = <uint8_t> left
+    return n + 1
+
+
+def thrift_splice(data, size_t offset, list edits not None):
+    """Return a copy of the struct at `offset` with edits [(id, type, value)], sorted by id.
+
+    A value is bytes, an int that becomes an i16, i32 or i64, or None to remove the field. All other fields are copied byte by byte, also those with unknown ids.
     """
     cdef memoryview view = _hold_from(data, offset)
     cdef list held = list(edits)  # keeps the values, and no other thread can change it
@@ -70,7 +85,9 @@ def thrift_splice(data, size_t offset, list edits not None):
     cdef agsf_thrift_value struct
     cdef bytearray memory = bytearray(n * sizeof(agsf_thrift_edit)), out
     cdef agsf_thrift_edit *raw = <agsf_thrift_edit *> PyByteArray_AS_STRING(memory)
-    cdef bytes value
+    cdef bytearray integers = bytearray(n * VARINT_NBYTES)
+    cdef uint8_t *at = <uint8_t *> PyByteArray_AS_STRING(integers)
+    cdef bytes encoded
     for i, (number, kind, value) in enumerate(held):
         raw[i].id = number
         if raw[i].id <= last:
@@ -80,8 +97,14 @@ def thrift_splice(data, size_t offset, list edits not None):
             if not AGSF_THRIFT_STOP < kind <= AGSF_THRIFT_UUID:
                 raise ValueError(f"Thrift's compact protocol has no type {kind}")
             raw[i].type = kind
-            raw[i].value = <const uint8_t *> PyBytes_AS_STRING(value)
-            raw[i].nbytes = <size_t> PyBytes_GET_SIZE(value)
+            if type(value) is int:
+                raw[i].value = at
+                raw[i].nbytes = _put_varint(at, value)
+                at += VARINT_NBYTES
+            else:
+                encoded = value
+                raw[i].value = <const uint8_t *> PyBytes_AS_STRING(encoded)
+                raw[i].nbytes = <size_t> PyBytes_GET_SIZE(encoded)
     memset(&struct, 0, sizeof(struct))
     struct.end, struct.type = offset, AGSF_THRIFT_UUID
     while struct.type != AGSF_THRIFT_STOP:
@@ -229,6 +252,7 @@ cdef class Footer:
 
 
 @cython.final
+@cython.no_gc  # no cycle can lead through it, and wide files have one for each chunk
 @cython.auto_pickle(False)
 cdef class Modules:
     """How the modules of one column chunk, or of a footer (`row_group` and `column` None), are sealed.
@@ -321,6 +345,7 @@ cdef object _module_error(agsf_status status, unsigned module, row_group, column
 
 
 @cython.final
+@cython.no_gc  # no cycle can lead through it, and wide files have one for each chunk
 @cython.auto_pickle(False)
 cdef class PageRun:
     """The pages of one column chunk, from one side to another. Each side is plain (None) or sealed by its Modules.
@@ -385,7 +410,9 @@ cdef class PageRun:
         return 0
 
     cdef int _grow_table(self) except -1:
-        cdef size_t room = 64 if self._raw.table_room == 0 else self._raw.table_room * 2
+        cdef size_t room = self._raw.table_room * 2
+        if room == 0:  # wide files have a table for each of many small chunks
+            room = <size_t> min(64, max(4, self._raw.nbytes >> 12))
         cdef agsf_page *bigger = <agsf_page *> realloc(self._raw.table, room * sizeof(agsf_page))
         if bigger == NULL:
             raise MemoryError
@@ -444,6 +471,10 @@ cdef class PageRun:
         self.in_total, self.out_total = self._raw.in_total, self._raw.out_total
         self.uncompressed, self.pages = self._raw.uncompressed, self._raw.page
         self.outside_levels = self._raw.outside_levels
+        if self.stop == AGSF_STOP_DONE:
+            self._in = self._out = None  # may be large, and this object may be kept
+            self._raw.data = self._raw.out = NULL
+            self._raw.in_nbytes = self._raw.out_nbytes = 0
 
     cdef int _clear(self) except -1:
         if self._out is not None:
@@ -461,6 +492,10 @@ cdef class PageRun:
     def first_data_page(self):
         """The offset of the first data page from the chunk's first byte, or None. Needs the table."""
         return self._raw.table[0].out_offset if self._raw.table_count else None
+
+    @property
+    def dictionary_pages(self):
+        return self._raw.dictionary_pages
 
     @property
     def counts(self):

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ags_fast import FormatError, IntegrityError, KeyLimitError, _core
+from ags_fast.parquet import thrift
 from ags_fast.parquet.schema import leaf_paths
 
 if TYPE_CHECKING:
@@ -190,6 +191,18 @@ def test_wrong_edits(edits: Any, error: type[Exception], match: str | None) -> N
     with pytest.raises(error, match=match):
         _core.thrift_splice(b"\x15\x02\x00", 0, edits)
     assert _core.thrift_splice(b"\x15\x02\x00", 0, [(1, 0, None)]) == b"\0"
+    for wide in (1 << 63, -(1 << 63) - 1):
+        with pytest.raises(OverflowError):
+            _core.thrift_splice(b"\0", 0, [(1, I64, wide)])
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 63, 64, -64, -65, 1 << 35, (1 << 63) - 1, -(1 << 63)])
+def test_a_splice_encodes_integers(value: int) -> None:
+    edits = [(1, I64, value), (2, I64, 7), (5, I64, value)]
+    encoded = [(number, kind, thrift.integer(one)) for number, kind, one in edits]
+    spliced = _core.thrift_splice(b"\0", 0, [*edits])
+    assert spliced == _core.thrift_splice(b"\0", 0, [*encoded])
+    assert thrift.Struct(spliced).integer(5) == value
 
 
 @pytest.mark.parametrize(
@@ -572,7 +585,7 @@ def test_footers_lose_what_encryption_put_there(made: list[File]) -> None:
             for start, _stop in columns:
                 chunk = footer.chunk(number)
                 metadata = _core.ColumnMetadata(file.footer, chunk.metadata)
-                edits: list[tuple[int, int, bytes | None]] = [(8, STRUCT, crypto)]
+                edits: list[tuple[int, int, bytes | int | None]] = [(8, STRUCT, crypto)]
                 if number % 2:
                     opened[number] = file.footer[metadata.begin : metadata.end]
                     edits = [(3, 0, None), (8, STRUCT, crypto), (9, BINARY, b"\x03abc")]

@@ -50,6 +50,9 @@ __all__ = [
 
 SPECULATIVE_NBYTES = 64 << 10  # from the end: what Arrow reads in the hope that it has all of the footer
 
+NOWHERE = (None, None)
+UNDER_FOOTER_KEY = thrift.struct([(1, thrift.STRUCT, thrift.struct([]))])  # a ColumnCryptoMetaData
+
 
 def _column_metadata(chunk: Chunk, moved: Moved) -> bytes:
     """Return a chunk's ColumnMetaData with its new places and sizes."""
@@ -62,28 +65,25 @@ def _column_metadata(chunk: Chunk, moved: Moved) -> bytes:
         index_page = metadata.index_page + moved.shift
     bloom = moved.parts.get(BLOOM_HEADER)
     stats = None
-    if metadata.encoding_stats == 0 and moved.encoding_stats:
+    if metadata.encoding_stats == 0 and moved.run is not None and (encodings := moved.run.encodings):
         # parquet-java infers from them whether there is a dictionary.
         stats = thrift.list_of(
             thrift.STRUCT,
             [
                 thrift.struct((i, thrift.I32, thrift.integer(value)) for i, value in enumerate(row, 1))
-                for row in moved.encoding_stats
+                for row in encodings
             ],
         )
 
-    def number(value: int | None) -> bytes | None:
-        return None if value is None else thrift.integer(value)
-
     edits: Edits = [
-        (6, thrift.I64, thrift.integer(moved.uncompressed)),
-        (7, thrift.I64, thrift.integer(moved.nbytes)),
-        (9, thrift.I64, thrift.integer(data_page or 0)),
-        (10, thrift.I64, number(index_page)),
-        (11, thrift.I64, number(moved.dictionary_page)),
+        (6, thrift.I64, moved.uncompressed),
+        (7, thrift.I64, moved.nbytes),
+        (9, thrift.I64, data_page or 0),
+        (10, thrift.I64, index_page),
+        (11, thrift.I64, moved.dictionary_page),
         *([(13, thrift.LIST, stats)] if stats is not None else []),
-        (14, thrift.I64, number(bloom[0] if bloom else None)),
-        (15, thrift.I32, number(bloom[1] if bloom else None)),
+        (14, thrift.I64, bloom[0] if bloom else None),
+        (15, thrift.I32, bloom[1] if bloom else None),
     ]
     return thrift_splice(chunk.shown_metadata(), 0, edits)
 
@@ -98,7 +98,7 @@ def _redacted(metadata: bytes) -> bytes:
 def _crypto_metadata(side: Side, chunk: Chunk) -> bytes:
     """Encode ColumnCryptoMetaData (section 5.2)."""
     if side.kind == "footer":
-        return thrift.struct([(1, thrift.STRUCT, thrift.struct([]))])
+        return UNDER_FOOTER_KEY
     path = thrift.list_of(
         thrift.BINARY, [thrift.binary(name.encode("utf-8", "surrogateescape")) for name in chunk.path]
     )
@@ -119,19 +119,17 @@ def _column_chunk(
         sealed = thrift.binary(side.modules.seal(COLUMN_METADATA, whole))
         shown = _redacted(metadata) if plaintext_footer else None
 
-    def place(module: int, at: int) -> bytes | None:
-        return thrift.integer(parts[module][at]) if module in parts else None
-
+    offset_index, column_index = parts.get(OFFSET_INDEX, NOWHERE), parts.get(COLUMN_INDEX, NOWHERE)
     return thrift_splice(
         chunk.data,
         0,
         [
-            (2, thrift.I64, thrift.integer(0)),
+            (2, thrift.I64, 0),
             (3, thrift.STRUCT, shown),
-            (4, thrift.I64, place(OFFSET_INDEX, 0)),
-            (5, thrift.I32, place(OFFSET_INDEX, 1)),
-            (6, thrift.I64, place(COLUMN_INDEX, 0)),
-            (7, thrift.I32, place(COLUMN_INDEX, 1)),
+            (4, thrift.I64, offset_index[0]),
+            (5, thrift.I32, offset_index[1]),
+            (6, thrift.I64, column_index[0]),
+            (7, thrift.I32, column_index[1]),
             (8, thrift.STRUCT, None if side.modules is None else _crypto_metadata(side, chunk)),
             (9, thrift.BINARY, sealed),
             *((number, 0, None) for number in unknown),

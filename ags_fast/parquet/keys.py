@@ -116,6 +116,8 @@ class Keys:
 
     def column(self, path: ColumnPath) -> tuple[bytes | FooterKey, bytes | None] | None:
         """Return a leaf column's key and its metadata; None if neither the column nor a group around it is named."""
+        if not self._columns:
+            return None
         for depth in range(len(path), 0, -1):
             for name in (path[:depth], dotted(path[:depth])):
                 key = self._columns.get(name)

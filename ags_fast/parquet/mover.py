@@ -31,7 +31,7 @@ PACKED_NBYTES = 16 << 10  # of a chunk's pages: to move fewer bytes is faster th
 WINDOW_NBYTES = 1 << 20  # of the source, in memory at once: what fits a core's cache; one page at least
 
 
-@dataclass
+@dataclass(slots=True)
 class Side:
     """How a chunk is to be sealed: its key's kind ("plain", "footer" or "column"), Modules, and key_metadata."""
 
@@ -40,7 +40,7 @@ class Side:
     key_metadata: bytes | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Moved:
     """Where a chunk's parts are in the target, in bytes from its beginning."""
 
@@ -49,7 +49,6 @@ class Moved:
     uncompressed: int = 0
     first_data_page: int | None = None
     dictionary_page: int | None = None
-    encoding_stats: list[tuple[int, int, int]] | None = None
     run: PageRun | None = None
     outside_levels: bool = False  # whether levels of V2 pages are outside of their modules, in the sealed file
     shift: int | None = None  # of its offsets, if it was copied as it is
@@ -310,7 +309,6 @@ class Mover:
         moved.first_data_page = None if table is None else start + table
         counts = run.counts
         moved.dictionary_page = start if counts["dictionary_pages"] else None
-        moved.encoding_stats = run.encodings
         moved.run = run
         # Without a layout that was asked for, pages keep their layout.
         to = (run.outside_levels, 0, counts["v2_levels"])[self.v2_layout]

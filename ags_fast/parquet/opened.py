@@ -85,6 +85,7 @@ class Crypto:
 # struct of these fields, as bytes.
 KEPT_MARK = b"ags_fast ColumnChunk\0"
 KNOWN = 9  # the last field of a ColumnChunk that is known here
+NO_EDITS: Edits = []  # one for all chunks that need none
 LAST_ID = 32767  # the largest id of a field
 
 
@@ -140,7 +141,7 @@ class Chunk:
         self, number: int, row_group: int, ordinal: int, column: int, path: ColumnPath, raw: ColumnChunk, footer: bytes
     ) -> None:
         self.data = footer[raw.begin : raw.end]
-        self.kept: Edits = []
+        self.kept: Edits = NO_EDITS
         self.kept_in = 0  # the field that `kept` came out of
         self.number = number
         self.row_group = row_group

@@ -23,7 +23,7 @@ LIST_NBYTES = 64 << 10  # of the source at a time, to find the pages of a chunk
 NAMES = {PAGES: "pages", BLOOM_HEADER: "bloom filter", COLUMN_INDEX: "column index", OFFSET_INDEX: "offset index"}
 
 
-@dataclass
+@dataclass(slots=True)
 class Piece:
     """A part of a column chunk, from offset `begin` to `end` in the file."""
 

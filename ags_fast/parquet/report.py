@@ -112,7 +112,7 @@ def count_columns(
         else:
             row.modules += now.kind == "column" or plaintext_footer
         if there.run is not None:
-            dictionaries = there.run.counts["dictionary_pages"]
+            dictionaries = there.run.dictionary_pages
             row.data_pages += there.run.pages
             row.dictionary_pages += dictionaries
             row.modules += 2 * (there.run.pages + dictionaries) + len(there.parts) + (BLOOM_HEADER in there.parts)

@@ -308,7 +308,7 @@ class Shown:
                 large = run.consumed > len(window) and self._opened.source.is_file
                 step = max(LIST_LARGE_NBYTES if large else LIST_NBYTES, run.wanted)
             bounds = [part.begin + row[0] for row in run.table()]
-            part.dictionary = run.counts["dictionary_pages"] > 0  # which the table does not list
+            part.dictionary = run.dictionary_pages > 0  # which the table does not list
             part.bounds = [part.begin] * part.dictionary + bounds + [part.end]  # last: another thread may read it
         return part.bounds
 

@@ -25,7 +25,7 @@ __all__ = [
     "struct",
 ]
 
-Edits = list[tuple[int, int, bytes | None]]  # of a struct, as `thrift_splice` takes them: field, type, value or None
+Edits = list[tuple[int, int, bytes | int | None]]  # of a struct, as `thrift_splice` takes them: field, type, value
 
 TRUE, FALSE, I8, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 

@@ -322,7 +322,7 @@ class _ChunkCheck:
     def report(self, row: ColumnReport) -> None:
         """Compare the pages with the metadata, and add them to the column's report."""
         metadata, run = self.chunk.numbers(), self.run
-        dictionaries = run.counts["dictionary_pages"]
+        dictionaries = run.dictionary_pages
         if metadata.compressed_nbytes > 0 and self.chunk.modules is not None:
             if metadata.num_values >= 0 and run.values != metadata.num_values:
                 raise self._wrong(
