@@ -7,6 +7,7 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,10 @@ def group(bench: Bench) -> Group:
         Case("parquet/projection", functools.partial(projection, bench), 0),
         Case("parquet/footer", functools.partial(footer, bench)),
         Case("parquet/write_table", functools.partial(write_table, bench), 1 / 3),
+        *(
+            Case(f"parquet/wide/{what}", functools.partial(wide, bench, what), 1 / 3)
+            for what in ("encrypt", "decrypt", "rekey", "write_table")
+        ),
     ]
     size = "46" if bench.quick else "182"
     return Group(
@@ -86,20 +91,36 @@ def table(rows: int) -> pa.Table:
     )
 
 
+def wide_table(bench: Bench) -> pa.Table:
+    import numpy as np
+    import pyarrow as pa
+
+    draw = np.random.default_rng(0)
+    rows = CHUNK_ROWS * CHUNK_GROUPS
+    return pa.table({f"column_{i}": draw.integers(0, 1 << 62, rows) for i in range(bench.size(1000))})
+
+
 OPTIONS: dict[str, dict[str, Any]] = {  # of pyarrow's writer
     "snappy": {"compression": "snappy"},
     "checksums": {"compression": "snappy", "write_page_checksum": True},
     "pages": {"compression": "none", "use_dictionary": False, "data_page_size": 8 << 10},
     "wide": {},
+    "chunks": {"compression": "none", "use_dictionary": False},
 }
+CHUNK_ROWS = 128  # 1 KiB of a chunk
+CHUNK_GROUPS = 50
 
 
 def options(bench: Bench, name: str) -> dict[str, Any]:
-    return {"row_group_size": 1 if name == "wide" else bench.size(1_000_000), **OPTIONS[name]}
+    rows = {"wide": 1, "chunks": CHUNK_ROWS}.get(name, bench.size(1_000_000))
+    return {"row_group_size": rows, **OPTIONS[name]}
 
 
 def plain_file(bench: Bench, name: str) -> Path:
-    """snappy: 182 MB in pages of 20,000 rows. pages: 274 MB in pages of 8 KiB. wide: 5,000 columns x 10 row groups."""
+    """snappy: 182 MB in pages of 20,000 rows. pages: 274 MB in pages of 8 KiB. wide: 5,000 columns x 10 row groups.
+
+    chunks: 1,000 columns x 50 row groups, 60 MB in chunks of 1 KiB.
+    """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -110,6 +131,8 @@ def plain_file(bench: Bench, name: str) -> Path:
     if not path.exists():
         if name == "wide":
             made = pa.table({f"column_{i}": pa.array(range(10), pa.int32()) for i in range(bench.size(5000))})
+        elif name == "chunks":
+            made = wide_table(bench)
         else:
             made = table(bench.size(4_000_000))
         pq.write_table(made, path, **options(bench, name))
@@ -487,6 +510,55 @@ def write_table(bench: Bench) -> Iterator[Contest]:
         ours = nothing(parquet.write_table, data, out, parquet.Keys(KEY), threads=n, **writing)
         runs[row.name, "ours"] = fresh(out, ours)
     yield Contest(rows, runs)
+
+
+# ---- many small column chunks
+
+
+def cpu(path: Path, work: Callable[[], object]) -> Run:
+    """The seconds of CPU, of all threads, that work takes to write a file."""
+
+    def run() -> float:
+        path.unlink(missing_ok=True)
+        begun = time.process_time()
+        work()
+        return time.process_time() - begun
+
+    return run
+
+
+@contextmanager
+def wide(bench: Bench, what: str) -> Iterator[Contest]:
+    """CPU time of one chunk of many. The limit is pyarrow that writes the same table in plaintext, with one thread."""
+    import pyarrow.parquet as pq
+
+    plain, out = plain_file(bench, "chunks"), bench.scratch / "out.parquet"
+    data, writing = wide_table(bench), options(bench, "chunks")
+    keys, new_keys = parquet.Keys(KEY), parquet.Keys(OTHER_KEY)
+    sealed = sealed_file(bench, "chunks") if what in ("decrypt", "rekey") else plain
+    ours = {
+        "encrypt": functools.partial(parquet.encrypt_file, plain, out, keys),
+        "decrypt": functools.partial(parquet.decrypt_file, sealed, out, keys),
+        "rekey": functools.partial(parquet.reencrypt_file, sealed, out, keys, new_keys),
+        "write_table": functools.partial(parquet.write_table, data, out, keys, **writing),
+    }[what]
+    rows: list[Row] = []
+    runs: dict[tuple[str, str], Run] = {}
+    for n in threads_of(bench):
+        label = f"{what}, CPU of a 1 KiB chunk, {threads_name(n)}; limit: pyarrow writes the plain table"
+        row = Row(f"parquet/wide/{what}/{n}t", label, "us")
+        rows.append(row)
+        runs[row.name, "ours"] = cpu(out, nothing(ours, threads=n))
+        runs[row.name, "limit"] = cpu(out, nothing(pq.write_table, data, out, **writing))
+    if what != "write_table":
+        decrypting = {"decryption_properties": decryption()} if sealed is not plain else {}
+        encrypting = {"encryption_properties": encryption()} if what != "decrypt" else {}
+
+        def by_pyarrow() -> None:
+            pq.write_table(pq.read_table(sealed, use_threads=False, **decrypting), out, **writing, **encrypting)
+
+        runs[rows[0].name, "naive"] = cpu(out, by_pyarrow)
+    yield Contest(rows, runs, calls=bench.size(1000) * CHUNK_GROUPS)
 
 
 GROUPS: dict[str, Callable[[Bench], Group]] = {"parquet": group}

@@ -140,6 +140,20 @@ TARGETS = [
     Target("Parquet: opened for 1 column / it + 64 KiB", r"parquet/projection", 1.0, cost_of("limit"), True),
     Target("Parquet: open 5,000 columns / read_metadata", r"parquet/footer", 0.33, cost_of("limit"), True, " time"),
     Target("Parquet: write_table / pyarrow's, plain", r"parquet/write_table/.*", 1.1, cost_of("limit"), True, " time"),
+    Target(
+        "Parquet: 1 KiB chunks, 2 threads / 1 thread, CPU",
+        r"parquet/wide/.*/2t",
+        0.9,
+        faster_than_thread(1),
+    ),
+    Target(
+        "Parquet: write_table, 1 KiB chunks / pyarrow's, CPU",
+        r"parquet/wide/write_table/.*",
+        1.5,
+        cost_of("limit"),
+        True,
+        " time",
+    ),
     Target("R2: DEKs rewrapped / bare open and seal", r"rotation/kek/crypto", 2, cost_of("limit"), True, " time"),
     Target(
         "R2: a DEK of 1,000,000 / of 100,000, whole job",
