@@ -6,11 +6,13 @@ import _thread  # noqa: PLC2701 (threading takes longer to import)
 import io
 import operator
 
-from ags_fast._core import Span, readline
+from ags_fast._core import Lines, Span, readline
 from ags_fast.errors import IntegrityError
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this module
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ags_fast._types import Buffer
 
 __all__ = ["NOTHING", "Cursor", "Turns"]
@@ -77,6 +79,10 @@ class Cursor(io.RawIOBase):
         return self.read()
 
     readline = readline
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._check_open()
+        return Lines(self) if type(self).readline is readline else super().__iter__()
 
     def _readline(self, size: int) -> bytes:
         position, parts = self._position, []

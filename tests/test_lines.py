@@ -44,6 +44,37 @@ def test_lines_are_read_many_at_a_time() -> None:
     assert reader.reads < len(LINES) // READ_NBYTES + 10
 
 
+class Shouting(AgsReader):
+    """A reader with a `readline` of its own."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        return super().readline(size).upper()
+
+
+def test_iteration_calls_the_readline_of_a_subclass() -> None:
+    assert list(reader_of(b"one\ntwo", kind=Shouting)) == [b"ONE\n", b"TWO"]
+
+
+def test_iteration_and_the_cursor_go_together() -> None:
+    reader = reader_of(LINES)
+    for line in reader:
+        if line.startswith(b"10:"):
+            assert reader.tell() == LINES.index(b"11:")
+            reader.seek(LINES.index(b"500:"))
+        elif line.startswith(b"501:"):
+            assert reader.readline().startswith(b"502:")
+            reader.seek(-30, io.SEEK_END)
+    assert reader.read() == b""
+    reader.seek(0)
+    lines = iter(reader)
+    assert next(lines) == b"0: some text\n"
+    reader.close()
+    with pytest.raises(ValueError, match="closed"):
+        next(lines)
+    with pytest.raises(ValueError, match="closed"):
+        iter(reader)
+
+
 def test_long_line_is_not_read_piece_by_piece() -> None:
     reader = reader_of(bytes(8 << 20) + b"\nend", kind=Counting)
     assert [len(line) for line in reader] == [(8 << 20) + 1, 3]

@@ -15,6 +15,7 @@ from support import pattern
 from ags_fast import Dataset
 from ags_fast import parquet as apq
 from ags_fast.errors import IntegrityError
+from ags_fast.parquet.view import PlainView
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,6 +96,25 @@ def test_threads_go_on_with_one_cursor(shared: Shared) -> None:
         in_another_thread(lambda: file.seek(500))
         assert file.read(10) == shared.data[500:510]
         assert b"".join(iter(file.readline, b"")) == shared.data[510:]
+
+
+def test_lines_of_a_view_are_not_read_byte_by_byte(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, wholes = 0, {name: getattr(PlainView, name) for name in ("read_at", "readinto_at")}
+    for name in wholes:
+
+        def counted(self: Any, *args: Any, name: str = name) -> Any:
+            nonlocal reads
+            reads += 1
+            return wholes[name](self, *args)
+
+        monkeypatch.setattr(PlainView, name, counted)
+    ways: list[Any] = [iter, lambda file: iter(file.readline, b"")]
+    for lines in ways:
+        with shared.open() as file:
+            file.seek(10)
+            assert b"".join(lines(file)) == shared.data[10:]
+            assert file.tell() == len(shared.data)
+    assert reads < 50
 
 
 @pytest.mark.parametrize("size", [10, 5000, 200_000])

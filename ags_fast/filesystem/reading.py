@@ -145,13 +145,18 @@ class AgsFile(io.BufferedReader):
     def readline(self, size: int | None = -1, /) -> bytes:
         """Read a line, or the first `size` bytes of a longer one."""
         with self._turns.lock:
-            self._place()
-            return super().readline(size)
+            begin = self._place()
+            if self._buffered > 1:
+                return super().readline(size)
+            self._reader.seek(begin)  # without a buffer io reads byte by byte
+            line: bytes = self._reader.readline(size)
+            super().seek(begin + len(line))
+            return line
 
     def __iter__(self) -> Iterator[bytes]:  # io's takes twice as long in a subclass
         with self._turns.lock:
             self._place()
-        return iter(super().readline, b"")
+        return iter(super().readline if self._buffered > 1 else self.readline, b"")
 
     def __repr__(self) -> str:
         return f"<AgsFile {self.path!r}, {self.size} bytes{', closed' if self.closed else ''}>"

@@ -274,6 +274,14 @@ class PlainFile(AbstractBufferedFile):  # type: ignore[misc]
             self.seek(begin)
             raise
 
+    def readline(self) -> bytes:
+        """Read a line."""
+        with self._turns.lock:
+            self.view.seek(self._place())
+            line = self.view.readline()
+            self.loc = self.view.tell()
+            return line
+
     def _advance(self, size: int | None) -> tuple[int, int]:
         """Move the cursor behind what is to be read. Returns where that begins, and its size in bytes."""
         with self._turns.lock:
