@@ -641,7 +641,7 @@ def test_a_missing_package(name: str) -> None:
         real = importlib.util.find_spec
         with (
             mock.patch("importlib.util.find_spec", lambda asked: None if asked == package else real(asked)),  # noqa: B023
-            pytest.raises(ImportError, match=rf"{package}.*ags_fast\[{name}\]"),
+            pytest.raises(ImportError, match=rf"{package}.*pip install '.*\[{name}\]'"),
         ):
             load_kms({"encryption.kms-type": name, **needed.get(name, {})})
 

@@ -8,16 +8,15 @@ import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._extras import explaining
 from ags_fast.avro.blocks import MAX_BLOCK_NBYTES
 from ags_fast.avro.checking import checker
 from ags_fast.avro.container import Container
 from ags_fast.errors import AgsError, FormatError
 from ags_fast.stream import AgsReader, AgsWriter
 
-try:
+with explaining("ags_fast.avro"):
     import fastavro
-except ModuleNotFoundError:
-    raise ModuleNotFoundError("ags_fast.avro needs fastavro: pip install 'ags_fast[avro]'") from None
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

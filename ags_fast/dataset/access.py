@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ags_fast._extras import require
 from ags_fast._types import FilePath
 from ags_fast.dataset.entries import chosen_files
 from ags_fast.dataset.ledger import Ledger
@@ -45,6 +46,10 @@ class Access:
     version: int | None = None
     min_version: int | None = None
     pin: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ModuleNotFoundError without pyarrow, before anything is written."""
+        require("pyarrow", "a dataset")
 
     @classmethod
     def of(

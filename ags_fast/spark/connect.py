@@ -14,6 +14,7 @@ from collections import Counter, deque
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._extras import lacks
 from ags_fast.dataset.rows import Row
 from ags_fast.spark.job import POLL_SECONDS, SparkJob, conf_seconds
 from ags_fast.spark.partition import Bin, run_bin
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ags_fast.jobs.work.base import AnyTask, JobContext
 
 MONITOR_SECONDS = 2.0  # Spark looks this often whether a Python worker's task was cancelled
-EXTRA = "install the extra: pip install 'ags_fast[spark]'"
 
 
 class ConnectSession:
@@ -154,7 +154,7 @@ def _check_packages() -> None:
         try:
             found = version(name)
         except PackageNotFoundError:
-            raise ImportError(f"jobs on Spark Connect need {name}: {EXTRA}") from None
+            raise lacks("Spark Connect", name, "spark") from None
         if tuple(map(int, found.split(".")[:2])) < least:
             needed = ".".join(map(str, least))
-            raise ImportError(f"jobs on Spark Connect need {name} {needed} or newer, not {found}: {EXTRA}")
+            raise lacks("Spark Connect", f"{name} {needed} or newer", "spark", f"{found} is installed")

@@ -10,7 +10,9 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-try:
+from ags_fast._extras import explaining
+
+with explaining("a database as a key store"):
     from sqlalchemy import (
         BigInteger,
         Column,
@@ -28,8 +30,6 @@ try:
         select,
         update,
     )
-except ImportError:
-    raise ImportError("keys in a database need SQLAlchemy: pip install 'ags_fast[sql]'") from None
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.chain import sha256

@@ -1,0 +1,85 @@
+"""What optional parts need that is not installed: one place for the words of all errors about that."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["explained", "explaining", "install", "lacks", "require"]
+
+EXTRAS = {  # by the package that a part imports
+    "adlfs": "azure-storage",
+    "boto3": "aws",
+    "fastavro": "avro",
+    "fsspec": "filesystem",
+    "fuse": "mount",
+    "gcsfs": "gcs",
+    "hvac": "vault",
+    "pkcs11": "pkcs11",
+    "pyarrow": "jobs",
+    "pyiceberg": "iceberg",
+    "pyspark": "spark",
+    "s3fs": "s3",
+    "sqlalchemy": "sql",
+}
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra, from where ags_fast itself was installed."""
+    import json
+    import shlex
+    from importlib.metadata import distributions
+    from urllib.parse import unquote, urlsplit
+
+    wanted = f"ags_fast[{extra}]"
+    origins = (found.read_text("direct_url.json") for found in distributions(name="ags_fast"))
+    origin = next(filter(None, origins), None)
+    if origin is not None:  # not from an index: a checkout, or a file
+        url = json.loads(origin)["url"]
+        parts = urlsplit(url)
+        wanted = f"{unquote(parts.path)}[{extra}]" if parts.scheme == "file" else f"{wanted} @ {url}"
+    return f"pip install {shlex.quote(wanted)}"
+
+
+def lacks(part: str, package: str, extra: str | None = None, why: object = None) -> ModuleNotFoundError:
+    """Return the error of a part whose package is missing, or does not load.
+
+    Args:
+        part: What needs the package, as the beginning of a sentence.
+        package: What Python imports.
+        extra: The extra that has the package; None: the one of EXTRAS.
+        why: An error that the message quotes.
+    """
+    quoted = "" if why is None else f" ({why})"
+    return ModuleNotFoundError(f"{part} needs {package}{quoted}: {install(extra or EXTRAS[package])}", name=package)
+
+
+def explained(error: ImportError, part: str) -> ImportError:
+    """Return an error that says what to install, if a package of an extra is missing; else the same error."""
+    package = (error.name or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and package in EXTRAS and str(error).startswith("No module named"):
+        return lacks(part, package)
+    return error
+
+
+@contextmanager
+def explaining(part: str) -> Iterator[None]:
+    """Raise errors of the imports in the ``with`` block as `explained` has them."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise explained(error, part) from None
+
+
+def require(package: str, part: str) -> None:
+    """Raise ModuleNotFoundError, which says what to install, if a package is missing. The package is not imported."""
+    if package in sys.modules:
+        return
+    from importlib.util import find_spec
+
+    if find_spec(package) is None:
+        raise lacks(part, package)
