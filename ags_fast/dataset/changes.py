@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from ags_fast import telemetry
 from ags_fast.errors import ConcurrentChangeError, IntegrityError, PolicyError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def until_unchanged(
         apply: Carry the decision out, and return the result. Raises `ConcurrentChangeError` or `FileExistsError` when
             what was read has changed.
         is_stale: Tell whether what was read has changed. Then an `IntegrityError` or `PolicyError` of `decide` or
-            `apply` is no fault: an expiry, say, has removed what was to be read. None: it always is a fault.
+            `apply` is expected: an expiry, say, has removed what was to be read. None: it never is.
 
     Returns:
         What `apply` returned.
@@ -58,5 +59,6 @@ def until_read(look: Callable[[], Seen], read: Callable[[Seen], Result]) -> Resu
         seen = look()
         try:
             return read(seen)
-        except ConcurrentChangeError:
-            continue
+        except ConcurrentChangeError as error:
+            telemetry.info("dataset", "tried again: %s", error)
+            telemetry.add("conflicts", 1)

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from ags_fast.jobs.engines.together import run_files
+from ags_fast.jobs.records import SHOWN_ENV, show_records
 from ags_fast.keys.kms import kms_calls
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def main(*early: str) -> None:
     # Ctrl-C goes to all processes of a terminal; only the caller handles it. SIGINT was blocked until here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if os.environ.get(SHOWN_ENV):
+        show_records()
     try:
         _work(early)
     except (EOFError, BrokenPipeError):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from ags_fast import telemetry
 from ags_fast.errors import AgsError
 from ags_fast.keys.kms.imports import find_class
 
@@ -76,6 +77,8 @@ def add_calls(calls: Mapping[tuple[str, str], int]) -> None:
     with _lock:
         for count in _counts.get():
             count.update(calls)
+    for (provider, operation), count_of in calls.items():
+        _tell(provider, operation, count_of)
 
 
 def same_counts() -> dict[str, Any]:
@@ -104,6 +107,11 @@ def note_call(provider: str, operation: str) -> None:
         with _lock:
             for count in (_calls, *_counts.get()):
                 count[provider, operation] += 1
+        _tell(provider, operation, 1)
+
+
+def _tell(provider: str, operation: str, calls: int) -> None:
+    telemetry.add("kms.calls", calls, {"provider": provider, "operation": operation})
 
 
 def named_hook(name: str | None) -> _Hook | None:
@@ -116,7 +124,12 @@ def named_hook(name: str | None) -> _Hook | None:
 
 
 def report_call(event: _Event, own_hook: _Hook | None) -> None:
-    """Report a call to the process's hook and to the hook that the client's properties name."""
+    """Report a call to the log, to the process's hook and to the hook that the client's properties name."""
+    telemetry.debug(
+        "kms",
+        "%(provider)s: %(operation)s with %(wrapping_key_id)s took %(seconds).3f s: %(outcome)s",
+        event,
+    )
     try:
         if (hook := _hook) is not None:
             hook(dict(event))

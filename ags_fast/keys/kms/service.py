@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 from urllib.parse import urlsplit
 
+from ags_fast import telemetry
+from ags_fast._extras import lacks
 from ags_fast.errors import AgsError, KeyAccessError
 from ags_fast.keys.kms.client import KmsClient
 from ags_fast.keys.kms.deadline import OverdueError, within
@@ -72,9 +74,7 @@ class ServiceKms(KmsClient, Generic[ConnectionT]):
             _check_url(self.endpoint_property, properties[self.endpoint_property])
         for package in self.packages:
             if not _installed(package):
-                raise ImportError(
-                    f"the KMS {self.provider} needs {package}: pip install 'ags_fast[{self.provider}]'", name=package
-                )
+                raise lacks(f"the KMS {self.provider}", package, self.provider)
         super().initialize(properties)
 
     def close(self) -> None:
@@ -146,8 +146,17 @@ class ServiceKms(KmsClient, Generic[ConnectionT]):
 
         with _unlogged():
             return with_retries(
-                request, patience, attempts=self._number(ATTEMPTS), deadline=deadline or self._deadline()
+                request,
+                patience,
+                attempts=self._number(ATTEMPTS),
+                deadline=deadline or self._deadline(),
+                sleep=self._wait,
             )
+
+    def _wait(self, seconds: float) -> None:
+        telemetry.info("kms", "%s: a request failed, and is sent again in %.1f s", self.provider, seconds)
+        telemetry.add("kms.retries", 1, {"provider": self.provider})
+        time.sleep(seconds)
 
     def _number(self, name: str) -> int:
         return int(self.properties.get(name, DEFAULTS[name]))
