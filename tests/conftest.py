@@ -29,6 +29,23 @@ hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("defa
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what no clone by itself can run: tests of files that are not in the tree."""
+    wants = [isinstance(item, pytest.Function) and "shared_data" in item.fixturenames for item in items]
+    if any(wants) and not SHARED_DATA.is_dir():
+        config.hook.pytest_deselected(items=[item for item, left_out in zip(items, wants, strict=True) if left_out])
+        items[:] = [item for item, left_out in zip(items, wants, strict=True) if not left_out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in the end what was left out."""
+    if not SHARED_DATA.is_dir():
+        terminalreporter.write_line("Not run: tests of other projects' files, which are not in the tree (shared_data).")
+
+
 def pytest_collection_finish() -> None:
     """Take what is there now out of the garbage collector's sight: all of the suite's imports live to the end.
 
@@ -40,11 +57,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Files of other projects beside the checkout; a test that wants them is skipped where they are not."""
-    path = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-    if not path.is_dir():
-        pytest.skip(f"no test data at {path}")
-    return path
+    """Files of other projects beside the checkout. Tests that want them are not collected where they are not."""
+    return SHARED_DATA
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +77,12 @@ def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3Se
 def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with servers.fake_gcs(tmp_path_factory.mktemp("fake_gcs")) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with servers.azurite(tmp_path_factory.mktemp("azurite")) as options:
+        yield options
 
 
 @pytest.fixture(scope="session")

@@ -175,7 +175,7 @@ class StoreContract:
         assert names(store) == []
         assert store.sweep(older_than=0) == []
 
-    @pytest.mark.parametrize("how", ["discard", "with", "collected"])
+    @pytest.mark.parametrize("how", ["discard", "with", "collected", "in a cycle"])
     def test_new_given_up(self, store: Store, how: str) -> None:
         put(store, "old", b"old")
         for path, sizes in (("old", SIZES[-2:]), ("new", SIZES[1:])):
@@ -189,6 +189,10 @@ class StoreContract:
                 elif how == "with":
                     with pytest.raises(KeyboardInterrupt), new:
                         raise KeyboardInterrupt
+                elif how == "in a cycle":  # then what it needs may be finalized before it
+                    cycle: list[object] = [new]
+                    cycle.append(cycle)
+                    del cycle
                 del new
                 gc.collect()
             assert names(store) == ["old"]
@@ -460,7 +464,7 @@ class StoreContract:
             thread.start()
         objects, seen = Numbered(store, "_ags/versions/"), 0
         begun.wait()
-        while seen < 2 * each and (len(won) == 2 * each or any(thread.is_alive() for thread in threads)):
+        while seen < 2 * each and (any(thread.is_alive() for thread in threads) or len(won) == 2 * each):
             newest, data = objects.read_newest(100)
             assert newest >= seen
             assert (data == b"") == (newest == 0)

@@ -93,7 +93,7 @@ def test_a_local_store_needs_no_fsspec(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    with mock.patch.dict(sys.modules, {"s3fs": None}), pytest.raises(ImportError, match=r"ags_fast\[s3\]"):
+    with mock.patch.dict(sys.modules, {"s3fs": None}), pytest.raises(ImportError, match=r"pip install '.*\[s3\]'"):
         names(Store("s3://bucket"))
     with mock.patch.dict(sys.modules, {"fsspec": None}), pytest.raises(ImportError, match="need fsspec"):
         names(Store("memory://x"))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import json
+import logging
 import os
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from store_contract import StoreContract, names, put, race, read_all, writing
+from object_contract import ObjectContract
+from store_contract import names, put, read_all
 from support import pattern
 
 from ags_fast import PolicyError
 from ags_fast.fs import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("gcsfs")
 from ags_fast.fs import gcs
@@ -38,7 +35,7 @@ def store(fake_gcs: str) -> gcs.GcsStore:
     return new_store(fake_gcs)
 
 
-class TestFakeGcs(StoreContract):
+class TestFakeGcs(ObjectContract):
     @pytest.fixture
     def store(self, fake_gcs: str) -> Store:
         return new_store(fake_gcs)
@@ -70,32 +67,6 @@ def test_a_whole_bucket(fake_gcs: str) -> None:
         names(Store("gcs://no-such-bucket-here/x", store.storage_options))
 
 
-def test_create_has_one_winner(store: gcs.GcsStore, tmp_path: Path) -> None:
-    race(store, 2, 15, tmp_path)
-
-
-@pytest.mark.parametrize("size", [10, gcs.CHUNK_NBYTES, 2 * gcs.CHUNK_NBYTES + 1000])
-def test_uploads_have_one_winner(store: gcs.GcsStore, size: int) -> None:
-    new = [store.begin("file", exclusive=True) for _ in range(4)]
-    won: list[int] = []
-
-    def publish(me: int) -> None:
-        new[me].write(pattern(size, me))
-        try:
-            new[me].publish()
-            won.append(me)
-        except FileExistsError:
-            pass
-
-    threads = [threading.Thread(target=publish, args=(me,)) for me in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == 1
-    assert read_all(store, "file") == pattern(size, won[0])
-
-
 @pytest.mark.parametrize("size", [10, gcs.CHUNK_NBYTES + 10])
 def test_an_answer_that_was_lost(store: gcs.GcsStore, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """The client repeats the request, and the server refuses that one: it was ours all the same."""
@@ -114,29 +85,6 @@ def test_an_answer_that_was_lost(store: gcs.GcsStore, monkeypatch: pytest.Monkey
         store.create_exclusive("file", b"other")
     put(store, "file", b"other")
     assert read_all(store, "file") == b"other"
-
-
-def test_a_killed_upload_shows_nothing(store: gcs.GcsStore) -> None:
-    with writing(store, 3 * gcs.CHUNK_NBYTES) as child:
-        child.kill()
-    assert names(store) == []
-    assert store.sweep(older_than=0) == []
-
-
-def test_an_object_that_is_replaced(store: gcs.GcsStore) -> None:
-    put(store, "file", pattern(300_000))
-    entry = store.stat("file")
-    assert entry is not None
-    with store.open_seekable("file", entry) as file, store.open_once("file") as once:
-        assert file.read(10) == pattern(300_000)[:10]
-        put(store, "file", pattern(300_000))  # the same bytes: another generation
-        file.seek(250_000)
-        with pytest.raises(OSError, match="replaced") as caught:
-            file.read(20_000)
-        assert caught.value.errno == errno.ESTALE
-        with pytest.raises(OSError, match="replaced"):
-            once.readinto(bytearray(300_000))
-    assert store.read_if_unchanged("file", 300_000, entry.stamp) is None
 
 
 def test_each_request_has_its_condition(store: gcs.GcsStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,3 +129,11 @@ def test_a_compressed_object_is_refused(store: gcs.GcsStore, monkeypatch: pytest
     monkeypatch.setattr(store, "ask", encoded)
     with pytest.raises(PolicyError, match="Content-Encoding"):
         store.read_small("file", 10)
+
+
+def test_requests_are_logged(store: gcs.GcsStore, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "ags_fast.store"):
+        put(store, "a/b", b"data")
+        assert read_all(store, "a/b") == b"data"
+    assert any(message.startswith("gs: GET ") and "a/b" in message for message in caplog.messages)
+    assert len(caplog.messages) >= 2

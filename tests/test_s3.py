@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import random
 import signal
@@ -430,12 +431,13 @@ def test_replaced_while_it_is_read(store: Store) -> None:
 def test_cut_while_it_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with AgsWriter(store.begin("file"), KEY, block_size=1000) as writer:
         writer.write(bytes(200_000))
-    get = s3.S3Store._get_range
+    get = s3.S3Store.get
 
-    async def cut(*args: Any) -> bytes:
-        return (await get(*args))[:-1]
+    async def cut(*args: Any) -> Any:
+        looked = await get(*args)
+        return looked and looked._replace(data=looked.data[:-1])
 
-    monkeypatch.setattr(s3.S3Store, "_get_range", cut)
+    monkeypatch.setattr(s3.S3Store, "get", cut)
     with store.open_seekable("file") as source, pytest.raises(IntegrityError, match="cut"):
         AgsReader(source, KEY, length=writer.file_length).read()
 
@@ -536,3 +538,12 @@ def test_many_threads(store: Store) -> None:
         thread.join()
     assert errors == []
     assert len(names(store)) == 40
+
+
+def test_requests_are_logged(versitygw: S3Server, caplog: pytest.LogCaptureFixture) -> None:
+    store = new_store(versitygw)
+    with caplog.at_level(logging.DEBUG, "ags_fast.store"):
+        put(store, "a/b", b"data")
+        assert read_all(store, "a/b") == b"data"
+    assert any(message.startswith("s3: put_object ") and "a/b" in message for message in caplog.messages)
+    assert len(caplog.messages) >= 2

@@ -3,7 +3,7 @@
 `Store` is the folder, `NewFile` and `NewObject` are files in the making.
 """
 
-from ags_fast.fs.base import NO_LOCK_SECONDS, Entry, Store
+from ags_fast.fs.base import NO_LOCK_SECONDS, Entry, Store, without_password
 from ags_fast.fs.below import NotAFileError, open_regular
 from ags_fast.fs.choose import file_at
 from ags_fast.fs.local import LocalFile
@@ -24,4 +24,5 @@ __all__ = [
     "local_path",
     "open_regular",
     "pwrite_all",
+    "without_password",
 ]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ags_fast._types import Buffer
     from ags_fast.fs.new import NewFile, NewObject
 
-__all__ = ["NO_LOCK_SECONDS", "Entry", "NewOptions", "ReadOnce", "Store"]
+__all__ = ["NO_LOCK_SECONDS", "Entry", "NewOptions", "ReadOnce", "Store", "without_password"]
 
 LISTED = 1000  # from this number of names on, a listing shows which of them exist
 NO_LOCK_SECONDS = 86_400.0  # without locks, a file that was not written to for this long has no writer
@@ -163,7 +163,7 @@ class Store:
         self.follow = follow
 
     def __repr__(self) -> str:
-        return f"Store({_without_password(self.url)!r})"
+        return f"Store({without_password(self.url)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, (self.url, self.storage_options, self.follow)
@@ -173,11 +173,14 @@ class Store:
         """Whether other processes see the same files. False for ``memory://``."""
         return True
 
+    @property
+    def parallel(self) -> bool:
+        """Whether several threads may work with files of the folder at once."""
+        return True
+
     def full_path(self, path: str) -> str:
         """Return a file's path or URL for use outside of this store."""
         return self._above + path
-
-    # ---- the folder
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """List every complete file whose path begins with `prefix`, hidden files too, in any order.
@@ -440,7 +443,8 @@ def _existing(store: Store, paths: set[str]) -> set[str]:
     return found
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
+    """Return a URL for messages."""
     scheme, separator, rest = url.partition("://")
     host = rest.partition("/")[0]
     if separator and "@" in host:  # a password, perhaps

@@ -12,7 +12,7 @@ import io
 import os
 import stat
 
-from ags_fast._core import open_below
+from ags_fast._core import Descriptor, open_below
 from ags_fast.errors import PolicyError
 
 __all__ = [
@@ -45,13 +45,13 @@ class NotAFileError(OSError):
 class OpenFolder:
     """The descriptor of a folder, closed when the object is collected."""
 
-    __slots__ = ("fd",)
+    __slots__ = ("_descriptor", "fd")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-
-    def __del__(self) -> None:
-        os.close(self.fd)
+        # Closes the folder. A __del__ here could run before that of a new file in the same cycle of garbage, and the
+        # new file needs the folder to remove its temporary name.
+        self._descriptor = Descriptor(fd)
 
 
 class Root:

@@ -29,6 +29,10 @@ def store_class(url: str) -> type[Store]:
         from ags_fast.fs.gcs import GcsStore
 
         return GcsStore
+    if scheme in ("az", "abfs", "abfss") and "::" not in url:
+        from ags_fast.fs.azure import AzureStore
+
+        return AzureStore
     from ags_fast.fs.fsspec import MemoryStore, OtherStore
 
     return MemoryStore if scheme == "memory" and "::" not in url else OtherStore

@@ -6,39 +6,37 @@ upload whenever they are closed, and they do not check that what they read is st
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import io
 import json
 import os
-import sys
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
+from ags_fast import telemetry
 from ags_fast.errors import PolicyError
-from ags_fast.fs.base import LISTED, Entry, NewOptions
-from ags_fast.fs.new import NewObject
-from ags_fast.fs.ranges import HEAD_NBYTES
-from ags_fast.fs.remote import Looked, RemoteStore, entry_of, file_exists, replaced
+from ags_fast.fs.base import Entry
+from ags_fast.fs.objects import ObjectStore, Upload, span
+from ags_fast.fs.remote import Looked, entry_of, replaced
 
 if TYPE_CHECKING:
     import builtins  # in the class GcsStore, list is a method
-    from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
 __all__ = ["GcsStore"]
 
 CHUNK_NBYTES = 8 << 20  # of an upload; a multiple of 256 KiB, as Google wants it
 PAGE = 1000  # objects of a listing
-LOOKS = 16  # objects that are looked up at once
-WRITER = "ags-writer"  # metadata of an object: a random name of who has written it
+WRITER = "ags-writer"  # metadata of an object: `Upload.writer`
+BINARY = "application/octet-stream"
 FIELDS = "name,size,generation,updated"
 
 
-class GcsStore(RemoteStore):
-    """A folder of a bucket. The stamp of an object is its generation."""
+class GcsStore(ObjectStore):
+    """A folder of a bucket. The stamp of an object is its generation.
 
-    stamped = True  # each request of a range has ifGenerationMatch, and the answer's generation is checked
+    Each request of a range has ifGenerationMatch, and the answer's generation is checked.
+    """
 
     def key(self, path: str) -> tuple[str, str]:
         """Return the bucket and the object's name of a path, or of a prefix."""
@@ -76,6 +74,7 @@ class GcsStore(RemoteStore):
         from google.auth.exceptions import GoogleAuthError
 
         fs, _ = self.connect()
+        telemetry.debug("store", "gs: %s %s", method, "/".join(names))  # the URL of an upload is a secret
         if "data" in arguments:  # aiohttp warns of large bytes, and closes files that gcsfs sends again
             arguments["data"] = UnclosableBytesIO(arguments["data"])
         try:
@@ -98,10 +97,6 @@ class GcsStore(RemoteStore):
             raise PermissionError(errno.EACCES, f"{type(error).__name__}: {error}") from error
         except (aiohttp.ClientError, requests.RequestException, TimeoutError, ValueError) as error:
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Let the thread of fsspec do this work."""
-        return asyncio.run_coroutine_threadsafe(work, self.connect()[0].loop)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """See `Store.list`."""
@@ -133,34 +128,13 @@ class GcsStore(RemoteStore):
         found = [_entry(folder + name, one) for name, one in names.items() if name > after]
         return found, bool(answer.get("nextPageToken"))
 
-    def existing(self, paths: Iterable[str]) -> set[str]:
-        """See `Store.existing`. A request for each path, 16 at once, or one listing from 1000 paths on."""
-        wanted = set(paths)
-        if len(wanted) >= LISTED:
-            return wanted.intersection(entry.path for entry in self.list())
-
-        async def look() -> set[str]:
-            turn = asyncio.Semaphore(LOOKS)
-
-            async def one(path: str) -> str | None:
-                async with turn:
-                    return None if await self._found(path) is None else path
-
-            return {path for path in await asyncio.gather(*map(one, wanted)) if path is not None}
-
-        found: set[str] = self.run(look()).result()
-        return found
-
-    async def _found(self, path: str) -> Entry | None:
+    async def found(self, path: str) -> Entry | None:
+        """See `ObjectStore.found`."""
         try:
             _, body = await self.ask("GET", "b/{}/o/{}", *self.key(path), fields=FIELDS)
         except FileNotFoundError:
             return None
         return _entry(path, json.loads(body))
-
-    def _stat(self, path: str) -> Entry | None:
-        entry: Entry | None = self.run(self._found(path)).result()
-        return entry
 
     def exists(self) -> bool:
         """See `Store.exists`."""
@@ -168,18 +142,13 @@ class GcsStore(RemoteStore):
         _, body = self.call("GET", "b/{}/o", bucket, prefix=start, maxResults=1, fields="items(name)")
         return bool(json.loads(body).get("items"))
 
-    def _request_range(self, path: str, stamp: str | None, begin: int, end: int) -> Future[bytes]:
-        return self.run(self._get_range(path, stamp, begin, end))
-
-    async def _get_range(self, path: str, stamp: str | None, begin: int, end: int) -> bytes:
-        found = await self._get(path, stamp, f"bytes={begin}-{end - 1}")
-        return b"" if found is None else found[1]
-
-    async def _get(self, path: str, stamp: str | None, span: str) -> tuple[Mapping[str, str], bytes] | None:
-        """Get a range, and the headers of the answer. None if the object has no byte there."""
+    async def get(self, path: str, stamp: str | None, begin: int, end: int) -> Looked | None:
+        """See `ObjectStore.get`."""
         query = {"alt": "media", **({"ifGenerationMatch": stamp} if stamp else {})}
         try:
-            headers, data = await self.ask("GET", "b/{}/o/{}", *self.key(path), headers={"Range": span}, **query)
+            headers, data = await self.ask(
+                "GET", "b/{}/o/{}", *self.key(path), headers={"Range": span(begin, end)}, **query
+            )
         except FileExistsError as error:
             raise replaced(path) from error
         except _NoSuchRangeError:
@@ -190,50 +159,14 @@ class GcsStore(RemoteStore):
             raise PolicyError(
                 f"{path} has a Content-Encoding, so a part of the object cannot be read: store it without"
             )
-        return headers, data
-
-    def look(self, path: str, tail: bool = False) -> Looked:
-        """See `RemoteStore.look`."""
-        found = self.run(
-            self._get(path, None, f"bytes=-{HEAD_NBYTES}" if tail else f"bytes=0-{HEAD_NBYTES - 1}")
-        ).result()
-        if found is None:  # it is empty
-            return super().look(path, tail)
-        headers, data = found
         size = int(headers["Content-Range"].rpartition("/")[2]) if "Content-Range" in headers else len(data)
         modified = parsedate_to_datetime(headers["Last-Modified"]).timestamp()
         entry = Entry(path, size, headers["X-Goog-Generation"], modified)
-        return Looked(entry, size - len(data) if tail else 0, data)
+        return Looked(entry, size - len(data) if begin < 0 else begin, data)
 
-    def _read_if_unchanged(self, path: str, size: int, stamp: str | None) -> bytes | None:
-        try:
-            data = self._read_range(path, stamp, 0, size + 1)
-        except OSError:
-            return None
-        return data if len(data) == size else None
-
-    def _create_exclusive(self, path: str, data: bytes) -> None:
-        with _Upload(self, path, exclusive=True) as new:
-            new.write(data)
-            new.publish()
-
-    def _write_if_new(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
-        try:
-            self._create_exclusive(path, data)
-        except FileExistsError:
-            return False
-        return True
-
-    def write_small(self, path: str, data: bytes, *, tag: str = "", fsync: bool = False) -> None:
-        """See `Store.write_small`. One request, whether the file exists or not."""
-        with self.begin(path, tag=tag) as new:
-            new.write(data)
-            new.publish()
-
-    def _begin(self, path: str, options: NewOptions) -> _Upload:
-        if options.exclusive and self.stat(path) is not None:  # before all of the file is sent for nothing
-            raise file_exists(self.full_path(path))
-        return _Upload(self, path, options.exclusive)
+    def upload(self, path: str, exclusive: bool) -> _Upload:
+        """See `ObjectStore.upload`."""
+        return _Upload(self, path, exclusive)
 
     def _delete(self, path: str, read: Entry | None) -> None:
         query = {} if read is None else {"ifGenerationMatch": read.stamp}
@@ -243,11 +176,6 @@ class GcsStore(RemoteStore):
             pass
         except FileExistsError as error:
             raise replaced(path) from error
-
-    def _sweep(
-        self, tag: str | None, age: float, age_unlocked: float, paths: Collection[str], below: str
-    ) -> builtins.list[str]:
-        return []  # Google lists no unfinished uploads, shows nothing of them, and removes them after a week
 
 
 class _NoSuchRangeError(OSError):
@@ -260,37 +188,30 @@ def _entry(path: str, found: Mapping[str, Any]) -> Entry:
     return Entry(path, int(found["size"]), str(found["generation"]), modified)
 
 
-class _Upload(NewObject):
-    """An object in the making: one request if it is small, else chunks, of which one travels while the next is filled.
+class _Upload(Upload):
+    """An object in the making: of its parts, which Google calls chunks, one travels while the next is filled.
 
-    The condition "generation 0", which no object has, makes it exclusive.
+    The condition "generation 0", which no object has, makes it exclusive. Google lists no unfinished uploads, shows
+    nothing of them, and removes them after a week.
     """
 
+    in_flight = 1
+
     def __init__(self, bucket: GcsStore, path: str, exclusive: bool) -> None:
-        super().__init__()
-        self.path = bucket.full_path(path)
+        super().__init__(bucket, path, exclusive)
         self._bucket = bucket
         self._key = bucket.key(path)
         self._condition = {"ifGenerationMatch": "0"} if exclusive else {}
         self._session = ""  # the URL of the upload, once there is one
-        self._way: Future[Any] | None = None  # the chunk on its way
-        self._begin = 0  # of the chunk that is being filled
-        self._buffer = io.BytesIO()
-        self._filled = 0
-        self._writer = os.urandom(16).hex()
+        self._sent_nbytes = 0
 
-    def __del__(self) -> None:
-        if not getattr(self, "_done", True) and self._owner == os.getpid() and not sys.is_finalizing():
-            self._done = True
-            if self._session:  # not waited for: this may be the thread that would do it
-                if self._way is not None:
-                    self._way.cancel()
-                self._bucket.submit("DELETE", self._session)
+    def _part_size(self) -> int:
+        return CHUNK_NBYTES
 
     def _write(self, view: memoryview) -> None:
         while view:
             if self._filled == CHUNK_NBYTES:  # only now: the last chunk says that it is the last
-                self._send(None)
+                self._send()
             taken = view[: CHUNK_NBYTES - self._filled]
             self._filled += self._buffer.write(taken)
             view = view[len(taken) :]
@@ -300,52 +221,27 @@ class _Upload(NewObject):
         return f"{fs._location}/upload/storage/v1/b/{{}}/o"  # noqa: SLF001 (as in ask)
 
     def _metadata(self) -> bytes:
-        return json.dumps({"name": self._key[1], "metadata": {WRITER: self._writer}}).encode()
+        return json.dumps({"name": self._key[1], "metadata": {WRITER: self.writer}}).encode()
 
-    def _send(self, total: int | None) -> None:
-        """Send the chunk that is filled. total: the size of the object, with its last chunk."""
-        if not self._session:
-            kind = {"Content-Type": "application/json; charset=UTF-8", "X-Upload-Content-Type": BINARY}
-            headers, _ = self._bucket.call(
-                "POST",
-                self._url(),
-                self._key[0],
-                uploadType="resumable",
-                headers=kind,
-                data=self._metadata(),
-                **self._condition,
-            )
-            self._session = headers["Location"]
-        self._wait()
-        data, begin = self._take(), self._begin
-        self._begin += len(data)
-        self._way = self._bucket.run(_put_chunk(self._bucket, self._session, data, begin, total))
+    def _start(self) -> None:
+        kind = {"Content-Type": "application/json; charset=UTF-8", "X-Upload-Content-Type": BINARY}
+        query = {"uploadType": "resumable", **self._condition}
+        headers, _ = self._bucket.call("POST", self._url(), self._key[0], headers=kind, data=self._metadata(), **query)
+        self._session = headers["Location"]
 
-    def _wait(self) -> None:
-        way, self._way = self._way, None
-        if way is not None:
-            way.result()
+    def _send_part(self, number: int, data: bytes, last: bool) -> Future[Any]:
+        begin = self._sent_nbytes
+        self._sent_nbytes += len(data)
+        total = self._sent_nbytes if last else None
+        return self._bucket.run(_put_chunk(self._bucket, self._session, data, begin, total))
 
-    def _take(self) -> bytes:
-        buffer, self._buffer, self._filled = self._buffer, io.BytesIO(), 0
-        return buffer.getvalue()  # no copy
+    def _complete(self, answers: Sequence[Any]) -> None:
+        pass  # the last chunk has done it
 
-    def _publish(self) -> None:
-        try:
-            if self._session:
-                self._send(self._begin + self._filled)
-                self._wait()
-            else:
-                self._put()
-        except (FileExistsError, FileNotFoundError) as error:
-            # gcsfs repeats a request whose answer was lost; the second one is then refused because of the first.
-            if self._is_ours():
-                return
-            if isinstance(error, FileExistsError):
-                raise file_exists(self.path) from error
-            raise
+    def _abort(self) -> Future[Any] | None:
+        return self._bucket.submit("DELETE", self._session)
 
-    def _put(self) -> None:
+    def _put(self, data: bytes) -> None:
         """Send the whole object, with its metadata, in one request."""
         border = os.urandom(16).hex()
         head = f"--{border}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n".encode() + self._metadata()
@@ -356,43 +252,25 @@ class _Upload(NewObject):
             self._key[0],
             uploadType="multipart",
             headers={"Content-Type": f'multipart/related; boundary="{border}"'},
-            data=b"".join((head, self._take(), f"\r\n--{border}--".encode())),
+            data=b"".join((head, data, f"\r\n--{border}--".encode())),
             **self._condition,
         )
 
-    def _is_ours(self) -> bool:
-        try:
-            _, body = self._bucket.call("GET", "b/{}/o/{}", *self._key, fields="metadata")
-        except OSError:
-            return False
-        return bool(json.loads(body).get("metadata", {}).get(WRITER) == self._writer)
-
-    def _discard(self) -> None:
-        self._take()
-        if not self._session:
-            return
-        try:
-            self._wait()
-        except OSError:
-            pass
-        try:
-            self._bucket.call("DELETE", self._session)
-        except OSError:  # Google removes the upload after a week
-            pass
-
-
-BINARY = "application/octet-stream"
+    def _writer_there(self) -> str | None:
+        _, body = self._bucket.call("GET", "b/{}/o/{}", *self._key, fields="metadata")
+        writer: str | None = json.loads(body).get("metadata", {}).get(WRITER)
+        return writer
 
 
 async def _put_chunk(store: GcsStore, session: str, data: bytes, begin: int, total: int | None) -> None:
     """Send a chunk, until the server has all of it."""
     end, view = begin + len(data), memoryview(data)
     while True:
-        span = f"{begin}-{end - 1}" if view else "*"
+        sent = f"{begin}-{end - 1}" if view else "*"
         headers, _ = await store.ask(
             "PUT",
             session,
-            headers={"Content-Range": f"bytes {span}/{'*' if total is None else total}", "Content-Type": BINARY},
+            headers={"Content-Range": f"bytes {sent}/{'*' if total is None else total}", "Content-Type": BINARY},
             data=view,
         )
         if total is not None and "Range" not in headers:

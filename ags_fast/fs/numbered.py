@@ -262,7 +262,7 @@ class Numbered:
         """Some of the lowest objects, and landmarks that the newest number has just passed."""
         if not self._local or self._stat is None:
             return self._listed_after(0, 4 * SOME)[0]  # some of them may be landmarks
-        low, high = 0, newest // 2  # of odd numbers, which are no landmarks, the lowest are free and the rest are taken
+        low, high = 0, newest // 2  # odd numbers are not landmarks: the lowest are free, the rest are taken
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if self._is_taken(2 * middle + 1) else (middle + 1, high)

@@ -11,6 +11,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ags_fast._extras import install
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.fs.base import Entry, ReadOnce, Store
 from ags_fast.fs.paths import temporary_tag
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Looked", "RemoteStore", "entry_of", "file_exists", "path_of", "replaced"]
 
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # the extra that brings what URLs of a scheme need
+EXTRAS |= dict.fromkeys(("az", "abfs", "abfss"), "azure-storage")
+S3FS, BOTOCORE = (2026, 3), (1, 36)  # the first that can do all that is asked of them
 CONNECTIONS = 16  # kept for stores with the same options
 REQUESTS = 64  # to S3 at once, in a process; the options may have config_kwargs={"max_pool_connections": N}
 
@@ -111,13 +115,17 @@ class RemoteStore(Store):
         """Request a range: see `_read_range`."""
         fs, _ = self.connect()
         name = self.at(path)
-        if not self._is_parallel():
+        if not self.parallel:
             return Later(lambda: fs.cat_file(name, start=begin, end=end))
         coroutine = fs._cat_file(name, start=begin, end=end)  # noqa: SLF001 (fsspec documents it for plugins)
         return asyncio.run_coroutine_threadsafe(coroutine, fs.loop)
 
-    def _is_parallel(self) -> bool:
-        """Whether several requests may run at once, in the thread of fsspec."""
+    @property
+    def parallel(self) -> bool:
+        """Whether several requests may run at once, in the thread of fsspec. Other file systems may share one cursor.
+
+        Files of ``tar://``, for example, are read through one open file, and those of ``ftp://`` over one connection.
+        """
         from fsspec.asyn import AsyncFileSystem
         from fsspec.implementations.dirfs import DirFileSystem
 
@@ -147,7 +155,7 @@ class RemoteStore(Store):
         return RangeReader(
             lambda begin, end: self._request_range(path, stamp, begin, end),
             looked.entry.size,
-            parallel=self._is_parallel(),
+            parallel=self.parallel,
             known=(looked.begin, looked.data),
             steady=steady,
         )
@@ -172,7 +180,7 @@ class RemoteStore(Store):
     def refusal(self, what: str) -> PolicyError:
         """Return the error for what file systems of this kind cannot do."""
         scheme = self.url.partition(":")[0]
-        return PolicyError(f"{scheme} file systems cannot {what}: use a local folder or S3 for this")
+        return PolicyError(f"{scheme} file systems cannot {what}: use a local folder or an object store")
 
 
 # Shared by stores with the same options: to connect to S3 takes 0.1 s. A child of a fork does not use its parent's.
@@ -185,40 +193,54 @@ def path_of(fs: Any, url: str) -> str:
     return path
 
 
+def _check_s3() -> None:
+    """Raise ImportError for packages that are too old. s3fs leaves out of a request what botocore does not know.
+
+    So an old botocore would make creation unconditional, and of two writers both would win.
+    """
+    import botocore
+    import s3fs
+
+    for package, least in ((s3fs, S3FS), (botocore, BOTOCORE)):
+        if tuple(map(int, package.__version__.split(".")[:2])) < least:
+            raise ImportError(f"{package.__name__} {package.__version__} is older than {least[0]}.{least[1]}")
+
+
 def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     scheme = url.partition(":")[0]
-    of_s3 = scheme in ("s3", "s3a") and "::" not in url
+    extra = EXTRAS.get(scheme) if "::" not in url else None
     try:
         import fsspec
         from fsspec.utils import tokenize
 
-        if of_s3:
-            import s3fs
-
-            if int(s3fs.__version__.partition(".")[0]) < 2026:
-                raise ImportError(f"s3fs {s3fs.__version__} is too old")
-        of_gcs = scheme in ("gs", "gcs") and "::" not in url
-        if of_gcs:
+        if extra == "s3":
+            _check_s3()
+        elif extra == "gcs":
             import gcsfs  # noqa: F401 (to tell which package is missing)
-        key = (os.getpid(), "s3" if of_s3 else "gs" if of_gcs else url, tokenize(options))
+        elif extra == "azure-storage":
+            import adlfs  # noqa: F401 (as above)
+        place = url if extra is None else extra
+        if extra == "azure-storage":
+            place = "/".join(url.split("/")[:3])  # may name the account
+        key = (os.getpid(), place, tokenize(options))
         found = _connections.get(key)
         if found is None:
             # A cached listing would be wrong, and a cached instance could belong to other code.
             own: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
-            if of_s3:  # botocore's default of ten would keep requests of files and of their ranges waiting
-                own["config_kwargs"] = {"max_pool_connections": REQUESTS, **options.get("config_kwargs", {})}
+            if extra == "s3":  # botocore's default of ten would keep requests of files and of their ranges waiting
+                own["config_kwargs"] = {"max_pool_connections": REQUESTS, **(options.get("config_kwargs") or {})}
             made = fsspec.url_to_fs(url, **{**options, **own})
             mine = [other for other in list(_connections) if other[0] == key[0]]
             for old in mine[: max(0, len(mine) + 1 - CONNECTIONS)]:
                 _connections.pop(old, None)
             found = _connections.setdefault(key, made)
         fs, root = found
-        if of_s3 or of_gcs:
+        if extra is not None:
             root = path_of(fs, url)
     except ImportError as error:
-        extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(scheme)
-        needed = f"ags_fast[{extra}]" if extra else "fsspec, and its package for such URLs"
-        raise ImportError(f"{scheme} URLs need {needed}: {error}") from error
+        if extra is None:
+            raise ImportError(f"{scheme} URLs need fsspec, and its package for such URLs: {error}") from error
+        raise ImportError(f"{scheme} URLs need the extra {extra} ({error}): {install(extra)}") from error
     return fs, root.rstrip("/")
 
 

