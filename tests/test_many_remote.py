@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tarfile
 import threading
 import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,9 +15,13 @@ from servers.slow_s3 import SlowS3, in_flight, slow_s3
 from support import pattern
 
 from ags_fast import jobs
+from ags_fast.fs import Store
 from ags_fast.jobs import LocalEngine
 from ags_fast.jobs.engines import together
-from ags_fast.jobs.engines.together import run_files
+from ags_fast.jobs.engines.together import opening_cost, run_files, with_files_at_once
+from ags_fast.jobs.work import dispatch
+from ags_fast.jobs.work.base import JobContext
+from ags_fast.keys.kms import set_audit_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,6 +75,36 @@ def test_files_at_once(
         assert all(12 <= one <= files_at_once for one in (encrypt, verify, rekey, decrypt))
 
 
+@pytest.mark.parametrize(("double_wrap", "several"), [(False, False), (True, True)])
+def test_a_rotation_makes_no_more_calls_at_once(
+    server: SlowS3, shared: dict[str, Any], tmp_path: Path, double_wrap: bool, several: bool
+) -> None:
+    """`concurrency` bounds a worker's calls of the KMS. If there are none, manifests are in work together."""
+    where = f"s3://bucket-{os.urandom(8).hex()}/ds"
+    for n in range(3):
+        src = write_tree(tmp_path / f"src{n}", {f"{n}/{i}": pattern(10, i) for i in range(2)})
+        jobs.encrypt_files(
+            src, where, wrapping_key_id=MASTER, double_wrap=double_wrap, engine=LocalEngine(0), **shared
+        ).raise_for_failures()
+    callers: set[threading.Thread] = set()
+    runs: set[threading.Thread] = set()
+    run_file = dispatch.run_file
+
+    def noted(context: Any, task: Any, attempt: int = 0) -> Any:
+        runs.add(threading.current_thread())
+        return run_file(context, task, attempt)
+
+    set_audit_hook(lambda call: callers.add(threading.current_thread()))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dispatch, "run_file", noted)
+            jobs.rotate(where, what="kek", concurrency=1, engine=LocalEngine(0), **shared).raise_for_failures()
+    finally:
+        set_audit_hook(None)
+    assert callers == {threading.current_thread()}
+    assert (runs != {threading.current_thread()}) is several
+
+
 class Task:
     def __init__(self, path: str, nbytes: int) -> None:
         self.path = path
@@ -76,22 +112,24 @@ class Task:
 
 
 class Recorded:
-    """A context, and the work of its tasks, which notes what is in work at once."""
+    """A context, and the work of its tasks, which notes what is in work at once, and the threads of large files."""
 
     files_at_once = 8
-    stores = (type("Far", (), {"local": False})(),)
 
     def __init__(self, fault: BaseException | None = None) -> None:
         self.work = self
         self.fault = fault
         self.most_files = self.most_nbytes = self.files = self.nbytes = self.runs = 0
         self.lock = threading.Lock()
+        self.threads: set[threading.Thread] = set()
 
     def run_file(self, context: Any, task: Any, attempt: int) -> Any:
         with self.lock:
             self.runs += 1
             self.files += 1
             self.nbytes += task.nbytes
+            if task.nbytes > together.HELD_NBYTES:
+                self.threads.add(threading.current_thread())
             self.most_files = max(self.most_files, self.files)
             self.most_nbytes = max(self.most_nbytes, self.nbytes)
         time.sleep(0.005)
@@ -111,6 +149,7 @@ def test_bytes_in_work_are_bounded() -> None:
     assert done == [(task.path, 2) for task in tasks]
     assert context.most_files == 8
     assert context.most_nbytes == 3 * together.HELD_NBYTES  # a large one, alone
+    assert context.threads == {threading.current_thread()}  # which Ctrl-C interrupts
     context = Recorded()
     tasks = [task for task in tasks if task.nbytes < together.HELD_NBYTES]
     list(run_files(context, tasks))
@@ -126,15 +165,60 @@ def test_nothing_is_in_work_after_a_fault() -> None:
     assert context.runs < 100
 
 
-def test_local_files_are_in_work_one_by_one() -> None:
+def test_one_file_is_in_work_if_the_context_says_so() -> None:
     context: Any = Recorded()
-    context.stores = (None, type("Near", (), {"local": True})())
+    context.files_at_once = 1
     tasks: Any = [Task(f"{i}", 1) for i in range(10)]
     rows: Any = run_files(context, tasks)
     assert next(rows) == ("0", 0)
     assert context.runs == 1
     list(rows)
     assert context.most_files == 1
+
+
+@dataclass(frozen=True)
+class Stores(JobContext):
+    urls: tuple[str | None, ...] = ()
+
+    @property
+    def stores(self) -> tuple[Store | None, ...]:
+        return tuple(None if url is None else Store(url) for url in self.urls)
+
+
+def test_only_stores_that_bear_it_have_several_files_in_work(tmp_path: Path) -> None:
+    """Files of an archive are read through one open file: threads would mix their bytes."""
+    with tarfile.open(tmp_path / "x.tar", "w"):
+        pass
+    here, archive = str(tmp_path), f"tar://d::file://{tmp_path}/x.tar"
+    s3 = "s3://bucket/a"
+
+    def files_at_once(*urls: str | None, says: int | None = None) -> int | None:
+        return with_files_at_once(Stores("verify", "1", files_at_once=says, urls=urls), 16).files_at_once
+
+    assert files_at_once(s3, None) == files_at_once(here, s3) == files_at_once(s3, s3) == 16
+    assert files_at_once(here, None) == files_at_once("memory://a") == 1
+    assert files_at_once(here, archive) == files_at_once(s3, archive) == 1
+    assert files_at_once(s3, None, says=1) == 1
+    assert files_at_once() == 1
+
+
+def test_bytes_of_an_archive_are_not_mixed(kms: dict[str, str], tmp_path: Path) -> None:
+    files = {f"{i:03}": pattern(100_000, i) for i in range(40)}
+    write_tree(tmp_path / "src", files)
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        archive.add(tmp_path / "src", "d")
+    url, dataset = f"tar://d::file://{tmp_path}/x.tar", tmp_path / "dataset"
+    done = jobs.encrypt_files(url, dataset, kms=kms, wrapping_key_id=MASTER, engine=LocalEngine(0))
+    assert done.counts["ok"] == len(files)
+    for name, data in files.items():
+        with jobs.open_file(dataset, name, kms=kms) as file:
+            assert file.read() == data
+
+
+def test_an_isolated_file_shares_no_cost() -> None:
+    context = Stores("verify", "1", files_at_once=16)
+    assert opening_cost(context, 1600) == 100
+    assert opening_cost(replace(context, isolate=True), 1600) == 1600
 
 
 @pytest.mark.parametrize("files_at_once", [0, -1])

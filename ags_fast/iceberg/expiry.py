@@ -28,6 +28,7 @@ from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.reading import read_list, read_manifest
 from ags_fast.iceberg.rotation import unused_keys, with_keys
 from ags_fast.iceberg.work.removing import Gone, RemovalContext, remove
+from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.keys.iceberg import read_encryption_keys
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.jobs.engines.base import Engine
     from ags_fast.keys.iceberg import EncryptedKey
 
 __all__ = ["Expired", "Gone", "expire", "expired", "retained", "unreachable"]
@@ -377,6 +377,7 @@ def expire(
         raise ValueError(f"keep must be at least 1, not {keep}: the newest snapshot of a branch stays")
     if older_than is not None and older_than < timedelta(0):
         raise ValueError("older_than must not be negative")
+    checked(engine)
     io = table_io(table)
     io.session.check_writes()
     work = _Work(table, io, keep, None if older_than is None else older_than // timedelta(milliseconds=1))

@@ -35,6 +35,7 @@ from ags_fast.iceberg.reading import show_metadata
 from ags_fast.iceberg.rotation import unused_keys
 from ags_fast.iceberg.snapshots import head_of
 from ags_fast.iceberg.work.checking import check_context, task_of
+from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.manifests import Known
     from ags_fast.iceberg.metadata import Raw
     from ags_fast.iceberg.work.checking import CheckContext
-    from ags_fast.jobs.engines.base import Engine
 
 __all__ = ["verify"]
 
@@ -223,7 +223,7 @@ class _Walk:
         *,
         names: bool,
     ) -> None:
-        self.job_id, self._engine = new_job_id(), engine
+        self.job_id, self._engine = new_job_id(), checked(engine)
         self._shared: CheckContext | None = None
         self._io, self._raw, self._chosen, self._pool = io, raw, chosen, pool
         self._keys = ListKeys(raw, io.session.kms)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.jobs.engines.bins import bins
-from ags_fast.jobs.engines.together import opening_cost
+from ags_fast.jobs.engines.together import opening_cost, with_files_at_once
 from ags_fast.jobs.work.base import FILES_AT_ONCE
 from ags_fast.spark.classic import ClassicSession
 from ags_fast.spark.connect import ConnectSession
@@ -95,7 +95,7 @@ class SparkEngine:
             open_cost: The cost of opening a file, in bytes of work.
             report: Gets the rows of finished tasks.
         """
-        context = replace(context, threads=self._threads, files_at_once=self._files_at_once)
+        context = with_files_at_once(replace(context, threads=self._threads), self._files_at_once)
         left = self._run_job(context, tasks, open_cost, report) if tasks else []
         if left:
             self._run_job(replace(context, isolate=True), left, open_cost, report)

@@ -19,6 +19,7 @@ from ags_fast.iceberg.manifests import DATA, Known
 from ags_fast.iceberg.work.heads import Writer, read_head
 from ags_fast.iceberg.work.plans import Plan, begin_plan
 from ags_fast.iceberg.work.tasks import OLD_KEY, FileTask
+from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import LocalEngine, client_for
 from ags_fast.jobs.results import JobResult, Row
 from ags_fast.keys.metadata import StandardKeyMetadata
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from ags_fast.iceberg.metadata import Raw
     from ags_fast.iceberg.work.heads import Head, Manifest
-    from ags_fast.jobs.engines.base import Engine
 
 __all__ = ["Mover", "move_files", "plan_files"]
 
@@ -62,7 +62,7 @@ class Mover:
         self.table, self.io, self.op = table, table_io(table), op
         self.rows: dict[str, Row] = {}
         self.moved: dict[str, Known] = {}
-        self._engine: Engine = LocalEngine() if engine is None else engine
+        self._engine: Engine = checked(engine) or LocalEngine()
         self._key_length, self._master = key_length, master
         self._kms = client_for(self._engine, self.io.session.kms)
         self.plan: Plan | None = None

@@ -25,3 +25,13 @@ class Engine(Protocol):
             open_cost: The cost of opening a file, in bytes of work.
             report: Gets the rows of finished tasks. An exception that it raises ends the run.
         """
+
+
+def checked(engine: Engine | None) -> Engine | None:
+    """Return an engine. Raises TypeError for anything else, before any work."""
+    if engine is not None and not callable(getattr(engine, "run", None)):
+        raise TypeError(
+            "engine is ags_fast.jobs.LocalEngine(), ags_fast.spark.SparkEngine(spark) or None, not "
+            f"{type(engine).__name__!r}"
+        )
+    return engine

@@ -19,7 +19,7 @@ from ags_fast._threads import thread_count
 from ags_fast.fs import Store
 from ags_fast.jobs.engines.bins import bins
 from ags_fast.jobs.engines.start import import_path, start_python
-from ags_fast.jobs.engines.together import opening_cost, run_files
+from ags_fast.jobs.engines.together import opening_cost, run_files, with_files_at_once
 from ags_fast.jobs.work.base import FILES_AT_ONCE
 from ags_fast.keys.kms import KmsClient, add_calls, as_kms, check_travels
 
@@ -223,7 +223,7 @@ class LocalEngine:
         Raises:
             ChildProcessError: No worker starts.
         """
-        context = replace(context, files_at_once=self._files_at_once)
+        context = with_files_at_once(context, self._files_at_once)
         cpus = thread_count(None)
         processes = cpus if self._processes is None else self._processes
         if self.runs_here(*context.stores):

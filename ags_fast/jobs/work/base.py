@@ -36,7 +36,7 @@ class JobContext:
         job_id: The id of the job.
         threads: The number of threads for one file; None: the engine or the codec decides.
         isolate: Whether to run each file in a process of its own, because one of them kills its worker.
-        files_at_once: How many files a worker has in work at once, where they are in an object store.
+        files_at_once: How many files a worker has in work at once; None: the engine decides.
     """
 
     runner: ClassVar[str]
@@ -45,7 +45,7 @@ class JobContext:
     job_id: str
     threads: int | None = field(default=None, kw_only=True)
     isolate: bool = field(default=False, kw_only=True)
-    files_at_once: int = field(default=FILES_AT_ONCE, kw_only=True)
+    files_at_once: int | None = field(default=None, kw_only=True)
 
     @property
     def work(self) -> Runner:
