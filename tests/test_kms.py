@@ -32,7 +32,7 @@ from ags_fast import Dataset, jobs
 from ags_fast import parquet as apq
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys import KmsClient, clear_cache, kms_calls, load_kms, set_audit_hook
-from ags_fast.keys.kms import PROVIDERS, as_kms, local, pace, shared_client
+from ags_fast.keys.kms import PROVIDERS, as_kms, keystore_file, local, pace, shared_client
 from ags_fast.keys.kms.imports import find_class
 from ags_fast.keys.kms.names import BY_PROVIDER, COMMON, ELSEWHERE, SERVICE
 from ags_fast.keys.kms.pace import Pace
@@ -154,7 +154,10 @@ def test_names_of_others_pass(tmp_path: Path) -> None:
 
 
 def test_every_property_is_documented() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "keys.md").read_text()
+    page = Path(__file__).parents[1] / "docs" / "keys.md"
+    if not page.is_file():
+        pytest.skip("no source tree here: an installed package is tested")
+    text = page.read_text()
     known = COMMON | SERVICE | ELSEWHERE | frozenset().union(*BY_PROVIDER.values())
     assert [name for name in sorted(known - {"client.role-session-name"}) if f"`{name}" not in text] == []
     for provider, names in BY_PROVIDER.items():
@@ -171,7 +174,7 @@ def test_properties_are_text(tmp_path: Path) -> None:
 
 def test_a_missing_dependency_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"ags_fast\[aws\]"):
+    with pytest.raises(ImportError, match=r"pip install '.*\[aws\]'"):
         load_kms({"encryption.kms-type": "aws"})
 
 
@@ -761,7 +764,7 @@ def test_a_lock_that_nobody_lets_go_of(tmp_path: Path, monkeypatch: pytest.Monke
     import fcntl
 
     properties = keystore(tmp_path)
-    monkeypatch.setattr(local, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(keystore_file, "LOCK_SECONDS", 0.2)
     with open(properties["kms.local.path"], "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(KeyAccessError, match="another process has locked"):

@@ -22,7 +22,6 @@ from __future__ import annotations
 import base64
 import binascii
 import errno
-import fcntl
 import hashlib
 import hmac
 import json
@@ -38,14 +37,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key
 from ags_fast._json import check_marks
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
-from ags_fast.fs import NewFile, open_regular, pwrite_all
 from ags_fast.keys.kms.client import KmsClient, check_key_id
+from ags_fast.keys.kms.keystore_file import locked, read, replace, unreachable, write_new
 from ags_fast.keys.kms.names import BY_PROVIDER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["LocalKms", "create_key", "create_keystore", "rotate_key", "set_state", "status"]
+__all__ = ["LocalKms", "create_key", "create_keystore", "destroy_versions", "rotate_key", "set_state", "status"]
 
 PATH = "kms.local.path"
 KEY_FILE = "kms.local.key-file"
@@ -59,11 +58,8 @@ STATES = ("enabled", "disabled", "destroyed")
 SCRYPT = {"n": 1 << 17, "r": 8, "p": 1}  # 128 MiB and half a second
 SCRYPT_MAX_NBYTES = 256 << 20  # a file may not make its reader allocate more
 SCRYPT_MIN_N, SCRYPT_MAX_P = 1 << 14, 4
-MAX_FILE_NBYTES = 64 << 20  # of a keystore: more than 100,000 versions
 MAX_SECRET_NBYTES = 1 << 16
-LOCK_SECONDS = 30.0
 BLOB_VERSION, BLOB_HEAD = 1, 5
-TAG = "keystore"  # in the names of temporary files
 TAKEN = "a file exists there already, and may hold keys that are needed"
 
 T = TypeVar("T")
@@ -135,14 +131,14 @@ class LocalKms(KmsClient):
             try:
                 stamp = _stamp(os.stat(path))
                 if self._store is None or stamp != self._stamp:
-                    outer = _parse(_read(path), path)
+                    outer = _parse(read(path), path)
                     header = {name: outer[name] for name in ("store_id", "kdf", "check")}
                     if self._store_key is None or self._store_key[0] != header:  # half a second, once
                         self._store_key = header, _store_key(outer, _secret(self.properties), path)
                     self._store = _Keystore(path, outer, self._store_key[1])
                     self._stamp = stamp
             except OSError as error:
-                raise _unreachable(path, error) from None
+                raise unreachable(path, error) from None
             return self._store
 
     @contextmanager
@@ -169,13 +165,6 @@ def _blob_version(wrapped: bytes) -> int:
 
 def _stamp(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _unreachable(path: str, error: OSError) -> KeyAccessError:
-    return KeyAccessError(
-        f"the keystore {path} cannot be read here: {error.strerror or type(error).__name__}. Every process that "
-        "needs a key reads this file: keep it, and what opens it, on a path that all hosts share"
-    )
 
 
 def _secret(properties: Mapping[str, str]) -> Secret:
@@ -340,6 +329,22 @@ class _Keystore:
                 if state == "destroyed":
                     version.pop("sealed", None)
 
+    def destroy(self, key_id: str, numbers: Sequence[int]) -> list[int]:
+        """Destroy versions. Returns those that were not destroyed before."""
+        versions = self.versions_of(key_id)
+        wrapping = max((v["version"] for v in versions if v["state"] == "enabled"), default=None)
+        for number in numbers:
+            if number in (wrapping, versions[-1]["version"]):
+                what = "wraps now" if number == wrapping else "is the newest one"
+                raise ValueError(
+                    f"version {number} of the local key {key_id!r} {what}, so it stays, and nothing was destroyed: "
+                    "`ags-fast keys create --new-version` makes a newer one"
+                )
+        left = {v["version"] for v in versions if v["state"] != "destroyed"}
+        for number in numbers:
+            self.set_state(key_id, number, "destroyed")
+        return sorted(left.intersection(numbers))
+
     def encode(self) -> bytes:
         return _encode(self._outer, {"keys": self.keys}, self._store_key)
 
@@ -368,14 +373,6 @@ def _unbase64(text: Any) -> bytes:
     data = base64.b64decode(text, validate=True)
     if base64.b64encode(data).decode() != text:
         raise ValueError("base64 with bits to spare")
-    return data
-
-
-def _read(path: str) -> bytes:
-    with open_regular(path) as file:
-        data = file.read(MAX_FILE_NBYTES + 1)
-    if len(data) > MAX_FILE_NBYTES:
-        raise FormatError(f"{path} is not a keystore: it has more than {MAX_FILE_NBYTES} bytes")
     return data
 
 
@@ -438,14 +435,14 @@ def create_keystore(properties: Mapping[str, str], *, passphrase: str | None = N
         raise FileExistsError(errno.EEXIST, TAKEN, path)
     key_file = properties.get(KEY_FILE)
     if key_file and passphrase is None and not os.path.lexists(key_file):
-        _write_new(key_file, secrets.token_bytes(32))
+        write_new(key_file, secrets.token_bytes(32))
     kind, value = _given(properties, passphrase)
     salt = base64.b64encode(os.urandom(32)).decode()
     kdf = {"name": "scrypt", **SCRYPT, "salt": salt} if kind == "passphrase" else {"name": "hmac-sha256", "salt": salt}
     store_key = _derive(kdf, value)
     outer: dict[str, Any] = {"format": FORMAT, "version": VERSION, "store_id": os.urandom(16).hex(), "kdf": kdf}
     outer["check"] = _seal(store_key, b"", _check_aad(outer["store_id"], kdf))
-    _write_new(path, _encode(outer, {"keys": {}}, store_key))
+    write_new(path, _encode(outer, {"keys": {}}, store_key))
 
 
 def create_key(properties: Mapping[str, str], key_id: str, *, passphrase: str | None = None) -> int:
@@ -488,6 +485,36 @@ def set_state(
     _change(properties, passphrase, lambda store: store.set_state(key_id, version, state))
 
 
+def destroy_versions(
+    properties: Mapping[str, str],
+    key_id: str,
+    versions: Sequence[int],
+    *,
+    dry_run: bool = False,
+    passphrase: str | None = None,
+) -> list[int]:
+    """Destroy old versions of a master key in one change, and return those that were not destroyed before.
+
+    Nothing is asked about what they wrapped: `ags_fast.jobs.destroy_versions` looks at datasets first. As for
+    `set_state`, a destroyed version is deleted from the file for good.
+
+    Args:
+        properties: As for `create_keystore`.
+        key_id: The master key.
+        versions: The numbers of the versions.
+        dry_run: Change nothing.
+        passphrase: As for `create_keystore`.
+
+    Raises:
+        ValueError: One of the versions wraps now, or is the newest one. Nothing was destroyed.
+        KeyAccessError: The key or a version does not exist. Nothing was destroyed.
+    """
+    if dry_run:
+        store, _ = _load(properties.get(PATH) or "", properties, passphrase)
+        return store.destroy(key_id, versions)
+    return _change(properties, passphrase, lambda store: store.destroy(key_id, versions))
+
+
 def status(properties: Mapping[str, str], *, passphrase: str | None = None) -> dict[str, Any]:
     """Return what the keystore holds, without key bytes. The arguments are those of `create_keystore`.
 
@@ -518,78 +545,16 @@ def _given(properties: Mapping[str, str], passphrase: str | None) -> Secret:
 
 def _load(path: str, properties: Mapping[str, str], passphrase: str | None) -> tuple[_Keystore, dict[str, Any]]:
     try:
-        outer = _parse(_read(path), path)
+        outer = _parse(read(path), path)
     except OSError as error:
-        raise _unreachable(path, error) from None
+        raise unreachable(path, error) from None
     return _Keystore(path, outer, _store_key(outer, _given(properties, passphrase), path)), outer
 
 
 def _change(properties: Mapping[str, str], passphrase: str | None, change: Callable[[_Keystore], T]) -> T:
     path = os.path.realpath(properties.get(PATH) or "")
-    with _locked(path):
+    with locked(path):
         store, _ = _load(path, properties, passphrase)
         result = change(store)
-        data = store.encode()
-        if len(data) > MAX_FILE_NBYTES:
-            raise ValueError(f"the keystore {path} is full")
-        _sweep(path)
-        _publish(NewFile(path, tag=TAG, private=True, fsync=True), data)  # with the mode of the file that it replaces
+        replace(path, store.encode())
     return result
-
-
-@contextmanager
-def _locked(path: str) -> Iterator[None]:
-    """Hold the lock for changes of the file at `path`: one thread at a time, over all hosts that share the file."""
-    deadline = time.monotonic() + LOCK_SECONDS
-    while (fd := _try_lock(path)) is None:
-        if time.monotonic() > deadline:
-            raise KeyAccessError(
-                f"another process has locked the keystore {path} for {LOCK_SECONDS:.0f} seconds: try again"
-            )
-        time.sleep(0.005 + secrets.randbelow(20) / 1000)
-    try:
-        yield
-    finally:
-        os.close(fd)
-
-
-def _try_lock(path: str) -> int | None:
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # for writing: NFS grants no exclusive lock otherwise
-    except OSError as error:
-        raise _unreachable(path, error) from None
-    locked = False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        locked = os.path.samestat(os.fstat(fd), os.stat(path))  # otherwise the locked file has been replaced
-    except BlockingIOError:
-        pass
-    finally:
-        if not locked:
-            os.close(fd)
-    return fd if locked else None
-
-
-def _sweep(path: str) -> None:
-    """Remove temporary files of processes that died while they replaced the file at `path`. Call it under the lock."""
-    folder, name = os.path.split(path)
-    temporary = re.compile(rf"\.{re.escape(name)}\.{TAG}\.[0-9a-f]{{16}}\.agstmp")  # and no other file's
-    for other in os.listdir(folder):
-        if temporary.fullmatch(other):
-            try:
-                os.unlink(os.path.join(folder, other))
-            except FileNotFoundError:
-                pass
-
-
-def _write_new(path: str, data: bytes) -> None:
-    """Write a private file at a path that has none."""
-    _publish(NewFile(path, exclusive=True, private=True, fsync=True, mode=0o600), data)  # whatever the umask is
-
-
-def _publish(new: NewFile, data: bytes) -> None:
-    try:
-        pwrite_all(new.descriptor, data, 0)
-        new.publish()
-    finally:
-        new.discard()
