@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from datasets import HERE, decrypted, leftovers, make_kms, read_tree, write_tree
 
 from ags_fast import cli, jobs
+from ags_fast.cli.audit import status_lines
 from ags_fast.cli.runbook import COMMANDS, CONDITIONS, TEXTS, printable_audit
 from ags_fast.dataset import tables as datasets_module
 from ags_fast.dataset.ledger import Ledger
@@ -388,7 +389,8 @@ def test_the_documentations_costs(impl: Any, tmp_path: Path) -> None:
         "`rekey`, single wrap": calls_of(do("rekey_files", in_single, engine=HERE)),
         "`rotate --what double-wrap`": calls_of(do("rotate", in_single, what="double-wrap")),
     }
-    table = [line.strip("| ").split(" | ") for line in DOCS.read_text().splitlines() if line.startswith("| ")]
+    section = DOCS.read_text().partition("## What it costs in calls of the KMS\n")[2].partition("\n## ")[0]
+    table = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     told = {row[0]: row[1:] for row in table if len(row) == 4 and any(word in row[1] for word in ("wrap", "generate"))}
     assert added == terms(told.pop("add N files, single wrap")[0], 0, 6)
     assert told.keys() == measured.keys()
@@ -503,7 +505,7 @@ def test_a_master_key_that_was_left(tmp_path: Path) -> None:
     jobs.rotate(dataset, kms=kms, what="mek", wrapping_key_id="other")
     master = {m["wrapping_key_id"]: m for m in jobs.audit(dataset, kms=kms)["masters"]}
     assert {name: m["may_be_destroyed"] for name, m in master.items()} == {"sales": True, "other": False}
-    assert master["sales"]["versions"][0]["superseded"] == 2  # in each of the documents before
+    assert master["sales"]["versions"][0]["superseded"] == 1  # though two documents have it
     everything(dataset, without(kms, tmp_path, "sales", None))
     with pytest.raises(KeyAccessError):
         everything(dataset, without(kms, tmp_path, "other", None))
@@ -814,3 +816,22 @@ def test_what_a_copy_opens(tmp_path: Path) -> None:
     jobs.expire(dataset, kms=kms)
     assert opens_here() == {}
     assert decrypted(copy, kms) == decrypted(dataset, kms) == TREE
+
+
+def test_a_kek_that_was_wrapped_again_counts_once(tmp_path: Path) -> None:
+    kms = made_kms(tmp_path)
+    dataset = double(tmp_path, kms)
+    local.rotate_key(kms, "sales")
+    jobs.rotate(dataset, kms=kms, what="mek").raise_for_failures()
+    local.rotate_key(kms, "sales")
+    jobs.rotate(dataset, kms=kms, what="mek").raise_for_failures()
+    found = printed(dataset, kms)
+    (master,) = found["masters"]
+    assert [(row["version"], row["superseded"]) for row in master["versions"]] == [("1", 1), ("2", 1), ("3", 0)]
+    assert "still have 1 KEK as it wrapped them" in master["versions"][0]["why"]
+    text = "\n".join(status_lines(found))
+    (kek,) = found["keys"]
+    row = next(line for line in text.splitlines() if line.startswith(f"  {kek['key_id']}")).split()
+    assert row[row.index("active") + 1 :][:2] == ["6", f"{kek['uses']:,}"]
+    assert "wraps in version 1. Uses: what jobs have reserved" in " ".join(text.split())
+    assert "about version 1 of this dataset, with the versions before it" in " ".join(text.split())

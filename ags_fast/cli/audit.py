@@ -10,8 +10,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 SHOWN = 50  # rows of a table
-NUMBERS = ("version", "data keys", "manifests", "files", "bytes")  # columns of tables
+NUMBERS = ("version", "uses", "data keys", "manifests", "files", "bytes")  # columns of tables
 VERDICTS = {True: "may be destroyed", False: "must stay", None: "unknown"}
+
+
+def uses_note(version: int | None) -> str:
+    """Return what the numbers of data keys and of uses mean, and why they differ."""
+    where = "the newest version" if version is None else f"version {version}"
+    return (
+        f"Data keys: those that the KEK wraps in {where}. Uses: what jobs have reserved, which also counts data keys "
+        "of other versions and of jobs that died, documents, and spares for second tries."
+    )
 
 
 def policy_lines(policy: dict[str, Any]) -> list[str]:
@@ -39,17 +48,19 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         "",
         "KEKs",
         *_table(
-            ("key", "kind", "wrapped by", "made", "state", "data keys", "needed by", "ends"),
+            ("key", "kind", "wrapped by", "made", "state", "data keys", "uses", "needed by", "ends"),
             [_key_cells(key) for key in found["keys"]],
         ),
         "",
-        "Versions",
+        *(f"  {line}" for line in wrapped(uses_note(found["version"]), 0)),
+        "",
+        "Versions of the dataset",
         *_table(
             ("version", "by", "at (UTC)", "files", "bytes", "expires"),
             [_version_cells(version, found["time_ms"]) for version in found["versions"]],
         ),
         "",
-        "Master keys",
+        "Master keys, and their versions",
         *(line for master in found["masters"] for line in _master_lines(master, audited)),
     ]
     if found["open_jobs"]:
@@ -79,7 +90,8 @@ def _key_cells(key: dict[str, Any]) -> tuple[str, ...]:
     else:
         ends = ""
     made = f"{day(key['created_ms'])} ({key['age_days']:g} d)"
-    return key["key_id"], kind, by, made, key["state"], f"{key['data_keys']:,}", ", ".join(needed) or "nothing", ends
+    numbers = f"{key['data_keys']:,}", f"{key['uses']:,}"
+    return key["key_id"], kind, by, made, key["state"], *numbers, ", ".join(needed) or "nothing", ends
 
 
 def _version_cells(version: dict[str, Any], now: int) -> tuple[str, ...]:

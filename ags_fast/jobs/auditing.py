@@ -13,6 +13,7 @@ from ags_fast.dataset.access import Access
 from ags_fast.dataset.entries import chosen_files
 from ags_fast.dataset.policy import DAY_MS
 from ags_fast.jobs import runbook
+from ags_fast.jobs.report import Report
 from ags_fast.jobs.results import shown
 from ags_fast.jobs.survey import Master, Survey
 from ags_fast.keys.entry import RETIRES_MS, REWRAPPED_MS, SCOPE, SUCCESSOR, for_columns
@@ -37,7 +38,7 @@ def key_status(
     pin: str | None = None,
     key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Report:
     """Show the keys of a dataset, what needs each key, and when each ends.
 
     No manifest is opened unless the reference to it does not name its keys, or says that its files have key material.
@@ -52,7 +53,7 @@ def key_status(
         storage_options: Options for fsspec.
 
     Returns:
-        Text, numbers, lists and dicts, as JSON has them.
+        A dict of text, numbers, lists and dicts, as JSON has them. A notebook shows it as tables.
 
         - ``keys``: of each KEK its kind, state, dates (milliseconds since 1970) and age, what is left of the lifetime
           and uses that the dataset's policy allows, the version of the master key that wraps it where the KMS tells
@@ -73,7 +74,7 @@ def key_status(
         KeyAccessError: The KMS refuses what is needed to open the dataset.
     """
     opened = Access.of(dataset, kms, key_store, storage_options, min_version=min_version, pin=pin).open()
-    return _status(Survey(opened), "status")
+    return Report(_status(Survey(opened), "status"))
 
 
 def _status(survey: Survey, operation: str) -> dict[str, Any]:
@@ -205,11 +206,12 @@ def audit(
     kms: KmsClient | Mapping[str, str],
     event: str | None = None,
     paths: str | Sequence[str] | None = None,
+    all_events: bool = False,
     min_version: int | None = None,
     pin: str | None = None,
     key_store: KeyPlace = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Report:
     """Show what depends on which key, which versions of master keys may be destroyed, and what to do now.
 
     Manifests that name keys in single wrap are opened, since only the wrapped keys in them tell what wrapped them. For
@@ -221,6 +223,7 @@ def audit(
         event: What has happened; None: nothing. ``"planned"``: a regular rotation of the master key.
             ``"kek-leaked"``, ``"dek-leaked"`` or ``"mek-leaked"``: somebody may have such a key.
         paths: For ``"dek-leaked"``: patterns of `fnmatch` of the files whose data keys may be known; None: all files.
+        all_events: Also return ``events``: for each event, the steps that it would call for.
         min_version: Refuse a dataset whose newest version is older.
         pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
             `JobResult.pin`) names.
@@ -280,13 +283,17 @@ def audit(
         kms_wraps_before=any(held.data_keys or held.key_material for held in holders.values()),
         paths=[paths] if isinstance(paths, str) else paths,
     )
-    return {
-        **result,
-        "opens": _opens(survey),
-        "event": event,
-        "steps": runbook.steps(event, facts),
-        "manifests_opened": len(survey.opened_tables & survey.snapshot.manifests().keys()),
-    }
+    events = {name: runbook.steps(name, facts) for name in runbook.EVENTS} if all_events else None
+    return Report(
+        {
+            **result,
+            "opens": _opens(survey),
+            "event": event,
+            "steps": runbook.steps(event, facts),
+            **({"events": events} if events else {}),
+            "manifests_opened": len(survey.opened_tables & survey.snapshot.manifests().keys()),
+        }
+    )
 
 
 def _opens(survey: Survey) -> list[dict[str, Any]]:
@@ -417,7 +424,8 @@ def _verdict(
         return None, _list(doubts)
     why = "nothing of this dataset needs it"
     if held.superseded:
-        why += f": {_count(held.superseded, 'KEK')} in what the key store no longer needs, and expire removes"
+        keks = _count(held.superseded, "KEK")
+        why += f"; older documents of the key store still have {keks} as it wrapped them, until expire removes these"
     return True, why
 
 

@@ -209,11 +209,14 @@ class Survey:
         return [*self.keys.values(), *(key for job in self.jobs for key in job.keks)]
 
     def superseded(self) -> Counter[Master]:
-        """Count the KEKs in documents that the key store no longer needs, except documents that are not authentic."""
-        counts: Counter[Master] = Counter()
+        """Count the KEKs in documents that the key store no longer needs, except documents that are not authentic.
+
+        A KEK that several documents have under the same version of a master key counts once.
+        """
+        wraps: set[tuple[Master, str]] = set()
         keys = self.opened.keys
         if not isinstance(keys, DatasetKeyStore):
-            return counts
+            return Counter()
         for path in keys.superseded():
             with suppress(FileNotFoundError, AgsError):  # somebody removes it; or it is a part, which documents name
                 body = Document(keys.store.read_small(path, DOCUMENT_NBYTES), path).authentic(
@@ -225,5 +228,7 @@ class Survey:
                     if hashlib.sha256(data).digest() == unbase64(part["sha256"]):
                         found += parse_object(data, part["path"])["keys"]
                 entries = map(KeyEntry.from_json, found)
-                counts.update(Master(e.wrapping_key_id, self.version_of(e)) for e in entries if e.double_wrap)
-        return counts
+                wraps.update(
+                    (Master(e.wrapping_key_id, self.version_of(e)), e.key_id) for e in entries if e.double_wrap
+                )
+        return Counter(master for master, _ in wraps)
