@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.names import HIDDEN, JOB_ID, LEFT, MANIFESTS, PLANS, job_in_name, object_name
 from ags_fast.dataset.plan import Plan, job_of_manifest, sealed_by, unnamed_manifests
-from ags_fast.errors import IntegrityError
+from ags_fast.errors import AgsError, IntegrityError
 from ags_fast.fs import NO_LOCK_SECONDS, Store
 from ags_fast.keys.entry import UnknownKeyError
 from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from contextlib import ExitStack
 
     from ags_fast.dataset.entries import FileEntry
@@ -71,6 +72,18 @@ def claimed_files(dataset: Ledger, but: str = "") -> set[str]:
     return set[str]().union(*(files_of(dataset, job_id) for job_id in open_plans(dataset.store) if job_id != but))
 
 
+def dead_plans(dataset: Ledger, job_ids: Iterable[str]) -> list[Plan]:
+    """Return the plans of these jobs that died and have not committed. A plan that cannot be read is left out."""
+    found = []
+    for job_id in job_ids:
+        with suppress(AgsError, OSError):
+            if is_dead(dataset.store, job_id, None):
+                plan = Plan.load(dataset, job_id)
+                if plan is not None and plan.committed() is None:
+                    found.append(plan)
+    return found
+
+
 def keys_of(dataset: Ledger, job_id: str) -> set[str]:
     """Return the keys that an open job may need; none if the job has ended."""
     claimed = sealed_by(dataset, job_id)  # counts even if that key is gone and the plan cannot be read
@@ -93,7 +106,9 @@ def claim(plan: Plan, entries: Sequence[FileEntry]) -> list[FileEntry]:
     Returns:
         The entries with their final names.
     """
-    taken = claimed_files(plan.dataset, plan.job_id) | plan.dataset.store.existing(entry.file for entry in entries)
+    plan.beside = [job_id for job_id in open_plans(plan.dataset.store) if job_id != plan.job_id]
+    claimed = set[str]().union(*(files_of(plan.dataset, job_id) for job_id in plan.beside))
+    taken = claimed | plan.dataset.store.existing(entry.file for entry in entries)
     ours = [_renamed(plan, entry) if entry.file in taken else entry for entry in entries]
     if taken.isdisjoint(entry.file for entry in entries):
         plan.write([], "running", plan.refs)

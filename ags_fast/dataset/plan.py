@@ -49,6 +49,7 @@ class Plan:
         self.key_id = ""  # the key that seals the document
         self.no_writer_died = False  # known for sure: then no temporary files are left
         self.taken = False  # whether it was taken over from a dead job, or given up by its own job
+        self.beside: list[str] = []  # the other jobs that were open when its names were claimed
         self.lost: dict[str, KeyEntry] = {}  # keys of this plan that were removed since: it cannot be resumed
         self._lock: Any = None
         self._files: set[str] | None = None  # the files of its tables, if this process wrote all tables
