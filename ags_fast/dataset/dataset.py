@@ -14,7 +14,7 @@ from ags_fast.dataset.at import At, unless_expired
 from ags_fast.dataset.cache import TableCache
 from ags_fast.dataset.files.contents import format_of
 from ags_fast.dataset.files.sealed import SealedFile, sealed_files
-from ags_fast.dataset.listing import DatasetFile, Listed
+from ags_fast.dataset.listing import Change, DatasetFile, DatasetVersion, Listed, shown_in_notebook
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import IntegrityError
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.versions import Version
     from ags_fast.keys.kms import KmsClient
 
-__all__ = ["Dataset", "DatasetFile", "SealedFile"]
+__all__ = ["Change", "Dataset", "DatasetFile", "DatasetVersion", "SealedFile"]
 
 ADDS = ("encrypt", "write")  # operations that bring content; versions of others have what was there before
 
@@ -42,9 +42,7 @@ class Dataset(Listed):
     and the properties of the KMS, without a key; the copy opens the dataset again when it is first used.
 
     In double wrap the KMS is asked once for each KEK of the files that are opened, by default once for a dataset. Each
-    manifest is read at most once while the decoded manifests fit into 128 MiB.
-
-    Make one with `Dataset.open` or `Dataset.create`.
+    manifest is read at most once while the decoded manifests fit into 128 MiB. `open` and `create` make handles.
     """
 
     def __init__(self, access: Access, left_at: tuple[int, str] | None = None) -> None:
@@ -150,8 +148,10 @@ class Dataset(Listed):
         return None if head is None else head.pin
 
     def __repr__(self) -> str:
-        at = self._at
-        return f"<Dataset {self._access.store!r}{'' if at is None else f', version {self.version}'}>"
+        return f"<Dataset {self._access.store!r}{'' if self._at is None else f', version {self.version}'}>"
+
+    def _repr_html_(self) -> str:
+        return shown_in_notebook(self.url, self._at)
 
     def __reduce__(self) -> tuple[Any, ...]:
         head = self._opened().head

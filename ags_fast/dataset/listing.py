@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ags_fast.dataset.entries import check_lengths
 from ags_fast.dataset.key_material import KEYTOOLS
+from ags_fast.fs import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from ags_fast.dataset.at import At
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.versions import Version
     from ags_fast.fs import Store
 
-__all__ = ["DatasetFile", "Listed"]
+__all__ = ["Change", "DatasetFile", "DatasetVersion", "Listed", "shown_in_notebook"]
 
 
 class DatasetFile(NamedTuple):
@@ -32,6 +34,8 @@ class DatasetFile(NamedTuple):
         columns: Dotted paths of the columns, of a Parquet file, that have data keys of their own.
         url: The path or URL of the encrypted file.
         key_material: "keytools" if Parquet's own key tools open the encrypted file; else None.
+        mode: Permission bits of the source; None if not known.
+        job_id: The job that encrypted the file.
     """
 
     path: str
@@ -44,6 +48,8 @@ class DatasetFile(NamedTuple):
     columns: tuple[str, ...] = ()
     url: str = ""
     key_material: str | None = None
+    mode: int | None = None
+    job_id: str = ""
 
     @classmethod
     def of(cls, entry: FileEntry, store: Store) -> DatasetFile:
@@ -60,7 +66,56 @@ class DatasetFile(NamedTuple):
             tuple(key["column"] for key in entry.column_keys or ()),
             store.full_path(entry.file),
             None if entry.key_material is None else KEYTOOLS,
+            entry.mode,
+            entry.job_id,
         )
+
+
+class DatasetVersion(NamedTuple):
+    """One version of a dataset.
+
+    Attributes:
+        number: Its number, from 1.
+        parent: The number of the version that it replaced; None for the first.
+        operation: What made it, such as "encrypt", "write", "remove", "rekey" or "rotate".
+        job_id: The job or transaction that made it.
+        time_ms: When it was committed, in ms since the epoch.
+        files: Its files.
+        plain_length: Bytes of all its files, decrypted.
+        pin: The text to keep outside of the storage: see `Dataset.pin`.
+    """
+
+    number: int
+    parent: int | None
+    operation: str
+    job_id: str
+    time_ms: int
+    files: int
+    plain_length: int
+    pin: str
+
+    @classmethod
+    def of(cls, version: Version) -> DatasetVersion:
+        """Return what users see of a version."""
+        shown = (version.number, version.parent, version.operation, version.job_id, version.time_ms)
+        return cls(*shown, version.files, version.plain_length, version.pin)
+
+
+class Change(NamedTuple):
+    """What became of one file between two versions of a dataset.
+
+    Attributes:
+        kind: "added"; "removed"; "moved", the same object under another path; "rekeyed", content of the same source
+            under a new data key; or "changed", any other object.
+        path: The file's path, in the later version if the file is there.
+        old: The file in the earlier version; None if it was added.
+        new: The file in the later version; None if it was removed.
+    """
+
+    kind: str
+    path: str
+    old: DatasetFile | None
+    new: DatasetFile | None
 
 
 class Listed:
@@ -89,6 +144,38 @@ class Listed:
         entry = at.ledger.find(at.head, path)
         return None if entry is None else DatasetFile.of(entry, at.ledger.store)
 
+    def versions(self) -> Iterator[DatasetVersion]:
+        """Iterate over the versions that were not expired, the newest first. Each is one read of a small object.
+
+        Raises:
+            IntegrityError: A version was changed, or is of another history.
+        """
+        for version in self._opened().ledger.versions():
+            yield DatasetVersion.of(version)
+
+    def changes(self, since: int) -> list[Change]:
+        """Return how the files of this version differ from those of another version, sorted by path.
+
+        Manifests that both versions have are not read. A rotation changes no file.
+
+        Args:
+            since: The number of the other version, usually an older one.
+
+        Raises:
+            FileNotFoundError: The dataset has no version `since`.
+            ConcurrentChangeError: One of the versions was expired meanwhile: `refresh`.
+        """
+        at = self._opened()
+        head = at.ledger.committed(at.head)
+        versions = at.ledger.current(version=since), head
+        shared = set.intersection(
+            *({ref.path for ref in version.manifests} if version else set() for version in versions)
+        )
+        old, new = (
+            {entry.path: entry for entry in at.ledger.entries(_without(version, shared))} for version in versions
+        )
+        return sorted(_changes(old, new, at.ledger.store), key=lambda change: change.path)
+
     def has_folder(self, path: str) -> bool:
         """Return whether this version has a file below `path`. The errors are those of `files`."""
         at = self._opened()
@@ -107,3 +194,52 @@ class Listed:
         at = self._opened()
         folders, entries = at.ledger.list_folder(at.head, path, deep)
         return sorted(folders), sorted(DatasetFile.of(entry, at.ledger.store) for entry in entries)
+
+
+def _without(version: Version | None, manifests: Collection[str]) -> Version | None:
+    """Return a version with only the manifests that have other paths than these."""
+    if version is None:
+        return None
+    return version._replace(manifests=tuple(ref for ref in version.manifests if ref.path not in manifests))
+
+
+def _changes(old: Mapping[str, FileEntry], new: Mapping[str, FileEntry], store: Store) -> Iterator[Change]:
+    """Compare two sets of files, by path."""
+    gone = {entry.file: path for path, entry in old.items() if path not in new}
+    for path, entry in new.items():
+        before = old.get(path)
+        if before is None:
+            before = old.get(gone.pop(entry.file, path))
+            kind = "added" if before is None else "moved"
+        elif before.file == entry.file:
+            continue
+        else:
+            is_same = entry.stamp and (before.stamp, before.plain_length) == (entry.stamp, entry.plain_length)
+            kind = "rekeyed" if is_same else "changed"
+        yield Change(
+            kind, path, None if before is None else DatasetFile.of(before, store), DatasetFile.of(entry, store)
+        )
+    for path in gone.values():
+        yield Change("removed", path, DatasetFile.of(old[path], store), None)
+
+
+def shown_in_notebook(url: str, at: At | None) -> str:
+    """Return a dataset as HTML, from what was read already. at: None if the dataset is not opened yet."""
+    from datetime import UTC, datetime
+
+    from ags_fast.markup import nbytes, sheet
+
+    facts: list[tuple[str, object]] = [("dataset", without_password(url))]
+    if at is None:
+        facts.append(("version", "not opened yet"))
+    elif at.head is None:
+        facts.append(("version", "none"))
+    else:
+        made = datetime.fromtimestamp(at.head.time_ms / 1000, UTC)
+        facts += [
+            ("version", f"{at.head.number}, by {at.head.operation} at {made:%Y-%m-%d %H:%M:%S} UTC"),
+            ("files", f"{at.head.files:,}"),
+            ("plaintext", nbytes(at.head.plain_length)),
+            ("pin", at.head.pin),
+        ]
+    return sheet("Dataset", facts)

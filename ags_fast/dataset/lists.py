@@ -46,7 +46,7 @@ class Lists:
             body = parse_object(data, path)
             refs = body.get("manifests")
             if body.get("format") != FORMAT or not isinstance(refs, list) or not refs:
-                raise FormatError(f"{path} is no list of manifests")
+                raise FormatError(f"{path} is not a list of manifests")
             self._known[name] = tuple(TableRef.from_json(ref, name) for ref in refs)
         return self._known[name]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def read_newest(opened: Ledger, head: Version | None, counts: dict[str, Mapping[str, int]]) -> Snapshot:
     """Read the keys as they are known, and what a version needs of them, for a rotation.
 
-    The version and the keys may be of different moments. That is no fault: a rotation changes the keys by a
+    The version and the keys may be of different moments. That is harmless: a rotation changes the keys by a
     compare-and-swap on `number`, and makes its version by a compare-and-swap on `head`. If another job has committed in
     between, the manifests of that job are looked at before the rotation's version is made. A key that seems to wrap
     nothing, and that a newer version uses, retires without a successor; then the rotation makes a key of its kind.

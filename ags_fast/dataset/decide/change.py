@@ -40,7 +40,7 @@ class Change:
     checks: tuple[str, ...] = ()  # KEKs whose newest wraps must be seen to open before older wraps are removed
     adds: tuple[FileEntry, ...] = ()  # files to put into the next version
     removes: Mapping[str, str] = field(default_factory=dict)  # files to take out: {path: object}
-    breaks: frozenset[str] = frozenset()  # numbered sets that lose a member, so that they are no sets any more
+    breaks: frozenset[str] = frozenset()  # numbered sets that lose a member: not checked for completeness
     refused: tuple[FileEntry, ...] = ()  # files of a wish whose paths another job has changed
     merges: tuple[TableRef, ...] = ()  # manifests to merge into one run
     policy: Policy | None = None  # of the next version; None: as it was
