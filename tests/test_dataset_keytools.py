@@ -46,7 +46,6 @@ from ags_fast.keys.kms import Wrapped, load_kms, local
 from ags_fast.parquet import keytools
 from ags_fast.parquet.opened import Opened
 from ags_fast.parquet.reading import Reading
-from benchmarks.tour.parquet import jvm_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -573,6 +572,8 @@ def test_commands(
 @pytest.mark.timeout(300)
 def test_spark_reads(tables: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
     """Spark encrypts; Spark's own reader reads what it is given by name, with the class that the tour compiles."""
+    from benchmarks.tour.parquet import jvm_classes  # in the source tree only
+
     classes = jvm_classes()
     if classes is None or not (shutil.which("java") or os.environ.get("JAVA_HOME")):
         pytest.skip("no JVM can compile and run the KMS client here")

@@ -740,6 +740,8 @@ def test_progress(src: Path, dataset: Path, kms: dict[str, str], capsys: pytest.
     assert sorted(rows) == sorted(done.rows)
     verify_files(dataset, kms=kms, engine=HERE, progress=False)
     assert capsys.readouterr().err == ""
+    verify_files(dataset, kms=kms, engine=HERE, progress="lines")
+    assert capsys.readouterr().err == ""  # a line every 30 s
     verify_files(dataset, kms=kms, engine=HERE, progress=True)
     assert "verify" in capsys.readouterr().err
 

@@ -923,7 +923,7 @@ def test_cli(
         code = cli.main([*arguments, *kms])
         return code, capsys.readouterr().out
 
-    encrypted = ("encrypt", "src", "ds", "--wrapping-key-id", MASTER, "--quiet", "--format", "parquet")
+    encrypted = ("encrypt", "src", "ds", "--wrapping-key-id", MASTER, "--format", "parquet")
     with pytest.raises(SystemExit):
         run(*encrypted, "--column-key", "text")
     assert run("encrypt", "src", "ds", "--wrapping-key-id", MASTER, "--column-key", "text=hr")[0] == 2

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ags_fast.jobs.auditing import audit, key_status
     from ags_fast.jobs.compaction import compact
     from ags_fast.jobs.decryption import decrypt_files
+    from ags_fast.jobs.destruction import destroy_versions
     from ags_fast.jobs.encryption import encrypt_files
     from ags_fast.jobs.engines.local import LocalEngine
     from ags_fast.jobs.reading import copy_file, open_file
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ags_fast.jobs.restoration import restore_keys
     from ags_fast.jobs.results import JobError, JobResult, Row
     from ags_fast.jobs.retention import expire
+    from ags_fast.jobs.reversion import restore_version
     from ags_fast.jobs.rotation import rotate
     from ags_fast.jobs.sweeping import set_policy, sweep
     from ags_fast.jobs.verification import verify_files
@@ -38,6 +40,7 @@ __all__ = [
     "compact",
     "copy_file",
     "decrypt_files",
+    "destroy_versions",
     "encrypt_files",
     "expire",
     "key_status",
@@ -45,6 +48,7 @@ __all__ = [
     "rekey_files",
     "remove_files",
     "restore_keys",
+    "restore_version",
     "rotate",
     "set_policy",
     "sweep",
@@ -56,6 +60,7 @@ _HOMES = {
     "auditing": ("audit", "key_status"),
     "compaction": ("compact",),
     "decryption": ("decrypt_files",),
+    "destruction": ("destroy_versions",),
     "encryption": ("encrypt_files",),
     "engines.local": ("LocalEngine",),
     "reading": ("copy_file", "open_file"),
@@ -64,6 +69,7 @@ _HOMES = {
     "restoration": ("restore_keys",),
     "results": ("JobError", "JobResult", "Row"),
     "retention": ("expire",),
+    "reversion": ("restore_version",),
     "rotation": ("rotate",),
     "sweeping": ("set_policy", "sweep"),
     "verification": ("verify_files",),

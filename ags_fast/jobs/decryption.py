@@ -80,7 +80,8 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
         dry_run: Only plan; the rows have the status "planned".
         preserve: Give each local file the permission bits and the time of the last change of its source. If False, or
             if the source had no mode, as in an object store, the umask decides the mode of a new file.
-        progress: None shows a bar on a terminal, False shows none, and a callable gets rows as they come.
+        progress: None shows a bar on a terminal. "lines" does, too, and prints a line every 30 s to a standard error
+            that is not a terminal. True always shows a bar, and False nothing. A callable gets rows as they come.
         key_store: Where the dataset's keys are; None: in the dataset.
         storage_options: Options for fsspec.
 

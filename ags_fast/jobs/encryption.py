@@ -48,7 +48,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
     dataset: FilePath,
     *,
     kms: KmsClient | Mapping[str, str],
-    wrapping_key_id: str,
+    wrapping_key_id: str | None = None,
     engine: Engine | None = None,
     format: str = "ags1",
     double_wrap: bool = True,
@@ -92,7 +92,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
         src: The folder of the sources: a local path or an fsspec URL.
         dataset: The folder of the dataset: a local path or an fsspec URL.
         kms: The properties of a KMS, or a client. Workers make clients of their own from the client's properties.
-        wrapping_key_id: The id of the master key in the KMS.
+        wrapping_key_id: The id of the master key in the KMS. A new dataset needs one; None: the master key in use.
         engine: What runs the tasks; None: `LocalEngine`.
         format: "ags1" makes an AGS1 stream of every file, whatever the file is. "parquet" encrypts Parquet files as
             such, under their own names (Parquet Modular Encryption); any other file fails. A second run with "ags1"
@@ -129,7 +129,8 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
         links: What to do with symbolic links that lead out of `src`: "skip" leaves them out, "follow" follows them, and
             "error" refuses them, and links that lead nowhere, before the job begins. A link that stays inside `src` is
             taken as the file or folder that the link leads to.
-        progress: None shows a bar on a terminal, False shows none, and a callable gets rows as they come.
+        progress: None shows a bar on a terminal. "lines" does, too, and prints a line every 30 s to a standard error
+            that is not a terminal. True always shows a bar, and False nothing. A callable gets rows as they come.
         key_store: Where the dataset's keys are; None: in the dataset.
         storage_options: Options for fsspec.
         key_material: For "parquet": "keytools" lets Parquet's own key tools (parquet-java in Spark, pyarrow) open the
@@ -193,7 +194,7 @@ class _Encryption:
 
     source: Store
     target: Store
-    wrapping_key_id: str
+    wrapping_key_id: str | None
     format: str
     masters: dict[str, str]  # master keys of columns
     double_wrap: bool
@@ -252,6 +253,11 @@ def _checked_dek_length(dek_length: int) -> int:
 def _list(source: Store, choice: Choice) -> tuple[list[Entry], list[Row]]:
     """List the files to take, and a row for each thing that is left out. Raises FileNotFoundError without a folder."""
     if source.local and not source.exists():
+        if os.path.isfile(source.url):
+            raise NotADirectoryError(
+                f"{source.url} is a file, and a job takes a folder: AgsWriter, or `ags-fast stream encrypt`, encrypts "
+                "one file"
+            )
         raise FileNotFoundError(f"there is no folder {source.url}")
     listed, left_out = list_sources(source, choice)
     if not listed and not left_out and not source.exists():
@@ -268,15 +274,19 @@ def _open(wish: _Encryption, access: Access) -> Ledger | None:
     """Open the dataset, or create it. Returns None in a dry run without a dataset."""
     known = access.pin is not None or bool(access.min_version)  # then the dataset must exist
     opened = None
-    if wish.dry_run or known:
+    if wish.dry_run or known or wish.wrapping_key_id is None:
         try:
             opened = access.open()
         except FileNotFoundError:
             if known:
                 raise
+            if wish.wrapping_key_id is None:
+                raise ValueError(f"{wish.target.url} is a new dataset: name its master key, wrapping_key_id") from None
     if not wish.dry_run:
         wish.target.check_writable()
-        opened = opened or access.create(wish.wrapping_key_id)
+        if opened is None:
+            assert wish.wrapping_key_id is not None
+            opened = access.create(wish.wrapping_key_id)
     return opened
 
 

@@ -75,7 +75,8 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
         min_version: Refuse a dataset whose newest version is older.
         pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
             `JobResult.pin`) names.
-        progress: None shows a bar on a terminal, False shows none, and a callable gets rows as they come.
+        progress: None shows a bar on a terminal. "lines" does, too, and prints a line every 30 s to a standard error
+            that is not a terminal. True always shows a bar, and False nothing. A callable gets rows as they come.
         key_store: Where the dataset's keys are; None: in the dataset.
         storage_options: Options for fsspec.
         key_material: Of the Parquet files: "keytools" gives them key material (see `encrypt_files`), "none" takes it

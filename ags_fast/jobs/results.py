@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias
 
+from ags_fast import telemetry
 from ags_fast.dataset.rows import Row as Row
 from ags_fast.dataset.rows import shown as shown
 from ags_fast.errors import AgsError
+from ags_fast.fs import without_password
 from ags_fast.keys.kms import count_calls
 
 if TYPE_CHECKING:
@@ -38,11 +41,12 @@ def _origin(error: BaseException) -> str:
 
 
 P = ParamSpec("P")
+FAILED_IN_LOG = 1000  # the result has all of them
 TAKEN_BEFORE = ("Unchanged", "AlreadyThere")  # classes of skipped files that are where they should be
 
 
-# None shows a bar on a terminal, False none; a callable gets rows.
-Progress: TypeAlias = bool | Callable[[list[Row]], object] | None
+# True shows a bar; None a bar on a terminal; "lines" also lines elsewhere; False nothing; a callable gets rows.
+Progress: TypeAlias = bool | Literal["lines"] | Callable[[list[Row]], object] | None
 
 
 class JobError(AgsError):
@@ -74,6 +78,7 @@ class JobResult:
         kms_calls: The calls of a KMS, ``{(provider, operation): calls}``, in all processes of the job and its expiry.
             Calls that a process had not reported when it was killed, and calls of tasks that failed on Spark, are
             missing.
+        seconds: How long the job took.
     """
 
     def __init__(
@@ -89,10 +94,30 @@ class JobResult:
         self.warnings: list[str] = []
         self.still_in: list[int] = []
         self.kms_calls: Counter[tuple[str, str]] = Counter()
+        self.seconds = 0.0
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.items())
         return f"<JobResult {self.op} {self.job_id}, version {self.version}: {counts or 'no files'}>"
+
+    def _repr_html_(self) -> str:
+        from ags_fast.markup import grid, joined, nbytes, sheet
+
+        calls = ", ".join(f"{number:,} {name}" for (_, name), number in sorted(self.kms_calls.items()))
+        done = sum(row.plain_length or 0 for row in self.rows if row.status == "ok")
+        facts = [
+            ("dataset", without_password(self.dataset)),
+            ("job", self.job_id),
+            ("version", self.version),
+            ("pin", self.pin),
+            *((status, f"{count:,}") for status, count in self.counts.items()),
+            ("plaintext", nbytes(done)),
+            ("seconds", f"{self.seconds:,.1f}"),
+            ("KMS calls", calls or "none"),
+            *(("warning", warning) for warning in self.warnings[:10]),
+        ]
+        failed = [(without_password(row.src), row.error_class or "", row.error or "") for row in self.failed]
+        return joined(sheet(self.op, facts), grid("Failed", ("what", "error", "message"), failed))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -147,20 +172,57 @@ class JobResult:
 
 
 def counted(job: Callable[P, JobResult]) -> Callable[P, JobResult]:
-    """Wrap a job so that its result has the calls of the KMS."""
+    """Wrap a job so that its result has the calls of the KMS, and so that the log and OpenTelemetry are told."""
+    name = job.__name__
 
     @functools.wraps(job)
     def run(*args: P.args, **options: P.kwargs) -> JobResult:
-        with count_calls() as calls:
+        begun = time.monotonic()
+        with count_calls() as calls, telemetry.job_span(name) as attributes:
             try:
                 result = job(*args, **options)
             except JobError as error:
                 error.result.kms_calls = calls
+                _tell(error.result, time.monotonic() - begun, attributes)
                 raise
-        result.kms_calls = calls
+            except Exception as error:
+                telemetry.warning("jobs", "%s ended with %s: %s", name, type(error).__name__, describe(error))
+                raise
+            result.kms_calls = calls
+            _tell(result, time.monotonic() - begun, attributes)
         return result
 
     return run
+
+
+def _tell(result: JobResult, seconds: float, attributes: dict[str, Any]) -> None:
+    """Tell the result its time, and the log and OpenTelemetry that a job has ended."""
+    result.seconds = seconds
+    counts, calls = result.counts, sum(result.kms_calls.values())
+    nbytes = sum(row.plain_length or 0 for row in result.rows if row.status == "ok")
+    dataset = without_password(result.dataset)
+    for row in result.failed[:FAILED_IN_LOG]:
+        telemetry.warning(
+            "jobs", "%s of %s failed: %s: %s", result.op, without_password(shown(row.src)), row.error_class, row.error
+        )
+    telemetry.info(
+        "jobs",
+        "%s of %s, job %s: %s; %d bytes of plaintext, %d KMS calls, %.3f s",
+        result.op,
+        dataset,
+        result.job_id,
+        ", ".join(f"{count} {status}" for status, count in counts.items()),
+        nbytes,
+        calls,
+        seconds,
+    )
+    for status, count in counts.items():
+        telemetry.add("files", count, {"op": result.op, "status": status})
+    telemetry.add("plaintext", nbytes, {"op": result.op})
+    attributes.update({"op": result.op, "dataset": dataset, "job_id": result.job_id, "plaintext": nbytes})
+    attributes.update({f"files.{status}": count for status, count in counts.items()}, **{"kms.calls": calls})
+    if result.version is not None:
+        attributes["version"] = result.version
 
 
 def shown_counts(counts: Mapping[str, int]) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ags_fast.jobs.engines.base import Engine
     from ags_fast.jobs.results import Progress
     from ags_fast.keys.entry import KeyEntry
+    from ags_fast.keys.envelope import Envelope
 
 
 LOCAL_WORK, KMS_WORK = 1 << 8, 1 << 18  # what one DEK costs, in bytes of encryption work
@@ -64,10 +65,9 @@ class Work:
 
     def bar(self, total: int, unit: str) -> Any:
         """Return a progress bar."""
-        from tqdm import tqdm
+        from ags_fast.jobs.bars import make_bar
 
-        disable = None if self.progress is None else not self.progress or callable(self.progress)
-        return tqdm(total=total, unit=unit, unit_scale=True, desc=f"rotate {self.what}", disable=disable)
+        return make_bar(f"rotate {self.what}", total, self.progress, unit=unit)
 
     def result(self, job_id: str, version: Version | None) -> JobResult:
         """Return the result of the job. version: the dataset's newest version."""
@@ -160,6 +160,7 @@ def _rewrite_tables(
         moves=dict(moves),
         ready=work.ready,
         concurrency=work.concurrency,
+        files_at_once=1 if _calls_kms(opened.envelope, moves) else None,  # so that `concurrency` holds
     )
     by_name = {opened.store.full_path(task.file): task for task in tasks}
     whole = Counter(task.old.path for task in tasks)
@@ -196,7 +197,7 @@ def _planned_tasks(work: Work, plan: Plan, todo: Sequence[TableRef], moves: Mapp
     key_id, envelope = opened.keyring.document_key(), opened.envelope
     as_planned = plan.body.get("moves") == moves
     planned = {task.path: task for task in plan.rewrites() if task.key_id == key_id} if as_planned else {}
-    kms_bound = any(not envelope.entries[old].double_wrap for old in moves)
+    kms_bound = _calls_kms(envelope, moves)
     wrap_nbytes = max([plan.body.get("wrap_nbytes", 0), *map(len, work.ready.values())])
     tasks, fresh = [], []
     for ref in todo:
@@ -212,6 +213,11 @@ def _planned_tasks(work: Work, plan: Plan, todo: Sequence[TableRef], moves: Mapp
     if fresh:
         plan.extend([], rewrites=fresh, moves=moves, wrap_nbytes=wrap_nbytes)
     return tasks
+
+
+def _calls_kms(envelope: Envelope, moves: Mapping[str, str]) -> bool:
+    """Whether the KMS wraps or unwraps each DEK that moves from one key to another."""
+    return not all(envelope.entries[key_id].double_wrap for pair in moves.items() for key_id in pair)
 
 
 def _parts(count: int, wrap_nbytes: int) -> list[tuple[int, int]]:

@@ -20,14 +20,16 @@ from ags_fast.dataset.keks import clock_ms
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.look import read_newest
 from ags_fast.dataset.names import new_job_id
-from ags_fast.dataset.open_jobs import clear, resume_plan
+from ags_fast.dataset.open_jobs import clear, open_plans, resume_plan
 from ags_fast.dataset.plan import Plan
 from ags_fast.dataset.rows import manifest_row
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.jobs.engines.base import checked
 from ags_fast.jobs.engines.local import LocalEngine, client_for
 from ags_fast.jobs.results import counted, shown
 from ags_fast.jobs.retention import apply_retention, expire_versions
 from ags_fast.jobs.rewriting import Work, rewrite
+from ags_fast.jobs.run import warn_of_dead
 from ags_fast.keys.entry import KeyEntry
 from ags_fast.keys.envelope import Envelope, in_threads
 from ags_fast.keys.kek import rewrap_kek
@@ -114,7 +116,8 @@ def rotate(  # noqa: PLR0913 the contract's arguments
         dry_run: Return what would be done, and do nothing.
         min_version: The dataset's newest version must have at least this number.
         pin: The dataset's newest version must be the pinned one or descend from it.
-        progress: None shows a bar on a terminal, and False shows none. A callable gets rows as they come.
+        progress: None shows a bar on a terminal. "lines" does, too, and prints a line every 30 s to a standard error
+            that is not a terminal. True always shows a bar, and False nothing. A callable gets rows as they come.
         key_store: Where the keys are, if they are not in the dataset.
         storage_options: Options of fsspec.
 
@@ -130,7 +133,7 @@ def rotate(  # noqa: PLR0913 the contract's arguments
         ValueError: An argument is malformed.
     """
     _check_arguments(what, new_kms, concurrency, grace, (wrapping_key_id, from_key_id))
-    engine = LocalEngine(0) if engine is None else engine
+    engine = checked(engine) or LocalEngine(0)
     client = client_for(engine, kms, dataset)
     opened = Access.of(dataset, client, key_store, storage_options, min_version=min_version, pin=pin).open()
     if from_key_id is not None:
@@ -218,8 +221,11 @@ def _rotate_kek(
             counted = decide.counted_moves(snapshot, change)
         else:
             counted = set()  # others may have committed since: what is counted twice is lost, as when a job dies
+        beside = [job_id for job_id in open_plans(opened.store) if job_id != plan.job_id]
         _install(work, plan, grace_ms)
-        return work.result(plan.job_id, rewrite(work, plan, counted))
+        result = work.result(plan.job_id, rewrite(work, plan, counted))
+        warn_of_dead(opened, beside, result)
+        return result
 
 
 def _opens(opened: Ledger, plan: Plan) -> bool:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ags_fast.dataset.decide import Wish
 from ags_fast.dataset.entries import FileEntry, with_lengths
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import HIDDEN
+from ags_fast.dataset.open_jobs import dead_plans
 from ags_fast.dataset.planning import begin_plan, commit_plan, reserve_keys
+from ags_fast.fs import without_password
 from ags_fast.fs.numbered import numbered
-from ags_fast.jobs.engines.base import Engine
+from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.results import JobError, JobResult, Row, result_of, shown
 from ags_fast.jobs.retention import apply_retention
 from ags_fast.jobs.work.rows import failed_row, is_there, make_row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ags_fast.dataset.commit import Committed
     from ags_fast.dataset.plan import Plan
@@ -48,10 +51,11 @@ class Options:
             raise ValueError(f"on_error must be 'row' or 'raise', not {on_error!r}")
         if max_failures is not None and max_failures < 0:
             raise ValueError(f"max_failures must not be negative, not {max_failures}")
-        if engine is None:
-            engine = LocalEngine()
-            engine.start_early()
-        self.engine: Engine = engine
+        given = checked(engine)
+        if given is None:
+            given = LocalEngine()
+            given.start_early()
+        self.engine: Engine = given
         self.resume = resume
         self.max_failures = 0 if on_error == "raise" else max_failures
         self.progress = progress
@@ -71,6 +75,8 @@ def envelope_for(dataset: Ledger, entries: Sequence[FileEntry], *more: FileEntry
 
 def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: Plan | None) -> list[Row]:
     """Run the tasks, in any order. Returns their rows; raises JobError if more files fail than allowed."""
+    from ags_fast.jobs.bars import make_bar
+
     rows: list[Row] = []
     if plan is not None and getattr(options.engine, "tasks_outlive_driver", False):
         context = replace(context, plan=plan.folder + numbered(plan.number))  # kept until the job ends
@@ -83,13 +89,14 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: P
         for task in tasks
         if task.entry.format == "parquet" and context.op in ("encrypt", "rekey")
     }
-    with _bar(context.op, sum(task.entry.plain_length for task in tasks), options.progress) as bar:
+    total = sum(task.entry.plain_length for task in tasks)
+    with make_bar(context.op, total, options.progress, files=len(tasks), divisor=1024) as bar:
 
         def report(more: list[Row]) -> None:
             nonlocal failures
             rows.extend(more)
             failures += sum(row.status == "failed" for row in more)
-            bar.update(sum(planned.get(row.dst or "", row.plain_length or 0) for row in more))
+            bar.update(sum(planned.get(row.dst or "", row.plain_length or 0) for row in more), len(more))
             if callback is not None:
                 callback(more)
             if options.max_failures is not None and failures > options.max_failures:
@@ -155,14 +162,6 @@ def _sweep_job(context: Context, tasks: Sequence[Task]) -> None:
         context.dataset.sweep(context.job_id, paths={task.entry.file for task in tasks})
 
 
-def _bar(op: str, total: int, progress: Progress) -> Any:
-    from tqdm import tqdm
-
-    # None: only if stderr is a terminal.
-    disable = None if progress is None else not progress or callable(progress)
-    return tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, desc=op, disable=disable)
-
-
 def commit_files(
     plan: Plan,
     context: Context,
@@ -192,9 +191,24 @@ def commit_files(
             for row in rows
         ]
     result = result_of(plan.dataset.store, context.op, context.job_id, version, rows)
+    warn_of_dead(plan.dataset, plan.beside, result)
     if good:
         apply_retention(plan.dataset, result)
     return result
+
+
+def warn_of_dead(dataset: Ledger, job_ids: Iterable[str], result: JobResult) -> None:
+    """Add a warning to a result for each of these other jobs that died and can be continued or given up."""
+    for plan in dead_plans(dataset, job_ids):
+        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.strptime(plan.job_id[:15], "%Y%m%dT%H%M%S"))
+        what = str(plan.body.get("operation"))
+        if what == "encrypt":
+            what += f" of {without_password(str(plan.body.get('source')))}"
+        result.warnings.append(
+            f"the job {plan.job_id} ({what}, begun at {begun} UTC) died before its end, and its plan still holds keys "
+            "and names. To go on with the job, run it again as it was, with resume; to give it up, run `ags-fast "
+            "sweep` with the options of the KMS"
+        )
 
 
 def commit_without_files(dataset: Ledger, wish: Wish) -> Committed:

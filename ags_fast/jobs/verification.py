@@ -65,7 +65,8 @@ def verify_files(
             None: everything.
         on_error: "row": a file that fails is a row. "raise": stop at the first file that fails.
         max_failures: Stop after more than this number of failed files; None: never.
-        progress: None shows a bar on a terminal, False shows none, and a callable gets rows as they come.
+        progress: None shows a bar on a terminal. "lines" does, too, and prints a line every 30 s to a standard error
+            that is not a terminal. True always shows a bar, and False nothing. A callable gets rows as they come.
         key_store: Where the dataset's keys are; None: in the dataset.
         storage_options: Options for fsspec.
 

@@ -1,0 +1,117 @@
+"""How far a job is: a bar on a terminal, lines in a log file. Imports tqdm, so import this where one is made."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["LINE_SECONDS", "Bar", "Lines", "make_bar"]
+
+LINE_SECONDS = 30.0  # between two lines
+
+
+class Bar(tqdm):  # type: ignore[misc]
+    """A bar of tqdm whose lock is for the threads of this process.
+
+    tqdm's own lock is also for other processes. With Python 3.14 such a lock starts a helper of multiprocessing, which
+    would import modules from the current directory: from the folder whose files a job encrypts.
+    """
+
+    _lock = threading.RLock()
+
+    def update(self, n: float | None = 1, files: int = 0) -> bool | None:
+        """Count `n` more. A bar has no place for files."""
+        shown: bool | None = super().update(n)
+        return shown
+
+
+class Lines:
+    """A line on standard error every `seconds`, also while nothing is counted; none for a job that ends before.
+
+    Args:
+        desc: What is going on.
+        total: What `update` will have counted at the end.
+        files: The number of files, if it is known.
+        unit: What is counted, after a number. Bytes are shown in kB, MB and so on.
+        seconds: The time between two lines.
+    """
+
+    def __init__(
+        self, desc: str, total: int, files: int | None = None, unit: str = "B", seconds: float = LINE_SECONDS
+    ) -> None:
+        self.n = 0
+        self._desc, self._total, self._unit = desc, total, unit
+        self._files, self._files_done = files, 0
+        self._begun = time.monotonic()
+        self._seconds = seconds
+        self._ended = threading.Event()
+        threading.Thread(target=self._print, name="ags_fast-progress", daemon=True).start()
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def update(self, n: int = 1, files: int = 0) -> None:
+        """Count `n` more, and `files` more."""
+        self.n += n
+        self._files_done += files
+
+    def close(self) -> None:
+        """Print no more lines."""
+        self._ended.set()
+
+    def text(self) -> str:
+        """Return the line: files, bytes, rate and the time left, as far as they are known."""
+        seconds = time.monotonic() - self._begun
+        rate = self.n / seconds if seconds else 0.0
+        parts = [f"{self._files_done:,} of {self._files:,} files"] if self._files is not None else []
+        parts += [f"{self._sized(self.n)} of {self._sized(self._total)}", f"{self._sized(rate)}/s"]
+        if rate and self._total > self.n:
+            parts.append(f"{tqdm.format_interval((self._total - self.n) / rate)} left")
+        return f"{self._desc}: {', '.join(parts)}"
+
+    def _sized(self, number: float) -> str:
+        if self._unit != "B":
+            return f"{number:,.0f}{self._unit}"
+        if number < 1_000:
+            return f"{number:.0f} B"
+        text = tqdm.format_sizeof(number, divisor=1_000)
+        return f"{text[:-1]} {text[-1]}B"
+
+    def _print(self) -> None:
+        while not self._ended.wait(self._seconds):
+            try:
+                print(self.text(), file=sys.stderr, flush=True)
+            except (OSError, ValueError):  # standard error was closed: the job goes on
+                return
+
+
+def make_bar(
+    desc: str, total: int, progress: object, *, files: int | None = None, unit: str = "B", divisor: int = 1000
+) -> Bar | Lines:
+    """Return what shows a job's progress.
+
+    Args:
+        desc: The job.
+        total: What will be counted.
+        progress: As the functions of jobs take it. True: a bar. None: a bar on a terminal, else nothing. "lines": a bar
+            on a terminal, else `Lines`. False and callables: nothing.
+        files: The number of files, if it is known.
+        unit: What is counted.
+        divisor: 1024 to have the bar count in KiB, MiB and so on.
+    """
+    if progress == "lines" and not (sys.stderr is not None and sys.stderr.isatty()):
+        return Lines(desc, total, files, unit)
+    disable = None if progress in (None, "lines") else progress is not True
+    return Bar(total=total, unit=unit, unit_scale=True, unit_divisor=divisor, desc=desc, disable=disable)
