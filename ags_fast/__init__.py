@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.dataset import Dataset
     from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
     from ags_fast.opening import open
+    from ags_fast.profiles import profile
     from ags_fast.stream import AgsReader, AgsWriter
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "open",
     "openssl_version",
     "plaintext_length",
+    "profile",
 ]
 
 _HOMES = {
@@ -44,6 +46,7 @@ _HOMES = {
     "dataset.dataset": ("Dataset",),
     "errors": ("AgsError", "FormatError", "IntegrityError", "KeyAccessError", "KeyLimitError", "PolicyError"),
     "opening": ("open",),
+    "profiles": ("profile",),
     "stream": ("AgsReader", "AgsWriter"),
 }
 

@@ -1,0 +1,158 @@
+"""Profiles: KMS properties, a master key and options of a storage under one name, in ``config.toml``. Never a key."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from typing import Any, NamedTuple
+
+__all__ = [
+    "COMMANDS",
+    "CONFIG_ENV",
+    "NO_PROFILE",
+    "PROFILE_ENV",
+    "Profile",
+    "UnknownProfileError",
+    "check_no_secret",
+    "config_path",
+    "profile",
+]
+
+CONFIG_ENV, PROFILE_ENV = "AGS_FAST_CONFIG", "AGS_FAST_PROFILE"
+SETTINGS = ("wrapping_key_id", "key_store", "storage_options")
+COMMANDS = (  # of ags-fast, those whose options may have other defaults
+    *("encrypt", "decrypt", "verify", "rekey", "sweep", "rm", "restore", "compact", "cat", "mount", "inspect", "cp"),
+    *("ls", "log", "diff", "stat", "du"),
+    *("status", "audit", "rotate", "expire", "policy"),
+)
+PATHS = (".path", "-file", ".library")  # how names of properties end whose value is a path
+
+SECRET_NAME = re.compile(
+    r"secret|password|passphrase|token|credential|account[-_.]?key|(^|[-_.])(sas([-_.]|$)|(pin|key|jwt)$)"
+)
+NOT_SECRET = re.compile(r"(-file|-env|-label|-provider|[-_]id|-ids)$|^(adls\.token-credential-provider\.)")
+SECRET_VALUE = re.compile(
+    r"-----BEGIN|^(hv[sbr]\.|ghp_|AKIA|ASIA)\w|://[^/@\s]*:[^/@\s]+@"  # PEM, tokens, a password in a URL
+    r"|^([0-9a-fA-F]{32}|[0-9a-fA-F]{48}|[0-9a-fA-F]{64})$"  # AES keys in hex
+    r"|^([\w+/-]{22}==|[\w+/-]{43}=)$"  # AES keys in base64
+    r"|^(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z0-9+][A-Za-z0-9+/]{39}$"  # a secret key of AWS
+    r"|^(?=.*[a-z])(?=.*[A-Z])(?=.*\d.*[A-Za-z].*\d)[\w+]{32,}$"  # random text
+)
+
+
+class UnknownProfileError(ValueError):
+    """The configuration has no profile of this name."""
+
+
+class Profile(NamedTuple):
+    """What jobs take, under one name.
+
+    Attributes:
+        name: The name; "" if no profile was chosen.
+        kms: The properties of the KMS, for ``kms=``.
+        wrapping_key_id: The master key of new datasets, or None.
+        key_store: Where KEKs are kept, or None for the dataset itself.
+        storage_options: Options for fsspec, or None.
+        commands: By command, such as "encrypt", other defaults for its options.
+        source: The file that has the profile.
+    """
+
+    name: str
+    kms: dict[str, str]
+    wrapping_key_id: str | None
+    key_store: str | None
+    storage_options: dict[str, Any] | None
+    commands: dict[str, dict[str, Any]]
+    source: str
+
+
+NO_PROFILE = Profile("", {}, None, None, None, {}, "")
+
+
+def config_path() -> str:
+    """Return the path of the configuration, which need not exist."""
+    if named := os.environ.get(CONFIG_ENV):
+        return os.path.abspath(named)
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(base):  # as the XDG specification has it
+        base = os.path.expanduser("~/.config")
+    return os.path.join(base, "ags_fast", "config.toml")
+
+
+def profile(name: str | None = None) -> Profile:
+    """Return a profile of the configuration.
+
+    The configuration is the file that ``AGS_FAST_CONFIG`` names, else ``ags_fast/config.toml`` in ``XDG_CONFIG_HOME``
+    or ``~/.config``. Relative paths in KMS properties start at the configuration's folder.
+
+    Args:
+        name: The profile's name; by default ``AGS_FAST_PROFILE``.
+
+    Raises:
+        ValueError: There is no such profile (the message names those there are), the file is malformed, or a value
+            looks like a key or a secret. The value is not in the message.
+        FileNotFoundError: ``AGS_FAST_CONFIG`` names a file that is not there.
+    """
+    name = name or os.environ.get(PROFILE_ENV)
+    if not name:
+        raise UnknownProfileError(f"name a profile, or set {PROFILE_ENV}")
+    path = config_path()
+    profiles = _read(path).get("profiles", {})
+    if not isinstance(profiles, dict) or not isinstance(profiles.get(name, {}), dict):
+        raise ValueError(f"{path}: profiles are tables: [profiles.NAME]")
+    if name not in profiles:
+        there = f"it has {', '.join(sorted(profiles))}" if profiles else "it has none"
+        raise UnknownProfileError(f"{path} has no profile {name!r}: {there}")
+    return _checked(name, profiles[name], path)
+
+
+def _read(path: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        if os.environ.get(CONFIG_ENV):
+            raise FileNotFoundError(errno.ENOENT, f"{CONFIG_ENV} names a file that is not there", path) from None
+        return {}
+    except ValueError as error:  # its message may quote the file
+        place = re.search(r"\(at [\w ,]+\)$", str(error))
+        raise ValueError(f"{path} is not TOML {place[0] if place else ''}".rstrip()) from None
+
+
+def _checked(name: str, table: dict[str, Any], path: str) -> Profile:
+    place, kms, commands = f"{path}, profile {name}", {}, {}
+    check_no_secret(table, place)
+    for setting, value in table.items():
+        if setting in SETTINGS:
+            if not isinstance(value, dict if setting == "storage_options" else str):
+                raise ValueError(f"{place}: {setting} is {'a table' if setting == 'storage_options' else 'text'}")
+        elif isinstance(value, dict) and setting in COMMANDS:
+            commands[setting] = value
+        elif isinstance(value, dict):
+            raise ValueError(f'{place}: quote the names of KMS properties, such as "{setting}.NAME" = "VALUE"')
+        elif "." not in setting:
+            raise ValueError(f"{place}: {setting} is not a setting: use {', '.join(SETTINGS)} or a quoted KMS property")
+        elif not isinstance(value, str):
+            raise ValueError(f"{place}: {setting} is text: quote the value")
+        else:
+            is_path = setting.endswith(PATHS)
+            kms[setting] = os.path.join(os.path.dirname(path), os.path.expanduser(value)) if is_path else value
+    return Profile(name, kms, **{one: table.get(one) for one in SETTINGS}, commands=commands, source=path)
+
+
+def check_no_secret(values: dict[str, Any], place: str) -> None:
+    """Raise ValueError, without the value, if a value looks like a key or its name is a secret's."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            check_no_secret(value, f"{place}, {name}")
+            continue
+        low = name.lower()
+        is_named = SECRET_NAME.search(low) and not NOT_SECRET.search(low) and isinstance(value, str)
+        if is_named or any(SECRET_VALUE.search(str(one)) for one in (value if isinstance(value, list) else [value])):
+            raise ValueError(
+                f"{place}: the value of {name} looks like a key or a secret, and is refused: keep it in a file or in "
+                "an environment variable, and name that"
+            )
