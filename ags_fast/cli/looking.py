@@ -1,0 +1,258 @@
+"""``ags-fast ls|log|diff|stat|du``: what a dataset has, and had. No file is read, only versions and manifests."""
+
+from __future__ import annotations
+
+import itertools
+import stat
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.cli.commands import LOOK_COMMANDS
+from ags_fast.cli.job import DATASET, known, opened
+from ags_fast.cli.kms import kms
+from ags_fast.cli.options import Command, add_commands, option, positive
+from ags_fast.cli.text import count, fields, table, when
+from ags_fast.dataset.dataset import Dataset, DatasetVersion
+from ags_fast.dataset.entries import chosen_files
+from ags_fast.dataset.key_material import KEYTOOLS
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.versions import Version
+
+VERSION = option("--version", type=int, metavar="N", help="a version's number; default: the newest")
+PATTERNS = option("patterns", metavar="PATTERN", nargs="*", help="only files that match, such as '2026/*'")
+UNKNOWN = "-"
+
+
+def add_looking(groups: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
+    """Add a command that looks at a dataset."""
+    add_commands(groups, (command for command in COMMANDS if command.name == name), text=looking_text)
+
+
+# ---------------------------------------------------------------------------------------------------------- operations
+
+
+def _told(args: argparse.Namespace, version: Version) -> dict[str, Any]:
+    """Return how each result begins."""
+    return {"operation": args.operation, "dataset": args.file, "version": version.number, "pin": version.pin}
+
+
+def _files(args: argparse.Namespace) -> tuple[Version, list[FileEntry]]:
+    """Return the version, and those of its files that match a pattern, sorted by path."""
+    dataset = opened(args)
+    head, entries = dataset.load(args.version)
+    version = dataset.committed(head)
+    if args.patterns:
+        entries = chosen_files(entries, args.patterns)
+    return version, sorted(entries, key=lambda entry: entry.path)
+
+
+def _fields_of(entry: FileEntry) -> dict[str, Any]:
+    names = ("path", "file", "format", "plain_length", "file_length", "key_id")
+    return {
+        **{name: getattr(entry, name) for name in names},
+        "column_keys": {key["column"]: key["key_id"] for key in entry.column_keys or ()},
+        "key_material": None if entry.key_material is None else KEYTOOLS,
+        "mode": entry.mode,
+        "mtime_ns": entry.mtime_ns,
+        "job_id": entry.job_id,
+    }
+
+
+def _ls(args: argparse.Namespace) -> dict[str, Any]:
+    version, entries = _files(args)
+    if args.long:
+        args.text = _long_text
+    return {**_told(args, version), "files": [_fields_of(entry) for entry in entries]}
+
+
+def _log(args: argparse.Namespace) -> dict[str, Any]:
+    dataset = opened(args)
+    newest = dataset.committed(dataset.current())
+    versions = [DatasetVersion.of(version) for version in itertools.islice(dataset.versions(), args.last)]
+    return {**_told(args, newest), "versions": [version._asdict() for version in versions]}
+
+
+def _diff(args: argparse.Namespace) -> dict[str, Any]:
+    dataset = Dataset.open(args.file, kms=kms(args), version=args.new, **known(args))
+    changes = [
+        change._asdict() | {name: file and file._asdict() for name, file in (("old", change.old), ("new", change.new))}
+        for change in dataset.changes(args.old)
+    ]
+    told = {"operation": args.operation, "dataset": args.file, "version": dataset.version, "pin": dataset.pin}
+    return {**told, "since": args.old, "changes": changes}
+
+
+def _stat(args: argparse.Namespace) -> dict[str, Any]:
+    dataset = opened(args)
+    version = dataset.committed(dataset.current(version=args.version))
+    entry = dataset.find(version, args.path)
+    if entry is None:
+        raise FileNotFoundError(f"version {version.number} has no file {args.path!r}: `ags-fast ls` lists the files")
+    key = next((key for key in dataset.keys.list() if key.key_id == entry.key_id), None)
+    wrapped = entry.wrapped_dek if key is None or key.wrapped is None else key.wrapped
+    return {
+        **_told(args, version),
+        **_fields_of(entry),
+        "wrapping_key_id": key and key.wrapping_key_id,
+        "master_version": dataset.kms.key_version(wrapped),
+        "added_in": next((one.number for one in dataset.versions() if one.job_id == entry.job_id), None),
+    }
+
+
+def _du(args: argparse.Namespace) -> dict[str, Any]:
+    version, entries = _files(args)
+    folders: dict[str, tuple[int, int, int]] = {"": (0, 0, 0)}
+    for entry in entries:
+        parts = entry.path.split("/")[:-1][: args.depth]
+        for depth in range(len(parts) + 1):
+            path = "/".join(parts[:depth])
+            files, plain, encrypted = folders.get(path, (0, 0, 0))
+            folders[path] = files + 1, plain + entry.plain_length, encrypted + entry.file_length
+    names = ("files", "plain_length", "file_length")
+    listed = [{"path": path, **dict(zip(names, sums, strict=True))} for path, sums in sorted(folders.items())]
+    return {**_told(args, version), "folders": listed}
+
+
+# ------------------------------------------------------------------------------------------------------------- as text
+
+
+def looking_text(found: dict[str, Any]) -> str:
+    """Return the result of a command of this module as text for people."""
+    return "\n".join(TEXTS[found["operation"]](found))
+
+
+def _ls_text(found: dict[str, Any]) -> list[str]:
+    return [f"{file['plain_length']:>15,}  {file['path']}" for file in found["files"]]
+
+
+def _long_text(found: dict[str, Any]) -> str:
+    lines = table(
+        ("mode", "bytes", "encrypted", "changed (UTC)", "key", "path"),
+        [
+            (
+                _mode(file["mode"]),
+                f"{file['plain_length']:,}",
+                f"{file['file_length']:,}",
+                _changed(file["mtime_ns"]),
+                file["key_id"],
+                file["path"],
+            )
+            for file in found["files"]
+        ],
+        (False, True, True, False, False, False),
+    )
+    return "\n".join(lines)
+
+
+def _mode(mode: int | None) -> str:
+    return UNKNOWN if mode is None else stat.filemode(stat.S_IFREG | mode)
+
+
+def _changed(mtime_ns: int | None) -> str:
+    return UNKNOWN if mtime_ns is None else when(mtime_ns // 1_000_000)
+
+
+def _log_text(found: dict[str, Any]) -> Iterable[str]:
+    for version in found["versions"]:
+        size = f"{count(version['files'], 'file')}, {count(version['plain_length'], 'byte')}"
+        yield f"version {version['number']}  {version['operation']}, {when(version['time_ms'])} UTC"
+        yield f"    {size}, by job {version['job_id']}"
+        yield f"    pin {version['pin']}"
+
+
+def _diff_text(found: dict[str, Any]) -> Iterable[str]:
+    for change in found["changes"]:
+        old, new = change["old"], change["new"]
+        lengths = [f"{file['plain_length']:,}" for file in (old, new) if file]
+        size = lengths[0] if len(set(lengths)) == 1 else " -> ".join(lengths)
+        path = f"{old['path']} -> {new['path']}" if change["kind"] == "moved" else change["path"]
+        yield f"{change['kind']:<8}  {path}  ({size} bytes)"
+    kinds = [change["kind"] for change in found["changes"]]
+    told = ", ".join(f"{kinds.count(kind):,} {kind}" for kind in sorted(set(kinds)))
+    yield f"version {found['since']} to {found['version']}: {told or 'the same files'}"
+
+
+def _stat_text(found: dict[str, Any]) -> list[str]:
+    shown = {name: value for name, value in found.items() if name not in ("operation", "pin", "column_keys", "job_id")}
+    shown["plain_length"] = f"{found['plain_length']:,} bytes"
+    shown["file_length"] = f"{found['file_length']:,} bytes"
+    shown["mode"], shown["changed"] = _mode(found["mode"]), f"{_changed(shown.pop('mtime_ns'))} UTC"
+    added = found["added_in"]
+    shown["added_in"] = f"{'an expired version' if added is None else f'version {added}'}, by job {found['job_id']}"
+    lines = fields({name: UNKNOWN if value is None else value for name, value in shown.items()})
+    return lines + [f"column {name}: key {key_id}" for name, key_id in found["column_keys"].items()]
+
+
+def _du_text(found: dict[str, Any]) -> list[str]:
+    return table(
+        ("bytes", "encrypted", "files", "folder"),
+        [
+            (
+                f"{one['plain_length']:,}",
+                f"{one['file_length']:,}",
+                f"{one['files']:,}",
+                f"{one['path']}/".lstrip("/") or ".",
+            )
+            for one in found["folders"]
+        ],
+        (True, True, True, False),
+    )
+
+
+TEXTS: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
+    "ls": _ls_text,
+    "log": _log_text,
+    "diff": _diff_text,
+    "stat": _stat_text,
+    "du": _du_text,
+}
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+COMMANDS = (
+    Command(
+        "ls",
+        _ls,
+        (DATASET[0], PATTERNS, *DATASET[1:], VERSION, option("-l", "--long", action="store_true", help="all fields")),
+        LOOK_COMMANDS["ls"],
+    ),
+    Command(
+        "log",
+        _log,
+        (*DATASET, option("-n", "--last", type=positive, metavar="N", help="only the newest N versions")),
+        LOOK_COMMANDS["log"],
+    ),
+    Command(
+        "diff",
+        _diff,
+        (
+            DATASET[0],
+            option("old", metavar="A", type=int, help="a version's number"),
+            option("new", metavar="B", type=int, nargs="?", help="a version's number; default: the newest"),
+            *DATASET[1:],
+        ),
+        LOOK_COMMANDS["diff"],
+    ),
+    Command(
+        "stat",
+        _stat,
+        (DATASET[0], option("path", metavar="PATH", help="as it was under SRC"), *DATASET[1:], VERSION),
+        LOOK_COMMANDS["stat"],
+    ),
+    Command(
+        "du",
+        _du,
+        (
+            DATASET[0],
+            PATTERNS,
+            *DATASET[1:],
+            VERSION,
+            option("--depth", type=positive, default=1, metavar="N", help="levels of folders to show; default 1"),
+        ),
+        LOOK_COMMANDS["du"],
+    ),
+)
