@@ -1,0 +1,149 @@
+"""``ags-fast cp``: files into a dataset, and out of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+
+from ags_fast.cli.commands import TAKE_COMMANDS
+from ags_fast.cli.job import DATASET, known
+from ags_fast.cli.kms import kms
+from ags_fast.cli.options import FORCE, Command, add_commands, option
+from ags_fast.cli.text import fields
+from ags_fast.dataset.dataset import Dataset
+from ags_fast.dataset.names import FORMATS
+from ags_fast.fs import NewFile, pwrite_all
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+PLACE = re.compile(r"((?:[\w+.-]+://)?[^:]+):(?!//)(.*)", re.DOTALL)
+COPY_NBYTES = 1 << 20
+FORM = "DATASET:PATH names a file of a dataset, such as orders.enc:2026/01.csv"
+
+
+class _Place(NamedTuple):
+    """A file or folder; of a dataset, or local (dataset is None)."""
+
+    dataset: str | None
+    path: str
+
+
+def add_taking(groups: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
+    """Add a command that copies files."""
+    add_commands(groups, (command for command in COMMANDS if command.name == name), text=taking_text)
+
+
+def _place(text: str) -> _Place:
+    found = PLACE.fullmatch(text)
+    return _Place(*found.groups()) if found else _Place(None, text)
+
+
+def _cp(args: argparse.Namespace) -> dict[str, Any]:
+    begun = time.monotonic()
+    sources, target = [_place(text) for text in args.sources], _place(args.target)
+    datasets = {place.dataset for place in (*sources, target) if place.dataset is not None}
+    if len(datasets) != 1 or {place.dataset is None for place in sources} != {target.dataset is not None}:
+        args.usage(f"either DST or every SRC must be in a dataset, the same one: {FORM}")
+    (args.file,) = datasets
+    if target.dataset is not None and args.version is not None:
+        args.usage("--version is for files that are copied out of a dataset")
+    dataset = Dataset.open(args.file, kms=kms(args), version=args.version, **known(args))
+    copy = _out if target.dataset is None else _in
+    copied = copy(args, dataset, [place.path for place in sources], target.path)
+    told = {"operation": args.operation, "dataset": args.file, "version": dataset.version, "pin": dataset.pin}
+    return {**told, "seconds": round(time.monotonic() - begun, 3), "files": copied}
+
+
+def _pairs(sources: Sequence[str], target: str, into: bool) -> list[tuple[str, str]]:
+    """Return the sources, each with its target. into: the target is a folder."""
+    if not into:
+        return [(source, target) for source in sources]
+    targets = [os.path.join(target, os.path.basename(source)) for source in sources]
+    for name in targets:
+        if targets.count(name) > 1:
+            raise ValueError(f"two of the sources would be {name}: copy them one by one")
+    return list(zip(sources, targets, strict=True))
+
+
+class _Output:
+    """What `Dataset.copy_file` writes to."""
+
+    def __init__(self, new: NewFile) -> None:
+        self._new = new
+        self._nbytes = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        pwrite_all(self._new.descriptor, view, self._nbytes)
+        self._nbytes += view.nbytes
+        return view.nbytes
+
+
+def _out(args: argparse.Namespace, dataset: Dataset, sources: Sequence[str], target: str) -> list[dict[str, Any]]:
+    """Decrypt files, which appear when all of them are complete."""
+    into = os.path.isdir(target)
+    if len(sources) > 1 and not into:
+        raise NotADirectoryError(errno.ENOTDIR, "several files need a folder, which is not there", target)
+    copied = []
+    with ExitStack() as stack:
+        made = []
+        for path, name in _pairs(sources, target, into):
+            file = dataset.find(path)
+            if file is None:
+                raise FileNotFoundError(f"{args.file} has no file {path!r}: `ags-fast ls` lists the files")
+            new = stack.enter_context(
+                NewFile(name, exclusive=not args.force, private=True, mode=file.mode, mtime_ns=file.mtime_ns)
+            )
+            dataset.copy_file(path, cast("BinaryIO", _Output(new)))
+            made.append(new)
+            copied.append({"src": path, "dst": name, "plain_bytes": file.plain_length})
+        for new in made:
+            new.publish()
+    return copied
+
+
+def _in(args: argparse.Namespace, dataset: Dataset, sources: Sequence[str], target: str) -> list[dict[str, Any]]:
+    """Encrypt files, and commit one version that has all of them."""
+    into = len(sources) > 1 or target == "" or target.endswith("/")
+    copied = []
+    with dataset.transaction() as new:
+        for source, path in _pairs(sources, target, into):
+            if os.path.isdir(source):
+                raise IsADirectoryError(errno.EISDIR, "`ags-fast encrypt` takes folders, and cp takes files", source)
+            if dataset.find(path) is not None and not args.force:
+                raise FileExistsError(f"{args.file} has {path!r}: --force replaces the file")
+            with open(source, "rb") as file, new.create(path, args.format, replace=args.force) as out:
+                shutil.copyfileobj(file, out, COPY_NBYTES)
+                copied.append({"src": source, "dst": path, "plain_bytes": out.tell()})
+    return copied
+
+
+def taking_text(found: dict[str, Any]) -> str:
+    """A line for each file, then the version."""
+    lines = [f"{file['src']} -> {file['dst']}, {file['plain_bytes']:,} bytes" for file in found["files"]]
+    return "\n".join(lines + fields({name: found[name] for name in ("version", "pin")}))
+
+
+COMMANDS = (
+    Command(
+        "cp",
+        _cp,
+        (
+            option("sources", metavar="SRC", nargs="+", help=f"a file. {FORM}"),
+            option("target", metavar="DST", help="a file; a folder for several files"),
+            *DATASET[1:],
+            option("--version", type=int, metavar="N", help="out of this version; default: the newest"),
+            option("--format", choices=FORMATS, default="ags1", help="into: parquet, for Parquet files; default ags1"),
+            FORCE.but(help="replace files that exist"),
+        ),
+        TAKE_COMMANDS["cp"],
+        defaults={"file": ""},
+    ),
+)

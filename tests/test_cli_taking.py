@@ -1,0 +1,134 @@
+"""ags-fast cp: files into a dataset and out of it, as a shell runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from datasets import encrypt, make_kms, read_tree, write_tree
+from support import flip
+
+from ags_fast import cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Shell:
+    """The command in a folder with the dataset `ds`, of the files a and b/c, and local files."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.kms = make_kms(folder)
+        self.options = [f"--kms={name}={value}" for name, value in self.kms.items()]
+        write_tree(folder / "src", {"a": b"one", "b/c": b"two"})
+        os.chmod(folder / "src" / "a", 0o640)
+        os.utime(folder / "src" / "a", ns=(10**18, 10**18))
+        encrypt(folder / "src", folder / "ds", self.kms)
+        write_tree(folder / "local", {"x": b"local x", "y": bytes(3_000_000)})
+
+    def __call__(self, *words: str, code: int = 0) -> dict[str, Any]:
+        self._capsys.readouterr()
+        assert cli.main([*words, "--json", *self.options]) == code
+        return dict(json.loads(self._capsys.readouterr().out))
+
+    def usage(self, *words: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            cli.main([*words, *self.options])
+        assert end.value.code == 2
+        return self._capsys.readouterr().err
+
+    def listed(self, version: int | None = None) -> dict[str, int]:
+        more = () if version is None else ("--version", str(version))
+        return {file["path"]: file["plain_length"] for file in self("ls", "ds", *more)["files"]}
+
+
+@pytest.fixture
+def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(tmp_path, capsys)
+
+
+def test_out(shell: Shell, tmp_path: Path) -> None:
+    told = shell("cp", "ds:a", "copy")
+    assert told["files"] == [{"src": "a", "dst": "copy", "plain_bytes": 3}]
+    assert (tmp_path / "copy").read_bytes() == b"one"
+    info = os.stat("copy")
+    assert (stat.S_IMODE(info.st_mode), info.st_mtime_ns) == (0o640, 10**18)
+    (tmp_path / "folder").mkdir()
+    shell("cp", "ds:a", "ds:b/c", "folder")
+    assert read_tree(tmp_path / "folder") == {"a": b"one", "c": b"two"}
+    assert "--force replaces" in shell("cp", "ds:b/c", "copy", code=1)["error"]
+    shell("cp", "ds:b/c", "copy", "--force")
+    assert (tmp_path / "copy").read_bytes() == b"two"
+
+
+def test_in(shell: Shell, tmp_path: Path) -> None:
+    """All files of a command are one version."""
+    assert shell("cp", "local/x", "local/y", "ds:2026/")["version"] == 2
+    assert shell.listed() == {"a": 3, "b/c": 3, "2026/x": 7, "2026/y": 3_000_000}
+    assert shell("cp", "local/x", "ds:")["files"][0]["dst"] == "x"
+    assert "ds has 'a': --force replaces" in shell("cp", "local/x", "ds:a", code=1)["error"]
+    assert shell("cp", "local/x", "ds:a", "--force")["version"] == 4
+    shell("cp", "ds:a", "new")
+    shell("cp", "ds:a", "old", "--version", "1")
+    assert (tmp_path / "new").read_bytes() == b"local x"
+    assert (tmp_path / "old").read_bytes() == b"one"
+    assert shell("verify", "ds", "--quiet")["ok"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("local/x", "local/none", "ds:new/"), 5, "local/none"),
+        (("local/x", "local", "ds:new/"), 1, "takes folders"),
+        (("ds:a", "ds:none", "."), 5, "none"),
+        (("ds:a", "ds:b/c", "nowhere"), 5, "several files need a folder"),
+        (("ds:a", "nowhere/x"), 5, "nowhere"),
+        (("nods:a", "x"), 5, "no encrypted dataset"),
+        (("local/x", "nods:a"), 5, "no encrypted dataset"),
+    ],
+)
+def test_nothing_or_all(shell: Shell, tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    def files() -> set[str]:
+        """But for documents that count the uses of keys."""
+        return {path for path in read_tree(tmp_path) if not path.startswith("ds/_ags/keys/")}
+
+    before, listed = files(), shell.listed()
+    assert said in shell("cp", *words, code=code)["error"]
+    assert shell.listed() == listed
+    assert files() == before
+
+
+def test_a_changed_file(shell: Shell, tmp_path: Path) -> None:
+    sealed = tmp_path / "ds" / "b" / "c.ags"
+    sealed.write_bytes(flip(sealed.read_bytes(), 200))
+    before = read_tree(tmp_path)
+    (tmp_path / "folder").mkdir()
+    assert shell("cp", "ds:a", "ds:b/c", "folder", code=3)["error_class"] == "IntegrityError"
+    assert read_tree(tmp_path) == before
+
+
+def test_wrong_usage(shell: Shell) -> None:
+    for words in (
+        ("local/x", "y"),
+        ("ds:a", "ds:b"),
+        ("ds:a", "local/x", "."),
+        ("ds:a", "other:b", "."),
+        ("ds:a", "o:b"),
+    ):
+        assert "DATASET:PATH" in shell.usage("cp", *words)
+    assert "--version is for files that are copied out" in shell.usage("cp", "local/x", "ds:z", "--version", "1")
+    assert "two of the sources" in shell("cp", "ds:a", "ds:x/a", ".", code=2)["error"]
+
+
+def test_urls(shell: Shell, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/ds"
+    shell("cp", f"{url}:b/c", "copy")
+    assert (tmp_path / "copy").read_bytes() == b"two"
+    shell("cp", "copy", f"{url}:at:noon")
+    shell("cp", "ds:at:noon", "again")
+    assert (tmp_path / "again").read_bytes() == b"two"
