@@ -1,4 +1,4 @@
-"""Text on its way to a file that exists when it is complete."""
+"""Text on its way to a file that exists when it is complete, and text from strangers on its way to people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["TextWriter"]
+__all__ = ["TextWriter", "printable"]
+
+
+def printable(text: str) -> str:
+    r"""Return `text` in one printable line: file names and messages may contain anything.
+
+    Control characters, line ends, marks that change the direction of text, and bytes that are not UTF-8 (surrogates in
+    Python) become escapes such as ``\x1b``. A backslash is not escaped: only JSON is exact.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(char: str) -> str:
+    number = ord(char)
+    if 0xDC80 <= number <= 0xDCFF:  # a byte of a name
+        return f"\\x{number - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode()
 
 
 class TextWriter(io.TextIOWrapper):

@@ -235,7 +235,7 @@ def test_files_that_no_version_knows(folder: Path, capsys: pytest.CaptureFixture
 
 def test_what_was_skipped_is_said_by_kind(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy("a.ags", "src/sealed")
-    assert run("encrypt", "src", "ds", "--wrapping-key-id", "m", "--quiet", *KMS) == 0
+    assert run("encrypt", "src", "ds", "--wrapping-key-id", "m", *KMS) == 0
     assert "skipped      3 (1 AlreadyEncryptedError, 2 Unchanged)" in capsys.readouterr().out
 
 

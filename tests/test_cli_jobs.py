@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -40,7 +41,49 @@ def run(*arguments: str) -> int:
 
 
 def encrypted(*more: str) -> int:
-    return run("encrypt", "src", "ds", "--wrapping-key-id", "m", "--quiet", *more)
+    return run("encrypt", "src", "ds", "--wrapping-key-id", "m", *more)
+
+
+def test_a_dataset_knows_its_master_key(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run("encrypt", "src", "ds", "--quiet")
+    assert end.value.code == 2
+    assert "ds is a new dataset: name its master key by --wrapping-key-id" in capsys.readouterr().err
+    assert run("encrypt", "src", "ds", "--min-version", "1") == 5
+    assert not (folder / "ds").exists()
+    assert encrypted() == 0
+    assert cli.main(["keys", "create", "keystore", "other", "--key-file", "key"]) == 0
+    for name, master in (("c", "m"), ("d", "other")):
+        (folder / "src" / name).write_text("more")
+        assert run("encrypt", "src", "ds", "--quiet") == 0
+        capsys.readouterr()
+        assert run("stat", "ds", name, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["wrapping_key_id"] == master
+        assert run("keys", "rotate", "ds", "--wrapping-key-id", "other") == 0
+
+
+def test_results_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert encrypted() == 0
+    printed = capsys.readouterr().out
+    assert "plain bytes  3,000,007\n" in printed
+    assert re.search(r"^seconds {6}\d+\.\d( \(\d+ MB/s\))?$", printed, re.MULTILINE)
+    assert run("verify", "ds", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["seconds"] > 0
+
+
+def test_wrong_usage_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for json_too in ([], ["--json"]):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["ls", "ds", *json_too])
+        assert end.value.code == 2
+        out, err = capsys.readouterr()
+        assert err.startswith("ags-fast ls: error: say which KMS: --keystore PATH")
+        assert err.endswith(" See ags-fast ls --help\n")
+        assert err.count("\n") == 1
+        assert bool(json_too) == bool(out)
+    told = json.loads(out)
+    assert (told["operation"], told["error_class"]) == ("ls", "UsageError")
+    assert told["error"].startswith("say which KMS")
 
 
 def test_round_trip(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +135,7 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["verify", "ds"])
     assert usage.value.code == 2
     assert run("verify", "ds", "--min-version", "2") == 1
-    assert "min_version=2" in capsys.readouterr().err
+    assert "--min-version 2" in capsys.readouterr().err
     path = folder / "ds" / "b.ags"
     path.write_bytes(flip(path.read_bytes(), 300))
     assert run("verify", "ds") == 3
@@ -122,7 +165,7 @@ def test_passphrase_from_the_environment(folder: Path, monkeypatch: pytest.Monke
     options = ["--passphrase-env", "SECRET"]
     assert cli.main(["keys", "init", "other", *options]) == 0
     assert cli.main(["keys", "create", "other", "m", *options]) == 0
-    arguments = ["encrypt", "src", "ds2", "--wrapping-key-id", "m", "--keystore", "other", "--quiet"]
+    arguments = ["encrypt", "src", "ds2", "--wrapping-key-id", "m", "--keystore", "other"]
     assert cli.main([*arguments, *options]) == 0
     monkeypatch.setenv("SECRET", "wrong horse battery!")
     assert cli.main(["verify", "ds2", "--keystore", "other", *options]) == 4

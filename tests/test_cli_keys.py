@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
+import shutil
 import stat
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support import python_env
 
-from ags_fast import cli
+from ags_fast import Dataset, IntegrityError, PolicyError, cli, jobs
 from ags_fast.cli.codes import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
 from ags_fast.keys import load_kms
 from ags_fast.keys.kms import local
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +40,31 @@ def as_json(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
 KEY = ("--key-file", "key")
 
 
+def test_each_command_names_the_next(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    """What is printed works when pasted, with names of one's own."""
+    (here / "my files").mkdir()
+    (here / "my files" / "a").write_text("a")
+    capsys.readouterr()
+
+    def following(line: list[str]) -> list[str]:
+        assert cli.main(line) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        return [{"FOLDER": "my files", "DATASET": "made"}.get(word, word) for word in shlex.split(last)[1:]]
+
+    create = following(["keys", "init", "a keystore", "--key-file", "a key"])
+    assert cli.main(following(create)) == 0
+    capsys.readouterr()
+    assert cli.main(following([*create, "--new-version"])) == 0
+    assert "1 KEK done" in capsys.readouterr().out
+
+
 def test_a_keystore_from_a_shell(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     assert run("init", "keystore", *KEY) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    lines = [line.strip() for line in printed.out.splitlines() if line.startswith("  ")]
+    shown, _, following = printed.out.partition("\nNext:\n")
+    assert following == "  ags-fast keys create keystore my-key --key-file key\n"
+    lines = [line.strip() for line in shown.splitlines() if line.startswith("  ")]
     properties = dict(line.split("=", 1) for line in lines)
     assert properties == {
         "encryption.kms-type": "local",
@@ -74,6 +94,99 @@ def test_a_keystore_from_a_shell(capsys: pytest.CaptureFixture[str], here: Path)
     assert "none is enabled" in capsys.readouterr().out
     assert run("enable", "keystore", "my key", *KEY) == 0
     assert load_kms(properties).unwrap_key(wrapped, "my key") == b"a key"
+
+
+DESTROY = ("destroy", "keystore", "m", *KEY, "--version", "1")
+
+
+@pytest.fixture
+def kms(here: Path) -> dict[str, str]:
+    """A keystore whose key `m` has two versions; the first one wraps the KEKs of the datasets `one` and `two`."""
+    (here / "src").mkdir()
+    (here / "src" / "a").write_text("a")
+    made = {"encryption.kms-type": "local", local.PATH: "keystore", local.KEY_FILE: "key"}
+    local.create_keystore(made)
+    local.create_key(made, "m")
+    for dataset in ("one", "two"):
+        encrypted = jobs.encrypt_files("src", dataset, kms=made, wrapping_key_id="m", engine=jobs.LocalEngine(0))
+        encrypted.raise_for_failures()
+    local.rotate_key(made, "m")
+    return made
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *args: str) -> str:
+    """What a command says that ends with `code` and leaves the keystore as it is."""
+    before = Path("keystore").read_bytes()
+    capsys.readouterr()
+    try:
+        ended: Any = run(*args)
+    except SystemExit as error:  # of the parser
+        ended = error.code
+    assert ended == code
+    assert Path("keystore").read_bytes() == before
+    return capsys.readouterr().err
+
+
+def test_versions_that_must_stay(capsys: pytest.CaptureFixture[str], kms: dict[str, str]) -> None:
+    unchecked = (*DESTROY, "--unchecked")
+    assert "--unchecked" in refused(capsys, EXIT_USAGE, *DESTROY)
+    assert "wraps now" in refused(capsys, EXIT_USAGE, *unchecked, "--version", "2")
+    assert "no version 3" in refused(capsys, EXIT_KEY_ACCESS, *unchecked, "--version", "3")
+    assert "no key 'n'" in refused(capsys, EXIT_KEY_ACCESS, "destroy", "keystore", "n", *unchecked[3:])
+    refused(capsys, EXIT_NOT_FOUND, *DESTROY, "--dataset", "nowhere")
+    local.rotate_key(kms, "m")
+    local.set_state(kms, "m", "disabled", version=3)
+    assert "is the newest one" in refused(capsys, EXIT_USAGE, *unchecked, "--version", "3")
+    assert "wraps now" in refused(capsys, EXIT_USAGE, *unchecked, "--version", "2")
+    local.create_keystore({**kms, local.PATH: "another"})  # which opens neither dataset
+    other = {**kms, local.PATH: "another"}
+    local.create_key(other, "m")
+    local.rotate_key(other, "m")
+    with pytest.raises(IntegrityError):
+        jobs.destroy_versions(other, "m", [1], datasets="one")
+    assert local.destroy_versions(other, "m", [1], dry_run=True) == [1]  # which is still there
+
+
+def test_versions_that_nothing_needs_are_destroyed(
+    capsys: pytest.CaptureFixture[str], here: Path, kms: dict[str, str]
+) -> None:
+    shutil.copytree("two", "old")
+    wrapped = load_kms(kms).wrap_key(b"a key", "m")
+    assert cli.main(["keys", "rotate", "one", "--what", "mek", "--keystore", "keystore", *KEY]) == 0
+    told = refused(capsys, EXIT_FAILED, *DESTROY, "--dataset", "one", "--dataset", "two")
+    assert "two at version 1, it opens 1 KEK" in told
+    assert "/one" not in told
+    assert cli.main(["keys", "rotate", "two", "--what", "mek", "--keystore", "keystore", *KEY]) == 0
+    checked = (*DESTROY, "--dataset", "one", "--dataset", "two")
+    before = (here / "keystore").read_bytes()
+    assert as_json(capsys, *checked, "--dry-run")["destroyed"] == [1]
+    assert (here / "keystore").read_bytes() == before
+    capsys.readouterr()
+    assert run(*checked) == 0
+    assert capsys.readouterr().out.startswith("m, version 1: destroyed\n")
+    assert stat.S_IMODE((here / "keystore").stat().st_mode) == 0o600
+    assert as_json(capsys, *checked)["destroyed"] == []  # again
+    assert load_kms(kms).unwrap_key(wrapped, "m") == b"a key"
+    capsys.readouterr()
+    options = ("--keystore", "keystore", *KEY)
+    assert cli.main(["verify", "one", *options]) == 0
+    assert cli.main(["verify", "old", *options]) == EXIT_KEY_ACCESS
+    assert "version 1 of the local key 'm' was destroyed" in capsys.readouterr().out
+
+
+def test_an_open_job_keeps_versions(kms: dict[str, str]) -> None:
+    """A job that may be running, in this process, knows keys as they were wrapped before."""
+    jobs.rotate("one", kms=kms, what="mek").raise_for_failures()
+    with Dataset.open("one", kms=kms).transaction() as changes:
+        with changes.create("b") as file:
+            file.write(b"b")
+        with pytest.raises(PolicyError, match="may be running"):
+            jobs.destroy_versions(kms, "m", [1], datasets="one", dry_run=True)
+    assert jobs.destroy_versions(kms, "m", [1], datasets="one")["destroyed"] == [1]
+    with pytest.raises(ValueError, match="unchecked=True"):
+        jobs.destroy_versions(kms, "m", [1])
+    with pytest.raises(ValueError, match="local keystore"):
+        jobs.destroy_versions({"encryption.kms-type": "aws"}, "m", [1], unchecked=True)
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str], here: Path) -> None:

@@ -140,7 +140,7 @@ def test_names_in_a_terminal(odd: Path, kms: list[str]) -> None:
     lines = check_lines(terminal.output).splitlines()
     for shown in NAMES.values():
         assert sum(line.endswith(f"  {shown}") for line in lines) == 1
-    terminal = Terminal(odd, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, "--quiet", *kms)
+    terminal = Terminal(odd, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *kms)
     assert terminal.wait() == 0
     assert "8 Unchanged" in check_lines(terminal.output)
     name = os.fsdecode(min(NAMES))
@@ -352,6 +352,14 @@ def test_ctrl_c_that_is_dropped(place: str) -> None:
     assert done.stderr.startswith("ags-fast: ")
     assert done.stderr.count("\n") == 1
     assert "interrupted" in done.stderr
+
+
+def test_ctrl_c_at_the_end() -> None:
+    """Python gives signals their default back while it ends."""
+    command = [sys.executable, "-P", *program(commands.interrupt_at_the_end)]
+    done = subprocess.run(command, env=python_env(), capture_output=True, text=True, timeout=15)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ags_fast ")
 
 
 def test_main_leaves_the_callers_signals_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 GROUPS = {
+    "config": "profiles: what commands use unless options say otherwise",
     "stream": "one AES GCM Stream (AGS1) file",
     "keys": "keys of datasets, and master keys in a local keystore",
     "iceberg": "encrypted Iceberg tables",
@@ -18,9 +19,28 @@ DATASET_COMMANDS = {
     "rekey": "Encrypt the files of DATASET again, under new data keys.",
     "sweep": "Remove what dead jobs left in DATASET; with a KMS also their plans and files.",
     "rm": "Commit a version of DATASET without some files. Expire older versions to erase the files.",
+    "restore": "Commit a version of DATASET with the files of an older one. No file is written.",
     "compact": "Merge the manifests of DATASET, so that a lookup reads one. Commits keep them few anyway.",
-    "ls": "List the files of DATASET.",
     "cat": "Decrypt one file of DATASET to standard output.",
     "mount": "Show the plaintext of DATASET at DIR by FUSE, read-only, until Ctrl-C or `fusermount -u DIR`.",
     "inspect": "Show versions, keys and open jobs of DATASET; without a KMS, unauthenticated.",
+}
+TAKE_COMMANDS = {
+    "cp": "Copy files into a dataset, as one new version, or out of it. DATASET:PATH is a file of a dataset.",
+}
+LOOK_COMMANDS = {
+    "ls": "List the files of DATASET.",
+    "log": "List the versions of DATASET, the newest first: when, what, by which job, and the pin to keep.",
+    "diff": "Show which files of DATASET were added, removed, moved, changed or rekeyed between versions A and B.",
+    "stat": "Show what DATASET knows of one file: lengths, time, keys and the version that added the file.",
+    "du": "Sum up the bytes of DATASET by folder.",
+}
+SHELL_COMMANDS = {
+    "completion": "Print the script with which bash, zsh or fish completes words of ags-fast.",
+    "man": "Write manual pages of all commands into DIR, such as ~/.local/share/man/man1.",
+}
+# Operations that print nothing with --quiet when all went well. The others are there to show something.
+SILENT = {
+    *("encrypt", "decrypt", "verify", "rekey", "reencrypt", "rotate", "expire", "restore", "sweep", "rm", "compact"),
+    *("init", "create", "enable", "disable", "destroy", "check", "cp", "man"),
 }

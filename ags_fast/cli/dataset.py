@@ -1,4 +1,4 @@
-"""``ags-fast encrypt|decrypt|verify|rekey|rm|sweep|compact|ls|cat|inspect``: datasets."""
+"""``ags-fast encrypt|decrypt|verify|rekey|rm|sweep|compact|cat|inspect``: datasets."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ import sys
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from ags_fast import jobs
+from ags_fast._extras import lacks
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.cli.codes import EXIT_FAILED, ConfigurationError, OutputClosedError
 from ags_fast.cli.commands import DATASET_COMMANDS
-from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, progress, result
+from ags_fast.cli.files import progress
+from ags_fast.cli.job import DATASET, ENGINE, engine, known, result
 from ags_fast.cli.kms import checked, kms, kms_properties
 from ags_fast.cli.options import DRY_RUN, Command, Pairs, add_commands, hours, option, size, switch, values
 from ags_fast.cli.text import day, fields, flat, when
+from ags_fast.dataset.access import Access
 from ags_fast.dataset.key_material import KEYTOOLS
-from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import FORMATS, VERSIONS
 from ags_fast.errors import FormatError
 from ags_fast.fs import Store
-from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ags_fast.dataset.ledger import Ledger
     from ags_fast.dataset.policy import Policy
 
 SHOWN_FAILURES = 20
@@ -59,7 +61,7 @@ VERIFY_AFTER = switch("--verify-after", "read every file back before it counts")
 WRITING = (MAX_FAILURES, DRY_RUN, RESUME, NO_FSYNC)  # arguments of every job that writes files
 ENCRYPT = (
     *WRITING,
-    WRAPPING_KEY_ID.but(required=True),
+    WRAPPING_KEY_ID.but(help="the master key in the KMS; a new dataset needs one, others have one in use"),
     DEK_LENGTH,
     VERIFY_AFTER,
     OVERWRITE,
@@ -127,11 +129,23 @@ def _shared(args: argparse.Namespace) -> dict[str, Any]:
 def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
     options = values(args, ENCRYPT)
     options["column_keys"] = options["column_keys"] or None
+    if args.wrapping_key_id is None and args.pin is None and not args.min_version and _opened(args) is None:
+        options["wrapping_key_id"] = args.chosen.wrapping_key_id
+        if options["wrapping_key_id"] is None:
+            args.usage(f"{args.dataset} is a new dataset: name its master key by --wrapping-key-id")
     done = jobs.encrypt_files(args.file, args.dataset, **_shared(args), **options, policy=_policy(args))
     shown = result(done)
     if done.left_out_all:
         shown["exit_code"] = EXIT_FAILED
     return shown
+
+
+def _opened(args: argparse.Namespace) -> Ledger | None:
+    """Return the dataset to encrypt into; None if there is none yet."""
+    try:
+        return Access.of(args.dataset, kms(args), **known(args)).open()
+    except FileNotFoundError:
+        return None
 
 
 def _policy(args: argparse.Namespace) -> Policy | None:
@@ -140,13 +154,8 @@ def _policy(args: argparse.Namespace) -> Policy | None:
 
     if args.kek_scope is None:
         return None
-    policy = Policy()
-    try:
-        dataset = Ledger.open(args.dataset, load_kms(kms(args)), **known(args))
-    except FileNotFoundError:
-        pass
-    else:
-        policy = head.policy if (head := dataset.current()) else policy
+    dataset = _opened(args)
+    policy = head.policy if dataset is not None and (head := dataset.current()) else Policy()
     return policy.replace(kek_scope=args.kek_scope)
 
 
@@ -171,6 +180,11 @@ def _rm(args: argparse.Namespace) -> dict[str, Any]:
     return result(done) | {"still_in": done.still_in}
 
 
+def _restore(args: argparse.Namespace) -> dict[str, Any]:
+    done = jobs.restore_version(args.file, args.version, kms=kms(args), dry_run=args.dry_run, **known(args))
+    return result(done)
+
+
 def _compact(args: argparse.Namespace) -> dict[str, Any]:
     return result(jobs.compact(args.file, kms=kms(args), dry_run=args.dry_run, **known(args)))
 
@@ -178,26 +192,6 @@ def _compact(args: argparse.Namespace) -> dict[str, Any]:
 def _sweep(args: argparse.Namespace) -> dict[str, Any]:
     properties = checked(kms_properties(args))
     return result(jobs.sweep(args.file, kms=properties or None, older_than=args.older_than, **known(args)))
-
-
-def _ls(args: argparse.Namespace) -> dict[str, Any]:
-    dataset = opened(args)
-    head, entries = dataset.load(args.version)
-    version = dataset.committed(head)
-    shown = ("path", "file", "format", "plain_length", "file_length", "key_id")
-    files = [
-        {name: getattr(entry, name) for name in shown}
-        | {"column_keys": {key["column"]: key["key_id"] for key in entry.column_keys or ()}}
-        | {"key_material": None if entry.key_material is None else KEYTOOLS}
-        for entry in sorted(entries, key=lambda entry: entry.path)
-    ]
-    return {
-        "operation": args.operation,
-        "dataset": args.file,
-        "version": version.number,
-        "pin": version.pin,
-        "files": files,
-    }
 
 
 def _cat(args: argparse.Namespace) -> dict[str, Any]:
@@ -219,7 +213,7 @@ def _mount(args: argparse.Namespace) -> dict[str, Any]:
         from ags_fast.filesystem import AgsFileSystem
         from ags_fast.filesystem.mounting import mount
     except ImportError as error:
-        raise ConfigurationError(f"a module is not installed ({error}): pip install ags_fast[mount]") from None
+        raise lacks("a mount", "fusepy", "mount", error) from None
     except OSError as error:
         raise ConfigurationError(f"{error}: install libfuse 2 (on Debian: apt-get install libfuse2 fuse)") from None
     mount(AgsFileSystem(args.file, kms(args), version=args.version, **known(args)), args.folder)
@@ -251,9 +245,9 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
     properties = checked(kms_properties(args))
     if args.key_store is not None and not properties:
         args.usage("with --key-store the keys are shown only with a KMS: --keystore PATH, or --kms NAME=VALUE")
-    store = Store(args.file)
+    store = Store(args.file, args.chosen.storage_options)
     if properties:
-        dataset = Ledger.open(store, load_kms(properties), **known(args))
+        dataset = Access.of(store, properties, **known(args)).open()
         found = [dataset.version(number) for number in dataset.version_numbers()]
         versions = [{**version._asdict(), "ancestors": version.chain.near} for version in found]
         keys, dataset_id = dataset.keys.list(), dataset.id
@@ -321,15 +315,18 @@ def _listed(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def dataset_text(found: dict[str, Any]) -> str:
-    """Return the plain fields, then a line for each file, version, key, open job and failure."""
+    """Return the plain fields, then a line for each version, key, open job and failure."""
     plain = flat(found)
     plain.pop("exit_code", None)
+    if "seconds" in plain:
+        took = _time(plain["seconds"], plain["plain_bytes"])
+        grouped = {name: f"{n:,}" for name, n in plain.items() if type(n) is int and name != "version"}
+        plain |= {**grouped, "seconds": took}
     if found.get("skipped_by"):
         from ags_fast.jobs.results import shown_counts
 
         plain["skipped"] = f"{plain['skipped']} ({shown_counts(found['skipped_by'])})"
     lines = fields(plain)
-    lines += [f"{entry['plain_length']:>15,}  {entry['path']}" for entry in found.get("files", ())]
     for version in found.get("versions", ()):
         lines += _version_lines(version)
     lines += map(_key_line, found.get("keys", ()))
@@ -339,6 +336,13 @@ def dataset_text(found: dict[str, Any]) -> str:
     ]
     lines += _row_lines([row for row in found.get("rows", ()) if row["status"] != "ok" or row["error_class"]])
     return "\n".join(lines)
+
+
+def _time(seconds: float, nbytes: int) -> str:
+    """Return how long a job took, and how fast it was if that is more than its start."""
+    text = f"{seconds:,.1f}"
+    rate = nbytes / max(seconds, 1e-3) / 1e6
+    return f"{text} ({rate:,.0f} MB/s)" if rate >= 1 else text
 
 
 def _version_lines(version: dict[str, Any]) -> Iterator[str]:
@@ -419,12 +423,21 @@ COMMANDS = (
         DATASET_COMMANDS["rm"],
     ),
     Command(
+        "restore",
+        _restore,
+        (
+            *DATASET,
+            VERSION.but(required=True, help="the number of an older version, as `ags-fast log` lists them"),
+            DRY_RUN.but(help="show which files would come back, and which would go"),
+        ),
+        DATASET_COMMANDS["restore"],
+    ),
+    Command(
         "compact",
         _compact,
         (*DATASET, DRY_RUN.but(help="show which manifests would be merged")),
         DATASET_COMMANDS["compact"],
     ),
-    Command("ls", _ls, (*DATASET, VERSION), DATASET_COMMANDS["ls"]),
     Command(
         "cat",
         _cat,

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ags_fast.cli.terminal import warn
 from ags_fast.errors import KeyAccessError
@@ -95,14 +95,18 @@ def aad_prefix(args: argparse.Namespace, new: str = "") -> bytes:
     return os.fsencode(text or "")
 
 
+def progress(args: argparse.Namespace) -> Literal["lines", False]:
+    """What to show while a command works: a bar on a terminal, a line now and then elsewhere, or nothing."""
+    return False if args.quiet or args.verbose or args.json else "lines"
+
+
 class Progress:
-    """A bar on a terminal, and the time that the command took."""
+    """A bar on a terminal, a line now and then elsewhere, and the time that the command took."""
 
     def __init__(self, args: argparse.Namespace, total: int) -> None:
-        from tqdm import tqdm
+        from ags_fast.jobs.bars import make_bar
 
-        disable = True if args.json or args.quiet else None  # None: only where stderr is a terminal
-        self.bar = tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, desc=args.operation, disable=disable)
+        self.bar = make_bar(args.operation, total, progress(args), divisor=1024)
         self.total = total
         self.begun = time.monotonic()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._extras import lacks
 from ags_fast.cli.codes import ConfigurationError
 from ags_fast.cli.commands import GROUPS
 from ags_fast.cli.job import ENGINE, engine, result
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 SHOWN = 50  # rows, for people
-NEEDED = "pip install 'ags_fast[iceberg]'"
 LOCATIONS = (".metadata.json", ".metadata.json.gz")
 
 
@@ -54,7 +54,7 @@ def _library() -> ModuleType:
 
         import ags_fast.iceberg
     except ImportError as error:
-        raise ConfigurationError(f"Iceberg tables need PyIceberg, which does not load ({error}): {NEEDED}") from None
+        raise lacks("ags-fast iceberg", "PyIceberg", "iceberg", error) from None
     return ags_fast.iceberg
 
 

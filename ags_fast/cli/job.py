@@ -8,11 +8,11 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._extras import require
 from ags_fast.cli.codes import ConfigurationError, code_of_rows
 from ags_fast.cli.kms import kms, kms_group
-from ags_fast.cli.options import JSON, QUIET, OneOf, option, values
+from ags_fast.cli.options import JSON, OneOf, option, values
 from ags_fast.cli.terminal import interrupts, warn
-from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
     from ags_fast.dataset.ledger import Ledger
@@ -30,7 +30,7 @@ KNOWN = (
     ),
     option("--min-version", type=int, metavar="N", help="refuse a dataset whose newest version is older than N"),
 )
-DATASET = (option("file", metavar="DATASET"), kms_group(), *KNOWN, JSON)
+DATASET = (option("file", metavar="DATASET", help="the folder or URL of the dataset"), kms_group(), *KNOWN, JSON)
 ENGINE = (
     option("--engine", choices=("local", "spark"), default="local", help="default: local processes"),
     OneOf(
@@ -41,20 +41,19 @@ ENGINE = (
             ),
         )
     ),
-    QUIET,
 )
 
 
 def known(args: argparse.Namespace) -> dict[str, Any]:
     """What the caller knows of the dataset, and where its keys are: arguments of every function that opens one."""
-    return values(args, KNOWN)
+    return {**values(args, KNOWN), "storage_options": args.chosen.storage_options}
 
 
 def opened(args: argparse.Namespace) -> Ledger:
     """The dataset of the command."""
-    from ags_fast.dataset.ledger import Ledger
+    from ags_fast.dataset.access import Access
 
-    return Ledger.open(args.file, load_kms(kms(args)), **known(args))
+    return Access.of(args.file, kms(args), **known(args)).open()
 
 
 def engine(args: argparse.Namespace) -> Any:
@@ -63,6 +62,7 @@ def engine(args: argparse.Namespace) -> Any:
         return None
     import logging
 
+    require("pyspark", "--engine spark")
     from pyspark.sql import SparkSession
 
     from ags_fast.jobs.engines.start import is_current_directory_trusted
@@ -105,11 +105,6 @@ def _check_server(remote: str) -> None:
         raise ConfigurationError(f"no server of Spark Connect answers at {url.hostname}: {why}") from None
 
 
-def progress(args: argparse.Namespace) -> bool | None:
-    """False for no progress; None lets the job decide."""
-    return False if args.quiet or args.json else None
-
-
 def result(done: JobResult) -> dict[str, Any]:
     """The result of a job as a command shows it. Prints the job's warnings to standard error."""
     for text in done.warnings:
@@ -124,6 +119,7 @@ def result(done: JobResult) -> dict[str, Any]:
         **done.counts,
         "skipped_by": dict(sorted(skipped.items())),  # skipped files by reason
         "plain_bytes": sum(row.plain_length or 0 for row in done.rows if row.status in ("ok", "planned")),
+        "seconds": round(done.seconds, 3),
         "kms_calls": {f"{provider} {operation}": n for (provider, operation), n in sorted(done.kms_calls.items())},
         "warnings": done.warnings,
         "rows": [row._asdict() for row in done.rows],

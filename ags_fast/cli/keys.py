@@ -12,12 +12,14 @@ from ags_fast import jobs
 from ags_fast.cli import keystore
 from ags_fast.cli.audit import policy_lines, status_lines
 from ags_fast.cli.commands import GROUPS
-from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, progress, result
+from ags_fast.cli.files import progress
+from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, result
 from ags_fast.cli.kms import checked, kms, kms_group, kms_properties
-from ags_fast.cli.options import DRY_RUN, Command, add_commands, days, option, positive, switch, values
+from ags_fast.cli.options import DRY_RUN, FORCE, Command, add_commands, days, option, positive, switch, values
 from ags_fast.cli.runbook import printable_audit
 from ags_fast.cli.text import count
 from ags_fast.dataset.policy import Policy
+from ags_fast.fs import NewFile, pwrite_all
 from ags_fast.jobs.rotation import WHATS
 from ags_fast.jobs.runbook import EVENTS
 
@@ -30,7 +32,7 @@ def add_keys(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     keys = groups.add_parser("keys", help=GROUPS["keys"], allow_abbrev=False)
     operations = keys.add_subparsers(required=True, dest="operation", metavar="OPERATION")
     add_commands(operations, keystore.COMMANDS, text=keystore.keystore_text)
-    add_commands(operations, COMMANDS, text=keys_text, quiet=False)
+    add_commands(operations, COMMANDS, text=keys_text)
 
 
 # ------------------------------------------------------------------------------------------------------------- options
@@ -89,6 +91,7 @@ AUDIT = (
         help="for dek-leaked: only files that match; may be repeated",
     ),
 )
+HTML = option("--html", metavar="FILE", help="write FILE, a page for a browser with pictures, tables and commands")
 POLICY = (
     option(
         "--kek-scope",
@@ -116,8 +119,25 @@ def _status(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _audit(args: argparse.Namespace) -> dict[str, Any]:
+    if args.html is not None:
+        return _audit_page(args)
     found = jobs.audit(args.file, kms=kms(args), **values(args, AUDIT), **known(args))
     return printable_audit(found, args.file, kms(args), args.key_store)
+
+
+def _audit_page(args: argparse.Namespace) -> dict[str, Any]:
+    """Write the page of ``--html``."""
+    from ags_fast.cli.page.audit import audit_page
+
+    # The page may be read in another folder: its commands name the dataset, and the keys, from the root.
+    place = args.file if "://" in args.file else os.path.abspath(args.file)
+    keys = args.key_store if args.key_store is None or "://" in args.key_store else os.path.abspath(args.key_store)
+    with NewFile(args.html, exclusive=not args.force) as new:
+        found = jobs.audit(args.file, kms=kms(args), all_events=True, **values(args, AUDIT), **known(args))
+        page = printable_audit(found, place, kms(args), keys)
+        pwrite_all(new.descriptor, audit_page(page).encode(), 0)
+        new.publish()
+    return {**page, "html": args.html}
 
 
 def _restore(args: argparse.Namespace) -> dict[str, Any]:
@@ -167,6 +187,9 @@ def keys_text(found: dict[str, Any]) -> str:
         return keystore.keystore_text(found)
     if found["operation"] == "policy":
         return "\n".join(policy_lines(found["policy"]))
+    if "html" in found:
+        due = "nothing is due" if not found["steps"] else f"{count(len(found['steps']), 'step')} to do"
+        return f"{found['html']} shows the keys of {found['dataset']}, version {found['version']}: {due}"
     if "masters" in found:
         return "\n".join(status_lines(found))
     return "\n".join(_job_lines(found))
@@ -217,7 +240,10 @@ COMMANDS = (
     Command(
         "status",
         _status,
-        (DATASET[0].but(metavar="KEYSTORE|DATASET"), *DATASET[1:]),
+        (
+            DATASET[0].but(metavar="KEYSTORE|DATASET", help="a keystore, or a dataset"),
+            *DATASET[1:],
+        ),
         "Show the keys of a dataset, or of a keystore: their states and ages, and when what ends.",
     ),
     Command(
@@ -241,7 +267,7 @@ COMMANDS = (
     Command(
         "audit",
         _audit,
-        (*DATASET, *AUDIT),
+        (*DATASET, *AUDIT, HTML, FORCE.but(help="replace the FILE of --html if it exists")),
         "Show what depends on which key, which master-key versions may be destroyed, and what to do.",
     ),
     Command(

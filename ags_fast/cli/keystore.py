@@ -1,19 +1,21 @@
-"""``ags-fast keys init|create|list|enable|disable``: the keystore of the local KMS."""
+"""``ags-fast keys init|create|list|enable|disable|destroy``: the keystore of the local KMS."""
 
 from __future__ import annotations
 
 import errno
 import getpass
 import os
+import shlex
 import stat
 import time
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.cli.files import warn_if_readable
-from ags_fast.cli.kms import ask_passphrase, keystore_secret
-from ags_fast.cli.options import JSON, Command, option, switch
+from ags_fast.cli.job import KNOWN
+from ags_fast.cli.kms import TYPED_ENV, ask_passphrase, keystore_secret
+from ags_fast.cli.options import DRY_RUN, JSON, Command, option, positive, switch
 from ags_fast.cli.text import count, fields, flat
-from ags_fast.keys.kms import local
+from ags_fast.keys.kms import KMS_TYPE, local
 
 if TYPE_CHECKING:
     import argparse
@@ -43,19 +45,36 @@ def _passphrase(args: argparse.Namespace, *, twice: bool = False) -> str | None:
     return passphrase
 
 
+def _secret(args: argparse.Namespace) -> list[str]:
+    """Return the options that say what opens the keystore, for a command that follows."""
+    names = ("key_file", "passphrase_file", "passphrase_env")
+    given = ((name, getattr(args, name)) for name in names)
+    return [word for name, value in given if value is not None for word in ("--" + name.replace("_", "-"), value)]
+
+
 def _init(args: argparse.Namespace) -> dict[str, Any]:
     if os.path.lexists(args.file):  # before anybody types a passphrase
         raise FileExistsError(errno.EEXIST, local.TAKEN, args.file)
     properties = _properties(args)
     local.create_keystore(properties, passphrase=_passphrase(args, twice=True))
     shown = {"encryption.kms-type": "local", **properties}
-    return {"operation": args.operation, "input": args.file, "properties": shown}
+    following = shlex.join(["ags-fast", "keys", "create", args.file, "my-key", *_secret(args)])
+    return {"operation": args.operation, "input": args.file, "properties": shown, "next": following}
 
 
 def _create(args: argparse.Namespace) -> dict[str, Any]:
     make = local.rotate_key if args.new_version else local.create_key
     version = make(_properties(args), args.key_id, passphrase=_passphrase(args))
-    return {"operation": args.operation, "input": args.file, "key_id": args.key_id, "key_version": version}
+    following = ["encrypt", "FOLDER", "DATASET", "--wrapping-key-id", args.key_id]
+    if args.new_version:
+        following = ["keys", "rotate", "DATASET", "--what", "mek"]
+    return {
+        "operation": args.operation,
+        "input": args.file,
+        "key_id": args.key_id,
+        "key_version": version,
+        "next": shlex.join(["ags-fast", *following, "--keystore", args.file, *_secret(args)]),
+    }
 
 
 def _list(args: argparse.Namespace) -> dict[str, Any]:
@@ -94,9 +113,44 @@ def _set_state(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _destroy(args: argparse.Namespace) -> dict[str, Any]:
+    if not args.datasets and not args.unchecked:
+        args.usage("say which datasets are under the key: --dataset DATASET for each; or --unchecked to look at none")
+    from ags_fast.jobs import destroy_versions
+
+    properties = {KMS_TYPE: "local", **_properties(args)}
+    if (typed := _passphrase(args)) is not None:
+        os.environ[TYPED_ENV] = typed
+        properties[local.PASSPHRASE_ENV] = TYPED_ENV
+    done = destroy_versions(
+        properties,
+        args.key_id,
+        args.versions,
+        datasets=args.datasets,
+        unchecked=args.unchecked,
+        dry_run=args.dry_run,
+        key_store=args.key_store,
+        storage_options=args.chosen.storage_options,
+    )
+    return {"operation": args.operation, "input": args.file, **done}
+
+
+def _destroyed_text(result: Mapping[str, Any]) -> str:
+    verb = "would be destroyed" if result["dry_run"] else "destroyed"
+    lines = [f"{result['key_id']}, version {number}: {verb}" for number in result["destroyed"]]
+    before = (number for number in result["versions"] if number not in result["destroyed"])
+    lines += [f"{result['key_id']}, version {number}: was destroyed before" for number in before]
+    lines += [f"  {dataset} does not need it" for dataset in result["datasets"]]
+    return "\n".join(lines + ["  no dataset was looked at"] * (not result["datasets"]))
+
+
 def keystore_text(result: Mapping[str, Any]) -> str:
     """The fields, then a line for each property, or for each key and version."""
-    lines = fields(flat(result))
+    if "destroyed" in result:
+        return _destroyed_text(result)
+    told = flat(result)
+    following = told.pop("next", None)
+    lines = fields(told)
     if "properties" in result:
         lines += ["", "Properties for load_kms, and for the kms= of the jobs:"]
         lines += [f"  {name}={value}" for name, value in result["properties"].items()]
@@ -111,6 +165,8 @@ def keystore_text(result: Mapping[str, Any]) -> str:
                 lines += [f"  {v['version']:>4}  {v['state']:<9}  {v['age_days']} days" for v in versions]
         if not result["keys"]:
             lines.append("no keys yet: `ags-fast keys create` makes one")
+    if following is not None:
+        lines += ["", "Next:", f"  {following}"]
     return "\n".join(lines)
 
 
@@ -119,6 +175,28 @@ def keystore_text(result: Mapping[str, Any]) -> str:
 KEYSTORE = (option("file", metavar="KEYSTORE"), keystore_secret("--", "KEYSTORE"), JSON)
 KEY_ID = option("key_id", metavar="KEY_ID")
 STATE = (*KEYSTORE, KEY_ID, option("--version", type=int, metavar="N", help="one version; default: all of them"))
+DESTROY = (
+    option(
+        "--version",
+        type=positive,
+        metavar="N",
+        action="append",
+        dest="versions",
+        required=True,
+        help="a version to destroy; may be repeated",
+    ),
+    option(
+        "--dataset",
+        metavar="DATASET",
+        action="append",
+        default=[],
+        dest="datasets",
+        help="a dataset under the key, which must not need the version; may be repeated",
+    ),
+    switch("--unchecked", "look at no dataset: what only these versions wrapped is lost"),
+    KNOWN[0].but(help="the folder or database with the KEKs of the datasets; default: each dataset"),
+    DRY_RUN,
+)
 MADE = "; if it does not exist, it is made, with a new key"
 COMMANDS = (
     Command(
@@ -147,5 +225,11 @@ COMMANDS = (
         STATE,
         "Make a master key, or one version of it, disabled.",
         defaults={"state": "disabled"},
+    ),
+    Command(
+        "destroy",
+        _destroy,
+        (*KEYSTORE, KEY_ID, *DESTROY),
+        "Destroy old versions of a master key in KEYSTORE if no DATASET needs them. This cannot be undone.",
     ),
 )

@@ -57,7 +57,7 @@ def kms(args: argparse.Namespace) -> dict[str, str]:
     if not held:
         properties = kms_properties(args)
         if not properties:
-            args.usage("say which KMS: --keystore PATH, or --kms NAME=VALUE for each of its properties")
+            args.usage("say which KMS: --keystore PATH, --kms NAME=VALUE for each of its properties, or --profile NAME")
         held["kms"] = checked(properties)
     return held["kms"]
 
@@ -72,8 +72,12 @@ def checked(properties: dict[str, str]) -> dict[str, str]:
     return properties
 
 
-def kms_properties(args: argparse.Namespace, *, new: bool = False) -> dict[str, str]:
-    """Return the properties that the options give. Asks for a passphrase if a keystore is named without a secret."""
+def kms_properties(args: argparse.Namespace, *, new: bool = False, ask: bool = True) -> dict[str, str]:
+    """Return the properties that the options give, else the profile's.
+
+    Single properties, of the same kind of KMS, win over the profile's. Asks for a passphrase if a keystore is named
+    without a secret.
+    """
     prefix, dash, variable = ("new_", "--new-", TYPED_ENV + "_NEW") if new else ("", "--", TYPED_ENV)
     properties = dict(getattr(args, f"{prefix}kms"))
     keystore = getattr(args, f"{prefix}keystore")
@@ -82,7 +86,7 @@ def kms_properties(args: argparse.Namespace, *, new: bool = False) -> dict[str, 
         if given:
             flag = next(iter(given)).replace("_", "-")
             args.usage(f"{dash}{flag} opens a keystore: say which, with {dash}keystore PATH")
-        return properties
+        return properties if new else _over_profile(properties, args.chosen.kms)
     ours = {KMS_TYPE: "local", local.PATH: os.path.abspath(keystore)}
     for name, value in given.items():
         ours[SECRETS[name]] = value if name == "passphrase_env" else os.path.abspath(value)
@@ -90,10 +94,17 @@ def kms_properties(args: argparse.Namespace, *, new: bool = False) -> dict[str, 
         if properties.get(name, ours.get(name)) != ours.get(name):
             args.usage(f"{dash}kms {name}=... does not go with {dash}keystore")
     properties |= ours
-    if not given:
+    if not given and ask:
         os.environ[variable] = ask_passphrase(keystore)
         properties[local.PASSPHRASE_ENV] = variable
     return properties
+
+
+def _over_profile(given: dict[str, str], profile: Mapping[str, str]) -> dict[str, str]:
+    """Return the profile's properties with those given, or only those given if they name another KMS."""
+    if any(name in given and given[name] != profile.get(name) for name in (KMS_TYPE, KMS_IMPL)):
+        return given
+    return {**profile, **given}
 
 
 def kms_options(properties: Mapping[str, str]) -> list[str]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 class Option(NamedTuple):
@@ -69,7 +69,16 @@ def add_commands(parsers: Any, commands: Iterable[Command], **defaults: Any) -> 
     for command in commands:
         parser = parsers.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False)
         parser.set_defaults(run=command.run, operation=command.name, usage=parser.error, **defaults, **command.defaults)
-        _add(parser, command.options)
+        _add(parser, (PROFILE, HOW_MUCH, *command.options))
+        parser.set_defaults(parser=parser, options={one.name: one for one in _flat((*command.options, HOW_MUCH))})
+
+
+def _flat(options: Iterable[Option | OneOf | Group]) -> Iterator[Option]:
+    for one in options:
+        if isinstance(one, Option):
+            yield one
+        else:
+            yield from _flat(one.options)
 
 
 def _add(parser: Any, options: Iterable[Option | OneOf | Group]) -> None:
@@ -79,7 +88,36 @@ def _add(parser: Any, options: Iterable[Option | OneOf | Group]) -> None:
         elif isinstance(one, OneOf):
             _add(parser.add_mutually_exclusive_group(required=one.required), one.options)
         else:
-            parser.add_argument(*one.flags, **one.settings)
+            settings = dict(one.settings)
+            if one.flags == ("--wrapping-key-id",) and settings.pop("required", False):  # or from the profile
+                parser.set_defaults(wants_wrapping_key_id=True)
+            parser.add_argument(*one.flags, **settings)
+
+
+def set_defaults(args: argparse.Namespace, given: Mapping[str, Any], where: str) -> None:
+    """Give options of the command that `args` name other defaults, before they are parsed again.
+
+    Args:
+        args: What was parsed.
+        given: The defaults, by option, as a TOML file has them.
+        where: What they come from, for a usage error.
+    """
+    known: dict[str, Option] = {name: one for name, one in args.options.items() if one.flags[0].startswith("--")}
+    for name, value in given.items():
+        one = known.get(name.replace("-", "_"))
+        if one is None:
+            args.usage(f"{where}: {name} is not an option of {args.operation}; its options are {', '.join(known)}")
+            return
+        is_switch = str(one.settings.get("action", "")).startswith("store_")
+        wanted = bool if is_switch else list if one.settings.get("action") == "append" else (str, int, float)
+        choices = one.settings.get("choices")
+        if not isinstance(value, wanted) or (not is_switch and isinstance(value, bool)):
+            kind = "true or false" if is_switch else "a list" if wanted is list else "text or a number"
+            args.usage(f"{where}: {name} is {kind}")
+        if choices is not None and value not in choices:
+            args.usage(f"{where}: {name} is one of {', '.join(map(str, choices))}")
+        typed = "type" in one.settings and not isinstance(value, list)
+        args.parser.set_defaults(**{one.name: str(value) if typed else value})
 
 
 def values(args: argparse.Namespace, options: Iterable[Option]) -> dict[str, Any]:
@@ -151,8 +189,14 @@ def _duration(text: str, unit: str) -> timedelta:
 
 # --------------------------------------------------------------------------------------------- options of many commands
 
+PROFILE = option("--profile", metavar="NAME", help="a profile of config.toml; default: AGS_FAST_PROFILE")
 JSON = switch("--json", "print the result, or the error, as one JSON object")
-QUIET = switch("--quiet", "show no progress")
+HOW_MUCH = OneOf(
+    (
+        switch("--quiet", "print errors and warnings only, and what the command is there to show"),
+        switch("--verbose", "print what the KMS and the store are asked, and what jobs do, to standard error"),
+    )
+)
 DRY_RUN = switch("--dry-run", "show what would be done, and change nothing")
 THREADS = option("--threads", type=positive, metavar="N", help="number of threads; default: the usable CPUs")
 FORCE = switch("--force", "replace the output if it exists")

@@ -14,7 +14,6 @@ from ags_fast.cli.options import (
     FSYNC,
     JSON,
     KEY_FORMAT,
-    QUIET,
     THREADS,
     Command,
     FilledPairs,
@@ -135,7 +134,7 @@ OUTPUT_HELP = "a file, an existing folder, or the URL of a file; the URL of a fo
 KEPT = "as FILE has it"
 FILES = option("files", nargs="+", metavar="FILE", help="a path, or a URL such as s3://bucket/a.parquet")
 FIRST = (FILES, JSON.but(help="print the result, or the error, as one JSON object for each FILE"))
-COMMON = (*FIRST, KEY_FORMAT, QUIET, aad_prefix_options())
+COMMON = (*FIRST, KEY_FORMAT, aad_prefix_options())
 
 # What the functions of `parquet` take under the same names.
 ALGORITHM = option("--algorithm", choices=ALGORITHMS)

@@ -56,12 +56,12 @@ CONDITIONS = {
     "could-read": "whoever has the KEK could read the manifests, here or in a copy: then the data keys are known, too",
 }
 NOTES = (
-    "All of this is about this dataset, as it is now. Other datasets may use the same master keys: audit them, too. An "
+    "All of this is about {what}, as it is now. Other datasets may use the same master keys: audit them, too. An "
     "earlier copy of this dataset needs what the dataset needed then.",
     "Calls of the KMS are those of one process that does all of the work and knows no key yet. Each other process that "
     "helps (Spark tasks, local workers) unwraps each KEK that it needs once more.",
-    "No command here destroys a version of a master key. Destroy it in the KMS: disable it first, read what you need "
-    "to be able to read, and destroy it later.",
+    "No command here destroys a version of a master key. Destroy it in the KMS (in a local keystore: `ags-fast keys "
+    "destroy`): disable it first, read what you need to be able to read, and destroy it later.",
 )
 LEAK_NOTE = (
     "Nothing calls back what was copied. An old copy of _ags, with the keys that leaked, opens the files in it, and "
@@ -89,12 +89,19 @@ def printable_audit(
         return {**row, "versions": versions}
 
     leaked = found["event"] is not None and found["event"].endswith("-leaked")
+    events = {event: [shown(step) for step in steps] for event, steps in found.get("events", {}).items()}
     return {
         **found,
+        **({"events": events} if events else {}),
         "masters": [master(row) for row in found["masters"]],
         "steps": [shown(step) for step in found["steps"]],
-        "notes": [*NOTES, *([LEAK_NOTE] if leaked else [])],
+        "notes": [*(note.format(what=_what(found["version"])) for note in NOTES), *([LEAK_NOTE] if leaked else [])],
     }
+
+
+def _what(version: int | None) -> str:
+    """Return what an audit is about."""
+    return "this dataset" if version is None else f"version {version} of this dataset, with the versions before it"
 
 
 def _listed(items: list[str]) -> str:

@@ -15,7 +15,6 @@ from ags_fast.cli.options import (
     FSYNC,
     JSON,
     KEY_FORMAT,
-    QUIET,
     THREADS,
     Command,
     OneOf,
@@ -178,7 +177,6 @@ KEYED = (
     KEY_FORMAT,
     aad_prefix_options(),
     THREADS,
-    QUIET,
 )
 READING = (
     *KEYED,

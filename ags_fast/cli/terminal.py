@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -10,28 +11,14 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = ["Interrupts", "complain", "escaped", "interrupts", "leave", "printable", "show_warning", "warn"]
 
 AGAIN_SECONDS = 1.0  # a second signal within this time is not meant: some senders send two at once
-
-
-def printable(text: str) -> str:
-    r"""Return `text` in one printable line: file names and messages may contain anything.
-
-    Control characters, line ends, marks that change the direction of text, and bytes that are not UTF-8 (surrogates in
-    Python) become escapes such as ``\x1b``. A backslash is not escaped: only JSON is exact.
-    """
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def _escape(char: str) -> str:
-    number = ord(char)
-    if 0xDC80 <= number <= 0xDCFF:  # a byte of a name
-        return f"\\x{number - 0xDC00:02x}"
-    return char.encode("unicode_escape").decode()
 
 
 def escaped(value: Any) -> Any:
@@ -91,6 +78,8 @@ class Interrupts:
         signal.signal(signal.SIGINT, leave)
         if not self.installed:
             self.installed = True
+            # Python's end would give the signal its default back, and the command would die of it with its work done.
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
             self._before, sys.unraisablehook = sys.unraisablehook, self._unraisable
 
     @contextmanager

@@ -51,6 +51,13 @@ def interrupt_in(place: str) -> None:
     sys.exit(cli.command())
 
 
+def interrupt_at_the_end() -> None:
+    """Python deletes the attributes of modules last."""
+    vars(sys.modules[__name__])["_dying"] = Dying()
+    sys.argv = ["ags-fast", "--version"]
+    sys.exit(cli.command())
+
+
 def inspect(path: str) -> None:
     assert cli.main(["parquet", "inspect", path]) == 0
     assert not {"pyarrow", "numpy", "pandas"} & set(sys.modules)
