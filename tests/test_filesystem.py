@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import zipfile
@@ -224,6 +225,7 @@ def test_left_by_an_exception(fs: Any, options: dict[str, Any], tmp_path: Path) 
         file.write("half" if "b" not in mode else b"half")
         with pytest.warns(ResourceWarning, match="lost"):
             del file
+            gc.collect()  # a GzipFile of Python 3.12 refers to itself
     assert fs.dataset.version == first + 2
     assert decrypted(options["dataset"], options["kms"]) == TREE | {"y": b"kept", "z": b"z"}
     assert leftovers(tmp_path / "dataset", options["kms"]) == []

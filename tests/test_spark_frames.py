@@ -364,23 +364,3 @@ def test_workers_that_are_killed(spark: SparkSession, tmp_path: Path) -> None:
     killer.start()
     assert frame.groupBy().sum("a").collect()[0][0] == sum(range(6000))
     killer.join()
-
-
-# ---------------------------------------------------------------- the documentation
-
-
-def test_the_example_of_the_docs(spark: SparkSession, kms: dict[str, str], tmp_path: Path, capsys: Any) -> None:
-    docs = Path(__file__).resolve().parents[1] / "docs" / "spark.md"
-    if not docs.is_file():
-        pytest.skip("needs the source tree")
-    example = docs.read_text().split("```python\n")[1].split("```")[0]
-    for year in (2025, 2026):
-        folder = tmp_path / "src" / f"year={year}"
-        folder.mkdir(parents=True)
-        parquet.write_table(pa.table({"country": ["de", "fr", "de"]}), folder / "a.parquet")
-    dataset = encrypted(tmp_path / "src", tmp_path / "ds", kms)
-    names = {"keystore": kms["kms.local.path"], "key_file": kms["kms.local.key-file"]}
-    exec(example, {"spark": spark, "dataset": str(dataset), **names})
-    shown = capsys.readouterr().out
-    assert "|     de|    2|" in shown
-    assert "|     fr|    1|" in shown

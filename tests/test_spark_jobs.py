@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from ags_fast.jobs import JobResult, Row
     from ags_fast.jobs.work.context import Context, Task
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.more, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module", params=["classic", pytest.param("connect", marks=pytest.mark.more)])
+@pytest.fixture(scope="module", params=["classic", "connect"])
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
     """Gives the session of a master, of one kind: the one that runs, if it has this master."""
     with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
@@ -345,7 +345,6 @@ def test_one_kms_call_a_process(spark: Any, folders: Folders) -> None:
 # ------------------------------------------------------------------------------------------------- workers that die
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("after", [0.0, 0.02], ids=["at once", "later"])
 def test_workers_that_are_killed(engine: SparkEngine, folders: Folders, after: float) -> None:
     """Twice at one file, once at another, while others are written; every job survives that and loses nothing."""
@@ -372,7 +371,6 @@ def test_workers_that_are_killed(engine: SparkEngine, folders: Folders, after: f
     folders.check()
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("op", ["encrypt", "decrypt"])
 @pytest.mark.parametrize("master", ["local[2,4]", "local[2]"])
 def test_poison_file_is_a_failed_row(session: Callable[[str], Any], folders: Folders, master: str, op: str) -> None:
@@ -447,7 +445,6 @@ def active_jobs(spark: Any) -> list[Any]:
     return list(spark.interruptAll())  # nothing is left to interrupt
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("by", ["callback", "signal"])
 def test_ctrl_c_cancels_and_sweeps(spark: Any, folders: Folders, by: str) -> None:
     """No worker is at it any more when the exception arrives. What was finished is not done again."""
@@ -482,7 +479,6 @@ def test_ctrl_c_cancels_and_sweeps(spark: Any, folders: Folders, by: str) -> Non
     folders.check()
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("wait", [0.0, 0.2])
 def test_ctrl_c_before_spark_has_begun(
     spark: Any, engine: SparkEngine, folders: Folders, monkeypatch: pytest.MonkeyPatch, wait: float
@@ -513,7 +509,6 @@ def test_ctrl_c_before_spark_has_begun(
     folders.check()
 
 
-@pytest.mark.more
 def test_max_failures_cancels(spark: Any, folders: Folders) -> None:
     folders.make({str(i): 100_000 for i in range(40)})
     folders.encrypt(LocalEngine(0), double_wrap=False)
@@ -535,7 +530,6 @@ def test_max_failures_cancels(spark: Any, folders: Folders) -> None:
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.more
 def test_file_of_a_stranger_is_not_replaced(spark: Any, folders: Folders) -> None:
     """Nor taken for ours because it has our size, by whatever attempt."""
     folders.make({str(i): 1000 for i in range(8)})
@@ -559,7 +553,6 @@ def test_sessions_that_will_not_do(session: Callable[[str], Any]) -> None:
         SparkEngine(session("local[2,4]"), target_bytes=0)
 
 
-@pytest.mark.more
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.parametrize(
     ("master", "given", "expected"), [("local[2,4]", None, 1), ("local[2,4]", 3, 3), ("local[2]", None, 2)]
@@ -619,7 +612,6 @@ def test_calls_are_accounted_for(engine: SparkEngine, tmp_path: Path, isolate: b
 # ----------------------------------------------------------------------------------------------------- keys stay home
 
 
-@pytest.mark.more
 def test_keys_are_in_nothing_that_spark_keeps(tmp_path: Path) -> None:
     check_canary(tmp_path, "local[2,4]")
 

@@ -100,7 +100,7 @@ def decompress(codec: str, body: Buffer, limit: int) -> Buffer:
     except FormatError:
         raise
     except (zlib.error, lzma.LZMAError, OSError, ValueError, EOFError) as error:
-        raise FormatError(f"the plaintext is not an intact Avro file: a block is no {codec} data") from error
+        raise FormatError(f"the plaintext is not an intact Avro file: a block is not {codec} data") from error
 
 
 def _by_object(decompressor: Any, body: Buffer, limit: int) -> bytes:

@@ -308,7 +308,7 @@ class Source:
 
     @property
     def read_ahead(self) -> int:
-        """See `ags_fast.fs.ranges.RangeReader.read_ahead`; 0 if the source is no object of a store."""
+        """See `ags_fast.fs.ranges.RangeReader.read_ahead`; 0 if the source is not an object of a store."""
         return self._file.file.read_ahead if isinstance(self._file, RangeSource) else 0
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> AbstractContextManager[object]:

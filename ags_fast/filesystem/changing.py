@@ -57,7 +57,7 @@ class ChangedFiles(DatasetFiles):
     def put(self, lpath: Any, rpath: Any, recursive: bool = False, **kwargs: Any) -> None:
         """Encrypt local files, in one version: see fsspec."""
         if isinstance(lpath, str) and isinstance(rpath, str) and has_magic(lpath) and os.path.isfile(lpath):
-            inside = rpath.endswith("/") or self.isdir(rpath)  # a file of such a name is there, so it is no pattern
+            inside = rpath.endswith("/") or self.isdir(rpath)  # not a pattern if a file of such a name is there
             lpath, rpath = [lpath], [f"{rpath.rstrip('/')}/{os.path.basename(lpath)}" if inside else rpath]
         with self._one_version():
             super().put(lpath, rpath, recursive=recursive, **kwargs)
@@ -125,7 +125,7 @@ class ChangedFiles(DatasetFiles):
                 changes.remove(one)
 
     def rm_file(self, path: str) -> None:
-        """Remove a file. Its path is no pattern."""
+        """Remove a file. Its path is not a pattern."""
         path = self._strip_protocol(path)
         if self.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)

@@ -332,7 +332,7 @@ class Envelope:
         key = aes_key(self.kms.unwrap_key(entry.wrapped, entry.wrapping_key_id), entry.key_id)
         if len(key) not in self._kek_lengths:
             raise IntegrityError(
-                f"the KMS unwrapped {len(key)} bytes for {entry.key_id!r}, which is no length of such a KEK: somebody "
+                f"the KMS unwrapped {len(key)} bytes for {entry.key_id!r}, and such a KEK has another length: somebody "
                 "put another wrapped key in its place"
             )
         return Key(key)

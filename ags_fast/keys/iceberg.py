@@ -85,7 +85,7 @@ class EncryptedKey:
             key_id, by_id = check_key_id(value["key-id"]), check_key_id(value["encrypted-by-id"])
             metadata = unbase64(value["encrypted-key-metadata"])
             if not metadata or not all(isinstance(text, str) for pair in properties.items() for text in pair):
-                raise ValueError("no bytes, or properties that are no text")
+                raise ValueError("no bytes, or properties that are not text")
         except KeyError as error:
             raise FormatError(f"the entry {value.get('key-id')!r} of encryption-keys has no {error}") from None
         except (AttributeError, TypeError, ValueError) as error:

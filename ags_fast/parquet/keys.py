@@ -44,7 +44,10 @@ def dotted(path: Iterable[str]) -> str:
 
 
 def _key_bytes(key: Buffer, what: str) -> bytes:
-    value = bytes(memoryview(key).cast("B"))
+    try:
+        value = bytes(memoryview(key).cast("B"))
+    except TypeError:
+        raise TypeError(f"{what} is 16, 24 or 32 bytes, not {type(key).__name__!r}") from None
     if len(value) not in (16, 24, 32):
         raise ValueError(f"{what} must have 16, 24 or 32 bytes, not {len(value)}")
     if not any(value):

@@ -88,8 +88,9 @@ def as_kms(kms: KmsClient | Mapping[str, str]) -> KmsClient:
         return kms
     if not isinstance(kms, Mapping):
         raise TypeError(
-            f"kms is a mapping of properties or an ags_fast.keys.KmsClient, not {type(kms).__name__}: derive a client "
-            "of your own from KmsClient, with _wrap and _unwrap"
+            "kms is a mapping of properties, such as {'encryption.kms-type': 'local', ...}, or an "
+            f"ags_fast.keys.KmsClient, not {type(kms).__name__}: derive a client of your own from "
+            "KmsClient, with _wrap and _unwrap"
         )
     return load_kms(kms)
 

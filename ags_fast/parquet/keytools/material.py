@@ -161,7 +161,7 @@ def key_metadata(key_id: str, wrapped: bytes, *, footer: bool, **more: str) -> b
         key_id: The master key.
         wrapped: The DEK as the KMS has wrapped it.
         footer: Whether it is the footer key.
-        **more: Fields that are no part of PKMT1, and that its readers pass over.
+        **more: Fields beside those of PKMT1. Its readers pass over them.
     """
     material = {"keyMaterialType": TYPE, "internalStorage": True, "isFooterKey": footer}
     if footer:

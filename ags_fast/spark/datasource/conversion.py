@@ -95,7 +95,7 @@ def conform(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
             return array.cast(target, safe=False)  # INT96: Spark drops what is less than a microsecond, too
         return array.cast(target)
     except pa.ArrowInvalid as error:
-        raise TypeMismatchError(f"the column {name!r} has a value that is no {target}: {error}") from None
+        raise TypeMismatchError(f"the column {name!r} has a value that is not a {target}: {error}") from None
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -1,6 +1,6 @@
 """Filters that Spark pushes down: whether a row group, or a file by its partition values, may have a row that passes.
 
-A filter only ever leaves out what cannot pass. Spark applies every filter again, so to keep too much is no fault.
+A filter only ever leaves out what cannot pass. Spark applies every filter again, so keeping too much is harmless.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def partition_values(path: str, columns: t.StructType) -> dict[str, Any]:
             except (ValueError, ArithmeticError) as error:
                 hint = f": {error}" if isinstance(error, _NoSuchTypeError) else ""
                 kind = field.dataType.simpleString()
-                raise ValueError(f"{path!r}: the value {text!r} of {name!r} is no {kind}{hint}") from None
+                raise ValueError(f"{path!r}: the value {text!r} of {name!r} is not a {kind}{hint}") from None
     return found
 
 
