@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import ags_fast
 from benchmarks.keystore import keystore
+from benchmarks.measure import warn_if_busy
 from benchmarks.session import SetupError, java_version, spark_session
 from benchmarks.tour import avro, compare, dataset, frames, iceberg, parquet, rotation
 from benchmarks.tour.files import MADE, OTHERS, files_in, hidden, look_at, make_orders, make_others, names_in
-from benchmarks.tour.output import Output, print_output
+from benchmarks.tour.output import Output, print_end
 from benchmarks.tour.steps import JobError, Steps, count
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def tour(
     root = output or scratch / "output"
     out = Output(root, names)
     where = "in a temporary folder, which is removed in the end" if output is None else f"in {output}"
-    print(f"ags_fast {ags_fast.__version__}, {ags_fast.openssl_version()}, {where}\n")
+    print(f"ags_fast {ags_fast.__version__}, {ags_fast.openssl_version()}, {where}\n", flush=True)
     steps = Steps()
     with contextlib.ExitStack() as stack:
         with steps.step("Spark starts"):
@@ -72,8 +73,7 @@ def tour(
             with steps.step("Side by side with pure Python"):
                 rows = compare.compare(spark, scratch / "table", cpus, rounds)
             compare.print_table(rows)
-    if output is not None:
-        print_output(out, *lengths[0])
+    print_end(out if output else None, lengths, {name: size for name, (size, _, _) in before.items()})
     return not steps.failed
 
 
@@ -114,6 +114,7 @@ def main(argv: list[str] | None = None) -> int:
             and os.path.commonpath([args.input, args.output]) in map(str, (args.input, args.output))
         ):
             raise SetupError(f"{args.output} and {args.input}: neither may be inside the other")
+        warn_if_busy()
         with tempfile.TemporaryDirectory(prefix="ags-tour-") as scratch:
             return 0 if tour(args.input, args.output, args.records, args.rounds, Path(scratch), args.kill) else 1
     except SetupError as error:

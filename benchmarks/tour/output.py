@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 
 from benchmarks.session import SetupError
+from benchmarks.tour.files import hidden
 
 
 class Output:
@@ -56,10 +58,37 @@ def write_private(path: Path, data: bytes) -> None:
     partial.replace(path)
 
 
-def print_output(out: Output, name: str, length: int) -> None:
+def print_end(out: Output | None, lengths: list[tuple[str, int]], sizes: dict[str, int]) -> None:
+    """Say where things are, and which commands look into them.
+
+    out: the folder, unless it was a temporary one. sizes: of the plain files, in bytes.
+    """
+    if out is None:
+        _print_next()
+        return
     root = out.key_file.parent
-    words = ["ags-fast", "stream", "decrypt", out.encrypted / f"{name}.ags", "--key-file", out.key_file]
-    words += ["--aad-prefix", name, "--length", length, "-o", Path(name).name]
-    print(f"\nIn {root} are now: encrypted/, decrypted/, manifest.json with the lengths to trust, and the key, which")
-    print("in real life is kept elsewhere. One file by hand:\n")
-    print("   " + " \\\n      ".join([shlex.join(map(str, words[:4])), shlex.join(map(str, words[4:]))]))
+    # An empty file, or a marker, would show nothing.
+    name, length = max(lengths, key=lambda row: (sizes[row[0]] > 0, row[0].endswith(".avro"), not hidden(row[0])))
+    program = str(Path(sys.executable).with_name("ags-fast"))
+    listing = [program, "ls", "-l", root / "dataset"]
+    listing += ["--keystore", root / "keystore.json", "--key-file", root / "keystore.key"]
+    words = [program, "stream", "decrypt", out.encrypted / f"{name}.ags", "--key-file", out.key_file]
+    words += ["--aad-prefix", name, "--length", length, "--force", "-o", root / f"by-hand{Path(name).suffix}"]
+    print(f"\nIn {root} are now: encrypted/ and decrypted/, manifest.json with the lengths to trust,")
+    print("dataset/ and restored/, and the keys, which in real life are kept elsewhere. What the dataset has:\n")
+    print(_pasted(listing, 4))
+    print("\nOne file by hand:\n")
+    print(_pasted(words, 4))
+
+
+def _print_next() -> None:
+    program = Path(sys.executable).with_name("ags-fast")
+    print("\nThe files were in a temporary folder, and are gone. To keep them, and to see how to look into them:\n")
+    print("   make run OUTPUT=build/tour")
+    print(f"\nThe command of ags_fast is {program}; its environment:\n")
+    print(f"   . {shlex.quote(str(program.with_name('activate')))}")
+
+
+def _pasted(words: list[object], first: int) -> str:
+    """A command in two lines for a shell, the first with `first` words."""
+    return "   " + " \\\n      ".join(shlex.join(map(str, part)) for part in (words[:first], words[first:]))

@@ -47,9 +47,12 @@ class Steps:
         line = f"{self._number}. {title} "
         print(line, end="", flush=True)
         done = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(line, done), daemon=True)
+        dots: list[str] = []
         if sys.stdout.isatty() and self.spark:
-            watcher.start()
+            watcher = threading.Thread(target=self._watch, args=(line, done), daemon=True)
+        else:
+            watcher = threading.Thread(target=_dot, args=(dots, done), daemon=True)
+        watcher.start()
         start = time.perf_counter()
         try:
             yield
@@ -61,9 +64,8 @@ class Steps:
         finally:
             seconds = time.perf_counter() - start
             done.set()
-            if watcher.ident:
-                watcher.join()
-        print(f"{'.' * (WIDTH - len(line) - 8)}{seconds:6.1f} s")
+            watcher.join()
+        print(f"{'.' * (WIDTH - len(line) - len(dots) - 8)}{seconds:6.1f} s", flush=True)
 
     def _watch(self, line: str, done: threading.Event) -> None:
         assert self.spark is not None
@@ -81,6 +83,13 @@ class Steps:
         """A comparison, and what is wrong with it, if anything is. The tour goes on, and fails in the end."""
         self.failed |= bool(problem)
         self.say(f"WRONG: {problem}" if problem else f"ok: {text}")
+
+
+def _dot(dots: list[str], done: threading.Event) -> None:
+    """Show in a log that a step lives."""
+    while not done.wait(10):
+        dots.append(".")
+        print(".", end="", flush=True)
 
 
 def _why(error: BaseException) -> str:
