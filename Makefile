@@ -9,6 +9,8 @@ MORE_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 VENV := .venv
 PY := $(VENV)/bin/python
 OLD_PYICEBERG := build/pyiceberg-0.11
+DOCS := build/docs
+WORKFLOWS := build/workflows
 SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fast/_core_parquet.pxi ags_fast/_core_avro.pxi \
 	ags_fast/_version.py $(wildcard csrc/*.c csrc/*.h)
 
@@ -22,19 +24,19 @@ export AGS_FAST_WERROR := 1
 endif
 
 .NOTPARALLEL:
-.PHONY: help run test test-more test-long test-pyiceberg coverage bench lint sanitize fuzz wheel lock clean java iceberg-java \
-	services servers more-servers
+.PHONY: help run test test-more test-long test-pyiceberg coverage bench lint docs man sanitize fuzz wheel wheels lock clean java iceberg-java \
+	run-tools test-tools services servers more-servers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-run: $(VENV)/built java iceberg-java ## encrypt, read and decrypt real Avro and Parquet files with Spark; with your files: make run INPUT=dir OUTPUT=dir KILL=1
-	$(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)') $(if $(KILL),--kill)
+run: run-tools $(if $(wildcard $(VENV)/deps),$(VENV)/built iceberg-java,$(VENV)/tour) ## encrypt, read and decrypt real Avro and Parquet files with Spark; with your files: make run INPUT=dir OUTPUT=dir KILL=1
+	PYTHONPATH=$$(.ci/iceberg-java --where pyspark-4.1) $(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)') $(if $(KILL),--kill)
 
-test: $(VENV)/built java iceberg-java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
+test: test-tools $(VENV)/built java iceberg-java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
 
-test-more: $(VENV)/built java iceberg-java services servers more-servers ## the slow tests: Spark clusters, kills at every step; CI runs them
+test-more: test-tools $(VENV)/built java iceberg-java services servers more-servers ## the slow tests: Spark clusters, kills at every step; CI runs them
 	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadfile -m "more and not slow" $(ARGS)
 
 test-long: $(VENV)/built java iceberg-java services servers ## the long loops that make test leaves out
@@ -47,28 +49,39 @@ test-pyiceberg: $(VENV)/built $(OLD_PYICEBERG)/done java iceberg-java services s
 coverage: $(VENV)/deps java iceberg-java services servers ## which lines of Python, Cython and C make test does not run; leaves build/coverage
 	$(PY) -P .ci/coverage.py -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
 
-bench: $(VENV)/built java ## the benchmark: the README's table, and plots
+bench: $(VENV)/built java ## the benchmark: the tables of docs/benchmarks.md, and plots
 	$(PY) -m benchmarks $(ARGS)
 
-lint: $(VENV)/built ## ruff, import-linter, mypy, stubs against the built module; clang-format, clang-tidy, C warnings as errors
+lint: $(VENV)/built $(WORKFLOWS)/done ## ruff, import-linter, mypy, stubs against the built module; clang-format, clang-tidy, C warnings as errors; workflows
 	$(PY) -P -m ruff check
 	$(PY) -P -m ruff format --check
 	$(PY) -P $(VENV)/bin/lint-imports --no-cache
 	$(PY) -P -m mypy
 	$(PY) -P -m mypy.stubtest --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allowlist ags_fast
 	.ci/lint-c
+	.ci/lint-workflows
+
+docs: $(DOCS)/done ## the site of the documentation in build/site, with warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -P -m mkdocs build --strict
+
+man: $(VENV)/built ## the manual pages in build/man/man1, made from the parsers; look at them by: man -M build/man ags-fast
+	$(VENV)/bin/ags-fast man build/man/man1
 
 sanitize: $(VENV)/built ## the C test programs under AddressSanitizer, UBSan and ThreadSanitizer, of gcc and clang
 	@.ci/tools gcc fuzzer
 	bash tests/csrc/run.sh asan tsan
 
-fuzz: $(VENV)/built ## libFuzzer on the path that opens streams
+fuzz: $(VENV)/built ## libFuzzer on the paths that open streams and Parquet files; longer: make fuzz FUZZ_SECONDS=1800
 	@.ci/tools fuzzer
-	bash tests/csrc/run.sh fuzz
+	bash tests/csrc/run.sh fuzz $(FUZZ_SECONDS)
 
-wheel: ## this machine's wheel in dist/: built from the sdist, audited, tested in an empty environment
+wheel: ## this machine's wheel in dist/: built from the sdist, audited, tested in an empty environment; for an older glibc: GLIBC=2.28
 	@.ci/tools python cc
-	.ci/wheel
+	GLIBC=$(GLIBC) .ci/wheel
+
+wheels: $(WORKFLOWS)/done ## the release's wheels of this platform in dist/, by cibuildwheel; on Linux with Docker
+	$(WORKFLOWS)/bin/cibuildwheel --archs native --output-dir dist
+	$(PYTHON) .ci/dist.py dist/*.whl
 
 lock: $(VENV)/deps ## newest versions of the development dependencies into .ci/requirements*.txt
 	.ci/lock
@@ -76,6 +89,13 @@ lock: $(VENV)/deps ## newest versions of the development dependencies into .ci/r
 clean: ## remove everything that make created here (the cached OpenSSL in ~/.cache/ags_fast stays)
 	rm -rf $(VENV) build dist *.egg-info ags_fast/*.so .*_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# All that is missing is named, or installed, before anything is built.
+run-tools:
+	@.ci/tools python cc java maven
+
+test-tools:
+	@.ci/tools python cc java $(if $(CI),,--optional) maven softhsm postgresql fuse
 
 java:
 	@.ci/tools java
@@ -90,25 +110,46 @@ servers: $(VENV)/built
 	@PYTHONPATH=tests $(PY) -m servers
 
 more-servers: $(VENV)/built
-	@PYTHONPATH=tests $(PY) -m servers fake-gcs-server
+	@.ci/tools nodejs $(if $(CI),,|| echo "The tests that need it will be skipped.")
+	@PYTHONPATH=tests $(PY) -m servers fake-gcs-server azurite
 
 # setuptools first, and then no build isolation: pyspark comes as source, and an isolated build would not be locked.
 $(VENV)/deps: .ci/requirements-wheel.txt .ci/requirements.txt
 	@.ci/tools python cc
-	@echo "Installing the locked dependencies into $(VENV); this takes a minute or two, once."
-	$(PYTHON) -P -m venv --clear $(VENV)
-	$(PY) -P -m pip install --quiet --require-hashes -r .ci/requirements-wheel.txt
-	$(PY) -P -m pip install --quiet --require-hashes --no-build-isolation -r .ci/requirements.txt
+	@.ci/step "Making a virtual environment in $(VENV) (half a minute)" $(PYTHON) -P -m venv --clear $(VENV)
+	@.ci/step "Installing the locked packages of the fast tests (1 to 3 minutes, once)" \
+		$(PY) -P -m pip install --quiet --require-hashes -r .ci/requirements-wheel.txt
+	@.ci/step "Installing the other locked packages: Spark, linters (1 to 3 minutes, once)" \
+		$(PY) -P -m pip install --quiet --require-hashes --no-build-isolation -r .ci/requirements.txt
 	@touch $@
 
 # pip shows nothing of a build that succeeds, such as a warning about a slow libcrypto: `ags-fast --version` repeats it.
 $(VENV)/built: $(VENV)/deps $(SOURCES)
-	@echo "Building ags_fast; the first build on a machine compiles OpenSSL too, in a minute or two."
-	$(PY) -P -m pip install -qq --no-build-isolation --no-deps --editable .
+	@.ci/step "Building ags_fast (half a minute; the first build on a machine compiles OpenSSL, in 1 to 3 minutes)" \
+		$(PY) -P -m pip install -qq --no-build-isolation --no-deps --editable .
+	@touch $@
+	@$(VENV)/bin/ags-fast --version
+
+# A smaller environment, made while OpenSSL compiles: enough for make run. make test replaces it by the one above.
+$(VENV)/tour: .ci/requirements-build.txt .ci/requirements-run.txt $(SOURCES)
+	@.ci/prepare-run $(VENV)
 	@touch $@
 	@$(VENV)/bin/ags-fast --version
 
 $(OLD_PYICEBERG)/done: .ci/requirements-pyiceberg-0.11.txt $(VENV)/deps
 	rm -rf $(OLD_PYICEBERG)
 	$(PY) -P -m pip install --quiet --require-hashes --no-deps --target $(OLD_PYICEBERG) -r $<
+	@touch $@
+
+$(WORKFLOWS)/done: .ci/requirements-workflows.txt
+	@.ci/tools python
+	$(PYTHON) -P -m venv --clear $(WORKFLOWS)
+	$(WORKFLOWS)/bin/python -P -m pip install --quiet --require-hashes -r $<
+	@touch $@
+
+# mkdocstrings reads the sources, and imports nothing of them: the site needs no build.
+$(DOCS)/done: .ci/requirements-docs.txt
+	@.ci/tools python
+	$(PYTHON) -P -m venv --clear $(DOCS)
+	$(DOCS)/bin/python -P -m pip install --quiet --require-hashes -r $<
 	@touch $@

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from setuptools import Command, Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import SetupError
 from setuptools.modified import newer_group
@@ -54,6 +55,28 @@ class Libcrypto(NamedTuple):
 
     def at_least(self, minimum: tuple[int, int]) -> bool:
         return tuple(int(n) for n in self.version.split(".")[:2]) >= minimum
+
+
+def check_prerequisites() -> None:
+    """Name all that is missing before anything is built: OpenSSL takes minutes."""
+    missing = []
+    if not shutil.which(CC[0]):
+        missing.append(f"a C compiler, {CC[0]} (gcc libc6-dev)")
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        missing.append("Python's headers, Python.h (python3-dev)")
+    if shutil.which(CC[0]) and needs_openssl():
+        missing += [f"{tool} ({tool})" for tool in ("make", "tar") if not shutil.which(tool)]
+        configures = ["perl", "-MFindBin", "-MIPC::Cmd", "-MPod::Usage", "-e", "1"]  # perl-base is not enough
+        if not shutil.which("perl") or subprocess.run(configures, capture_output=True).returncode != 0:
+            missing.append("perl with its modules (perl)")
+    if missing:
+        raise SetupError(f"not installed, or not found: {', '.join(missing)}. In brackets are Debian's packages")
+
+
+def needs_openssl() -> bool:
+    """Whether nothing but a libcrypto of our own will do, and the cache has none."""
+    wish = os.environ.get("AGS_FAST_OPENSSL", "")
+    return wish != "system" and (wish == "bundled" or not system_libcrypto()) and not bundled_home().is_dir()
 
 
 def choose_libcrypto() -> Libcrypto:
@@ -147,7 +170,7 @@ CONFIGURE = [
 
 def bundled_libcrypto() -> Libcrypto:
     """OpenSSL 3.5 from the cache, built first if need be. Any number of builds may come here at the same time."""
-    home = cache_dir() / f"openssl-3.5-{cache_key()}"
+    home = bundled_home()
     if not home.is_dir():
         home.parent.mkdir(parents=True, exist_ok=True)
         with open(f"{home}.lock", "w") as lock:
@@ -165,6 +188,10 @@ def bundled_libcrypto() -> Libcrypto:
     if not version or not library.is_file():
         raise SetupError(f"{home} is damaged; delete it")
     return Libcrypto(version, True, [str(include)], [str(library)], [])
+
+
+def bundled_home() -> Path:
+    return cache_dir() / f"openssl-3.5-{cache_key()}"
 
 
 def cache_dir() -> Path:
@@ -188,7 +215,7 @@ def build_openssl(work: Path) -> Path:
         if not shutil.which(tool):
             raise SetupError(f"building OpenSSL needs {tool}, which is not installed")
     source = openssl_source(work)
-    say(f"Building OpenSSL {source_version(source)} (libcrypto only, static); this takes a minute or two, once.")
+    say(f"Building OpenSSL {source_version(source)} (libcrypto only, static); this takes 1 to 3 minutes, once.")
     build, log = work / "build", work / "log"
     build.mkdir()
     # CFLAGS would replace OpenSSL's own -O3. An outer make's MAKEFLAGS name a job server that this make cannot use.
@@ -196,7 +223,7 @@ def build_openssl(work: Path) -> Path:
     environ["CC"] = shlex.join(CC)
     jobs = f"-j{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()}"
     steps = [
-        ["perl", str(source / "Configure"), *CONFIGURE],
+        ["perl", str(source / "Configure"), *cross_target(), *CONFIGURE],
         ["make", jobs, "build_generated"],
         ["make", jobs, "libcrypto.a"],
     ]
@@ -211,7 +238,15 @@ def build_openssl(work: Path) -> Path:
     for tree in (source, build):  # headers of the release, then those that Configure made
         shutil.copytree(tree / "include/openssl", out / "include/openssl", dirs_exist_ok=True)
     shutil.copy(build / "libcrypto.a", out)
+    if (work / "source.json").is_file():
+        shutil.copy(work / "source.json", out)
     return out
+
+
+def cross_target() -> list[str]:
+    """Python's names for Linux platforms (linux-aarch64), which are also OpenSSL's, say what is compiled for."""
+    wish = os.environ.get("_PYTHON_HOST_PLATFORM", "")
+    return [wish] if wish.startswith("linux-") else []
 
 
 def openssl_source(work: Path) -> Path:
@@ -219,23 +254,52 @@ def openssl_source(work: Path) -> Path:
     if given := os.environ.get("AGS_FAST_OPENSSL_SOURCE"):
         places = [lambda work: Path(given).resolve(strict=True)]
     else:
-        places = [upstream_release, debian_source]
+        places = [kept_source, upstream_release, debian_source]
     tried = []
     for place in places:
         try:
             found = place(work)
-            folder = found if found.is_dir() else unpack(found, work / "source")
+            folder = work / "source"
+            if found.is_dir():
+                folder = found
+            else:
+                say(f"The source of OpenSSL: {found}")
+                digest = hashlib.sha256(found.read_bytes()).hexdigest()
+                url = OPENSSL_URL if digest == OPENSSL_SHA256 else found.name
+                (work / "source.json").write_text(json.dumps({"url": url, "sha256": digest}))
+                unpack(found, folder)
             version = source_version(folder)
             if not version.startswith("3.5."):
                 raise SetupError(f"{found} is OpenSSL {version}, not 3.5")
+            if not given and found.parent != sources_dir():
+                keep_source(found)
             return folder
         except (SetupError, OSError) as error:
             tried.append(f"  {error}")
     raise SetupError("no source of OpenSSL 3.5 was found to build. Tried:\n" + "\n".join(tried))
 
 
+def sources_dir() -> Path:
+    return cache_dir() / f"openssl-{OPENSSL}-source"
+
+
+def kept_source(work: Path) -> Path:
+    """The tarball that an earlier build fetched: other compilers and options build the same source."""
+    for tarball in sorted(sources_dir().glob("openssl*.tar.*")):
+        return tarball
+    raise SetupError(f"{sources_dir()}: empty")
+
+
+def keep_source(tarball: Path) -> None:
+    sources_dir().mkdir(parents=True, exist_ok=True)
+    partial = sources_dir() / f".partial-{os.getpid()}"
+    shutil.copy(tarball, partial)
+    partial.replace(sources_dir() / tarball.name)
+
+
 def upstream_release(work: Path) -> Path:
     tarball = work / "openssl.tar.gz"
+    say(f"Fetching {OPENSSL_URL}")
     try:
         # The timeout is per read, so that a network without access to the internet costs seconds.
         with urllib.request.urlopen(OPENSSL_URL, timeout=15) as response, open(tarball, "wb") as file:
@@ -254,6 +318,7 @@ def debian_source(work: Path) -> Path:
     apt checks it: the archive's keyring signs the index, the index has the hash. The apt configuration is the
     machine's (proxy, certificates, credentials), except that lists and downloads go to a temporary folder.
     """
+    say(f"Fetching the source package of openssl in Debian {DEBIAN_SUITE}")
     if not shutil.which("apt-get") or "ID=debian" not in Path("/etc/os-release").read_text().split():
         raise SetupError("Debian source package: this machine is not Debian")
     # In /tmp and readable by all, because apt downloads as another user.
@@ -269,16 +334,24 @@ def debian_source(work: Path) -> Path:
             'Acquire::Languages "none"; Acquire::Retries "1"; Acquire::http::Timeout "15";\n'
             "#clear APT::Update::Post-Invoke;\n#clear APT::Update::Post-Invoke-Success;\n"
         )
-        output = ""
-        # `update` fails if one suite fails, though the others may be enough: the result of `source` decides.
-        for arguments in (["update"], ["source", "--only-source", "--download-only", "--tar-only", "openssl"]):
-            command = ["apt-get", "-q", "-c", str(apt / "apt.conf"), *arguments]
+        said = ""
+
+        def run(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+            nonlocal said
+            command = [tool, "-q", "-c", str(apt / "apt.conf"), *arguments]
             result = subprocess.run(command, cwd=apt, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-            output += result.stderr
-        tarballs = list(apt.glob("openssl_*.orig.tar.*z*"))
-        if result.returncode != 0 or not tarballs:
-            raise SetupError(f"Debian source package of {DEBIAN_SUITE}: apt-get source failed\n{output}".rstrip())
-        return Path(shutil.copy(tarballs[0], work))
+            said += result.stderr
+            return result
+
+        run("apt-get", "update")  # fails if one suite fails, though the others may be enough
+        known = run("apt-cache", "showsrc", "--only-source", "openssl").stdout
+        listed = re.findall(r"^Version: (3\.5\..+)", known, re.MULTILINE)
+        for version in sorted(set(listed), reverse=True):  # a mirror may list a version whose tarball it does not have
+            result = run("apt-get", "source", "--only-source", "--download-only", "--tar-only", f"openssl={version}")
+            tarballs = list(apt.glob("openssl_*.orig.tar.*z*"))
+            if result.returncode == 0 and tarballs:
+                return Path(shutil.copy(tarballs[0], work))
+        raise SetupError(f"Debian source package of {DEBIAN_SUITE}: apt-get source failed\n{said}".rstrip())
 
 
 def debian_suites() -> list[str]:
@@ -295,14 +368,13 @@ def debian_suites() -> list[str]:
     return [f"deb-src {options}{uri} {DEBIAN_SUITE}{kind} main\n" for uri, kind in dict.fromkeys(mirrors)]
 
 
-def unpack(tarball: Path, folder: Path) -> Path:
+def unpack(tarball: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     command = ["tar", "-xf", str(tarball), "-C", str(folder), "--strip-components=1"]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
         raise SetupError(f"{tarball}: {result.stderr.strip()}")
-    return folder
 
 
 def source_version(folder: Path) -> str:
@@ -323,6 +395,7 @@ CORE = Extension(
         "ags_fast/_agsf.pxd",
         "ags_fast/_core_parquet.pxi",
         "ags_fast/_core_avro.pxi",
+        "csrc/exports.map",
         *sorted(str(p) for p in Path("csrc").glob("*.[ch]")),
     ],
 )
@@ -351,7 +424,7 @@ if os.environ.get("AGS_FAST_WERROR") == "1":
 if MACOS:
     LINK_FLAGS = ["-Wl,-exported_symbol,_PyInit__core"]
 else:
-    LINK_FLAGS = ["-pthread", "-Wl,--exclude-libs,ALL", "-Wl,-z,relro,-z,now"]
+    LINK_FLAGS = ["-pthread", "-Wl,--version-script=csrc/exports.map", "-Wl,-z,relro,-z,now"]
 if SANITIZE:
     LINK_FLAGS += [f"-fsanitize={SANITIZE}"]
 if COVERAGE:
@@ -359,10 +432,13 @@ if COVERAGE:
 
 
 class BuildExt(build_ext):
+    libcrypto: Libcrypto | None = None
+
     def run(self) -> None:
         from Cython.Build import cythonize  # not on top: build_openssl and sdist do without
 
-        libcrypto = choose_libcrypto()
+        check_prerequisites()
+        self.libcrypto = libcrypto = choose_libcrypto()
         say(f"libcrypto: OpenSSL {libcrypto.version}, {'bundled' if libcrypto.bundled else 'system'}")
         CORE.include_dirs += libcrypto.include_dirs
         CORE.define_macros = [("AGSF_LIBCRYPTO_BUNDLED", str(int(libcrypto.bundled)))]
@@ -397,6 +473,56 @@ def record(libcrypto: Libcrypto) -> str:
     return str(path)
 
 
+class BdistWheel(bdist_wheel):
+    def write_wheelfile(self, wheelfile_base: str, **options: str) -> None:
+        """Adds to the wheel what the static libcrypto in it is (PEP 770): nothing else in a wheel tells."""
+        super().write_wheelfile(wheelfile_base, **options)
+        libcrypto = self.get_finalized_command("build_ext").libcrypto
+        if libcrypto and libcrypto.bundled:
+            sboms = Path(wheelfile_base, "sboms")
+            sboms.mkdir(exist_ok=True)
+            bill = bill_of_materials(self.distribution.get_version(), libcrypto)
+            (sboms / "ags_fast.cdx.json").write_text(json.dumps(bill, indent=2) + "\n")
+
+
+def bill_of_materials(version: str, libcrypto: Libcrypto) -> dict[str, object]:
+    """CycloneDX 1.6, the same bytes for the same build: it has no time and no serial number."""
+
+    def component(name: str, version: str, purl: str) -> dict[str, object]:
+        licenses = [{"license": {"id": "Apache-2.0"}}]
+        return {
+            "type": "library",
+            "bom-ref": purl,
+            "name": name,
+            "version": version,
+            "purl": purl,
+            "licenses": licenses,
+        }
+
+    def sha256(digest: str) -> list[dict[str, str]]:
+        return [{"alg": "SHA-256", "content": digest}]
+
+    library = Path(libcrypto.objects[0])
+    openssl = component("openssl", libcrypto.version, f"pkg:generic/openssl@{libcrypto.version}")
+    openssl["description"] = "libcrypto, linked statically into ags_fast._core"
+    openssl["cpe"] = f"cpe:2.3:a:openssl:openssl:{libcrypto.version}:*:*:*:*:*:*:*"
+    openssl["hashes"] = sha256(hashlib.sha256(library.read_bytes()).hexdigest())
+    recorded = library.with_name("source.json")
+    if recorded.is_file():  # not there when AGS_FAST_OPENSSL_SOURCE was a folder
+        source = json.loads(recorded.read_text())
+        reference = {"type": "source-distribution", "url": source["url"], "hashes": sha256(source["sha256"])}
+        openssl["externalReferences"] = [reference]
+    ours = component("ags_fast", version, f"pkg:pypi/ags-fast@{version}")
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": ours},
+        "components": [openssl],
+        "dependencies": [{"ref": ours["bom-ref"], "dependsOn": [openssl["bom-ref"]]}, {"ref": openssl["bom-ref"]}],
+    }
+
+
 class BuildOpenssl(Command):
     description = "build the static libcrypto into the cache, if it is not there"
     user_options: ClassVar[list[tuple[str, str, str]]] = []
@@ -415,5 +541,6 @@ def say(message: str) -> None:
 
 # By their names Spark finds its data sources.
 MODULES = ["pyspark_ags_avro", "pyspark_ags_parquet"]
+COMMANDS = {"bdist_wheel": BdistWheel, "build_ext": BuildExt, "build_openssl": BuildOpenssl}
 
-setup(ext_modules=[CORE], py_modules=MODULES, cmdclass={"build_ext": BuildExt, "build_openssl": BuildOpenssl})
+setup(ext_modules=[CORE], py_modules=MODULES, cmdclass=COMMANDS)
