@@ -19,9 +19,23 @@ from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
 import ags_fast
 from ags_fast.cli.version import libcrypto_text
-from benchmarks import cases, commits, compare, datasets, frames, iceberg, jobs, network, parquet, rotation, slopes
+from benchmarks import (
+    cases,
+    clients,
+    commits,
+    compare,
+    datasets,
+    frames,
+    iceberg,
+    jobs,
+    network,
+    parquet,
+    rotation,
+    slopes,
+    start,
+)
 from benchmarks.limit import LimitError
-from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed
+from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed, warn_if_busy
 from benchmarks.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -38,6 +52,8 @@ GROUPS = (
     | frames.GROUPS
     | slopes.GROUPS
     | network.GROUPS
+    | start.GROUPS
+    | clients.GROUPS
 )
 TITLES = {"limit": "limit", "naive": "naive", "best": "best Py", "pycryptodome": "pycrypt.", "ours": "ours"}
 
@@ -71,6 +87,7 @@ def main() -> int:
             print(f"benchmarks: {error}", file=sys.stderr)
             return 2
         print("\n".join(f"{key:12} {value}" for key, value in about.items()))
+        warn_if_busy()
         print("\nThe best run of each; ratios are of the bests, and (median over the rounds). Above 1, ours is better.")
         rows = run(chosen, rounds)
     about["load after"] = load()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +22,19 @@ SLOW_SECONDS = 0.03
 PER_SECOND = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9, "calls": 1, "KiB": 1 / 1024}
 
 Run = Callable[[], float | None]  # returns the seconds it took, or None if its caller should look at the clock
+
+
+def warn_if_busy() -> None:
+    """Say on the error stream if other programs keep the CPUs busy."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    load = os.getloadavg()[0]
+    if load > cpus:
+        print(
+            f"The load of the last minute is {load:.1f}, on {cpus} CPU{'s' * (cpus != 1)}: what is measured now may be "
+            "slow. Wait for other programs, or for a build that has just ended.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class SkippedError(Exception):

@@ -76,7 +76,7 @@ def spark_session(
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise SetupError("pyspark is not installed: pip install 'ags_fast[spark,avro]'") from None
+        raise SetupError("pyspark is not installed: make run installs what the tour needs") from None
     builder = SparkSession.builder.master(CLUSTER if cluster else "local[*,4]").appName("ags_fast tour")
     for name, value in {
         "spark.driver.host": "127.0.0.1",

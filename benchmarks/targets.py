@@ -194,4 +194,7 @@ TARGETS = [
         " time",
     ),
     Target("import ags_fast over bare Python", r"import/.*", 15, milliseconds_over("limit"), True, " ms"),
+    Target("--version, --help over bare Python", r"start/(version|help)", 60, milliseconds_over("limit"), True, " ms"),
+    Target("ls, cat / import pyarrow.parquet", r"start/(ls|cat)", 1.5, cost_of("limit"), True, " time"),
+    Target("lines of a file / Python's open", r"lines/.*", 3, cost_of("limit"), True, " time"),
 ]

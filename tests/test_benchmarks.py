@@ -462,6 +462,7 @@ def run_benchmarks(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.more
 @needs_compiler
 def test_a_run_prints_a_table_and_writes_json_and_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
