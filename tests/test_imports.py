@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pandas")  # else nothing could import it
 
-LAZY = ("pandas", "pyarrow.compute", "pyarrow.parquet", "fsspec", "multiprocessing.spawn", "urllib.request", "asyncio")
+LAZY = (
+    *("pandas", "pyarrow.compute", "pyarrow.parquet", "fsspec", "urllib.request", "asyncio"),
+    *("multiprocessing.spawn", "multiprocessing.synchronize"),
+)
 
 RUN = """
 import sys
