@@ -261,7 +261,11 @@ def test_keys_are_in_nothing_that_spark_keeps(tmp_path: Path) -> None:
 def test_modules_that_are_missing(server: str, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process: the error names the extra. In the workers: the error names the module, without a traceback."""
     with connect_session(server) as session:
-        for found, text in ((None, "need pandas: install the extra"), ("2.1.4", "pandas 2.2 or newer, not 2.1.4")):
+        missing, old = (
+            r"needs pandas: pip install '.*\[spark\]'",
+            r"needs pandas 2.2 or newer \(2.1.4 is installed\): pip",
+        )
+        for found, text in ((None, missing), ("2.1.4", old)):
 
             def version(name: str, found: str | None = found) -> str:
                 if name != "pandas":
