@@ -484,5 +484,5 @@ def started(name: str, folder: Path) -> Iterator[Service]:
             patches.setattr("requests.adapters.HTTPAdapter.send", counting(vault))  # type: ignore[arg-type]
             yield vault  # type: ignore[misc]
     else:
-        with servers.softhsm(folder) as hsm:
+        with servers.softhsm() as hsm:
             yield Pkcs11(hsm, folder)

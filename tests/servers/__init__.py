@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -136,25 +138,43 @@ class Hsm(NamedTuple):
 
 
 @contextlib.contextmanager
-def softhsm(folder: Path) -> Iterator[Hsm]:
-    """A token in a folder; in this process and its children, the library finds no other."""
+def softhsm() -> Iterator[Hsm]:
+    """The process's token, which its children find, too: SoftHSM reads its configuration once in a process."""
     pytest.importorskip("pkcs11")
+    hsm, configuration = _token()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SOFTHSM2_CONF", str(configuration))
+        yield hsm
+
+
+@functools.cache
+def _token() -> tuple[Hsm, Path]:
+    """A new token, and a configuration by which the library finds no other. Both go when the process ends."""
     tool = shutil.which("softhsm2-util")
     places = ("/usr/lib/softhsm", "/usr/lib64", "/usr/local/lib/softhsm", "/opt/homebrew/lib/softhsm")
     library = next((f"{place}/libsofthsm2.so" for place in places if os.path.exists(f"{place}/libsofthsm2.so")), None)
     if tool is None or library is None:
         cannot("needs SoftHSM: .ci/tools softhsm, or apt-get install softhsm2")
     hsm = Hsm(library, "ags_fast tests", "a pin of the tests")
+    folder = Path(tempfile.mkdtemp(prefix="ags_fast-hsm-"))
+    atexit.register(_remove, folder, os.getpid())
     (folder / "tokens").mkdir()
     configuration = folder / "softhsm2.conf"
     configuration.write_text(f"directories.tokendir = {folder / 'tokens'}\nlog.level = ERROR\n")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SOFTHSM2_CONF", str(configuration))
-        pins = ["--so-pin", "another pin", "--pin", hsm.pin]
-        subprocess.run(
-            [tool, "--init-token", "--free", "--label", hsm.token, *pins], check=True, capture_output=True, timeout=60
-        )
-        yield hsm
+    pins = ["--so-pin", "another pin", "--pin", hsm.pin]
+    subprocess.run(
+        [tool, "--init-token", "--free", "--label", hsm.token, *pins],
+        check=True,
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "SOFTHSM2_CONF": str(configuration)},
+    )
+    return hsm, configuration
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # not a child of a fork
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
