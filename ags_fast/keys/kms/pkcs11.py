@@ -180,10 +180,10 @@ class Pkcs11Kms(ServiceKms["_Token"]):
         for number, _ in found:
             if not 1 <= len(number) <= MAX_ID_NBYTES:
                 raise self._refusal(
-                    "to use", repr(key_id), "CKA_ID", f"a version has an id of 1 to {MAX_ID_NBYTES} bytes: set it"
+                    "to work", repr(key_id), "CKA_ID", f"a version has an id of 1 to {MAX_ID_NBYTES} bytes: set it"
                 )
         if len({number for number, _ in found}) < len(found):
-            raise self._refusal("to use", repr(key_id), "CKA_ID", "two versions have the same id: change one")
+            raise self._refusal("to work", repr(key_id), "CKA_ID", "two versions have the same id: change one")
         return sorted(found, key=lambda pair: (int.from_bytes(pair[0], "big"), pair[0]), reverse=True)
 
     def _with(self, key_id: str, work: Callable[[Session], T]) -> T:
@@ -213,14 +213,14 @@ class Pkcs11Kms(ServiceKms["_Token"]):
             return self._ask(once)
         except _NoKeyError:
             raise self._refusal(
-                "to use",
+                "to work",
                 repr(key_id),
                 "no such key",
                 f"the token {self.properties[TOKEN]!r} has no AES key of this label",
             ) from None
         except PKCS11Error as error:
             raise self._refusal(
-                "to use",
+                "to work",
                 repr(key_id),
                 type(error).__name__,
                 f"check {LIBRARY}, {TOKEN}, and that the key may do AES-GCM with a nonce of the caller's",
