@@ -343,9 +343,9 @@ def test_ctrl_c_twice(tree: Path, kms: list[str]) -> None:
     assert list(tree.glob("ds/*.agstmp")) == []
 
 
-@pytest.mark.parametrize("place", ["destructor", "library"])
+@pytest.mark.parametrize("place", ["class", "destructor", "library"])
 def test_ctrl_c_that_is_dropped(place: str) -> None:
-    """Python raises nothing out of a destructor, and some code drops every exception: the command is interrupted."""
+    """Python raises nothing, or another error, in some places, and some code drops every exception."""
     command = [sys.executable, "-P", *program(commands.interrupt_in, place)]
     done = subprocess.run(command, env=python_env(), capture_output=True, text=True, timeout=15)
     assert (done.returncode, done.stdout) == (130, "")

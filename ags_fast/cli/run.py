@@ -126,18 +126,17 @@ def _run(args: argparse.Namespace) -> int:
         with interrupts.raised():
             result: dict[str, Any] = args.run(args)
     except KeyboardInterrupt:
-        text = "interrupted; nothing half-written was left behind"
-        if hasattr(args, "resume"):
-            how = "--resume length" if args.operation != "rotate" else "--resume"
-            text += f". What is finished stays: the same command with {how} goes on"
-        return _report_error(args, EXIT_INTERRUPTED, text, KeyboardInterrupt())
+        return _report_interruption(args)
     except OutputClosedError as error:
         raise BrokenPipeError from error
     except (AgsError, OSError, ValueError, ImportError, ConfigurationError) as error:
         stopped = getattr(error, "result", None)  # of a JobError
         failed = code_of_rows(row.error_class for row in stopped.failed) if stopped is not None else 0
         return _report_error(args, failed or code_of(error), message_of(error, args), error, **_place(error))
-    except Exception as error:  # a bug
+    except Exception as error:
+        if interrupts.caused(error):
+            return _report_interruption(args)
+        # a bug
         for line in "".join(traceback.format_exception(error)).splitlines():
             print(printable(line), file=sys.stderr)
         return _report_error(args, EXIT_FAILED, f"unexpected {type(error).__name__}", error)
@@ -147,6 +146,14 @@ def _run(args: argparse.Namespace) -> int:
     if result and not silent:
         print(json.dumps(result) if args.json else args.text(escaped(result)))
     return code
+
+
+def _report_interruption(args: argparse.Namespace) -> int:
+    text = "interrupted; nothing half-written was left behind"
+    if hasattr(args, "resume"):
+        how = "--resume length" if args.operation != "rotate" else "--resume"
+        text += f". What is finished stays: the same command with {how} goes on"
+    return _report_error(args, EXIT_INTERRUPTED, text, KeyboardInterrupt())
 
 
 def _place(error: Exception) -> dict[str, Any]:

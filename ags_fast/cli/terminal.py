@@ -101,6 +101,11 @@ class Interrupts:
         if self.installed:
             signal.signal(signal.SIGINT, self._raise)
 
+    def caused(self, error: BaseException) -> bool:
+        """Whether an error was raised from Ctrl-C. Python 3.11, for one, makes a RuntimeError of it in __set_name__."""
+        cause = error.__cause__
+        return cause is not None and (isinstance(cause, Interrupted) or self.caused(cause))
+
     def _raise(self, *_: object) -> None:
         if self._since is None:
             self._since = time.monotonic()

@@ -33,6 +33,17 @@ class Dying:
         time.sleep(0.1)
 
 
+class Named:
+    def __set_name__(self, owner: type, name: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+
+
+def define() -> None:
+    """Python 3.11 makes a RuntimeError of what the definition of a class raises here."""
+    type("Owner", (), {"name": Named()})
+
+
 def drop() -> None:
     """As a library that takes every exception for its own."""
     with suppress(BaseException):
@@ -42,7 +53,7 @@ def drop() -> None:
 
 def interrupt_in(place: str) -> None:
     def run(args: object) -> dict[str, Any]:
-        {"destructor": Dying, "library": drop}[place]()
+        {"class": define, "destructor": Dying, "library": drop}[place]()
         time.sleep(100)
         return {}
 
