@@ -406,6 +406,7 @@ def test_a_block_that_decompresses_to_more_than_the_limit(codec: str) -> None:
     assert batch.column(0).to_pylist() == [bytes(nbytes)]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("codec", CODECS[1:])
 def test_many_blocks_that_decompress_to_much_are_decoded_one_by_one(
     codec: str, monkeypatch: pytest.MonkeyPatch

@@ -548,6 +548,7 @@ def test_parquet_is_measured(tmp_path: Path) -> None:
     assert 0 < projection["ours"]["best"] <= projection["limit"]["best"]
 
 
+@pytest.mark.more
 @needs_compiler
 def test_a_pattern_without_a_case_is_an_error(tmp_path: Path) -> None:
     done = run_benchmarks("--only", "no such thing", "--output", str(tmp_path))

@@ -160,6 +160,7 @@ def test_dry_run_and_aad_prefix(folder: Path, capsys: pytest.CaptureFixture[str]
     assert run("verify", "ds") == 0
 
 
+@pytest.mark.more
 def test_passphrase_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "correct horse battery")
     options = ["--passphrase-env", "SECRET"]

@@ -218,6 +218,7 @@ def test_lies_in_keys(target: Target, of: bytes, into: Any, why: str) -> None:
     assert why in f"{error} {error.__cause__}"
 
 
+@pytest.mark.more
 def test_flips_of_data(target: Target) -> None:
     """Of all files at once: each is reported, by the job and by its reader."""
     rng = random.Random(0)

@@ -54,6 +54,7 @@ def heads(folder: Path) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("engine", [HERE, LocalEngine(2)], ids=["here", "local"])
 @pytest.mark.parametrize("version", [1, 2])
 def test_versions(tmp_path: Path, catalog: Any, kms: dict[str, str], version: int, engine: LocalEngine) -> None:

@@ -117,6 +117,7 @@ def test_changed_files_are_refused(catalog: Catalog, example: Any) -> None:
         connection.execute("SELECT sum(id), max(name) FROM t").fetchall()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["iceberg_polars", "iceberg_duckdb"])
 def test_as_programs(catalog: Catalog, kms: dict[str, str], name: str) -> None:
     table = new_table(catalog)

@@ -267,6 +267,7 @@ def test_the_versions_that_are_listed(service: Service, kms: KmsClient) -> None:
         assert kms.current_version(key_id) is None
 
 
+@pytest.mark.more
 @only("aws", "gcp", "azure")
 @pytest.mark.parametrize("double_wrap", [True, False])
 def test_status_and_audit_of_versions(service: Service, tmp_path: Path, double_wrap: bool) -> None:
@@ -543,6 +544,7 @@ def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 RING_KEY = "projects/p/locations/l/keyRings/r/cryptoKeys/k"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n{", b"HTTP/1.1 200 OK\r\nA: "])
 def test_a_service_that_drips(provider: str, head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte comes in time, and the answer never: the call ends with its budget, and its connection with it."""
@@ -620,6 +622,7 @@ def test_threads_share_a_client(service: Service, kms: KmsClient, key_id: str) -
         assert all(pool.map(use, range(8)))
 
 
+@pytest.mark.more
 def test_a_fork(service: Service, key_id: str) -> None:
     """A child makes connections of its own, whoever held the parent's; both go on."""
     run_python(
@@ -1189,6 +1192,7 @@ def test_pkcs11_logs_in_again(pkcs11: Any) -> None:
         assert kms.unwrap_key(wrapped, key_id) == CANARY
 
 
+@pytest.mark.more
 def test_pkcs11_forks_amid_threads(pkcs11: Any) -> None:
     """Eight threads are in the library when the process forks; parent and children go on, with eight threads each."""
     run_python(
@@ -1236,6 +1240,7 @@ def test_pkcs11_what_the_token_has(pkcs11: Any) -> None:
 # ---------------------------------------------------------------- datasets, whose master key is rotated
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("double_wrap", [True, False], ids=["double", "single"])
 def test_a_dataset_outlives_the_version_that_it_was_written_under(
     service: Service, double_wrap: bool, tmp_path: Path

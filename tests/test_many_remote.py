@@ -46,7 +46,8 @@ def shared(server: SlowS3, kms: dict[str, str]) -> Iterator[dict[str, Any]]:
     server.set()
 
 
-@pytest.mark.parametrize(("processes", "files_at_once"), [(0, 1), (0, 16), pytest.param(1, 16, marks=pytest.mark.more)])
+@pytest.mark.more
+@pytest.mark.parametrize(("processes", "files_at_once"), [(0, 1), (0, 16), (1, 16)])
 def test_files_at_once(
     server: SlowS3, shared: dict[str, Any], tmp_path: Path, processes: int, files_at_once: int
 ) -> None:

@@ -119,6 +119,7 @@ def test_pyarrows_factory(tmp_path: Path, double_wrapping: bool, algorithm: str,
     assert found["footer_key_metadata"]["masterKeyID"] == "kf"
 
 
+@pytest.mark.more
 @pytest.mark.timeout(600)  # the first time on a machine they are downloaded
 @pytest.mark.parametrize("version", peers.OLD_PYARROWS)
 def test_older_pyarrows(tmp_path: Path, version: str) -> None:

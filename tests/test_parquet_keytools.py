@@ -702,6 +702,7 @@ def test_new_files_do_not_wait_for_a_lifetime_after_rotation(properties: dict[st
     assert load_kms(properties).key_version(wrapped) == "2"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", ["unlink", "write", "fsync", "replace"])
 def test_killed_while_it_rotates(properties: dict[str, str], folder: Path, name: str, when: str) -> None:

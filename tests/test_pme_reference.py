@@ -750,6 +750,7 @@ def test_readers_of_file_objects(corpus: dict[str, Path]) -> None:
         assert rows_of(peers.fastparquet_read(file, ["id"])) == [{"id": i} for i in range(600)]
 
 
+@pytest.mark.more
 @pytest.mark.timeout(600)  # the first time on a machine it is downloaded
 @pytest.mark.parametrize("version", peers.OLD_PYARROWS)
 def test_older_pyarrow(tmp_path: Path, version: str) -> None:

@@ -46,6 +46,7 @@ def test_nonces_are_disjoint_where_process_numbers_are_not() -> None:
         pytest.skip("may not make a PID namespace")
 
 
+@pytest.mark.more
 def test_fork_in_every_state(tmp_path: Path) -> None:
     """While other threads seal, open, fail, read, write and make keys, children do all that, and are not stuck."""
     run_python(program(process.fork_in_every_state, 60, tmp_path / "file"), timeout=100)
@@ -89,6 +90,7 @@ def test_no_memory_for_a_thread_or_a_result(tmp_path: Path) -> None:
     run_python(program(process.run_out_of_memory))
 
 
+@pytest.mark.more
 @linux
 def test_one_thread_means_no_helper(tmp_path: Path) -> None:
     """And helpers that nobody needs leave."""
