@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from programs import storage
-from store_contract import StoreContract, names, put, race, read_all, writing
+from store_contract import StoreContract, names, put, race, race_uploads, read_all, writing
 from support import finish_python, pattern, program, start_python
 
 from ags_fast.fs.objects import PART_NBYTES
@@ -25,24 +24,7 @@ class ObjectContract(StoreContract):
 
     @pytest.mark.parametrize("size", [10, PART_NBYTES, 2 * PART_NBYTES + 1000])
     def test_uploads_have_one_winner(self, store: Store, size: int) -> None:
-        new = [store.begin("file", exclusive=True) for _ in range(4)]
-        won: list[int] = []
-
-        def publish(me: int) -> None:
-            new[me].write(pattern(size, me))
-            try:
-                new[me].publish()
-                won.append(me)
-            except FileExistsError:
-                pass
-
-        threads = [threading.Thread(target=publish, args=(me,)) for me in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(won) == 1
-        assert read_all(store, "file") == pattern(size, won[0])
+        race_uploads(store, size)
 
     def test_a_killed_upload_shows_nothing(self, store: Store) -> None:
         with writing(store, 3 * PART_NBYTES) as child:

@@ -61,6 +61,28 @@ def race(store: Store, processes: int, rounds: int, folder: Path) -> None:
     assert sorted(won) == sorted(read_all(store, path).rstrip(b"\0").decode() for path in names(store))
 
 
+def race_uploads(store: Store, size: int) -> None:
+    """Four threads publish the same new file: one wins, and the file is the winner's."""
+    new = [store.begin("file", exclusive=True) for _ in range(4)]
+    won: list[int] = []
+
+    def publish(me: int) -> None:
+        new[me].write(pattern(size, me))
+        try:
+            new[me].publish()
+            won.append(me)
+        except FileExistsError:
+            pass
+
+    threads = [threading.Thread(target=publish, args=(me,)) for me in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert read_all(store, "file") == pattern(size, won[0])
+
+
 @contextlib.contextmanager
 def writing(store: Store, size: int) -> Iterator[subprocess.Popen[str]]:
     """A process in the middle of a file."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from programs import storage
-from store_contract import StoreContract, names, put, race, read_all, writing
+from store_contract import StoreContract, names, put, race, race_uploads, read_all, writing
 from support import KEY, finish_python, open_stream, pattern, program, start_python
 
 from ags_fast import AgsReader, AgsWriter, IntegrityError
@@ -143,25 +143,7 @@ def test_create_has_one_winner(store: Store, tmp_path: Path) -> None:
 
 def test_uploads_in_parts_have_one_winner(versitygw: S3Server) -> None:
     store = new_store(versitygw)  # moto's looks first and completes then
-    size = s3.PART_NBYTES + 1000
-    new = [store.begin("file", exclusive=True) for _ in range(4)]
-    won: list[int] = []
-
-    def publish(me: int) -> None:
-        new[me].write(pattern(size, me))
-        try:
-            new[me].publish()
-            won.append(me)
-        except FileExistsError:
-            pass
-
-    threads = [threading.Thread(target=publish, args=(me,)) for me in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == 1
-    assert read_all(store, "file") == pattern(size, won[0])
+    race_uploads(store, s3.PART_NBYTES + 1000)
     assert store.sweep(older_than=0) == []
 
 
