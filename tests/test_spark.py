@@ -41,7 +41,7 @@ from ags_fast import avro  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-pytestmark = [pytest.mark.spark, pytest.mark.more, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 CANARY = secrets.token_hex(8).encode()  # the key of all jobs here: 16 bytes that would be seen in any text
 BLOCK_SIZE = 1 << 16
@@ -364,6 +364,7 @@ def test_splits_are_those_of_avro_java(spark: SparkSession, tmp_path: Path, code
 # -------------------------------------------------------------------------------------------------- other drivers
 
 
+@pytest.mark.more
 def test_driver_with_a_busy_engine_starts_spark() -> None:
     """It forks the JVM while helper threads work. Its tasks have two CPUs and 512 MiB of address space."""
     told = run_python(
@@ -379,6 +380,7 @@ def test_driver_with_a_busy_engine_starts_spark() -> None:
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.more
 def test_tour_of_a_users_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice into one folder; the second time a decrypted file is changed behind the tour's back, which it must see."""
     source, output, scratch = tmp_path / "in", tmp_path / "out", tmp_path / "scratch"
