@@ -30,7 +30,8 @@ def sql_catalog(folder: Path, kms: Mapping[str, str], **properties: Any) -> Any:
     catalog = load_catalog(
         "tests",
         kms=kms,
-        **{"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/wh"} | properties,
+        **{"type": "sql", "uri": f"sqlite:///{folder}/catalog.db?timeout=60", "warehouse": f"file://{folder}/wh"}
+        | properties,
     )
     catalog.create_namespace_if_not_exists("ns")
     return catalog

@@ -591,6 +591,7 @@ def test_a_commit_whose_outcome_is_not_known(tmp_path: Path, catalog: Catalog, k
 
 
 @pytest.mark.more
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("expires", [False, True])
 def test_races(tmp_path: Path, catalog: Catalog, kms: dict[str, str], expires: bool) -> None:
     """12 processes append while others turn the keys, and expire: no row is lost, and no key that is needed."""
