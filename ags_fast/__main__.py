@@ -13,6 +13,8 @@ from _signal import SIGINT, signal  # type: ignore[import-not-found]  # noqa: PL
 def main() -> int:
     """Run ``ags-fast`` with the arguments of this process and return its exit code."""
     signal(SIGINT, _leave)
+    # pyarrow imports numpy, whose OpenBLAS starts threads that spin for 45 ms. Commands, and their workers, use none.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from ags_fast.cli import command
 
     return command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -80,6 +81,18 @@ def test_help_imports_no_arrow(arguments: list[str]) -> None:
         "print(*(name for name in ('pyarrow', 'numpy', 'tqdm', 'ags_fast.jobs.encryption') if name in sys.modules))"
     )
     assert run_python(program, *arguments).splitlines()[-1] == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_commands_have_no_threads_for_linear_algebra() -> None:
+    """pyarrow imports numpy, whose OpenBLAS has threads that spin until they sleep, unless a variable says not to."""
+    program = (
+        "import os, sys\nfrom ags_fast.__main__ import main\n"
+        "def threads(): return len(os.listdir('/proc/self/task'))\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "before = threads()\nimport numpy\nprint(threads() - before)"
+    )
+    assert run_python(program, "--version").splitlines()[-1] == "0"
 
 
 # ---------------------------------------------------------------- arrays
