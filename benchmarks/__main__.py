@@ -60,6 +60,8 @@ TITLES = {"limit": "limit", "naive": "naive", "best": "best Py", "pycryptodome":
 
 def main() -> int:
     options = parse_options()
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # each process that a benchmark starts would compile the package
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]])
     try:
         base = compare.read(options.compare) if options.compare else None
     except (OSError, ValueError) as error:

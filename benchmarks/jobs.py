@@ -179,9 +179,8 @@ def imports(bench: Bench) -> Group:
 
 @contextmanager
 def import_time(bench: Bench) -> Iterator[Contest]:
-    # An installed package has its bytecode beside it: here it is kept out of the tree, whatever this process is told.
+    # An installed package has its bytecode beside it: here it is kept out of the tree.
     environ = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(bench.scratch)}
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def start(source: str) -> None:
         subprocess.run([sys.executable, "-c", source], env=environ, cwd=bench.scratch, check=True)

@@ -40,8 +40,7 @@ def lines(bench: Bench) -> Group:
 
 def process(command: list[str], cache: str) -> Run:
     """CPU seconds of a command in a new process, with compiled modules, as an installed package has them."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    env["PYTHONPYCACHEPREFIX"] = cache
+    env = os.environ | {"PYTHONPYCACHEPREFIX": cache}
 
     def run() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
