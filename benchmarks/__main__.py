@@ -35,7 +35,7 @@ from benchmarks import (
     start,
 )
 from benchmarks.limit import LimitError
-from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed, warn_if_busy
+from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed, use_bytecode, warn_if_busy
 from benchmarks.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ TITLES = {"limit": "limit", "naive": "naive", "best": "best Py", "pycryptodome":
 
 def main() -> int:
     options = parse_options()
-    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # each process that a benchmark starts would compile the package
-        os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]])
+    use_bytecode()
     try:
         base = compare.read(options.compare) if options.compare else None
     except (OSError, ValueError) as error:

@@ -24,6 +24,12 @@ PER_SECOND = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9, "calls": 1, "KiB": 1 / 10
 Run = Callable[[], float | None]  # returns the seconds it took, or None if its caller should look at the clock
 
 
+def use_bytecode() -> None:
+    """Begin this program again if Python may not write bytecode: each process it starts would compile the package."""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def warn_if_busy() -> None:
     """Say on the error stream if other programs keep the CPUs busy."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

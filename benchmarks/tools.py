@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.keystore import MASTER_KEY, keystore
+from benchmarks.measure import use_bytecode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tools", description=__doc__)
     parser.add_argument("--scratch", default="/dev/shm", help="where the files are made")
     args = parser.parse_args()
+    use_bytecode()
     with tempfile.TemporaryDirectory(dir=args.scratch) as scratch, moto_kms() as env:
         for label, (count, nbytes) in SIZES.items():
             work = Path(scratch, label.replace(" ", "-").replace(",", ""))
