@@ -23,7 +23,7 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pandas")  # else nothing could import it
 
 LAZY = (
-    *("pandas", "pyarrow.compute", "pyarrow.parquet", "fsspec", "urllib.request", "asyncio"),
+    *("pandas", "tqdm", "pyarrow.compute", "pyarrow.parquet", "fsspec", "urllib.request", "asyncio"),
     *("multiprocessing.spawn", "multiprocessing.synchronize"),
 )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 import time
 
 import pytest
 
-from ags_fast.jobs.bars import LINE_SECONDS, Lines, make_bar
+from ags_fast.jobs.bars import LINE_SECONDS, Hidden, Lines, make_bar
+from ags_fast.jobs.terminal_bar import TerminalBar
 
 
 def lines_of(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
@@ -47,7 +50,24 @@ def test_a_job_without_a_terminal_has_lines_if_it_is_told_to() -> None:
     with make_bar("verify", 10, "lines") as shown:
         assert isinstance(shown, Lines)
     assert LINE_SECONDS == 30
-    for progress in (None, False, print, True):
+    for progress in (None, False, print):
         with make_bar("verify", 10, progress) as shown:
-            assert not isinstance(shown, Lines)
-            assert shown.disable == (progress is not True)
+            assert isinstance(shown, Hidden)
+    with make_bar("verify", 10, True) as shown:
+        assert isinstance(shown, TerminalBar)
+
+
+@pytest.mark.parametrize("progress", [None, "lines", True])
+def test_a_terminal_has_a_bar(progress: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    shown.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", shown)
+    with make_bar("verify", 10, progress) as bar:
+        bar.update(4, files=1)
+    assert re.search(r"verify:.*4\.00/10\.0", shown.getvalue())
+
+
+def test_no_bar_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with make_bar("verify", 10, None) as bar:
+        bar.update(4, files=1)

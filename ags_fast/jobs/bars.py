@@ -1,4 +1,4 @@
-"""How far a job is: a bar on a terminal, lines in a log file. Imports tqdm, so import this where one is made."""
+"""How far a job is: a bar on a terminal, lines in a log file. tqdm is imported when something is shown."""
 
 from __future__ import annotations
 
@@ -7,29 +7,34 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["LINE_SECONDS", "Bar", "Lines", "make_bar"]
+    from ags_fast.jobs.terminal_bar import TerminalBar
+
+__all__ = ["LINE_SECONDS", "Hidden", "Lines", "make_bar"]
 
 LINE_SECONDS = 30.0  # between two lines
 
 
-class Bar(tqdm):  # type: ignore[misc]
-    """A bar of tqdm whose lock is for the threads of this process.
+class Hidden:
+    """Shows nothing."""
 
-    tqdm's own lock is also for other processes. With Python 3.14 such a lock starts a helper of multiprocessing, which
-    would import modules from the current directory: from the folder whose files a job encrypts.
-    """
+    n = 0
 
-    _lock = threading.RLock()
+    def __enter__(self) -> Hidden:
+        return self
 
-    def update(self, n: float | None = 1, files: int = 0) -> bool | None:
-        """Count `n` more. A bar has no place for files."""
-        shown: bool | None = super().update(n)
-        return shown
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def update(self, n: int = 1, files: int = 0) -> None:
+        """Count nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class Lines:
@@ -73,6 +78,8 @@ class Lines:
 
     def text(self) -> str:
         """Return the line: files, bytes, rate and the time left, as far as they are known."""
+        from tqdm import tqdm
+
         seconds = time.monotonic() - self._begun
         rate = self.n / seconds if seconds else 0.0
         parts = [f"{self._files_done:,} of {self._files:,} files"] if self._files is not None else []
@@ -86,6 +93,8 @@ class Lines:
             return f"{number:,.0f}{self._unit}"
         if number < 1_000:
             return f"{number:.0f} B"
+        from tqdm import tqdm
+
         text = tqdm.format_sizeof(number, divisor=1_000)
         return f"{text[:-1]} {text[-1]}B"
 
@@ -99,7 +108,7 @@ class Lines:
 
 def make_bar(
     desc: str, total: int, progress: object, *, files: int | None = None, unit: str = "B", divisor: int = 1000
-) -> Bar | Lines:
+) -> TerminalBar | Lines | Hidden:
     """Return what shows a job's progress.
 
     Args:
@@ -111,7 +120,9 @@ def make_bar(
         unit: What is counted.
         divisor: 1024 to have the bar count in KiB, MiB and so on.
     """
-    if progress == "lines" and not (sys.stderr is not None and sys.stderr.isatty()):
-        return Lines(desc, total, files, unit)
-    disable = None if progress in (None, "lines") else progress is not True
-    return Bar(total=total, unit=unit, unit_scale=True, unit_divisor=divisor, desc=desc, disable=disable)
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    if progress is True or (progress in (None, "lines") and is_terminal):
+        from ags_fast.jobs.terminal_bar import TerminalBar
+
+        return TerminalBar(total=total, unit=unit, unit_scale=True, unit_divisor=divisor, desc=desc)
+    return Lines(desc, total, files, unit) if progress == "lines" else Hidden()
