@@ -1,0 +1,196 @@
+"""Real operations on datasets over a simulated store: one runs whole between two steps of another, or something befalls
+it. See `simulation`. What goes wrong today is marked as such, with the schedule that shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from simulation import oracle
+from simulation.actors import Outcome
+from simulation.operations import FIRST, OPERATIONS
+from simulation.oracle import Done
+from simulation.store import Door, SimStore
+from simulation.world import World
+from store_contract import StoreContract
+
+from ags_fast.fs import Store
+
+pytestmark = pytest.mark.timeout(600)
+
+TESTS = Path(__file__).parent
+ENV = {**os.environ, "PYTHONPATH": str(TESTS)}
+SHARE = "0.2"  # of the stops before reads that test-more takes; nightly takes all
+
+
+def simulate(*arguments: str) -> list[dict[str, Any]]:
+    """Run schedules in a process of their own, and return what became of each."""
+    command = [sys.executable, "-m", "simulation", *arguments, "--json"]
+    run = subprocess.run(command, cwd=TESTS, env=ENV, capture_output=True, text=True)
+    assert run.returncode in (0, 1), run.stderr
+    verdicts: list[dict[str, Any]] = [json.loads(line) for line in run.stdout.splitlines()]
+    assert verdicts
+    assert run.returncode == any(verdict["wrong"] for verdict in verdicts)
+    return verdicts
+
+
+def wrong(verdicts: list[dict[str, Any]]) -> list[str]:
+    return [f"{verdict['schedule']}: {verdict['wrong']}" for verdict in verdicts if verdict["wrong"]]
+
+
+# ------------------------------------------------------------------------------------------------ the faults of today
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        # A sweep takes what an expired version named for of no use, and the version that it reads is expired meanwhile.
+        "sweep read:_ags/versions/00000003#3 put",
+        # So does the expiry after a commit, while another writer commits and expires.
+        "overwrite read:_ags/versions/00000004#6 overwrite",
+        # The second attempt of a commit takes a manifest of the first one, in which the file still has its old path.
+        "overwrite create:_ags/versions/ rename --keep 0",
+        # A KEK of a partition is idle until the commit, and an expiry that does not wait removes it.
+        "put create:_ags/versions/ force --scope partition --keep 0",
+        # A writer whose commit is not answered gives up, deletes its manifest, and is committed then.
+        "put create:_ags/versions/ late",
+        # A writer that sleeps for two days is swept away, wakes, and commits.
+        "put create:_ags/versions/ sleeps",
+    ],
+)
+@pytest.mark.xfail(strict=True, reason="keys and versions are two logs, and many places decide what may go")
+def test_faults(schedule: str) -> None:
+    assert not wrong(simulate("replay", *schedule.split()))
+
+
+def test_pairs_that_hold() -> None:
+    """A few stops of pairs in which nothing goes wrong today."""
+    verdicts = simulate("pairs", "policy", "expire", "--others", "put", "rename", "killed", "lost", "--share", "0.05")
+    assert len(verdicts) > 20
+    assert not wrong(verdicts)
+
+
+FAULTY = {"put", "overwrite", "rename", "rm", "encrypt", "batch", "rekey", "compact", "kek", "sweep", "restore", "mek"}
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="see test_faults") if name in FAULTY else ())
+        for name in OPERATIONS
+    ],
+)
+def test_every_pair(first: str) -> None:
+    """Each operation stops before each of its writes, and before some of its reads; all others run in the gap."""
+    assert not wrong(simulate("pairs", first, "--share", SHARE))
+
+
+@pytest.mark.more
+@pytest.mark.xfail(strict=True, reason="see test_faults")
+def test_random_schedules() -> None:
+    """With KEKs for partitions, writers, days or files, and keys in SQLite."""
+    assert not wrong(simulate("random", "--count", "150"))
+
+
+# ------------------------------------------------------------------------------------------------ the simulator itself
+
+
+def test_a_seed_is_one_schedule() -> None:
+    """What is random comes from the seed: names, turns, faults, and so the requests."""
+    assert simulate("replay", "random", "7") == simulate("replay", "random", "7")
+    assert simulate("random", "--count", "2", "--seed", "7") == [
+        *simulate("replay", "random", "7"),
+        *simulate("replay", "random", "8"),
+    ]
+
+
+def done(name: str, said: str, begin: int, end: int) -> Done:
+    return Done(name, name, Outcome(said), begin, end)
+
+
+@pytest.mark.parametrize(
+    ("operations", "paths"),
+    [
+        ([done("put", "yes", 0, 1)], [{"new/put"}]),
+        ([done("put", "no", 0, 1)], [set()]),
+        ([done("put", "unknown", 0, 1)], [set(), {"new/put"}]),
+        ([done("put", "died", 0, 1), done("encrypt", "yes", 0, 1)], [{"encrypted"}, {"encrypted", "new/put"}]),
+    ],
+)
+def test_what_is_possible(operations: list[Done], paths: list[set[str]]) -> None:
+    found = [files.keys() - FIRST.keys() for files in oracle.possible(FIRST, operations)]
+    assert {frozenset(some) for some in found} == {frozenset(some) for some in paths}
+
+
+def test_an_order_is_kept() -> None:
+    """What had ended before another began came first: a file cannot be overwritten by what was there before."""
+    one, other = Done("overwrite", "1", Outcome("yes"), 0, 3), Done("overwrite", "2", Outcome("yes"), 4, 5)
+    assert [files["d/overwritten"] for files in oracle.possible(FIRST, [one, other])] == [b"2"]
+    at_once = other._replace(begin=2)
+    assert {files["d/overwritten"] for files in oracle.possible(FIRST, [one, at_once])} == {b"1", b"2"}
+
+
+def test_no_order_explains_two_renames() -> None:
+    two = [done("rename", "yes", 0, 1), done("rename", "yes", 0, 1)]
+    assert not [*oracle.possible(FIRST, two)]
+
+
+@pytest.mark.parametrize(
+    ("harm", "verdict"),
+    [
+        ("nothing", None),
+        ("an object of data is deleted", "unreadable"),
+        ("the newest version is deleted", "new/put is lost"),
+        ("the manifest is deleted", "unreadable"),
+        ("an object that nothing names", "1 objects are of no use, such as d/stray"),
+    ],
+)
+def test_the_judge_sees_harm(harm: str, verdict: str | None) -> None:
+    """In a process that forks: the store of a simulation has no other one."""
+    code = f"""
+from functools import partial
+from simulation import actors, oracle, schedules, operations
+from simulation.world import Object
+actors.ready(operations.all_once)
+place = operations.Place(keep=None)
+world, outcome = actors.run_whole(schedules.begun(place), partial(operations.outcome_of, "put", place, "put"), 1)
+begin, objects, harm = "bucket/dataset/", world.objects, {harm!r}
+if harm == "an object of data is deleted":
+    del objects[next(path for path in objects if path.startswith(begin + "d/"))]
+elif harm == "the newest version is deleted":
+    del objects[max(path for path in objects if path.startswith(begin + "_ags/versions/"))]
+elif harm == "the manifest is deleted":
+    del objects[next(path for path in objects if path.startswith(begin + "_ags/manifests/"))]
+elif harm != "nothing":
+    objects[begin + "d/stray"] = Object(b"x", world.clock, 10**6)
+print(oracle.judge(world, place, [oracle.Done("put", "put", outcome, 0, 1)]))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=ENV,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip().startswith(str(verdict)), run.stdout
+
+
+class TestSimStore(StoreContract):
+    """The simulated store is a store."""
+
+    @pytest.fixture
+    def store(self, monkeypatch: pytest.MonkeyPatch) -> Store:
+        world = World(page=20)
+        world.clock = time.time() - 3600  # each request takes longer there than here
+        monkeypatch.setattr(SimStore, "door", Door(world), raising=False)
+        return Store("sim://bucket/folder")
