@@ -69,7 +69,7 @@ man: $(VENV)/built ## the manual pages in build/man/man1, made from the parsers;
 
 sanitize: $(VENV)/built ## the C test programs under AddressSanitizer, UBSan and ThreadSanitizer, of gcc and clang
 	@.ci/tools gcc fuzzer
-	bash tests/csrc/run.sh asan tsan
+	.ci/sanitize
 
 fuzz: $(VENV)/built ## libFuzzer on the paths that open streams and Parquet files; longer: make fuzz FUZZ_SECONDS=1800
 	@.ci/tools fuzzer
