@@ -6,6 +6,8 @@ PYTHON ?= python3
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 # The slow tests start more processes of their own.
 MORE_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# What runs in one worker, and what comes first: tests/groups.py.
+DIST := --dist loadfile --no-loadscope-reorder
 VENV := .venv
 PY := $(VENV)/bin/python
 OLD_PYICEBERG := build/pyiceberg-0.11
@@ -34,20 +36,20 @@ run: run-tools $(if $(wildcard $(VENV)/deps),$(VENV)/built iceberg-java,$(VENV)/
 	PYTHONPATH=$$(.ci/iceberg-java --where pyspark-4.1) $(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)') $(if $(KILL),--kill)
 
 test: test-tools $(VENV)/built java iceberg-java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) $(DIST) --benchmark-disable -m "not slow and not more" $(ARGS)
 
 test-more: test-tools $(VENV)/built java iceberg-java services servers more-servers ## the slow tests: Spark clusters, kills at every step; CI runs them
-	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadfile -m "more and not slow" $(ARGS)
+	$(PY) -m pytest -n $(MORE_WORKERS) $(DIST) -m "more and not slow" $(ARGS)
 
 test-long: $(VENV)/built java iceberg-java services servers ## the long loops that make test leaves out
-	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadfile --timeout 3600 -m slow $(ARGS)
+	$(PY) -m pytest -n $(MORE_WORKERS) $(DIST) --timeout 3600 -m slow $(ARGS)
 
 test-pyiceberg: $(VENV)/built $(OLD_PYICEBERG)/done java iceberg-java services servers ## the tests of Iceberg with the PyIceberg before the newest
 	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -P -c 'import pyiceberg; assert pyiceberg.__version__.startswith("0.11."), pyiceberg'
-	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -m pytest -n $(MORE_WORKERS) --dist loadfile --benchmark-disable -m "not slow" $(or $(ARGS),$(wildcard tests/test_iceberg*.py))
+	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -m pytest -n $(MORE_WORKERS) $(DIST) --benchmark-disable -m "not slow" $(or $(ARGS),$(wildcard tests/test_iceberg*.py))
 
 coverage: $(VENV)/deps java iceberg-java services servers ## which lines of Python, Cython and C make test does not run; leaves build/coverage
-	$(PY) -P .ci/coverage.py -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
+	$(PY) -P .ci/coverage.py -n $(WORKERS) $(DIST) --benchmark-disable -m "not slow and not more" $(ARGS)
 
 bench: $(VENV)/built java ## the benchmark: the tables of docs/benchmarks.md, and plots
 	$(PY) -m benchmarks $(ARGS)

@@ -22,14 +22,13 @@ if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
 
 import pyarrow as pa
 from pyarrow import parquet
-from pyspark.sql import SparkSession
 
 from ags_fast import Dataset
 from ags_fast.jobs import rekey_files, rotate, sweep
-from ags_fast.spark.datasource import register
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pyspark.sql import SparkSession
+    from spark_sessions import LocalSpark
 
 pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -41,18 +40,9 @@ CONF = {
 }
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in spark_env().items():
-            patch.setenv(name, value)
-        builder = SparkSession.builder.master("local[2,4]").appName("streams")
-        for name, value in {**CONF, "spark.local.dir": str(tmp_path_factory.mktemp("local"))}.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-        register(session)
-        yield session
-        session.stop()
+@pytest.fixture
+def spark(local_spark: LocalSpark) -> SparkSession:
+    return local_spark.fresh()
 
 
 class Stream:
