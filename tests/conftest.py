@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,16 @@ def pytest_configure(config: pytest.Config) -> None:
         from groups import Plugin
 
         config.pluginmanager.register(Plugin())
+
+
+ALL_MORE = re.compile(r"^pytestmark = .*\bpytest\.mark\.more\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file whose tests are all left out: each worker would, and what these import takes seconds."""
+    if "not more" not in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    return True if ALL_MORE.search(collection_path.read_text()) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Which tests one worker of pytest-xdist runs, and in what order: those of a file, and those that share a Spark.
+"""Which tests one worker of pytest-xdist runs, and in what order: those of a file, and those that share a JVM.
 
 pytest-xdist's own --dist loadgroup writes the groups into the ids of tests, which pytest 9 does not let it do. So each
 worker writes them to a file, which the scheduler reads. With another --dist than loadfile, or without pytest-xdist,
@@ -19,10 +19,10 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 # Tests that ask for one of these fixtures are a group, whatever their files; so are those that have the mark.
-SHARED = {"local_spark": "spark", "shared_connect": "connect", "standalone": "cluster"}
+SHARED = {"local_spark": "spark", "shared_connect": "connect", "standalone": "cluster", "judge": "judge"}
 # What takes longest comes first, lest one worker has it left when the others are done. The rest follows by numbers of
 # tests. Needs --no-loadscope-reorder.
-LONG = ("spark", "test_extras", "cluster", "test_spark_driver_kills", "connect", "test_spark_streams")
+LONG = ("spark", "test_extras", "judge", "cluster", "connect", "test_spark_driver_kills", "test_spark_streams")
 
 FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
