@@ -155,8 +155,9 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("source", ["json", "ags_parquet"])
-def test_a_query_that_is_killed(tmp_path: Path, source: str) -> None:
+def test_a_query_that_is_killed(tmp_path: Path, source: str, kills: int) -> None:
     """kill -9, again and again, of driver, JVM and Python workers at any moment: every row is there once.
 
     If the query reads from a dataset, that is re-keyed and rotated meanwhile.
@@ -192,8 +193,8 @@ def test_a_query_that_is_killed(tmp_path: Path, source: str) -> None:
         until = time.monotonic() + 60
         while child.poll() is None and time.monotonic() < until:
             now = len(list(versions.glob("*.json"))) if versions.exists() else 0
-            if attempt < 4 and now > seen + 1:
-                time.sleep(0.11 * attempt)
+            if attempt < kills and now > seen + 1:
+                time.sleep(0.11 * attempt * 4 / kills)
                 os.killpg(child.pid, signal.SIGKILL)
                 break
             time.sleep(0.005)
