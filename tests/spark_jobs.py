@@ -100,8 +100,8 @@ def local_connect() -> Iterator[None]:
         yield
 
 
-def wait_for(what: str, ready: Callable[[], Any], seconds: float = 90) -> Any:
-    """What `ready` returns, when that is something."""
+def wait_for(what: str, ready: Callable[[], Any], seconds: float = 200) -> Any:
+    """What `ready` returns, when that is something. The limit only ends what hangs: a busy machine takes minutes."""
     until = time.monotonic() + seconds
     while not (answer := ready()):
         assert time.monotonic() < until, f"{what}: not in {seconds} s"
