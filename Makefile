@@ -6,9 +6,14 @@ PYTHON ?= python3
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 # The slow tests start more processes of their own.
 MORE_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# What runs in one worker, and what comes first: tests/groups.py.
+DIST := --dist loadfile --no-loadscope-reorder
 VENV := .venv
 PY := $(VENV)/bin/python
 OLD_PYICEBERG := build/pyiceberg-0.11
+# Files about what PyIceberg's releases change: its API, the catalogs and FileIOs that ours derive from, scans, updates.
+PYICEBERG_TESTS := tests/test_iceberg.py $(patsubst %,tests/test_iceberg_%.py,api aws deletes encrypt hive moving policy \
+	puffin reads rest sql surface updates)
 DOCS := build/docs
 WORKFLOWS := build/workflows
 SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fast/_core_parquet.pxi ags_fast/_core_avro.pxi \
@@ -34,20 +39,20 @@ run: run-tools $(if $(wildcard $(VENV)/deps),$(VENV)/built iceberg-java,$(VENV)/
 	PYTHONPATH=$$(.ci/iceberg-java --where pyspark-4.1) $(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)') $(if $(KILL),--kill)
 
 test: test-tools $(VENV)/built java iceberg-java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) $(DIST) --benchmark-disable -m "not slow and not more" $(ARGS)
 
 test-more: test-tools $(VENV)/built java iceberg-java services servers more-servers ## the slow tests: Spark clusters, kills at every step; CI runs them
-	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadfile -m "more and not slow" $(ARGS)
+	$(PY) -m pytest -n $(MORE_WORKERS) $(DIST) -m "more and not slow" $(ARGS)
 
 test-long: $(VENV)/built java iceberg-java services servers ## the long loops that make test leaves out
-	$(PY) -m pytest -n $(MORE_WORKERS) --dist loadfile --timeout 3600 -m slow $(ARGS)
+	$(PY) -m pytest -n $(MORE_WORKERS) $(DIST) --timeout 3600 -m slow $(ARGS)
 
-test-pyiceberg: $(VENV)/built $(OLD_PYICEBERG)/done java iceberg-java services servers ## the tests of Iceberg with the PyIceberg before the newest
+test-pyiceberg: $(VENV)/built $(OLD_PYICEBERG)/done java iceberg-java services servers ## the tests of PyIceberg's surface with the PyIceberg before the newest
 	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -P -c 'import pyiceberg; assert pyiceberg.__version__.startswith("0.11."), pyiceberg'
-	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -m pytest -n $(MORE_WORKERS) --dist loadfile --benchmark-disable -m "not slow" $(or $(ARGS),$(wildcard tests/test_iceberg*.py))
+	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -m pytest -n $(MORE_WORKERS) $(DIST) --benchmark-disable -m "not slow" $(or $(ARGS),$(PYICEBERG_TESTS))
 
 coverage: $(VENV)/deps java iceberg-java services servers ## which lines of Python, Cython and C make test does not run; leaves build/coverage
-	$(PY) -P .ci/coverage.py -n $(WORKERS) --dist loadfile --benchmark-disable -m "not slow and not more" $(ARGS)
+	$(PY) -P .ci/coverage.py -n $(WORKERS) $(DIST) --benchmark-disable -m "not slow and not more" $(ARGS)
 
 bench: $(VENV)/built java ## the benchmark: the tables of docs/benchmarks.md, and plots
 	$(PY) -m benchmarks $(ARGS)
@@ -69,7 +74,7 @@ man: $(VENV)/built ## the manual pages in build/man/man1, made from the parsers;
 
 sanitize: $(VENV)/built ## the C test programs under AddressSanitizer, UBSan and ThreadSanitizer, of gcc and clang
 	@.ci/tools gcc fuzzer
-	bash tests/csrc/run.sh asan tsan
+	.ci/sanitize
 
 fuzz: $(VENV)/built ## libFuzzer on the paths that open streams and Parquet files; longer: make fuzz FUZZ_SECONDS=1800
 	@.ci/tools fuzzer

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from iceberg_java import Judge
     from parquet_peers import ParquetJava
+    from spark_sessions import ConnectServer, LocalSpark
 
 # In CI a failure must be about the change at hand, so the examples are the same in each run. Elsewhere every run looks
 # further, and a failure prints the blob that repeats it. The slow tests always look further.
@@ -30,6 +33,23 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.has_plugin("xdist"):
+        from groups import Plugin
+
+        config.pluginmanager.register(Plugin())
+
+
+ALL_MORE = re.compile(r"^pytestmark = .*\bpytest\.mark\.more\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file whose tests are all left out: each worker would, and what these import takes seconds."""
+    if "not more" not in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    return True if ALL_MORE.search(collection_path.read_text()) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -116,6 +136,38 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
 
     with Judge(tmp_path_factory.mktemp("judge")) as one:
         yield one
+
+
+@pytest.fixture(scope="session")
+def local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSpark]:
+    """The one local Spark of all tests that need none of their own."""
+    pytest.importorskip("pyspark.sql")
+    if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
+        pytest.skip("there is no Java runtime")
+    from spark_sessions import LocalSpark
+
+    spark = LocalSpark(tmp_path_factory.mktemp("spark"))
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """The one server of Spark Connect of all tests that need none of their own."""
+    pytest.importorskip("grpc_status")
+    from spark_sessions import shared_connect_server
+
+    with shared_connect_server(tmp_path_factory.mktemp("connect")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The one cluster of Spark of all tests that need none of their own: the URL of its master."""
+    from spark_jobs import standalone_master
+
+    with standalone_master(tmp_path_factory.mktemp("standalone")) as master:
+        yield master
 
 
 @pytest.fixture

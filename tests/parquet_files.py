@@ -145,9 +145,9 @@ def pairwise(modes: Sequence[Mode]) -> list[Mode]:
 
 
 PAIRWISE = pairwise(MODES)
-# Marks a test of modes: `make test` runs the pairwise dozen, `make test-more` the rest of the product.
+# Marks a test of modes: `make test` runs the pairwise dozen, `make test-long` the rest of the product.
 in_every_mode = pytest.mark.parametrize(
-    "mode", [*PAIRWISE, *(pytest.param(one, marks=pytest.mark.more) for one in MODES if one not in PAIRWISE)], ids=str
+    "mode", [*PAIRWISE, *(pytest.param(one, marks=pytest.mark.slow) for one in MODES if one not in PAIRWISE)], ids=str
 )
 in_pairwise_modes = pytest.mark.parametrize("mode", PAIRWISE, ids=str)
 FOUR = [Mode(algorithm, footer, "columns", "stored") for algorithm in (GCM, CTR) for footer in (False, True)]

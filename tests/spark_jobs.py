@@ -100,8 +100,8 @@ def local_connect() -> Iterator[None]:
         yield
 
 
-def wait_for(what: str, ready: Callable[[], Any], seconds: float = 90) -> Any:
-    """What `ready` returns, when that is something."""
+def wait_for(what: str, ready: Callable[[], Any], seconds: float = 200) -> Any:
+    """What `ready` returns, when that is something. The limit only ends what hangs: a busy machine takes minutes."""
     until = time.monotonic() + seconds
     while not (answer := ready()):
         assert time.monotonic() < until, f"{what}: not in {seconds} s"
@@ -317,11 +317,20 @@ def forms(key: bytes) -> set[bytes]:
     return found
 
 
+def content_if_there(path: Path) -> bytes:
+    """What is in a file of Spark's, which removes those that it needs no more at any time."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
 def where(keys: Iterable[bytes], folder: Path) -> set[str]:
     """The files below a folder in which one of these keys stands, in whatever form."""
     texts = {form for key in keys for form in forms(key)}
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)) for path in files if any(form in path.read_bytes() for form in texts)}
+    contents = ((path, content_if_there(path)) for path in files)
+    return {str(path.relative_to(folder)) for path, data in contents if any(form in data for form in texts)}
 
 
 def check_canary(folder: Path, master: str, *, connect: bool = False) -> None:

@@ -281,8 +281,13 @@ def test_ctrl_c(tree: Path, kms: list[str], after: float) -> None:
     interrupt(tree, after, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *kms)
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("after", moments(40))
+MOMENTS = moments(40)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [pytest.param(one, marks=pytest.mark.slow if n % 4 else pytest.mark.more) for n, one in enumerate(MOMENTS)],
+)
 def test_ctrl_c_at_any_moment(tree: Path, kms: list[str], after: float) -> None:
     interrupt(tree, after, "encrypt", "src", "ds", "--wrapping-key-id", MASTER, *kms)
 

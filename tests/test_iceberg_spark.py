@@ -14,8 +14,8 @@ if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
     pytest.skip("there is no Java runtime", allow_module_level=True)
 
 from iceberg_tables import MASTER, SCHEMA, ids, new_table, rows, sql_catalog
-from pyspark.sql import SparkSession
-from spark_jobs import connect_server, connect_session, spark_env
+from spark_jobs import connect_session
+from spark_sessions import SESSIONS
 from test_iceberg_rekey import keys, lineage
 
 from ags_fast.iceberg import clear_cache, delete, encrypt, expire, rekey, verify
@@ -28,28 +28,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.more, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module", params=["classic", "connect"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkEngine]:
-    folder = tmp_path_factory.mktemp("spark")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in spark_env().items():
-            patch.setenv(name, value)
-        if request.param == "connect":
-            with connect_server(folder) as url, connect_session(url) as remote:
-                yield SparkEngine(remote, target_bytes=4 << 10)
-            return
-        builder = SparkSession.builder.master("local[2,4]").appName("tables")
-        for name, value in {
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.driver.host": "127.0.0.1",
-            "spark.local.dir": str(folder),
-            "spark.executorEnv.PYTHONPATH": spark_env()["PYTHONPATH"],
-        }.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-        yield SparkEngine(session, target_bytes=4 << 10)
-        session.stop()
+@pytest.fixture(params=SESSIONS)
+def engine(request: pytest.FixtureRequest) -> Iterator[SparkEngine]:
+    if request.param == "classic":
+        yield SparkEngine(request.getfixturevalue("local_spark").session(), target_bytes=4 << 10)
+        return
+    with connect_session(request.getfixturevalue("shared_connect").url) as remote:
+        yield SparkEngine(remote, target_bytes=4 << 10)
 
 
 def test_encrypt_and_rekey(tmp_path: Path, kms: dict[str, str], engine: SparkEngine) -> None:

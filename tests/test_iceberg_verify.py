@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from iceberg_damage import avro_data, lost_key, plaintext_data, plaintext_manifest, relisted
 from iceberg_tables import SCHEMA, new_table, rows, sql_catalog
 from pyiceberg.catalog.sql import SqlCatalog as VanillaCatalog
+from shares import rest_in_more
 from support import flip
 
 from ags_fast.errors import PolicyError
@@ -74,7 +75,7 @@ def test_an_intact_table(table: Table, kms: dict[str, str]) -> None:
     assert verify(open_table(table.metadata_location, kms=kms)).counts == done.counts
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", rest_in_more([0, 2], 2))
 def test_on_an_engine(table: Table, processes: int) -> None:
     here, done = verify(table), verify(table, engine=LocalEngine(processes))
     assert [row[:10] for row in sorted(done.rows)] == [row[:10] for row in sorted(here.rows)]

@@ -16,6 +16,7 @@ import kms_clients
 import programs.jobs
 import pytest
 from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, row_of, small_tree, write_tree
+from shares import rest_in_more
 from support import pattern, program, run_python, seal_stream, start_python
 
 import ags_fast.dataset.names
@@ -1034,7 +1035,7 @@ def wait_for(what: Callable[[], Any], seconds: float = 30) -> Any:
 # ---------------------------------------------------------------------------------------------- ended, and taken up
 
 
-@pytest.mark.parametrize("op", ["encrypt", "rekey", "decrypt"])
+@pytest.mark.parametrize("op", rest_in_more(["encrypt", "rekey", "decrypt"], "encrypt"))
 def test_ctrl_c(dataset: Path, kms: dict[str, str], tmp_path: Path, op: str) -> None:
     tree = {f"{n:03}": pattern(100_000, n) for n in range(100)}
     src = write_tree(tmp_path / "src", tree)

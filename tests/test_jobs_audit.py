@@ -228,9 +228,24 @@ QUICK = {
 }
 
 
+# A case of each event is in `make test`, the other quick ones in `make test-more`.
+FEW = {
+    *((state, None, "mek-leaked") for state in (scoped, columns)),
+    (single, Rewrapping, "planned"),
+    (columns_single, None, "planned"),
+    (single, None, "kek-leaked"),
+    (aged, Rewrapping, "dek-leaked"),
+    (worn, None, None),
+}
+
+
+def mark_of(case: tuple[Any, ...]) -> Any:
+    return [] if case in FEW else pytest.mark.more if case in QUICK else pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("state", "impl", "event"),
-    [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in ALL],
+    [pytest.param(*case, marks=mark_of(case)) for case in ALL],
 )
 def test_what_an_event_calls_for_costs_what_was_said(
     state: Callable[..., Path],

@@ -22,6 +22,7 @@ from datasets import HERE, MASTER, leftovers, read_tree, row_of, write_tree
 from parquet_corpus import CORPUS, check_equal, flat, parquets, rows
 from parquet_peers import rows_of
 from second_reader import SecondReader
+from shares import rest_in_more
 from support import flip, program, python_env, run_python, seal_stream
 
 import ags_fast.jobs.work.parquet
@@ -110,7 +111,9 @@ def asked() -> Iterator[list[str]]:
 # ---------------------------------------------------------------------------------------------- there and back again
 
 
-@pytest.mark.parametrize(("processes", "double_wrap"), [(0, True), (0, False), (2, True)])
+@pytest.mark.parametrize(
+    ("processes", "double_wrap"), rest_in_more([(0, True), (0, False), (2, True)], (0, False), (2, True))
+)
 def test_round_trip(
     src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path, processes: int, double_wrap: bool
 ) -> None:
@@ -795,7 +798,7 @@ def test_decrypt_again(src: Path, dataset: Path, kms: dict[str, str], tmp_path: 
     assert oct(one.stat().st_mode & 0o777) == oct(other.stat().st_mode & 0o777)
 
 
-@pytest.mark.parametrize("op", ["encrypt", "rekey"])
+@pytest.mark.parametrize("op", rest_in_more(["encrypt", "rekey"], "encrypt"))
 @pytest.mark.timeout(300)
 def test_killed(tmp_path: Path, kms: dict[str, str], op: str) -> None:
     """At steps that touch storage; whoever takes up the job finishes it, and leaves nothing behind."""

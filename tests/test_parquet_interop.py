@@ -17,6 +17,7 @@ from parquet_corpus import ENCRYPTED, MASTER_KEYS, UNREADABLE, flat, nested, par
 from parquet_files import Mode, key, seal, v2
 from parquet_peers import CTR, GCM, ParquetJava, PeerError, PmeKeys, rows_of
 from programs import spark
+from shares import rest_in_more
 
 from ags_fast import AgsError, FormatError, IntegrityError, PolicyError, parquet
 from ags_fast.parquet import FOOTER_KEY, Keys
@@ -69,9 +70,16 @@ def decrypted(source: Any, keys: Any, *, tiled: bool = True, **options: Any) -> 
 # ---------------------------------------------------------------- pyarrow
 
 
-@pytest.mark.parametrize("algorithm", [GCM, CTR])
-@pytest.mark.parametrize("footer", [False, True])
-@pytest.mark.parametrize("size", [16, 24, 32])
+@pytest.mark.parametrize(
+    ("size", "footer", "algorithm"),
+    rest_in_more(
+        itertools.product([16, 24, 32], [False, True], [GCM, CTR]),
+        (16, False, GCM),
+        (16, True, CTR),
+        (24, False, CTR),
+        (32, True, GCM),
+    ),
+)
 def test_pyarrow_reads_the_corpus(corpus: dict[str, Path], algorithm: str, footer: bool, size: int) -> None:
     """With a key for all, CRCs verified."""
     prefixes = {16: (None, True), 24: (b"p", True), 32: (b"p", False)}
@@ -215,10 +223,11 @@ JAVA = {
     "columns ctr signed": PmeKeys(KF, {"id": key("i", 32)}, b"p", False, CTR, True),
     "columns complete": PmeKeys(KF, {"number": key("n", 24)}, b"p", False, GCM, True, True),
 }
+FEW = ("uniform ctr 192", "columns", "columns ctr signed")  # both algorithms, both kinds of footers, several keys
 
 
 @needs_java
-@pytest.mark.parametrize("mode", JAVA)
+@pytest.mark.parametrize("mode", rest_in_more(JAVA, *FEW))
 def test_parquet_java_reads_ours(tmp_path: Path, corpus: dict[str, Path], parquet_java: ParquetJava, mode: str) -> None:
     """It verifies CRCs, reads several row groups, and columns in the open next to others."""
     keys = JAVA[mode]
@@ -259,8 +268,14 @@ def test_parquet_java_reads_the_corpus(
 
 
 @needs_java
-@pytest.mark.parametrize("mode", JAVA)
-@pytest.mark.parametrize("writer", ["v1", "v2"])
+@pytest.mark.parametrize(
+    ("writer", "mode"),
+    rest_in_more(
+        itertools.product(["v1", "v2"], JAVA),
+        *(("v1", mode) for mode in FEW),
+        *(("v2", mode) for mode in JAVA if mode not in FEW),
+    ),
+)
 def test_what_parquet_java_writes(tmp_path: Path, parquet_java: ParquetJava, mode: str, writer: str) -> None:
     """Its padded modules and its V2 pages; decrypted, with other keys, and with other keys in the same place."""
     keys = JAVA[mode]
@@ -354,7 +369,10 @@ def test_columns_that_pass_are_read_with_their_old_keys(tmp_path: Path, parquet_
 
 
 @needs_java
-@pytest.mark.parametrize("mode", ["uniform", "columns", "columns ctr signed", "columns complete"])
+@pytest.mark.parametrize(
+    "mode",
+    rest_in_more(["uniform", "columns", "columns ctr signed", "columns complete"], "uniform", "columns ctr signed"),
+)
 def test_filters(tmp_path: Path, corpus: dict[str, Path], parquet_java: ParquetJava, mode: str) -> None:
     """Each keeps as much out of our file as of the plaintext one, and the rows that are left are the same."""
     keys = JAVA[mode]
@@ -381,7 +399,7 @@ def test_filters(tmp_path: Path, corpus: dict[str, Path], parquet_java: ParquetJ
 
 
 @needs_java
-@pytest.mark.parametrize("mode", JAVA)
+@pytest.mark.parametrize("mode", rest_in_more(JAVA, "uniform", "columns ctr signed"))
 def test_splits(tmp_path: Path, corpus: dict[str, Path], parquet_java: ParquetJava, mode: str) -> None:
     """Each row group is read by just one of the tasks that a file is split into, wherever the cuts are."""
     keys = JAVA[mode]

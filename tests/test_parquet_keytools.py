@@ -24,6 +24,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from kms_clients import Proper, keystore
 from programs import parquets
+from shares import rest_in_more
 from support import flip, program, start_python
 
 from ags_fast.errors import (
@@ -483,8 +484,13 @@ def java_conf(**properties: Any) -> dict[str, Any]:
     return parquet_peers.keytools_conf(InMemoryKms.master_keys, **properties)
 
 
-@modes
-@pytest.mark.parametrize("bits", [128, 256])
+@pytest.mark.parametrize(
+    ("double", "internal", "bits"),
+    rest_in_more(
+        ((*mode, bits) for mode in MODES for bits in (128, 256)),
+        *((*mode, bits) for mode, bits in zip(MODES, (128, 256, 256, 128), strict=True)),
+    ),
+)
 def test_keys_of_what_parquet_java_writes_now(
     parquet_java: parquet_peers.ParquetJava, plain: Path, double: bool, internal: bool, bits: int
 ) -> None:
@@ -508,8 +514,13 @@ def test_keys_of_what_parquet_java_writes_now(
             assert parquet_java.read(path, java_conf()).equals(TABLE)
 
 
-@modes
-@pytest.mark.parametrize("length", [16, 24, 32])
+@pytest.mark.parametrize(
+    ("double", "internal", "length"),
+    rest_in_more(
+        ((*mode, length) for mode in MODES for length in (16, 24, 32)),
+        *((*mode, length) for mode, length in zip(MODES, (16, 24, 32, 16), strict=True)),
+    ),
+)
 def test_peers_read_files_with_our_key_material(
     parquet_java: parquet_peers.ParquetJava, plain: Path, double: bool, internal: bool, length: int
 ) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from parquet_files import FOUR, RICH_LEAVES, Mode, caught, key, reference, rich, seal, unseal
 from parquet_peers import CTR, GCM
 from programs import parquets
+from shares import rest_in_more
 from support import program, run_python
 
 from ags_fast import AgsError, FormatError, IntegrityError, parquet
@@ -88,7 +89,7 @@ def test_every_module_names_itself(mode: Mode) -> None:
                 assert part is None or str(part) in str(error)
 
 
-@pytest.mark.parametrize("mode", FOUR, ids=str)
+@pytest.mark.parametrize("mode", rest_in_more(FOUR, FOUR[0], FOUR[3]), ids=str)
 def test_lengths_that_lie(mode: Mode) -> None:
     file, modules = modules_of(mode)
     for module in modules:

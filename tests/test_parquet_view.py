@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import os
 import pickle
 import random
@@ -22,6 +23,7 @@ from parquet_corpus import ENCRYPTED, MASTER_KEYS, UNREADABLE, flat, nested, par
 from parquet_files import caught
 from parquet_peers import CTR, ParquetJava, PmeKeys, rows_of
 from pme_reference import ParquetFile, Pkmt1
+from shares import rest_in_more
 from support import Source, flip, run_python
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
@@ -131,7 +133,9 @@ def places(file: ParquetFile) -> list[tuple[Any, ...]]:
 # ---------------------------------------------------------------- every file, every mode
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", rest_in_more(MODES, "uniform", "columns, ctr, prefix", "signed, partial", "parquet-java's V2")
+)
 def test_every_file_of_the_corpus(corpus: dict[str, Path], mode: str) -> None:
     """A strict reader finds each module where it stands in the sealed file; pyarrow checks the CRCs."""
     draw = random.Random(mode)
@@ -194,8 +198,13 @@ READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("mode", ["uniform", "columns, ctr, prefix", "signed, partial"])
+READ_MODES = ("uniform", "columns, ctr, prefix", "signed, partial")
+
+
+@pytest.mark.parametrize(
+    ("mode", "reader"),
+    rest_in_more(itertools.product(READ_MODES, READERS), *zip(itertools.cycle(READ_MODES), READERS, strict=False)),
+)
 def test_readers(corpus: dict[str, Path], reader: str, mode: str) -> None:
     """What a reader makes of the view is what it makes of the plaintext file."""
     for name in PEER_FILES:

@@ -24,6 +24,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from programs import streams
+from shares import rest_in_more
 from support import (
     KEY,
     OTHER_KEY,
@@ -876,7 +877,7 @@ def test_close_and_collection_release_what_was_held(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- many threads, many processes
 
 
-@pytest.mark.parametrize("kind", FEW_KINDS)
+@pytest.mark.parametrize("kind", rest_in_more(FEW_KINDS, "path", "bytes", "gzip"))
 def test_shared_by_ten_threads(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything without a cursor, at once, through a cache that is too small, with a bad block in the middle."""
     monkeypatch.setattr(_blocks, "CACHE_NBYTES", 3 * 4096)

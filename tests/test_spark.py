@@ -1,6 +1,6 @@
 """ags_fast inside real Spark, whose workers are forked, used again, limited, killed and replaced.
 
-One session serves all tests here but those that need a driver of their own.
+The session that all tests share serves these but those that need a driver of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import programs.spark
 import pytest
-from spark_jobs import spark_env
+from spark_jobs import content_if_there, spark_env
 from support import lengths_around, nonces_of, open_stream, pattern, program, run_python, seal_stream
 
 import ags_fast
@@ -34,12 +34,14 @@ if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
     pytest.skip("there is no Java runtime", allow_module_level=True)
 
 from pyspark import TaskContext  # noqa: E402
-from pyspark.sql import SparkSession  # noqa: E402
 
 from ags_fast import avro  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from pyspark.sql import SparkSession
+    from spark_sessions import LocalSpark
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -47,35 +49,9 @@ CANARY = secrets.token_hex(8).encode()  # the key of all jobs here: 16 bytes tha
 BLOCK_SIZE = 1 << 16
 
 
-@pytest.fixture(scope="module")
-def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the session keeps what it writes down: events and local."""
-    folder = tmp_path_factory.mktemp("spark")
-    (folder / "events").mkdir()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def spark(spark_folder: Path) -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in spark_env().items():
-            patch.setenv(name, value)
-        builder = SparkSession.builder.master("local[2,4]").appName("tests")  # four attempts: plain local[2] has one
-        for name, value in {
-            "spark.ui.enabled": "false",
-            "spark.driver.host": "127.0.0.1",
-            "spark.python.unix.domain.socket.enabled": "true",
-            "spark.local.dir": str(spark_folder / "local"),
-            "spark.eventLog.enabled": "true",
-            "spark.eventLog.dir": (spark_folder / "events").as_uri(),
-            "spark.eventLog.compress": "false",
-            "spark.broadcast.compress": "false",
-            "spark.shuffle.compress": "false",
-        }.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-        yield session
-        session.stop()
+@pytest.fixture
+def spark(local_spark: LocalSpark) -> SparkSession:
+    return local_spark.session()
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +255,7 @@ def shows(key: bytes, data: bytes) -> bool:
 
 
 def test_keys_stay_out_of_what_spark_writes_down(
-    spark: SparkSession, spark_folder: Path, key_file: Path, tmp_path: Path
+    spark: SparkSession, local_spark: LocalSpark, key_file: Path, tmp_path: Path
 ) -> None:
     """Its event log and local folders, after this test's jobs and those before it."""
     controls = {place: secrets.token_hex(8).encode() for place in ("broadcast", "closure", "shuffle")}
@@ -303,10 +279,10 @@ def test_keys_stay_out_of_what_spark_writes_down(
     assert sorted(rows) == [("a", 1036, in_shuffle), ("b", 1036, in_shuffle)]
     with pytest.raises(Exception, match="IntegrityError"):
         on_executors(spark, fail, ["a"])
-    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    local_spark.wait_for_events()
 
-    written = {path.relative_to(spark_folder): path.read_bytes() for path in spark_folder.rglob("*") if path.is_file()}
-    assert any(b"IntegrityError" in data for path, data in written.items() if path.parts[0] == "events")
+    written = {path: content_if_there(path) for path in local_spark.folder.rglob("*") if path.is_file()}
+    assert any(b"IntegrityError" in data for path, data in written.items() if local_spark.events in path.parents)
     for place, control in controls.items():  # we look where keys would be, and as they would be
         assert any(shows(control, data) for data in written.values()), place
     assert [path for path, data in written.items() if shows(CANARY, data)] == []

@@ -31,6 +31,8 @@ from ags_fast.spark.datasource import AgsAvro
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from spark_sessions import LocalSpark
+
 ORDER = {
     "type": "record",
     "name": "order",
@@ -170,34 +172,25 @@ def as_spark_has_it(value: Any) -> Any:
 @pytest.mark.spark
 @pytest.mark.more
 @pytest.mark.timeout(300)
-def test_in_spark(dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_spark(dataset: Path, kms: dict[str, str], local_spark: LocalSpark) -> None:
     """Every type, read from what fastavro wrote, and written and read again: the values that were given."""
-    from pyspark.sql import SparkSession
-    from spark_jobs import spark_env
-
-    for name, value in spark_env().items():
-        monkeypatch.setenv(name, value)
     schema, rows, expected = all_types(50)
     write(dataset, kms, {"a.avro": (schema, rows), "day=3/b.avro": (schema, rows)})
-    session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-    try:
-        session.dataSource.register(AgsAvro)
-        read = session.read.format("ags_avro").options(**kms, files="a.avro").load(str(dataset))
-        found = [row.asDict(recursive=True) for row in read.collect()]
-        assert len(found) == 50
-        for i, (kind, _, _) in enumerate(GOOD):
-            name = f"c{i}"
-            wanted = [as_spark_has_it(row[name]) for row in expected]
-            assert [row[name] for row in found] == wanted, kind
-        assert read.filter("c1 > 0").count() == sum(row["c1"] > 0 for row in rows)
-        copy = dataset.parent / "copy"
-        options = {**kms, "wrappingKeyId": datasets.MASTER}
-        read.coalesce(1).write.format("ags_avro").options(**options).mode("append").save(str(copy))
-        again = session.read.format("ags_avro").options(**kms).load(str(copy))
-        assert again.schema == read.schema
-        assert [row.asDict(recursive=True) for row in again.collect()] == found
-    finally:
-        session.stop()
+    session = local_spark.fresh()
+    read = session.read.format("ags_avro").options(**kms, files="a.avro").load(str(dataset))
+    found = [row.asDict(recursive=True) for row in read.collect()]
+    assert len(found) == 50
+    for i, (kind, _, _) in enumerate(GOOD):
+        name = f"c{i}"
+        wanted = [as_spark_has_it(row[name]) for row in expected]
+        assert [row[name] for row in found] == wanted, kind
+    assert read.filter("c1 > 0").count() == sum(row["c1"] > 0 for row in rows)
+    copy = dataset.parent / "copy"
+    options = {**kms, "wrappingKeyId": datasets.MASTER}
+    read.coalesce(1).write.format("ags_avro").options(**options).mode("append").save(str(copy))
+    again = session.read.format("ags_avro").options(**kms).load(str(copy))
+    assert again.schema == read.schema
+    assert [row.asDict(recursive=True) for row in again.collect()] == found
 
 
 @pytest.mark.spark

@@ -22,7 +22,6 @@ from spark_jobs import (
     executor_of,
     spark_env,
     spark_home,
-    standalone_master,
 )
 
 from ags_fast.jobs.engines.local import LocalEngine
@@ -80,12 +79,6 @@ def kill_on_the_way(running: Driver, folders: Folders, start: Any) -> dict[str, 
     assert result["counts"] == {"ok": COUNT, "skipped": 0, "failed": 0}
     assert max(row["attempt"] for row in result["rows"]) >= 1
     return result
-
-
-@pytest.fixture(scope="module")
-def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with standalone_master(tmp_path_factory.mktemp("standalone")) as master:
-        yield master
 
 
 def test_local_cluster(folders: Folders) -> None:

@@ -33,7 +33,6 @@ from spark_jobs import (
     leftovers,
     local_connect,
     spark_env,
-    standalone_master,
     wait_for,
 )
 
@@ -47,18 +46,17 @@ if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
     pytest.skip("there is no Java runtime", allow_module_level=True)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from spark_sessions import ConnectServer
 
 pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.timeout(300)]
 
 COUNT = 40
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture
+def server(shared_connect: ConnectServer) -> str:
     """The URL of a server on this machine alone."""
-    with connect_server(tmp_path_factory.mktemp("server")) as url:
-        yield url
+    return shared_connect.url
 
 
 @pytest.fixture
@@ -140,13 +138,10 @@ def test_rekeyed_files_of_a_job_that_was_swept_are_not_published(server: str, fo
 # ------------------------------------------------------------------------------------------------------------- clusters
 
 
-def test_executors_that_die(tmp_path: Path, folders: Folders) -> None:
+def test_executors_that_die(standalone: str, tmp_path: Path, folders: Folders) -> None:
     """The server is on a cluster of two workers. A Python worker dies, and then an executor; nothing is lost."""
     ds, out = folders.root / "ds", folders.root / "spark-out"
-    with (
-        standalone_master(tmp_path / "cluster") as master,
-        connect_server(tmp_path / "server", master) as url,
-    ):
+    with connect_server(tmp_path / "server", standalone) as url:
         running = Driver(url, tmp_path / "driver.log", {}, spark_env())
         jobs: list[Any] = [
             lambda: running.start("encrypt_files", folders.src, ds, **encryption(folders)),

@@ -137,7 +137,9 @@ def session(leader: int) -> Iterator[int]:
             continue
 
 
-def test_every_fourth_step_of_a_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", [8, pytest.param(4, marks=pytest.mark.slow)])
+def test_steps_of_a_commit(tmp_path: Path, stride: int) -> None:
+    """Killed before every eighth step, a driver each; before every fourth where there is time."""
     writes = Writes(tmp_path)
     assert writes.write("append", 0, 300)
     now = list(range(300))
@@ -145,7 +147,7 @@ def test_every_fourth_step_of_a_commit(tmp_path: Path) -> None:
         mode = ("append", "overwrite")[round_ % 2]
         begin = 1000 * (round_ + 1)
         after = [*(now if mode == "append" else ()), *range(begin, begin + 300)]
-        ended = writes.write(mode, begin, begin + 300, 1 + 4 * round_, alone=round_ % 3 == 1)
+        ended = writes.write(mode, begin, begin + 300, 1 + stride * round_, alone=round_ % 3 == 1)
         found = writes.numbers()
         assert found == after if ended else found in (now, after)
         if round_ % 4 > 1:  # else the next write finds what was left
@@ -154,6 +156,6 @@ def test_every_fourth_step_of_a_commit(tmp_path: Path) -> None:
         now = found
         if ended:
             break
-    assert round_ > 4
+    assert stride * round_ > 16
     writes.sweep()
     verify_files(writes.url, kms=writes.kms, progress=False).raise_for_failures()

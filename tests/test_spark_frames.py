@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import datasets
 import pytest
 from deadly_kms import Rules
-from spark_jobs import spark_env, wait_for
+from spark_jobs import wait_for
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
@@ -24,42 +24,31 @@ if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
 
 import pyarrow as pa
 from pyarrow import parquet
-from pyspark.sql import SparkSession
 
 from ags_fast import Dataset
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.keys.kms import load_kms
-from ags_fast.spark.datasource import register
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+    from spark_sessions import LocalSpark
 
 pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.timeout(300)]
 
 NOW = dt.datetime(2024, 5, 6, 7, 8, 9, 123456)
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in spark_env().items():
-            patch.setenv(name, value)
-        builder = SparkSession.builder.master("local[2,4]").appName("frames")
-        for name, value in {
-            "spark.ui.enabled": "false",
-            "spark.driver.host": "127.0.0.1",
-            "spark.python.unix.domain.socket.enabled": "true",
-            "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+@pytest.fixture
+def spark(local_spark: LocalSpark) -> SparkSession:
+    return local_spark.fresh(
+        {
             "spark.sql.session.timeZone": "America/New_York",
             "spark.sql.python.filterPushdown.enabled": "true",
             "spark.sql.parquet.filterPushdown": "false",  # with it, Spark's reader loses rows of NaN
-            "spark.sql.shuffle.partitions": "2",
-        }.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-        register(session)
-        yield session
-        session.stop()
+        }
+    )
 
 
 def ours(spark: Any, dataset: Path, kms: Mapping[str, str], schema: str | None = None, **options: str) -> Any:

@@ -28,9 +28,9 @@ from spark_jobs import (
     content,
     forms,
     leftovers,
-    spark_env,
     where,
 )
+from spark_sessions import MASTER, SESSIONS
 
 from ags_fast import IntegrityError
 from ags_fast.dataset.ledger import Ledger
@@ -56,6 +56,8 @@ from ags_fast.spark import engine as spark_engine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from spark_sessions import ConnectServer, LocalSpark
+
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.jobs import JobResult, Row
     from ags_fast.jobs.work.context import Context, Task
@@ -63,42 +65,25 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.more, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module", params=["classic", "connect"])
+@pytest.fixture(scope="module", params=SESSIONS)
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
     """Gives the session of a master, of one kind: the one that runs, if it has this master."""
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
-        for name, value in spark_env().items():
-            patch.setenv(name, value)
-        folder = tmp_path_factory.mktemp("spark")
-
-        def classic(master: str) -> SparkSession:
-            running = SparkSession.getActiveSession()
-            if running is not None and running.sparkContext.master != master:
-                running.stop()
-            builder = SparkSession.builder.master(master).appName("jobs")
-            for name, value in {
-                **settings_of(master),
-                "spark.ui.enabled": "false",
-                "spark.ui.showConsoleProgress": "false",
-                "spark.driver.host": "127.0.0.1",
-                "spark.python.unix.domain.socket.enabled": "true",
-                "spark.local.dir": str(folder),
-                "spark.executorEnv.PYTHONPATH": spark_env()["PYTHONPATH"],
-            }.items():
-                builder = builder.config(name, value)
-            found = builder.getOrCreate()
-            found.sparkContext.setLogLevel("ERROR")
-            return found
+    if request.param == "classic":
+        spark: LocalSpark = request.getfixturevalue("local_spark")
+        yield lambda master: spark.session(master, settings_of(master))
+        return
+    folder = tmp_path_factory.mktemp("spark")
+    shared: ConnectServer = request.getfixturevalue("shared_connect")
+    with ExitStack() as held:
 
         @functools.cache
         def connect(master: str) -> Any:
-            url = held.enter_context(connect_server(folder / master, master, settings_of(master)))
+            url = shared.url
+            if master != MASTER:
+                url = held.enter_context(connect_server(folder / master, master, settings_of(master)))
             return held.enter_context(connect_session(url))
 
-        yield classic if request.param == "classic" else connect
-        running = SparkSession.getActiveSession() if request.param == "classic" else None
-        if running is not None:
-            running.stop()
+        yield connect
 
 
 def settings_of(master: str) -> dict[str, str]:
@@ -107,8 +92,7 @@ def settings_of(master: str) -> dict[str, str]:
 
 @pytest.fixture
 def spark(session: Callable[[str], Any]) -> Any:
-    """Four attempts a task: plain local[2] has one."""
-    return session("local[2,4]")
+    return session(MASTER)
 
 
 @pytest.fixture

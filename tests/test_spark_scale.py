@@ -35,6 +35,8 @@ from ags_fast.spark.partition import Bin
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from spark_sessions import LocalSpark
+
     from ags_fast.dataset.rows import Row
 
 
@@ -94,8 +96,8 @@ def local_session(folder: Path) -> Iterator[Any]:
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The events of one kind that Spark wrote down, as its UI shows them."""
-    logs = [path for path in (folder / "events").rglob("*") if path.is_file()]
+    """The events of one kind that Spark wrote down in a folder, as its UI shows them."""
+    logs = sorted(path for path in folder.rglob("*") if path.is_file())
     lines = [line for path in logs for line in path.read_text(errors="replace").splitlines() if line.startswith("{")]
     return [event for event in map(json.loads, lines) if event["Event"] == kind]
 
@@ -141,24 +143,25 @@ def run_idle(session: Any, tasks: list[Task]) -> list[Row]:
 @pytest.mark.spark
 @pytest.mark.more
 @pytest.mark.timeout(300)
-def test_memory_of_the_driver_and_what_the_ui_says(tmp_path: Path) -> None:
+def test_memory_of_the_driver_and_what_the_ui_says(local_spark: LocalSpark) -> None:
     """Tasks and rows aside, the engine keeps less than 100 bytes for a file."""
     peaks = []
-    with local_session(tmp_path) as session:
-        run_idle(session, small_files(100))  # imports what it needs
-        for count in (10_000, 20_000):
-            tasks = small_files(count)
-            gc.collect()
-            tracemalloc.start()
-            rows = run_idle(session, tasks)
-            kept, peak = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
-            peaks.append((kept, peak))
-            del rows, tasks
+    session = local_spark.session()
+    run_idle(session, small_files(100))  # imports what it needs
+    for count in (10_000, 20_000):
+        tasks = small_files(count)
+        gc.collect()
+        tracemalloc.start()
+        rows = run_idle(session, tasks)
+        kept, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        peaks.append((kept, peak))
+        del rows, tasks
     kept, peak = ((after - before) / 10_000 for before, after in zip(*peaks, strict=True))
     assert kept < 600  # the rows
     assert peak - kept < 100
-    begun = events(tmp_path, "SparkListenerJobStart")[-1]
+    local_spark.wait_for_events()
+    begun = events(local_spark.events, "SparkListenerJobStart")[-1]
     assert begun["Properties"]["spark.jobGroup.id"] == f"ags_fast encrypt {'0' * 32}"
     assert begun["Properties"]["spark.job.description"] == f"ags_fast encrypt {'0' * 32}: 20000 files"
     wanted = -(-20_000 * (LOCAL_OPEN_COST + 1024) // TARGET_BYTES)
@@ -177,7 +180,7 @@ def main(count: int) -> dict[str, float]:
         run_idle(session, tasks)
         seconds, peak = time.monotonic() - begun, resident("VmHWM")
         session.stop()
-        ended = [event["Task Info"] for event in events(Path(made), "SparkListenerTaskEnd")]
+        ended = [event["Task Info"] for event in events(Path(made) / "events", "SparkListenerTaskEnd")]
     longest = max(task["Finish Time"] - task["Launch Time"] for task in ended) / 1000
     return {"seconds": seconds, "bytes a file": (peak - before) / count, "tasks": len(ended), "longest s": longest}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import datasets
 import pytest
 from iceberg_java import pyspark_folder
-from spark_jobs import local_connect, spark_env, spark_home, standalone_master
+from spark_jobs import local_connect, spark_env, spark_home
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
@@ -106,9 +106,8 @@ def test_local_cluster(place: tuple[Path, dict[str, str]], tmp_path: Path) -> No
     check(place, tmp_path, settings, SPARK_HOME=str(home))
 
 
-def test_standalone(place: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    with standalone_master(tmp_path / "standalone") as master:
-        check(place, tmp_path, {"spark.master": master})
+def test_standalone(place: tuple[Path, dict[str, str]], standalone: str, tmp_path: Path) -> None:
+    check(place, tmp_path, {"spark.master": standalone})
 
 
 @pytest.mark.parametrize("version", ["4.0", "4.1"])

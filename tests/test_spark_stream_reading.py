@@ -18,13 +18,14 @@ from pyspark.sql import datasource as ds
 from test_spark_avro import ORDER, orders, write
 
 from ags_fast import Dataset, jobs
-from ags_fast.spark.datasource import AgsAvro, AgsParquet, register
+from ags_fast.spark.datasource import AgsAvro, AgsParquet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+    from spark_sessions import LocalSpark
 
 
 class Stream:
@@ -158,18 +159,8 @@ def table(path: Path, number: int) -> None:
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkSession]:
-    from pyspark.sql import SparkSession
-    from spark_jobs import spark_env
-
-    for name, value in spark_env().items():
-        monkeypatch.setenv(name, value)
-    made = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-    try:
-        register(made)
-        yield made
-    finally:
-        made.stop()
+def session(local_spark: LocalSpark) -> SparkSession:
+    return local_spark.fresh()
 
 
 def run(frame: DataFrame, sink: str, checkpoint: Path, target: Path, **options: str) -> None:

@@ -22,14 +22,13 @@ if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
 
 import pyarrow as pa
 from pyarrow import parquet
-from pyspark.sql import SparkSession
 
 from ags_fast import Dataset
 from ags_fast.jobs import rekey_files, rotate, sweep
-from ags_fast.spark.datasource import register
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pyspark.sql import SparkSession
+    from spark_sessions import LocalSpark
 
 pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -41,18 +40,9 @@ CONF = {
 }
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in spark_env().items():
-            patch.setenv(name, value)
-        builder = SparkSession.builder.master("local[2,4]").appName("streams")
-        for name, value in {**CONF, "spark.local.dir": str(tmp_path_factory.mktemp("local"))}.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-        register(session)
-        yield session
-        session.stop()
+@pytest.fixture
+def spark(local_spark: LocalSpark) -> SparkSession:
+    return local_spark.fresh()
 
 
 class Stream:
@@ -165,8 +155,9 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("source", ["json", "ags_parquet"])
-def test_a_query_that_is_killed(tmp_path: Path, source: str) -> None:
+def test_a_query_that_is_killed(tmp_path: Path, source: str, kills: int) -> None:
     """kill -9, again and again, of driver, JVM and Python workers at any moment: every row is there once.
 
     If the query reads from a dataset, that is re-keyed and rotated meanwhile.
@@ -202,8 +193,8 @@ def test_a_query_that_is_killed(tmp_path: Path, source: str) -> None:
         until = time.monotonic() + 60
         while child.poll() is None and time.monotonic() < until:
             now = len(list(versions.glob("*.json"))) if versions.exists() else 0
-            if attempt < 4 and now > seen + 1:
-                time.sleep(0.11 * attempt)
+            if attempt < kills and now > seen + 1:
+                time.sleep(0.11 * attempt * 4 / kills)
                 os.killpg(child.pid, signal.SIGKILL)
                 break
             time.sleep(0.005)

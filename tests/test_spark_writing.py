@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import threading
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from datasets import MASTER, leftovers, make_kms, read_tree
-from spark_jobs import parent, spark_env, wait_for, where
+from spark_jobs import parent, wait_for, where
+from spark_sessions import activate
 
 pytest.importorskip("pyspark")
 pytest.importorskip("fastavro")
@@ -27,16 +29,15 @@ if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
 
 from pyarrow import parquet
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
 
 from ags_fast import Dataset
 from ags_fast.dataset.ledger import Ledger
 from ags_fast.jobs import sweep, verify_files
 from ags_fast.keys.kms import load_kms
-from ags_fast.spark.datasource import register
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pyspark.sql import DataFrame, SparkSession
+    from spark_sessions import LocalSpark
 
 pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -53,41 +54,14 @@ TYPES = """
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("spark")
-    (made / "events").mkdir()
-    return made
+@pytest.fixture
+def spark(local_spark: LocalSpark) -> SparkSession:
+    return local_spark.fresh()
 
 
-@pytest.fixture(scope="module")
-def spark(folder: Path) -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in spark_env().items():
-            patch.setenv(name, value)
-        builder = SparkSession.builder.master("local[2,4]").appName("writing")
-        for name, value in {
-            "spark.ui.enabled": "false",
-            "spark.driver.host": "127.0.0.1",
-            "spark.sql.shuffle.partitions": "2",
-            "spark.python.unix.domain.socket.enabled": "true",
-            "spark.local.dir": str(folder / "local"),
-            "spark.eventLog.enabled": "true",
-            "spark.eventLog.dir": (folder / "events").as_uri(),
-            "spark.eventLog.compress": "false",
-            "spark.shuffle.compress": "false",
-            "spark.shuffle.spill.compress": "false",
-        }.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-        register(session)
-        yield session
-        session.stop()
-
-
-@pytest.fixture(scope="module")
-def kms(folder: Path) -> dict[str, str]:
-    return make_kms(folder, keys=(MASTER, "other"))
+@pytest.fixture
+def kms(tmp_path: Path) -> dict[str, str]:
+    return make_kms(tmp_path, keys=(MASTER, "other"))
 
 
 def write(
@@ -95,11 +69,6 @@ def write(
 ) -> None:
     writer = frame.write.format(f"ags_{format}").options(**kms, **{"wrappingKeyId": MASTER, **o})
     writer.mode(mode).save(str(url))
-
-
-def activate(spark: SparkSession) -> None:
-    """Make the session that of this thread: only there are the sources registered."""
-    spark.createDataFrame([(1,)], "a int")
 
 
 def plain_copy(url: Path, kms: dict[str, str], target: Path) -> Path:
@@ -408,10 +377,13 @@ def test_jobs_at_once(spark: SparkSession, kms: dict[str, str], tmp_path: Path) 
 # ---------------------------------------------------------------------------------------- keys
 
 
-def test_no_key_in_what_spark_keeps(spark: SparkSession, kms: dict[str, str], folder: Path, tmp_path: Path) -> None:
-    """After all tests above: the event log, shuffle and spill, and the dataset itself."""
+def test_no_key_in_what_spark_keeps(
+    spark: SparkSession, local_spark: LocalSpark, kms: dict[str, str], tmp_path: Path
+) -> None:
+    """The event log, shuffle and spill, and the dataset itself."""
     url = tmp_path / "ds"
-    frame = spark.range(1000).repartition(3).selectExpr("id", "id % 2 k")
+    control = secrets.token_hex(8)
+    frame = spark.range(1000).selectExpr("id", "id % 2 k", f"concat('{control}', id) control").repartition(3)
     write(frame, url, kms, columnKeys='{"id": "other"}', partitionBy="k")
     ledger = Ledger.open(url, load_kms(kms))
     keys = {entry_key for entry in ledger.entries(ledger.current()) for entry_key in deks(ledger, entry)}
@@ -420,9 +392,11 @@ def test_no_key_in_what_spark_keeps(spark: SparkSession, kms: dict[str, str], fo
         if entry.wrapped is not None:
             keys.add(client.unwrap_key(entry.wrapped, entry.wrapping_key_id))
     assert len(keys) > 10
-    assert where(keys, folder / "events") == set()
-    assert where(keys, folder / "local") == set()
-    assert any(path.stat().st_size for path in (folder / "events").rglob("*") if path.is_file())
+    local_spark.wait_for_events()
+    assert where([control.encode()], local_spark.events) != set(), "this is not where the events are"
+    assert where([control.encode()], local_spark.local) != set(), "this is not where the shuffle is"
+    assert where(keys, local_spark.events) == set()
+    assert where(keys, local_spark.local) == set()
     stored = b"".join(read_tree(url).values())
     assert not [key for key in keys if key in stored]
 

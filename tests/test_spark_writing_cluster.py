@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -16,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from datasets import MASTER, leftovers, make_kms, read_tree
 from spark_jobs import (
-    connect_server,
     connect_session,
     parent,
     spark_env,
     spark_home,
-    standalone_master,
     wait_for,
     where,
 )
@@ -40,6 +39,8 @@ from ags_fast.spark.datasource import register
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from spark_sessions import ConnectServer
 
 pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -64,23 +65,17 @@ def keys_of(url: Path, kms: dict[str, str]) -> set[bytes]:
     return keys | {client.unwrap_key(e.wrapped, e.wrapping_key_id) for e in ledger.keys.list() if e.wrapped is not None}
 
 
-def test_through_spark_connect(tmp_path: Path) -> None:
+def test_through_spark_connect(shared_connect: ConnectServer, tmp_path: Path) -> None:
     """A DataFrame, a failure, a stream; no key in what the server writes down."""
     kms, url = make_kms(tmp_path), tmp_path / "ds"
-    options = {**kms, "wrappingKeyId": MASTER}
-    (tmp_path / "events").mkdir()
-    conf = {
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": (tmp_path / "events").as_uri(),
-        "spark.eventLog.compress": "false",
-    }
-    with connect_server(tmp_path / "server", conf=conf) as server, connect_session(server) as spark:
+    options, control = {**kms, "wrappingKeyId": MASTER}, secrets.token_hex(8)
+    with connect_session(shared_connect.url) as spark:
         register(spark)
 
         def write(frame: Any, mode: str = "append", **more: str) -> None:
             frame.write.format("ags_parquet").options(**options, **more).mode(mode).save(str(url))
 
-        write(spark.range(1000).selectExpr("id", "id % 3 k"), partitionBy="k")
+        write(spark.range(1000).selectExpr("id", "id % 3 k", f"'{control}' control"), partitionBy="k")
         write(spark.range(100), mode="overwrite")
         before = data_files(url)
         with pytest.raises(Exception, match="no number"):
@@ -100,11 +95,10 @@ def test_through_spark_connect(tmp_path: Path) -> None:
     found = ids(Dataset.open(url, kms=kms))
     assert found[:100] == list(range(100))
     assert found[100:] == list(range(1000, 1000 + len(found) - 100))
-    assert (tmp_path / "events").stat().st_size
-    assert any(b"ags_parquet" in path.read_bytes() for path in (tmp_path / "events").rglob("*") if path.is_file())
+    assert where([control.encode()], shared_connect.events) != set(), "this is not where the events are"
     keys = keys_of(url, kms)
-    assert where(keys, tmp_path / "events") == set()
-    assert where(keys, tmp_path / "server") == set()
+    assert where(keys, shared_connect.events) == set()
+    assert where(keys, shared_connect.folder) == set()
 
 
 SPECULATION = """
@@ -204,7 +198,7 @@ def on_a_cluster(tmp_path: Path, text: str, options: dict[str, str], *more: str,
     assert output == b"done\n", (tmp_path / "log").read_text()[-3000:]
 
 
-def test_attempts_that_speculation_runs_twice(tmp_path: Path) -> None:
+def test_attempts_that_speculation_runs_twice(standalone: str, tmp_path: Path) -> None:
     """The first attempt of a task hangs behind its first file; another one outruns it. One of them counts."""
     kms, url, attempts = make_kms(tmp_path), tmp_path / "ds", tmp_path / "attempts"
     attempts.mkdir()
@@ -216,10 +210,7 @@ def test_attempts_that_speculation_runs_twice(tmp_path: Path) -> None:
         "spark.speculation.quantile": "0.2",
         "spark.speculation.minTaskRuntime": "200ms",
     }
-    with (
-        standalone_master(tmp_path / "standalone") as master,
-        on_a_cluster(tmp_path, SPECULATION, options, str(url), str(attempts), **{"spark.master": master}, **conf),
-    ):
+    with on_a_cluster(tmp_path, SPECULATION, options, str(url), str(attempts), **{"spark.master": standalone}, **conf):
         wait_for("a second attempt, on another host", (attempts / "0-1").exists, 150)
     dataset = Dataset.open(url, kms=kms)
     assert dataset.version == 2

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from programs import streams
+from shares import rest_in_more
 from support import KEY, KEYS, OTHER_KEY, Source, flip, pattern, program, run_python, seal_stream, split_stream
 
 from ags_fast import AgsCodec, AgsReader, FormatError, IntegrityError, encrypted_length
@@ -83,7 +84,7 @@ def test_the_ways_read_what_is_right(ways: Callable[..., Iterator[Any]]) -> None
         assert [call() for call in ways(stream)] == [plain] * 18
 
 
-@pytest.mark.parametrize("plain_length", [0, 3, 16, 17, 40])
+@pytest.mark.parametrize("plain_length", rest_in_more([0, 3, 16, 17, 40], 0, 3, 17))
 def test_every_bit_flipped(ways: Callable[..., Iterator[Any]], plain_length: int) -> None:
     plain = pattern(plain_length)
     stream = seal_stream(plain, KEY, b"prefix", 16)
