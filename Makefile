@@ -29,14 +29,17 @@ export AGS_FAST_WERROR := 1
 endif
 
 .NOTPARALLEL:
-.PHONY: help run test test-more test-long test-pyiceberg coverage bench lint docs man sanitize fuzz wheel wheels lock clean java iceberg-java \
-	run-tools test-tools services servers more-servers
+.PHONY: help run quick test test-more test-long test-pyiceberg nightly coverage bench lint docs man sanitize fuzz wheel wheels lock \
+	clean java iceberg-java run-tools test-tools services servers more-servers
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 run: run-tools $(if $(wildcard $(VENV)/deps),$(VENV)/built iceberg-java,$(VENV)/tour) ## encrypt, read and decrypt real Avro and Parquet files with Spark; with your files: make run INPUT=dir OUTPUT=dir KILL=1
 	PYTHONPATH=$$(.ci/iceberg-java --where pyspark-4.1) $(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)') $(if $(KILL),--kill)
+
+quick: $(VENV)/built ## in less than a minute: linters, the tests of what has changed, some schedules of the simulator
+	$(PY) -P .ci/quick
 
 test: test-tools $(VENV)/built java iceberg-java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
 	$(PY) -m pytest -n $(WORKERS) $(DIST) --benchmark-disable -m "not slow and not more" $(ARGS)
@@ -46,6 +49,10 @@ test-more: test-tools $(VENV)/built java iceberg-java services servers more-serv
 
 test-long: $(VENV)/built java iceberg-java services servers ## the long loops that make test leaves out
 	$(PY) -m pytest -n $(MORE_WORKERS) $(DIST) --timeout 3600 -m slow $(ARGS)
+
+nightly: $(VENV)/built ## the long modes of everything, an hour each: simulator, long tests, fuzzers; shorter: make nightly NIGHTLY_SECONDS=20
+	@.ci/tools gcc fuzzer
+	.ci/nightly $(NIGHTLY_SECONDS)
 
 test-pyiceberg: $(VENV)/built $(OLD_PYICEBERG)/done java iceberg-java services servers ## the tests of PyIceberg's surface with the PyIceberg before the newest
 	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -P -c 'import pyiceberg; assert pyiceberg.__version__.startswith("0.11."), pyiceberg'
