@@ -39,7 +39,7 @@ run: run-tools $(if $(wildcard $(VENV)/deps),$(VENV)/built iceberg-java,$(VENV)/
 	PYTHONPATH=$$(.ci/iceberg-java --where pyspark-4.1) $(PY) -m benchmarks.tour $(if $(INPUT),--input '$(INPUT)') $(if $(OUTPUT),--output '$(OUTPUT)') $(if $(KILL),--kill)
 
 quick: $(VENV)/built ## in less than a minute: linters, the tests of what has changed, some schedules of the simulator
-	$(PY) -P .ci/quick
+	$(PY) -P .ci/quick.py
 
 test: test-tools $(VENV)/built java iceberg-java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
 	$(PY) -m pytest -n $(WORKERS) $(DIST) --benchmark-disable -m "not slow and not more" $(ARGS)

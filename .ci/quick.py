@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Check what has changed, in less than a minute: linters, the tests of the packages, some schedules of the simulator.
 
 What has changed is what git does not have committed; if that is nothing, the last commit. The tests of a package are in
