@@ -54,7 +54,7 @@ def test_files_at_once(
     src = write_tree(tmp_path / "src", {f"{i}": pattern(4096, i) for i in range(FILES)})
     where = f"s3://bucket-{os.urandom(8).hex()}"
     engine = LocalEngine(processes, files_at_once=files_at_once)
-    server.set(latency=0.05 if files_at_once > 1 else 0.005)
+    server.set(latency=0.15 if files_at_once > 1 else 0.005)
 
     def seen(run: Callable[[], Any], operation: str) -> int:
         server.log()

@@ -357,6 +357,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.more
+@pytest.mark.timeout(600)
 def test_tour_of_a_users_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice into one folder; the second time a decrypted file is changed behind the tour's back, which it must see."""
     source, output, scratch = tmp_path / "in", tmp_path / "out", tmp_path / "scratch"
@@ -371,7 +372,7 @@ def test_tour_of_a_users_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     told = run_python(
         program(programs.spark.tour_twice, source, output),
-        timeout=240,
+        timeout=540,
         PYTHONPATH=os.pathsep.join([str(ROOT), spark_env()["PYTHONPATH"]]),
         TMPDIR=str(scratch),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError
@@ -30,6 +31,7 @@ class Door:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self._turn = threading.Lock()
 
     @property
     def now(self) -> float:
@@ -37,8 +39,9 @@ class Door:
         return self.world.clock
 
     def ask(self, kind: str, path: str = "", argument: Any = None) -> Any:
-        """Make a request, and return its answer."""
-        return self.world.perform(Request(kind, path, argument))
+        """Make a request, and return its answer. Requests of several threads come one after the other."""
+        with self._turn:
+            return self.world.perform(Request(kind, path, argument))
 
 
 class SimStore(Store):
