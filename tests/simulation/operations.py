@@ -72,7 +72,6 @@ class Operation(NamedTuple):
     Attributes:
         run: Does it. Gets the place, and the name of who does it.
         effect: What it makes of the files; None: it cannot be done to these.
-        once: Whether it may be done once only, whoever does it: see `effect`.
     """
 
     run: Callable[[Place, str], Any]

@@ -169,7 +169,7 @@ class Pairs:
             self._befall(running, request, other)
             world = running.world
         assert running.outcome is not None
-        done.append(Done(self.first, "first", running.outcome, 0 if at else at, at if request is None else at + 1))
+        done.append(Done(self.first, "first", running.outcome, 0, at if request is None else at + 1))
         wrong = judge(world, self.place, done)
         return Verdict(f"{self.first} {at} {other}", self.place, _shown(request) if request else "end", wrong)
 
