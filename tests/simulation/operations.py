@@ -27,7 +27,7 @@ from simulation.store import SimStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Files = dict[str, bytes]  # what a dataset has: contents by path
+Files = dict[str, bytes]  # what a dataset has: contents by path, and how long KEKs live in days as `LIFETIME`
 
 ROOT = "sim://bucket/dataset"
 SOURCES = "sim://bucket/sources"
@@ -36,9 +36,13 @@ QUIET: dict[str, Any] = {"engine": LocalEngine(0), "progress": False}
 STREAM = "stream"
 FIRST = {"d/overwritten": b"one", "d/removed": b"removed", "e/renamed": b"renamed"}
 SOURCE = b"from a source"
+LIFETIME = "//kek_lifetime_days"  # no path of a file
 OLD = 2  # the number of the version that is restored
 KNOWN = (errors.AgsError, FileNotFoundError, FileExistsError)  # errors that say what is the matter
 ACCUSING = (errors.IntegrityError, errors.FormatError)  # they blame the storage, which is honest here
+TYPED = {"TimeoutError", "FileNotFoundError", "FileExistsError", *errors.__all__} - {
+    error.__name__ for error in ACCUSING
+}  # the names of the errors that a row may have
 
 
 class Place(NamedTuple):
@@ -157,7 +161,8 @@ def _with_batch(files: Files, me: str) -> Files:
 
 def first_files(place: Place) -> Files:
     """The files of a new dataset; Parquet as its source."""
-    return FIRST | ({"table": parquet()} if place.columns else {})
+    lifetime = str(Policy().kek_lifetime_days).encode()
+    return FIRST | ({"table": parquet()} if place.columns else {}) | {LIFETIME: lifetime}
 
 
 OPERATIONS = {
@@ -185,9 +190,10 @@ OPERATIONS = {
     "force": Operation(lambda place, me: expire(ROOT, keep=1, force=True, **place.at)),
     "sweep": Operation(lambda place, me: sweep(ROOT, **place.at)),
     "restore": Operation(
-        lambda place, me: restore_version(ROOT, OLD, progress=False, **place.at), lambda files, me: dict(FIRST)
+        lambda place, me: restore_version(ROOT, OLD, progress=False, **place.at),
+        lambda files, me: FIRST | {LIFETIME: files[LIFETIME]},
     ),
-    "policy": Operation(_policy),
+    "policy": Operation(_policy, lambda files, me: files | {LIFETIME: b"365"}),
 }
 
 
@@ -215,7 +221,7 @@ def outcome_of(name: str, place: Place, me: str) -> Outcome:
         return Outcome("yes")
     more = getattr(result, "expired", None)
     failed = [*result.failed, *(more.failed if more else ())]
-    if wrong := [row for row in failed if row.error_class in {error.__name__ for error in ACCUSING}]:
+    if wrong := [row for row in failed if row.error_class not in TYPED]:
         return Outcome("wrong", f"{wrong[0].error_class}: {wrong[0].error}")
     if any(row.error_class == "TimeoutError" for row in failed):
         return Outcome("unknown", str(failed[0].error))

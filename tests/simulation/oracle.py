@@ -6,9 +6,9 @@ from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ags_fast import Dataset
-from ags_fast.jobs import sweep
+from ags_fast.jobs import key_status, sweep
 from simulation.actors import Outcome, run_whole
-from simulation.operations import OPERATIONS, ROOT, Files, Place, first_files, parquet
+from simulation.operations import LIFETIME, OPERATIONS, ROOT, Files, Place, first_files, parquet
 from simulation.store import SimStore
 from simulation.world import DAY, World
 
@@ -51,7 +51,8 @@ def judge(world: World, place: Place, done: Sequence[Done]) -> str | None:
     """Return what is wrong at the end of a schedule; None: nothing.
 
     Three days later one sweep cleans up. Then every version that the dataset has must be readable, the newest one must
-    have just what the operations have made of it, and every object of data, manifests and plans must be of use.
+    have just the files and the policy that the operations have made, and every object of data, manifests and plans
+    must be of use.
     """
     for one in done:
         if one.outcome.said == "wrong":
@@ -94,7 +95,8 @@ def _swept(place: Place) -> Outcome:
         SimStore.door.world.forget()
         numbers = [version.number for version in place.open().versions()]
         contents = [_contents(place, number) for number in numbers]  # the newest first
-        return Outcome("yes", value=contents[0])
+        lifetime = str(key_status(ROOT, **place.at)["policy"]["kek_lifetime_days"])
+        return Outcome("yes", value=contents[0] | {LIFETIME: lifetime.encode()})
     except Exception as error:
         return Outcome("wrong", f"{type(error).__name__}: {error}")
 
