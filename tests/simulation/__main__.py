@@ -40,6 +40,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--keep", type=int, default=1, help="versions that the policy keeps; 0: all")
     parser.add_argument("--columns", action="store_true", help="with a Parquet file and a KEK of its columns")
     parser.add_argument("--sql", action="store_true", help="with the keys in SQLite")
+    parser.add_argument("--floor", action="store_true", help="simulate ags_fast.onelog")
     parser.add_argument("--share", type=float, default=1.0, help="the part of the stops before reads that is taken")
     parser.add_argument("--seed", type=int, default=0, help="of the first random schedule, and of --share")
     parser.add_argument("--count", type=int, help="how many random schedules")
@@ -77,8 +78,10 @@ def main() -> int:
     """Run schedules. Return the exit code."""
     args = parsed()
     from simulation.actors import ready, stop_before_statements
-    from simulation.operations import all_once
+    from simulation.operations import all_once, on_one_log
 
+    if args.floor:
+        on_one_log()
     if args.sql or args.mode == "random":
         stop_before_statements()
     ready(all_once)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ags_fast import Dataset, errors
 from ags_fast.jobs import (
@@ -13,6 +14,7 @@ from ags_fast.jobs import (
     compact,
     encrypt_files,
     expire,
+    key_status,
     rekey_files,
     remove_files,
     restore_version,
@@ -23,9 +25,6 @@ from ags_fast.jobs import (
 from simulation.actors import Outcome
 from simulation.kms import PROPERTIES
 from simulation.store import SimStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Files = dict[str, bytes]  # what a dataset has: contents by path, and how long KEKs live in days as `LIFETIME`
 
@@ -197,12 +196,54 @@ OPERATIONS = {
 }
 
 
+def on_one_log() -> None:
+    """Simulate the floor on one log from now on, `ags_fast.onelog`."""
+    from simulation import floor
+
+    OPERATIONS.update({name: OPERATIONS[name]._replace(run=run) for name, run in floor.RUNS.items()})
+    HOUSE.update(make=floor.make, read=floor.read)
+
+
 def all_once() -> None:
     """Make a dataset, and do everything to it."""
     place = Place()
-    make(place)
+    HOUSE["make"](place)
     for name in OPERATIONS:
         outcome_of(name, place, "warm")
+
+
+def read(place: Place) -> Files:
+    """Sweep up, then read every byte of every version. Returns what the newest one has."""
+    if failed := sweep(ROOT, **place.at).failed:
+        raise AssertionError(f"the last sweep: {failed[0].error_class}: {failed[0].error}")
+    SimStore.door.world.forget()
+    numbers = [version.number for version in place.open().versions()]
+    contents = [_contents(place, number) for number in numbers]  # the newest first
+    lifetime = str(key_status(ROOT, **place.at)["policy"]["kek_lifetime_days"])
+    return contents[0] | {LIFETIME: lifetime.encode()}
+
+
+def _contents(place: Place, number: int) -> Files:
+    dataset = Dataset.open(ROOT, version=number, **place.at)
+    return {file.path: _content(dataset, file.path) for file in dataset.files()}
+
+
+def _content(dataset: Dataset, path: str) -> bytes:
+    with dataset.open_file(path) as file:
+        data: bytes = file.read()
+    return parquet() if data[:4] == b"PAR1" and _same_rows(data, parquet()) else data
+
+
+def _same_rows(one: bytes, other: bytes) -> bool:
+    """Whether two Parquet files have the same values: the plaintext view has other bytes than the source."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    first, second = (pq.read_table(pa.BufferReader(data)) for data in (one, other))
+    return bool(first.equals(second))
+
+
+HOUSE: dict[str, Callable[[Place], Any]] = {"make": make, "read": read}  # makes a dataset, and reads all of it
 
 
 def outcome_of(name: str, place: Place, me: str) -> Outcome:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
-from ags_fast import Dataset
-from ags_fast.jobs import key_status, sweep
 from simulation.actors import Outcome, run_whole
-from simulation.operations import LIFETIME, OPERATIONS, ROOT, Files, Place, first_files, parquet
-from simulation.store import SimStore
+from simulation.operations import HOUSE, OPERATIONS, ROOT, Files, Place, first_files
 from simulation.world import DAY, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-NEEDED = ("_ags/manifests/", "_ags/plans/")  # of `_ags/`, what a sweep leaves only if reading the dataset needs it
+NEEDED = (
+    "_ags/manifests/",
+    "_ags/tables/",
+    "_ags/plans/",
+)  # of `_ags/`, what a sweep leaves only if reading the dataset needs it
 
 
 class Done(NamedTuple):
@@ -59,7 +60,7 @@ def judge(world: World, place: Place, done: Sequence[Done]) -> str | None:
             return f"{one.name} got an error that nothing explains: {one.outcome.text}"
     later = world.copy()
     later.clock += 3 * DAY
-    after, last = run_whole(later, lambda: _swept(place), "sweep")
+    after, last = run_whole(later, lambda: _read(place), "sweep")
     if last.said != "yes":
         return f"unreadable after {said(done)}: {last.text}"
     found: Files = last.value
@@ -87,35 +88,9 @@ def _difference(found: Files, expected: Sequence[Files]) -> str:
     return f"{path} is {what}"
 
 
-def _swept(place: Place) -> Outcome:
-    """Sweep up, then read every byte of every version. Returns the newest files. Runs where nobody else does."""
+def _read(place: Place) -> Outcome:
+    """Sweep up and read everything, where nobody else runs."""
     try:
-        if failed := sweep(ROOT, **place.at).failed:
-            return Outcome("wrong", f"the last sweep: {failed[0].error_class}: {failed[0].error}")
-        SimStore.door.world.forget()
-        numbers = [version.number for version in place.open().versions()]
-        contents = [_contents(place, number) for number in numbers]  # the newest first
-        lifetime = str(key_status(ROOT, **place.at)["policy"]["kek_lifetime_days"])
-        return Outcome("yes", value=contents[0] | {LIFETIME: lifetime.encode()})
+        return Outcome("yes", value=HOUSE["read"](place))
     except Exception as error:
         return Outcome("wrong", f"{type(error).__name__}: {error}")
-
-
-def _contents(place: Place, number: int) -> Files:
-    dataset = Dataset.open(ROOT, version=number, **place.at)
-    return {file.path: _content(dataset, file.path) for file in dataset.files()}
-
-
-def _content(dataset: Dataset, path: str) -> bytes:
-    with dataset.open_file(path) as file:
-        data: bytes = file.read()
-    return parquet() if data[:4] == b"PAR1" and _same_rows(data, parquet()) else data
-
-
-def _same_rows(one: bytes, other: bytes) -> bool:
-    """Whether two Parquet files have the same values: the plaintext view has other bytes than the source."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    first, second = (pq.read_table(pa.BufferReader(data)) for data in (one, other))
-    return bool(first.equals(second))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from simulation.actors import Actor, Outcome, run_whole
-from simulation.operations import OPERATIONS, Place, make, outcome_of
+from simulation.operations import HOUSE, OPERATIONS, Place, outcome_of
 from simulation.oracle import Done, judge
 from simulation.world import DAY, WRITES, Request, World
 
@@ -65,7 +65,7 @@ def begun(place: Place, page: int = 1000) -> World:
 
 
 def _made(place: Place) -> Outcome:
-    make(place)
+    HOUSE["make"](place)
     return Outcome("yes")
 
 

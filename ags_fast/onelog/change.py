@@ -1,0 +1,101 @@
+"""Decide what becomes of a wish: pure functions of a wish and of what the head has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ags_fast.dataset.names import folders_above
+from ags_fast.dataset.policy import DAY_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.policy import Policy
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a job wants of the next entry.
+
+    Attributes:
+        operation: What the entry says of the job.
+        add: Files to add. A file takes the place of the file that `remove` has at its path.
+        remove: Files to take out: {path: object that the job has seen there}.
+        whole: Commit the whole wish or nothing. False: leave out the paths that another job has changed.
+        policy: The policy of the dataset from now on; None: as it was.
+        batch: The id of a stream and the number of its batch: nothing is committed if the log has it; None: none.
+    """
+
+    operation: str
+    add: Sequence[FileEntry] = ()
+    remove: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = True
+    policy: Policy | None = None
+    batch: tuple[str, int] | None = None
+
+    def new_paths(self) -> set[str]:
+        """Return the paths of the files to add."""
+        return {row.path for row in self.add}
+
+    def paths_around(self) -> set[str]:
+        """Return the paths of all its files, and of the folders above its new files."""
+        return self.new_paths().union(self.remove, *(folders_above(row.path) for row in self.add))
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a wish changes.
+
+    Attributes:
+        add: Files to add.
+        remove: Paths to take out.
+        refused: Paths that another job has changed, or at which there is a file or a folder in the way.
+    """
+
+    add: tuple[FileEntry, ...] = ()
+    remove: frozenset[str] = frozenset()
+    refused: tuple[str, ...] = ()
+
+
+def next_change(wish: Wish, there: Mapping[str, str], below: Collection[str]) -> Change:
+    """Decide what a wish changes (rule 3d: paths are as the wish supposes).
+
+    Args:
+        wish: What the job wants.
+        there: {path: object} of the files that the head has at `Wish.paths_around`.
+        below: Paths of files that the head has below new files, which would be folders then: at least one for each.
+    """
+    new = {row.path: row.file for row in wish.add}
+    changed = {path for path in wish.remove.keys() | new.keys() if there.get(path) != wish.remove.get(path)}
+    stays = (there.keys() | set(below)) - (wish.remove.keys() - changed)
+    folders = {folder for path in stays for folder in folders_above(path)}
+    blocked = {path for path in new if path in folders or not stays.isdisjoint(folders_above(path))}
+    skips = changed | blocked
+    if wish.whole and skips:
+        return Change(refused=tuple(sorted(skips)))
+    return Change(
+        tuple(row for row in wish.add if row.path not in skips),
+        frozenset(wish.remove.keys() - skips),
+        tuple(sorted(path for path in skips if path in new or path in there)),  # to remove what is gone is no conflict
+    )
+
+
+def first_kept(policy: Policy, number: int, first: int, times_ms: Mapping[int, int], now_ms: int) -> int:
+    """Return the first entry that a policy keeps when entry `number` is made.
+
+    Args:
+        policy: The policy.
+        number: The number of the next entry.
+        first: The first entry that was kept before.
+        times_ms: When entries were made, of all that may be expired. Only `Policy.keep_days` needs them.
+        now_ms: The time, in milliseconds since the epoch.
+    """
+    if policy.keep is None:
+        return first
+    while first <= number - policy.keep:
+        if policy.keep_days is not None and now_ms - times_ms[first] < policy.keep_days * DAY_MS:
+            break
+        first += 1
+    return first

@@ -1,0 +1,134 @@
+"""Decide which KEK wraps, which KEKs come, retire and leave: pure functions of a head's KEKs (rule 9)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ags_fast.dataset.keks import Want
+from ags_fast.keys.entry import SCOPE, KeyEntry, moved, retired, retires_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from ags_fast.dataset.policy import Policy
+
+GRACE_MS = 7 * 86_400_000  # for which a KEK that wraps nothing stays: a job may just be about to use it
+
+Keys = dict[str, KeyEntry]
+
+
+class Rotation(NamedTuple):
+    """Which KEKs a rotation replaces.
+
+    Attributes:
+        from_master: Only those under this master key; None: all.
+        to_master: The master key of the new ones; None: each stays under its own.
+    """
+
+    from_master: str | None = None
+    to_master: str | None = None
+
+    def concerns(self, key: KeyEntry) -> bool:
+        """Whether it replaces a KEK."""
+        return self.from_master in (None, key.wrapping_key_id)
+
+    def kind_of(self, key: KeyEntry) -> Want:
+        """Return the kind of the KEK that takes the place of another."""
+        kind = Want.of(key)
+        return kind if self.to_master is None else kind._replace(wrapping_key_id=self.to_master)
+
+
+def active(keys: Mapping[str, KeyEntry], kind: Want) -> list[KeyEntry]:
+    """Return the active KEKs of a kind, the newest first."""
+    found = [key for key in keys.values() if key.state == "active" and Want.of(key) == kind]
+    return sorted(found, key=lambda key: (key.created_ms, key.key_id), reverse=True)
+
+
+def choose(
+    keys: Mapping[str, KeyEntry], kind: Want, uses: int, policy: Policy, reserved: Mapping[str, int], now_ms: int
+) -> KeyEntry | None:
+    """Return the KEK that is to wrap more data keys; None: a new one is needed.
+
+    Args:
+        keys: The head's KEKs.
+        kind: Of the KEK.
+        uses: How many data keys it is to wrap.
+        policy: How long a KEK serves, and how often.
+        reserved: What open plans have reserved already, by the KEK's id.
+        now_ms: The time, in milliseconds since the epoch.
+    """
+    for key in active(keys, kind):
+        room = policy.kek_uses - key.uses - reserved.get(key.key_id, 0)
+        if not key.double_wrap or (not policy.outlived(key.created_ms, now_ms) and uses <= room):
+            return key
+    return None
+
+
+def with_new(keys: Mapping[str, KeyEntry], new: Mapping[str, KeyEntry], policy: Policy, now_ms: int) -> Keys:
+    """Return the KEKs with those that a job brings. What they outlive retires."""
+    after = dict(keys)
+    for key in new.values():
+        for old in active(keys, Want.of(key)):
+            if policy.outlived(old.created_ms, now_ms):
+                after[old.key_id] = retired(old, key.key_id, GRACE_MS, now_ms)
+                key = moved(key, old)
+        after[key.key_id] = key
+    return after
+
+
+def to_replace(keys: Mapping[str, KeyEntry], rotation: Rotation, used: Collection[str]) -> Keys:
+    """Return the KEKs that a rotation replaces: active ones, and retired ones that still wrap something.
+
+    An active KEK with a scope that wraps nothing is not replaced: it retires, and a job that needs one makes it.
+
+    Args:
+        keys: The head's KEKs.
+        rotation: Which of them.
+        used: The KEKs that wrap something in the newest version.
+    """
+    return {
+        key.key_id: key
+        for key in keys.values()
+        if rotation.concerns(key) and (key.key_id in used or (key.state == "active" and SCOPE not in key.properties))
+    }
+
+
+def rotated(keys: Mapping[str, KeyEntry], rotation: Rotation, successors: Mapping[str, KeyEntry], now_ms: int) -> Keys:
+    """Return the KEKs after a rotation.
+
+    Args:
+        keys: The head's KEKs.
+        rotation: Which of them it replaces.
+        successors: By the id of each KEK that is replaced, the new one.
+        now_ms: The time, in milliseconds since the epoch.
+    """
+    after = dict(keys)
+    for key in keys.values():
+        if rotation.concerns(key) and key.state == "active":
+            new = successors.get(key.key_id)
+            after[key.key_id] = retired(key, new.key_id if new else None, GRACE_MS, now_ms)
+    for old_id, new in successors.items():
+        after[new.key_id] = moved(after.get(new.key_id, new), keys[old_id])
+    return after
+
+
+def leaving(
+    keys: Mapping[str, KeyEntry], needed: Collection[str], planned: Collection[str], skip_grace: bool, now_ms: int
+) -> set[str]:
+    """Return the KEKs that may leave: no kept version needs them, and no job is likely to.
+
+    Args:
+        keys: The head's KEKs.
+        needed: The KEKs that kept versions need (rule 9).
+        planned: The KEKs that open plans name.
+        skip_grace: Whether to take no regard of jobs that may be about to use a KEK: they wrap again.
+        now_ms: The time, in milliseconds since the epoch.
+    """
+    found = set()
+    for key in keys.values():
+        if key.key_id in needed or (key.state == "active" and SCOPE not in key.properties):
+            continue
+        until = retires_ms(key) if key.state == "retired" else key.created_ms + GRACE_MS
+        if skip_grace or (until <= now_ms and key.key_id not in planned):
+            found.add(key.key_id)
+    return found

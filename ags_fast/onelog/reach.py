@@ -1,0 +1,212 @@
+"""What may be deleted: the one module that deletes objects of other jobs (rules 6 to 8).
+
+An object goes if its job has no plan and no kept version names it. Candidates are chosen first, then plans are listed,
+then the head is read, then all that its kept versions name.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.onelog.change import first_kept
+from ags_fast.onelog.keys import leaving
+from ags_fast.onelog.log import Draft, Idle
+from ags_fast.onelog.names import LOG, entry_path, job_of, plan_path
+from ags_fast.onelog.plan import read_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.policy import Policy
+    from ags_fast.keys.entry import KeyEntry
+    from ags_fast.onelog.log import Entry, Log, Work
+    from ags_fast.onelog.tables import Table
+
+ROUNDS = 100  # in which a version that is read may be expired meanwhile
+
+
+def clean(log: Log) -> list[str]:
+    """Delete what expired entries named, and then the entries: rule 6, by difference of tables.
+
+    Only tables that either an expired entry or the kept versions lack are read. An entry that is still there is the
+    to-do list of whoever comes next.
+
+    Returns:
+        The objects that were deleted.
+    """
+    for _ in range(ROUNDS):
+        expired = log.expired(log.head())
+        if not expired:
+            return []
+        plans = log.plans()
+        head = log.head()
+        log.settle(head)
+        try:
+            return _clean(log, head, expired, plans)
+        except FileNotFoundError:
+            _check_moved(log, head)
+    return []
+
+
+def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[str]) -> list[str]:
+    kept = log.kept(head)
+    tables = {table.path: table for entry in kept for table in entry.files}
+    blocks = {block.path for entry in kept for block in entry.blocks}
+    deleted: list[str] = []
+    for entry in expired:
+        if entry.number >= head.first:
+            continue
+        own = {table.path for table in entry.files}
+        candidates: list[str] = []
+        if lacking := [table for table in entry.files if table.path not in tables]:
+            needed = {row.file for path, table in tables.items() if path not in own for row in _rows(log, table, head)}
+            for table in lacking:
+                candidates += [file for file in _files(log, table, head) if file not in needed] + [table.path]
+        candidates += [block.path for block in entry.blocks if block.path not in blocks]
+        gone = [path for path in candidates if _may_go(path, plans)]
+        for path in gone:  # the tables after the files that they name
+            log.store.delete(path)
+        deleted += gone
+        if len(gone) == len(candidates):  # else a plan protects something: whoever comes next tries again
+            log.store.delete(entry_path(entry.number))
+    return deleted
+
+
+def delete(log: Log, candidates: Collection[str]) -> list[str]:
+    """Delete those of some objects that nothing needs (rule 6). Returns the objects that were deleted."""
+    for _ in range(ROUNDS):
+        plans = log.plans()
+        head = log.head()
+        log.settle(head)
+        try:
+            named = needed(log, head)
+        except FileNotFoundError:
+            _check_moved(log, head)
+            continue
+        gone = [path for path in candidates if path not in named and _may_go(path, plans)]
+        for path in gone:
+            log.store.delete(path)
+        return gone
+    return []
+
+
+def needed(log: Log, head: Entry) -> set[str]:
+    """Return all objects that the kept versions name. FileNotFoundError: one of them is missing."""
+    named: set[str] = set()
+    seen: set[str] = set()
+    for entry in log.kept(head):
+        named |= {block.path for block in entry.blocks}
+        for table in entry.files:
+            if table.path not in seen:
+                seen.add(table.path)
+                named |= {table.path, *(row.file for row in _rows(log, table, head))}
+    return named
+
+
+def sweep(log: Log, job: Work, silent_before: float) -> list[str]:
+    """End dead jobs by an entry, delete their plans, and then all that nothing needs (rule 8).
+
+    Args:
+        log: The log.
+        job: An idle job, which makes the entry.
+        silent_before: Jobs that have shown no life since then are dead, in seconds since the epoch.
+
+    Returns:
+        The objects that were deleted.
+    """
+
+    def decide(head: Entry, plans: Mapping[str, float]) -> Draft | None:
+        dead = [job_id for job_id, alive in plans.items() if alive < silent_before and job_id not in head.over]
+        uses: dict[str, int] = {}
+        for job_id in dead:
+            with suppress(FormatError, IntegrityError, KeyAccessError):  # a plan that cannot be read reserves nothing
+                plan = read_plan(log, job_id, head)
+                for key_id, count in (plan.uses if plan else {}).items():
+                    uses[key_id] = uses.get(key_id, 0) + count
+        return Draft("sweep", uses=uses, ends=dead) if dead else None
+
+    log.append(job, decide)
+    plans = log.plans()
+    head = log.head()
+    log.settle(head)
+    for job_id, alive in plans.items():
+        if alive < silent_before and job_id in head.over:
+            log.store.delete(plan_path(job_id))
+    deleted = clean(log)
+    return deleted + delete(log, [listed.path for listed in log.store.list() if _is_object(listed.path)])
+
+
+def retention(log: Log, head: Entry, policy: Policy) -> int:
+    """Return the first entry that is kept when the next one is made, as the policy says."""
+    times: dict[int, int] = {}
+    if policy.keep is not None and policy.keep_days is not None and head.number + 1 - policy.keep >= head.first:
+        times = {entry.number: entry.time_ms for entry in log.kept(head)}
+    return first_kept(policy, head.number + 1, head.first, times, time.time_ns() // 1_000_000)
+
+
+def expire(log: Log, job: Work, first: int | None, *, skip_grace: bool, now_ms: int) -> list[str]:
+    """Expire versions, delete what they alone named, and let KEKs leave that nothing needs (rules 7 and 9).
+
+    Args:
+        log: The log.
+        job: An idle job, which makes the entries.
+        first: How many of the newest entries stay; None: as the policy says.
+        skip_grace: See `leaving`.
+        now_ms: The time, in milliseconds since the epoch.
+
+    Returns:
+        The objects that were deleted.
+    """
+
+    def older(head: Entry, plans: Mapping[str, float]) -> Draft | None:
+        number = retention(log, head, head.policy) if first is None else head.number + 2 - first
+        return Draft("expire", first=number) if number > head.first else None
+
+    def keks(head: Entry, plans: Mapping[str, float]) -> Draft | None:
+        ids = set().union(*(entry.key_ids() for entry in log.kept(head)))
+        for entry in log.expired(head):
+            ids |= entry.key_ids()  # whoever cleans up reads its tables
+        planned: set[str] = set()
+        for job_id in plans:
+            plan = read_plan(log, job_id, head)
+            planned |= plan.uses.keys() if plan else set()
+        gone = leaving(head.keys, ids, planned, skip_grace, now_ms)
+        keys: dict[str, KeyEntry] = {key_id: key for key_id, key in head.keys.items() if key_id not in gone}
+        return Draft("expire", keys=keys) if gone else None
+
+    log.append(job, older)
+    deleted = clean(log)
+    log.append(Idle(), keks)
+    return deleted
+
+
+def _is_object(path: str) -> bool:
+    """Whether a sweep may delete the object at a path: plans go by their jobs, entries by their numbers."""
+    return job_of(path) is not None and not path.endswith("/plan") and not path.startswith(LOG)
+
+
+def _may_go(path: str, plans: Collection[str]) -> bool:
+    job_id = job_of(path)
+    return job_id is not None and job_id not in plans
+
+
+def _rows(log: Log, table: Table, head: Entry) -> Iterable[FileEntry]:
+    return log.tables.rows(table, log.envelope(head))
+
+
+def _files(log: Log, table: Table, head: Entry) -> list[str]:
+    """Return the objects that an expired table names; none if it is gone already, or opens no more."""
+    try:
+        return [row.file for row in log.tables.rows(table, log.envelope(head))]
+    except (FileNotFoundError, KeyAccessError):
+        return []
+
+
+def _check_moved(log: Log, head: Entry) -> None:
+    """Raise IntegrityError if the head is still the newest entry, and something that it needs is missing."""
+    if log.head().digest == head.digest:
+        raise IntegrityError(f"an object that version {head.number} of {log.store.url} needs is missing")

@@ -1,0 +1,244 @@
+"""The operations of a simulation over `ags_fast.onelog`, by the names that `simulation.operations` has."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.files.contents import Contents, format_of
+from ags_fast.dataset.keks import Want
+from ags_fast.dataset.policy import Policy
+from ags_fast.keys.kek import rewrap_kek
+from ags_fast.keys.kms import load_kms
+from ags_fast.onelog import reach
+from ags_fast.onelog.change import Wish
+from ags_fast.onelog.errors import ExpiredError
+from ags_fast.onelog.job import Job
+from ags_fast.onelog.keys import Rotation
+from ags_fast.onelog.log import Draft, Entry, Idle, Log
+from ags_fast.onelog.snapshot import Snapshot
+from simulation import operations
+from simulation.kms import PROPERTIES
+from simulation.operations import FIRST, LIFETIME, OLD, ROOT, SOURCE, STREAM, Files, Place, parquet
+from simulation.store import SimStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.keys.entry import KeyEntry
+
+DAY = timedelta(days=1).total_seconds()
+
+
+def opened() -> Log:
+    """Return the log of the dataset."""
+    return Log(SimStore(ROOT), load_kms(PROPERTIES))
+
+
+def make(place: Place) -> None:
+    """Make a dataset whose version `OLD` has files."""
+    for key_id in operations.MASTERS:
+        SimStore.door.ask("turn", key_id)
+    log = opened()
+    dataset_id = secrets.token_hex(8)
+    kek = Want("master").new_kek(log.kms.for_dataset(dataset_id))
+    policy, keys = Policy(place.scope), {kek.key_id: kek}
+    log.create(Entry(dataset_id, 1, "create", "-", _now_ms(), 1, {}, (), keys, policy, (), (), (), kek.key_id))
+    write(FIRST)
+    if place.columns:
+        write({"table": parquet()}, kind=Want("columns", columns=True))
+    if place.keep is not None:
+        _set_policy(Policy(place.scope, keep=place.keep))
+
+
+def write(
+    files: Files,
+    *,
+    replace: bool = False,
+    operation: str = "write",
+    batch: tuple[str, int] | None = None,
+    kind: Want | None = None,
+) -> None:
+    """Write files as one transaction."""
+    log = opened()
+    base = log.head()
+    there = Snapshot(log, base).find(list(files)) if replace else {}
+    kinds = [kind or Want("master", True, False, scope) for scope in base.policy.scopes(list(files), "", _now_ms())]
+    job = Job.begin(log, operation, {kind: kinds.count(kind) for kind in kinds})
+    rows = []
+    try:
+        for (path, data), kind in zip(files.items(), kinds, strict=True):
+            rows.append(_written(job, base, path, data, kind))
+    except BaseException:
+        job.give_up()
+        raise
+    job.commit(Wish(operation, rows, {path: row.file for path, (_, row) in there.items()}, batch=batch))
+
+
+def _written(job: Job, base: Entry, path: str, data: bytes, kind: Want) -> FileEntry:
+    row = job.new_file(path, kind)
+    head = job.log.head()
+    contents = Contents(base.dataset_id, job.log.store, job.envelope(head))
+    new = job.log.store.begin(row.file, exclusive=True)
+    writer = format_of(row).write(contents, row, new)
+    writer.write(data)
+    plain_length, file_length = writer.finish()
+    return row._replace(plain_length=plain_length, file_length=file_length)
+
+
+def _change(operation: str, paths: list[str], to: Mapping[str, str] | None = None) -> None:
+    """Remove files, or rename them."""
+    log = opened()
+    found = Snapshot(log, log.head()).find(paths)
+    if missing := set(paths) - found.keys():
+        raise FileNotFoundError(sorted(missing)[0])
+    rows = [found[path][1]._replace(path=new) for path, new in (to or {}).items()]
+    job = Job.begin(log, operation)
+    job.commit(Wish(operation, rows, {path: row.file for path, (_, row) in found.items()}))
+
+
+def _remove(place: Place, me: str) -> None:
+    try:
+        _change("remove", ["d/removed"])
+    except FileNotFoundError:
+        pass
+
+
+def _rekey(place: Place, me: str) -> None:
+    log = opened()
+    base = log.head()
+    snapshot = Snapshot(log, base)
+    rows = list(snapshot.files())
+    kinds = [Want.of(base.keys[row.key_id]) for row in rows]
+    job = Job.begin(log, "rekey", {kind: kinds.count(kind) for kind in kinds}, resumable=True)
+    new = []
+    for row, kind in zip(rows, kinds, strict=True):
+        try:
+            with snapshot.unless_expired():
+                data = _content(log, base, row)
+        except ExpiredError:
+            job.give_up()
+            raise
+        new.append(_written(job, base, row.path, data, kind))
+    job.commit(Wish("rekey", new, {row.path: row.file for row in rows}, whole=False))
+
+
+def _rotate(rotation: Rotation) -> None:
+    Job.begin(opened(), "rotate").rotate(rotation)
+
+
+def _turn(place: Place, me: str) -> None:
+    SimStore.door.ask("turn", "master")
+    log = opened()
+    done: dict[bytes | None, KeyEntry] = {}
+
+    def decide(head: Entry, plans: Mapping[str, float]) -> Draft | None:
+        kms = log.kms.for_dataset(head.dataset_id)
+        keys = dict(head.keys)
+        for key in head.keys.values():
+            if key.wrapping_key_id == "master" and key.double_wrap:
+                if key.wrapped not in done:
+                    done[key.wrapped] = rewrap_kek(kms, key)
+                new = done[key.wrapped]
+                keys[key.key_id] = key.replace(wrapped=new.wrapped, properties=new.properties)
+        return Draft("mek", keys=keys)
+
+    log.append(Idle(), decide)
+
+
+def _restore(place: Place, me: str) -> None:
+    log = opened()
+    log.entry(OLD)
+    job = Job.begin(log, "restore")
+
+    def files(head: Entry) -> Draft:
+        old = log.entry(OLD)
+        return Draft("restore", files=old.files, uses=job.uses(), first=reach.retention(log, head, head.policy))
+
+    job.replace_files(files)
+
+
+def _set_policy(policy: Policy) -> None:
+    job = Job.begin(opened(), "policy")
+    job.commit(Wish("policy", policy=policy))
+
+
+def _compact(place: Place, me: str) -> None:
+    log = opened()
+    job = Job.begin(log, "compact")
+
+    def files(head: Entry) -> Draft | None:
+        rows = [row for table in head.files for row in log.tables.rows(table, log.envelope(head))]
+        tables = log.tables.write(rows, job.id, head.sealer, log.envelope(head)) if len(head.files) > 1 else head.files
+        job.made += [table.path for table in tables if table not in head.files]
+        return Draft("compact", files=tuple(tables), uses=job.uses(), first=reach.retention(log, head, head.policy))
+
+    job.replace_files(files)
+
+
+def _expire(place: Place, me: str, *, skip_grace: bool = False) -> None:
+    log = opened()
+    reach.expire(log, Idle(), 1, skip_grace=skip_grace, now_ms=_now_ms())
+
+
+def _sweep(place: Place, me: str) -> None:
+    log = opened()
+    reach.sweep(log, Idle(), time.time() - DAY)
+
+
+def _put(place: Place, me: str) -> None:
+    write({f"new/{me}": me.encode()})
+
+
+RUNS: dict[str, Callable[[Place, str], Any]] = {
+    "put": _put,
+    "overwrite": lambda place, me: write({"d/overwritten": me.encode()}, replace=True),
+    "rename": lambda place, me: _change("rename", ["e/renamed"], {"e/renamed": "f/renamed"}),
+    "rm": _remove,
+    "encrypt": lambda place, me: write({"encrypted": SOURCE}, replace=True, operation="encrypt"),
+    "batch": lambda place, me: write({f"batch/{me}": b"batch"}, batch=(STREAM, 1)),
+    "rekey": _rekey,
+    "compact": _compact,
+    "kek": lambda place, me: _rotate(Rotation()),
+    "mek": _turn,
+    "column": lambda place, me: _rotate(Rotation(from_master="columns")),
+    "expire": _expire,
+    "force": lambda place, me: _expire(place, me, skip_grace=True),
+    "sweep": _sweep,
+    "restore": _restore,
+    "policy": lambda place, me: _set_policy(Policy(place.scope, kek_lifetime_days=365, keep=place.keep)),
+}
+
+
+def read(place: Place) -> Files:
+    """Sweep up, then read every byte of every version. Returns the newest files, and the policy."""
+    _sweep(place, "last")
+    SimStore.door.world.forget()
+    log = opened()
+    head = log.head()
+    newest: Files = {}
+    for entry in log.kept(head):
+        files = {
+            row.path: _content(log, head, row)
+            for table in entry.files
+            for row in log.tables.rows(table, log.envelope(head))
+        }
+        newest = files if entry is head else newest
+    return newest | {LIFETIME: f"{head.policy.kek_lifetime_days:g}".encode()}
+
+
+def _content(log: Log, head: Entry, row: FileEntry) -> bytes:
+    contents = Contents(head.dataset_id, log.store, log.envelope(head))
+    with format_of(row).view(contents, row) as file:
+        data: bytes = file.read()
+    return data
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+__all__ = ["RUNS", "ExpiredError", "make", "read"]

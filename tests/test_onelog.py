@@ -1,0 +1,359 @@
+"""The floor of datasets on one log: names, tables, the log, jobs. `test_simulation` lets jobs meet."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kms_clients import keystore
+
+pytest.importorskip("msgspec")
+
+from ags_fast.dataset.entries import FileEntry
+from ags_fast.dataset.keks import Want
+from ags_fast.dataset.names import new_job_id
+from ags_fast.dataset.policy import Policy
+from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
+from ags_fast.fs import Store
+from ags_fast.keys import load_kms
+from ags_fast.keys.chain import Pin
+from ags_fast.onelog import log as log_module
+from ags_fast.onelog import names, reach
+from ags_fast.onelog.change import Change, Wish, first_kept, next_change
+from ags_fast.onelog.errors import ExpiredError, JobEndedError, UnknownOutcomeError
+from ags_fast.onelog.job import Job
+from ags_fast.onelog.keys import Rotation
+from ags_fast.onelog.log import Draft, Entry, Idle, Log
+from ags_fast.onelog.tables import Tables, path_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ags_fast.keys import KmsClient
+
+MAIN = Want("master")
+
+
+@pytest.fixture
+def kms(tmp_path: Path) -> KmsClient:
+    return load_kms(keystore(tmp_path, "master"))
+
+
+def new_log(folder: Path, kms: KmsClient, policy: Policy | None = None) -> Log:
+    log = Log(Store(folder), kms)
+    kek = MAIN.new_kek(kms.for_dataset("id"))
+    log.create(
+        Entry("id", 1, "create", "-", 1, 1, {}, (), {kek.key_id: kek}, policy or Policy(), (), (), (), kek.key_id)
+    )
+    return log
+
+
+def row(path: str, number: int = 0, key_id: str = "kek") -> FileEntry:
+    return FileEntry(
+        path, f"{path}.o{number}", "ags1", 5, 41, 1 << 20, key_id, bytes(44), None, bytes(16), "job", None, None, None,
+        path, "stamp",
+    )  # fmt: skip
+
+
+def add(log: Log, *paths: str, replace: bool = False) -> int:
+    """Commit files, whose content is of no matter here."""
+    head = log.head()
+    there = log.tables.find(head.files, paths, log.envelope(head)) if replace else {}
+    job = Job.begin(log, "write", {MAIN: len(paths)})
+    rows = [job.new_file(path, MAIN)._replace(file_length=36) for path in paths]
+    for one in rows:
+        log.store.write_small(one.file, b"content")
+    return job.commit(Wish("write", rows, {path: old.file for path, (_, old) in there.items()})).number
+
+
+def paths_of(log: Log, entry: Entry | None = None) -> set[str]:
+    head = log.head()
+    return {
+        row.path for table in (entry or head).files for row in log.tables.rows(table, log.envelope(head))
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------- names
+
+
+def test_names_of_entries_sort_as_their_numbers() -> None:
+    numbers = [1, 999, 1000, 1001, 999_999, 1_000_000]
+    paths = [names.entry_path(number) for number in numbers]
+    assert paths == sorted(paths)
+    assert [names.entry_number(path) for path in paths] == numbers
+    assert names.last_in_folder(1000) == names.entry_path(1999)
+    for other in ("_ags/log/0000000/0000001000", "_ags/log/0000000/1", "_ags/log/x", "a/b"):
+        assert names.entry_number(other) == 0
+
+
+def test_the_job_is_in_the_name_of_each_object() -> None:
+    job_id = new_job_id()
+    for path in (names.table_path(job_id), names.block_path(job_id), names.plan_path(job_id), f"a/b.{job_id}-1f.ags"):
+        assert names.job_of(path) == job_id
+    for path in ("a/b.ags", names.entry_path(3), "_ags/other"):
+        assert names.job_of(path) is None
+
+
+# ---------------------------------------------------------------------------------------------------------- decisions
+
+
+@pytest.mark.parametrize(
+    ("add", "remove", "there", "below", "refused"),
+    [
+        (["a"], {}, {}, [], ()),
+        (["a"], {}, {"a": "x"}, [], ("a",)),
+        (["a"], {"a": "x"}, {"a": "x"}, [], ()),
+        (["a"], {"a": "x"}, {"a": "y"}, [], ("a",)),
+        ([], {"a": "x"}, {}, [], ("a",)),
+        (["b"], {"a": "x"}, {}, [], ("a",)),  # renamed by another job
+        (["a/b"], {}, {"a": "x"}, [], ("a/b",)),  # a file is where a folder would be
+        (["a/b"], {"a": "x"}, {"a": "x"}, [], ()),
+        (["a"], {}, {}, ["a/b"], ("a",)),  # a folder is where the file would be
+    ],
+)
+def test_what_becomes_of_a_wish(
+    add: list[str], remove: dict[str, str], there: dict[str, str], below: list[str], refused: tuple[str, ...]
+) -> None:
+    wish = Wish("write", [row(path, 1) for path in add], remove)
+    change = next_change(wish, there, below)
+    assert change == Change(refused=refused) if refused else change == Change(tuple(wish.add), frozenset(remove))
+
+
+def test_a_wish_that_need_not_be_whole() -> None:
+    wish = Wish("rekey", [row("a", 1), row("b", 1)], {"a": "x", "b": "y", "gone": "z"}, whole=False)
+    change = next_change(wish, {"a": "x", "b": "another"}, [])
+    assert [one.path for one in change.add] == ["a"]
+    assert change.remove == {"a"}
+    assert change.refused == ("b",)
+
+
+def test_the_first_entry_that_a_policy_keeps() -> None:
+    assert first_kept(Policy(), 9, 1, {}, 0) == 1
+    assert first_kept(Policy(keep=3), 9, 1, {}, 0) == 7
+    assert first_kept(Policy(keep=3), 9, 8, {}, 0) == 8
+    days = {number: number * 86_400_000 for number in range(1, 9)}
+    assert first_kept(Policy(keep=1, keep_days=2), 9, 1, days, 8 * 86_400_000) == 7
+
+
+# ---------------------------------------------------------------------------------------------------------- tables
+
+
+@pytest.fixture
+def tables(tmp_path: Path, kms: KmsClient) -> tuple[Tables, Any, str]:
+    log = new_log(tmp_path / "d", kms)
+    head = log.head()
+    return log.tables, log.envelope(head), head.sealer
+
+
+def test_a_table_gives_back_its_rows(tables: tuple[Tables, Any, str]) -> None:
+    place, envelope, key_id = tables
+    rows = [row(f"{n:05d}/\udcff{n}", n, f"kek{n % 3}") for n in range(1500)]
+    rows[7] = rows[7]._replace(
+        format="parquet", block_size=0, set_id="set", part=1, parts=2, mode=0o644, mtime_ns=-5,
+        column_keys=({"column": "a.b", "key_id": "kek9", "wrapped_dek": b"w"},),
+        key_material=({"column": "", "wrapping_key_id": "m", "master_version": None, "wrapped_dek": b"k"},),
+    )  # fmt: skip
+    (table,) = place.write(reversed(rows), "job", key_id, envelope)
+    assert place.rows(table, envelope) == rows
+    assert table.rows == 1500
+    assert table.nbytes == 7500
+    assert table.keys == {"kek0": 500, "kek1": 500, "kek2": 500, "kek9": 1}
+    found = place.find([table], [rows[0].path, rows[700].path, rows[-1].path, "00000/x", "none"], envelope)
+    assert {path: entry for path, (_, entry) in found.items()} == {r.path: r for r in (rows[0], rows[700], rows[-1])}
+    assert place.below([table], ["00513", "00514/\udcff514", "zz"], envelope).keys() == {rows[513].path}
+
+
+def test_a_lookup_reads_one_page(tables: tuple[Tables, Any, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    place, envelope, key_id = tables
+    (table,) = place.write([row(f"{n:06d}-{n * n}", n) for n in range(40_000)], "job", key_id, envelope)
+    fresh = Tables(place._store, "id")
+    read: list[int] = []
+
+    def counted(*arguments: Any) -> bytes:
+        read.append(arguments[-1])
+        return Tables._read(fresh, *arguments)
+
+    monkeypatch.setattr(fresh, "_read", counted)
+    assert fresh.find([table], [f"{777:06d}-{777 * 777}"], envelope)
+    assert len(read) == 2
+    assert sum(read) < table.length / 20
+
+
+def test_tables_merge_so_that_there_are_few(tables: tuple[Tables, Any, str]) -> None:
+    place, envelope, key_id = tables
+    there: tuple[Any, ...] = ()
+    written = 0
+    for n in range(300):
+        before = {table.path for table in there}
+        there = place.replaced(there, {}, [row(f"{n * 7919 % 300:04d}")], "job", key_id, envelope)
+        written += sum(table.rows for table in there if table.path not in before)
+        assert len(there) <= 9
+    assert written < 300 * 16
+    gone = place.find(there, ["0007", "0250"], envelope)
+    there = place.replaced(there, {path: table for path, (table, _) in gone.items()}, [], "job", key_id, envelope)
+    names_left = sorted(entry.path for table in there for entry in place.rows(table, envelope))
+    assert names_left == [f"{n:04d}" for n in range(300) if n not in (7, 250)]
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "swap"])
+def test_a_table_that_was_changed(tables: tuple[Tables, Any, str], harm: str) -> None:
+    place, envelope, key_id = tables
+    table, other = (place.write([row(path)], "job", key_id, envelope)[0] for path in "ab")
+    path = place._store.full_path(table.path)
+    if harm == "swap":
+        shutil.copy(place._store.full_path(other.path), path)
+    else:
+        with open(path, "r+b") as file:
+            data = bytearray(file.read())
+            data[30] ^= harm == "flip"
+            file.seek(0)
+            file.truncate()
+            file.write(data[: -5 if harm == "cut" else None])
+    with pytest.raises((IntegrityError, FormatError)):
+        place.rows(table, envelope)
+
+
+# ---------------------------------------------------------------------------------------------------------- the log
+
+
+def test_files_come_and_go(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms)
+    assert add(log, "a", "b/c") == 2
+    assert add(log, "a", replace=True) == 3
+    with pytest.raises(ConcurrentChangeError, match="'a'"):
+        add(log, "a")
+    assert paths_of(log) == {"a", "b/c"}
+    assert paths_of(log, log.entry(2)) == {"a", "b/c"}
+    assert [entry.number for entry in log.kept(log.head())] == [4, 3, 2, 1]  # 4: the job that lost was ended
+    with pytest.raises(FileNotFoundError, match="the newest one is 4"):
+        log.entry(9)
+
+
+def test_a_policy_expires_in_the_entry_of_the_commit(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms, Policy(keep=2))
+    for n in range(5):
+        add(log, "a", replace=n > 0)
+    head = log.head()
+    assert (head.number, head.first) == (6, 5)
+    objects = {listed.path for listed in log.store.list() if not listed.path.startswith(names.LOG)}
+    assert objects == reach.needed(log, head)
+    assert len(objects) == 4  # two tables, and the file of each
+    assert {names.entry_number(listed.path) for listed in log.store.list(names.LOG)} == {5, 6}
+    with pytest.raises(ExpiredError, match="has 5 and newer"):
+        log.entry(4)
+
+
+def test_a_sweep_ends_a_dead_job(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms)
+    dead = Job.begin(log, "write", {MAIN: 3})
+    path = dead.new_file("a", MAIN).file
+    log.store.write_small(path, b"data")
+    assert reach.sweep(log, Idle(), 0.0) == []
+    assert reach.sweep(log, Idle(), 1e12) == [path]
+    head = log.head()
+    assert head.keys[head.sealer].uses == 64 + 3
+    assert log.plans() == {}
+    with pytest.raises(JobEndedError):
+        dead.commit(Wish("write"))
+    add(log, "b")  # which forgets the job
+    with pytest.raises(UnknownOutcomeError):
+        dead.commit(Wish("write", [row("a")]))
+
+
+def test_the_chain_goes_back_beyond_one_block(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms, Policy(keep=1))
+    pins = [log.head().pin]
+    for _ in range(100):
+        job = Job.begin(log, "nothing")
+        job.replace_files(lambda head: Draft("nothing", first=head.number))
+        pins.append(log.head().pin)
+    head = log.head()
+    assert len(head.blocks) == 1
+    assert [log.digest(head, n + 1) for n in range(101)] == [pin.partition("-")[2] for pin in pins]
+    for pin in (pins[0], pins[50], pins[100]):
+        assert Log(log.store, kms, pin=Pin.parse(pin)).head().number == 101
+    with pytest.raises(IntegrityError, match="does not descend"):
+        Log(log.store, kms, pin=Pin(50, "0" * 64)).head()
+
+
+def test_a_log_that_was_put_back(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms)
+    add(log, "a")
+    shutil.copytree(tmp_path / "d", tmp_path / "copy")
+    add(log, "b")
+    shutil.rmtree(tmp_path / "d")
+    shutil.copytree(tmp_path / "copy", tmp_path / "d")
+    with pytest.raises(IntegrityError, match="older copy"):
+        log.head()
+    other = Log(log.store, kms)
+    pin = log.known(other.head()).pin
+    add(other, "c")
+    with pytest.raises(IntegrityError, match="another history"):
+        Log(log.store, kms, pin=Pin.parse(pin)).head()
+
+
+def test_a_log_that_is_gone(tmp_path: Path, kms: KmsClient) -> None:
+    with pytest.raises(FileNotFoundError, match="no dataset"):
+        Log(Store(tmp_path / "none"), kms).head()
+    log = new_log(tmp_path / "d", kms)
+    add(log, "a")
+    shutil.rmtree(tmp_path / "d" / "_ags" / "log")
+    for one in (log, Log(log.store, kms)):
+        with pytest.raises(IntegrityError):
+            one.head()
+
+
+def test_an_entry_of_another_place(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms)
+    add(log, "a")
+    path = tmp_path / "d" / names.entry_path(2)
+    shutil.copy(path, tmp_path / "d" / names.entry_path(3))
+    with pytest.raises(IntegrityError, match="not what was written"):
+        Log(log.store, kms).head()
+    path.with_name("0000000003").write_bytes(path.read_bytes()[:-3])
+    with pytest.raises((IntegrityError, FormatError)):
+        Log(log.store, kms).head()
+
+
+def test_a_store_that_overwrites_is_refused(tmp_path: Path, kms: KmsClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overwrite(store: Store, path: str, data: bytes) -> None:
+        target = tmp_path / "d" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+    monkeypatch.setattr(type(Store(tmp_path)), "_create_exclusive", overwrite)
+    with pytest.raises(PolicyError, match="If-None-Match"):
+        new_log(tmp_path / "d", kms)
+    assert list(Store(tmp_path / "d").list()) == []
+
+
+def test_a_rotation_replaces_what_wraps(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms, Policy(keep=1))
+    add(log, "a", "b")
+    (old,) = log.head().keys
+    Job.begin(log, "rotate").rotate(Rotation())
+    head = log.head()
+    assert {key.key_id: key.state for key in head.keys.values()} == {old: "retired", head.sealer: "active"}
+    assert head.key_ids() == {head.sealer}
+    assert paths_of(log) == {"a", "b"}
+    reach.expire(log, Idle(), 1, skip_grace=True, now_ms=0)
+    assert log.head().keys.keys() == {head.sealer}
+    assert paths_of(log) == {"a", "b"}
+
+
+def test_work_that_others_undo_gives_up(tmp_path: Path, kms: KmsClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, other = new_log(tmp_path / "d", kms), Log(Store(tmp_path / "d"), kms)
+    monkeypatch.setattr(log_module, "PATIENCE_SECONDS", 0.0)
+
+    def race(head: Entry, plans: Iterable[str]) -> Draft:
+        add(other, f"x{other.head().number}")
+        return Draft("race")
+
+    with pytest.raises(ConcurrentChangeError, match="all the time"):
+        log.append(Idle(), race)
+
+
+def test_paths_in_bytes() -> None:
+    assert path_bytes("a/\udcff") == b"a/\xff"
