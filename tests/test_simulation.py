@@ -17,6 +17,7 @@ pytest.importorskip("pyarrow")
 
 from simulation import oracle
 from simulation.actors import Outcome
+from simulation.mutants import MUTANTS, source_of
 from simulation.operations import FIRST, OPERATIONS
 from simulation.oracle import Done
 from simulation.store import Door, SimStore
@@ -107,6 +108,58 @@ def test_every_pair(first: str) -> None:
 def test_random_schedules() -> None:
     """With KEKs for partitions, writers, days or files, and keys in SQLite."""
     assert not wrong(simulate("random", "--count", "40"))
+
+
+# ------------------------------------------------------------------------------------------------ the floor on one log
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        # The six faults above, on `ags_fast.onelog`.
+        "sweep read:_ags/log/ put",
+        "overwrite create:_ags/log/ overwrite",
+        "overwrite create:_ags/log/ rename --keep 0",
+        "put create:_ags/log/ force --scope partition --keep 0",
+        "put create:_ags/log/ late",
+        "put create:_ags/log/ sleeps",
+    ],
+)
+def test_faults_that_one_log_mends(schedule: str) -> None:
+    assert not wrong(simulate("replay", "--floor", *schedule.split()))
+
+
+def test_every_mutant_changes_the_source() -> None:
+    for mutant in MUTANTS.values():
+        for module in {edit.module for edit in mutant.edits}:
+            assert compile(source_of(module, mutant.edits), module, "exec")
+
+
+@pytest.mark.more
+@pytest.mark.xdist_group("mutants")
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_rule_that_is_left_out(name: str) -> None:
+    """The schedule goes wrong without the rule, and only then."""
+    schedule = MUTANTS[name].schedule
+    assert not wrong(simulate("replay", "--floor", *schedule))
+    command = [sys.executable, "-m", "simulation", "replay", "--floor", *schedule, "--mutant", name]
+    run = subprocess.run(command, cwd=TESTS, env=ENV, capture_output=True, text=True)
+    # Without some rules not even the first commit of the dataset comes to an end.
+    assert run.returncode == 3 or "others change sim://bucket/dataset all the time" in run.stderr, run.stderr
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    "first", [pytest.param(name, marks=pytest.mark.xdist_group(f"floor {name}")) for name in OPERATIONS]
+)
+def test_every_pair_on_one_log(first: str) -> None:
+    assert not wrong(simulate("pairs", "--floor", first, "--share", SHARE))
+
+
+@pytest.mark.more
+@pytest.mark.xdist_group("random on one log")
+def test_random_schedules_on_one_log() -> None:
+    assert not wrong(simulate("random", "--floor", "--count", "100"))
 
 
 # ------------------------------------------------------------------------------------------------ the simulator itself

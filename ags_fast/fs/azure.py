@@ -69,7 +69,7 @@ class AzureStore(ObjectStore):
         with as_os_errors():
             return await getattr(self.client().get_blob_client(self.name(path)), request)(*names, **arguments)
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
         """See `Store.list`."""
         start = self.name(prefix)
         skip = len(start) - len(prefix)
@@ -79,7 +79,7 @@ class AzureStore(ObjectStore):
         while (blobs := page.result()) is not None:
             page = self.run(_next(pages))  # while the caller works on this one
             for blob in blobs:
-                if not blob.name.endswith("/") and not _is_folder(blob):
+                if not blob.name.endswith("/") and not _is_folder(blob) and blob.name[skip:] > after:
                     yield _entry(blob.name[skip:], blob)
 
     async def found(self, path: str) -> Entry | None:

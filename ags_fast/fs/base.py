@@ -182,11 +182,12 @@ class Store:
         """Return a file's path or URL for use outside of this store."""
         return self._above + path
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
         """List every complete file whose path begins with `prefix`, hidden files too, in any order.
 
         One walk, or one listing in pages. A missing folder is empty. Files in the making are left out, and so are links
-        that lead out, nowhere, or to a folder that they are in; see `list_all`.
+        that lead out, nowhere, or to a folder that they are in; see `list_all`. If `after` is given, only paths that
+        sort after this one are listed; S3 and Google Cloud Storage begin there, and a walk skips folders before.
         """
         raise NotImplementedError
 

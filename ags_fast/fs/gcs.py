@@ -98,11 +98,13 @@ class GcsStore(ObjectStore):
         except (aiohttp.ClientError, requests.RequestException, TimeoutError, ValueError) as error:
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
         """See `Store.list`."""
         bucket, start = self.key(prefix)
         skip = len(start) - len(prefix)
         query = {"prefix": start, "maxResults": PAGE, "fields": f"nextPageToken,items({FIELDS})"}
+        if after:
+            query["startOffset"] = self.key(after)[1]  # which is listed, too
         page = self.submit("GET", "b/{}/o", bucket, **query)
         while True:
             answer = json.loads(page.result()[1])
@@ -110,7 +112,7 @@ class GcsStore(ObjectStore):
             if token:  # request the next page while the caller works on this one
                 page = self.submit("GET", "b/{}/o", bucket, **query, pageToken=token)
             for found in answer.get("items", ()):
-                if not found["name"].endswith("/"):  # which is how some mark a folder
+                if not found["name"].endswith("/") and found["name"][skip:] > after:  # some mark a folder so
                     yield _entry(found["name"][skip:], found)
             if not token:
                 return

@@ -95,9 +95,9 @@ class LocalStore(Store):
 
     # ---- the folder
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
         """See `Store.list`."""
-        return walk(self._root, prefix, None)
+        return walk(self._root, prefix, None, after)
 
     def list_all(self) -> tuple[builtins.list[Entry], builtins.list[tuple[str, str, str]]]:
         """See `Store.list_all`."""

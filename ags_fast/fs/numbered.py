@@ -19,27 +19,10 @@ from ags_fast.errors import ConcurrentChangeError, IntegrityError
 
 TYPE_CHECKING = False  # to import typing takes longer than all of this package
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from typing import Protocol
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from typing import Any, Protocol
 
-    class _Listed(Protocol):
-        """What a store tells about an object: its path, its size in bytes, its time in seconds since the epoch."""
-
-        @property
-        def path(self) -> str: ...
-        @property
-        def size(self) -> int: ...
-        @property
-        def modified(self) -> float: ...
-
-    class _Store(Protocol):
-        """What numbered objects need of a store. `ags_fast.fs.Store` is one."""
-
-        def list(self, prefix: str = "") -> Iterator[_Listed]: ...
-        def read_small(self, path: str, limit: int) -> bytes: ...
-        def create_exclusive(self, path: str, data: bytes) -> None: ...
-        def write_small(self, path: str, data: bytes, *, fsync: bool = False) -> None: ...
-        def delete(self, path: str) -> None: ...
+    from ags_fast.fs.base import Entry as _Listed
 
     class _Paged(Protocol):
         """The method `ags_fast.fs.remote.RemoteStore.page`."""
@@ -74,7 +57,7 @@ class Numbered:
         folder: Its path in the store, with the slash at its end.
     """
 
-    def __init__(self, store: _Store, folder: str) -> None:
+    def __init__(self, store: Any, folder: str) -> None:
         self._store = store
         self.folder = folder
         self._local = bool(getattr(store, "local", False))  # to ask for one name is much quicker than a listing
@@ -200,7 +183,7 @@ class Numbered:
             FileNotFoundError: There is no such object, or a tombstone.
             FormatError: The object has more bytes.
         """
-        data = self._store.read_small(self.path(number), limit)
+        data: bytes = self._store.read_small(self.path(number), limit)
         if data == TOMBSTONE:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(number))
         return data

@@ -60,7 +60,7 @@ class RemoteStore(Store):
         """Return the path of a file in the file system."""
         return f"{self.connect()[1]}/{path}"
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
         """See `Store.list`."""
         fs, root = self.connect()
         folder = prefix.rpartition("/")[0]
@@ -71,6 +71,8 @@ class RemoteStore(Store):
         skip = len(path_of(fs, root)) + 1
         for name, info in found.items():
             path = name[skip:]
+            if path <= after:
+                continue
             if path.startswith(prefix) and info["type"] == "file" and temporary_tag(path.rpartition("/")[2]) is None:
                 yield self._entry(path, info if info["size"] is not None else fs.info(name))
 

@@ -52,11 +52,13 @@ class S3Store(ObjectStore):
         """Let the thread of fsspec make a request: see `call`."""
         return self.run(_ask(self.connect()[0], request, **arguments))
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
         """See `Store.list`."""
         where = self.key(prefix)
         skip = len(where["Key"]) - len(prefix)
         query: dict[str, Any] = {"Bucket": where["Bucket"], "Prefix": where["Key"], "MaxKeys": PAGE}
+        if after:
+            query["StartAfter"] = self.key(after)["Key"]
         page = self.submit("list_objects_v2", **query)
         while True:
             answer = page.result()

@@ -27,8 +27,8 @@ REASONS = {
 }
 
 
-def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None) -> Iterator[Entry]:
-    """List complete files whose path begins with `prefix`; add everything else that is there to `left_out`."""
+def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None, after: str = "") -> Iterator[Entry]:
+    """List complete files with a path after `after` that begins with `prefix`; add all else there to `left_out`."""
     folder, slash, stem = prefix.rpartition("/")
     # Folders to walk: each path, and the chain of folders above it as (id, chain).
     todo: list[tuple[str, tuple[Any, ...]]] = [(folder + slash, ())]
@@ -51,9 +51,9 @@ def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None) -
             with os.scandir(fd) as scan:
                 for found in scan:
                     empty = False
-                    if stem and not found.name.startswith(stem):
-                        continue
                     path = shown + found.name
+                    if (stem and not found.name.startswith(stem)) or _ends_before(path, after):
+                        continue
                     kind, info = _look(root, path, fd, found, here)
                     if kind == "Folder":
                         todo.append((f"{path}/", here))
@@ -66,6 +66,10 @@ def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None) -
         finally:
             os.close(fd)
         stem = ""
+
+
+def _ends_before(path: str, after: str) -> bool:
+    return path <= after and not after.startswith(f"{path}/")
 
 
 def _look(

@@ -82,20 +82,26 @@ def next_change(wish: Wish, there: Mapping[str, str], below: Collection[str]) ->
     )
 
 
-def first_kept(policy: Policy, number: int, first: int, times_ms: Mapping[int, int], now_ms: int) -> int:
+def first_kept(
+    policy: Policy, number: int, first: int, same: Collection[int], times_ms: Mapping[int, int], now_ms: int
+) -> int:
     """Return the first entry that a policy keeps when entry `number` is made.
 
     Args:
-        policy: The policy.
+        policy: The policy. It counts entries that change files.
         number: The number of the next entry.
         first: The first entry that was kept before.
+        same: The entries that have the files of their parent.
         times_ms: When entries were made, of all that may be expired. Only `Policy.keep_days` needs them.
         now_ms: The time, in milliseconds since the epoch.
     """
     if policy.keep is None:
         return first
-    while first <= number - policy.keep:
-        if policy.keep_days is not None and now_ms - times_ms[first] < policy.keep_days * DAY_MS:
-            break
-        first += 1
-    return first
+    left, kept = policy.keep, number + 1
+    while kept > first and left:
+        kept -= 1
+        left -= kept not in same
+    if policy.keep_days is not None:
+        while kept > first and now_ms - times_ms[kept - 1] < policy.keep_days * DAY_MS:
+            kept -= 1
+    return kept

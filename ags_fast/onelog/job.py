@@ -255,12 +255,12 @@ class Job:
             sealer = main_key(keys).key_id
             files = self.log.tables.replaced(head.files, gone, change.add, self.id, sealer, self.envelope(head))
             self.made += [table.path for table in files if table not in head.files]
+        first = reach.retention(self.log, head, policy) if change.add or change.remove else None
         streams = head.streams
         if wish.batch is not None:
             streams = (*(one for one in streams if one.stream != wish.batch[0]), Batch(*wish.batch, _now_ms()))
         return Draft(
-            wish.operation, files, keys, self.uses(), reach.retention(self.log, head, policy), policy, streams,
-            self._further(),
+            wish.operation, files, keys, self.uses(), first, policy, streams, self._further()
         )  # fmt: skip
 
     def keys_with_new(self, head: Entry, used: Sequence[str]) -> dict[str, KeyEntry]:

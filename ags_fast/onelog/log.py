@@ -39,9 +39,10 @@ BLOCK = 64  # digests in a block
 NEAR = 8  # digests that an entry holds itself, at least, if there are that many before it
 BLOCKS_KEPT = 16  # blocks that an entry names, at most
 BATCHES_KEPT = 64  # streams whose last batch an entry records
+SAME = 256  # entries that changed no file, and that an entry records
 ENDED = 0  # in `over`: the job was ended, and nothing of it was committed
 UNANSWERED = 3  # creates without an answer, at one number, after which the outcome is unknown
-PATIENCE_SECONDS = 600.0  # for which a job that loses one race after the other tries again
+RACES = 200  # that a job loses, one after the other, until it gives up: ten minutes of pauses
 PAUSE_SECONDS = 0.05  # the mean wait after the first race that was lost; it doubles up to 64 times that
 
 Count = Annotated[int, Meta(ge=0)]
@@ -79,6 +80,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         keys: The KEKs of the dataset, by id. Those of the head open every kept version.
         policy: The policy of the dataset.
         streams: The last batches of streams.
+        same: The kept entries that have the files of their parent: a policy does not count them. The last `SAME`.
         near: The SHA-256 of its last ancestors, the parent's last.
         blocks: Those of older ancestors.
         sealer: The KEK that seals the entry.
@@ -96,6 +98,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     keys: dict[str, KeyEntry]
     policy: Policy
     streams: tuple[Batch, ...]
+    same: tuple[Count, ...]
     near: tuple[Digest, ...]
     blocks: tuple[Block, ...]
     sealer: str
@@ -325,8 +328,7 @@ class Log:
         return number
 
     def _last_after(self, after: str) -> int:
-        paths = (listed.path for listed in self.store.list(LOG))
-        return max((entry_number(path) for path in paths if path > after), default=0)
+        return max((entry_number(listed.path) for listed in self.store.list(LOG, after)), default=0)
 
     def _gone(self, known: int) -> None:
         url = self.store.url
@@ -416,7 +418,7 @@ class Log:
         Raises:
             JobEndedError: The head has the job as ended.
             UnknownOutcomeError: The entry may be there, now or later.
-            ConcurrentChangeError: Others came first for ten minutes.
+            ConcurrentChangeError: Others came first 200 times, in some ten minutes.
         """
         tries = _Tries(self.store.url, job.id)
         while True:
@@ -472,18 +474,21 @@ class Log:
         if len(near) >= NEAR + BLOCK and job.plans and job.id not in draft.ends:
             blocks = (*blocks, self._block(near[:BLOCK], number - len(near), job.id))[-BLOCKS_KEPT:]
             near = near[BLOCK:]
+        first = max(head.first, min(draft.first or 1, number))
+        same = (*head.same, *(() if draft.files not in (None, head.files) else (number,)))
         return Entry(
             head.dataset_id,
             number,
             draft.operation,
             job.id,
             max(time.time_ns() // 1_000_000, head.time_ms),
-            max(head.first, min(draft.first or 1, number)),
+            first,
             over,
             head.files if draft.files is None else draft.files,
             keys,
             head.policy if draft.policy is None else draft.policy,
             head.streams if draft.streams is None else draft.streams[-BATCHES_KEPT:],
+            tuple(one for one in same if one >= first)[-SAME:],
             near,
             blocks,
             main_key(keys).key_id,
@@ -519,7 +524,7 @@ class _Tries:
     def __init__(self, url: str, job_id: str) -> None:
         self.number = 0
         self._url, self._job_id = url, job_id
-        self._begun, self._pause, self._unanswered = time.monotonic(), PAUSE_SECONDS, 0
+        self._pause, self._lost, self._unanswered = PAUSE_SECONDS, 0, 0
 
     def saw(self, head: int) -> None:
         """Take note of the head's number, which does not have the job in `over`."""
@@ -529,7 +534,8 @@ class _Tries:
             if self._unanswered >= UNANSWERED:
                 raise self._unknown()  # rule 4
             return
-        if time.monotonic() - self._begun > PATIENCE_SECONDS:
+        self._lost += 1
+        if self._lost >= RACES:
             raise ConcurrentChangeError(f"others change {self._url} all the time: try again later")
         self.number = self._unanswered = 0
         time.sleep(self._pause * (0.5 + random.random()))

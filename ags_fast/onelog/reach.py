@@ -140,21 +140,30 @@ def sweep(log: Log, job: Work, silent_before: float) -> list[str]:
     return deleted + delete(log, [listed.path for listed in log.store.list() if _is_object(listed.path)])
 
 
-def retention(log: Log, head: Entry, policy: Policy) -> int:
-    """Return the first entry that is kept when the next one is made, as the policy says."""
+def retention(log: Log, head: Entry, policy: Policy, *, changes: bool = True) -> int:
+    """Return the first entry that is kept when the next one is made, as a policy says.
+
+    Args:
+        log: The log.
+        head: The head.
+        policy: The policy.
+        changes: Whether the next entry changes files.
+    """
     times: dict[int, int] = {}
-    if policy.keep is not None and policy.keep_days is not None and head.number + 1 - policy.keep >= head.first:
+    if policy.keep is not None and policy.keep_days is not None:
         times = {entry.number: entry.time_ms for entry in log.kept(head)}
-    return first_kept(policy, head.number + 1, head.first, times, time.time_ns() // 1_000_000)
+    number = head.number + 1
+    same = {*head.same, *(() if changes else (number,))}
+    return first_kept(policy, number, head.first, same, times, time.time_ns() // 1_000_000)
 
 
-def expire(log: Log, job: Work, first: int | None, *, skip_grace: bool, now_ms: int) -> list[str]:
+def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: int) -> list[str]:
     """Expire versions, delete what they alone named, and let KEKs leave that nothing needs (rules 7 and 9).
 
     Args:
         log: The log.
         job: An idle job, which makes the entries.
-        first: How many of the newest entries stay; None: as the policy says.
+        keep: How many of the newest versions stay; None: as the policy says.
         skip_grace: See `leaving`.
         now_ms: The time, in milliseconds since the epoch.
 
@@ -163,7 +172,8 @@ def expire(log: Log, job: Work, first: int | None, *, skip_grace: bool, now_ms: 
     """
 
     def older(head: Entry, plans: Mapping[str, float]) -> Draft | None:
-        number = retention(log, head, head.policy) if first is None else head.number + 2 - first
+        policy = head.policy if keep is None else head.policy.replace(keep=keep, keep_days=None)
+        number = retention(log, head, policy, changes=False)
         return Draft("expire", first=number) if number > head.first else None
 
     def keks(head: Entry, plans: Mapping[str, float]) -> Draft | None:

@@ -2,7 +2,7 @@
 
 - ``pairs [FIRST ...]``: every pair of operations, and every fault, at every stop that differs.
 - ``random --seconds 60 [--seed N]``: random schedules, one seed after the other.
-- ``replay put 37 sweep`` or ``replay random 12``: one schedule again.
+- ``replay put 37 sweep``, ``replay script put1 sweep1`` or ``replay random 12``: one schedule again.
 
 ``--scope``, ``--keep``, ``--columns`` and ``--sql`` set up the dataset of pairs. The exit code is 3 if something is
 wrong.
@@ -41,10 +41,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--columns", action="store_true", help="with a Parquet file and a KEK of its columns")
     parser.add_argument("--sql", action="store_true", help="with the keys in SQLite")
     parser.add_argument("--floor", action="store_true", help="simulate ags_fast.onelog")
+    parser.add_argument("--mutant", nargs="+", default=(), help="without these rules: see simulation.mutants")
     parser.add_argument("--share", type=float, default=1.0, help="the part of the stops before reads that is taken")
     parser.add_argument("--seed", type=int, default=0, help="of the first random schedule, and of --share")
     parser.add_argument("--count", type=int, help="how many random schedules")
     parser.add_argument("--seconds", type=float, help="stop after this time")
+    parser.add_argument("--until-wrong", action="store_true", help="stop at the first schedule that goes wrong")
     parser.add_argument("--json", action="store_true", help="print each verdict, good ones too, as a line of JSON")
     return parser.parse_args()
 
@@ -62,6 +64,9 @@ def verdicts(args: argparse.Namespace, folder: Path) -> Iterator[Verdict]:
     place = Place(args.scope, args.keep or None, args.columns)
     if args.sql:
         place = schedules.in_database(place, folder)
+    if args.mode == "replay" and args.what[0] == "script":
+        yield schedules.run_script(place, args.what[1:])
+        return
     if args.mode == "replay":
         first, stop, other = args.what
         yield schedules.Pairs(place, first).one(stop, other)
@@ -77,6 +82,10 @@ def verdicts(args: argparse.Namespace, folder: Path) -> Iterator[Verdict]:
 def main() -> int:
     """Run schedules. Return the exit code."""
     args = parsed()
+    if args.mutant:
+        from simulation.mutants import install
+
+        install(args.mutant)
     from simulation.actors import ready, stop_before_statements
     from simulation.operations import all_once, on_one_log
 
@@ -94,7 +103,8 @@ def main() -> int:
             elif verdict.wrong is not None:
                 print(f"{count}: {verdict.schedule} ({verdict.request}), {verdict.place}: {verdict.wrong}", flush=True)
             wrong[verdict.schedule] += verdict.wrong is not None
-            if args.seconds is not None and time.monotonic() - begun > args.seconds:
+            late = args.seconds is not None and time.monotonic() - begun > args.seconds
+            if late or (args.until_wrong and verdict.wrong is not None):
                 break
     print(f"{count} schedules, {wrong.total()} of them wrong, {time.monotonic() - begun:.0f} s", file=sys.stderr)
     return 3 if wrong.total() else 0

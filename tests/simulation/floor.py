@@ -46,7 +46,7 @@ def make(place: Place) -> None:
     dataset_id = secrets.token_hex(8)
     kek = Want("master").new_kek(log.kms.for_dataset(dataset_id))
     policy, keys = Policy(place.scope), {kek.key_id: kek}
-    log.create(Entry(dataset_id, 1, "create", "-", _now_ms(), 1, {}, (), keys, policy, (), (), (), kek.key_id))
+    log.create(Entry(dataset_id, 1, "create", "-", _now_ms(), 1, {}, (), keys, policy, (), (), (), (), kek.key_id))
     write(FIRST)
     if place.columns:
         write({"table": parquet()}, kind=Want("columns", columns=True))
@@ -103,6 +103,8 @@ def _change(operation: str, paths: list[str], to: Mapping[str, str] | None = Non
 def _remove(place: Place, me: str) -> None:
     try:
         _change("remove", ["d/removed"])
+    except ExpiredError:
+        raise
     except FileNotFoundError:
         pass
 
@@ -181,7 +183,7 @@ def _compact(place: Place, me: str) -> None:
 
 def _expire(place: Place, me: str, *, skip_grace: bool = False) -> None:
     log = opened()
-    reach.expire(log, Idle(), 1, skip_grace=skip_grace, now_ms=_now_ms())
+    reach.expire(log, Idle(), None if place.keep else 1, skip_grace=skip_grace, now_ms=_now_ms())
 
 
 def _sweep(place: Place, me: str) -> None:

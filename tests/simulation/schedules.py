@@ -6,7 +6,8 @@
 - ``put create:_ags/versions/ sweep``: the same, with the first request that creates something there as the stop;
   ``create:_ags/versions/#2`` is the second one, and ``end`` is after all requests.
 - ``put 37 late``: one operation, to which at its request 37 happens one of `FAULTS`.
-- ``random 12``: three to five operations, and all that can befall them, as a seed has it.
+- ``script put1>create:_ags/log/ days sweep1 put1``: operations that take turns as written: see `run_script`.
+- ``random 12``: three to seven operations, and all that can befall them, as a seed has it.
 """
 
 from __future__ import annotations
@@ -208,6 +209,72 @@ def _carry_out(world: World, request: Request) -> None:
         pass  # as the store would answer
 
 
+def run_script(place: Place, steps: Sequence[str]) -> Verdict:
+    """Run operations in turns.
+
+    Args:
+        place: How the dataset is set up.
+        steps: ``put1``: the operation, begun now or before, runs to its end; ``put1>create:_ags/log/``: it runs until
+            it stands before the first request that begins so (``#2``: the second; ``$`` at the end: that is just so);
+            ``put1.killed``: it is killed there;
+            ``put1.lost``: the request is carried out, and the answer is lost; ``put1.late``: nobody answers;
+            ``put1.step``: the request is carried out; ``land``: what nobody answered is carried out now; ``days``: two
+            days go by.
+    """
+    world = begun(place)
+    world.enter()
+    running: dict[str, Actor] = {}
+    begins, ends, late = dict[str, int](), dict[str, int](), list[Request]()
+    for clock, step in enumerate(steps):
+        if step == "days":
+            world.clock += SLEEP
+        elif step == "land":
+            for request in late:
+                _carry_out(world, request)
+            late.clear()
+        else:
+            me, stop, fault = step.partition(">")[0].partition(".")[0], step.partition(">")[2], step.partition(".")[2]
+            if me not in running:
+                running[me] = actor(me.rstrip("0123456789"), place, me, world)
+                begins[me] = clock
+            _turn(running[me], stop, "" if stop else fault, late)
+            ends[me] = clock
+    for request in late:
+        _carry_out(world, request)
+    for one in running.values():
+        if one.request is not None:
+            one.die()
+    done = [Done(one.name, me, one.outcome or Outcome("died"), begins[me], ends[me]) for me, one in running.items()]
+    said = "; ".join(f"{one.me}: {one.outcome.said} {one.outcome.text}" for one in done)
+    return Verdict(f"script {' '.join(steps)}", place, said, judge(world, place, done))
+
+
+def _turn(one: Actor, stop: str, fault: str, late: list[Request]) -> None:
+    """Let an operation run until it stands before a request; or let something befall the request it stands before."""
+    if fault:
+        request = one.request
+        assert request is not None, f"{one.name} has ended"
+        if fault == "killed":
+            one.die()
+        elif fault == "step":
+            one.step()
+        else:
+            if fault == "lost":
+                _carry_out(one.world, request)
+            else:
+                late.append(request)
+            one.tell(None, TimeoutError("no answer"))
+        return
+    begin, _, count = stop.partition("#")
+    left = int(count or 1)
+    while one.request is not None:
+        left -= bool(stop) and f"{_shown(one.request)}$".startswith(begin)
+        if not left:
+            return
+        one.step()
+    assert not stop, f"{one.name} makes no request {stop}"
+
+
 def run_random(seed: int, folder: Path | None = None, names: tuple[str, ...] = tuple(OPERATIONS)) -> Verdict:
     """Run a random schedule.
 
@@ -235,13 +302,14 @@ class _Random:
     def __init__(self, chance: random.Random, place: Place, world: World, seed: int, names: tuple[str, ...]) -> None:
         self.chance, self.place, self.world, self.seed = chance, place, world, seed
         some = tuple(name for name in names if name in BUSY) if chance.random() < 0.5 else names
+        self.days = chance.random() < 0.25  # whether processes sleep for days
+        self.faults = chance.random() < 0.5  # whether processes die, and answers are lost
         self.chosen = [chance.choice(some or names) for _ in range(chance.randint(3, 5))]
+        self.chosen += ["sweep", "sweep"] if self.days else []  # which have nothing to do otherwise
         self.running = [actor(name, place, f"{name}{i}", world) for i, name in enumerate(self.chosen)]
         self.begins = [0 for _ in self.running]
         self.ends = [0 for _ in self.running]
         self.late: list[Request] = []
-        self.days = chance.random() < 0.25  # whether processes sleep for days
-        self.faults = chance.random() < 0.5  # whether processes die, and answers are lost
         self.clock = 0
 
     def run(self) -> Verdict:
@@ -259,7 +327,7 @@ class _Random:
                 self.clock += 1
                 self._step(self.running[i])
             self.ends[i] = self.clock
-            if self.days and chance.random() < 0.1:
+            if self.days and chance.random() < 0.3:
                 self.world.clock += chance.choice((0.6, 2.0)) * DAY
         for request in self.late:
             _carry_out(self.world, request)

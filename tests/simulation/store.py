@@ -58,9 +58,9 @@ class SimStore(Store):
         """One request at a time, so that a schedule is the same when it is run again."""
         return False
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
         """See `Store.list`. Each page is a request."""
-        after, more = "", True
+        after, more = after and self._at(after), True
         while more:
             found, more = self.door.ask("list", self._at(prefix), after)
             for path, there in found:
