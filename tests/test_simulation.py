@@ -132,7 +132,7 @@ def test_faults_that_one_log_mends(schedule: str) -> None:
 def test_every_mutant_changes_the_source() -> None:
     for mutant in MUTANTS.values():
         for module in {edit.module for edit in mutant.edits}:
-            assert compile(source_of(module, mutant.edits), module, "exec")
+            compile(source_of(module, mutant.edits), module, "exec")
 
 
 @pytest.mark.more
@@ -145,7 +145,7 @@ def test_a_rule_that_is_left_out(name: str) -> None:
     command = [sys.executable, "-m", "simulation", "replay", "--floor", *schedule, "--mutant", name]
     run = subprocess.run(command, cwd=TESTS, env=ENV, capture_output=True, text=True)
     # Without some rules not even the first commit of the dataset comes to an end.
-    assert run.returncode == 3 or "others change sim://bucket/dataset all the time" in run.stderr, run.stderr
+    assert run.returncode == 3 or "ConcurrentChangeError" in run.stderr, run.stderr
 
 
 @pytest.mark.more

@@ -48,7 +48,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="stop after this time")
     parser.add_argument("--until-wrong", action="store_true", help="stop at the first schedule that goes wrong")
     parser.add_argument("--json", action="store_true", help="print each verdict, good ones too, as a line of JSON")
-    return parser.parse_args()
+    return parser.parse_intermixed_args()
 
 
 def verdicts(args: argparse.Namespace, folder: Path) -> Iterator[Verdict]:
