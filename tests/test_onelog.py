@@ -45,7 +45,9 @@ def new_log(folder: Path, kms: KmsClient, policy: Policy | None = None) -> Log:
     log = Log(Store(folder), kms)
     kek = MAIN.new_kek(kms.for_dataset("id"))
     log.create(
-        Entry("id", 1, "create", "-", 1, 1, {}, (), {kek.key_id: kek}, policy or Policy(), (), (), (), (), kek.key_id)
+        Entry(
+            "id", 1, "create", "-", 1, 1, {}, (), {kek.key_id: kek}, (), policy or Policy(), (), (), (), (), kek.key_id
+        )
     )
     return log
 

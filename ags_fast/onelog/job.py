@@ -19,7 +19,7 @@ from ags_fast.onelog.change import Change, Wish, next_change
 from ags_fast.onelog.errors import Again, JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.log import Batch, Draft, Entry, Log, main_key
 from ags_fast.onelog.names import plan_path
-from ags_fast.onelog.plan import Plan, store_plan
+from ags_fast.onelog.plan import Plan, read_plan, store_plan
 from ags_fast.onelog.tables import counted, rewrapped
 
 if TYPE_CHECKING:
@@ -56,10 +56,13 @@ class Job:
         self.resumable = False
         self.made: list[str] = []  # objects beside the plan
         self._keys: dict[str, KeyEntry] = {}  # all KEKs that the job knows, to unwrap what it has wrapped
-        self._new: dict[str, KeyEntry] = {}  # KEKs that it brings
+        self._new: dict[str, KeyEntry] = {}  # KEKs that this process has made, and that its commit brings
+        self._others: dict[
+            str, KeyEntry
+        ] = {}  # KEKs that another process of the job has made, and this one's commit brings
         self._chosen: dict[Want, str] = {}
-        self._reserved: Counter[str] = Counter()
-        self._wrapped: Counter[str] = Counter()
+        self._uses: Counter[str] = Counter()  # by KEK, what all plans of this object reserve
+        self._room: Counter[str] = Counter()  # what this process has reserved, and not yet wrapped
 
     @classmethod
     def begin(
@@ -85,12 +88,35 @@ class Job:
                 return job
         raise UnknownOutcomeError(f"{log.store.url} does not say whether it has stored a plan: nothing was begun")
 
+    @classmethod
+    def resume(cls, log: Log, job_id: str) -> Job:
+        """Go on with a resumable job that another process has begun (rules 5 and 9).
+
+        That process may still go on, too: the log lets one of them commit. What this process wraps, it reserves in
+        further plans of its own.
+
+        Raises:
+            JobEndedError: The job is over, or cannot be taken up.
+        """
+        head = log.head()
+        plan = read_plan(log, job_id, head)
+        if plan is None or not plan.resumable or plan.of is not None or job_id in head.over:
+            raise JobEndedError(f"the job {job_id} is over, or no other process can go on with it")
+        job = cls(log, plan.operation, job_id)
+        job.resumable = True
+        job.plans.append(job_id)
+        job._uses.update(plan.uses)
+        job._keys = {**plan.new, **head.keys}
+        job._others = dict(plan.new)
+        return job
+
     def _choose(self, kind: Want, count: int, head: Entry) -> str:
         """Return the id of the KEK of a kind that is to wrap; make one if the head has none (rule 9)."""
         now_ms = _now_ms()
         key = decide_keys.choose(head.keys, kind, count, head.policy, {}, now_ms)
         if key is None:
-            key = next((new for new in self._new.values() if Want.of(new) == kind), None)
+            own = (new for new in self._new.values() if self.log.version_of(new) not in head.gone)
+            key = next((new for new in own if Want.of(new) == kind), None)
         if key is None:
             if head.policy.kek_uses < count:
                 raise PolicyError(f"one KEK would wrap {count} data keys: the policy allows {head.policy.kek_uses}")
@@ -107,7 +133,8 @@ class Job:
         ):
             return False
         self.plans.append(plan_id)
-        self._reserved.update(uses)
+        self._uses.update(uses)
+        self._room.update(uses)
         return True
 
     def reserve(self, key_id: str, count: int, head: Entry) -> None:
@@ -125,12 +152,12 @@ class Job:
 
         head = self.log.head()
         key_id = self._chosen.get(kind) or self._choose(kind, 1, head)
-        while self._wrapped[key_id] >= self._reserved[key_id]:
+        while self._room[key_id] < 1:
             self.reserve(key_id, 1, head)
             head = self.log.head()  # a KEK may have left before it was reserved
             if key_id not in self._new and key_id not in head.keys:
                 key_id = self._choose(kind, 1, head)
-        self._wrapped[key_id] += 1
+        self._room[key_id] -= 1
         file = object_name(path, f"{self.id}-{secrets.token_hex(4)}", format=format)
         wrapped = self.envelope(head).wrap(key_id, secrets.token_bytes(16), binding(head.dataset_id, "dek", file))
         self.made.append(file)
@@ -214,7 +241,7 @@ class Job:
             for path in self.made:
                 with suppress(OSError):  # left to a sweep
                     self.log.store.delete(path)
-            self._delete_plans()
+            self._delete_plans(self.log.head())
             return None
         self._end(done[1])
         return done
@@ -222,22 +249,24 @@ class Job:
     def _end(self, head: Entry) -> None:
         """Delete the plan, and what nothing names (rule 6). What fails is left to a sweep."""
         with suppress(OSError, AgsError):
-            self._delete_plans()
+            self._delete_plans(head)
             reach.clean(self.log)
             named = {table.path for table in head.files}
             if left := [path for path in self.made if path.startswith("_ags/tables/") and path not in named]:
                 reach.delete(self.log, left)
 
-    def _delete_plans(self) -> None:
-        for plan in reversed(self.plans):  # the own plan last: its further ones are in `over` as long as it is
-            self.log.store.delete(plan_path(plan))
+    def _delete_plans(self, head: Entry) -> None:
+        """Delete the job's plans. A further plan that the head has not in `over` is left: a sweep adds its uses."""
+        for plan in reversed(self.plans):
+            if plan == self.id or plan in head.over:
+                self.log.store.delete(plan_path(plan))
 
     def _further(self) -> list[str]:
         return self.plans[1:]
 
     def uses(self) -> dict[str, int]:
         """Return how often each KEK was used, at most. The entry that puts the job in `over` adds it."""
-        return {key_id: max(self._reserved[key_id], self._wrapped[key_id]) for key_id in self._reserved | self._wrapped}
+        return dict(self._uses)
 
     def _change(self, wish: Wish, head: Entry) -> Change:
         tables, envelope = self.log.tables, self.log.envelope(head)
@@ -260,12 +289,20 @@ class Job:
         if wish.batch is not None:
             streams = (*(one for one in streams if one.stream != wish.batch[0]), Batch(*wish.batch, _now_ms()))
         return Draft(
-            wish.operation, files, keys, self.uses(), first, policy, streams, self._further()
-        )  # fmt: skip
+            wish.operation,
+            files=files,
+            keys=keys,
+            uses=self.uses(),
+            first=first,
+            policy=policy,
+            streams=streams,
+            ends=self._further(),
+        )
 
     def keys_with_new(self, head: Entry, used: Sequence[str]) -> dict[str, KeyEntry]:
         """Return the head's KEKs, and those new ones of the job that are used."""
-        new = {key_id: key for key_id, key in self._new.items() if key_id in used and key_id not in head.keys}
+        brought = {**self._others, **self._new}.items()
+        new = {key_id: key for key_id, key in brought if key_id in used and key_id not in head.keys}
         return decide_keys.with_new(head.keys, new, head.policy, _now_ms())
 
     def _under_active(self, rows: Sequence[FileEntry], head: Entry) -> tuple[FileEntry, ...]:
@@ -274,19 +311,19 @@ class Job:
         counts: Counter[str] = Counter()
         for key_id, count in Counter(key_id for row in rows for key_id in row.key_ids()).items():
             there = head.keys.get(key_id)
-            if (there is None and key_id not in self._new) or (there is not None and there.state != "active"):
+            key = self._new.get(key_id) or self._others.get(key_id)
+            own = key is not None and self.log.version_of(key) not in head.gone
+            if (there is None and not own) or (there is not None and there.state != "active"):
                 moves[key_id] = self._choose(Want.of(self._keys[key_id]), count, head)
                 counts[moves[key_id]] += count
-        missing = {
-            key_id: count for key_id, count in counts.items() if self._wrapped[key_id] + count > self._reserved[key_id]
-        }
+        missing = {key_id: count for key_id, count in counts.items() if count > self._room[key_id]}
         if missing:
             for key_id, count in missing.items():
                 self.reserve(key_id, count, head)
             raise Again  # look at the head again: a KEK may have left before it was reserved
         if not moves:
             return tuple(rows)
-        self._wrapped.update(counts)
+        self._room.subtract(counts)
         envelope = self.envelope(head)
         return tuple(_moved(row, moves, envelope, head.dataset_id) for row in rows)
 
@@ -313,12 +350,12 @@ class Job:
             counts, wraps = counted(head.files), Counter[str]()
             for old_id, made in new.items():
                 wraps[made.key_id] += counts[old_id] + SLACK_USES
-            missing = {key_id: n for key_id, n in wraps.items() if self._wrapped[key_id] + n > self._reserved[key_id]}
+            missing = {key_id: count for key_id, count in wraps.items() if count > self._room[key_id]}
             if missing:
                 for key_id, count in missing.items():
                     self.reserve(key_id, count, head)
                 raise Again
-            self._wrapped.update(wraps)
+            self._room.subtract(wraps)
             successors.clear()
             successors.update(new)
             keys = decide_keys.rotated(head.keys, rotation, successors, _now_ms())
@@ -338,9 +375,13 @@ class Job:
                     tables.append(table)
             self.made += [table.path for table in tables]
             return Draft(
-                self.operation, tuple(tables), keys, self.uses(), reach.retention(self.log, head, head.policy),
+                self.operation,
+                files=tuple(tables),
+                keys=keys,
+                uses=self.uses(),
+                first=reach.retention(self.log, head, head.policy),
                 ends=self._further(),
-            )  # fmt: skip
+            )
 
         return self.replace_files(files)
 

@@ -21,7 +21,7 @@ from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.chain import Pin
-from ags_fast.keys.entry import KeyEntry, seals_documents
+from ags_fast.keys.entry import MASTER_VERSION, KeyEntry, seals_documents
 from ags_fast.keys.envelope import Envelope
 from ags_fast.keys.kms import KmsClient, as_kms
 from ags_fast.onelog.errors import Again, ExpiredError, JobEndedError, UnknownOutcomeError
@@ -47,6 +47,9 @@ PAUSE_SECONDS = 0.05  # the mean wait after the first race that was lost; it dou
 
 Count = Annotated[int, Meta(ge=0)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+MasterVersion = tuple[str, str]  # a master key, and a version of it
 
 
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +81,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         over: The jobs that are finished while their plan is still there: committed at this number, or `ENDED`.
         files: The tables of its snapshot.
         keys: The KEKs of the dataset, by id. Those of the head open every kept version.
+        gone: The versions of master keys that nobody may wrap under: they are about to be destroyed, or are.
         policy: The policy of the dataset.
         streams: The last batches of streams.
         same: The kept entries that have the files of their parent: a policy does not count them. The last `SAME`.
@@ -96,6 +100,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     over: dict[str, Count]
     files: tuple[Table, ...]
     keys: dict[str, KeyEntry]
+    gone: tuple[MasterVersion, ...]
     policy: Policy
     streams: tuple[Batch, ...]
     same: tuple[Count, ...]
@@ -130,6 +135,7 @@ class Draft(NamedTuple):
         operation: What the job does.
         files: The tables of the snapshot.
         keys: The KEKs.
+        gone: The versions of master keys that nobody may wrap under.
         uses: How often KEKs were used by jobs that this entry puts in `over`: added to the KEKs that are there.
         first: The first entry that is kept.
         policy: The policy.
@@ -140,6 +146,7 @@ class Draft(NamedTuple):
     operation: str
     files: tuple[Table, ...] | None = None
     keys: Mapping[str, KeyEntry] | None = None
+    gone: tuple[MasterVersion, ...] | None = None
     uses: Mapping[str, int] = {}
     first: int | None = None
     policy: Policy | None = None
@@ -204,6 +211,11 @@ class Log:
     def known(self, entry: Entry) -> Entry:
         """Return the newest head that was read, at least this entry."""
         return entry if self._head is None or self._head.number < entry.number else self._head
+
+    def version_of(self, key: KeyEntry) -> MasterVersion:
+        """Return the master key that wraps a KEK, and its version; "" if nobody tells the version."""
+        told = self.kms.key_version(key.wrapped) if key.wrapped is not None else None
+        return key.wrapping_key_id, told or key.properties.get(MASTER_VERSION, "")
 
     # ---- reading
 
@@ -486,6 +498,7 @@ class Log:
             over,
             head.files if draft.files is None else draft.files,
             keys,
+            head.gone if draft.gone is None else draft.gone,
             head.policy if draft.policy is None else draft.policy,
             head.streams if draft.streams is None else draft.streams[-BATCHES_KEPT:],
             tuple(one for one in same if one >= first)[-SAME:],

@@ -10,12 +10,13 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.onelog.change import first_kept
 from ags_fast.onelog.keys import leaving
 from ags_fast.onelog.log import Draft, Idle
 from ags_fast.onelog.names import LOG, entry_path, job_of, plan_path
 from ags_fast.onelog.plan import read_plan
+from ags_fast.onelog.tables import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.policy import Policy
     from ags_fast.keys.entry import KeyEntry
-    from ags_fast.onelog.log import Entry, Log, Work
+    from ags_fast.onelog.log import Entry, Log, MasterVersion, Work
     from ags_fast.onelog.tables import Table
 
 ROUNDS = 100  # in which a version that is read may be expired meanwhile
@@ -192,6 +193,48 @@ def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: i
     deleted = clean(log)
     log.append(Idle(), keks)
     return deleted
+
+
+def retire_master(log: Log, job: Work, version: MasterVersion) -> None:
+    """Forbid a version of a master key by an entry, so that the KMS may destroy it (rule 11).
+
+    Args:
+        log: The log.
+        job: An idle job, which makes the entry.
+        version: The master key, and its version.
+
+    Raises:
+        PolicyError: A KEK, or a data key in single wrap of a kept version, is under it, or may be.
+    """
+
+    def decide(head: Entry, plans: Mapping[str, float]) -> Draft | None:
+        _check_master(log, head, version)
+        return None if version in head.gone else Draft("retire-master", gone=(*head.gone, version))
+
+    log.append(job, decide)
+    head = log.head()
+    log.settle(head)
+    _check_master(log, head, version)
+    if version not in head.gone:
+        raise IntegrityError(f"version {head.number} of {log.store.url} allows what an earlier version has forbidden")
+
+
+def _check_master(log: Log, head: Entry, version: MasterVersion) -> None:
+    under = [
+        key.key_id for key in head.keys.values() if key.double_wrap and log.version_of(key) in _or_unknown(version)
+    ]
+    singles = {key.key_id for key in head.keys.values() if not key.double_wrap and key.wrapping_key_id == version[0]}
+    if not under and singles:
+        under = sorted(singles.intersection(*(counted(entry.files) for entry in log.kept(head))))
+    if under:
+        raise PolicyError(
+            f"version {version[1]} of the master key {version[0]!r} still wraps {len(under)} keys, such as {under[0]}: "
+            "rotate them first"
+        )
+
+
+def _or_unknown(version: MasterVersion) -> set[MasterVersion]:
+    return {version, (version[0], "")}
 
 
 def _is_object(path: str) -> bool:

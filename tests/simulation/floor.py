@@ -14,10 +14,11 @@ from ags_fast.keys.kek import rewrap_kek
 from ags_fast.keys.kms import load_kms
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Wish
-from ags_fast.onelog.errors import ExpiredError
+from ags_fast.onelog.errors import ExpiredError, JobEndedError
 from ags_fast.onelog.job import Job
 from ags_fast.onelog.keys import Rotation
 from ags_fast.onelog.log import Draft, Entry, Idle, Log
+from ags_fast.onelog.plan import read_plan
 from ags_fast.onelog.snapshot import Snapshot
 from simulation import operations
 from simulation.kms import PROPERTIES
@@ -46,7 +47,7 @@ def make(place: Place) -> None:
     dataset_id = secrets.token_hex(8)
     kek = Want("master").new_kek(log.kms.for_dataset(dataset_id))
     policy, keys = Policy(place.scope), {kek.key_id: kek}
-    log.create(Entry(dataset_id, 1, "create", "-", _now_ms(), 1, {}, (), keys, policy, (), (), (), (), kek.key_id))
+    log.create(Entry(dataset_id, 1, "create", "-", _now_ms(), 1, {}, (), keys, (), policy, (), (), (), (), kek.key_id))
     write(FIRST)
     if place.columns:
         write({"table": parquet()}, kind=Want("columns", columns=True))
@@ -109,13 +110,27 @@ def _remove(place: Place, me: str) -> None:
         pass
 
 
+def _taken_up(log: Log, operation: str) -> Job | None:
+    """Go on with a job that another process has begun, dead or alive."""
+    for job_id in sorted(log.plans()):
+        plan = read_plan(log, job_id, log.head())
+        if plan is not None and plan.operation == operation and plan.of is None:
+            try:
+                return Job.resume(log, job_id)
+            except JobEndedError:
+                pass
+    return None
+
+
 def _rekey(place: Place, me: str) -> None:
     log = opened()
     base = log.head()
     snapshot = Snapshot(log, base)
     rows = list(snapshot.files())
     kinds = [Want.of(base.keys[row.key_id]) for row in rows]
-    job = Job.begin(log, "rekey", {kind: kinds.count(kind) for kind in kinds}, resumable=True)
+    job = _taken_up(log, "rekey") or Job.begin(
+        log, "rekey", {kind: kinds.count(kind) for kind in kinds}, resumable=True
+    )
     new = []
     for row, kind in zip(rows, kinds, strict=True):
         try:
@@ -149,6 +164,16 @@ def _turn(place: Place, me: str) -> None:
         return Draft("mek", keys=keys)
 
     log.append(Idle(), decide)
+
+
+def _destroy(place: Place, me: str) -> None:
+    """Turn the master key, and destroy its older versions."""
+    _turn(place, me)
+    log = opened()
+    newest, destroyed = SimStore.door.ask("kms", "master")
+    for version in set(range(1, newest)) - destroyed:
+        reach.retire_master(log, Idle(), ("master", str(version)))
+        SimStore.door.ask("destroy", "master", version)
 
 
 def _restore(place: Place, me: str) -> None:
@@ -206,6 +231,7 @@ RUNS: dict[str, Callable[[Place, str], Any]] = {
     "compact": _compact,
     "kek": lambda place, me: _rotate(Rotation()),
     "mek": _turn,
+    "destroy": _destroy,
     "column": lambda place, me: _rotate(Rotation(from_master="columns")),
     "expire": _expire,
     "force": lambda place, me: _expire(place, me, skip_grace=True),

@@ -21,7 +21,8 @@ class SimKms(KmsClient):
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         key_id, _, rest = wrapped.partition(b":")
         version, _, key = rest.partition(b":")
-        if key_id.decode() != wrapping_key_id or int(version) > int(self._current_version(wrapping_key_id)):
+        newest, destroyed = SimStore.door.ask("kms", wrapping_key_id)
+        if key_id.decode() != wrapping_key_id or int(version) > newest or int(version) in destroyed:
             raise KeyAccessError(f"the master key {wrapping_key_id} has not wrapped this")
         return bytes(b ^ 0x55 for b in key)
 
@@ -33,4 +34,4 @@ class SimKms(KmsClient):
         return wrapped.split(b":")[1].decode()
 
     def _current_version(self, wrapping_key_id: str) -> str:
-        return str(SimStore.door.ask("kms", wrapping_key_id))
+        return str(SimStore.door.ask("kms", wrapping_key_id)[0])

@@ -200,7 +200,9 @@ def on_one_log() -> None:
     """Simulate the floor on one log from now on, `ags_fast.onelog`."""
     from simulation import floor
 
-    OPERATIONS.update({name: OPERATIONS[name]._replace(run=run) for name, run in floor.RUNS.items()})
+    OPERATIONS.update(
+        {name: OPERATIONS.get(name, Operation(run))._replace(run=run) for name, run in floor.RUNS.items()}
+    )
     HOUSE.update(make=floor.make, read=floor.read)
 
 

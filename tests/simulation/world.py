@@ -20,7 +20,8 @@ class Request(NamedTuple):
     """A request of an operation.
 
     Attributes:
-        kind: "list", "page", "stat", "read", "create", "put", "delete"; "sleep"; "sql"; "kms" or "turn".
+        kind: "list", "page", "stat", "read", "create", "put", "delete"; "sleep"; "sql"; "kms", "turn" or
+            "destroy".
         path: What the request is about: a path, a prefix, a statement or a master key.
         argument: The bytes of a create or put, the name that a page begins after, the seconds of a sleep.
     """
@@ -45,6 +46,7 @@ class World:
         objects: The objects by path.
         clock: Seconds since the epoch.
         masters: The current version of each master key.
+        destroyed: The versions of master keys that are gone, as (master key, version).
         database: The file of a database of keys, which operations open by themselves; None: there is none.
         page: How many names a listing has in one answer.
         changes: How many writes have changed something.
@@ -59,6 +61,7 @@ class World:
         self._rows = b""  # of the database
         self.clock = BEGIN
         self.masters: dict[str, int] = {}
+        self.destroyed: set[tuple[str, int]] = set()
         self.page = page
         self.changes = 0
         self.forget()
@@ -75,6 +78,7 @@ class World:
         other = World(self.page, self.database)
         other._rows = self._rows
         other.objects, other.masters = dict(self.objects), dict(self.masters)
+        other.destroyed = set(self.destroyed)
         other.clock, other.changes = self.clock, self.changes
         return other
 
@@ -155,8 +159,12 @@ class World:
     def _sql(self, statement: str, _: None) -> None:
         """A statement is about to go to the database, which is not a part of the world."""
 
-    def _kms(self, key_id: str, _: None) -> int:
-        return self.masters[key_id]
+    def _kms(self, key_id: str, _: None) -> tuple[int, set[int]]:
+        return self.masters[key_id], {version for name, version in self.destroyed if name == key_id}
+
+    def _destroy(self, key_id: str, version: int) -> None:
+        self.changes += 1
+        self.destroyed.add((key_id, version))
 
     def _turn(self, key_id: str, _: None) -> None:
         self.changes += 1
