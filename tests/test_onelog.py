@@ -215,7 +215,7 @@ def test_a_table_that_was_changed(tables: tuple[Tables, Any, str], harm: str) ->
             file.truncate()
             file.write(data[: -5 if harm == "cut" else None])
     with pytest.raises((IntegrityError, FormatError)):
-        place.rows(table, envelope)
+        Tables(place._store, "id").rows(table, envelope)
 
 
 # ---------------------------------------------------------------------------------------------------------- the log
@@ -263,6 +263,33 @@ def test_a_sweep_ends_a_dead_job(tmp_path: Path, kms: KmsClient) -> None:
     add(log, "b")  # which forgets the job
     with pytest.raises(UnknownOutcomeError):
         dead.commit(Wish("write", [row("a")]))
+
+
+def test_a_job_goes_on_in_another_process(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms)
+    first = Job.begin(log, "rekey", {MAIN: 1}, resumable=True)
+    rows = [first.new_file("a", MAIN)._replace(file_length=36)]
+    other = Job.resume(Log(log.store, kms), first.id)
+    mine = [other.new_file("a", MAIN)._replace(file_length=36)]
+    assert len(log.plans()) == 2
+    number = other.commit(Wish("rekey", mine)).number
+    assert first.commit(Wish("rekey", rows)).number == number  # the job is committed, by whichever process
+    head = log.head()
+    assert head.number == number == 2
+    assert head.keys[head.sealer].uses == 64 + 1 + 64  # what both plans have reserved
+    with pytest.raises(JobEndedError):
+        Job.resume(log, first.id)
+    with pytest.raises(JobEndedError, match="no other process"):
+        Job.resume(log, Job.begin(log, "write").id)
+
+
+def test_a_version_of_a_master_key_is_forbidden(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms)
+    version = log.version_of(log.head().keys[log.head().sealer])
+    with pytest.raises(PolicyError, match="still wraps 1 keys"):
+        reach.retire_master(log, Idle(), version)
+    reach.retire_master(log, Idle(), ("master", "another"))
+    assert log.head().gone == (("master", "another"),)
 
 
 def test_the_chain_goes_back_beyond_one_block(tmp_path: Path, kms: KmsClient) -> None:

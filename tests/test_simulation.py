@@ -135,6 +135,29 @@ def test_every_mutant_changes_the_source() -> None:
             compile(source_of(module, mutant.edits), module, "exec")
 
 
+def test_requests_of_a_commit() -> None:
+    """Of one small file, with a handle that is open: beside what it lists to refresh, and a stat of this store."""
+    counts = run_python("""
+from simulation import floor, operations
+from simulation.store import Door, SimStore
+from simulation.world import World
+opened = floor.opened
+for keep in (None, 3):
+    floor.opened, SimStore.door = opened, Door(World())
+    floor.make(operations.Place(keep=keep))
+    log = floor.opened()
+    floor.opened = lambda: log
+    for n in range(20):
+        floor.write({f"x{n}": b"1"})
+    asked = []
+    ask = SimStore.door.ask
+    SimStore.door.ask = lambda kind, *more: (asked.append(kind), ask(kind, *more))[1]
+    floor.write({"y": b"1"})
+    print(len([kind for kind in asked if kind not in ("kms", "stat")]) - 1)
+""").split()
+    assert [int(count) for count in counts] == [8, 12]
+
+
 @pytest.mark.more
 @pytest.mark.xdist_group("mutants")
 @pytest.mark.parametrize("name", MUTANTS)

@@ -54,6 +54,7 @@ class Job:
         self.log, self.operation, self.id = log, operation, job_id
         self.plans: list[str] = []
         self.resumable = False
+        self.base: Entry  # the version that it began on
         self.made: list[str] = []  # objects beside the plan
         self._keys: dict[str, KeyEntry] = {}  # all KEKs that the job knows, to unwrap what it has wrapped
         self._new: dict[str, KeyEntry] = {}  # KEKs that this process has made, and that its commit brings
@@ -66,7 +67,13 @@ class Job:
 
     @classmethod
     def begin(
-        cls, log: Log, operation: str, wants: Mapping[Want, int] | None = None, *, resumable: bool = False
+        cls,
+        log: Log,
+        operation: str,
+        wants: Mapping[Want, int] | None = None,
+        *,
+        head: Entry | None = None,
+        resumable: bool = False,
     ) -> Job:
         """Begin a job: its plan is stored before any other object of the job (rule 2).
 
@@ -74,12 +81,14 @@ class Job:
             log: The log.
             operation: What the job does.
             wants: How many data keys it wraps under each kind of KEK.
+            head: The version that the job begins on; None: the newest one.
             resumable: Whether other processes may go on with it.
         """
+        head = head or log.head()
         for _ in range(TRIES):
             job = cls(log, operation, new_job_id())
             job.resumable = resumable
-            head = log.head()
+            job.base = head
             job._keys = dict(head.keys)
             uses = Counter({main_key(head.keys).key_id: SLACK_USES})
             for kind, count in (wants or {}).items():
@@ -104,6 +113,7 @@ class Job:
             raise JobEndedError(f"the job {job_id} is over, or no other process can go on with it")
         job = cls(log, plan.operation, job_id)
         job.resumable = True
+        job.base = head
         job.plans.append(job_id)
         job._uses.update(plan.uses)
         job._keys = {**plan.new, **head.keys}
@@ -115,15 +125,19 @@ class Job:
         now_ms = _now_ms()
         key = decide_keys.choose(head.keys, kind, count, head.policy, {}, now_ms)
         if key is None:
-            own = (new for new in self._new.values() if self.log.version_of(new) not in head.gone)
-            key = next((new for new in own if Want.of(new) == kind), None)
-        if key is None:
             if head.policy.kek_uses < count:
                 raise PolicyError(f"one KEK would wrap {count} data keys: the policy allows {head.policy.kek_uses}")
-            key = kind.new_kek(self.log.kms.for_dataset(head.dataset_id))
-            self._new[key.key_id] = self._keys[key.key_id] = key
+            key = self._own(kind, head)
         self._chosen[kind] = key.key_id
         return key.key_id
+
+    def _own(self, kind: Want, head: Entry) -> KeyEntry:
+        """Return a new KEK of this process, not under a version of a master key that is gone; make it if need be."""
+        own = (key for key in self._new.values() if Want.of(key) == kind and self.log.version_of(key) not in head.gone)
+        if (key := next(own, None)) is None:
+            key = kind.new_kek(self.log.kms.for_dataset(head.dataset_id))
+            self._new[key.key_id] = self._keys[key.key_id] = key
+        return key
 
     def _store_plan(self, plan_id: str, of: str | None, uses: Mapping[str, int], head: Entry) -> bool:
         """Store a plan. False: without a clear answer, so another id is needed, and another KEK."""
@@ -150,7 +164,7 @@ class Job:
         """Return the row of a new file: a fresh data key, wrapped for an object that only this job writes."""
         from ags_fast.dataset.entries import FileEntry
 
-        head = self.log.head()
+        head = self.base
         key_id = self._chosen.get(kind) or self._choose(kind, 1, head)
         while self._room[key_id] < 1:
             self.reserve(key_id, 1, head)
@@ -250,7 +264,7 @@ class Job:
         """Delete the plan, and what nothing names (rule 6). What fails is left to a sweep."""
         with suppress(OSError, AgsError):
             self._delete_plans(head)
-            reach.clean(self.log)
+            reach.clean(self.log, head)
             named = {table.path for table in head.files}
             if left := [path for path in self.made if path.startswith("_ags/tables/") and path not in named]:
                 reach.delete(self.log, left)
@@ -341,12 +355,7 @@ class Job:
             olds = decide_keys.to_replace(head.keys, rotation, used)
             new = {}
             for old in olds.values():
-                kind = rotation.kind_of(old)
-                made = next((key for key in self._new.values() if Want.of(key) == kind), None)
-                if made is None:
-                    made = kind.new_kek(self.log.kms.for_dataset(head.dataset_id))
-                    self._new[made.key_id] = self._keys[made.key_id] = made
-                new[old.key_id] = made
+                new[old.key_id] = self._own(rotation.kind_of(old), head)
             counts, wraps = counted(head.files), Counter[str]()
             for old_id, made in new.items():
                 wraps[made.key_id] += counts[old_id] + SLACK_USES

@@ -189,6 +189,7 @@ class Log:
         self.kms = as_kms(kms)
         self._pin = pin
         self._head: Entry | None = None
+        self._created: Entry | None = None  # the last entry that the storage has told this process to be created
         self._read_before: dict[int, Entry] = {}
         self._envelope: tuple[str, Envelope] | None = None
         self._tables: Tables | None = None
@@ -230,11 +231,17 @@ class Log:
             number = self._highest()
             if self._head is not None and number == self._head.number:
                 return self._head  # the head is never removed: so this number is still that entry
-            entry = self._read(number)
-            # A low number can be removed, and created again by a process that slept. The highest number cannot.
-            if entry is None or self._highest() != number:
-                continue
-            self._check_follows(entry)
+            entry: Entry | None
+            if self._created is not None and number == self._created.number:
+                entry = self._created  # nor was what this process has created, if nothing is above
+            else:
+                entry = self._read(number)
+                # A low number can be removed, and created again by a process that slept. The highest number cannot.
+                if entry is None or self._highest() != number:
+                    continue
+                self._check_follows(entry)
+            if self._head is not None:
+                self._read_before[self._head.number] = self._head
             self._head = entry
             return entry
 
@@ -292,10 +299,8 @@ class Log:
         for listed in self.store.list(LOG):
             number = entry_number(listed.path)
             if 0 < number < head.first:
-                with suppress(
-                    KeyAccessError
-                ):  # of an entry that a process made too late: only a sweep finds its objects
-                    if (entry := self._read(number, head.keys)) is not None:
+                with suppress(KeyAccessError):  # a process made it too late: only a sweep finds its objects
+                    if (entry := self._read_before.get(number) or self._read(number, head.keys)) is not None:
                         found.append(entry)
         return sorted(found, key=lambda entry: entry.number)
 
@@ -404,8 +409,7 @@ class Log:
             PolicyError: The store overwrites objects. Nothing stays.
         """
         path = entry_path(1)
-        data = self._sealed(entry)
-        self.store.create_exclusive(path, data)
+        self.store.create_exclusive(path, self._sealed(entry)[0])
         try:
             self.store.create_exclusive(path, b"created twice")
         except FileExistsError:
@@ -450,10 +454,11 @@ class Log:
                 draft = self._decided(decide, head, plans)  # (d) and (e)
                 if draft is None:
                     return head.number, head
-                data = self._sealed(self._next(head, draft, job, plans))
+                data, entry = self._sealed(self._next(head, draft, job, plans))
                 self.settle(head)
-                tries.number = head.number + 1
+                tries.number = entry.number
                 self.store.create_exclusive(entry_path(tries.number), data)  # (f)
+                self._created = entry
             except (Again, FileExistsError):
                 continue  # (g) only the head says what happened
             except OSError as error:
@@ -512,19 +517,20 @@ class Log:
         self.store.create_exclusive(path, data)
         return Block(path, first, hashlib.sha256(data).hexdigest())
 
-    def _sealed(self, entry: Entry) -> bytes:
-        """Return the bytes of an entry. The function that reads use has accepted them."""
+    def _sealed(self, entry: Entry) -> tuple[bytes, Entry]:
+        """Return the bytes of an entry, and the entry as the function that reads use has accepted it."""
         envelope = Envelope(self.kms.for_dataset(entry.dataset_id), entry.keys)
         data = seal(envelope, entry.keys[entry.sealer], entry.dataset_id, entry_path(entry.number), entry)
         if len(data) > ENTRY_NBYTES:
             raise PolicyError(f"the next entry of {self.store.url} would have {len(data)} bytes: divide the dataset")
-        self.opened(data, entry.number, entry.keys)
-        return data
+        return data, self.opened(data, entry.number, entry.keys)
 
     def settle(self, head: Entry) -> None:
         """Sync what was read of the log and of plans, before anything is built on it or said."""
         if self.store.local:
-            self.store.sync_folders([entry_path(head.number), f"{PLANS}-"])
+            self.store.sync_folders([entry_path(head.number)])
+            with suppress(FileNotFoundError):  # no job has ever had a plan
+                self.store.sync_folders([f"{PLANS}-"])
 
 
 class _Tries:

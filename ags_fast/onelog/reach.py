@@ -30,17 +30,21 @@ if TYPE_CHECKING:
 ROUNDS = 100  # in which a version that is read may be expired meanwhile
 
 
-def clean(log: Log) -> list[str]:
+def clean(log: Log, head: Entry | None = None) -> list[str]:
     """Delete what expired entries named, and then the entries: rule 6, by difference of tables.
 
     Only tables that either an expired entry or the kept versions lack are read. An entry that is still there is the
     to-do list of whoever comes next.
 
+    Args:
+        log: The log.
+        head: A head that was read before; None: the newest one.
+
     Returns:
         The objects that were deleted.
     """
     for _ in range(ROUNDS):
-        expired = log.expired(log.head())
+        expired = log.expired(head or log.head())
         if not expired:
             return []
         plans = log.plans()

@@ -303,6 +303,8 @@ class Tables:
         path, key = table_path(job_id), secrets.token_bytes(32)
         wrapped = envelope.wrap(key_id, key, binding(self._dataset_id, "table", path))
         self._store.create_exclusive(path, AgsCodec(key, block_size=BLOCK_NBYTES).encrypt(bytes(data)))
+        if len(rows) <= PAGE_ROWS:
+            self._keep((path, -2), list(rows))  # the next commit may merge them
         nbytes = sum(row.plain_length for row in rows)
         ends = path_bytes(rows[0].path), path_bytes(rows[-1].path)
         return Table(path, len(data), begin, len(rows), *ends, nbytes, key_id, wrapped, dict(wrapped_by(rows)))

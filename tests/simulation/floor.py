@@ -68,7 +68,7 @@ def write(
     base = log.head()
     there = Snapshot(log, base).find(list(files)) if replace else {}
     kinds = [kind or Want("master", True, False, scope) for scope in base.policy.scopes(list(files), "", _now_ms())]
-    job = Job.begin(log, operation, {kind: kinds.count(kind) for kind in kinds})
+    job = Job.begin(log, operation, {kind: kinds.count(kind) for kind in kinds}, head=base)
     rows = []
     try:
         for (path, data), kind in zip(files.items(), kinds, strict=True):
@@ -81,8 +81,7 @@ def write(
 
 def _written(job: Job, base: Entry, path: str, data: bytes, kind: Want) -> FileEntry:
     row = job.new_file(path, kind)
-    head = job.log.head()
-    contents = Contents(base.dataset_id, job.log.store, job.envelope(head))
+    contents = Contents(base.dataset_id, job.log.store, job.envelope(job.base))
     new = job.log.store.begin(row.file, exclusive=True)
     writer = format_of(row).write(contents, row, new)
     writer.write(data)
