@@ -395,8 +395,8 @@ class Log:
         for pin in before + ([self._pin] if self._pin else []):
             if pin.number > entry.number or self.digest(entry, pin.number) not in (None, pin.sha256):
                 raise IntegrityError(
-                    f"version {entry.number} of {self.store.url} does not descend from version {pin.number}: somebody has put an "
-                    "older copy, or another history, in its place"
+                    f"version {entry.number} of {self.store.url} does not descend from version "
+                    f"{pin.number}: somebody has put an older copy, or another history, in its place"
                 )
 
     # ---- writing
