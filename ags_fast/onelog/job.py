@@ -18,7 +18,7 @@ from ags_fast.onelog import reach
 from ags_fast.onelog.change import Change, Wish, next_change
 from ags_fast.onelog.errors import Again, JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.log import Batch, Draft, Entry, Log, main_key
-from ags_fast.onelog.names import plan_path
+from ags_fast.onelog.names import job_of, plan_path
 from ags_fast.onelog.plan import Plan, read_plan, store_plan
 from ags_fast.onelog.tables import counted, rewrapped
 
@@ -222,8 +222,14 @@ class Job:
     def _append(
         self, decide: Callable[[Entry, Mapping[str, float]], Draft | None], change: Callable[[], Change]
     ) -> Committed:
+        def noted(head: Entry, plans: Mapping[str, float]) -> Draft | None:
+            draft = decide(head, plans)
+            # A draft also names tables that were there before: those are not the job's to delete.
+            self.made += [table.path for table in (draft and draft.files) or () if job_of(table.path) == self.id]
+            return draft
+
         try:
-            number, head = self.log.append(self, decide)
+            number, head = self.log.append(self, noted)
         except (JobEndedError, UnknownOutcomeError):
             raise
         except _Refused as refused:
@@ -297,7 +303,6 @@ class Job:
             gone = {path: self._at[path][0] for path in change.remove}
             sealer = main_key(keys).key_id
             files = self.log.tables.replaced(head.files, gone, change.add, self.id, sealer, self.envelope(head))
-            self.made += [table.path for table in files if table not in head.files]
         first = reach.retention(self.log, head, policy) if change.add or change.remove else None
         streams = head.streams
         if wish.batch is not None:
@@ -348,14 +353,11 @@ class Job:
 
         The data is not touched. KEKs that older versions need stay, retired.
         """
-        successors: dict[str, KeyEntry] = {}
 
         def files(head: Entry) -> Draft | None:
             used = counted(head.files).keys() | {table.key_id for table in head.files}
             olds = decide_keys.to_replace(head.keys, rotation, used)
-            new = {}
-            for old in olds.values():
-                new[old.key_id] = self._own(rotation.kind_of(old), head)
+            new = {old.key_id: self._own(rotation.kind_of(old), head) for old in olds.values()}
             counts, wraps = counted(head.files), Counter[str]()
             for old_id, made in new.items():
                 wraps[made.key_id] += counts[old_id] + SLACK_USES
@@ -365,9 +367,7 @@ class Job:
                     self.reserve(key_id, count, head)
                 raise Again
             self._room.subtract(wraps)
-            successors.clear()
-            successors.update(new)
-            keys = decide_keys.rotated(head.keys, rotation, successors, _now_ms())
+            keys = decide_keys.rotated(head.keys, rotation, new, _now_ms())
             moves = {old_id: made.key_id for old_id, made in new.items()}
             envelope = self.envelope(head)
             sealer = main_key(keys).key_id
@@ -382,7 +382,6 @@ class Job:
                     tables.append(rewrapped(table, sealer, envelope, head.dataset_id))
                 else:
                     tables.append(table)
-            self.made += [table.path for table in tables]
             return Draft(
                 self.operation,
                 files=tuple(tables),

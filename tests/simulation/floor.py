@@ -199,7 +199,6 @@ def _compact(place: Place, me: str) -> None:
     def files(head: Entry) -> Draft | None:
         rows = [row for table in head.files for row in log.tables.rows(table, log.envelope(head))]
         tables = log.tables.write(rows, job.id, head.sealer, log.envelope(head)) if len(head.files) > 1 else head.files
-        job.made += [table.path for table in tables if table not in head.files]
         return Draft("compact", files=tuple(tables), uses=job.uses(), first=reach.retention(log, head, head.policy))
 
     job.replace_files(files)
