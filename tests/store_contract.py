@@ -126,6 +126,10 @@ class StoreContract:
             assert entry == pickle.loads(pickle.dumps(entry))
             assert repr(path) in repr(entry)
         assert names(store, "a/") == ["a/b/three", "a/one", "a/two"]
+        for after in ("a/b", "a/b/three", "a/one", "a/z", "part=x y/%41 é&+?#.avro"):
+            assert sorted(entry.path for entry in store.list(after=after)) == [p for p in sorted(paths) if p > after]
+            found_in = sorted(entry.path for entry in store.list("a/", after))
+            assert found_in == [p for p in sorted(paths) if p > after and p.startswith("a/")]
         assert names(store, "a") == ["a.agstmp", "a/b/three", "a/one", "a/two", "ab"]
         assert names(store, "a/b/th") == ["a/b/three"]
         assert names(store, "x") == names(store, "a/x/") == []

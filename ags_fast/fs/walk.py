@@ -57,7 +57,7 @@ def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None, a
                     kind, info = _look(root, path, fd, found, here)
                     if kind == "Folder":
                         todo.append((f"{path}/", here))
-                    elif kind == "File" and info is not None:
+                    elif kind == "File" and info is not None and path > after:
                         yield Entry.of(path, info)
                     elif kind and left_out is not None:
                         left_out.append((path, kind, _reason(kind, info)))
@@ -69,7 +69,8 @@ def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None, a
 
 
 def _ends_before(path: str, after: str) -> bool:
-    return path <= after and not after.startswith(f"{path}/")
+    """Whether all paths in a folder sort before `after`. Then its own path does, too."""
+    return f"{path}/" < after and not after.startswith(f"{path}/")
 
 
 def _look(
