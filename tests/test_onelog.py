@@ -292,7 +292,44 @@ def test_a_version_of_a_master_key_is_forbidden(tmp_path: Path, kms: KmsClient) 
     assert log.head().gone == (("master", "another"),)
 
 
-def test_the_chain_goes_back_beyond_one_block(tmp_path: Path, kms: KmsClient) -> None:
+def test_a_single_wrap_of_an_older_version_keeps_its_master_key(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms)
+    single = Want("master", double_wrap=False)
+    job = Job.begin(log, "write", {single: 1})
+    job.commit(Wish("write", [job.new_file("a", single)._replace(file_length=36)]))
+    there = log.tables.find(log.head().files, ["a"], log.envelope(log.head()))
+    job = Job.begin(log, "remove")
+    job.commit(Wish("remove", remove={"a": there["a"][1].file}))
+    assert log.head().files == ()
+    with pytest.raises(PolicyError, match="still wraps 1 keys"):
+        reach.retire_master(log, Idle(), ("master", "another"))
+
+
+def test_a_plan_that_cannot_be_read_stops_nobody(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms, Policy(keep=1))
+    log.store.write_small(names.plan_path(new_job_id()), b"garbled")
+    add(log, "a")
+    reach.expire(log, Idle(), 1, skip_grace=False, now_ms=0)
+    reach.sweep(log, Idle(), 1e12)
+    assert log.plans() == {}
+    assert paths_of(log) == {"a"}
+
+
+def test_a_batch_that_was_committed_before(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms)
+    for path in ("a", "b"):
+        job = Job.begin(log, "write", {MAIN: 1})
+        new = job.new_file(path, MAIN)._replace(file_length=36)
+        log.store.write_small(new.file, b"content")
+        job.commit(Wish("write", [new], batch=("stream", 7)))
+    head = log.head()
+    assert paths_of(log) == {"a"}
+    assert head.keys[head.sealer].uses == 2 * (64 + 1)  # the second one has wrapped as much
+    assert log.plans() == {}
+    assert log.store.stat(new.file) is None
+
+
+def test_the_chain_goes_back_beyond_one_block(tmp_path: Path, kms: KmsClient, monkeypatch: pytest.MonkeyPatch) -> None:
     log = new_log(tmp_path / "d", kms, Policy(keep=1))
     pins = [log.head().pin]
     for _ in range(100):
@@ -301,7 +338,16 @@ def test_the_chain_goes_back_beyond_one_block(tmp_path: Path, kms: KmsClient) ->
         pins.append(log.head().pin)
     head = log.head()
     assert len(head.blocks) == 1
+    read: list[str] = []
+
+    def read_small(store: Store, path: str, limit: int) -> bytes:
+        read.append(path)
+        return small(store, path, limit)
+
+    small = Store.read_small
+    monkeypatch.setattr(Store, "read_small", read_small)
     assert [log.digest(head, n + 1) for n in range(101)] == [pin.partition("-")[2] for pin in pins]
+    assert read == [head.blocks[0].path]
     for pin in (pins[0], pins[50], pins[100]):
         assert Log(log.store, kms, pin=Pin.parse(pin)).head().number == 101
     with pytest.raises(IntegrityError, match="does not descend"):

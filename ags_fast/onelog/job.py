@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from ags_fast.dataset.keks import Want
+from ags_fast.dataset.entries import FileEntry
+from ags_fast.dataset.keks import SLACK_USES, Want, clock_ms
 from ags_fast.dataset.names import new_job_id, object_name
 from ags_fast.errors import AgsError, ConcurrentChangeError, PolicyError
 from ags_fast.keys.entry import KeyEntry
@@ -25,11 +25,9 @@ from ags_fast.onelog.tables import counted, rewrapped
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ags_fast.dataset.entries import FileEntry
     from ags_fast.keys.envelope import Envelope
     from ags_fast.onelog.keys import Rotation
 
-SLACK_USES = 64  # of the KEK of documents, for the documents and tables of one job
 MORE_USES = 64  # data keys that a further plan reserves, at least
 TRIES = 20  # ids, until a plan is created with a clear answer
 
@@ -58,9 +56,7 @@ class Job:
         self.made: list[str] = []  # objects beside the plan
         self._keys: dict[str, KeyEntry] = {}  # all KEKs that the job knows, to unwrap what it has wrapped
         self._new: dict[str, KeyEntry] = {}  # KEKs that this process has made, and that its commit brings
-        self._others: dict[
-            str, KeyEntry
-        ] = {}  # KEKs that another process of the job has made, and this one's commit brings
+        self._others: dict[str, KeyEntry] = {}  # KEKs that another process of the job has made: brought, too
         self._chosen: dict[Want, str] = {}
         self._uses: Counter[str] = Counter()  # by KEK, what all plans of this object reserve
         self._room: Counter[str] = Counter()  # what this process has reserved, and not yet wrapped
@@ -122,12 +118,12 @@ class Job:
 
     def _choose(self, kind: Want, count: int, head: Entry) -> str:
         """Return the id of the KEK of a kind that is to wrap; make one if the head has none (rule 9)."""
-        now_ms = _now_ms()
-        key = decide_keys.choose(head.keys, kind, count, head.policy, {}, now_ms)
+        key = decide_keys.choose(head.keys, kind, count, head.policy, clock_ms())
         if key is None:
             if head.policy.kek_uses < count:
                 raise PolicyError(f"one KEK would wrap {count} data keys: the policy allows {head.policy.kek_uses}")
             key = self._own(kind, head)
+        self._keys[key.key_id] = key  # one that the head has got since the job began may leave again
         self._chosen[kind] = key.key_id
         return key.key_id
 
@@ -143,7 +139,7 @@ class Job:
         """Store a plan. False: without a clear answer, so another id is needed, and another KEK."""
         new = {key_id: key for key_id, key in self._new.items() if key_id in uses}
         if not store_plan(
-            self.log, Plan(self.operation, plan_id, of, _now_ms(), new, dict(uses), self.resumable), head
+            self.log, Plan(self.operation, plan_id, of, clock_ms(), new, dict(uses), self.resumable), head
         ):
             return False
         self.plans.append(plan_id)
@@ -162,8 +158,6 @@ class Job:
 
     def new_file(self, path: str, kind: Want, *, format: str = "ags1", block_size: int = 1 << 20) -> FileEntry:
         """Return the row of a new file: a fresh data key, wrapped for an object that only this job writes."""
-        from ags_fast.dataset.entries import FileEntry
-
         head = self.base
         key_id = self._chosen.get(kind) or self._choose(kind, 1, head)
         while self._room[key_id] < 1:
@@ -244,7 +238,10 @@ class Job:
             if (done := self.give_up()) is not None:
                 return Committed(done[0], change(), done[1])
             raise
-        self._end(head)
+        if self.id in head.over:
+            self._end(head)
+        else:  # nothing was to be committed, and what was wrapped counts all the same (rule 5)
+            self.give_up()
         return Committed(number, change(), head)
 
     def give_up(self) -> tuple[int, Entry] | None:
@@ -306,7 +303,7 @@ class Job:
         first = reach.retention(self.log, head, policy) if change.add or change.remove else None
         streams = head.streams
         if wish.batch is not None:
-            streams = (*(one for one in streams if one.stream != wish.batch[0]), Batch(*wish.batch, _now_ms()))
+            streams = (*(one for one in streams if one.stream != wish.batch[0]), Batch(*wish.batch, clock_ms()))
         return Draft(
             wish.operation,
             files=files,
@@ -322,7 +319,7 @@ class Job:
         """Return the head's KEKs, and those new ones of the job that are used."""
         brought = {**self._others, **self._new}.items()
         new = {key_id: key for key_id, key in brought if key_id in used and key_id not in head.keys}
-        return decide_keys.with_new(head.keys, new, head.policy, _now_ms())
+        return decide_keys.with_new(head.keys, new, head.policy, clock_ms())
 
     def _under_active(self, rows: Sequence[FileEntry], head: Entry) -> tuple[FileEntry, ...]:
         """Wrap again the data keys whose KEK has retired or left since they were wrapped (rule 3d)."""
@@ -367,7 +364,7 @@ class Job:
                     self.reserve(key_id, count, head)
                 raise Again
             self._room.subtract(wraps)
-            keys = decide_keys.rotated(head.keys, rotation, new, _now_ms())
+            keys = decide_keys.rotated(head.keys, rotation, new, clock_ms())
             moves = {old_id: made.key_id for old_id, made in new.items()}
             envelope = self.envelope(head)
             sealer = main_key(keys).key_id
@@ -411,7 +408,3 @@ def _moved(row: FileEntry, moves: Mapping[str, str], envelope: Envelope, dataset
             (key_id, wrapped) if to is None else (to, envelope.wrap(to, envelope.unwrap(key_id, wrapped, bound), bound))
         )
     return row.with_wraps(wraps)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ags_fast.dataset.keks import Want
+from ags_fast.dataset.keks import GRACE_MS, Want
 from ags_fast.keys.entry import SCOPE, KeyEntry, moved, retired, retires_ms
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ags_fast.dataset.policy import Policy
-
-GRACE_MS = 7 * 86_400_000  # for which a KEK that wraps nothing stays: a job may just be about to use it
 
 Keys = dict[str, KeyEntry]
 
@@ -44,9 +42,7 @@ def active(keys: Mapping[str, KeyEntry], kind: Want) -> list[KeyEntry]:
     return sorted(found, key=lambda key: (key.created_ms, key.key_id), reverse=True)
 
 
-def choose(
-    keys: Mapping[str, KeyEntry], kind: Want, uses: int, policy: Policy, reserved: Mapping[str, int], now_ms: int
-) -> KeyEntry | None:
+def choose(keys: Mapping[str, KeyEntry], kind: Want, uses: int, policy: Policy, now_ms: int) -> KeyEntry | None:
     """Return the KEK that is to wrap more data keys; None: a new one is needed.
 
     Args:
@@ -54,12 +50,10 @@ def choose(
         kind: Of the KEK.
         uses: How many data keys it is to wrap.
         policy: How long a KEK serves, and how often.
-        reserved: What open plans have reserved already, by the KEK's id.
         now_ms: The time, in milliseconds since the epoch.
     """
     for key in active(keys, kind):
-        room = policy.kek_uses - key.uses - reserved.get(key.key_id, 0)
-        if not key.double_wrap or (not policy.outlived(key.created_ms, now_ms) and uses <= room):
+        if not key.double_wrap or (not policy.outlived(key.created_ms, now_ms) and uses <= policy.kek_uses - key.uses):
             return key
     return None
 

@@ -1,7 +1,7 @@
 """The log of a dataset: numbered entries, of which the highest one, the head, says what is true.
 
 An entry is created exclusively, which is the one compare-and-swap of a dataset. What an entry does not change it has
-from its parent. docs/protocol.md has the rules by number.
+from its parent. Rules are numbered as in docs/protocol.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 import msgspec
 from msgspec import Meta
 
+from ags_fast.dataset.keks import clock_ms
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
@@ -27,7 +28,7 @@ from ags_fast.keys.kms import KmsClient, as_kms
 from ags_fast.onelog.errors import Again, ExpiredError, JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.names import LOG, PLANS, block_path, entry_number, entry_path, job_of, last_in_folder
 from ags_fast.onelog.sealed import Document, decoded, seal
-from ags_fast.onelog.tables import Table, Tables, check_unique
+from ags_fast.onelog.tables import Count, Table, Tables, check_unique
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -45,7 +46,6 @@ UNANSWERED = 3  # creates without an answer, at one number, after which the outc
 RACES = 200  # that a job loses, one after the other, until it gives up: ten minutes of pauses
 PAUSE_SECONDS = 0.05  # the mean wait after the first race that was lost; it doubles up to 64 times that
 
-Count = Annotated[int, Meta(ge=0)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -191,6 +191,7 @@ class Log:
         self._head: Entry | None = None
         self._created: Entry | None = None  # the last entry that the storage has told this process to be created
         self._read_before: dict[int, Entry] = {}
+        self._blocks: dict[str, list[str]] = {}  # of digests, by path
         self._envelope: tuple[str, Envelope] | None = None
         self._tables: Tables | None = None
 
@@ -327,11 +328,17 @@ class Log:
             return entry.near[number - entry.number]
         for block in entry.blocks:
             if block.first <= number < block.first + BLOCK:
-                data = self.store.read_small(block.path, ENTRY_NBYTES)
-                if hashlib.sha256(data).hexdigest() != block.sha256:
-                    raise IntegrityError(f"{block.path} is not what an entry of the log names: it was changed")
-                return decoded(data, list[str], block.path)[number - block.first]
+                return self._digests(block)[number - block.first]
         return None
+
+    def _digests(self, block: Block) -> list[str]:
+        """Return the digests in a block. A block is read once."""
+        if block.path not in self._blocks:
+            data = self.store.read_small(block.path, ENTRY_NBYTES)
+            if hashlib.sha256(data).hexdigest() != block.sha256:
+                raise IntegrityError(f"{block.path} is not what an entry of the log names: it was changed")
+            self._blocks[block.path] = decoded(data, list[str], block.path)
+        return self._blocks[block.path]
 
     def _highest(self) -> int:
         known = self._head.number if self._head else 0
@@ -498,7 +505,7 @@ class Log:
             number,
             draft.operation,
             job.id,
-            max(time.time_ns() // 1_000_000, head.time_ms),
+            max(clock_ms(), head.time_ms),
             first,
             over,
             head.files if draft.files is None else draft.files,

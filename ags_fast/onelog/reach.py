@@ -6,10 +6,11 @@ then the head is read, then all that its kept versions name.
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ags_fast.dataset.keks import clock_ms
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.onelog.change import first_kept
 from ags_fast.onelog.keys import leaving
@@ -126,13 +127,7 @@ def sweep(log: Log, job: Work, silent_before: float) -> list[str]:
 
     def decide(head: Entry, plans: Mapping[str, float]) -> Draft | None:
         dead = [job_id for job_id, alive in plans.items() if alive < silent_before and job_id not in head.over]
-        uses: dict[str, int] = {}
-        for job_id in dead:
-            with suppress(FormatError, IntegrityError, KeyAccessError):  # a plan that cannot be read reserves nothing
-                plan = read_plan(log, job_id, head)
-                for key_id, count in (plan.uses if plan else {}).items():
-                    uses[key_id] = uses.get(key_id, 0) + count
-        return Draft("sweep", uses=uses, ends=dead) if dead else None
+        return Draft("sweep", uses=_reserved(log, dead, head), ends=dead) if dead else None
 
     log.append(job, decide)
     plans = log.plans()
@@ -159,7 +154,7 @@ def retention(log: Log, head: Entry, policy: Policy, *, changes: bool = True) ->
         times = {entry.number: entry.time_ms for entry in log.kept(head)}
     number = head.number + 1
     same = {*head.same, *(() if changes else (number,))}
-    return first_kept(policy, number, head.first, same, times, time.time_ns() // 1_000_000)
+    return first_kept(policy, number, head.first, same, times, clock_ms())
 
 
 def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: int) -> list[str]:
@@ -185,11 +180,7 @@ def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: i
         ids = set().union(*(entry.key_ids() for entry in log.kept(head)))
         for entry in log.expired(head):
             ids |= entry.key_ids()  # whoever cleans up reads its tables
-        planned: set[str] = set()
-        for job_id in plans:
-            plan = read_plan(log, job_id, head)
-            planned |= plan.uses.keys() if plan else set()
-        gone = leaving(head.keys, ids, planned, skip_grace, now_ms)
+        gone = leaving(head.keys, ids, _reserved(log, plans, head), skip_grace, now_ms)
         keys: dict[str, KeyEntry] = {key_id: key for key_id, key in head.keys.items() if key_id not in gone}
         return Draft("expire", keys=keys) if gone else None
 
@@ -197,6 +188,16 @@ def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: i
     deleted = clean(log)
     log.append(Idle(), keks)
     return deleted
+
+
+def _reserved(log: Log, jobs: Iterable[str], head: Entry) -> Counter[str]:
+    """Count what the plans of some jobs reserve of each KEK. A plan that cannot be read reserves nothing."""
+    uses: Counter[str] = Counter()
+    for job_id in jobs:
+        with suppress(FormatError, IntegrityError, KeyAccessError):
+            if (plan := read_plan(log, job_id, head)) is not None:
+                uses.update(plan.uses)
+    return uses
 
 
 def retire_master(log: Log, job: Work, version: MasterVersion) -> None:
@@ -229,7 +230,7 @@ def _check_master(log: Log, head: Entry, version: MasterVersion) -> None:
     ]
     singles = {key.key_id for key in head.keys.values() if not key.double_wrap and key.wrapping_key_id == version[0]}
     if not under and singles:
-        under = sorted(singles.intersection(*(counted(entry.files) for entry in log.kept(head))))
+        under = sorted(singles.intersection(key_id for entry in log.kept(head) for key_id in counted(entry.files)))
     if under:
         raise PolicyError(
             f"version {version[1]} of the master key {version[0]!r} still wraps {len(under)} keys, such as {under[0]}: "
