@@ -48,6 +48,12 @@ def write_tree(folder: Path, tree: Mapping[str, bytes]) -> Path:
     return folder
 
 
+def data_files(url: str | Path) -> set[str]:
+    """Return the names of the files of a dataset; other processes may add and remove files meanwhile."""
+    found = (os.path.relpath(os.path.join(at, name), url) for at, _, names in os.walk(url) for name in names)
+    return {path for path in found if not path.startswith("_ags/")}
+
+
 def read_tree(folder: Path) -> dict[str, bytes]:
     """Return every file, also hidden and temporary files."""
     found = (Path(at, name) for at, _, names in os.walk(folder) for name in names)

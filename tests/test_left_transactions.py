@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import programs.jobs
 import pytest
-from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree
+from datasets import HERE, MASTER, data_files, decrypted, leftovers, make_kms
 from second_reader import SecondReader
 from support import program, run_python, start_python
 
@@ -64,10 +64,6 @@ def attempt(ticket: Ticket, tree: dict[str, bytes]) -> list[Receipt]:
     return task.receipts()
 
 
-def data_files(dataset: Dataset) -> set[str]:
-    return {path for path in read_tree(Path(dataset.url)) if not path.startswith("_ags/")}
-
-
 def age(dataset: Dataset, job_id: str, seconds: float) -> None:
     """Make the plan of a job look as if nothing had happened to it for so long."""
     for path in (Path(dataset.url) / "_ags/plans" / job_id).iterdir():
@@ -95,7 +91,7 @@ def test_another_process_commits(dataset: Dataset, kms: dict[str, str], tmp_path
 
 
 def test_an_exception_drops_what_was_taken_up(dataset: Dataset, kms: dict[str, str]) -> None:
-    before = data_files(dataset)
+    before = data_files(dataset.url)
     job_id, ticket = left(dataset)
     receipts = attempt(ticket, {"c": b"3"})
     attempt(ticket, {"d": b"4"})  # whose receipts never come
@@ -103,7 +99,7 @@ def test_an_exception_drops_what_was_taken_up(dataset: Dataset, kms: dict[str, s
         new.add(receipts)
         raise KeyboardInterrupt
     assert decrypted(dataset.url, kms) == TREE
-    assert data_files(dataset) == before
+    assert data_files(dataset.url) == before
     assert leftovers(Path(dataset.url), kms) == []
 
 
@@ -144,7 +140,7 @@ def test_what_is_refused(dataset: Dataset, kms: dict[str, str], tmp_path: Path) 
 
 def test_nobody_takes_it_up(dataset: Dataset, kms: dict[str, str]) -> None:
     """A sweep leaves it for a day after its last sign of life, which a task gives, too."""
-    before = data_files(dataset)
+    before = data_files(dataset.url)
     job_id, ticket = left(dataset)
     age(dataset, job_id, DAY - 60)
     assert sweep(dataset.url, kms=kms).rows == []
@@ -155,12 +151,12 @@ def test_nobody_takes_it_up(dataset: Dataset, kms: dict[str, str]) -> None:
     with pytest.raises(ConcurrentChangeError, match="for a day"), dataset.resume(job_id):
         pass  # a sweep may be about to remove it
     assert {row.format for row in sweep(dataset.url, kms=kms).rows} == {"plan", "file"}
-    assert data_files(dataset) == before
+    assert data_files(dataset.url) == before
     assert leftovers(Path(dataset.url), kms) == []
     job_id, ticket = left(dataset)
     attempt(ticket, {"c": b"3"})
     sweep(dataset.url, kms=kms, older_than=timedelta(0))  # who says so takes it away at once
-    assert data_files(dataset) == before
+    assert data_files(dataset.url) == before
     with pytest.raises(ConcurrentChangeError), dataset.resume(job_id):
         pass
 
@@ -183,37 +179,37 @@ def test_a_long_task_shows_that_it_lives(dataset: Dataset, monkeypatch: pytest.M
 def test_an_attempt_that_loses(dataset: Dataset, kms: dict[str, str], how: str) -> None:
     """Its files are gone after the commit, at the latest."""
     job_id, ticket = left(dataset)
-    before = data_files(dataset)
+    before = data_files(dataset.url)
     if how == "exception":
         with pytest.raises(ZeroDivisionError), ticket.attempt() as task:
             task.create("p/c").close()
             task.create("p/d").write(b"x")
             raise ZeroDivisionError
-        assert data_files(dataset) == before
+        assert data_files(dataset.url) == before
         with pytest.raises(ValueError, match="receipts"):
             task.receipts()
     elif how == "killed":
         run_python(program(programs.jobs.die_in_attempt, pickle.dumps(ticket)))
-        assert len(data_files(dataset) - before) == 2
+        assert len(data_files(dataset.url) - before) == 2
     else:
         attempt(ticket, {"p/c": b"slower"})
     receipts = attempt(ticket, {"p/c": b"3"})
     with dataset.resume(job_id) as new:
         new.add(receipts)
     assert decrypted(dataset.url, kms) == TREE | {"p/c": b"3"}
-    assert data_files(dataset) - before == {receipts[0].entry.file}
+    assert data_files(dataset.url) - before == {receipts[0].entry.file}
     assert leftovers(Path(dataset.url), kms) == []
 
 
 def test_an_attempt_with_an_open_file(dataset: Dataset) -> None:
     _, ticket = left(dataset)
-    before = data_files(dataset)
+    before = data_files(dataset.url)
     with pytest.raises(ValueError, match="'c' is still open"), ticket.attempt() as task:
         task.create("d").close()
         task.create("c")
     with pytest.raises(TypeError, match="ticket"):
         pickle.dumps(task)
-    assert data_files(dataset) == before
+    assert data_files(dataset.url) == before
 
 
 def test_a_slow_attempt_ends_after_the_commit(dataset: Dataset, kms: dict[str, str]) -> None:
@@ -410,7 +406,7 @@ def test_files_of_tables(dataset: Dataset, kms: dict[str, str], column_keys: dic
     from ags_fast.parquet.table_writer import Encoder
 
     table = pa.table({"n": range(1000), "secret": [f"a marker {n}" for n in range(1000)]})
-    before = data_files(dataset)
+    before = data_files(dataset.url)
     job_id, ticket = left(dataset, column_keys=column_keys)
     encoder = Encoder(table.schema, {"compression": "none"})
     with ticket.attempt() as task, task.create_tables("t/y.parquet", encoder) as other:
@@ -432,7 +428,7 @@ def test_files_of_tables(dataset: Dataset, kms: dict[str, str], column_keys: dic
         read = pq.ParquetFile(opened)
         assert read.num_row_groups == 4
         assert read.read().equals(table)
-    (name,) = data_files(dataset) - before
+    (name,) = data_files(dataset.url) - before
     stored = (Path(dataset.url) / name).read_bytes()
     assert b"a marker" not in stored
     assert len(stored) == found.file_length

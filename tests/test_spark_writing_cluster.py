@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import MASTER, leftovers, make_kms, read_tree
+from datasets import MASTER, data_files, leftovers, make_kms
 from spark_jobs import (
     connect_session,
     parent,
@@ -51,10 +51,6 @@ def ids(dataset: Dataset) -> list[int]:
         with dataset.open_file(file.path) as opened:
             found += parquet.read_table(opened).to_pydict()["id"]
     return sorted(found)
-
-
-def data_files(url: Path) -> set[str]:
-    return {path for path in read_tree(url) if not path.startswith("_ags/")}
 
 
 def keys_of(url: Path, kms: dict[str, str]) -> set[bytes]:
