@@ -10,6 +10,8 @@ from kms_clients import keystore
 
 pytest.importorskip("msgspec")
 
+from simulation.floor import new_row
+
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.keks import Want
 from ags_fast.dataset.names import new_job_id
@@ -22,7 +24,7 @@ from ags_fast.onelog import log as log_module
 from ags_fast.onelog import names, reach
 from ags_fast.onelog.change import Change, Wish, first_kept, next_change
 from ags_fast.onelog.errors import ExpiredError, JobEndedError, UnknownOutcomeError
-from ags_fast.onelog.job import Job
+from ags_fast.onelog.job import Committed, Job
 from ags_fast.onelog.keys import Rotation
 from ags_fast.onelog.log import Draft, Entry, Idle, Log
 from ags_fast.onelog.tables import Tables, path_bytes
@@ -44,11 +46,7 @@ def kms(tmp_path: Path) -> KmsClient:
 def new_log(folder: Path, kms: KmsClient, policy: Policy | None = None) -> Log:
     log = Log(Store(folder), kms)
     kek = MAIN.new_kek(kms.for_dataset("id"))
-    log.create(
-        Entry(
-            "id", 1, "create", "-", 1, 1, {}, (), {kek.key_id: kek}, (), policy or Policy(), (), (), (), (), kek.key_id
-        )
-    )
+    log.create(Entry.first_of("id", kek, policy or Policy()))
     return log
 
 
@@ -64,10 +62,14 @@ def add(log: Log, *paths: str, replace: bool = False) -> int:
     head = log.head()
     there = log.tables.find(head.files, paths, log.envelope(head)) if replace else {}
     job = Job.begin(log, "write", {MAIN: len(paths)})
-    rows = [job.new_file(path, MAIN)._replace(file_length=36) for path in paths]
+    rows = [new_row(job, path) for path in paths]
     for one in rows:
         log.store.write_small(one.file, b"content")
-    return job.commit(Wish("write", rows, {path: old.file for path, (_, old) in there.items()})).number
+    return job.commit(Wish("write", rows, {path: old.file for path, (_, old) in there.items()})).head.number
+
+
+def version_of(made: Committed) -> int | None:
+    return None if made.version is None else made.version.number
 
 
 def paths_of(log: Log, entry: Entry | None = None) -> set[str]:
@@ -251,10 +253,13 @@ def test_a_policy_expires_in_the_entry_of_the_commit(tmp_path: Path, kms: KmsCli
 def test_a_sweep_ends_a_dead_job(tmp_path: Path, kms: KmsClient) -> None:
     log = new_log(tmp_path / "d", kms)
     dead = Job.begin(log, "write", {MAIN: 3})
-    path = dead.new_file("a", MAIN).file
+    path = new_row(dead, "a", MAIN).file
     log.store.write_small(path, b"data")
-    assert reach.sweep(log, Idle(), 0.0) == []
-    assert reach.sweep(log, Idle(), 1e12) == [path]
+    assert reach.sweep(log, Idle()) == []  # its process lives
+    dead.release()
+    assert reach.sweep(log, Idle(), 1000) == []
+    assert {path, names.plan_path(dead.id)} <= {*reach.sweep(log, Idle())}
+    assert {listed.path for listed in log.store.list()} == {names.entry_path(1), names.entry_path(2)}
     head = log.head()
     assert head.keys[head.sealer].uses == 64 + 3
     assert log.plans() == {}
@@ -268,15 +273,15 @@ def test_a_sweep_ends_a_dead_job(tmp_path: Path, kms: KmsClient) -> None:
 def test_a_job_goes_on_in_another_process(tmp_path: Path, kms: KmsClient) -> None:
     log = new_log(tmp_path / "d", kms)
     first = Job.begin(log, "rekey", {MAIN: 1}, resumable=True)
-    rows = [first.new_file("a", MAIN)._replace(file_length=36)]
+    rows = [new_row(first, "a", MAIN)]
     other = Job.resume(Log(log.store, kms), first.id)
-    mine = [other.new_file("a", MAIN)._replace(file_length=36)]
+    mine = [new_row(other, "a", MAIN)]
     assert len(log.plans()) == 2
-    number = other.commit(Wish("rekey", mine)).number
-    assert first.commit(Wish("rekey", rows)).number == number  # the job is committed, by whichever process
+    number = version_of(other.commit(Wish("rekey", mine)))
+    assert version_of(first.commit(Wish("rekey", rows))) == number  # the job is committed, by whichever process
     head = log.head()
     assert head.number == number == 2
-    assert head.keys[head.sealer].uses == 64 + 1 + 64  # what both plans have reserved
+    assert head.keys[head.sealer].uses == 64 + 1 + 65  # what both plans have reserved
     with pytest.raises(JobEndedError):
         Job.resume(log, first.id)
     with pytest.raises(JobEndedError, match="no other process"):
@@ -296,7 +301,7 @@ def test_a_single_wrap_of_an_older_version_keeps_its_master_key(tmp_path: Path, 
     log = new_log(tmp_path / "d", kms)
     single = Want("master", double_wrap=False)
     job = Job.begin(log, "write", {single: 1})
-    job.commit(Wish("write", [job.new_file("a", single)._replace(file_length=36)]))
+    job.commit(Wish("write", [new_row(job, "a", single)]))
     there = log.tables.find(log.head().files, ["a"], log.envelope(log.head()))
     job = Job.begin(log, "remove")
     job.commit(Wish("remove", remove={"a": there["a"][1].file}))
@@ -310,7 +315,7 @@ def test_a_plan_that_cannot_be_read_stops_nobody(tmp_path: Path, kms: KmsClient)
     log.store.write_small(names.plan_path(new_job_id()), b"garbled")
     add(log, "a")
     reach.expire(log, Idle(), 1, skip_grace=False, now_ms=0)
-    reach.sweep(log, Idle(), 1e12)
+    reach.sweep(log, Idle(), 0)
     assert log.plans() == {}
     assert paths_of(log) == {"a"}
 
@@ -319,7 +324,7 @@ def test_a_batch_that_was_committed_before(tmp_path: Path, kms: KmsClient) -> No
     log = new_log(tmp_path / "d", kms)
     for path in ("a", "b"):
         job = Job.begin(log, "write", {MAIN: 1})
-        new = job.new_file(path, MAIN)._replace(file_length=36)
+        new = new_row(job, path, MAIN)
         log.store.write_small(new.file, b"content")
         job.commit(Wish("write", [new], batch=("stream", 7)))
     head = log.head()

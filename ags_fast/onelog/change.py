@@ -26,6 +26,8 @@ class Wish:
         whole: Commit the whole wish or nothing. False: leave out the paths that another job has changed.
         policy: The policy of the dataset from now on; None: as it was.
         batch: The id of a stream and the number of its batch: nothing is committed if the log has it; None: none.
+        clears: Whether `remove` is all that the job has seen. If that was no file, the head must have none, too.
+        scoped: Whether new files get the KEKs that the policy has for their paths.
     """
 
     operation: str
@@ -34,6 +36,13 @@ class Wish:
     whole: bool = True
     policy: Policy | None = None
     batch: tuple[str, int] | None = None
+    clears: bool = False
+    scoped: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether it is a wish for other files."""
+        return bool(self.add or self.remove)
 
     def new_paths(self) -> set[str]:
         """Return the paths of the files to add."""
@@ -59,15 +68,18 @@ class Change:
     refused: tuple[str, ...] = ()
 
 
-def next_change(wish: Wish, there: Mapping[str, str], below: Collection[str]) -> Change:
+def next_change(wish: Wish, there: Mapping[str, str], below: Collection[str], *, empty: bool = False) -> Change:
     """Decide what a wish changes (rule 3d: paths are as the wish supposes).
 
     Args:
         wish: What the job wants.
+        empty: Whether the head has no file.
         there: {path: object} of the files that the head has at `Wish.paths_around`.
         below: Paths of files that the head has below new files, which would be folders then: at least one for each.
     """
     new = {row.path: row.file for row in wish.add}
+    if wish.clears and not wish.remove and not empty:
+        return Change(refused=tuple(sorted(new)))
     changed = {path for path in wish.remove.keys() | new.keys() if there.get(path) != wish.remove.get(path)}
     stays = (there.keys() | set(below)) - (wish.remove.keys() - changed)
     folders = {folder for path in stays for folder in folders_above(path)}
@@ -80,6 +92,20 @@ def next_change(wish: Wish, there: Mapping[str, str], below: Collection[str]) ->
         frozenset(wish.remove.keys() - skips),
         tuple(sorted(path for path in skips if path in new or path in there)),  # to remove what is gone is no conflict
     )
+
+
+def whole_sets(sets: Mapping[str, int], removed: Collection[FileEntry], added: Collection[FileEntry]) -> dict[str, int]:
+    """Return the numbered sets that are whole after a change, and how many files each has.
+
+    Args:
+        sets: Those that were whole before.
+        removed: Files that were taken out.
+        added: Files that were added.
+    """
+    members = {(row.set_id, row.part) for row in added}
+    broken = {row.set_id for row in removed if row.set_id is not None and (row.set_id, row.part) not in members}
+    new = {row.job_id: row.parts for row in added if row.set_id == row.job_id and row.parts}
+    return {set_id: parts for set_id, parts in {**sets, **new}.items() if set_id not in broken}
 
 
 def first_kept(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ags_fast.dataset.keks import GRACE_MS, Want
+from ags_fast.dataset.keks import GRACE_MS, Want, master_now
+from ags_fast.errors import PolicyError
 from ags_fast.keys.entry import SCOPE, KeyEntry, moved, retired, retires_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from ags_fast.dataset.policy import Policy
 
@@ -40,6 +41,44 @@ def active(keys: Mapping[str, KeyEntry], kind: Want) -> list[KeyEntry]:
     """Return the active KEKs of a kind, the newest first."""
     found = [key for key in keys.values() if key.state == "active" and Want.of(key) == kind]
     return sorted(found, key=lambda key: (key.created_ms, key.key_id), reverse=True)
+
+
+def check_not_left(keys: Mapping[str, KeyEntry], wrapping_key_id: str) -> None:
+    """Raise PolicyError if a dataset has left a master key, for a reason that the caller may not know."""
+    now = master_now(wrapping_key_id, (key for key in keys.values() if key.state == "active"))
+    if now != wrapping_key_id:
+        raise PolicyError(
+            f"the keys of the dataset were rotated from the master key {wrapping_key_id!r} to {now!r}: "
+            f"pass wrapping_key_id={now!r}, or rotate them back"
+        )
+
+
+def followed(keys: Mapping[str, KeyEntry], kind: Want) -> Want:
+    """Return a kind under the master key that the dataset uses in the place of its own."""
+    actives = (key for key in keys.values() if key.state == "active")
+    return kind._replace(wrapping_key_id=master_now(kind.wrapping_key_id, actives))
+
+
+def kinds_of_files(
+    scopes: Sequence[str | None], masters: Sequence[Mapping[str, str]], main: str, double_wrap: bool
+) -> list[list[Want]]:
+    """Return for each new file the kind of the KEK of its own data key, and then those of its columns.
+
+    Args:
+        scopes: For each file what `Policy.scopes` has said.
+        masters: For each file, {column: master key} of the columns that have a key of their own.
+        main: The master key of the rest. A column under it needs no KEK apart: one call of the KMS opens both.
+        double_wrap: Whether KEKs wrap the data keys; else the KMS does.
+    """
+    known: dict[tuple[str | None, ...], list[Want]] = {}  # most files share one list
+    kinds = []
+    for scope, columns in zip(scopes, masters, strict=True):
+        scope = scope if double_wrap else None
+        if (each := known.get((scope, *columns.values()))) is None:
+            wants = (Want(master, double_wrap, master != main, scope) for master in columns.values())
+            each = known[scope, *columns.values()] = [Want(main, double_wrap, False, scope), *wants]
+        kinds.append(each)
+    return kinds
 
 
 def choose(keys: Mapping[str, KeyEntry], kind: Want, uses: int, policy: Policy, now_ms: int) -> KeyEntry | None:

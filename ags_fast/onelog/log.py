@@ -11,6 +11,7 @@ import hashlib
 import os
 import random
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
@@ -26,12 +27,23 @@ from ags_fast.keys.entry import MASTER_VERSION, KeyEntry, seals_documents
 from ags_fast.keys.envelope import Envelope
 from ags_fast.keys.kms import KmsClient, as_kms
 from ags_fast.onelog.errors import Again, ExpiredError, JobEndedError, UnknownOutcomeError
-from ags_fast.onelog.names import LOG, PLANS, block_path, entry_number, entry_path, job_of, last_in_folder
+from ags_fast.onelog.names import (
+    FURTHER,
+    LEFT,
+    LOG,
+    PLAN,
+    PLANS,
+    block_path,
+    entry_number,
+    entry_path,
+    is_plan,
+    last_in_folder,
+)
 from ags_fast.onelog.sealed import Document, decoded, seal
 from ags_fast.onelog.tables import Count, Table, Tables, check_unique
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
     from ags_fast.fs import Store
 
@@ -40,6 +52,7 @@ BLOCK = 64  # digests in a block
 NEAR = 8  # digests that an entry holds itself, at least, if there are that many before it
 BLOCKS_KEPT = 16  # blocks that an entry names, at most
 BATCHES_KEPT = 64  # streams whose last batch an entry records
+SETS = 64  # numbered sets that an entry records
 SAME = 256  # entries that changed no file, and that an entry records
 ENDED = 0  # in `over`: the job was ended, and nothing of it was committed
 UNANSWERED = 3  # creates without an answer, at one number, after which the outcome is unknown
@@ -84,6 +97,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         gone: The versions of master keys that nobody may wrap under: they are about to be destroyed, or are.
         policy: The policy of the dataset.
         streams: The last batches of streams.
+        sets: The numbered sets that are whole, and how many files each has. The last `SETS`.
         same: The kept entries that have the files of their parent: a policy does not count them. The last `SAME`.
         near: The SHA-256 of its last ancestors, the parent's last.
         blocks: Those of older ancestors.
@@ -103,6 +117,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     gone: tuple[MasterVersion, ...]
     policy: Policy
     streams: tuple[Batch, ...]
+    sets: dict[str, Count]
     same: tuple[Count, ...]
     near: tuple[Digest, ...]
     blocks: tuple[Block, ...]
@@ -119,6 +134,18 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         """How many files it has."""
         return sum(table.rows for table in self.files)
 
+    @classmethod
+    def first_of(cls, dataset_id: str, key: KeyEntry, policy: Policy) -> Entry:
+        """Return entry 1 of a new dataset, whose only KEK this is."""
+        keys = {key.key_id: key}
+        now, no_job = clock_ms(), new_job_id()
+        return cls(dataset_id, 1, "create", no_job, now, 1, {}, (), keys, (), policy, (), {}, (), (), (), key.key_id)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of plaintext of all files."""
+        return sum(table.nbytes for table in self.files)
+
     def key_ids(self) -> set[str]:
         """Return the ids of the KEKs that reading this version needs."""
         return {self.sealer}.union(*(table.key_ids() for table in self.files))
@@ -126,6 +153,23 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     def has_batch(self, stream: str, batch: int) -> bool:
         """Whether a batch of a stream, or a later one, was committed."""
         return any(one.stream == stream and one.batch >= batch for one in self.streams)
+
+
+class Sign(NamedTuple):
+    """What a listing tells of a plan.
+
+    Attributes:
+        alive: When its job last showed life, in seconds since the epoch.
+        of: The job whose further plan it is; None: the plan is the job's own.
+        waits: Whether its job waits for another process to go on.
+    """
+
+    alive: float
+    of: str | None = None
+    waits: bool = False
+
+
+Plans = Mapping[str, Sign]  # by the ids of plans
 
 
 class Draft(NamedTuple):
@@ -140,6 +184,7 @@ class Draft(NamedTuple):
         first: The first entry that is kept.
         policy: The policy.
         streams: The last batches of streams.
+        sets: The numbered sets that are whole.
         ends: The jobs that the entry ends.
     """
 
@@ -151,6 +196,7 @@ class Draft(NamedTuple):
     first: int | None = None
     policy: Policy | None = None
     streams: tuple[Batch, ...] | None = None
+    sets: Mapping[str, int] | None = None
     ends: Collection[str] = ()
 
 
@@ -305,16 +351,20 @@ class Log:
                         found.append(entry)
         return sorted(found, key=lambda entry: entry.number)
 
-    def plans(self) -> dict[str, float]:
-        """Return the jobs that have a plan, and when each last showed life, in seconds since the epoch."""
-        alive: dict[str, float] = {}
+    def plans(self) -> dict[str, Sign]:
+        """Return what a listing tells of the plans that are there, by their ids."""
+        signs: dict[str, Sign] = {}
         there = set()
         for listed in self.store.list(PLANS):
-            job_id = job_of(listed.path)
-            if job_id is not None:
-                alive[job_id] = max(alive.get(job_id, 0.0), listed.modified)
-                there |= {job_id} if listed.path.endswith("/plan") else set()
-        return {job_id: alive[job_id] for job_id in there}
+            if (match := PLAN.fullmatch(listed.path)) is not None:
+                plan_id, name = match[1], match[2]
+                sign = signs.get(plan_id, Sign(0.0))
+                further = FURTHER.fullmatch(name)
+                signs[plan_id] = Sign(
+                    max(sign.alive, listed.modified), further[1] if further else sign.of, sign.waits or name == LEFT
+                )
+                there |= {plan_id} if is_plan(listed.path) else set()
+        return {plan_id: signs[plan_id] for plan_id in there}
 
     def digest(self, entry: Entry, number: int) -> str | None:
         """Return the digest of an ancestor, or of the entry itself; None if that is older than its chain goes back.
@@ -360,6 +410,8 @@ class Log:
             raise IntegrityError(
                 f"version {known} of {url} was there before, and is gone: somebody has put an older copy"
             )
+        if any(True for _ in self.store.list("_ags/versions/")):
+            raise FormatError(f"{url} was made by ags_fast 0.2: decrypt it with that version, and encrypt it again")
         if next(self.store.list("_ags/"), None) is not None:
             raise IntegrityError(f"the log of the dataset at {url} is gone: restore {LOG} from the storage's versions")
         raise FileNotFoundError(f"there is no dataset at {url}")
@@ -427,7 +479,7 @@ class Log:
             "(S3), ifGenerationMatch=0 (GCS)"
         )
 
-    def append(self, job: Work, decide: Callable[[Entry, Mapping[str, float]], Draft | None]) -> tuple[int, Entry]:
+    def append(self, job: Work, decide: Callable[[Entry, Plans], Draft | None]) -> tuple[Entry, Entry]:
         """Make the next entry: the loop of rule 3.
 
         Args:
@@ -436,7 +488,7 @@ class Log:
                 None. The function takes over nothing from an earlier call. It may write new objects of the job.
 
         Returns:
-            The number at which the job was committed (if there was nothing to change, the head's), and the head.
+            The version that the job has made (if there was nothing to change, the head), and the head.
 
         Raises:
             JobEndedError: The head has the job as ended.
@@ -444,6 +496,7 @@ class Log:
             ConcurrentChangeError: Others came first 200 times, in some ten minutes.
         """
         tries = _Tries(self.store.url, job.id)
+        tried: dict[int, Entry] = {}
         while True:
             try:
                 head = self.head()  # (a)
@@ -451,7 +504,7 @@ class Log:
                     self.settle(head)
                     if at == ENDED:
                         raise JobEndedError(f"another process has ended the job {job.id}: nothing was committed")
-                    return at, head
+                    return self._made(at, tried, head), head
                 tries.saw(head.number)
                 plans = self.plans()  # (c)
                 if any(plan not in plans or plan in head.over for plan in job.plans):
@@ -460,10 +513,11 @@ class Log:
                     )
                 draft = self._decided(decide, head, plans)  # (d) and (e)
                 if draft is None:
-                    return head.number, head
+                    return head, head
                 data, entry = self._sealed(self._next(head, draft, job, plans))
                 self.settle(head)
                 tries.number = entry.number
+                tried[entry.number] = entry
                 self.store.create_exclusive(entry_path(tries.number), data)  # (f)
                 self._created = entry
             except (Again, FileExistsError):
@@ -471,9 +525,16 @@ class Log:
             except OSError as error:
                 tries.no_answer(error)
 
-    def _decided(
-        self, decide: Callable[[Entry, Mapping[str, float]], Draft | None], head: Entry, plans: Mapping[str, float]
-    ) -> Draft | None:
+    def _made(self, number: int, tried: Mapping[int, Entry], head: Entry) -> Entry:
+        """Return the version that a job has made. If it was expired since, that may be the head."""
+        if number == head.number:
+            return head
+        entry = tried.get(number)
+        if entry is None or self.digest(head, number) not in (None, entry.digest):  # another process of the job
+            entry = self._read(number, head.keys)
+        return entry or head
+
+    def _decided(self, decide: Callable[[Entry, Plans], Draft | None], head: Entry, plans: Plans) -> Draft | None:
         """Return what `decide` wants. `Again`: what it has read is gone, and so is the head."""
         try:
             return decide(head, plans)
@@ -513,6 +574,7 @@ class Log:
             head.gone if draft.gone is None else draft.gone,
             head.policy if draft.policy is None else draft.policy,
             head.streams if draft.streams is None else draft.streams[-BATCHES_KEPT:],
+            head.sets if draft.sets is None else dict([*draft.sets.items()][-SETS:]),
             tuple(one for one in same if one >= first)[-SAME:],
             near,
             blocks,

@@ -15,6 +15,10 @@ FOLDER = 1000  # numbers in a folder of the log: one page of a listing has them 
 ENTRY = re.compile(r"_ags/log/([0-9]{7})/([0-9]{10})")
 OURS = re.compile(rf"_ags/(?:tables|chain)/({JOB_ID.pattern})-[0-9a-f]+")
 PLAN = re.compile(rf"_ags/plans/({JOB_ID.pattern})/(.+)")
+FURTHER = re.compile(rf"plan-({JOB_ID.pattern})")
+LOCK = "lock"  # beside a plan: locked while its process lives, where the storage has locks
+ALIVE = "alive"  # beside a plan: written again and again
+LEFT = "left"  # beside the plan of a transaction that waits for another process
 
 
 def entry_path(number: int) -> str:
@@ -43,9 +47,20 @@ def block_path(job_id: str) -> str:
     return f"{BLOCKS}{job_id}-{secrets.token_hex(8)}"
 
 
-def plan_path(job_id: str) -> str:
-    """Return the path of a job's plan."""
-    return f"{PLANS}{job_id}/plan"
+def plan_path(plan_id: str, of: str | None = None) -> str:
+    """Return the path of a plan. of: the job whose further plan it is; None: the plan is the job's own."""
+    return f"{PLANS}{plan_id}/plan" + ("" if of is None else f"-{of}")
+
+
+def beside_plan(plan_id: str, name: str) -> str:
+    """Return the path of an object beside a plan."""
+    return f"{PLANS}{plan_id}/{name}"
+
+
+def is_plan(path: str) -> bool:
+    """Whether a path is that of a plan."""
+    match = PLAN.fullmatch(path)
+    return match is not None and (match[2] == "plan" or FURTHER.fullmatch(match[2]) is not None)
 
 
 def job_of(path: str) -> str | None:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import secrets
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from ags_fast.dataset.keks import clock_ms
+from ags_fast.errors import IntegrityError, KeyAccessError
 from ags_fast.keys.entry import KeyEntry
 from ags_fast.onelog.log import main_key
-from ags_fast.onelog.names import plan_path
+from ags_fast.onelog.names import beside_plan, plan_path
 from ags_fast.onelog.sealed import Document, seal
+from ags_fast.onelog.tables import Table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.fs import Store
+    from ags_fast.keys.envelope import Envelope
     from ags_fast.onelog.log import Entry, Log
 
 PLAN_NBYTES = 16 << 20
+PART = "files-"  # beside a plan: the files that the job is about to write
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,6 +39,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         new: The KEKs that the job brings.
         uses: How many data keys the job wraps under each KEK, at most.
         resumable: Whether other processes may go on with the job.
+        facts: What a process that goes on must know.
     """
 
     operation: str
@@ -37,26 +48,63 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time_ms: Annotated[int, Meta(ge=0)]
     new: dict[str, KeyEntry]
     uses: dict[str, Annotated[int, Meta(ge=0)]]
-    resumable: bool
+    resumable: bool = False
+    facts: dict[str, Any] = {}
+
+    @classmethod
+    def further(cls, operation: str, plan_id: str, of: str, uses: Mapping[str, int]) -> Plan:
+        """Return a further plan of a job: it reserves uses of KEKs, and brings none."""
+        return cls(operation, plan_id, of, clock_ms(), {}, dict(uses))
+
+    @property
+    def path(self) -> str:
+        """The path of its object."""
+        return plan_path(self.job_id, self.of)
 
 
-def store_plan(log: Log, plan: Plan, head: Entry) -> bool:
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tables of the files that a job is about to write, with their data keys."""
+
+    tables: tuple[Table, ...]
+
+
+def store_plan(store: Store, envelope: Envelope, sealer: KeyEntry, dataset_id: str, plan: Plan) -> bool:
     """Store a plan by one request. False: there is no clear answer, so the job needs another id, and other KEKs."""
-    path = plan_path(plan.job_id)
-    data = seal(log.envelope(head), main_key(head.keys), head.dataset_id, path, plan)
+    data = seal(envelope, sealer, dataset_id, plan.path, plan)
     try:
-        log.store.create_exclusive(path, data)
+        store.create_exclusive(plan.path, data)
     except OSError:  # also FileExistsError: the request may have been repeated on its way
         return False
     return True
 
 
-def read_plan(log: Log, job_id: str, head: Entry) -> Plan | None:
-    """Return the plan of a job; None: it is gone."""
-    path = plan_path(job_id)
+def read_plan(log: Log, job_id: str, head: Entry, of: str | None = None) -> Plan | None:
+    """Return the plan of a job, or a further one; None: it is gone."""
+    path = plan_path(job_id, of)
     try:
         data = log.store.read_small(path, PLAN_NBYTES)
     except FileNotFoundError:
         return None
     document = Document.parse(data, path)
     return document.opened(log.kms, Plan, head.keys.get(document.header.sealer.key_id))
+
+
+def store_files(log: Log, job_id: str, rows: Sequence[FileEntry], head: Entry, envelope: Envelope) -> None:
+    """Store the files that a job is about to write, so that whoever goes on with it uses the same data keys."""
+    sealer = main_key(head.keys)
+    tables = log.tables.write(rows, job_id, sealer.key_id, envelope)
+    path = beside_plan(job_id, f"{PART}{secrets.token_hex(8)}")
+    log.store.create_exclusive(path, seal(envelope, sealer, head.dataset_id, path, Part(tuple(tables))))
+
+
+def read_files(log: Log, job_id: str, head: Entry, envelope: Envelope) -> list[FileEntry]:
+    """Return the files that the processes of a job were about to write. Those whose keys are gone are left out."""
+    found: list[FileEntry] = []
+    for listed in sorted(log.store.list(beside_plan(job_id, PART)), key=lambda listed: listed.path):
+        try:
+            document = Document.parse(log.store.read_small(listed.path, PLAN_NBYTES), listed.path)
+            part = document.opened(log.kms, Part, head.keys.get(document.header.sealer.key_id))
+            found += [row for table in part.tables for row in log.tables.rows(table, envelope)]
+        except (FileNotFoundError, IntegrityError, KeyAccessError):
+            continue
+    return found

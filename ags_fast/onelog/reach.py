@@ -6,16 +6,19 @@ then the head is read, then all that its kept versions name.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.fs import NO_LOCK_SECONDS
+from ags_fast.keys.envelope import in_threads
 from ags_fast.onelog.change import first_kept
 from ags_fast.onelog.keys import leaving
 from ags_fast.onelog.log import Draft, Idle
-from ags_fast.onelog.names import LOG, entry_path, job_of, plan_path
+from ags_fast.onelog.names import LOCK, LOG, beside_plan, entry_path, is_plan, job_of, plan_path
 from ags_fast.onelog.plan import read_plan
 from ags_fast.onelog.tables import counted
 
@@ -25,9 +28,10 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.policy import Policy
     from ags_fast.keys.entry import KeyEntry
-    from ags_fast.onelog.log import Entry, Log, MasterVersion, Work
+    from ags_fast.onelog.log import Entry, Log, MasterVersion, Plans, Work
     from ags_fast.onelog.tables import Table
 
+AT_ONCE = 8  # plans that are read at the same time
 ROUNDS = 100  # in which a version that is read may be expired meanwhile
 
 
@@ -113,31 +117,51 @@ def needed(log: Log, head: Entry) -> set[str]:
     return named
 
 
-def sweep(log: Log, job: Work, silent_before: float) -> list[str]:
+def sweep(log: Log, job: Work, age: float | None = None) -> list[str]:
     """End dead jobs by an entry, delete their plans, and then all that nothing needs (rule 8).
 
     Args:
         log: The log.
         job: An idle job, which makes the entry.
-        silent_before: Jobs that have shown no life since then are dead, in seconds since the epoch.
+        age: See `is_dead`.
 
     Returns:
         The objects that were deleted.
     """
 
-    def decide(head: Entry, plans: Mapping[str, float]) -> Draft | None:
-        dead = [job_id for job_id, alive in plans.items() if alive < silent_before and job_id not in head.over]
-        return Draft("sweep", uses=_reserved(log, dead, head), ends=dead) if dead else None
+    def decide(head: Entry, plans: Plans) -> Draft | None:
+        dead = [plan_id for plan_id in plans if plan_id not in head.over and is_dead(log, plan_id, plans, age)]
+        return Draft("sweep", uses=reserved(log, dead, plans, head), ends=dead) if dead else None
 
     log.append(job, decide)
     plans = log.plans()
     head = log.head()
     log.settle(head)
-    for job_id, alive in plans.items():
-        if alive < silent_before and job_id in head.over:
-            log.store.delete(plan_path(job_id))
-    deleted = clean(log)
+    swept = [plan_id for plan_id in plans if plan_id in head.over and is_dead(log, plan_id, plans, age)]
+    for plan_id in swept:
+        log.store.delete(plan_path(plan_id, plans[plan_id].of))
+    deleted = [*(plan_path(plan_id, plans[plan_id].of) for plan_id in swept), *clean(log)]
     return deleted + delete(log, [listed.path for listed in log.store.list() if _is_object(listed.path)])
+
+
+def is_dead(log: Log, plan_id: str, plans: Plans, age: float | None = None) -> bool:
+    """Return whether the process of a plan is dead, as far as anyone can tell. Nothing but patience hangs on it.
+
+    Args:
+        log: The log.
+        plan_id: The plan.
+        plans: What a listing has told of all plans.
+        age: Seconds of silence after which a job counts as dead, unless it holds its lock. None: a day where the
+            storage has no locks, and for a job that waits for another process; else none.
+    """
+    sign = plans[plan_id]
+    owner = sign.of if sign.of is not None and sign.of in plans else plan_id
+    held = log.store.is_locked(beside_plan(owner, LOCK))
+    if held:
+        return False
+    if age is None:
+        age = NO_LOCK_SECONDS if held is None or plans[owner].waits else 0
+    return time.time() - sign.alive >= age
 
 
 def retention(log: Log, head: Entry, policy: Policy, *, changes: bool = True) -> int:
@@ -171,16 +195,16 @@ def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: i
         The objects that were deleted.
     """
 
-    def older(head: Entry, plans: Mapping[str, float]) -> Draft | None:
+    def older(head: Entry, plans: Plans) -> Draft | None:
         policy = head.policy if keep is None else head.policy.replace(keep=keep, keep_days=None)
         number = retention(log, head, policy, changes=False)
         return Draft("expire", first=number) if number > head.first else None
 
-    def keks(head: Entry, plans: Mapping[str, float]) -> Draft | None:
+    def keks(head: Entry, plans: Plans) -> Draft | None:
         ids = set().union(*(entry.key_ids() for entry in log.kept(head)))
         for entry in log.expired(head):
             ids |= entry.key_ids()  # whoever cleans up reads its tables
-        gone = leaving(head.keys, ids, _reserved(log, plans, head), skip_grace, now_ms)
+        gone = leaving(head.keys, ids, reserved(log, plans, plans, head), skip_grace, now_ms)
         keys: dict[str, KeyEntry] = {key_id: key for key_id, key in head.keys.items() if key_id not in gone}
         return Draft("expire", keys=keys) if gone else None
 
@@ -190,14 +214,17 @@ def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: i
     return deleted
 
 
-def _reserved(log: Log, jobs: Iterable[str], head: Entry) -> Counter[str]:
-    """Count what the plans of some jobs reserve of each KEK. A plan that cannot be read reserves nothing."""
-    uses: Counter[str] = Counter()
-    for job_id in jobs:
+def reserved(log: Log, plan_ids: Collection[str], plans: Plans, head: Entry) -> Counter[str]:
+    """Count what some plans reserve of each KEK. A plan that cannot be read reserves nothing."""
+
+    def uses(plan_id: str) -> Mapping[str, int]:
         with suppress(FormatError, IntegrityError, KeyAccessError):
-            if (plan := read_plan(log, job_id, head)) is not None:
-                uses.update(plan.uses)
-    return uses
+            if (plan := read_plan(log, plan_id, head, plans[plan_id].of)) is not None:
+                return plan.uses
+        return {}
+
+    at_once = min(AT_ONCE, len(plan_ids)) if log.store.parallel and plan_ids else 1
+    return sum(map(Counter, in_threads(uses, plan_ids, at_once)), Counter())
 
 
 def retire_master(log: Log, job: Work, version: MasterVersion) -> None:
@@ -212,7 +239,7 @@ def retire_master(log: Log, job: Work, version: MasterVersion) -> None:
         PolicyError: A KEK, or a data key in single wrap of a kept version, is under it, or may be.
     """
 
-    def decide(head: Entry, plans: Mapping[str, float]) -> Draft | None:
+    def decide(head: Entry, plans: Plans) -> Draft | None:
         _check_master(log, head, version)
         return None if version in head.gone else Draft("retire-master", gone=(*head.gone, version))
 
@@ -244,7 +271,7 @@ def _or_unknown(version: MasterVersion) -> set[MasterVersion]:
 
 def _is_object(path: str) -> bool:
     """Whether a sweep may delete the object at a path: plans go by their jobs, entries by their numbers."""
-    return job_of(path) is not None and not path.endswith("/plan") and not path.startswith(LOG)
+    return job_of(path) is not None and not is_plan(path) and not path.startswith(LOG)
 
 
 def _may_go(path: str, plans: Collection[str]) -> bool:

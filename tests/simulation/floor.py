@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import secrets
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.files.contents import Contents, format_of
 from ags_fast.dataset.keks import Want
+from ags_fast.dataset.names import object_name
 from ags_fast.dataset.policy import Policy
 from ags_fast.keys.kek import rewrap_kek
 from ags_fast.keys.kms import load_kms
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Wish
+from ags_fast.onelog.deks import with_new_keys
 from ags_fast.onelog.errors import ExpiredError, JobEndedError
 from ags_fast.onelog.job import Job
 from ags_fast.onelog.keys import Rotation
-from ags_fast.onelog.log import Draft, Entry, Idle, Log
+from ags_fast.onelog.log import Draft, Entry, Idle, Log, Plans
 from ags_fast.onelog.plan import read_plan
 from ags_fast.onelog.snapshot import Snapshot
 from simulation import operations
@@ -28,10 +30,10 @@ from simulation.store import SimStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ags_fast.dataset.entries import FileEntry
     from ags_fast.keys.entry import KeyEntry
 
-DAY = timedelta(days=1).total_seconds()
+
+MAIN = Want("master")
 
 
 def opened() -> Log:
@@ -46,8 +48,7 @@ def make(place: Place) -> None:
     log = opened()
     dataset_id = secrets.token_hex(8)
     kek = Want("master").new_kek(log.kms.for_dataset(dataset_id))
-    policy, keys = Policy(place.scope), {kek.key_id: kek}
-    log.create(Entry(dataset_id, 1, "create", "-", _now_ms(), 1, {}, (), keys, (), policy, (), (), (), (), kek.key_id))
+    log.create(Entry.first_of(dataset_id, kek, Policy(place.scope)))
     write(FIRST)
     if place.columns:
         write({"table": parquet()}, kind=Want("columns", columns=True))
@@ -79,9 +80,21 @@ def write(
     job.commit(Wish(operation, rows, {path: row.file for path, (_, row) in there.items()}, batch=batch))
 
 
+def new_row(job: Job, path: str, kind: Want = MAIN) -> FileEntry:
+    """Return a new file of a job, without content."""
+    (key_id,) = job.take([kind])
+    file = object_name(path, f"{job.id}-{secrets.token_hex(4)}")
+    job.made.append(file)
+    row = FileEntry(
+        path, file, "ags1", 0, 36, 1 << 20, key_id, b"", None, bytes(16), job.id, None, None, None, path, ""
+    )  # fmt: skip
+    (sealed,) = with_new_keys([row], 16, job.envelope(), job.base.dataset_id)
+    return sealed
+
+
 def _written(job: Job, base: Entry, path: str, data: bytes, kind: Want) -> FileEntry:
-    row = job.new_file(path, kind)
-    contents = Contents(base.dataset_id, job.log.store, job.envelope(job.base))
+    row = new_row(job, path, kind)
+    contents = Contents(base.dataset_id, job.log.store, job.envelope())
     new = job.log.store.begin(row.file, exclusive=True)
     writer = format_of(row).write(contents, row, new)
     writer.write(data)
@@ -151,7 +164,7 @@ def _turn(place: Place, me: str) -> None:
     log = opened()
     done: dict[bytes | None, KeyEntry] = {}
 
-    def decide(head: Entry, plans: Mapping[str, float]) -> Draft | None:
+    def decide(head: Entry, plans: Plans) -> Draft | None:
         kms = log.kms.for_dataset(head.dataset_id)
         keys = dict(head.keys)
         for key in head.keys.values():
@@ -182,7 +195,7 @@ def _restore(place: Place, me: str) -> None:
 
     def files(head: Entry) -> Draft:
         old = log.entry(OLD)
-        return Draft("restore", files=old.files, uses=job.uses(), first=reach.retention(log, head, head.policy))
+        return Draft("restore", files=old.files, uses=job.uses(head), first=reach.retention(log, head, head.policy))
 
     job.replace_files(files)
 
@@ -199,7 +212,7 @@ def _compact(place: Place, me: str) -> None:
     def files(head: Entry) -> Draft | None:
         rows = [row for table in head.files for row in log.tables.rows(table, log.envelope(head))]
         tables = log.tables.write(rows, job.id, head.sealer, log.envelope(head)) if len(head.files) > 1 else head.files
-        return Draft("compact", files=tuple(tables), uses=job.uses(), first=reach.retention(log, head, head.policy))
+        return Draft("compact", files=tuple(tables), uses=job.uses(head), first=reach.retention(log, head, head.policy))
 
     job.replace_files(files)
 
@@ -211,7 +224,7 @@ def _expire(place: Place, me: str, *, skip_grace: bool = False) -> None:
 
 def _sweep(place: Place, me: str) -> None:
     log = opened()
-    reach.sweep(log, Idle(), time.time() - DAY)
+    reach.sweep(log, Idle())
 
 
 def _put(place: Place, me: str) -> None:
