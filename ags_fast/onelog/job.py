@@ -5,35 +5,29 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import suppress
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.dataset.keks import SLACK_USES, Want, clock_ms
 from ags_fast.dataset.names import new_job_id
-from ags_fast.errors import AgsError, ConcurrentChangeError, PolicyError
-from ags_fast.keys.entry import KeyEntry
-from ags_fast.keys.envelope import in_threads
+from ags_fast.errors import AgsError, ConcurrentChangeError
 from ags_fast.onelog import keys as decide_keys
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Change, Wish, next_change, whole_sets
-from ags_fast.onelog.deks import key_ids, rewrapped_row, with_new_keys
-from ags_fast.onelog.errors import Again, JobEndedError, UnknownOutcomeError
+from ags_fast.onelog.deks import key_ids, rewrapped_row
+from ags_fast.onelog.errors import JobEndedError, UnknownOutcomeError
+from ags_fast.onelog.job_keys import JobKeys
 from ags_fast.onelog.log import Batch, Draft, Entry, Log, Plans, main_key
 from ags_fast.onelog.names import ALIVE, LEFT, LOCK, PLANS, beside_plan, is_plan, job_of, plan_path
-from ags_fast.onelog.plan import Plan, read_files, read_plan, store_files, store_plan
+from ags_fast.onelog.plan import TRIES, read_files, read_plan, store_files
 from ags_fast.onelog.tables import counted, rewrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.keys.envelope import Envelope
     from ags_fast.onelog.keys import Rotation
 
-MORE_USES = 64  # data keys that a further plan reserves, at least
-TRIES = 20  # ids, until a plan is created with a clear answer
 RENEW_SECONDS = 600.0  # between two signs of life
-ASK_AT_ONCE = 8  # calls of the KMS
 
 
 class Committed(NamedTuple):
@@ -58,30 +52,31 @@ class Job:
     Attributes:
         id: Is in the name of each object that the job makes.
         base: The version that it began on.
-        facts: What its plan says for processes that go on with it.
-        plans: The id of its plan, and those of this process' further plans.
+        keys: Its KEKs.
+        facts: What the process that has begun it says to those that go on with it.
         made: Objects beside the plan that this process has made.
     """
 
     def __init__(self, log: Log, operation: str, job_id: str, base: Entry) -> None:
         self.log, self.operation, self.id, self.base = log, operation, job_id, base
-        self.plans: list[str] = []
-        self.resumable = False
+        self.keys = JobKeys(log, operation, job_id, base)
         self.facts: dict[str, Any] = {}
         self.made: list[str] = []
         self.has_tasks = False  # whether other processes write objects of the job
-        self._keys: dict[str, KeyEntry] = dict(base.keys)  # all that the job knows, to unwrap what it has wrapped
-        self._new: dict[str, KeyEntry] = {}  # KEKs that this process has made, and that its commit brings
-        self._others: dict[str, KeyEntry] = {}  # KEKs that another process of the job has made: brought, too
-        self._chosen: dict[Want, str] = {}
-        self._spent: set[str] = set()  # KEKs that have no more uses, by what this process has reserved
-        self._uses: Counter[str] = Counter()  # by KEK, what all plans of this object reserve
-        self._room: Counter[str] = Counter()  # what this process has reserved, and not yet wrapped
+        self.known_plans: set[str] = set()  # further plans of tasks whose objects are all known
+        self._beside: set[str] = set()  # what lies beside the plan
+        self._can_be_resumed = False
+        self._given_up = False
         self._plans: Plans = {}  # as they were listed last
         self._named: set[str] = set()  # files that the commit has added
         self._of_tasks: list[str] = []  # further plans of other processes that the next entry ends
         self._lock: Any = None
         self._over = threading.Event()
+
+    @property
+    def plans(self) -> list[str]:
+        """The ids of its plan, and of this process' further plans."""
+        return self.keys.plans
 
     # ---- begin and end
 
@@ -93,6 +88,7 @@ class Job:
         wants: Mapping[Want, int] | None = None,
         *,
         head: Entry | None = None,
+        ahead: int = 0,
         resumable: bool = False,
         facts: Mapping[str, Any] | None = None,
     ) -> Job:
@@ -103,18 +99,16 @@ class Job:
             operation: What the job does.
             wants: How many data keys it wraps under each kind of KEK.
             head: The version that the job begins on; None: the newest one.
+            ahead: How many data keys it reserves more of each kind, if the policy has room.
             resumable: Whether other processes may go on with it.
             facts: What a process that goes on must know: JSON values.
         """
         head = head or log.head()
         for _ in range(TRIES):
             job = cls(log, operation, new_job_id(), head)
-            job.resumable, job.facts = resumable, dict(facts or {})
-            uses = Counter({main_key(head.keys).key_id: min(SLACK_USES, head.policy.kek_uses // 16)})
-            for kind, key_id in job._choose(wants or {}, head).items():
-                uses[key_id] += (wants or {})[kind]
+            job._can_be_resumed = resumable
             job._hold()
-            if job._store_plan(job.id, None, uses, head):
+            if job.keys.begin(wants or {}, ahead, facts, resumable):
                 job._show_life()
                 return job
             job.release()
@@ -122,7 +116,7 @@ class Job:
 
     @classmethod
     def resume(cls, log: Log, job_id: str) -> Job:
-        """Go on with a resumable job that another process has begun (rules 5 and 9).
+        """Go on with a job that another process has begun, if it is resumable or was left (rules 5 and 9).
 
         That process may still go on, too: the log lets one of them commit. What this process wraps, it reserves in
         further plans of its own.
@@ -132,15 +126,13 @@ class Job:
         """
         head = log.head()
         plan = read_plan(log, job_id, head)
-        if plan is None or not plan.resumable or job_id in head.over:
+        if plan is None or job_id in head.over or not (plan.resumable or log.plans()[job_id].waits):
             raise JobEndedError(f"the job {job_id} is over, or no other process can go on with it")
         job = cls(log, plan.operation, job_id, head)
-        job.resumable, job.facts = True, plan.facts
-        job.plans.append(job_id)
-        job._uses.update(plan.uses)
-        job._keys = {**plan.new, **head.keys}
-        job._others = dict(plan.new)
+        job.facts, job.keys = plan.facts, JobKeys.of_plan(log, plan, head)
+        job._can_be_resumed = True
         job.has_tasks = True
+        job._beside = {LOCK, ALIVE, LEFT}
         with suppress(BlockingIOError):  # the other process lives
             job._hold()
         job._show_life()
@@ -149,6 +141,8 @@ class Job:
     def _hold(self) -> None:
         """Lock the plan while this process lives, where the storage has locks. It tells who is dead, and no more."""
         self._lock = self.log.store.lock(beside_plan(self.id, LOCK))
+        if self._lock is not None:
+            self._beside.add(LOCK)
 
     def _show_life(self) -> None:
         """Renew the plan from time to time, where the storage has no locks."""
@@ -168,7 +162,13 @@ class Job:
         """
         if self.log.store.stat(plan_path(self.id)) is None:
             raise JobEndedError(f"another process has ended the job {self.id}")
+        self._beside.add(ALIVE)
         self.log.store.write_small(beside_plan(self.id, ALIVE), b"alive\n", tag=self.id)
+
+    def leave(self) -> None:
+        """Let go of the job, which then waits for a day for another process to go on."""
+        self.log.store.write_small(beside_plan(self.id, LEFT), b"left\n", tag=self.id)
+        self.release()
 
     def release(self) -> None:
         """Let go of the job. Its plan stays, and another process may go on with it."""
@@ -177,139 +177,18 @@ class Job:
             self._lock.close()
             self._lock = None
 
-    # ---- which KEK wraps
-
-    def _choose(self, wants: Mapping[Want, int], head: Entry) -> dict[Want, str]:
-        """Return the ids of the KEKs that are to wrap so many data keys; make those that the head lacks (rule 9)."""
-        chosen: dict[Want, KeyEntry] = {}
-        there = (
-            {key_id: key for key_id, key in head.keys.items() if key_id not in self._spent}
-            if self._spent
-            else head.keys
-        )
-        for kind, count in wants.items():
-            key = decide_keys.choose(there, kind, count, head.policy, clock_ms())
-            if key is not None:
-                chosen[kind] = key
-            elif head.policy.kek_uses < count:
-                raise PolicyError(
-                    f"one KEK would wrap {count} data keys, and the dataset's policy allows {head.policy.kek_uses}: "
-                    "share it among fewer files by the policy's kek_scope"
-                )
-        chosen |= self._own([kind for kind in wants if kind not in chosen], head)
-        for kind, key in chosen.items():
-            self._keys[key.key_id] = key  # one that the head has got since the job began may leave again
-            self._chosen[kind] = key.key_id
-        return {kind: key.key_id for kind, key in chosen.items()}
-
-    def _own(self, kinds: Collection[Want], head: Entry) -> dict[Want, KeyEntry]:
-        """Return new KEKs of this process, not under a version of a master key that is gone; make what is missing."""
-        own = {
-            Want.of(key): key
-            for key in self._new.values()
-            if key.key_id not in self._spent and not (key.double_wrap and self.log.version_of(key) in head.gone)
-        }
-        missing = [kind for kind in kinds if kind not in own]
-        kms = self.log.kms.for_dataset(head.dataset_id)
-        made = in_threads(lambda kind: kind.new_kek(kms), missing, min(ASK_AT_ONCE, len(missing)) or 1)
-        for key in made:
-            self._new[key.key_id] = self._keys[key.key_id] = own[Want.of(key)] = key
-        return {kind: own[kind] for kind in kinds}
-
-    def take(self, kinds: Sequence[Want]) -> list[str]:
-        """Return the ids of the KEKs that wrap the data keys of one new file, one use of each reserved (rule 9).
-
-        Args:
-            kinds: Of the file's own data key, and then of those of its columns.
-        """
-        head, counts = self.base, Counter(kinds)
-        while True:
-            for kind, count in counts.items():
-                if not self._serves(kind, count, head):
-                    self._chosen.pop(kind, None)
-            self._choose({kind: count for kind, count in counts.items() if kind not in self._chosen}, head)
-            wanted = Counter(self._chosen[kind] for kind in kinds)
-            if all(self._room[key_id] >= count for key_id, count in wanted.items()):
-                self._room.subtract(wanted)
-                return [self._chosen[kind] for kind in kinds]
-            self._reserve(wanted, head)
-            head = self.log.head()  # a KEK may have left before it was reserved
-
-    def _serves(self, kind: Want, count: int, head: Entry) -> bool:
-        """Whether the KEK that was chosen for a kind may wrap so many more data keys."""
-        key_id = self._chosen.get(kind, "")
-        key = head.keys.get(key_id)
-        if key is None and key_id not in self._new:
-            return False
-        if kind.double_wrap:
-            used = (key.uses if key else 0) + self._uses[key_id] - self._room[key_id]
-            if used + count > head.policy.kek_uses:
-                self._spent.add(key_id)
-                return False
-        return key is None or key.state == "active"
-
-    def _reserve(self, counts: Mapping[str, int], head: Entry) -> None:
-        """Store a further plan, before the job wraps what its plans do not reserve (rule 9)."""
-        more = {}
-        for key_id, count in counts.items():
-            if count > self._room[key_id]:  # twice as much as before, so that many files need few plans
-                ahead = min(max(MORE_USES, self._uses[key_id]), head.policy.kek_uses - self._uses[key_id])
-                more[key_id] = max(count - self._room[key_id], ahead)
-        for _ in range(TRIES):
-            if self._store_plan(new_job_id(), self.id, more, head):
-                return
-        raise UnknownOutcomeError(f"{self.log.store.url} does not say whether it has stored a plan: try again")
-
-    def _store_plan(self, plan_id: str, of: str | None, uses: Mapping[str, int], head: Entry) -> bool:
-        """Store a plan. False: without a clear answer, so another id is needed, and another KEK."""
-        new = {key_id: key for key_id, key in self._new.items() if key_id in uses}
-        resumable = self.resumable and of is None
-        facts = self.facts if of is None else {}
-        plan = Plan(self.operation, plan_id, of, clock_ms(), new, dict(uses), resumable, facts)
-        if not store_plan(self.log.store, self.log.envelope(head), main_key(head.keys), head.dataset_id, plan):
-            return False
-        self.plans.append(plan_id)
-        self._uses.update(uses)
-        self._room.update(uses)
-        return True
-
-    def envelope(self, head: Entry | None = None) -> Envelope:
-        """Return what wraps and unwraps under all KEKs that the job knows. head: the newest version; None: `base`."""
-        head = head or self.base
-        known = {key_id: key for key_id, key in self._keys.items() if key_id not in head.keys}
-        return self.log.envelope(head, known)
-
     # ---- what it is about to write
-
-    def sealed(self, rows: Sequence[FileEntry], kinds: Sequence[Sequence[Want]], dek_length: int) -> list[FileEntry]:
-        """Return new files with fresh data keys, wrapped under KEKs that the plan reserves (rule 9).
-
-        Args:
-            rows: The files. The columns that have a key of their own are in `column_keys`.
-            kinds: For each file the kinds of the KEKs of its own data key and of those of its columns.
-            dek_length: Bytes of a data key.
-        """
-        counts, head = Counter(chain.from_iterable(kinds)), self.base
-        if short := {kind: n for kind, n in counts.items() if self._room[self._chosen.get(kind, "")] < n}:
-            head = self.log.head()  # `begin` has reserved less: a source has changed, or another process has begun
-            for kind, key_id in self._choose(short, head).items():
-                self._reserve({key_id: counts[kind]}, head)
-        self._room.subtract({self._chosen[kind]: n for kind, n in counts.items()})
-        planned = [
-            row.with_wraps([(self._chosen[kind], b"") for kind in each]) for row, each in zip(rows, kinds, strict=True)
-        ]
-        return with_new_keys(planned, dek_length, self.envelope(head), head.dataset_id)
 
     def will_write(self, rows: Sequence[FileEntry]) -> None:
         """Store the files that the job is about to write, before their first byte is written (rule 2)."""
         self.made += [row.file for row in rows]
-        store_files(self.log, self.id, rows, self.base, self.envelope())
+        store_files(self.log, self.id, rows, self.base, self.keys.envelope())
 
     def planned(self) -> list[FileEntry]:
         """Return the files that processes of this job were about to write."""
-        rows = read_files(self.log, self.id, self.base, self.envelope())
+        rows = read_files(self.log, self.id, self.base, self.keys.envelope())
         self.made += [row.file for row in rows]
-        return [row for row in rows if row.key_ids() <= self._keys.keys()]
+        return [row for row in rows if all(key_id in self.keys for key_id in row.key_ids())]
 
     # ---- committing
 
@@ -334,7 +213,7 @@ class Job:
                 raise _Refused(change.refused)
             if not (change.add or change.remove or wish.policy or wish.batch):
                 return None
-            rows = self._under_active(change.add, head, wish.scoped)
+            rows = self.keys.under_active(change.add, head, wish.scoped)
             last = change = Change(rows, change.remove, change.refused)
             return self._draft(head, wish, change)
 
@@ -376,7 +255,7 @@ class Job:
         if self.id in head.over:
             self._end(head)
             return Committed(version, head, change(), before)
-        self.give_up()  # nothing was to be committed, and what was wrapped counts all the same (rule 5)
+        self.give_up()  # nothing was to be committed
         return Committed(None, head, change(), head)
 
     def give_up(self) -> tuple[Entry, Entry] | None:
@@ -385,30 +264,37 @@ class Job:
         Returns:
             None; or the version in which the job was committed after all, and the head.
         """
+        if self._given_up:
+            return None
+        self._given_up = True
 
         def ended(head: Entry, plans: Plans) -> Draft:
             self._note_tasks(head, plans)
             return Draft("end", ends=(self.id, *self._further()), uses=self.uses(head))
 
         try:
-            done = self.log.append(self, ended)
+            if self._can_be_resumed or self.has_tasks or self.keys.wraps:
+                done = self.log.append(self, ended)
+                self._end(done[1])
+                return done
         except JobEndedError:
-            self.release()
-            with suppress(OSError, AgsError):  # what fails is left to a sweep
-                made = self._of_job() if self.has_tasks else self.made
-                head = self.log.head()
-                for path in made:
-                    self.log.store.delete(path)
-                self._delete_plans(head)
-            return None
-        self._end(done[1])
-        return done
+            pass
+        self.release()
+        with suppress(OSError, AgsError):  # what fails is left to a sweep
+            made = self._of_job() if self.has_tasks else self.made
+            head = self.log.head()
+            for path in made:
+                self.log.store.delete(path)
+            self._delete_plans(head)
+        return None
 
     def _end(self, head: Entry) -> None:
         """Delete the plan, and what nothing names (rule 6). What fails is left to a sweep."""
         self.release()
         with suppress(OSError, AgsError):
-            left = self._of_job() if self.has_tasks else self.made
+            left = self.made
+            if self.has_tasks and not self.known_plans.issuperset(self._of_tasks):
+                left = self._of_job()
             self._delete_plans(head)
             reach.clean(self.log, head)
             named = {table.path for table in head.files}.union(self._named)
@@ -426,7 +312,7 @@ class Job:
         for plan_id in [*self._of_tasks, *reversed(self.plans)]:
             if plan_id == self.id or plan_id in head.over:
                 store.delete(plan_path(plan_id, None if plan_id == self.id else self.id))
-        for name in (ALIVE, LEFT, LOCK) if self.log.store.local or self.has_tasks else ():
+        for name in self._beside | ({ALIVE} if self._of_tasks else set()):
             store.delete(beside_plan(self.id, name))
         if store.local:
             store.remove_empty_folders(PLANS)
@@ -446,7 +332,7 @@ class Job:
     def uses(self, head: Entry) -> dict[str, int]:
         """Return how often each KEK was used, at most. The entry that puts the job in `over` adds it."""
         of_tasks = reach.reserved(self.log, self._of_tasks, self._plans, head) if self._of_tasks else Counter[str]()
-        return dict(self._uses + of_tasks)
+        return dict(self.keys.uses + of_tasks)
 
     def _change(self, wish: Wish, head: Entry) -> Change:
         tables, envelope = self.log.tables, self.log.envelope(head)
@@ -458,12 +344,12 @@ class Job:
     def _draft(self, head: Entry, wish: Wish, change: Change) -> Draft:
         """Return what a wish changes in the head; new tables are written here (rule 3e)."""
         policy = wish.policy or head.policy
-        keys = self.keys_with_new(head, [key_id for row in change.add for key_id in row.key_ids()])
+        keys = self.keys.with_new(head, [key_id for row in change.add for key_id in row.key_ids()])
         files = head.files
         if change.add or change.remove:
             gone = {path: self._at[path][0] for path in change.remove}
             sealer = main_key(keys).key_id
-            files = self.log.tables.replaced(head.files, gone, change.add, self.id, sealer, self.envelope(head))
+            files = self.log.tables.replaced(head.files, gone, change.add, self.id, sealer, self.keys.envelope(head))
             self._named = {row.file for row in change.add}
         first = reach.retention(self.log, head, policy) if change.add or change.remove else None
         streams = head.streams
@@ -481,66 +367,6 @@ class Job:
             ends=self._further(),
         )
 
-    def keys_with_new(self, head: Entry, used: Sequence[str]) -> dict[str, KeyEntry]:
-        """Return the head's KEKs, and those new ones of the job that are used."""
-        brought = {**self._others, **self._new}.items()
-        new = {key_id: key for key_id, key in brought if key_id in used and key_id not in head.keys}
-        return decide_keys.with_new(head.keys, new, head.policy, clock_ms())
-
-    def _under_active(self, rows: Sequence[FileEntry], head: Entry, scoped: bool) -> tuple[FileEntry, ...]:
-        """Wrap again the data keys whose KEK has retired or left since, or is not that of the file's path (rule 3d)."""
-        kinds = self._kinds(rows, head, scoped)
-        moves = [
-            [
-                kind if not self._stays(key_id, kind, head) else None
-                for key_id, kind in zip(key_ids(row), each, strict=True)
-            ]
-            for row, each in zip(rows, kinds, strict=True)
-        ]
-        counts = Counter(kind for each in moves for kind in each if kind is not None)
-        chosen = self._choose(counts, head)
-        missing = {chosen[kind]: count for kind, count in counts.items() if count > self._room[chosen[kind]]}
-        if missing:
-            self._reserve(missing, head)
-            raise Again  # look at the head again: a KEK may have left before it was reserved
-        if not counts:
-            return tuple(rows)
-        self._room.subtract({chosen[kind]: count for kind, count in counts.items()})
-        to = [[None if kind is None else chosen[kind] for kind in each] for each in moves]
-        envelope = self.envelope(head)
-        return tuple(rewrapped_row(row, each, envelope, head.dataset_id) for row, each in zip(rows, to, strict=True))
-
-    def _stays(self, key_id: str, kind: Want, head: Entry) -> bool:
-        """Whether a data key may stay under its KEK."""
-        there = head.keys.get(key_id)
-        if there is not None:
-            return there.state == "active" and Want.of(there) == kind
-        key = self._new.get(key_id) or self._others.get(key_id)
-        return (
-            key is not None and Want.of(key) == kind and not (key.double_wrap and self.log.version_of(key) in head.gone)
-        )
-
-    def _kinds(self, rows: Sequence[FileEntry], head: Entry, scoped: bool) -> list[list[Want]]:
-        """Return which kinds of KEKs the data keys of files are to have."""
-        kind_of: dict[str, Want] = {}
-        for key_id in {key_id for row in rows for key_id in row.key_ids()}:
-            key = self._keys[key_id]
-            kind = Want.of(key)
-            kind_of[key_id] = (
-                kind
-                if key_id in head.keys and head.keys[key_id].state == "active"
-                else (decide_keys.followed(head.keys, kind))
-            )
-        kinds = [[kind_of[key_id] for key_id in key_ids(row)] for row in rows]
-        policy = head.policy
-        mine = [
-            i for i, row in enumerate(rows) if scoped and (row.job_id == self.id or policy.kek_scope == "partition")
-        ]
-        scopes = policy.scopes([rows[i].path for i in mine], self.id, clock_ms())
-        for i, scope in zip(mine, scopes, strict=True):
-            kinds[i] = [kind._replace(scope=scope) if kind.double_wrap else kind for kind in kinds[i]]
-        return kinds
-
     # ---- whole jobs over KEKs
 
     def rotate(self, rotation: Rotation) -> Committed:
@@ -553,19 +379,15 @@ class Job:
             used = counted(head.files).keys() | {table.key_id for table in head.files}
             olds = decide_keys.to_replace(head.keys, rotation, used)
             kinds = {old.key_id: rotation.kind_of(old) for old in olds.values()}
-            own = self._own(list(dict.fromkeys(kinds.values())), head)
+            own = self.keys.own(list(dict.fromkeys(kinds.values())), head)
             new = {old_id: own[kind] for old_id, kind in kinds.items()}
             counts, wraps = counted(head.files), Counter[str]()
             for old_id, made in new.items():
                 wraps[made.key_id] += counts[old_id] + SLACK_USES
-            missing = {key_id: count for key_id, count in wraps.items() if count > self._room[key_id]}
-            if missing:
-                self._reserve(missing, head)
-                raise Again
-            self._room.subtract(wraps)
+            self.keys.spend(wraps, head)
             keys = decide_keys.rotated(head.keys, rotation, new, clock_ms())
             moves = {old_id: made.key_id for old_id, made in new.items()}
-            envelope = self.envelope(head)
+            envelope = self.keys.envelope(head)
             sealer = main_key(keys).key_id
             tables = []
             for table in head.files:

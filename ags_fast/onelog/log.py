@@ -467,12 +467,18 @@ class Log:
             FileExistsError: There is a dataset.
             PolicyError: The store overwrites objects. Nothing stays.
         """
-        path = entry_path(1)
-        self.store.create_exclusive(path, self._sealed(entry)[0])
+        with suppress(FileNotFoundError):
+            self.head()
+            raise FileExistsError(f"there is a dataset at {self.store.url}")
+        path, (data, made) = entry_path(1), self._sealed(entry)
+        self.store.create_exclusive(path, data)
         try:
             self.store.create_exclusive(path, b"created twice")
         except FileExistsError:
-            return self.head()
+            head = self.head()
+            if self.digest(head, 1) != made.digest:
+                raise FileExistsError(f"there is a dataset at {self.store.url}") from None
+            return head
         self.store.delete(path)
         raise PolicyError(
             f"{self.store.url} overwrote an object that was to be created only if absent; ags_fast needs If-None-Match "

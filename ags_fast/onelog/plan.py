@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ags_fast.onelog.log import Entry, Log
 
 PLAN_NBYTES = 16 << 20
+TRIES = 20  # ids, until a plan is created with a clear answer
 PART = "files-"  # beside a plan: the files that the job is about to write
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,6 +105,10 @@ MATERIAL = ("column", "wrapping_key_id", "master_version", "wrapped_dek")
 def path_bytes(path: str) -> bytes:
     """Return a path in bytes, by which tables are sorted."""
     return path.encode("utf-8", "surrogateescape")
+
+
+def _sorts_as(row: FileEntry) -> bytes:
+    return path_bytes(row.path)
 
 
 def _text(path: bytes) -> str:
@@ -252,6 +256,44 @@ class Tables:
                         found[row.path] = table, row
         return found
 
+    def list_folder(
+        self, tables: Iterable[Table], folder: str, deep: bool, envelope: Envelope
+    ) -> tuple[set[str], list[FileEntry]]:
+        """Return the names of the folders in a folder, and the rows of the files in the folder.
+
+        Args:
+            tables: The tables.
+            folder: The path of the folder; "": all.
+            deep: Return the rows of all files below the folder, and no names of folders.
+            envelope: The KEKs.
+        """
+        begin = path_bytes(f"{folder}/") if folder else b""
+        folders: set[bytes] = set()
+        found: list[FileEntry] = []
+        for table in tables:
+            if begin <= table.last and table.first[: len(begin)] <= begin:
+                self._list_folder(table, begin, deep, envelope, folders, found)
+        return {_text(name) for name in folders}, found
+
+    def _list_folder(
+        self, table: Table, begin: bytes, deep: bool, envelope: Envelope, folders: set[bytes], found: list[FileEntry]
+    ) -> None:
+        directory = self._directory(table, envelope)
+        at, skip = _page_of(directory, begin), begin
+        while at < len(directory):
+            page = self._page(table, envelope, directory, at)
+            for row in page[bisect_left(page, skip, key=_sorts_as) :]:
+                path = path_bytes(row.path)
+                if not path.startswith(begin):
+                    return
+                end = -1 if deep else path.find(b"/", len(begin))
+                if end < 0:
+                    found.append(row)
+                elif path >= skip:
+                    folders.add(path[len(begin) : end])
+                    skip = path[:end] + b"0"  # the byte after "/": behind all that is in the inner folder
+            at = max(at + 1, _page_of(directory, skip))
+
     def write(self, rows: Iterable[FileEntry], job_id: str, key_id: str, envelope: Envelope) -> list[Table]:
         """Store rows as new tables of a job, and return the references."""
         ordered = sorted(rows, key=lambda row: path_bytes(row.path))
@@ -322,7 +364,11 @@ class Tables:
         for name in names:
             wanted.setdefault(_page_of(directory, name), set()).add(name)
         for at, some in wanted.items():
-            yield from (row for row in self._page(table, envelope, directory, at) if path_bytes(row.path) in some)
+            page = self._page(table, envelope, directory, at)
+            for name in some:
+                place = bisect_left(page, name, key=_sorts_as)
+                if place < len(page) and _sorts_as(page[place]) == name:
+                    yield page[place]
 
     def _at_or_after(self, table: Table, name: bytes, envelope: Envelope) -> FileEntry | None:
         """Return the first row whose path is not before a name."""

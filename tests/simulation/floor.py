@@ -82,19 +82,19 @@ def write(
 
 def new_row(job: Job, path: str, kind: Want = MAIN) -> FileEntry:
     """Return a new file of a job, without content."""
-    (key_id,) = job.take([kind])
+    (key_id,) = job.keys.take([kind])
     file = object_name(path, f"{job.id}-{secrets.token_hex(4)}")
     job.made.append(file)
     row = FileEntry(
         path, file, "ags1", 0, 36, 1 << 20, key_id, b"", None, bytes(16), job.id, None, None, None, path, ""
     )  # fmt: skip
-    (sealed,) = with_new_keys([row], 16, job.envelope(), job.base.dataset_id)
+    (sealed,) = with_new_keys([row], 16, job.keys.envelope(), job.base.dataset_id)
     return sealed
 
 
 def _written(job: Job, base: Entry, path: str, data: bytes, kind: Want) -> FileEntry:
     row = new_row(job, path, kind)
-    contents = Contents(base.dataset_id, job.log.store, job.envelope())
+    contents = Contents(base.dataset_id, job.log.store, job.keys.envelope())
     new = job.log.store.begin(row.file, exclusive=True)
     writer = format_of(row).write(contents, row, new)
     writer.write(data)

@@ -1,0 +1,1 @@
+"""Handles and transactions of datasets, over `ags_fast.onelog`."""

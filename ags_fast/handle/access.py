@@ -1,0 +1,116 @@
+"""How to reach a dataset: the arguments that all functions on datasets share, in one value."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ags_fast._types import FilePath
+from ags_fast.dataset.entries import chosen_files
+from ags_fast.dataset.keks import Want
+from ags_fast.dataset.policy import Policy
+from ags_fast.errors import PolicyError
+from ags_fast.fs import Store
+from ags_fast.keys.chain import Pin
+from ags_fast.keys.kms import KmsClient, as_kms
+from ags_fast.keys.stores import KeyResolver
+from ags_fast.onelog.log import Entry, Log
+from ags_fast.onelog.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ags_fast.dataset.entries import FileEntry
+
+Folder: TypeAlias = FilePath | Store  # a local path, a URL of fsspec, or a store
+KeyPlace: TypeAlias = FilePath | Store | KeyResolver | None  # where a dataset's keys are; None: in the dataset
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where a dataset is, what opens it, and which version is wanted. Holds no key.
+
+    It pickles as its fields, with the KMS client as properties. `storage_options` may hold secrets of the storage.
+
+    Attributes:
+        store: The folder of the dataset.
+        kms: The client of the KMS.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
+        version: The number of the version; None: the newest.
+        min_version: The newest version must have at least this number; None: any.
+        pin: The newest version must descend from the version that this pin names; None: any.
+    """
+
+    store: Store
+    kms: KmsClient = field(repr=False)
+    key_store: KeyPlace = field(default=None, repr=False)
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    version: int | None = None
+    min_version: int | None = None
+    pin: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        dataset: Folder,
+        kms: KmsClient | Mapping[str, str],
+        key_store: KeyPlace = None,
+        storage_options: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        min_version: int | None = None,
+        pin: str | None = None,
+    ) -> Access:
+        """Take the arguments of a public function."""
+        store = dataset if isinstance(dataset, Store) else Store(dataset, storage_options)
+        return cls(store, as_kms(kms), key_store, storage_options, version, min_version, pin)
+
+    def log(self) -> Log:
+        """Return the log, of which nothing was read yet. ValueError: the pin is malformed."""
+        return Log(self.store, self.kms, pin=None if self.pin is None else Pin.parse(self.pin))
+
+    def open(self) -> Snapshot:
+        """Open the wanted version.
+
+        Raises:
+            FileNotFoundError: There is no dataset, or no such version.
+            IntegrityError: The dataset does not descend from the pin.
+            PolicyError: The newest version is older than `min_version`.
+            ValueError: The pin is malformed.
+        """
+        log = self.log()
+        head = log.head()
+        if self.min_version is not None and head.number < self.min_version:
+            raise PolicyError(
+                f"the newest version of {self.store.url} is {head.number}, which is older than {self.min_version}: "
+                "somebody may have put an older copy in its place"
+            )
+        return Snapshot(log, head if self.version is None else log.entry(self.version, head))
+
+    def create(self, wrapping_key_id: str, policy: Policy | None = None) -> Snapshot:
+        """Create a dataset without files: its first KEK, and version 1.
+
+        Args:
+            wrapping_key_id: The master key of the KEK.
+            policy: The policy; None is ``Policy()``.
+
+        Raises:
+            FileExistsError: There is a dataset.
+            PolicyError: The store overwrites objects that were to be created only if absent.
+            KeyAccessError: The KMS refuses.
+        """
+        self.store.check_writable()
+        log, dataset_id = self.log(), os.urandom(16).hex()
+        key = Want(wrapping_key_id).new_kek(self.kms.for_dataset(dataset_id))
+        return Snapshot(log, log.create(Entry.first_of(dataset_id, key, policy or Policy())))
+
+    def files(self, paths: str | Sequence[str] | None = None) -> tuple[Snapshot, list[FileEntry]]:
+        """Open the wanted version with its files, or those that match a pattern of `paths`.
+
+        Raises:
+            FileNotFoundError: There is no dataset, or a pattern matches no file.
+        """
+        snapshot = self.open()
+        rows = sorted(snapshot.files())
+        return snapshot, rows if paths is None else chosen_files(rows, paths)

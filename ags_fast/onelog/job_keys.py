@@ -1,0 +1,273 @@
+"""The KEKs of a job: which of them wrap, what plans reserve of them, and what the commit brings (rule 9)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.keks import SLACK_USES, Want, clock_ms
+from ags_fast.dataset.names import new_job_id
+from ags_fast.errors import PolicyError
+from ags_fast.keys.envelope import in_threads
+from ags_fast.onelog import keys as decide
+from ags_fast.onelog.deks import key_ids, rewrapped_row, with_new_keys
+from ags_fast.onelog.errors import Again, UnknownOutcomeError
+from ags_fast.onelog.log import main_key
+from ags_fast.onelog.plan import TRIES, Plan, store_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.keys.entry import KeyEntry
+    from ags_fast.keys.envelope import Envelope
+    from ags_fast.onelog.log import Entry, Log
+
+MORE_USES = 64  # data keys that a further plan reserves, at least
+ASK_AT_ONCE = 8  # calls of the KMS
+
+
+class JobKeys:
+    """The KEKs of one process of a job.
+
+    Attributes:
+        plans: The id of the job's plan, and those of this process' further plans.
+    """
+
+    def __init__(self, log: Log, operation: str, job_id: str, base: Entry) -> None:
+        self._log, self._operation, self._job_id, self._base = log, operation, job_id, base
+        self.plans: list[str] = []
+        self._keys: dict[str, KeyEntry] = dict(base.keys)  # all that the job knows, to unwrap what it has wrapped
+        self._new: dict[str, KeyEntry] = {}  # KEKs that this process has made, and that its commit brings
+        self._others: dict[str, KeyEntry] = {}  # KEKs that another process of the job has made: brought, too
+        self._chosen: dict[Want, str] = {}
+        self._spent: set[str] = set()  # KEKs that have no more uses, by what this process has reserved
+        self._uses: Counter[str] = Counter()  # by KEK, what all plans of this object reserve
+        self._room: Counter[str] = Counter()  # what this process has reserved, and not yet wrapped
+
+    @classmethod
+    def of_plan(cls, log: Log, plan: Plan, head: Entry) -> JobKeys:
+        """Return the KEKs of a job that another process has begun."""
+        keys = cls(log, plan.operation, plan.job_id, head)
+        keys.plans.append(plan.job_id)
+        keys._uses.update(plan.uses)
+        keys._keys = {**plan.new, **head.keys}
+        keys._others = dict(plan.new)
+        return keys
+
+    @property
+    def uses(self) -> Counter[str]:
+        """How often each KEK was used, at most: what the plans reserve."""
+        return self._uses
+
+    @property
+    def wraps(self) -> bool:
+        """Whether the process has wrapped anything but its plan."""
+        return self._room != self._uses
+
+    def begin(self, wants: Mapping[Want, int], ahead: int, facts: Mapping[str, Any] | None, resumable: bool) -> bool:
+        """Choose KEKs, and store the plan of the job, which reserves uses of them.
+
+        Args:
+            wants: How many data keys the job wraps under each kind of KEK.
+            ahead: How many data keys to reserve more of each kind, if the policy has room.
+            facts: See `Plan`.
+            resumable: See `Plan`.
+
+        Returns:
+            False without a clear answer of the storage: the job needs another id, and other KEKs.
+        """
+        head, limit = self._base, self._base.policy.kek_uses
+        uses = Counter({main_key(head.keys).key_id: min(SLACK_USES, limit // 16)})
+        for kind, key_id in self._choose(wants, head).items():
+            uses[key_id] += max(wants[kind], min(wants[kind] + ahead, limit - self._keys[key_id].uses))
+        new, facts = self._new_of(uses), dict(facts or {})
+        return self.store_plan(
+            Plan(self._operation, self._job_id, None, clock_ms(), new, dict(uses), resumable, facts), head
+        )
+
+    def __contains__(self, key_id: str) -> bool:
+        return key_id in self._keys
+
+    def _choose(self, wants: Mapping[Want, int], head: Entry) -> dict[Want, str]:
+        """Return the ids of the KEKs that are to wrap so many data keys; make those that the head lacks (rule 9)."""
+        chosen: dict[Want, KeyEntry] = {}
+        there = (
+            {key_id: key for key_id, key in head.keys.items() if key_id not in self._spent}
+            if self._spent
+            else head.keys
+        )
+        for kind, count in wants.items():
+            key = decide.choose(there, kind, count, head.policy, clock_ms())
+            if key is not None:
+                chosen[kind] = key
+            elif head.policy.kek_uses < count:
+                raise PolicyError(
+                    f"one KEK would wrap {count} data keys, and the dataset's policy allows {head.policy.kek_uses}: "
+                    "share it among fewer files by the policy's kek_scope"
+                )
+        chosen |= self.own([kind for kind in wants if kind not in chosen], head)
+        for kind, key in chosen.items():
+            self._keys[key.key_id] = key  # one that the head has got since the job began may leave again
+            self._chosen[kind] = key.key_id
+        return {kind: key.key_id for kind, key in chosen.items()}
+
+    def own(self, kinds: Collection[Want], head: Entry) -> dict[Want, KeyEntry]:
+        """Return new KEKs of this process, not under a version of a master key that is gone; make what is missing."""
+        own = {
+            Want.of(key): key
+            for key in self._new.values()
+            if key.key_id not in self._spent and not (key.double_wrap and self._log.version_of(key) in head.gone)
+        }
+        missing = [kind for kind in kinds if kind not in own]
+        kms = self._log.kms.for_dataset(head.dataset_id)
+        made = in_threads(lambda kind: kind.new_kek(kms), missing, min(ASK_AT_ONCE, len(missing)) or 1)
+        for key in made:
+            self._new[key.key_id] = self._keys[key.key_id] = own[Want.of(key)] = key
+        return {kind: own[kind] for kind in kinds}
+
+    def take(self, kinds: Sequence[Want]) -> list[str]:
+        """Return the ids of the KEKs that wrap the data keys of one new file, one use of each reserved (rule 9).
+
+        Args:
+            kinds: Of the file's own data key, and then of those of its columns.
+        """
+        head, counts = self._base, Counter(kinds)
+        while True:
+            for kind, count in counts.items():
+                if not self._serves(kind, count, head):
+                    self._chosen.pop(kind, None)
+            self._choose({kind: count for kind, count in counts.items() if kind not in self._chosen}, head)
+            wanted = Counter(self._chosen[kind] for kind in kinds)
+            if all(self._room[key_id] >= count for key_id, count in wanted.items()):
+                self._room.subtract(wanted)
+                return [self._chosen[kind] for kind in kinds]
+            self.reserve(wanted, head)
+            head = self._log.head()  # a KEK may have left before it was reserved
+
+    def _serves(self, kind: Want, count: int, head: Entry) -> bool:
+        """Whether the KEK that was chosen for a kind may wrap so many more data keys."""
+        key_id = self._chosen.get(kind, "")
+        key = head.keys.get(key_id)
+        if key is None and key_id not in self._new:
+            return False
+        if kind.double_wrap:
+            used = (key.uses if key else 0) + self._uses[key_id] - self._room[key_id]
+            if used + count > head.policy.kek_uses:
+                self._spent.add(key_id)
+                return False
+        return key is None or key.state == "active"
+
+    def reserve(self, counts: Mapping[str, int], head: Entry) -> None:
+        """Store a further plan, before the job wraps what its plans do not reserve (rule 9)."""
+        more = {}
+        for key_id, count in counts.items():
+            if count > self._room[key_id]:  # twice as much as before, so that many files need few plans
+                ahead = min(max(MORE_USES, self._uses[key_id]), head.policy.kek_uses - self._uses[key_id])
+                more[key_id] = max(count - self._room[key_id], ahead)
+        for _ in range(TRIES):
+            if self.store_plan(
+                Plan(self._operation, new_job_id(), self._job_id, clock_ms(), self._new_of(more), more), head
+            ):
+                return
+        raise UnknownOutcomeError(f"{self._log.store.url} does not say whether it has stored a plan: try again")
+
+    def store_plan(self, plan: Plan, head: Entry) -> bool:
+        """Store a plan. False: without a clear answer, so another id is needed, and another KEK."""
+        if not store_plan(self._log.store, self._log.envelope(head), main_key(head.keys), head.dataset_id, plan):
+            return False
+        self.plans.append(plan.job_id)
+        self._uses.update(plan.uses)
+        self._room.update(plan.uses)
+        return True
+
+    def _new_of(self, uses: Mapping[str, int]) -> dict[str, KeyEntry]:
+        return {key_id: key for key_id, key in self._new.items() if key_id in uses}
+
+    def spend(self, wraps: Mapping[str, int], head: Entry) -> None:
+        """Use what is reserved of some KEKs. `Again`: it was not, and now is, so look at the head again (rule 9).
+
+        Args:
+            wraps: How many data keys each KEK is about to wrap.
+            head: The head.
+        """
+        missing = {key_id: count for key_id, count in wraps.items() if count > self._room[key_id]}
+        if missing:
+            self.reserve(missing, head)
+            raise Again  # a KEK may have left before it was reserved
+        self._room.subtract(wraps)
+
+    def envelope(self, head: Entry | None = None) -> Envelope:
+        """Return what wraps and unwraps under all KEKs that the job knows. head: the newest version; None: `base`."""
+        head = head or self._base
+        known = {key_id: key for key_id, key in self._keys.items() if key_id not in head.keys}
+        return self._log.envelope(head, known)
+
+    def sealed(self, rows: Sequence[FileEntry], kinds: Sequence[Sequence[Want]], dek_length: int) -> list[FileEntry]:
+        """Return new files with fresh data keys, wrapped under KEKs that the plan reserves (rule 9).
+
+        Args:
+            rows: The files. The columns that have a key of their own are in `column_keys`.
+            kinds: For each file the kinds of the KEKs of its own data key and of those of its columns.
+            dek_length: Bytes of a data key.
+        """
+        counts, head = Counter(chain.from_iterable(kinds)), self._base
+        if short := {kind: n for kind, n in counts.items() if self._room[self._chosen.get(kind, "")] < n}:
+            head = self._log.head()  # `begin` has reserved less: a source has changed, or another process has begun
+            for kind, key_id in self._choose(short, head).items():
+                self.reserve({key_id: counts[kind]}, head)
+        self._room.subtract({self._chosen[kind]: n for kind, n in counts.items()})
+        planned = [
+            row.with_wraps([(self._chosen[kind], b"") for kind in each]) for row, each in zip(rows, kinds, strict=True)
+        ]
+        return with_new_keys(planned, dek_length, self.envelope(head), head.dataset_id)
+
+    def with_new(self, head: Entry, used: Sequence[str]) -> dict[str, KeyEntry]:
+        """Return the head's KEKs, and those new ones of the job that are used."""
+        brought = {**self._others, **self._new}.items()
+        new = {key_id: key for key_id, key in brought if key_id in used and key_id not in head.keys}
+        return decide.with_new(head.keys, new, head.policy, clock_ms())
+
+    def under_active(self, rows: Sequence[FileEntry], head: Entry, scoped: bool) -> tuple[FileEntry, ...]:
+        """Wrap again the data keys whose KEK has retired or left since, or is not that of the file's path (rule 3d)."""
+        kinds = self._kinds(rows, head, scoped)
+        moves = [
+            [None if self._stays(key_id, kind, head) else kind for key_id, kind in zip(key_ids(row), each, strict=True)]
+            for row, each in zip(rows, kinds, strict=True)
+        ]
+        counts = Counter(kind for each in moves for kind in each if kind is not None)
+        chosen = self._choose(counts, head)
+        if not counts:
+            return tuple(rows)
+        self.spend({chosen[kind]: count for kind, count in counts.items()}, head)
+        to = [[None if kind is None else chosen[kind] for kind in each] for each in moves]
+        envelope = self.envelope(head)
+        return tuple(rewrapped_row(row, each, envelope, head.dataset_id) for row, each in zip(rows, to, strict=True))
+
+    def _stays(self, key_id: str, kind: Want, head: Entry) -> bool:
+        """Whether a data key may stay under its KEK."""
+        there = head.keys.get(key_id)
+        if there is not None:
+            return there.state == "active" and Want.of(there) == kind
+        key = self._new.get(key_id) or self._others.get(key_id)
+        gone = key is not None and key.double_wrap and self._log.version_of(key) in head.gone
+        return key is not None and Want.of(key) == kind and not gone
+
+    def _kinds(self, rows: Sequence[FileEntry], head: Entry, scoped: bool) -> list[list[Want]]:
+        """Return which kinds of KEKs the data keys of files are to have."""
+        kind_of: dict[str, Want] = {}
+        for key_id in {key_id for row in rows for key_id in row.key_ids()}:
+            key = self._keys[key_id]
+            kind = Want.of(key)
+            there = head.keys.get(key_id)
+            stays = there is not None and there.state == "active"
+            kind_of[key_id] = kind if stays else decide.followed(head.keys, kind)
+        kinds = [[kind_of[key_id] for key_id in key_ids(row)] for row in rows]
+        policy = head.policy
+        anew = policy.kek_scope == "partition"  # then files that were renamed get another KEK, too
+        mine = [i for i, row in enumerate(rows) if scoped and (anew or row.job_id == self._job_id)]
+        scopes = policy.scopes([rows[i].path for i in mine], self._job_id, clock_ms())
+        for i, scope in zip(mine, scopes, strict=True):
+            kinds[i] = [kind._replace(scope=scope) if kind.double_wrap else kind for kind in kinds[i]]
+        return kinds
