@@ -11,6 +11,7 @@ from ags_fast.dataset.files.contents import Contents, format_of
 from ags_fast.dataset.keks import Want
 from ags_fast.dataset.names import object_name
 from ags_fast.dataset.policy import Policy
+from ags_fast.handle.dataset import Dataset
 from ags_fast.keys.kek import rewrap_kek
 from ags_fast.keys.kms import load_kms
 from ags_fast.onelog import reach
@@ -28,7 +29,7 @@ from simulation.operations import FIRST, LIFETIME, OLD, ROOT, SOURCE, STREAM, Fi
 from simulation.store import SimStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from ags_fast.keys.entry import KeyEntry
 
@@ -41,43 +42,33 @@ def opened() -> Log:
     return Log(SimStore(ROOT), load_kms(PROPERTIES))
 
 
+def dataset() -> Dataset:
+    """Return a new handle."""
+    return Dataset.open(ROOT, kms=PROPERTIES)
+
+
 def make(place: Place) -> None:
     """Make a dataset whose version `OLD` has files."""
     for key_id in operations.MASTERS:
         SimStore.door.ask("turn", key_id)
-    log = opened()
-    dataset_id = secrets.token_hex(8)
-    kek = Want("master").new_kek(log.kms.for_dataset(dataset_id))
-    log.create(Entry.first_of(dataset_id, kek, Policy(place.scope)))
+    made = Dataset.create(ROOT, kms=PROPERTIES, wrapping_key_id="master", policy=Policy(place.scope))
     write(FIRST)
     if place.columns:
-        write({"table": parquet()}, kind=Want("columns", columns=True))
+        made.refresh()
+        with made.transaction(column_keys={"secret": "columns"}) as new, new.create("table", "parquet") as file:
+            file.write(parquet())
     if place.keep is not None:
         _set_policy(Policy(place.scope, keep=place.keep))
 
 
-def write(
-    files: Files,
-    *,
-    replace: bool = False,
-    operation: str = "write",
-    batch: tuple[str, int] | None = None,
-    kind: Want | None = None,
-) -> None:
+def write(files: Files, *, replace: bool = False, batch: tuple[str, int] | None = None) -> None:
     """Write files as one transaction."""
-    log = opened()
-    base = log.head()
-    there = Snapshot(log, base).find(list(files)) if replace else {}
-    kinds = [kind or Want("master", True, False, scope) for scope in base.policy.scopes(list(files), "", _now_ms())]
-    job = Job.begin(log, operation, {kind: kinds.count(kind) for kind in kinds}, head=base)
-    rows = []
-    try:
-        for (path, data), kind in zip(files.items(), kinds, strict=True):
-            rows.append(_written(job, base, path, data, kind))
-    except BaseException:
-        job.give_up()
-        raise
-    job.commit(Wish(operation, rows, {path: row.file for path, (_, row) in there.items()}, batch=batch))
+    with dataset().transaction() as new:
+        if batch is not None:
+            new.once(*batch)
+        for path, data in files.items():
+            with new.create(path, replace=replace) as file:
+                file.write(data)
 
 
 def new_row(job: Job, path: str, kind: Want = MAIN) -> FileEntry:
@@ -102,24 +93,19 @@ def _written(job: Job, base: Entry, path: str, data: bytes, kind: Want) -> FileE
     return row._replace(plain_length=plain_length, file_length=file_length)
 
 
-def _change(operation: str, paths: list[str], to: Mapping[str, str] | None = None) -> None:
-    """Remove files, or rename them."""
-    log = opened()
-    found = Snapshot(log, log.head()).find(paths)
-    if missing := set(paths) - found.keys():
-        raise FileNotFoundError(sorted(missing)[0])
-    rows = [found[path][1]._replace(path=new) for path, new in (to or {}).items()]
-    job = Job.begin(log, operation)
-    job.commit(Wish(operation, rows, {path: row.file for path, (_, row) in found.items()}))
+def _rename(place: Place, me: str) -> None:
+    with dataset().transaction() as new:
+        new.rename({"e/renamed": "f/renamed"})
 
 
 def _remove(place: Place, me: str) -> None:
-    try:
-        _change("remove", ["d/removed"])
-    except ExpiredError:
-        raise
-    except FileNotFoundError:
-        pass
+    with dataset().transaction() as new:
+        try:
+            new.remove("d/removed")
+        except ExpiredError:
+            raise
+        except FileNotFoundError:
+            pass
 
 
 def _taken_up(log: Log, operation: str) -> Job | None:
@@ -234,9 +220,9 @@ def _put(place: Place, me: str) -> None:
 RUNS: dict[str, Callable[[Place, str], Any]] = {
     "put": _put,
     "overwrite": lambda place, me: write({"d/overwritten": me.encode()}, replace=True),
-    "rename": lambda place, me: _change("rename", ["e/renamed"], {"e/renamed": "f/renamed"}),
+    "rename": _rename,
     "rm": _remove,
-    "encrypt": lambda place, me: write({"encrypted": SOURCE}, replace=True, operation="encrypt"),
+    "encrypt": lambda place, me: write({"encrypted": SOURCE}, replace=True),
     "batch": lambda place, me: write({f"batch/{me}": b"batch"}, batch=(STREAM, 1)),
     "rekey": _rekey,
     "compact": _compact,
@@ -272,8 +258,7 @@ def read(place: Place) -> Files:
 def _content(log: Log, head: Entry, row: FileEntry) -> bytes:
     contents = Contents(head.dataset_id, log.store, log.envelope(head))
     with format_of(row).view(contents, row) as file:
-        data: bytes = file.read()
-    return data
+        return operations.as_source(file.read())
 
 
 def _now_ms() -> int:

@@ -233,11 +233,16 @@ def _contents(place: Place, number: int) -> Files:
 def _content(dataset: Dataset, path: str) -> bytes:
     with dataset.open_file(path) as file:
         data: bytes = file.read()
+    return as_source(data)
+
+
+def as_source(data: bytes) -> bytes:
+    """Return the source of a file's plaintext: of a Parquet file, the plaintext view has other bytes."""
     return parquet() if data[:4] == b"PAR1" and _same_rows(data, parquet()) else data
 
 
 def _same_rows(one: bytes, other: bytes) -> bool:
-    """Whether two Parquet files have the same values: the plaintext view has other bytes than the source."""
+    """Whether two Parquet files have the same values."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
