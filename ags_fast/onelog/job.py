@@ -23,9 +23,10 @@ from ags_fast.onelog.plan import Plan, read_plan, store_plan
 from ags_fast.onelog.tables import counted, rewrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ags_fast.keys.envelope import Envelope
+    from ags_fast.onelog.keks import Keks
     from ags_fast.onelog.keys import Rotation
 
 MORE_USES = 64  # data keys that a further plan reserves, at least
@@ -54,10 +55,11 @@ class Job:
         self.resumable = False
         self.base: Entry  # the version that it began on
         self.made: list[str] = []  # objects beside the plan
-        self._keys: dict[str, KeyEntry] = {}  # all KEKs that the job knows, to unwrap what it has wrapped
+        self._keys: dict[str, KeyEntry] = {}  # the KEKs that the job wraps under, to unwrap it again if they leave
         self._new: dict[str, KeyEntry] = {}  # KEKs that this process has made, and that its commit brings
         self._others: dict[str, KeyEntry] = {}  # KEKs that another process of the job has made: brought, too
         self._chosen: dict[Want, str] = {}
+        self._mine: dict[Want, str] = {}  # the last of `_new` of a kind
         self._uses: Counter[str] = Counter()  # by KEK, what all plans of this object reserve
         self._room: Counter[str] = Counter()  # what this process has reserved, and not yet wrapped
 
@@ -85,7 +87,6 @@ class Job:
             job = cls(log, operation, new_job_id())
             job.resumable = resumable
             job.base = head
-            job._keys = dict(head.keys)
             uses = Counter({main_key(head.keys).key_id: SLACK_USES})
             for kind, count in (wants or {}).items():
                 uses[job._choose(kind, count, head)] += count
@@ -112,13 +113,15 @@ class Job:
         job.base = head
         job.plans.append(job_id)
         job._uses.update(plan.uses)
-        job._keys = {**plan.new, **head.keys}
+        there = log.look(lambda head: {key_id: head.keys.get(key_id) for key_id in plan.uses}, head)
+        job._keys = {**plan.new, **{key_id: key for key_id, key in there.items() if key is not None}}
         job._others = dict(plan.new)
         return job
 
     def _choose(self, kind: Want, count: int, head: Entry) -> str:
         """Return the id of the KEK of a kind that is to wrap; make one if the head has none (rule 9)."""
-        key = decide_keys.choose(head.keys, kind, count, head.policy, clock_ms())
+        now_ms = clock_ms()
+        key = self.log.look(lambda head: decide_keys.choose(head.keys, kind, count, head.policy, now_ms), head)
         if key is None:
             if head.policy.kek_uses < count:
                 raise PolicyError(f"one KEK would wrap {count} data keys: the policy allows {head.policy.kek_uses}")
@@ -129,10 +132,11 @@ class Job:
 
     def _own(self, kind: Want, head: Entry) -> KeyEntry:
         """Return a new KEK of this process, not under a version of a master key that is gone; make it if need be."""
-        own = (key for key in self._new.values() if Want.of(key) == kind and self.log.version_of(key) not in head.gone)
-        if (key := next(own, None)) is None:
+        key = self._new.get(self._mine.get(kind, ""))
+        if key is None or self.log.version_of(key) in head.gone:
             key = kind.new_kek(self.log.kms.for_dataset(head.dataset_id))
             self._new[key.key_id] = self._keys[key.key_id] = key
+            self._mine[kind] = key.key_id
         return key
 
     def _store_plan(self, plan_id: str, of: str | None, uses: Mapping[str, int], head: Entry) -> bool:
@@ -147,10 +151,16 @@ class Job:
         self._room.update(uses)
         return True
 
-    def reserve(self, key_id: str, count: int, head: Entry) -> None:
-        """Store a further plan, before the job wraps what its plans do not reserve (rule 9)."""
+    def reserve(self, counts: Mapping[str, int], head: Entry) -> None:
+        """Store a further plan, before the job wraps what its plans do not reserve (rule 9).
+
+        Args:
+            counts: How many data keys it wraps under each KEK.
+            head: The head.
+        """
         for _ in range(TRIES):
-            if self._store_plan(new_job_id(), self.id, {key_id: max(count, MORE_USES)}, head):
+            uses = {key_id: max(count, MORE_USES) for key_id, count in counts.items()}
+            if self._store_plan(new_job_id(), self.id, uses, head):
                 return
         raise UnknownOutcomeError(f"{self.log.store.url} does not say whether it has stored a plan: try again")
 
@@ -161,7 +171,7 @@ class Job:
         head = self.base
         key_id = self._chosen.get(kind) or self._choose(kind, 1, head)
         while self._room[key_id] < 1:
-            self.reserve(key_id, 1, head)
+            self.reserve({key_id: 1}, head)
             head = self.log.head()  # a KEK may have left before it was reserved
             if key_id not in self._new and key_id not in head.keys:
                 key_id = self._choose(kind, 1, head)
@@ -177,8 +187,7 @@ class Job:
 
     def envelope(self, head: Entry) -> Envelope:
         """Return what wraps and unwraps under all KEKs that the job knows."""
-        known = {key_id: key for key_id, key in self._keys.items() if key_id not in head.keys}
-        return self.log.envelope(head, known)
+        return self.log.envelope(head, self._keys)
 
     # ---- committing
 
@@ -217,6 +226,7 @@ class Job:
         self, decide: Callable[[Entry, Mapping[str, float]], Draft | None], change: Callable[[], Change]
     ) -> Committed:
         def noted(head: Entry, plans: Mapping[str, float]) -> Draft | None:
+            self._keys |= {key_id: key for key_id in self._keys if (key := head.keys.get(key_id)) is not None}
             draft = decide(head, plans)
             # A draft also names tables that were there before: those are not the job's to delete.
             self.made += [table.path for table in (draft and draft.files) or () if job_of(table.path) == self.id]
@@ -268,8 +278,8 @@ class Job:
         with suppress(OSError, AgsError):
             self._delete_plans(head)
             reach.clean(self.log, head)
-            named = {table.path for table in head.files}
-            if left := [path for path in self.made if path.startswith("_ags/tables/") and path not in named]:
+            named = head.named()
+            if left := [path for path in self.made if path.startswith("_ags/") and path not in named]:
                 reach.delete(self.log, left)
 
     def _delete_plans(self, head: Entry) -> None:
@@ -294,7 +304,7 @@ class Job:
     def _draft(self, head: Entry, wish: Wish, change: Change) -> Draft:
         """Return what a wish changes in the head; new tables are written here (rule 3e)."""
         policy = wish.policy or head.policy
-        keys = self.keys_with_new(head, [key_id for row in change.add for key_id in row.key_ids()])
+        keys = self.keys_with_new(head, {key_id for row in change.add for key_id in row.key_ids()})
         files = head.files
         if change.add or change.remove:
             gone = {path: self._at[path][0] for path in change.remove}
@@ -315,7 +325,7 @@ class Job:
             ends=self._further(),
         )
 
-    def keys_with_new(self, head: Entry, used: Sequence[str]) -> dict[str, KeyEntry]:
+    def keys_with_new(self, head: Entry, used: Collection[str]) -> Keks:
         """Return the head's KEKs, and those new ones of the job that are used."""
         brought = {**self._others, **self._new}.items()
         new = {key_id: key for key_id, key in brought if key_id in used and key_id not in head.keys}
@@ -330,12 +340,11 @@ class Job:
             key = self._new.get(key_id) or self._others.get(key_id)
             own = key is not None and self.log.version_of(key) not in head.gone
             if (there is None and not own) or (there is not None and there.state != "active"):
-                moves[key_id] = self._choose(Want.of(self._keys[key_id]), count, head)
+                moves[key_id] = self._choose(Want.of(there or self._keys[key_id]), count, head)
                 counts[moves[key_id]] += count
         missing = {key_id: count for key_id, count in counts.items() if count > self._room[key_id]}
         if missing:
-            for key_id, count in missing.items():
-                self.reserve(key_id, count, head)
+            self.reserve(missing, head)
             raise Again  # look at the head again: a KEK may have left before it was reserved
         if not moves:
             return tuple(rows)
@@ -360,8 +369,7 @@ class Job:
                 wraps[made.key_id] += counts[old_id] + SLACK_USES
             missing = {key_id: count for key_id, count in wraps.items() if count > self._room[key_id]}
             if missing:
-                for key_id, count in missing.items():
-                    self.reserve(key_id, count, head)
+                self.reserve(missing, head)
                 raise Again
             self._room.subtract(wraps)
             keys = decide_keys.rotated(head.keys, rotation, new, clock_ms())

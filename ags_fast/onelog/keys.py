@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ags_fast.dataset.keks import GRACE_MS, Want
 from ags_fast.keys.entry import SCOPE, KeyEntry, moved, retired, retires_ms
+from ags_fast.onelog.keks import Keks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -38,8 +39,7 @@ class Rotation(NamedTuple):
 
 def active(keys: Mapping[str, KeyEntry], kind: Want) -> list[KeyEntry]:
     """Return the active KEKs of a kind, the newest first."""
-    found = [key for key in keys.values() if key.state == "active" and Want.of(key) == kind]
-    return sorted(found, key=lambda key: (key.created_ms, key.key_id), reverse=True)
+    return sorted(Keks.of(keys).active(kind), key=lambda key: (key.created_ms, key.key_id), reverse=True)
 
 
 def choose(keys: Mapping[str, KeyEntry], kind: Want, uses: int, policy: Policy, now_ms: int) -> KeyEntry | None:
@@ -58,16 +58,16 @@ def choose(keys: Mapping[str, KeyEntry], kind: Want, uses: int, policy: Policy, 
     return None
 
 
-def with_new(keys: Mapping[str, KeyEntry], new: Mapping[str, KeyEntry], policy: Policy, now_ms: int) -> Keys:
+def with_new(keys: Mapping[str, KeyEntry], new: Mapping[str, KeyEntry], policy: Policy, now_ms: int) -> Keks:
     """Return the KEKs with those that a job brings. What they outlive retires."""
-    after = dict(keys)
+    after: Keys = {}
     for key in new.values():
         for old in active(keys, Want.of(key)):
             if policy.outlived(old.created_ms, now_ms):
                 after[old.key_id] = retired(old, key.key_id, GRACE_MS, now_ms)
                 key = moved(key, old)
         after[key.key_id] = key
-    return after
+    return Keks.of(keys).changed(after)
 
 
 def to_replace(keys: Mapping[str, KeyEntry], rotation: Rotation, used: Collection[str]) -> Keys:
@@ -87,7 +87,7 @@ def to_replace(keys: Mapping[str, KeyEntry], rotation: Rotation, used: Collectio
     }
 
 
-def rotated(keys: Mapping[str, KeyEntry], rotation: Rotation, successors: Mapping[str, KeyEntry], now_ms: int) -> Keys:
+def rotated(keys: Mapping[str, KeyEntry], rotation: Rotation, successors: Mapping[str, KeyEntry], now_ms: int) -> Keks:
     """Return the KEKs after a rotation.
 
     Args:
@@ -96,14 +96,14 @@ def rotated(keys: Mapping[str, KeyEntry], rotation: Rotation, successors: Mappin
         successors: By the id of each KEK that is replaced, the new one.
         now_ms: The time, in milliseconds since the epoch.
     """
-    after = dict(keys)
+    after: Keys = {}
     for key in keys.values():
         if rotation.concerns(key) and key.state == "active":
             new = successors.get(key.key_id)
             after[key.key_id] = retired(key, new.key_id if new else None, GRACE_MS, now_ms)
     for old_id, new in successors.items():
         after[new.key_id] = moved(after.get(new.key_id, new), keys[old_id])
-    return after
+    return Keks.of(keys).changed(after)
 
 
 def leaving(

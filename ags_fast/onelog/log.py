@@ -11,8 +11,10 @@ import hashlib
 import os
 import random
 import time
+from collections import ChainMap
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -26,12 +28,13 @@ from ags_fast.keys.entry import MASTER_VERSION, KeyEntry, seals_documents
 from ags_fast.keys.envelope import Envelope
 from ags_fast.keys.kms import KmsClient, as_kms
 from ags_fast.onelog.errors import Again, ExpiredError, JobEndedError, UnknownOutcomeError
+from ags_fast.onelog.keks import Keks, KeyTables
 from ags_fast.onelog.names import LOG, PLANS, block_path, entry_number, entry_path, job_of, last_in_folder
 from ags_fast.onelog.sealed import Document, decoded, seal
 from ags_fast.onelog.tables import Count, Table, Tables, check_unique
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
     from ags_fast.fs import Store
 
@@ -46,6 +49,7 @@ UNANSWERED = 3  # creates without an answer, at one number, after which the outc
 RACES = 200  # that a job loses, one after the other, until it gives up: ten minutes of pauses
 PAUSE_SECONDS = 0.05  # the mean wait after the first race that was lost; it doubles up to 64 times that
 
+Seen = TypeVar("Seen")
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -80,7 +84,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         first: All entries from this number on are kept, and all below are expired.
         over: The jobs that are finished while their plan is still there: committed at this number, or `ENDED`.
         files: The tables of its snapshot.
-        keys: The KEKs of the dataset, by id. Those of the head open every kept version.
+        keys: The KEKs of the dataset, by id. Those of the head open every kept version. In the document there are only
+            those that no table has as they are; in memory it is a `Keks`, which has them all.
         gone: The versions of master keys that nobody may wrap under: they are about to be destroyed, or are.
         policy: The policy of the dataset.
         streams: The last batches of streams.
@@ -88,6 +93,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         near: The SHA-256 of its last ancestors, the parent's last.
         blocks: Those of older ancestors.
         sealer: The KEK that seals the entry.
+        left: The KEKs that left, and that a table may have.
+        key_tables: The tables of KEKs, the newest last.
         digest: The SHA-256 of its bytes, which are stored without this field.
     """
 
@@ -99,7 +106,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     first: Annotated[int, Meta(ge=1)]
     over: dict[str, Count]
     files: tuple[Table, ...]
-    keys: dict[str, KeyEntry]
+    keys: Mapping[str, KeyEntry]
     gone: tuple[MasterVersion, ...]
     policy: Policy
     streams: tuple[Batch, ...]
@@ -107,6 +114,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     near: tuple[Digest, ...]
     blocks: tuple[Block, ...]
     sealer: str
+    left: tuple[str, ...] = ()
+    key_tables: tuple[Table, ...] = ()
     digest: str = ""
 
     @property
@@ -121,7 +130,11 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     def key_ids(self) -> set[str]:
         """Return the ids of the KEKs that reading this version needs."""
-        return {self.sealer}.union(*(table.key_ids() for table in self.files))
+        return {self.sealer}.union(*(table.key_ids() for table in (*self.files, *self.key_tables)))
+
+    def named(self) -> set[str]:
+        """Return the objects that the entry itself names: tables and blocks."""
+        return {table.path for table in (*self.files, *self.key_tables)} | {block.path for block in self.blocks}
 
     def has_batch(self, stream: str, batch: int) -> bool:
         """Whether a batch of a stream, or a later one, was committed."""
@@ -155,7 +168,13 @@ class Draft(NamedTuple):
 
 
 class Work(Protocol):
-    """A job, as the log sees it."""
+    """A job, as the log sees it.
+
+    Attributes:
+        made: The objects that it has made beside its plans. The log adds what it makes for it.
+    """
+
+    made: list[str]
 
     @property
     def id(self) -> str:
@@ -173,6 +192,7 @@ class Idle:
 
     def __init__(self) -> None:
         self.id = new_job_id()
+        self.made: list[str] = []
 
 
 class Log:
@@ -194,6 +214,7 @@ class Log:
         self._blocks: dict[str, list[str]] = {}  # of digests, by path
         self._envelope: tuple[str, Envelope] | None = None
         self._tables: Tables | None = None
+        self._key_tables: KeyTables | None = None
 
     @property
     def tables(self) -> Tables:
@@ -202,10 +223,34 @@ class Log:
             self._tables = Tables(self.store, self.head().dataset_id)
         return self._tables
 
+    def check_moved(self, head: Entry, error: FileNotFoundError | None = None) -> None:
+        """Raise IntegrityError if a head is still the newest entry, though something that it names is missing."""
+        if self.head().digest == head.digest:
+            path = getattr(error, "filename", None) or "an object"
+            raise IntegrityError(f"{path} is missing, but version {head.number} of {self.store.url} names it")
+
+    def look(self, read: Callable[[Entry], Seen], head: Entry | None = None) -> Seen:
+        """Return what a function reads of the newest version. It is called again if that was expired meanwhile.
+
+        Args:
+            read: The function.
+            head: A head that was read before; None: the newest one.
+        """
+        while True:
+            head = head or self.head()
+            try:
+                return read(head)
+            except ExpiredError:
+                raise
+            except FileNotFoundError as error:
+                self.check_moved(head, error)
+                head = None
+
     def envelope(self, head: Entry, own: Mapping[str, KeyEntry] | None = None) -> Envelope:
-        """Return what wraps and unwraps under the KEKs of a head, and under a job's own new ones."""
-        if own:
-            return Envelope(self.kms.for_dataset(head.dataset_id), {**head.keys, **own})
+        """Return what wraps and unwraps under the KEKs of a head, and before those under the ones that a job uses."""
+        if own is not None:  # so that none of them needs a table, which may be gone
+            keys = ChainMap[str, KeyEntry](own, head.keys)  # type: ignore[arg-type] # nobody changes it
+            return Envelope(self.kms.for_dataset(head.dataset_id), keys)
         if self._envelope is None or self._envelope[0] != head.digest:
             self._envelope = head.digest, Envelope(self.kms.for_dataset(head.dataset_id), head.keys)
         return self._envelope[1]
@@ -382,7 +427,7 @@ class Log:
         """Return the entry in these bytes, after all checks."""
         path = entry_path(number)
         document = Document.parse(data, path)
-        sealer = (keys or {}).get(document.header.sealer.key_id)
+        sealer = None if keys is None else keys.get(document.header.sealer.key_id)
         entry = document.opened(self.kms, Entry, sealer)
         known = self._head.dataset_id if self._head else document.header.dataset_id
         if (entry.number, entry.dataset_id, entry.digest) != (number, known, "") or known != document.header.dataset_id:
@@ -391,10 +436,14 @@ class Log:
             raise FormatError(f"{path} contradicts itself")
         if any(key_id != key.key_id for key_id, key in entry.keys.items()) or len(entry.near) >= number:
             raise FormatError(f"{path} contradicts itself")
-        if not entry.key_ids() <= entry.keys.keys():
+        tables = (*entry.files, *entry.key_tables)
+        needed = {table.key_id for table in tables} if entry.key_tables else entry.key_ids()
+        if not needed <= entry.keys.keys():
             raise FormatError(f"{path} names keys that it does not have")
-        check_unique(entry.files)
-        return msgspec.structs.replace(entry, digest=hashlib.sha256(data).hexdigest())
+        check_unique(tables)
+        self._key_tables = self._key_tables or KeyTables(self.store, entry.dataset_id, self.kms)
+        all_keys = Keks(entry.keys, entry.left, entry.key_tables, self._key_tables)
+        return msgspec.structs.replace(entry, keys=all_keys, digest=hashlib.sha256(data).hexdigest())
 
     def _check_follows(self, entry: Entry) -> None:
         """Check that an entry is the pinned one and the one read before, or descends from them."""
@@ -458,10 +507,10 @@ class Log:
                     raise UnknownOutcomeError(
                         f"the plan of the job {job.id} is gone: somebody has ended the job, or it was committed before"
                     )
-                draft = self._decided(decide, head, plans)  # (d) and (e)
-                if draft is None:
+                after = self._decided(decide, head, job, plans)  # (d) and (e)
+                if after is None:
                     return head.number, head
-                data, entry = self._sealed(self._next(head, draft, job, plans))
+                data, entry = self._sealed(after)
                 self.settle(head)
                 tries.number = entry.number
                 self.store.create_exclusive(entry_path(tries.number), data)  # (f)
@@ -472,17 +521,18 @@ class Log:
                 tries.no_answer(error)
 
     def _decided(
-        self, decide: Callable[[Entry, Mapping[str, float]], Draft | None], head: Entry, plans: Mapping[str, float]
-    ) -> Draft | None:
-        """Return what `decide` wants. `Again`: what it has read is gone, and so is the head."""
+        self, decide: Callable[[Entry, Mapping[str, float]], Draft | None], head: Entry, job: Work,
+        plans: Mapping[str, float],
+    ) -> Entry | None:  # fmt: skip
+        """Return the entry that `decide` wants. `Again`: what it has read is gone, and so is the head."""
         try:
-            return decide(head, plans)
+            draft = decide(head, plans)
+            return None if draft is None else self._next(head, draft, job, plans)
         except ExpiredError:
             raise
         except FileNotFoundError as error:
-            if self.head().digest != head.digest:
-                raise Again from None
-            raise IntegrityError(f"{error.filename or error} is missing, but the dataset names it") from None
+            self.check_moved(head, error)
+            raise Again from None
 
     def _next(self, head: Entry, draft: Draft, job: Work, plans: Collection[str]) -> Entry:
         """Return the entry after the head."""
@@ -490,17 +540,19 @@ class Log:
         over = {job_id: at for job_id, at in head.over.items() if job_id in plans}
         over |= dict.fromkeys(draft.ends, ENDED)
         over.setdefault(job.id, number)
-        keys = dict(head.keys if draft.keys is None else draft.keys)
-        for key_id, uses in draft.uses.items():
-            if key_id in keys:
-                keys[key_id] = keys[key_id].replace(uses=keys[key_id].uses + uses)
+        writes = bool(job.plans) and job.id not in draft.ends
+        keys = Keks.of(head.keys).became(head.keys if draft.keys is None else draft.keys)
+        used = {key_id: key.replace(uses=key.uses + n) for key_id, n in draft.uses.items() if (key := keys.get(key_id))}
+        keys = keys.changed(used)
+        sealer = main_key(keys).key_id
+        keys = keys.stored(sealer, job.id if writes else None)
         near, blocks = (*head.near, head.digest), head.blocks
-        if len(near) >= NEAR + BLOCK and job.plans and job.id not in draft.ends:
+        if writes and len(near) >= NEAR + BLOCK:
             blocks = (*blocks, self._block(near[:BLOCK], number - len(near), job.id))[-BLOCKS_KEPT:]
             near = near[BLOCK:]
         first = max(head.first, min(draft.first or 1, number))
         same = (*head.same, *(() if draft.files not in (None, head.files) else (number,)))
-        return Entry(
+        entry = Entry(
             head.dataset_id,
             number,
             draft.operation,
@@ -516,8 +568,12 @@ class Log:
             tuple(one for one in same if one >= first)[-SAME:],
             near,
             blocks,
-            main_key(keys).key_id,
+            sealer,
+            (*keys.left,),
+            keys.tables,
         )
+        job.made += [path for path in entry.named() if job_of(path) == job.id]
+        return entry
 
     def _block(self, digests: tuple[str, ...], first: int, job_id: str) -> Block:
         path, data = block_path(job_id), msgspec.json.encode(digests)
@@ -527,7 +583,8 @@ class Log:
     def _sealed(self, entry: Entry) -> tuple[bytes, Entry]:
         """Return the bytes of an entry, and the entry as the function that reads use has accepted it."""
         envelope = Envelope(self.kms.for_dataset(entry.dataset_id), entry.keys)
-        data = seal(envelope, entry.keys[entry.sealer], entry.dataset_id, entry_path(entry.number), entry)
+        body = msgspec.structs.replace(entry, keys=Keks.of(entry.keys).inline)
+        data = seal(envelope, entry.keys[entry.sealer], entry.dataset_id, entry_path(entry.number), body)
         if len(data) > ENTRY_NBYTES:
             raise PolicyError(f"the next entry of {self.store.url} would have {len(data)} bytes: divide the dataset")
         return data, self.opened(data, entry.number, entry.keys)
@@ -583,7 +640,7 @@ class _Tries:
 
 def main_key(keys: Mapping[str, KeyEntry]) -> KeyEntry:
     """Return the newest KEK that seals documents and tables. PolicyError without one."""
-    found = [key for key in keys.values() if seals_documents(key)]
+    found = [key for key in Keks.of(keys).inline.values() if seals_documents(key)]
     if not found:
         raise PolicyError("the dataset has no active KEK that seals documents")
     return max(found, key=lambda key: (key.created_ms, key.key_id))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.onelog.change import first_kept
+from ags_fast.onelog.keks import Keks
 from ags_fast.onelog.keys import leaving
 from ags_fast.onelog.log import Draft, Idle
 from ags_fast.onelog.names import LOG, entry_path, job_of, plan_path
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.policy import Policy
-    from ags_fast.keys.entry import KeyEntry
     from ags_fast.onelog.log import Entry, Log, MasterVersion, Work
     from ags_fast.onelog.tables import Table
 
@@ -53,15 +53,15 @@ def clean(log: Log, head: Entry | None = None) -> list[str]:
         log.settle(head)
         try:
             return _clean(log, head, expired, plans)
-        except FileNotFoundError:
-            _check_moved(log, head)
+        except FileNotFoundError as error:
+            log.check_moved(head, error)
     return []
 
 
 def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[str]) -> list[str]:
     kept = log.kept(head)
     tables = {table.path: table for entry in kept for table in entry.files}
-    blocks = {block.path for entry in kept for block in entry.blocks}
+    named = set().union(*(entry.named() for entry in kept))
     deleted: list[str] = []
     for entry in expired:
         if entry.number >= head.first:
@@ -72,7 +72,7 @@ def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[st
             needed = {row.file for path, table in tables.items() if path not in own for row in _rows(log, table, head)}
             for table in lacking:
                 candidates += [file for file in _files(log, table, head) if file not in needed] + [table.path]
-        candidates += [block.path for block in entry.blocks if block.path not in blocks]
+        candidates += sorted(entry.named() - named - {table.path for table in entry.files})
         gone = [path for path in candidates if _may_go(path, plans)]
         for path in gone:  # the tables after the files that they name
             log.store.delete(path)
@@ -90,8 +90,8 @@ def delete(log: Log, candidates: Collection[str]) -> list[str]:
         log.settle(head)
         try:
             named = needed(log, head)
-        except FileNotFoundError:
-            _check_moved(log, head)
+        except FileNotFoundError as error:
+            log.check_moved(head, error)
             continue
         gone = [path for path in candidates if path not in named and _may_go(path, plans)]
         for path in gone:
@@ -105,11 +105,11 @@ def needed(log: Log, head: Entry) -> set[str]:
     named: set[str] = set()
     seen: set[str] = set()
     for entry in log.kept(head):
-        named |= {block.path for block in entry.blocks}
+        named |= entry.named()
         for table in entry.files:
             if table.path not in seen:
                 seen.add(table.path)
-                named |= {table.path, *(row.file for row in _rows(log, table, head))}
+                named |= {row.file for row in _rows(log, table, head)}
     return named
 
 
@@ -181,8 +181,7 @@ def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: i
         for entry in log.expired(head):
             ids |= entry.key_ids()  # whoever cleans up reads its tables
         gone = leaving(head.keys, ids, _reserved(log, plans, head), skip_grace, now_ms)
-        keys: dict[str, KeyEntry] = {key_id: key for key_id, key in head.keys.items() if key_id not in gone}
-        return Draft("expire", keys=keys) if gone else None
+        return Draft("expire", keys=Keks.of(head.keys).changed(dict.fromkeys(gone))) if gone else None
 
     log.append(job, older)
     deleted = clean(log)
@@ -262,9 +261,3 @@ def _files(log: Log, table: Table, head: Entry) -> list[str]:
         return [row.file for row in log.tables.rows(table, log.envelope(head))]
     except (FileNotFoundError, KeyAccessError):
         return []
-
-
-def _check_moved(log: Log, head: Entry) -> None:
-    """Raise IntegrityError if the head is still the newest entry, and something that it needs is missing."""
-    if log.head().digest == head.digest:
-        raise IntegrityError(f"an object that version {head.number} of {log.store.url} needs is missing")

@@ -16,6 +16,7 @@ from ags_fast.onelog import reach
 from ags_fast.onelog.change import Wish
 from ags_fast.onelog.errors import ExpiredError, JobEndedError
 from ags_fast.onelog.job import Job
+from ags_fast.onelog.keks import Keks
 from ags_fast.onelog.keys import Rotation
 from ags_fast.onelog.log import Draft, Entry, Idle, Log
 from ags_fast.onelog.plan import read_plan
@@ -149,9 +150,10 @@ def _rotate(rotation: Rotation) -> None:
 def _turn(place: Place, me: str) -> None:
     SimStore.door.ask("turn", "master")
     log = opened()
+    job = Job.begin(log, "mek")  # with a plan, since it may write tables of KEKs
     done: dict[bytes | None, KeyEntry] = {}
 
-    def decide(head: Entry, plans: Mapping[str, float]) -> Draft | None:
+    def decide(head: Entry) -> Draft:
         kms = log.kms.for_dataset(head.dataset_id)
         keys = dict(head.keys)
         for key in head.keys.values():
@@ -160,9 +162,9 @@ def _turn(place: Place, me: str) -> None:
                     done[key.wrapped] = rewrap_kek(kms, key)
                 new = done[key.wrapped]
                 keys[key.key_id] = key.replace(wrapped=new.wrapped, properties=new.properties)
-        return Draft("mek", keys=keys)
+        return Draft("mek", keys=keys, uses=job.uses())
 
-    log.append(Idle(), decide)
+    job.replace_files(decide)
 
 
 def _destroy(place: Place, me: str) -> None:
@@ -247,6 +249,8 @@ def read(place: Place) -> Files:
     head = log.head()
     newest: Files = {}
     for entry in log.kept(head):
+        for table in entry.key_tables:
+            Keks.of(head.keys).place.rows(table, log.envelope(head))
         files = {
             row.path: _content(log, head, row)
             for table in entry.files

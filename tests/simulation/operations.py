@@ -196,10 +196,16 @@ OPERATIONS = {
 }
 
 
-def on_one_log() -> None:
-    """Simulate the floor on one log from now on, `ags_fast.onelog`."""
+def on_one_log(inline: int = 1) -> None:
+    """Simulate the floor on one log from now on, `ags_fast.onelog`.
+
+    Args:
+        inline: How many KEKs with a scope an entry holds itself. With few of them there are tables of KEKs.
+    """
+    from ags_fast.onelog import keks
     from simulation import floor
 
+    keks.INLINE = inline
     OPERATIONS.update(
         {name: OPERATIONS.get(name, Operation(run))._replace(run=run) for name, run in floor.RUNS.items()}
     )
