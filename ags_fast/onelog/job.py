@@ -20,7 +20,7 @@ from ags_fast.onelog.errors import Again, JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.log import Batch, Draft, Entry, Log, main_key
 from ags_fast.onelog.names import job_of, plan_path
 from ags_fast.onelog.plan import Plan, read_plan, store_plan
-from ags_fast.onelog.tables import counted, rewrapped
+from ags_fast.onelog.tables import rewrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -361,10 +361,11 @@ class Job:
         """
 
         def files(head: Entry) -> Draft | None:
-            used = counted(head.files).keys() | {table.key_id for table in head.files}
+            envelope, counted = self.envelope(head), self.log.tables.counted
+            counts, wraps = counted(head.files, envelope), Counter[str]()
+            used = counts.keys() | {table.key_id for table in head.files}
             olds = decide_keys.to_replace(head.keys, rotation, used)
             new = {old.key_id: self._own(rotation.kind_of(old), head) for old in olds.values()}
-            counts, wraps = counted(head.files), Counter[str]()
             for old_id, made in new.items():
                 wraps[made.key_id] += counts[old_id] + SLACK_USES
             missing = {key_id: count for key_id, count in wraps.items() if count > self._room[key_id]}
@@ -378,7 +379,7 @@ class Job:
             sealer = main_key(keys).key_id
             tables = []
             for table in head.files:
-                if table.keys.keys() & moves.keys():
+                if counted([table], envelope).keys() & moves.keys():
                     rows = [
                         _moved(row, moves, envelope, head.dataset_id) for row in self.log.tables.rows(table, envelope)
                     ]

@@ -129,8 +129,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         return sum(table.rows for table in self.files)
 
     def key_ids(self) -> set[str]:
-        """Return the ids of the KEKs that reading this version needs."""
-        return {self.sealer}.union(*(table.key_ids() for table in (*self.files, *self.key_tables)))
+        """Return the ids of the KEKs that open the entry and its tables. `Tables.counted` has those of its files."""
+        return {self.sealer, *(table.key_id for table in (*self.files, *self.key_tables))}
 
     def named(self) -> set[str]:
         """Return the objects that the entry itself names: tables and blocks."""
@@ -436,11 +436,9 @@ class Log:
             raise FormatError(f"{path} contradicts itself")
         if any(key_id != key.key_id for key_id, key in entry.keys.items()) or len(entry.near) >= number:
             raise FormatError(f"{path} contradicts itself")
-        tables = (*entry.files, *entry.key_tables)
-        needed = {table.key_id for table in tables} if entry.key_tables else entry.key_ids()
-        if not needed <= entry.keys.keys():
+        if not entry.key_ids() <= entry.keys.keys():
             raise FormatError(f"{path} names keys that it does not have")
-        check_unique(tables)
+        check_unique((*entry.files, *entry.key_tables))
         self._key_tables = self._key_tables or KeyTables(self.store, entry.dataset_id, self.kms)
         all_keys = Keks(entry.keys, entry.left, entry.key_tables, self._key_tables)
         return msgspec.structs.replace(entry, keys=all_keys, digest=hashlib.sha256(data).hexdigest())

@@ -18,7 +18,6 @@ from ags_fast.onelog.keys import leaving
 from ags_fast.onelog.log import Draft, Idle
 from ags_fast.onelog.names import LOG, entry_path, job_of, plan_path
 from ags_fast.onelog.plan import read_plan
-from ags_fast.onelog.tables import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -177,9 +176,9 @@ def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: i
         return Draft("expire", first=number) if number > head.first else None
 
     def keks(head: Entry, plans: Mapping[str, float]) -> Draft | None:
-        ids = set().union(*(entry.key_ids() for entry in log.kept(head)))
-        for entry in log.expired(head):
-            ids |= entry.key_ids()  # whoever cleans up reads its tables
+        kept = log.kept(head)
+        ids = set().union(*(entry.key_ids() for entry in (*kept, *log.expired(head))))  # whoever cleans up reads tables
+        ids |= _wrapping(log, kept, head)
         gone = leaving(head.keys, ids, _reserved(log, plans, head), skip_grace, now_ms)
         return Draft("expire", keys=Keks.of(head.keys).changed(dict.fromkeys(gone))) if gone else None
 
@@ -229,12 +228,18 @@ def _check_master(log: Log, head: Entry, version: MasterVersion) -> None:
     ]
     singles = {key.key_id for key in head.keys.values() if not key.double_wrap and key.wrapping_key_id == version[0]}
     if not under and singles:
-        under = sorted(singles.intersection(key_id for entry in log.kept(head) for key_id in counted(entry.files)))
+        under = sorted(singles & _wrapping(log, log.kept(head), head))
     if under:
         raise PolicyError(
             f"version {version[1]} of the master key {version[0]!r} still wraps {len(under)} keys, such as {under[0]}: "
             "rotate them first"
         )
+
+
+def _wrapping(log: Log, entries: Iterable[Entry], head: Entry) -> set[str]:
+    """Return the KEKs that wrap data keys of files of these versions."""
+    tables = {table.path: table for entry in entries for table in entry.files}
+    return set(log.tables.counted(tables.values(), log.envelope(head)))
 
 
 def _or_unknown(version: MasterVersion) -> set[MasterVersion]:

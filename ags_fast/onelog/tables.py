@@ -1,8 +1,9 @@
 """Sealed tables: rows of files by path, or rows of another kind by another name, in columns. A table never changes.
 
-A table is an AGS1 stream. Its plaintext is pages of at most `PAGE_ROWS` rows, sorted by name, and then the directory,
-which has the first name, the offset and the length of each page. A page is columns in msgpack, compressed by zlib. The
-entry of the log that names a table has its length and its wrapped data key.
+A table is an AGS1 stream. Its plaintext is pages of at most `PAGE_ROWS` rows, sorted by name, then the counts of its
+KEKs if they are many, and then the directory, which has the first name, the offset and the length of each page. A page
+is columns in msgpack, compressed by zlib, and so are the counts. The entry of the log that names a table has its length
+and its wrapped data key.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ags_fast.onelog.names import table_path
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from ags_fast.fs import Store
     from ags_fast.keys.envelope import Envelope
@@ -36,10 +37,12 @@ PAGE_NBYTES = 64 << 20  # of a page, decompressed: more than 512 rows have
 TABLE_ROWS = 1 << 16  # a table with more is written as several
 BLOCK_NBYTES = 1 << 16
 CACHED = 256  # pages and directories in memory
+COUNTS = 8  # KEKs whose counts are in the reference of a table; those of more are in the table
 RATIO = 2  # a commit merges tables that have fewer rows than this many times what is written anyway
 
 Count = Annotated[int, Meta(ge=0)]
 Row = TypeVar("Row")
+Part = TypeVar("Part")
 Directory = list[tuple[bytes, Count, Count]]  # of each page the first name, the offset and the length in bytes
 
 
@@ -56,7 +59,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         nbytes: Bytes of plaintext of the files.
         key_id: The KEK that wraps the table's data key.
         wrapped: The table's data key, wrapped.
-        keys: How many data keys of files each KEK wraps in it.
+        keys: How many data keys of files each KEK wraps in it; None: the table says it, see `Tables.counted`.
     """
 
     path: str
@@ -68,11 +71,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nbytes: Count
     key_id: str
     wrapped: bytes
-    keys: dict[str, Count]
-
-    def key_ids(self) -> set[str]:
-        """Return the ids of the KEKs that are needed to read the table and its files."""
-        return {self.key_id, *self.keys}
+    keys: dict[str, Count] | None
 
 
 class _Page(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -211,7 +210,9 @@ class SortedTables(Generic[Row]):
     def __init__(self, store: Store, dataset_id: str) -> None:
         self._store = store
         self._dataset_id = dataset_id
-        self._parts: OrderedDict[tuple[str, int], Any] = OrderedDict()  # the directory is at -1, all rows are at -2
+        self._parts: OrderedDict[tuple[str, int], Any] = (
+            OrderedDict()
+        )  # at -1 the directory, at -2 all rows, at -3 counts
         self._lock = Lock()
 
     def name(self, row: Row) -> bytes:
@@ -255,6 +256,9 @@ class SortedTables(Generic[Row]):
             page = zlib.compress(self.encoded(rows[at : at + PAGE_ROWS]), 1)
             directory.append((self.name(rows[at]), len(data), len(page)))
             data += page
+        nbytes, keys = self.counts(rows)
+        many = len(keys) > COUNTS
+        data += zlib.compress(msgspec.msgpack.encode(keys), 1) if many else b""
         begin = len(data)
         data += msgspec.msgpack.encode(directory)
         path, key = table_path(job_id), secrets.token_bytes(32)
@@ -262,9 +266,8 @@ class SortedTables(Generic[Row]):
         self._store.create_exclusive(path, AgsCodec(key, block_size=BLOCK_NBYTES).encrypt(bytes(data)))
         if len(rows) <= PAGE_ROWS:
             self._keep((path, -2), list(rows))  # the next commit may merge them
-        nbytes, keys = self.counts(rows)
         ends = self.name(rows[0]), self.name(rows[-1])
-        return Table(path, len(data), begin, len(rows), *ends, nbytes, key_id, wrapped, keys)
+        return Table(path, len(data), begin, len(rows), *ends, nbytes, key_id, wrapped, None if many else keys)
 
     def _read(self, table: Table, envelope: Envelope, begin: int, size: int) -> bytes:
         key = envelope.unwrap(table.key_id, table.wrapped, binding(self._dataset_id, "table", table.path))
@@ -318,14 +321,7 @@ class SortedTables(Generic[Row]):
 
     def _unpacked(self, data: bytes, path: str) -> list[Row]:
         """Return the rows of a page. FormatError: it is none."""
-        inflate = zlib.decompressobj()
-        try:
-            plain = inflate.decompress(data, PAGE_NBYTES)
-            if inflate.unconsumed_tail or not inflate.eof or inflate.unused_data:
-                raise ValueError("it is too long, or cut")
-            return self.decoded(plain)
-        except (zlib.error, msgspec.DecodeError, ValueError, IndexError) as error:
-            raise FormatError(f"the table {path} is malformed: {error}") from None
+        return _inflated(data, self.decoded, path)
 
     def _held(self, name: tuple[str, int]) -> Any:
         with self._lock:
@@ -358,6 +354,21 @@ class Tables(SortedTables[FileEntry]):
     def counts(self, rows: Sequence[FileEntry]) -> tuple[int, dict[str, int]]:
         """See `SortedTables.counts`."""
         return sum(row.plain_length for row in rows), dict(wrapped_by(rows))
+
+    def counted(self, tables: Iterable[Table], envelope: Envelope) -> Counter[str]:
+        """Count the data keys of files that each KEK wraps in these tables. FileNotFoundError: one is missing."""
+        counts: Counter[str] = Counter()
+        for table in tables:
+            counts.update(self._counts(table, envelope) if table.keys is None else table.keys)
+        return counts
+
+    def _counts(self, table: Table, envelope: Envelope) -> dict[str, int]:
+        if (held := self._held((table.path, -3))) is None:
+            _, last, length = self._directory(table, envelope)[-1]
+            data = self._read(table, envelope, last + length, table.directory - last - length)
+            held = _inflated(data, msgspec.msgpack.Decoder(dict[str, Count]).decode, table.path)
+            self._keep((table.path, -3), held)
+        return held  # type: ignore[no-any-return]
 
     def find(
         self, tables: Iterable[Table], paths: Collection[str], envelope: Envelope
@@ -414,6 +425,18 @@ class Tables(SortedTables[FileEntry]):
         return (*left, *self.write([*kept, *add], job_id, key_id, envelope))
 
 
+def _inflated(data: bytes, decode: Callable[[bytes], Part], path: str) -> Part:
+    """Return a part of a table that was compressed. FormatError: it is none."""
+    inflate = zlib.decompressobj()
+    try:
+        plain = inflate.decompress(data, PAGE_NBYTES)
+        if inflate.unconsumed_tail or not inflate.eof or inflate.unused_data:
+            raise ValueError("it is too long, or cut")
+        return decode(plain)
+    except (zlib.error, msgspec.DecodeError, ValueError, IndexError) as error:
+        raise FormatError(f"the table {path} is malformed: {error}") from None
+
+
 def _directory(table: Table, data: bytes) -> Directory:
     """Parse the directory of a table."""
     try:
@@ -421,7 +444,8 @@ def _directory(table: Table, data: bytes) -> Directory:
     except msgspec.DecodeError as error:
         raise FormatError(f"the table {table.path} is malformed: {error}") from None
     ends = [0, *(begin + length for _, begin, length in pages)]
-    if ends[:-1] != [begin for _, begin, _ in pages] or ends[-1] != table.directory or not pages:
+    counts = table.directory - ends[-1]
+    if ends[:-1] != [begin for _, begin, _ in pages] or (counts > 0) != (table.keys is None) or counts < 0 or not pages:
         raise FormatError(f"the table {table.path} is malformed: its pages do not follow each other")
     return pages
 
@@ -436,14 +460,6 @@ def rewrapped(table: Table, key_id: str, envelope: Envelope, dataset_id: str) ->
     bound = binding(dataset_id, "table", table.path)
     wrapped = envelope.wrap(key_id, envelope.unwrap(table.key_id, table.wrapped, bound), bound)
     return msgspec.structs.replace(table, key_id=key_id, wrapped=wrapped)
-
-
-def counted(tables: Iterable[Table]) -> Counter[str]:
-    """Count the data keys that each KEK wraps in these tables."""
-    counts: Counter[str] = Counter()
-    for table in tables:
-        counts.update(table.keys)
-    return counts
 
 
 def check_unique(tables: Sequence[Table]) -> None:

@@ -155,14 +155,14 @@ def _turn(place: Place, me: str) -> None:
 
     def decide(head: Entry) -> Draft:
         kms = log.kms.for_dataset(head.dataset_id)
-        keys = dict(head.keys)
+        keys: dict[str, KeyEntry] = {}
         for key in head.keys.values():
             if key.wrapping_key_id == "master" and key.double_wrap:
                 if key.wrapped not in done:
                     done[key.wrapped] = rewrap_kek(kms, key)
                 new = done[key.wrapped]
                 keys[key.key_id] = key.replace(wrapped=new.wrapped, properties=new.properties)
-        return Draft("mek", keys=keys, uses=job.uses())
+        return Draft("mek", keys=Keks.of(head.keys).changed(keys), uses=job.uses())
 
     job.replace_files(decide)
 

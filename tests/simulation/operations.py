@@ -200,12 +200,13 @@ def on_one_log(inline: int = 1) -> None:
     """Simulate the floor on one log from now on, `ags_fast.onelog`.
 
     Args:
-        inline: How many KEKs with a scope an entry holds itself. With few of them there are tables of KEKs.
+        inline: How many KEKs with a scope an entry holds itself, and counts of a table. With few of them there are tables
+            of KEKs, and counts in tables of files.
     """
-    from ags_fast.onelog import keks
+    from ags_fast.onelog import keks, tables
     from simulation import floor
 
-    keks.INLINE = inline
+    keks.INLINE = tables.COUNTS = inline
     OPERATIONS.update(
         {name: OPERATIONS.get(name, Operation(run))._replace(run=run) for name, run in floor.RUNS.items()}
     )
