@@ -14,32 +14,32 @@ import time
 from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.chain import Pin
-from ags_fast.keys.entry import MASTER_VERSION, KeyEntry, seals_documents
+from ags_fast.keys.entry import MASTER_VERSION, KeyEntry
 from ags_fast.keys.envelope import Envelope
 from ags_fast.keys.kms import KmsClient, as_kms
+from ags_fast.onelog.entry import BLOCK, Batch, Block, Entry, MasterVersion, main_key
 from ags_fast.onelog.errors import Again, ExpiredError, JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.keks import Keks, KeyTables
-from ags_fast.onelog.names import LOG, PLANS, block_path, entry_number, entry_path, job_of, last_in_folder
+from ags_fast.onelog.names import FOLDER, LOG, PLANS, block_path, entry_number, entry_path, job_of, last_in_folder
 from ags_fast.onelog.sealed import Document, decoded, seal
-from ags_fast.onelog.tables import Count, Table, Tables, check_unique
+from ags_fast.onelog.tables import Table, Tables, check_unique
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from ags_fast.fs import Store
 
 ENTRY_NBYTES = 16 << 20
-BLOCK = 64  # digests in a block
 NEAR = 8  # digests that an entry holds itself, at least, if there are that many before it
 BLOCKS_KEPT = 16  # blocks that an entry names, at most
 BATCHES_KEPT = 64  # streams whose last batch an entry records
@@ -50,95 +50,6 @@ RACES = 200  # that a job loses, one after the other, until it gives up: ten min
 PAUSE_SECONDS = 0.05  # the mean wait after the first race that was lost; it doubles up to 64 times that
 
 Seen = TypeVar("Seen")
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-
-
-MasterVersion = tuple[str, str]  # a master key, and a version of it
-
-
-class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last batch of a stream that was committed."""
-
-    stream: str
-    batch: Count
-    time_ms: Count
-
-
-class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An object with the digests of `BLOCK` ancestors."""
-
-    path: str
-    first: Annotated[int, Meta(ge=1)]
-    sha256: Digest
-
-
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a dataset is from one moment on. It never changes.
-
-    Attributes:
-        dataset_id: To which all keys are bound.
-        number: The highest number is the head.
-        operation: What its job did.
-        job_id: The job.
-        time_ms: When the entry was made, in milliseconds since the epoch.
-        first: All entries from this number on are kept, and all below are expired.
-        over: The jobs that are finished while their plan is still there: committed at this number, or `ENDED`.
-        files: The tables of its snapshot.
-        keys: The KEKs of the dataset, by id. Those of the head open every kept version. In the document there are only
-            those that no table has as they are; in memory it is a `Keks`, which has them all.
-        gone: The versions of master keys that nobody may wrap under: they are about to be destroyed, or are.
-        policy: The policy of the dataset.
-        streams: The last batches of streams.
-        same: The kept entries that have the files of their parent: a policy does not count them. The last `SAME`.
-        near: The SHA-256 of its last ancestors, the parent's last.
-        blocks: Those of older ancestors.
-        sealer: The KEK that seals the entry.
-        left: The KEKs that left, and that a table may have.
-        key_tables: The tables of KEKs, the newest last.
-        digest: The SHA-256 of its bytes, which are stored without this field.
-    """
-
-    dataset_id: str
-    number: Annotated[int, Meta(ge=1)]
-    operation: str
-    job_id: str
-    time_ms: Count
-    first: Annotated[int, Meta(ge=1)]
-    over: dict[str, Count]
-    files: tuple[Table, ...]
-    keys: Mapping[str, KeyEntry]
-    gone: tuple[MasterVersion, ...]
-    policy: Policy
-    streams: tuple[Batch, ...]
-    same: tuple[Count, ...]
-    near: tuple[Digest, ...]
-    blocks: tuple[Block, ...]
-    sealer: str
-    left: tuple[str, ...] = ()
-    key_tables: tuple[Table, ...] = ()
-    digest: str = ""
-
-    @property
-    def pin(self) -> str:
-        """What a user keeps outside of the storage."""
-        return str(Pin(self.number, self.digest))
-
-    @property
-    def count(self) -> int:
-        """How many files it has."""
-        return sum(table.rows for table in self.files)
-
-    def key_ids(self) -> set[str]:
-        """Return the ids of the KEKs that open the entry and its tables. `Tables.counted` has those of its files."""
-        return {self.sealer, *(table.key_id for table in (*self.files, *self.key_tables))}
-
-    def named(self) -> set[str]:
-        """Return the objects that the entry itself names: tables and blocks."""
-        return {table.path for table in (*self.files, *self.key_tables)} | {block.path for block in self.blocks}
-
-    def has_batch(self, stream: str, batch: int) -> bool:
-        """Whether a batch of a stream, or a later one, was committed."""
-        return any(one.stream == stream and one.batch >= batch for one in self.streams)
 
 
 class Draft(NamedTuple):
@@ -220,7 +131,7 @@ class Log:
     def tables(self) -> Tables:
         """The tables of the dataset."""
         if self._tables is None:
-            self._tables = Tables(self.store, self.head().dataset_id)
+            self._tables = Tables(self.store, (self._head or self.head()).dataset_id)
         return self._tables
 
     def check_moved(self, head: Entry, error: FileNotFoundError | None = None) -> None:
@@ -283,7 +194,7 @@ class Log:
             else:
                 entry = self._read(number)
                 # A low number can be removed, and created again by a process that slept. The highest number cannot.
-                if entry is None or self._highest() != number:
+                if entry is None or self._highest(number) != number:
                     continue
                 self._check_follows(entry)
             if self._head is not None:
@@ -337,18 +248,25 @@ class Log:
         self._read_before = {entry.number: entry for entry in found}
         return found
 
-    def expired(self, head: Entry) -> list[Entry]:
-        """Return the entries below `first` that are still there: what is left to clean up."""
-        if head.first == 1:
-            return []
+    def below_first(self, head: Entry) -> list[int]:
+        """Return the numbers below `first` whose entries are still there, in order: what is to be cleaned up."""
         found = []
-        for listed in self.store.list(LOG):
+        for listed in self.store.list(LOG) if head.first > 1 else ():
             number = entry_number(listed.path)
             if 0 < number < head.first:
-                with suppress(KeyAccessError):  # a process made it too late: only a sweep finds its objects
-                    if (entry := self._read_before.get(number) or self._read(number, head.keys)) is not None:
-                        found.append(entry)
-        return sorted(found, key=lambda entry: entry.number)
+                found.append(number)
+            elif number and not self.store.local:  # object stores list in order
+                break
+        return sorted(found)
+
+    def expired(self, head: Entry, numbers: Iterable[int] | None = None) -> list[Entry]:
+        """Return the entries below `first` that are still there: of these numbers, or all."""
+        found = []
+        for number in self.below_first(head) if numbers is None else numbers:
+            with suppress(KeyAccessError):  # a process made it too late: only a sweep finds its objects
+                if (entry := self._read_before.get(number) or self._read(number, head.keys)) is not None:
+                    found.append(entry)
+        return found
 
     def plans(self) -> dict[str, float]:
         """Return the jobs that have a plan, and when each last showed life, in seconds since the epoch."""
@@ -385,10 +303,13 @@ class Log:
             self._blocks[block.path] = decoded(data, list[str], block.path)
         return self._blocks[block.path]
 
-    def _highest(self) -> int:
+    def _highest(self, seen: int = 0) -> int:
+        """Return the highest number. A listing begins at the highest that is known, or that a pin or the caller has."""
         known = self._head.number if self._head else 0
-        after = entry_path(known - 1) if known else ""
-        number = self._last_after(after)
+        start = max(known, seen, self._pin.number if self._pin else 0)
+        number = self._last_after(entry_path(start - 1) if start else "")
+        if not number and start > known:  # it is not there any more
+            number = self._last_after(entry_path(known - 1) if known else "")
         # A local folder is not listed at one moment: another folder may have come while this one was read.
         while self.store.local and number and (above := self._last_after(last_in_folder(number))):
             number = above
@@ -397,7 +318,24 @@ class Log:
         return number
 
     def _last_after(self, after: str) -> int:
-        return max((entry_number(listed.path) for listed in self.store.list(LOG, after)), default=0)
+        """Return the highest number of an entry after a path; 0: there is none. A long log is not listed whole."""
+        last, more = self._page_after(after)
+        step = FOLDER
+        while more:
+            number, further = self._page_after(entry_path(last + step))
+            if number:
+                last, more, step = number, further, 2 * step
+            elif not step:
+                break
+            else:
+                step = step // 2 if step > FOLDER else 0
+        return last
+
+    def _page_after(self, after: str) -> tuple[int, bool]:
+        """Return the highest number of the first entries after a path, and whether there may be more."""
+        count = None if self.store.local else FOLDER  # a local folder is not listed in order
+        numbers = [entry_number(listed.path) for listed in islice(self.store.list(LOG, after), count)]
+        return max(numbers, default=0), len(numbers) == count
 
     def _gone(self, known: int) -> None:
         url = self.store.url
@@ -634,14 +572,6 @@ class _Tries:
         return UnknownOutcomeError(
             f"{self._url} does not answer: the job {self._job_id} may be committed, now or later"
         )
-
-
-def main_key(keys: Mapping[str, KeyEntry]) -> KeyEntry:
-    """Return the newest KEK that seals documents and tables. PolicyError without one."""
-    found = [key for key in Keks.of(keys).inline.values() if seals_documents(key)]
-    if not found:
-        raise PolicyError("the dataset has no active KEK that seals documents")
-    return max(found, key=lambda key: (key.created_ms, key.key_id))
 
 
 __all__ = ["ENDED", "Batch", "Draft", "Entry", "Idle", "Log", "Work", "main_key"]

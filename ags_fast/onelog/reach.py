@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.policy import Policy
-    from ags_fast.onelog.log import Entry, Log, MasterVersion, Work
+    from ags_fast.onelog.entry import Entry, MasterVersion
+    from ags_fast.onelog.log import Log, Work
     from ags_fast.onelog.tables import Table
 
+SOME = 64  # expired entries in memory
 ROUNDS = 100  # in which a version that is read may be expired meanwhile
 
 
@@ -43,18 +45,22 @@ def clean(log: Log, head: Entry | None = None) -> list[str]:
     Returns:
         The objects that were deleted.
     """
-    for _ in range(ROUNDS):
-        expired = log.expired(head or log.head())
-        if not expired:
-            return []
-        plans = log.plans()
-        head = log.head()
-        log.settle(head)
-        try:
-            return _clean(log, head, expired, plans)
-        except FileNotFoundError as error:
-            log.check_moved(head, error)
-    return []
+    head = head or log.head()
+    deleted: list[str] = []
+    numbers = log.below_first(head)
+    for at in range(0, len(numbers), SOME):
+        for _ in range(ROUNDS):
+            if not (expired := log.expired(head, numbers[at : at + SOME])):
+                break
+            plans = log.plans()
+            head = log.head()
+            log.settle(head)
+            try:
+                deleted += _clean(log, head, expired, plans)
+                break
+            except FileNotFoundError as error:
+                log.check_moved(head, error)
+    return deleted
 
 
 def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[str]) -> list[str]:
@@ -214,12 +220,16 @@ def retire_master(log: Log, job: Work, version: MasterVersion) -> None:
         _check_master(log, head, version)
         return None if version in head.gone else Draft("retire-master", gone=(*head.gone, version))
 
+    def check(head: Entry) -> None:
+        log.settle(head)
+        _check_master(log, head, version)
+        if version not in head.gone:
+            raise IntegrityError(
+                f"version {head.number} of {log.store.url} allows what an earlier version has forbidden"
+            )
+
     log.append(job, decide)
-    head = log.head()
-    log.settle(head)
-    _check_master(log, head, version)
-    if version not in head.gone:
-        raise IntegrityError(f"version {head.number} of {log.store.url} allows what an earlier version has forbidden")
+    log.look(check)
 
 
 def _check_master(log: Log, head: Entry, version: MasterVersion) -> None:
