@@ -320,15 +320,15 @@ class Log:
     def _last_after(self, after: str) -> int:
         """Return the highest number of an entry after a path; 0: there is none. A long log is not listed whole."""
         last, more = self._page_after(after)
-        step = FOLDER
+        step, up = FOLDER, True
         while more:
             number, further = self._page_after(entry_path(last + step))
             if number:
-                last, more, step = number, further, 2 * step
+                last, more = number, further
             elif not step:
                 break
-            else:
-                step = step // 2 if step > FOLDER else 0
+            up = up and bool(number)
+            step = 2 * step if up else step // 2 if step > FOLDER else 0
         return last
 
     def _page_after(self, after: str) -> tuple[int, bool]:
