@@ -365,7 +365,7 @@ class Log:
         """Return the entry in these bytes, after all checks."""
         path = entry_path(number)
         document = Document.parse(data, path)
-        sealer = None if keys is None else keys.get(document.header.sealer.key_id)
+        sealer = None if keys is None else Keks.of(keys).inline.get(document.header.sealer.key_id)
         entry = document.opened(self.kms, Entry, sealer)
         known = self._head.dataset_id if self._head else document.header.dataset_id
         if (entry.number, entry.dataset_id, entry.digest) != (number, known, "") or known != document.header.dataset_id:

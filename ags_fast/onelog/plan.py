@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ags_fast.keys.entry import KeyEntry
+from ags_fast.onelog.keks import Keks
 from ags_fast.onelog.log import main_key
 from ags_fast.onelog.names import plan_path
 from ags_fast.onelog.sealed import Document, seal
@@ -59,4 +60,4 @@ def read_plan(log: Log, job_id: str, head: Entry) -> Plan | None:
     except FileNotFoundError:
         return None
     document = Document.parse(data, path)
-    return document.opened(log.kms, Plan, head.keys.get(document.header.sealer.key_id))
+    return document.opened(log.kms, Plan, Keks.of(head.keys).inline.get(document.header.sealer.key_id))
