@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,10 @@ from kms_clients import keystore
 
 pytest.importorskip("msgspec")
 
+import msgspec
 from simulation.floor import new_row
+from simulation.store import Door, SimStore
+from simulation.world import Request, World
 
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.keks import Want
@@ -20,13 +24,17 @@ from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, 
 from ags_fast.fs import Store
 from ags_fast.keys import load_kms
 from ags_fast.keys.chain import Pin
+from ags_fast.keys.entry import SCOPE, KeyEntry
+from ags_fast.onelog import keks as keks_module
 from ags_fast.onelog import log as log_module
 from ags_fast.onelog import names, reach
 from ags_fast.onelog.change import Change, Wish, first_kept, next_change
 from ags_fast.onelog.errors import ExpiredError, JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.job import Committed, Job
+from ags_fast.onelog.keks import Keks, KeyTables
 from ags_fast.onelog.keys import Rotation
 from ags_fast.onelog.log import Draft, Entry, Idle, Log
+from ags_fast.onelog.snapshot import Snapshot
 from ags_fast.onelog.tables import Tables, path_bytes
 
 if TYPE_CHECKING:
@@ -417,7 +425,7 @@ def test_a_rotation_replaces_what_wraps(tmp_path: Path, kms: KmsClient) -> None:
     Job.begin(log, "rotate").rotate(Rotation())
     head = log.head()
     assert {key.key_id: key.state for key in head.keys.values()} == {old: "retired", head.sealer: "active"}
-    assert head.key_ids() == {head.sealer}
+    assert head.key_ids() == log.tables.counted(head.files, log.envelope(head)).keys() == {head.sealer}
     assert paths_of(log) == {"a", "b"}
     reach.expire(log, Idle(), 1, skip_grace=True, now_ms=0)
     assert log.head().keys.keys() == {head.sealer}
@@ -434,6 +442,306 @@ def test_work_that_others_undo_gives_up(tmp_path: Path, kms: KmsClient, monkeypa
 
     with pytest.raises(ConcurrentChangeError, match="all the time"):
         log.append(Idle(), race)
+
+
+# ---------------------------------------------------------------------------------------------------------- many KEKs
+
+
+class Counting(Door):
+    """A world that counts requests."""
+
+    def __init__(self) -> None:
+        super().__init__(World())
+        self.asked: list[str] = []
+
+    def ask(self, kind: str, path: str = "", argument: Any = None) -> Any:
+        self.asked.append(f"{kind} {path.removeprefix('b/d/')}")
+        return super().ask(kind, path, argument)
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    door = Counting()
+    monkeypatch.setattr(SimStore, "door", door, raising=False)
+    return door
+
+
+def remote_log(door: Counting, kms: KmsClient, policy: Policy, first: int, last: int, there: Iterable[int]) -> Log:
+    """Make a log whose head is `last`. The other entries that are there have no content."""
+    log = Log(SimStore("sim://b/d"), kms)
+    kek = MAIN.new_kek(kms.for_dataset("id"))
+    entry = msgspec.structs.replace(Entry.first_of("id", kek, policy), number=last, first=first)
+    for number in there:
+        door.world.perform(Request("put", f"b/d/{names.entry_path(number)}", b"no entry"))
+    door.world.perform(Request("put", f"b/d/{names.entry_path(last)}", log._sealed(entry)[0]))
+    return Log(log.store, kms)
+
+
+def scoped(*scopes: int) -> list[Want]:
+    return [Want("master", scope=f"day={scope}") for scope in scopes]
+
+
+def add_under(log: Log, wants: Iterable[Want]) -> list[FileEntry]:
+    """Commit a file under each of these kinds of KEKs, in a commit of its own."""
+    rows = []
+    for want in wants:
+        job = Job.begin(log, "write", {want: 1})
+        rows.append(new_row(job, f"{want.scope}/{job.base.number}", want))
+        log.store.write_small(rows[-1].file, b"content")
+        job.commit(Wish("write", rows[-1:]))
+    return rows
+
+
+def objects_of(log: Log) -> set[str]:
+    return {listed.path for listed in log.store.list() if not listed.path.startswith(names.LOG)}
+
+
+def test_many_keks_stand_in_tables(door: Counting, kms: KmsClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keks_module, "INLINE", 4)
+    log = remote_log(door, kms, Policy(keep=2), 1, 1, ())
+    rows = add_under(log, scoped(*range(30)))
+    head = log.head()
+    assert len(head.keys) == 31
+    assert len(Keks.of(head.keys).inline) <= 5
+    assert len(head.key_tables) <= 4
+    other = Log(log.store, kms).head()  # which reads tables
+    assert {row.key_id for row in rows} | {head.sealer} == set(other.keys)
+    assert dict(other.keys) == dict(head.keys)
+    for row, want in zip(rows, scoped(*range(30)), strict=True):
+        assert [key.key_id for key in Keks.of(other.keys).active(want)] == [row.key_id]
+        assert other.keys[row.key_id].uses == 1
+    (again,) = add_under(log, scoped(3))
+    assert again.key_id == rows[3].key_id
+    assert Log(log.store, kms).head().keys[again.key_id].uses == 2  # what is newer wins
+    assert objects_of(log) == reach.needed(log, log.head())
+    sizes = [log.store.stat(names.entry_path(number)).size for number in (log.head().number - 1, log.head().number)]  # type: ignore[union-attr]
+    assert max(sizes) < 10_000
+
+
+def test_a_commit_that_changes_no_kek_writes_no_table(
+    door: Counting, kms: KmsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keks_module, "INLINE", 4)
+    log = remote_log(door, kms, Policy(), 1, 1, ())
+    add_under(log, scoped(*range(12)))
+    before = log.head()
+    fresh = Log(log.store, kms)
+    monkeypatch.setattr(KeyTables, "_read", None)  # nor does it read one
+    add(fresh, "a")
+    assert fresh.head().key_tables == before.key_tables != ()
+    assert paths_of(fresh) >= {"a"}
+
+
+def test_keks_that_left_are_in_no_table(door: Counting, kms: KmsClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keks_module, "INLINE", 4)
+    log = remote_log(door, kms, Policy(keep=1), 1, 1, ())
+    rows = add_under(log, scoped(*range(12)))
+    job = Job.begin(log, "remove")
+    job.commit(Wish("remove", remove={row.path: row.file for row in rows[:10]}))
+    tables, objects = log.head().key_tables, objects_of(log)
+    reach.expire(log, Idle(), 1, skip_grace=True, now_ms=0)
+    gone = {row.key_id for row in rows[:10]}
+    for one in (log, Log(log.store, kms)):
+        assert one.head().keys.keys() == {log.head().sealer, rows[10].key_id, rows[11].key_id}
+        assert one.head().keys.get(rows[0].key_id) is None
+        assert Keks.of(one.head().keys).active(scoped(0)[0]) == []
+    assert log.head().key_tables == tables  # a job without a plan writes no object
+    assert objects_of(log) == objects
+    assert set(log.head().left) == gone
+    add(log, "a")
+    head = log.head()
+    assert head.left == ()
+    assert gone.isdisjoint(
+        key_id for table in head.key_tables for key_id, _ in place_of(log).rows(table, envelope(log))
+    )
+    assert head.keys.keys() == {head.sealer, rows[10].key_id, rows[11].key_id}
+    assert objects_of(log) == reach.needed(log, head)
+
+
+def place_of(log: Log) -> KeyTables:
+    return Keks.of(log.head().keys).place
+
+
+def envelope(log: Log) -> Any:
+    return log.envelope(log.head())
+
+
+def test_a_kek_is_written_again_rarely(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms)
+    head = log.head()
+    keks, written = Keks.of(head.keys), 0
+    for n in range(2000):
+        before = {table.path for table in keks.tables}
+        key = KeyEntry(f"kek{n}", "master", bytes(60), properties={SCOPE: f"day={n}"})
+        keks = keks.changed({key.key_id: key}).stored(head.sealer, "job")
+        written += sum(table.rows for table in keks.tables if table.path not in before)
+        assert len(keks.inline) <= keks_module.INLINE + 1
+        assert len(keks.tables) <= 7
+    assert written < 2000 * 6
+    assert len(keks) == 2001
+
+
+def test_a_kek_in_a_table_costs_one_page(tmp_path: Path, kms: KmsClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = new_log(tmp_path / "d", kms)
+    head = log.head()
+    new = [
+        KeyEntry(f"{n * n:08d}", "master", secrets.token_bytes(60), properties={SCOPE: f"day={n}"}) for n in range(4000)
+    ]
+    keks = Keks.of(head.keys).changed({key.key_id: key for key in new}).stored(head.sealer, "job")
+    place = KeyTables(log.store, "id", kms)
+    fresh = Keks(keks.inline, (), keks.tables, place)
+    read: list[int] = []
+
+    def counted(*arguments: Any) -> bytes:
+        read.append(arguments[-1])
+        return KeyTables._read(place, *arguments)
+
+    monkeypatch.setattr(place, "_read", counted)
+    assert fresh[new[777].key_id] == new[777]
+    assert "none" not in fresh
+    assert len(read) == 2
+    assert sum(read) < keks.tables[0].length / 6
+    assert dict(fresh) == dict(keks)
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut"])
+def test_a_table_of_keks_that_was_changed(
+    tmp_path: Path, kms: KmsClient, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keks_module, "INLINE", 1)
+    log = new_log(tmp_path / "d", kms)
+    rows = add_under(log, scoped(1, 2))
+    path = log.store.full_path(log.head().key_tables[0].path)
+    with open(path, "r+b") as file:
+        data = bytearray(file.read())
+        data[30] ^= harm == "flip"
+        file.seek(0)
+        file.truncate()
+        file.write(data[: -5 if harm == "cut" else None])
+    head = Log(log.store, kms).head()
+    with pytest.raises((IntegrityError, FormatError)):
+        head.keys.get(rows[0].key_id)
+
+
+def test_a_rotation_of_many_keks(door: Counting, kms: KmsClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keks_module, "INLINE", 4)
+    log = remote_log(door, kms, Policy(keep=1), 1, 1, ())
+    add_under(log, scoped(*range(12)))
+    old = log.head()
+    job = Job.begin(log, "rotate")
+    job.rotate(Rotation())
+    assert len(job.plans) == 2  # a further one for all new KEKs
+    head = log.head()
+    states = [key.state for key in head.keys.values()]
+    assert (states.count("active"), states.count("retired")) == (13, 13)
+    assert {table.key_id for table in head.key_tables} == {head.sealer} != {old.sealer}
+    reach.expire(log, Idle(), 1, skip_grace=True, now_ms=0)
+    add(log, "a")
+    fresh = Log(log.store, kms)
+    assert len(fresh.head().keys) == 13
+    assert old.sealer not in fresh.head().keys
+    assert len(paths_of(fresh)) == 13
+    assert objects_of(log) == reach.needed(log, log.head())
+
+
+def test_tables_of_keks_stay_with_their_versions(
+    door: Counting, kms: KmsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keks_module, "INLINE", 1)
+    log = remote_log(door, kms, Policy(keep=3), 1, 1, ())
+    add_under(log, scoped(*range(8)))
+    reach.sweep(log, Idle(), 0.0)
+    kept = [entry for entry in log.kept(log.head()) if entry.key_tables]
+    assert len({table.path for entry in kept for table in entry.key_tables}) > 1
+    for entry in kept:
+        for table in entry.key_tables:
+            assert KeyTables(log.store, "id", kms).rows(table, envelope(log))
+
+
+def test_the_counts_of_many_keks_are_in_the_table(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms)
+    rows = [row(f"{n:03d}", n, f"kek{n % 50}") for n in range(200)]
+    (table,) = log.tables.write(rows, "job", log.head().sealer, envelope(log))
+    assert table.keys is None
+    fresh = Tables(log.store, "id")
+    assert fresh.counted([table], envelope(log)) == {f"kek{n}": 4 for n in range(50)}
+    assert fresh.rows(table, envelope(log)) == rows
+    with pytest.raises(FormatError):
+        Tables(log.store, "id").rows(msgspec.structs.replace(table, keys={}), envelope(log))
+
+
+# ---------------------------------------------------------------------------------------------------------- requests
+
+
+def test_a_high_number_costs_no_more(door: Counting, kms: KmsClient) -> None:
+    log = remote_log(door, kms, Policy(keep=9), 99_991, 100_000, range(99_500, 100_000))
+    assert log.head().number == 100_000
+    assert len(door.asked) == 3  # a listing, the entry, and what is above
+
+
+@pytest.mark.parametrize("last", [999, 1000, 1001, 2000, 12_345, 30_000])
+def test_a_long_log_is_not_listed_whole(door: Counting, kms: KmsClient, last: int) -> None:
+    log = remote_log(door, kms, Policy(), 1, last, range(1, last))
+    head = log.head()
+    assert head.number == last
+    assert len(door.asked) <= 17
+    door.asked.clear()
+    assert Log(log.store, kms, pin=Pin.parse(head.pin)).head().number == last
+    assert len(door.asked) == 3
+
+
+def test_what_is_expired_is_listed_up_to_what_is_kept(
+    door: Counting, kms: KmsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = remote_log(door, kms, Policy(), 201, 5000, range(1, 5000))
+    head = log.head()
+    door.asked.clear()
+    assert log.below_first(head) == [*range(1, 201)]
+    assert door.asked == ["list _ags/log/"]
+    most: list[int] = []
+
+    def clean(log: Log, head: Entry, expired: list[int], plans: object) -> list[str]:
+        most.append(len(expired))
+        return []
+
+    monkeypatch.setattr(log, "expired", lambda head, numbers: numbers)
+    monkeypatch.setattr(reach, "_clean", clean)
+    reach.clean(log)
+    assert most == [64, 64, 64, 8]
+
+
+@pytest.mark.parametrize(("keep", "requests"), [(None, 9), (3, 13)])
+def test_a_commit_of_one_small_file(door: Counting, kms: KmsClient, keep: int | None, requests: int) -> None:
+    log = remote_log(door, kms, Policy(keep=keep), 1, 1, ())
+    add_under(log, scoped(*range(40)))
+    for n in range(5):
+        door.asked.clear()
+        add_under(log, scoped(n))
+        made = [asked for asked in door.asked if asked.startswith("create _ags/")]
+        merged = [asked for asked in door.asked if asked.startswith("delete _ags/tables/")]
+        assert len(made) == 3, made  # the plan, a table, the entry
+        assert len(door.asked) - len(merged) <= requests
+
+
+def test_a_check_of_a_master_key_looks_again(tmp_path: Path, kms: KmsClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, other = new_log(tmp_path / "d", kms), Log(Store(tmp_path / "d"), kms)
+    add_under(log, [Want("master", double_wrap=False)])
+    job = Job.begin(log, "remove")
+    job.commit(
+        Wish("remove", remove={one.path: one.file for one in Snapshot(log, log.head()).files()}, policy=Policy(keep=1))
+    )
+    wrapping, calls = reach._wrapping, []
+
+    def expired(*arguments: Any) -> set[str]:
+        calls.append(1)
+        if len(calls) == 2:  # after the entry
+            add(other, "b")
+            raise FileNotFoundError("a table")
+        return wrapping(*arguments)
+
+    monkeypatch.setattr(reach, "_wrapping", expired)
+    reach.retire_master(log, Idle(), ("master", "another"))
+    assert len(calls) == 3
 
 
 def test_paths_in_bytes() -> None:

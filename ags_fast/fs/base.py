@@ -183,11 +183,12 @@ class Store:
         return self._above + path
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
-        """List every complete file whose path begins with `prefix`, hidden files too, in any order.
+        """List every complete file whose path begins with `prefix`, hidden files too.
 
-        One walk, or one listing in pages. A missing folder is empty. Files in the making are left out, and so are links
-        that lead out, nowhere, or to a folder that they are in; see `list_all`. If `after` is given, only paths that
-        sort after this one are listed; S3 and Google Cloud Storage begin there, and a walk skips folders before.
+        One walk, or one listing in pages. Objects come in the order of their paths, local files in any. A missing
+        folder is empty. Files in the making are left out, and so are links that lead out, nowhere, or to a folder that
+        they are in; see `list_all`. If `after` is given, only paths that sort after this one are listed; S3 and Google
+        Cloud Storage begin there, and a walk skips folders before.
         """
         raise NotImplementedError
 

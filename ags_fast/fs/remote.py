@@ -69,7 +69,7 @@ class RemoteStore(Store):
         except FileNotFoundError:
             return
         skip = len(path_of(fs, root)) + 1
-        for name, info in found.items():
+        for name, info in sorted(found.items()):
             path = name[skip:]
             if path <= after:
                 continue

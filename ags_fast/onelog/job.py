@@ -14,12 +14,13 @@ from ags_fast.onelog import keys as decide_keys
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Change, Wish, next_change, whole_sets
 from ags_fast.onelog.deks import key_ids, rewrapped_row
+from ags_fast.onelog.entry import Batch, Entry, main_key
 from ags_fast.onelog.errors import JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.job_keys import JobKeys
-from ags_fast.onelog.log import Batch, Draft, Entry, Log, Plans, main_key
+from ags_fast.onelog.log import Draft, Log, Plans
 from ags_fast.onelog.names import ALIVE, LEFT, LOCK, PLANS, beside_plan, is_plan, job_of, plan_path
 from ags_fast.onelog.plan import TRIES, read_files, read_plan, store_files
-from ags_fast.onelog.tables import counted, rewrapped
+from ags_fast.onelog.tables import rewrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +55,7 @@ class Job:
         base: The version that it began on.
         keys: Its KEKs.
         facts: What the process that has begun it says to those that go on with it.
-        made: Objects beside the plan that this process has made.
+        made: Objects beside the plan that this process has made. The log adds what it makes for the job.
     """
 
     def __init__(self, log: Log, operation: str, job_id: str, base: Entry) -> None:
@@ -229,11 +230,9 @@ class Job:
         def noted(head: Entry, plans: Plans) -> Draft | None:
             nonlocal before
             before = head
+            self.keys.refresh(head)
             self._note_tasks(head, plans)
-            draft = decide(head)
-            # A draft also names tables that were there before: those are not the job's to delete.
-            self.made += [table.path for table in (draft and draft.files) or () if job_of(table.path) == self.id]
-            return draft
+            return decide(head)
 
         try:
             version, head = self.log.append(self, noted)
@@ -376,12 +375,13 @@ class Job:
         """
 
         def files(head: Entry) -> Draft | None:
-            used = counted(head.files).keys() | {table.key_id for table in head.files}
+            envelope, counted = self.keys.envelope(head), self.log.tables.counted
+            counts, wraps = counted(head.files, envelope), Counter[str]()
+            used = counts.keys() | {table.key_id for table in head.files}
             olds = decide_keys.to_replace(head.keys, rotation, used)
             kinds = {old.key_id: rotation.kind_of(old) for old in olds.values()}
             own = self.keys.own(list(dict.fromkeys(kinds.values())), head)
             new = {old_id: own[kind] for old_id, kind in kinds.items()}
-            counts, wraps = counted(head.files), Counter[str]()
             for old_id, made in new.items():
                 wraps[made.key_id] += counts[old_id] + SLACK_USES
             self.keys.spend(wraps, head)
@@ -391,7 +391,7 @@ class Job:
             sealer = main_key(keys).key_id
             tables = []
             for table in head.files:
-                if table.keys.keys() & moves.keys():
+                if counted([table], envelope).keys() & moves.keys():
                     rows = [
                         rewrapped_row(row, [moves.get(key_id) for key_id in key_ids(row)], envelope, head.dataset_id)
                         for row in self.log.tables.rows(table, envelope)

@@ -12,8 +12,8 @@ from ags_fast.errors import PolicyError
 from ags_fast.keys.envelope import in_threads
 from ags_fast.onelog import keys as decide
 from ags_fast.onelog.deks import key_ids, rewrapped_row, with_new_keys
+from ags_fast.onelog.entry import main_key
 from ags_fast.onelog.errors import Again, UnknownOutcomeError
-from ags_fast.onelog.log import main_key
 from ags_fast.onelog.plan import TRIES, Plan, store_plan
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.keys.entry import KeyEntry
     from ags_fast.keys.envelope import Envelope
-    from ags_fast.onelog.log import Entry, Log
+    from ags_fast.onelog.entry import Entry
+    from ags_fast.onelog.keks import Keks
+    from ags_fast.onelog.log import Log
 
 MORE_USES = 64  # data keys that a further plan reserves, at least
 ASK_AT_ONCE = 8  # calls of the KMS
@@ -38,7 +40,7 @@ class JobKeys:
     def __init__(self, log: Log, operation: str, job_id: str, base: Entry) -> None:
         self._log, self._operation, self._job_id, self._base = log, operation, job_id, base
         self.plans: list[str] = []
-        self._keys: dict[str, KeyEntry] = dict(base.keys)  # all that the job knows, to unwrap what it has wrapped
+        self._keys: dict[str, KeyEntry] = {}  # KEKs that the job wraps under, to unwrap it again if they leave
         self._new: dict[str, KeyEntry] = {}  # KEKs that this process has made, and that its commit brings
         self._others: dict[str, KeyEntry] = {}  # KEKs that another process of the job has made: brought, too
         self._chosen: dict[Want, str] = {}
@@ -52,7 +54,8 @@ class JobKeys:
         keys = cls(log, plan.operation, plan.job_id, head)
         keys.plans.append(plan.job_id)
         keys._uses.update(plan.uses)
-        keys._keys = {**plan.new, **head.keys}
+        there = log.look(lambda head: {key_id: head.keys.get(key_id) for key_id in plan.uses}, head)
+        keys._keys = {**plan.new, **{key_id: key for key_id, key in there.items() if key is not None}}
         keys._others = dict(plan.new)
         return keys
 
@@ -88,18 +91,23 @@ class JobKeys:
         )
 
     def __contains__(self, key_id: str) -> bool:
-        return key_id in self._keys
+        return key_id in self._keys or key_id in self._base.keys
+
+    def refresh(self, head: Entry) -> None:
+        """Take over what has become of the job's KEKs in a newer head: a master key may have been turned."""
+        self._keys |= {key_id: key for key_id in self._keys if (key := head.keys.get(key_id)) is not None}
 
     def _choose(self, wants: Mapping[Want, int], head: Entry) -> dict[Want, str]:
         """Return the ids of the KEKs that are to wrap so many data keys; make those that the head lacks (rule 9)."""
         chosen: dict[Want, KeyEntry] = {}
-        there = (
-            {key_id: key for key_id, key in head.keys.items() if key_id not in self._spent}
-            if self._spent
-            else head.keys
+        now_ms, policy, spent = clock_ms(), head.policy, self._spent
+        found = self._log.look(
+            lambda head: [
+                decide.choose(head.keys, kind, count, policy, now_ms, spent) for kind, count in wants.items()
+            ],
+            head,
         )
-        for kind, count in wants.items():
-            key = decide.choose(there, kind, count, head.policy, clock_ms())
+        for (kind, count), key in zip(wants.items(), found, strict=True):
             if key is not None:
                 chosen[kind] = key
             elif head.policy.kek_uses < count:
@@ -167,9 +175,8 @@ class JobKeys:
                 ahead = min(max(MORE_USES, self._uses[key_id]), head.policy.kek_uses - self._uses[key_id])
                 more[key_id] = max(count - self._room[key_id], ahead)
         for _ in range(TRIES):
-            if self.store_plan(
-                Plan(self._operation, new_job_id(), self._job_id, clock_ms(), self._new_of(more), more), head
-            ):
+            plan = Plan(self._operation, new_job_id(), self._job_id, clock_ms(), self._new_of(more), more)
+            if self.store_plan(plan, head):
                 return
         raise UnknownOutcomeError(f"{self._log.store.url} does not say whether it has stored a plan: try again")
 
@@ -200,9 +207,7 @@ class JobKeys:
 
     def envelope(self, head: Entry | None = None) -> Envelope:
         """Return what wraps and unwraps under all KEKs that the job knows. head: the newest version; None: `base`."""
-        head = head or self._base
-        known = {key_id: key for key_id, key in self._keys.items() if key_id not in head.keys}
-        return self._log.envelope(head, known)
+        return self._log.envelope(head or self._base, self._keys)
 
     def sealed(self, rows: Sequence[FileEntry], kinds: Sequence[Sequence[Want]], dek_length: int) -> list[FileEntry]:
         """Return new files with fresh data keys, wrapped under KEKs that the plan reserves (rule 9).
@@ -223,7 +228,7 @@ class JobKeys:
         ]
         return with_new_keys(planned, dek_length, self.envelope(head), head.dataset_id)
 
-    def with_new(self, head: Entry, used: Sequence[str]) -> dict[str, KeyEntry]:
+    def with_new(self, head: Entry, used: Collection[str]) -> Keks:
         """Return the head's KEKs, and those new ones of the job that are used."""
         brought = {**self._others, **self._new}.items()
         new = {key_id: key for key_id, key in brought if key_id in used and key_id not in head.keys}
@@ -258,9 +263,8 @@ class JobKeys:
         """Return which kinds of KEKs the data keys of files are to have."""
         kind_of: dict[str, Want] = {}
         for key_id in {key_id for row in rows for key_id in row.key_ids()}:
-            key = self._keys[key_id]
-            kind = Want.of(key)
             there = head.keys.get(key_id)
+            kind = Want.of(there or self._keys[key_id])
             stays = there is not None and there.state == "active"
             kind_of[key_id] = kind if stays else decide.followed(head.keys, kind)
         kinds = [[kind_of[key_id] for key_id in key_ids(row)] for row in rows]

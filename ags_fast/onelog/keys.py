@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ags_fast.dataset.keks import GRACE_MS, Want, master_now
 from ags_fast.errors import PolicyError
 from ags_fast.keys.entry import SCOPE, KeyEntry, moved, retired, retires_ms
+from ags_fast.onelog.keks import Keks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -39,8 +40,7 @@ class Rotation(NamedTuple):
 
 def active(keys: Mapping[str, KeyEntry], kind: Want) -> list[KeyEntry]:
     """Return the active KEKs of a kind, the newest first."""
-    found = [key for key in keys.values() if key.state == "active" and Want.of(key) == kind]
-    return sorted(found, key=lambda key: (key.created_ms, key.key_id), reverse=True)
+    return sorted(Keks.of(keys).active(kind), key=lambda key: (key.created_ms, key.key_id), reverse=True)
 
 
 def check_not_left(keys: Mapping[str, KeyEntry], wrapping_key_id: str) -> None:
@@ -81,7 +81,9 @@ def kinds_of_files(
     return kinds
 
 
-def choose(keys: Mapping[str, KeyEntry], kind: Want, uses: int, policy: Policy, now_ms: int) -> KeyEntry | None:
+def choose(
+    keys: Mapping[str, KeyEntry], kind: Want, uses: int, policy: Policy, now_ms: int, spent: Collection[str] = ()
+) -> KeyEntry | None:
     """Return the KEK that is to wrap more data keys; None: a new one is needed.
 
     Args:
@@ -90,23 +92,26 @@ def choose(keys: Mapping[str, KeyEntry], kind: Want, uses: int, policy: Policy, 
         uses: How many data keys it is to wrap.
         policy: How long a KEK serves, and how often.
         now_ms: The time, in milliseconds since the epoch.
+        spent: KEKs that have no more uses.
     """
     for key in active(keys, kind):
+        if key.key_id in spent:
+            continue
         if not key.double_wrap or (not policy.outlived(key.created_ms, now_ms) and uses <= policy.kek_uses - key.uses):
             return key
     return None
 
 
-def with_new(keys: Mapping[str, KeyEntry], new: Mapping[str, KeyEntry], policy: Policy, now_ms: int) -> Keys:
+def with_new(keys: Mapping[str, KeyEntry], new: Mapping[str, KeyEntry], policy: Policy, now_ms: int) -> Keks:
     """Return the KEKs with those that a job brings. What they outlive retires."""
-    after = dict(keys)
+    after: Keys = {}
     for key in new.values():
         for old in active(keys, Want.of(key)):
             if policy.outlived(old.created_ms, now_ms):
                 after[old.key_id] = retired(old, key.key_id, GRACE_MS, now_ms)
                 key = moved(key, old)
         after[key.key_id] = key
-    return after
+    return Keks.of(keys).changed(after)
 
 
 def to_replace(keys: Mapping[str, KeyEntry], rotation: Rotation, used: Collection[str]) -> Keys:
@@ -126,7 +131,7 @@ def to_replace(keys: Mapping[str, KeyEntry], rotation: Rotation, used: Collectio
     }
 
 
-def rotated(keys: Mapping[str, KeyEntry], rotation: Rotation, successors: Mapping[str, KeyEntry], now_ms: int) -> Keys:
+def rotated(keys: Mapping[str, KeyEntry], rotation: Rotation, successors: Mapping[str, KeyEntry], now_ms: int) -> Keks:
     """Return the KEKs after a rotation.
 
     Args:
@@ -135,14 +140,14 @@ def rotated(keys: Mapping[str, KeyEntry], rotation: Rotation, successors: Mappin
         successors: By the id of each KEK that is replaced, the new one.
         now_ms: The time, in milliseconds since the epoch.
     """
-    after = dict(keys)
+    after: Keys = {}
     for key in keys.values():
         if rotation.concerns(key) and key.state == "active":
             new = successors.get(key.key_id)
             after[key.key_id] = retired(key, new.key_id if new else None, GRACE_MS, now_ms)
     for old_id, new in successors.items():
         after[new.key_id] = moved(after.get(new.key_id, new), keys[old_id])
-    return after
+    return Keks.of(keys).changed(after)
 
 
 def leaving(

@@ -11,23 +11,27 @@ import hashlib
 import os
 import random
 import time
+from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.chain import Pin
-from ags_fast.keys.entry import MASTER_VERSION, KeyEntry, seals_documents
+from ags_fast.keys.entry import MASTER_VERSION, KeyEntry
 from ags_fast.keys.envelope import Envelope
 from ags_fast.keys.kms import KmsClient, as_kms
+from ags_fast.onelog.entry import BLOCK, Batch, Block, Entry, MasterVersion, main_key
 from ags_fast.onelog.errors import Again, ExpiredError, JobEndedError, UnknownOutcomeError
+from ags_fast.onelog.keks import Keks, KeyTables
 from ags_fast.onelog.names import (
+    FOLDER,
     FURTHER,
     LEFT,
     LOG,
@@ -37,18 +41,18 @@ from ags_fast.onelog.names import (
     entry_number,
     entry_path,
     is_plan,
+    job_of,
     last_in_folder,
 )
 from ags_fast.onelog.sealed import Document, decoded, seal
-from ags_fast.onelog.tables import Count, Table, Tables, check_unique
+from ags_fast.onelog.tables import Table, Tables, check_unique
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from ags_fast.fs import Store
 
 ENTRY_NBYTES = 16 << 20
-BLOCK = 64  # digests in a block
 NEAR = 8  # digests that an entry holds itself, at least, if there are that many before it
 BLOCKS_KEPT = 16  # blocks that an entry names, at most
 BATCHES_KEPT = 64  # streams whose last batch an entry records
@@ -59,100 +63,7 @@ UNANSWERED = 3  # creates without an answer, at one number, after which the outc
 RACES = 200  # that a job loses, one after the other, until it gives up: ten minutes of pauses
 PAUSE_SECONDS = 0.05  # the mean wait after the first race that was lost; it doubles up to 64 times that
 
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-
-
-MasterVersion = tuple[str, str]  # a master key, and a version of it
-
-
-class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last batch of a stream that was committed."""
-
-    stream: str
-    batch: Count
-    time_ms: Count
-
-
-class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An object with the digests of `BLOCK` ancestors."""
-
-    path: str
-    first: Annotated[int, Meta(ge=1)]
-    sha256: Digest
-
-
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a dataset is from one moment on. It never changes.
-
-    Attributes:
-        dataset_id: To which all keys are bound.
-        number: The highest number is the head.
-        operation: What its job did.
-        job_id: The job.
-        time_ms: When the entry was made, in milliseconds since the epoch.
-        first: All entries from this number on are kept, and all below are expired.
-        over: The jobs that are finished while their plan is still there: committed at this number, or `ENDED`.
-        files: The tables of its snapshot.
-        keys: The KEKs of the dataset, by id. Those of the head open every kept version.
-        gone: The versions of master keys that nobody may wrap under: they are about to be destroyed, or are.
-        policy: The policy of the dataset.
-        streams: The last batches of streams.
-        sets: The numbered sets that are whole, and how many files each has. The last `SETS`.
-        same: The kept entries that have the files of their parent: a policy does not count them. The last `SAME`.
-        near: The SHA-256 of its last ancestors, the parent's last.
-        blocks: Those of older ancestors.
-        sealer: The KEK that seals the entry.
-        digest: The SHA-256 of its bytes, which are stored without this field.
-    """
-
-    dataset_id: str
-    number: Annotated[int, Meta(ge=1)]
-    operation: str
-    job_id: str
-    time_ms: Count
-    first: Annotated[int, Meta(ge=1)]
-    over: dict[str, Count]
-    files: tuple[Table, ...]
-    keys: dict[str, KeyEntry]
-    gone: tuple[MasterVersion, ...]
-    policy: Policy
-    streams: tuple[Batch, ...]
-    sets: dict[str, Count]
-    same: tuple[Count, ...]
-    near: tuple[Digest, ...]
-    blocks: tuple[Block, ...]
-    sealer: str
-    digest: str = ""
-
-    @property
-    def pin(self) -> str:
-        """What a user keeps outside of the storage."""
-        return str(Pin(self.number, self.digest))
-
-    @property
-    def count(self) -> int:
-        """How many files it has."""
-        return sum(table.rows for table in self.files)
-
-    @classmethod
-    def first_of(cls, dataset_id: str, key: KeyEntry, policy: Policy) -> Entry:
-        """Return entry 1 of a new dataset, whose only KEK this is."""
-        keys = {key.key_id: key}
-        now, no_job = clock_ms(), new_job_id()
-        return cls(dataset_id, 1, "create", no_job, now, 1, {}, (), keys, (), policy, (), {}, (), (), (), key.key_id)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of plaintext of all files."""
-        return sum(table.nbytes for table in self.files)
-
-    def key_ids(self) -> set[str]:
-        """Return the ids of the KEKs that reading this version needs."""
-        return {self.sealer}.union(*(table.key_ids() for table in self.files))
-
-    def has_batch(self, stream: str, batch: int) -> bool:
-        """Whether a batch of a stream, or a later one, was committed."""
-        return any(one.stream == stream and one.batch >= batch for one in self.streams)
+Seen = TypeVar("Seen")
 
 
 class Sign(NamedTuple):
@@ -201,7 +112,13 @@ class Draft(NamedTuple):
 
 
 class Work(Protocol):
-    """A job, as the log sees it."""
+    """A job, as the log sees it.
+
+    Attributes:
+        made: The objects that it has made beside its plans. The log adds what it makes for it.
+    """
+
+    made: list[str]
 
     @property
     def id(self) -> str:
@@ -219,6 +136,7 @@ class Idle:
 
     def __init__(self) -> None:
         self.id = new_job_id()
+        self.made: list[str] = []
 
 
 class Log:
@@ -240,18 +158,43 @@ class Log:
         self._blocks: dict[str, list[str]] = {}  # of digests, by path
         self._envelope: tuple[str, Envelope] | None = None
         self._tables: Tables | None = None
+        self._key_tables: KeyTables | None = None
 
     @property
     def tables(self) -> Tables:
         """The tables of the dataset."""
         if self._tables is None:
-            self._tables = Tables(self.store, self.head().dataset_id)
+            self._tables = Tables(self.store, (self._head or self.head()).dataset_id)
         return self._tables
 
+    def check_moved(self, head: Entry, error: FileNotFoundError | None = None) -> None:
+        """Raise IntegrityError if a head is still the newest entry, though something that it names is missing."""
+        if self.head().digest == head.digest:
+            path = getattr(error, "filename", None) or "an object"
+            raise IntegrityError(f"{path} is missing, but version {head.number} of {self.store.url} names it")
+
+    def look(self, read: Callable[[Entry], Seen], head: Entry | None = None) -> Seen:
+        """Return what a function reads of the newest version. It is called again if that was expired meanwhile.
+
+        Args:
+            read: The function.
+            head: A head that was read before; None: the newest one.
+        """
+        while True:
+            head = head or self.head()
+            try:
+                return read(head)
+            except ExpiredError:
+                raise
+            except FileNotFoundError as error:
+                self.check_moved(head, error)
+                head = None
+
     def envelope(self, head: Entry, own: Mapping[str, KeyEntry] | None = None) -> Envelope:
-        """Return what wraps and unwraps under the KEKs of a head, and under a job's own new ones."""
-        if own:
-            return Envelope(self.kms.for_dataset(head.dataset_id), {**head.keys, **own})
+        """Return what wraps and unwraps under the KEKs of a head, and before those under the ones that a job uses."""
+        if own is not None:  # so that none of them needs a table, which may be gone
+            keys = ChainMap[str, KeyEntry](own, head.keys)  # type: ignore[arg-type] # nobody changes it
+            return Envelope(self.kms.for_dataset(head.dataset_id), keys)
         if self._envelope is None or self._envelope[0] != head.digest:
             self._envelope = head.digest, Envelope(self.kms.for_dataset(head.dataset_id), head.keys)
         return self._envelope[1]
@@ -284,7 +227,7 @@ class Log:
             else:
                 entry = self._read(number)
                 # A low number can be removed, and created again by a process that slept. The highest number cannot.
-                if entry is None or self._highest() != number:
+                if entry is None or self._highest(number) != number:
                     continue
                 self._check_follows(entry)
             if self._head is not None:
@@ -338,18 +281,25 @@ class Log:
         self._read_before = {entry.number: entry for entry in found}
         return found
 
-    def expired(self, head: Entry) -> list[Entry]:
-        """Return the entries below `first` that are still there: what is left to clean up."""
-        if head.first == 1:
-            return []
+    def below_first(self, head: Entry) -> list[int]:
+        """Return the numbers below `first` whose entries are still there, in order: what is to be cleaned up."""
         found = []
-        for listed in self.store.list(LOG):
+        for listed in self.store.list(LOG) if head.first > 1 else ():
             number = entry_number(listed.path)
             if 0 < number < head.first:
-                with suppress(KeyAccessError):  # a process made it too late: only a sweep finds its objects
-                    if (entry := self._read_before.get(number) or self._read(number, head.keys)) is not None:
-                        found.append(entry)
-        return sorted(found, key=lambda entry: entry.number)
+                found.append(number)
+            elif number and not self.store.local:  # object stores list in order
+                break
+        return sorted(found)
+
+    def expired(self, head: Entry, numbers: Iterable[int] | None = None) -> list[Entry]:
+        """Return the entries below `first` that are still there: of these numbers, or all."""
+        found = []
+        for number in self.below_first(head) if numbers is None else numbers:
+            with suppress(KeyAccessError):  # a process made it too late: only a sweep finds its objects
+                if (entry := self._read_before.get(number) or self._read(number, head.keys)) is not None:
+                    found.append(entry)
+        return found
 
     def plans(self) -> dict[str, Sign]:
         """Return what a listing tells of the plans that are there, by their ids."""
@@ -390,10 +340,13 @@ class Log:
             self._blocks[block.path] = decoded(data, list[str], block.path)
         return self._blocks[block.path]
 
-    def _highest(self) -> int:
+    def _highest(self, seen: int = 0) -> int:
+        """Return the highest number. A listing begins at the highest that is known, or that a pin or the caller has."""
         known = self._head.number if self._head else 0
-        after = entry_path(known - 1) if known else ""
-        number = self._last_after(after)
+        start = max(known, seen, self._pin.number if self._pin else 0)
+        number = self._last_after(entry_path(start - 1) if start else "")
+        if not number and start > known:  # it is not there any more
+            number = self._last_after(entry_path(known - 1) if known else "")
         # A local folder is not listed at one moment: another folder may have come while this one was read.
         while self.store.local and number and (above := self._last_after(last_in_folder(number))):
             number = above
@@ -402,7 +355,24 @@ class Log:
         return number
 
     def _last_after(self, after: str) -> int:
-        return max((entry_number(listed.path) for listed in self.store.list(LOG, after)), default=0)
+        """Return the highest number of an entry after a path; 0: there is none. A long log is not listed whole."""
+        last, more = self._page_after(after)
+        step, up = FOLDER, True
+        while more:
+            number, further = self._page_after(entry_path(last + step))
+            if number:
+                last, more = number, further
+            elif not step:
+                break
+            up = up and bool(number)
+            step = 2 * step if up else step // 2 if step > FOLDER else 0
+        return last
+
+    def _page_after(self, after: str) -> tuple[int, bool]:
+        """Return the highest number of the first entries after a path, and whether there may be more."""
+        count = None if self.store.local else FOLDER  # a local folder is not listed in order
+        numbers = [entry_number(listed.path) for listed in islice(self.store.list(LOG, after), count)]
+        return max(numbers, default=0), len(numbers) == count
 
     def _gone(self, known: int) -> None:
         url = self.store.url
@@ -434,7 +404,7 @@ class Log:
         """Return the entry in these bytes, after all checks."""
         path = entry_path(number)
         document = Document.parse(data, path)
-        sealer = (keys or {}).get(document.header.sealer.key_id)
+        sealer = None if keys is None else Keks.of(keys).inline.get(document.header.sealer.key_id)
         entry = document.opened(self.kms, Entry, sealer)
         known = self._head.dataset_id if self._head else document.header.dataset_id
         if (entry.number, entry.dataset_id, entry.digest) != (number, known, "") or known != document.header.dataset_id:
@@ -445,8 +415,10 @@ class Log:
             raise FormatError(f"{path} contradicts itself")
         if not entry.key_ids() <= entry.keys.keys():
             raise FormatError(f"{path} names keys that it does not have")
-        check_unique(entry.files)
-        return msgspec.structs.replace(entry, digest=hashlib.sha256(data).hexdigest())
+        check_unique((*entry.files, *entry.key_tables))
+        self._key_tables = self._key_tables or KeyTables(self.store, entry.dataset_id, self.kms)
+        all_keys = Keks(entry.keys, entry.left, entry.key_tables, self._key_tables)
+        return msgspec.structs.replace(entry, keys=all_keys, digest=hashlib.sha256(data).hexdigest())
 
     def _check_follows(self, entry: Entry) -> None:
         """Check that an entry is the pinned one and the one read before, or descends from them."""
@@ -517,10 +489,10 @@ class Log:
                     raise UnknownOutcomeError(
                         f"the plan of the job {job.id} is gone: somebody has ended the job, or it was committed before"
                     )
-                draft = self._decided(decide, head, plans)  # (d) and (e)
-                if draft is None:
+                after = self._decided(decide, head, job, plans)  # (d) and (e)
+                if after is None:
                     return head, head
-                data, entry = self._sealed(self._next(head, draft, job, plans))
+                data, entry = self._sealed(after)
                 self.settle(head)
                 tries.number = entry.number
                 tried[entry.number] = entry
@@ -540,16 +512,19 @@ class Log:
             entry = self._read(number, head.keys)
         return entry or head
 
-    def _decided(self, decide: Callable[[Entry, Plans], Draft | None], head: Entry, plans: Plans) -> Draft | None:
-        """Return what `decide` wants. `Again`: what it has read is gone, and so is the head."""
+    def _decided(
+        self, decide: Callable[[Entry, Plans], Draft | None], head: Entry, job: Work,
+        plans: Plans,
+    ) -> Entry | None:  # fmt: skip
+        """Return the entry that `decide` wants. `Again`: what it has read is gone, and so is the head."""
         try:
-            return decide(head, plans)
+            draft = decide(head, plans)
+            return None if draft is None else self._next(head, draft, job, plans)
         except ExpiredError:
             raise
         except FileNotFoundError as error:
-            if self.head().digest != head.digest:
-                raise Again from None
-            raise IntegrityError(f"{error.filename or error} is missing, but the dataset names it") from None
+            self.check_moved(head, error)
+            raise Again from None
 
     def _next(self, head: Entry, draft: Draft, job: Work, plans: Collection[str]) -> Entry:
         """Return the entry after the head."""
@@ -557,17 +532,19 @@ class Log:
         over = {job_id: at for job_id, at in head.over.items() if job_id in plans}
         over |= dict.fromkeys(draft.ends, ENDED)
         over.setdefault(job.id, number)
-        keys = dict(head.keys if draft.keys is None else draft.keys)
-        for key_id, uses in draft.uses.items():
-            if key_id in keys:
-                keys[key_id] = keys[key_id].replace(uses=keys[key_id].uses + uses)
+        writes = bool(job.plans) and job.id not in draft.ends
+        keys = Keks.of(head.keys).became(head.keys if draft.keys is None else draft.keys)
+        used = {key_id: key.replace(uses=key.uses + n) for key_id, n in draft.uses.items() if (key := keys.get(key_id))}
+        keys = keys.changed(used)
+        sealer = main_key(keys).key_id
+        keys = keys.stored(sealer, job.id if writes else None)
         near, blocks = (*head.near, head.digest), head.blocks
-        if len(near) >= NEAR + BLOCK and job.plans and job.id not in draft.ends:
+        if writes and len(near) >= NEAR + BLOCK:
             blocks = (*blocks, self._block(near[:BLOCK], number - len(near), job.id))[-BLOCKS_KEPT:]
             near = near[BLOCK:]
         first = max(head.first, min(draft.first or 1, number))
         same = (*head.same, *(() if draft.files not in (None, head.files) else (number,)))
-        return Entry(
+        entry = Entry(
             head.dataset_id,
             number,
             draft.operation,
@@ -584,8 +561,12 @@ class Log:
             tuple(one for one in same if one >= first)[-SAME:],
             near,
             blocks,
-            main_key(keys).key_id,
+            sealer,
+            (*keys.left,),
+            keys.tables,
         )
+        job.made += [path for path in entry.named() if job_of(path) == job.id]
+        return entry
 
     def _block(self, digests: tuple[str, ...], first: int, job_id: str) -> Block:
         path, data = block_path(job_id), msgspec.json.encode(digests)
@@ -595,7 +576,8 @@ class Log:
     def _sealed(self, entry: Entry) -> tuple[bytes, Entry]:
         """Return the bytes of an entry, and the entry as the function that reads use has accepted it."""
         envelope = Envelope(self.kms.for_dataset(entry.dataset_id), entry.keys)
-        data = seal(envelope, entry.keys[entry.sealer], entry.dataset_id, entry_path(entry.number), entry)
+        body = msgspec.structs.replace(entry, keys=Keks.of(entry.keys).inline)
+        data = seal(envelope, entry.keys[entry.sealer], entry.dataset_id, entry_path(entry.number), body)
         if len(data) > ENTRY_NBYTES:
             raise PolicyError(f"the next entry of {self.store.url} would have {len(data)} bytes: divide the dataset")
         return data, self.opened(data, entry.number, entry.keys)
@@ -647,14 +629,6 @@ class _Tries:
         return UnknownOutcomeError(
             f"{self._url} does not answer: the job {self._job_id} may be committed, now or later"
         )
-
-
-def main_key(keys: Mapping[str, KeyEntry]) -> KeyEntry:
-    """Return the newest KEK that seals documents and tables. PolicyError without one."""
-    found = [key for key in keys.values() if seals_documents(key)]
-    if not found:
-        raise PolicyError("the dataset has no active KEK that seals documents")
-    return max(found, key=lambda key: (key.created_ms, key.key_id))
 
 
 __all__ = ["ENDED", "Batch", "Draft", "Entry", "Idle", "Log", "Work", "main_key"]

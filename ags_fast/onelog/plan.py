@@ -11,7 +11,8 @@ from msgspec import Meta
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.errors import IntegrityError, KeyAccessError
 from ags_fast.keys.entry import KeyEntry
-from ags_fast.onelog.log import main_key
+from ags_fast.onelog.entry import main_key
+from ags_fast.onelog.keks import Keks
 from ags_fast.onelog.names import beside_plan, plan_path
 from ags_fast.onelog.sealed import Document, seal
 from ags_fast.onelog.tables import Table
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.fs import Store
     from ags_fast.keys.envelope import Envelope
-    from ags_fast.onelog.log import Entry, Log
+    from ags_fast.onelog.entry import Entry
+    from ags_fast.onelog.log import Log
 
 PLAN_NBYTES = 16 << 20
 TRIES = 20  # ids, until a plan is created with a clear answer
@@ -87,7 +89,7 @@ def read_plan(log: Log, job_id: str, head: Entry, of: str | None = None) -> Plan
     except FileNotFoundError:
         return None
     document = Document.parse(data, path)
-    return document.opened(log.kms, Plan, head.keys.get(document.header.sealer.key_id))
+    return document.opened(log.kms, Plan, Keks.of(head.keys).inline.get(document.header.sealer.key_id))
 
 
 def store_files(log: Log, job_id: str, rows: Sequence[FileEntry], head: Entry, envelope: Envelope) -> None:
@@ -104,7 +106,7 @@ def read_files(log: Log, job_id: str, head: Entry, envelope: Envelope) -> list[F
     for listed in sorted(log.store.list(beside_plan(job_id, PART)), key=lambda listed: listed.path):
         try:
             document = Document.parse(log.store.read_small(listed.path, PLAN_NBYTES), listed.path)
-            part = document.opened(log.kms, Part, head.keys.get(document.header.sealer.key_id))
+            part = document.opened(log.kms, Part, Keks.of(head.keys).inline.get(document.header.sealer.key_id))
             found += [row for table in part.tables for row in log.tables.rows(table, envelope)]
         except (FileNotFoundError, IntegrityError, KeyAccessError):
             continue

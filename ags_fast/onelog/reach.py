@@ -16,22 +16,23 @@ from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyE
 from ags_fast.fs import NO_LOCK_SECONDS
 from ags_fast.keys.envelope import in_threads
 from ags_fast.onelog.change import first_kept
+from ags_fast.onelog.keks import Keks
 from ags_fast.onelog.keys import leaving
 from ags_fast.onelog.log import Draft, Idle
 from ags_fast.onelog.names import LOCK, LOG, beside_plan, entry_path, is_plan, job_of, plan_path
 from ags_fast.onelog.plan import read_plan
-from ags_fast.onelog.tables import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.policy import Policy
-    from ags_fast.keys.entry import KeyEntry
-    from ags_fast.onelog.log import Entry, Log, MasterVersion, Plans, Work
+    from ags_fast.onelog.entry import Entry, MasterVersion
+    from ags_fast.onelog.log import Log, Plans, Work
     from ags_fast.onelog.tables import Table
 
 AT_ONCE = 8  # plans that are read at the same time
+SOME = 64  # expired entries in memory
 ROUNDS = 100  # in which a version that is read may be expired meanwhile
 
 
@@ -48,24 +49,28 @@ def clean(log: Log, head: Entry | None = None) -> list[str]:
     Returns:
         The objects that were deleted.
     """
-    for _ in range(ROUNDS):
-        expired = log.expired(head or log.head())
-        if not expired:
-            return []
-        plans = log.plans()
-        head = log.head()
-        log.settle(head)
-        try:
-            return _clean(log, head, expired, plans)
-        except FileNotFoundError:
-            _check_moved(log, head)
-    return []
+    head = head or log.head()
+    deleted: list[str] = []
+    numbers = log.below_first(head)
+    for at in range(0, len(numbers), SOME):
+        for _ in range(ROUNDS):
+            if not (expired := log.expired(head, numbers[at : at + SOME])):
+                break
+            plans = log.plans()
+            head = log.head()
+            log.settle(head)
+            try:
+                deleted += _clean(log, head, expired, plans)
+                break
+            except FileNotFoundError as error:
+                log.check_moved(head, error)
+    return deleted
 
 
 def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[str]) -> list[str]:
     kept = log.kept(head)
     tables = {table.path: table for entry in kept for table in entry.files}
-    blocks = {block.path for entry in kept for block in entry.blocks}
+    named = set().union(*(entry.named() for entry in kept))
     deleted: list[str] = []
     for entry in expired:
         if entry.number >= head.first:
@@ -76,7 +81,7 @@ def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[st
             needed = {row.file for path, table in tables.items() if path not in own for row in _rows(log, table, head)}
             for table in lacking:
                 candidates += [file for file in _files(log, table, head) if file not in needed] + [table.path]
-        candidates += [block.path for block in entry.blocks if block.path not in blocks]
+        candidates += sorted(entry.named() - named - {table.path for table in entry.files})
         gone = [path for path in candidates if _may_go(path, plans)]
         for path in gone:  # the tables after the files that they name
             log.store.delete(path)
@@ -94,8 +99,8 @@ def delete(log: Log, candidates: Collection[str]) -> list[str]:
         log.settle(head)
         try:
             named = needed(log, head)
-        except FileNotFoundError:
-            _check_moved(log, head)
+        except FileNotFoundError as error:
+            log.check_moved(head, error)
             continue
         gone = [path for path in candidates if path not in named and _may_go(path, plans)]
         for path in gone:
@@ -109,11 +114,11 @@ def needed(log: Log, head: Entry) -> set[str]:
     named: set[str] = set()
     seen: set[str] = set()
     for entry in log.kept(head):
-        named |= {block.path for block in entry.blocks}
+        named |= entry.named()
         for table in entry.files:
             if table.path not in seen:
                 seen.add(table.path)
-                named |= {table.path, *(row.file for row in _rows(log, table, head))}
+                named |= {row.file for row in _rows(log, table, head)}
     return named
 
 
@@ -201,12 +206,11 @@ def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: i
         return Draft("expire", first=number) if number > head.first else None
 
     def keks(head: Entry, plans: Plans) -> Draft | None:
-        ids = set().union(*(entry.key_ids() for entry in log.kept(head)))
-        for entry in log.expired(head):
-            ids |= entry.key_ids()  # whoever cleans up reads its tables
+        kept = log.kept(head)
+        ids = set().union(*(entry.key_ids() for entry in (*kept, *log.expired(head))))  # whoever cleans up reads tables
+        ids |= _wrapping(log, kept, head)
         gone = leaving(head.keys, ids, reserved(log, plans, plans, head), skip_grace, now_ms)
-        keys: dict[str, KeyEntry] = {key_id: key for key_id, key in head.keys.items() if key_id not in gone}
-        return Draft("expire", keys=keys) if gone else None
+        return Draft("expire", keys=Keks.of(head.keys).changed(dict.fromkeys(gone))) if gone else None
 
     log.append(job, older)
     deleted = clean(log)
@@ -243,12 +247,16 @@ def retire_master(log: Log, job: Work, version: MasterVersion) -> None:
         _check_master(log, head, version)
         return None if version in head.gone else Draft("retire-master", gone=(*head.gone, version))
 
+    def check(head: Entry) -> None:
+        log.settle(head)
+        _check_master(log, head, version)
+        if version not in head.gone:
+            raise IntegrityError(
+                f"version {head.number} of {log.store.url} allows what an earlier version has forbidden"
+            )
+
     log.append(job, decide)
-    head = log.head()
-    log.settle(head)
-    _check_master(log, head, version)
-    if version not in head.gone:
-        raise IntegrityError(f"version {head.number} of {log.store.url} allows what an earlier version has forbidden")
+    log.look(check)
 
 
 def _check_master(log: Log, head: Entry, version: MasterVersion) -> None:
@@ -257,12 +265,18 @@ def _check_master(log: Log, head: Entry, version: MasterVersion) -> None:
     ]
     singles = {key.key_id for key in head.keys.values() if not key.double_wrap and key.wrapping_key_id == version[0]}
     if not under and singles:
-        under = sorted(singles.intersection(key_id for entry in log.kept(head) for key_id in counted(entry.files)))
+        under = sorted(singles & _wrapping(log, log.kept(head), head))
     if under:
         raise PolicyError(
             f"version {version[1]} of the master key {version[0]!r} still wraps {len(under)} keys, such as {under[0]}: "
             "rotate them first"
         )
+
+
+def _wrapping(log: Log, entries: Iterable[Entry], head: Entry) -> set[str]:
+    """Return the KEKs that wrap data keys of files of these versions."""
+    tables = {table.path: table for entry in entries for table in entry.files}
+    return set(log.tables.counted(tables.values(), log.envelope(head)))
 
 
 def _or_unknown(version: MasterVersion) -> set[MasterVersion]:
@@ -289,9 +303,3 @@ def _files(log: Log, table: Table, head: Entry) -> list[str]:
         return [row.file for row in log.tables.rows(table, log.envelope(head))]
     except (FileNotFoundError, KeyAccessError):
         return []
-
-
-def _check_moved(log: Log, head: Entry) -> None:
-    """Raise IntegrityError if the head is still the newest entry, and something that it needs is missing."""
-    if log.head().digest == head.digest:
-        raise IntegrityError(f"an object that version {head.number} of {log.store.url} needs is missing")

@@ -1,8 +1,9 @@
-"""Sealed tables: rows of files, sorted by path, in columns. A table never changes.
+"""Sealed tables: rows of files by path, or rows of another kind by another name, in columns. A table never changes.
 
-A table is an AGS1 stream. Its plaintext is pages of at most `PAGE_ROWS` rows, and then the directory, which has the
-first path, the offset and the length of each page. A page is a struct of columns in msgpack, compressed by zlib. The
-entry of the log that names a table has its length and its wrapped data key.
+A table is an AGS1 stream. Its plaintext is pages of at most `PAGE_ROWS` rows, sorted by name, then the counts of its
+KEKs if they are many, and then the directory, which has the first name, the offset and the length of each page. A page
+is columns in msgpack, compressed by zlib, and so are the counts. The entry of the log that names a table has its length
+and its wrapped data key.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -26,7 +27,7 @@ from ags_fast.onelog.names import table_path
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from ags_fast.fs import Store
     from ags_fast.keys.envelope import Envelope
@@ -36,10 +37,13 @@ PAGE_NBYTES = 64 << 20  # of a page, decompressed: more than 512 rows have
 TABLE_ROWS = 1 << 16  # a table with more is written as several
 BLOCK_NBYTES = 1 << 16
 CACHED = 256  # pages and directories in memory
+COUNTS = 8  # KEKs whose counts are in the reference of a table; those of more are in the table
 RATIO = 2  # a commit merges tables that have fewer rows than this many times what is written anyway
 
 Count = Annotated[int, Meta(ge=0)]
-Directory = list[tuple[bytes, Count, Count]]  # of each page the first path, the offset and the length in bytes
+Row = TypeVar("Row")
+Part = TypeVar("Part")
+Directory = list[tuple[bytes, Count, Count]]  # of each page the first name, the offset and the length in bytes
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,12 +54,12 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         length: Bytes of the plaintext.
         directory: Where the directory begins, in bytes of the plaintext.
         rows: How many rows it has.
-        first: The first path, in bytes.
-        last: The last path.
+        first: The name of the first row, in bytes: a path.
+        last: The name of the last row.
         nbytes: Bytes of plaintext of the files.
         key_id: The KEK that wraps the table's data key.
         wrapped: The table's data key, wrapped.
-        keys: How many data keys of files each KEK wraps in it.
+        keys: How many data keys of files each KEK wraps in it; None: the table says it, see `Tables.counted`.
     """
 
     path: str
@@ -67,11 +71,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nbytes: Count
     key_id: str
     wrapped: bytes
-    keys: dict[str, Count]
-
-    def key_ids(self) -> set[str]:
-        """Return the ids of the KEKs that are needed to read the table and its files."""
-        return {self.key_id, *self.keys}
+    keys: dict[str, Count] | None
 
 
 class _Page(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -107,16 +107,12 @@ def path_bytes(path: str) -> bytes:
     return path.encode("utf-8", "surrogateescape")
 
 
-def _sorts_as(row: FileEntry) -> bytes:
-    return path_bytes(row.path)
-
-
 def _text(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
-def _packed(rows: Sequence[FileEntry]) -> bytes:
-    """Return a page with these rows."""
+def _encoded(rows: Sequence[FileEntry]) -> bytes:
+    """Return rows in columns."""
     names: dict[str, int] = {}
 
     def name(text: str) -> int:
@@ -153,28 +149,13 @@ def _packed(rows: Sequence[FileEntry]) -> bytes:
         ],
     )
     page.names.extend(names)
-    return zlib.compress(msgspec.msgpack.encode(page), 1)
+    return msgspec.msgpack.encode(page)
 
 
-def _unpacked(data: bytes, path: str) -> list[FileEntry]:
-    """Return the rows of a page. FormatError: it is none."""
-    inflate = zlib.decompressobj()
-    try:
-        plain = inflate.decompress(data, PAGE_NBYTES)
-        page = msgspec.msgpack.decode(plain, type=_Page)
-        if inflate.unconsumed_tail or not inflate.eof or inflate.unused_data:
-            raise ValueError("it is too long, or cut")
-        if len({len(column) for column in msgspec.structs.astuple(page)[1:]}) > 1:
-            raise ValueError("its columns differ in length")
-        rows = _rows(page)
-    except (zlib.error, msgspec.DecodeError, ValueError, IndexError) as error:
-        raise FormatError(f"the table {path} is malformed: {error}") from None
-    check_lengths(rows)
-    return rows
-
-
-def _rows(page: _Page) -> list[FileEntry]:
-    """Return the rows of a page whose columns are all of one length."""
+def _decoded(data: bytes) -> list[FileEntry]:
+    """Return the rows that `_encoded` has put in columns."""
+    page = msgspec.msgpack.decode(data, type=_Page)
+    check_columns(msgspec.structs.astuple(page)[1:])
     names = page.names
     columns = [
         None if keys is None else tuple({"column": c, "key_id": names[k], "wrapped_dek": w} for c, k, w in keys)
@@ -184,7 +165,7 @@ def _rows(page: _Page) -> list[FileEntry]:
         None if material is None else tuple(dict(zip(MATERIAL, key, strict=True)) for key in material)
         for material in page.key_material
     ]
-    return list(
+    rows = list(
         map(
             FileEntry,
             [check_path(_text(path)) for path in page.path],
@@ -208,10 +189,18 @@ def _rows(page: _Page) -> list[FileEntry]:
             materials,
         )
     )
+    check_lengths(rows)
+    return rows
 
 
-class Tables:
-    """The tables of one dataset. Threads may share it.
+def check_columns(columns: Iterable[Sequence[object]]) -> None:
+    """Raise ValueError if the columns of a page differ in length."""
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError("its columns differ in length")
+
+
+class SortedTables(Generic[Row]):
+    """The tables of one dataset that have one kind of rows: a subclass says which. Threads may share it.
 
     Args:
         store: The folder of the dataset.
@@ -221,16 +210,169 @@ class Tables:
     def __init__(self, store: Store, dataset_id: str) -> None:
         self._store = store
         self._dataset_id = dataset_id
-        self._parts: OrderedDict[tuple[str, int], Any] = OrderedDict()  # the directory is at -1, all rows are at -2
+        self._parts: OrderedDict[tuple[str, int], Any] = (
+            OrderedDict()
+        )  # at -1 the directory, at -2 all rows, at -3 counts
         self._lock = Lock()
 
-    def rows(self, table: Table, envelope: Envelope) -> list[FileEntry]:
+    def name(self, row: Row) -> bytes:
+        """Return the name of a row, by which rows are sorted."""
+        raise NotImplementedError
+
+    def encoded(self, rows: Sequence[Row]) -> bytes:
+        """Return rows in columns."""
+        raise NotImplementedError
+
+    def decoded(self, data: bytes) -> list[Row]:
+        """Return the rows that `encoded` has put in columns. ValueError, IndexError: there are none."""
+        raise NotImplementedError
+
+    def counts(self, rows: Sequence[Row]) -> tuple[int, dict[str, int]]:
+        """Return `nbytes` and `keys` of a table with these rows."""
+        return 0, {}
+
+    def rows(self, table: Table, envelope: Envelope) -> list[Row]:
         """Return all rows of a table. FileNotFoundError: its object is missing."""
         if (rows := self._held((table.path, -2))) is None:
-            rows = [row for _, page in _split(table, self._read(table, envelope, 0, table.length)) for row in page]
+            data = self._read(table, envelope, 0, table.length)
+            rows = [row for _, page in self._split(table, data) for row in page]
             if table.rows <= PAGE_ROWS:
                 self._keep((table.path, -2), rows)
         return rows  # type: ignore[no-any-return]
+
+    def write(self, rows: Iterable[Row], job_id: str, key_id: str, envelope: Envelope) -> list[Table]:
+        """Store rows as new tables of a job, and return the references."""
+        ordered = sorted(rows, key=self.name)
+        return [
+            self._write(ordered[at : at + TABLE_ROWS], job_id, key_id, envelope)
+            for at in range(0, len(ordered), TABLE_ROWS)
+        ]
+
+    # ---- one table
+
+    def _write(self, rows: Sequence[Row], job_id: str, key_id: str, envelope: Envelope) -> Table:
+        data, directory = bytearray(), []
+        for at in range(0, len(rows), PAGE_ROWS):
+            page = zlib.compress(self.encoded(rows[at : at + PAGE_ROWS]), 1)
+            directory.append((self.name(rows[at]), len(data), len(page)))
+            data += page
+        nbytes, keys = self.counts(rows)
+        many = len(keys) > COUNTS
+        data += zlib.compress(msgspec.msgpack.encode(keys), 1) if many else b""
+        begin = len(data)
+        data += msgspec.msgpack.encode(directory)
+        path, key = table_path(job_id), secrets.token_bytes(32)
+        wrapped = envelope.wrap(key_id, key, binding(self._dataset_id, "table", path))
+        self._store.create_exclusive(path, AgsCodec(key, block_size=BLOCK_NBYTES).encrypt(bytes(data)))
+        if len(rows) <= PAGE_ROWS:
+            self._keep((path, -2), list(rows))  # the next commit may merge them
+        ends = self.name(rows[0]), self.name(rows[-1])
+        return Table(path, len(data), begin, len(rows), *ends, nbytes, key_id, wrapped, None if many else keys)
+
+    def _read(self, table: Table, envelope: Envelope, begin: int, size: int) -> bytes:
+        key = envelope.unwrap(table.key_id, table.wrapped, binding(self._dataset_id, "table", table.path))
+        length = encrypted_length(table.length, BLOCK_NBYTES)
+        source = self._store.open_seekable(table.path)
+        with AgsReader(source, key, length=length, block_size=BLOCK_NBYTES) as reader:
+            return reader.read_at(begin, size)
+
+    def _rows_at(self, table: Table, names: Sequence[bytes], envelope: Envelope) -> Iterator[Row]:
+        directory = self._directory(table, envelope)
+        wanted: dict[int, set[bytes]] = {}
+        for name in names:
+            wanted.setdefault(_page_of(directory, name), set()).add(name)
+        for at, some in wanted.items():
+            page = self._page(table, envelope, directory, at)
+            for name in some:
+                place = bisect_left(page, name, key=self.name)
+                if place < len(page) and self.name(page[place]) == name:
+                    yield page[place]
+
+    def at_or_after(self, table: Table, name: bytes, envelope: Envelope) -> Row | None:
+        """Return the first row whose name is not before this one."""
+        directory = self._directory(table, envelope)
+        at = _page_of(directory, name)
+        for number in range(at, min(at + 2, len(directory))):
+            page = self._page(table, envelope, directory, number)
+            if (row := bisect_left(page, name, key=self.name)) < len(page):
+                return page[row]
+        return None
+
+    def _directory(self, table: Table, envelope: Envelope) -> Directory:
+        held = self._held((table.path, -1))
+        if held is None:
+            whole = table.length <= BLOCK_NBYTES  # one block, which is read as a whole
+            begin = 0 if whole else table.directory
+            data = self._read(table, envelope, begin, table.length - begin)
+            held = _directory(table, data[table.directory - begin :])
+            self._keep((table.path, -1), held)
+            for at, page in self._split(table, data) if whole else ():
+                self._keep((table.path, at), page)
+        return held  # type: ignore[no-any-return]
+
+    def _page(self, table: Table, envelope: Envelope, directory: Directory, at: int) -> list[Row]:
+        begin = directory[at][1]
+        held = self._held((table.path, begin))
+        if held is None:
+            held = self._unpacked(self._read(table, envelope, begin, directory[at][2]), table.path)
+            self._keep((table.path, begin), held)
+        return held  # type: ignore[no-any-return]
+
+    def _split(self, table: Table, data: bytes) -> Iterator[tuple[int, list[Row]]]:
+        """Yield the offset and the rows of each page of a whole table."""
+        for _, begin, length in _directory(table, data[table.directory :]):
+            yield begin, self._unpacked(data[begin : begin + length], table.path)
+
+    def _unpacked(self, data: bytes, path: str) -> list[Row]:
+        """Return the rows of a page. FormatError: it is none."""
+        return _inflated(data, self.decoded, path)
+
+    def _held(self, name: tuple[str, int]) -> Any:
+        with self._lock:
+            if name in self._parts:
+                self._parts.move_to_end(name)
+            return self._parts.get(name)
+
+    def _keep(self, name: tuple[str, int], value: Any) -> None:
+        with self._lock:
+            self._parts[name] = value
+            while len(self._parts) > CACHED:
+                self._parts.popitem(last=False)
+
+
+class Tables(SortedTables[FileEntry]):
+    """The tables of the files of one dataset, by path."""
+
+    def name(self, row: FileEntry) -> bytes:
+        """See `SortedTables.name`."""
+        return path_bytes(row.path)
+
+    def encoded(self, rows: Sequence[FileEntry]) -> bytes:
+        """See `SortedTables.encoded`."""
+        return _encoded(rows)
+
+    def decoded(self, data: bytes) -> list[FileEntry]:
+        """See `SortedTables.decoded`."""
+        return _decoded(data)
+
+    def counts(self, rows: Sequence[FileEntry]) -> tuple[int, dict[str, int]]:
+        """See `SortedTables.counts`."""
+        return sum(row.plain_length for row in rows), dict(wrapped_by(rows))
+
+    def counted(self, tables: Iterable[Table], envelope: Envelope) -> Counter[str]:
+        """Count the data keys of files that each KEK wraps in these tables. FileNotFoundError: one is missing."""
+        counts: Counter[str] = Counter()
+        for table in tables:
+            counts.update(self._counts(table, envelope) if table.keys is None else table.keys)
+        return counts
+
+    def _counts(self, table: Table, envelope: Envelope) -> dict[str, int]:
+        if (held := self._held((table.path, -3))) is None:
+            _, last, length = self._directory(table, envelope)[-1]
+            data = self._read(table, envelope, last + length, table.directory - last - length)
+            held = _inflated(data, msgspec.msgpack.Decoder(dict[str, Count]).decode, table.path)
+            self._keep((table.path, -3), held)
+        return held  # type: ignore[no-any-return]
 
     def find(
         self, tables: Iterable[Table], paths: Collection[str], envelope: Envelope
@@ -251,7 +393,7 @@ class Tables:
         for table in tables:
             for begin in sorted(path_bytes(f"{folder}/") for folder in folders):
                 if begin <= table.last and table.first[: len(begin)] <= begin:
-                    row = self._at_or_after(table, begin, envelope)
+                    row = self.at_or_after(table, begin, envelope)
                     if row is not None and path_bytes(row.path).startswith(begin):
                         found[row.path] = table, row
         return found
@@ -282,7 +424,7 @@ class Tables:
         at, skip = _page_of(directory, begin), begin
         while at < len(directory):
             page = self._page(table, envelope, directory, at)
-            for row in page[bisect_left(page, skip, key=_sorts_as) :]:
+            for row in page[bisect_left(page, skip, key=self.name) :]:
                 path = path_bytes(row.path)
                 if not path.startswith(begin):
                     return
@@ -293,14 +435,6 @@ class Tables:
                     folders.add(path[len(begin) : end])
                     skip = path[:end] + b"0"  # the byte after "/": behind all that is in the inner folder
             at = max(at + 1, _page_of(directory, skip))
-
-    def write(self, rows: Iterable[FileEntry], job_id: str, key_id: str, envelope: Envelope) -> list[Table]:
-        """Store rows as new tables of a job, and return the references."""
-        ordered = sorted(rows, key=lambda row: path_bytes(row.path))
-        return [
-            self._write(ordered[at : at + TABLE_ROWS], job_id, key_id, envelope)
-            for at in range(0, len(ordered), TABLE_ROWS)
-        ]
 
     def replaced(
         self,
@@ -332,85 +466,17 @@ class Tables:
         left = [table for table in tables if table.path not in touched]
         return (*left, *self.write([*kept, *add], job_id, key_id, envelope))
 
-    # ---- one table
 
-    def _write(self, rows: Sequence[FileEntry], job_id: str, key_id: str, envelope: Envelope) -> Table:
-        data, directory = bytearray(), []
-        for at in range(0, len(rows), PAGE_ROWS):
-            page = _packed(rows[at : at + PAGE_ROWS])
-            directory.append((path_bytes(rows[at].path), len(data), len(page)))
-            data += page
-        begin = len(data)
-        data += msgspec.msgpack.encode(directory)
-        path, key = table_path(job_id), secrets.token_bytes(32)
-        wrapped = envelope.wrap(key_id, key, binding(self._dataset_id, "table", path))
-        self._store.create_exclusive(path, AgsCodec(key, block_size=BLOCK_NBYTES).encrypt(bytes(data)))
-        if len(rows) <= PAGE_ROWS:
-            self._keep((path, -2), list(rows))  # the next commit may merge them
-        nbytes = sum(row.plain_length for row in rows)
-        ends = path_bytes(rows[0].path), path_bytes(rows[-1].path)
-        return Table(path, len(data), begin, len(rows), *ends, nbytes, key_id, wrapped, dict(wrapped_by(rows)))
-
-    def _read(self, table: Table, envelope: Envelope, begin: int, size: int) -> bytes:
-        key = envelope.unwrap(table.key_id, table.wrapped, binding(self._dataset_id, "table", table.path))
-        length = encrypted_length(table.length, BLOCK_NBYTES)
-        source = self._store.open_seekable(table.path)
-        with AgsReader(source, key, length=length, block_size=BLOCK_NBYTES) as reader:
-            return reader.read_at(begin, size)
-
-    def _rows_at(self, table: Table, names: Sequence[bytes], envelope: Envelope) -> Iterator[FileEntry]:
-        directory = self._directory(table, envelope)
-        wanted: dict[int, set[bytes]] = {}
-        for name in names:
-            wanted.setdefault(_page_of(directory, name), set()).add(name)
-        for at, some in wanted.items():
-            page = self._page(table, envelope, directory, at)
-            for name in some:
-                place = bisect_left(page, name, key=_sorts_as)
-                if place < len(page) and _sorts_as(page[place]) == name:
-                    yield page[place]
-
-    def _at_or_after(self, table: Table, name: bytes, envelope: Envelope) -> FileEntry | None:
-        """Return the first row whose path is not before a name."""
-        directory = self._directory(table, envelope)
-        at = _page_of(directory, name)
-        for page in range(at, min(at + 2, len(directory))):
-            for row in self._page(table, envelope, directory, page):
-                if path_bytes(row.path) >= name:
-                    return row
-        return None
-
-    def _directory(self, table: Table, envelope: Envelope) -> Directory:
-        held = self._held((table.path, -1))
-        if held is None:
-            whole = table.length <= BLOCK_NBYTES  # one block, which is read as a whole
-            begin = 0 if whole else table.directory
-            data = self._read(table, envelope, begin, table.length - begin)
-            held = _directory(table, data[table.directory - begin :])
-            self._keep((table.path, -1), held)
-            for at, page in _split(table, data) if whole else ():
-                self._keep((table.path, at), page)
-        return held  # type: ignore[no-any-return]
-
-    def _page(self, table: Table, envelope: Envelope, directory: Directory, at: int) -> list[FileEntry]:
-        begin = directory[at][1]
-        held = self._held((table.path, begin))
-        if held is None:
-            held = _unpacked(self._read(table, envelope, begin, directory[at][2]), table.path)
-            self._keep((table.path, begin), held)
-        return held  # type: ignore[no-any-return]
-
-    def _held(self, name: tuple[str, int]) -> Any:
-        with self._lock:
-            if name in self._parts:
-                self._parts.move_to_end(name)
-            return self._parts.get(name)
-
-    def _keep(self, name: tuple[str, int], value: Any) -> None:
-        with self._lock:
-            self._parts[name] = value
-            while len(self._parts) > CACHED:
-                self._parts.popitem(last=False)
+def _inflated(data: bytes, decode: Callable[[bytes], Part], path: str) -> Part:
+    """Return a part of a table that was compressed. FormatError: it is none."""
+    inflate = zlib.decompressobj()
+    try:
+        plain = inflate.decompress(data, PAGE_NBYTES)
+        if inflate.unconsumed_tail or not inflate.eof or inflate.unused_data:
+            raise ValueError("it is too long, or cut")
+        return decode(plain)
+    except (zlib.error, msgspec.DecodeError, ValueError, IndexError) as error:
+        raise FormatError(f"the table {path} is malformed: {error}") from None
 
 
 def _directory(table: Table, data: bytes) -> Directory:
@@ -420,15 +486,10 @@ def _directory(table: Table, data: bytes) -> Directory:
     except msgspec.DecodeError as error:
         raise FormatError(f"the table {table.path} is malformed: {error}") from None
     ends = [0, *(begin + length for _, begin, length in pages)]
-    if ends[:-1] != [begin for _, begin, _ in pages] or ends[-1] != table.directory or not pages:
+    counts = table.directory - ends[-1]
+    if ends[:-1] != [begin for _, begin, _ in pages] or (counts > 0) != (table.keys is None) or counts < 0 or not pages:
         raise FormatError(f"the table {table.path} is malformed: its pages do not follow each other")
     return pages
-
-
-def _split(table: Table, data: bytes) -> Iterator[tuple[int, list[FileEntry]]]:
-    """Yield the offset and the rows of each page of a whole table."""
-    for _, begin, length in _directory(table, data[table.directory :]):
-        yield begin, _unpacked(data[begin : begin + length], table.path)
 
 
 def _page_of(directory: Directory, name: bytes) -> int:
@@ -441,14 +502,6 @@ def rewrapped(table: Table, key_id: str, envelope: Envelope, dataset_id: str) ->
     bound = binding(dataset_id, "table", table.path)
     wrapped = envelope.wrap(key_id, envelope.unwrap(table.key_id, table.wrapped, bound), bound)
     return msgspec.structs.replace(table, key_id=key_id, wrapped=wrapped)
-
-
-def counted(tables: Iterable[Table]) -> Counter[str]:
-    """Count the data keys that each KEK wraps in these tables."""
-    counts: Counter[str] = Counter()
-    for table in tables:
-        counts.update(table.keys)
-    return counts
 
 
 def check_unique(tables: Sequence[Table]) -> None:

@@ -17,10 +17,12 @@ from ags_fast.keys.kms import load_kms
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Wish
 from ags_fast.onelog.deks import with_new_keys
+from ags_fast.onelog.entry import Entry
 from ags_fast.onelog.errors import ExpiredError, JobEndedError
 from ags_fast.onelog.job import Job
+from ags_fast.onelog.keks import Keks
 from ags_fast.onelog.keys import Rotation
-from ags_fast.onelog.log import Draft, Entry, Idle, Log, Plans
+from ags_fast.onelog.log import Draft, Idle, Log
 from ags_fast.onelog.plan import read_plan
 from ags_fast.onelog.snapshot import Snapshot
 from simulation import operations
@@ -148,20 +150,21 @@ def _rotate(rotation: Rotation) -> None:
 def _turn(place: Place, me: str) -> None:
     SimStore.door.ask("turn", "master")
     log = opened()
+    job = Job.begin(log, "mek")  # with a plan, since it may write tables of KEKs
     done: dict[bytes | None, KeyEntry] = {}
 
-    def decide(head: Entry, plans: Plans) -> Draft | None:
+    def decide(head: Entry) -> Draft:
         kms = log.kms.for_dataset(head.dataset_id)
-        keys = dict(head.keys)
+        keys: dict[str, KeyEntry] = {}
         for key in head.keys.values():
             if key.wrapping_key_id == "master" and key.double_wrap:
                 if key.wrapped not in done:
                     done[key.wrapped] = rewrap_kek(kms, key)
                 new = done[key.wrapped]
                 keys[key.key_id] = key.replace(wrapped=new.wrapped, properties=new.properties)
-        return Draft("mek", keys=keys)
+        return Draft("mek", keys=Keks.of(head.keys).changed(keys), uses=job.uses(head))
 
-    log.append(Idle(), decide)
+    job.replace_files(decide)
 
 
 def _destroy(place: Place, me: str) -> None:
@@ -246,6 +249,8 @@ def read(place: Place) -> Files:
     head = log.head()
     newest: Files = {}
     for entry in log.kept(head):
+        for table in entry.key_tables:
+            Keks.of(head.keys).place.rows(table, log.envelope(head))
         files = {
             row.path: _content(log, head, row)
             for table in entry.files

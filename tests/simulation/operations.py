@@ -196,10 +196,17 @@ OPERATIONS = {
 }
 
 
-def on_one_log() -> None:
-    """Simulate the floor on one log from now on, `ags_fast.onelog`."""
+def on_one_log(inline: int = 1) -> None:
+    """Simulate the floor on one log from now on, `ags_fast.onelog`.
+
+    Args:
+        inline: How many KEKs with a scope an entry holds itself, and counts of KEKs a reference of a table. With few of
+            them there are tables of KEKs, and counts in tables of files.
+    """
+    from ags_fast.onelog import keks, tables
     from simulation import floor
 
+    keks.INLINE = tables.COUNTS = inline
     OPERATIONS.update(
         {name: OPERATIONS.get(name, Operation(run))._replace(run=run) for name, run in floor.RUNS.items()}
     )
