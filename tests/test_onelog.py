@@ -26,8 +26,7 @@ from ags_fast.keys import load_kms
 from ags_fast.keys.chain import Pin
 from ags_fast.keys.entry import SCOPE, KeyEntry
 from ags_fast.onelog import keks as keks_module
-from ags_fast.onelog import log as log_module
-from ags_fast.onelog import names, reach
+from ags_fast.onelog import names, reach, tries
 from ags_fast.onelog.change import Change, Wish, first_kept, next_change
 from ags_fast.onelog.errors import ExpiredError, JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.job import Committed, Job
@@ -434,7 +433,7 @@ def test_a_rotation_replaces_what_wraps(tmp_path: Path, kms: KmsClient) -> None:
 
 def test_work_that_others_undo_gives_up(tmp_path: Path, kms: KmsClient, monkeypatch: pytest.MonkeyPatch) -> None:
     log, other = new_log(tmp_path / "d", kms), Log(Store(tmp_path / "d"), kms)
-    monkeypatch.setattr(log_module, "RACES", 2)
+    monkeypatch.setattr(tries, "RACES", 2)
 
     def race(head: Entry, plans: Iterable[str]) -> Draft:
         add(other, f"x{other.head().number}")

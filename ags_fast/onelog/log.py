@@ -9,8 +9,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import random
-import time
 from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,7 +20,7 @@ import msgspec
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.policy import Policy
-from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.chain import Pin
 from ags_fast.keys.entry import MASTER_VERSION, KeyEntry
 from ags_fast.keys.envelope import Envelope
@@ -46,6 +44,7 @@ from ags_fast.onelog.names import (
 )
 from ags_fast.onelog.sealed import Document, decoded, seal
 from ags_fast.onelog.tables import Table, Tables, check_unique
+from ags_fast.onelog.tries import Tries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -59,9 +58,6 @@ BATCHES_KEPT = 64  # streams whose last batch an entry records
 SETS = 64  # numbered sets that an entry records
 SAME = 256  # entries that changed no file, and that an entry records
 ENDED = 0  # in `over`: the job was ended, and nothing of it was committed
-UNANSWERED = 3  # creates without an answer, at one number, after which the outcome is unknown
-RACES = 200  # that a job loses, one after the other, until it gives up: ten minutes of pauses
-PAUSE_SECONDS = 0.05  # the mean wait after the first race that was lost; it doubles up to 64 times that
 
 Seen = TypeVar("Seen")
 
@@ -473,7 +469,7 @@ class Log:
             UnknownOutcomeError: The entry may be there, now or later.
             ConcurrentChangeError: Others came first 200 times, in some ten minutes.
         """
-        tries = _Tries(self.store.url, job.id)
+        tries = Tries(self.store.url, job.id)
         tried: dict[int, Entry] = {}
         while True:
             try:
@@ -588,47 +584,6 @@ class Log:
             self.store.sync_folders([entry_path(head.number)])
             with suppress(FileNotFoundError):  # no job has ever had a plan
                 self.store.sync_folders([f"{PLANS}-"])
-
-
-class _Tries:
-    """What a job has tried to commit, and what it knows of that.
-
-    Attributes:
-        number: The number of the last entry that it has tried to create; 0 as soon as the head shows another one there.
-    """
-
-    def __init__(self, url: str, job_id: str) -> None:
-        self.number = 0
-        self._url, self._job_id = url, job_id
-        self._pause, self._lost, self._unanswered = PAUSE_SECONDS, 0, 0
-
-    def saw(self, head: int) -> None:
-        """Take note of the head's number, which does not have the job in `over`."""
-        if self.number == 0:
-            return
-        if head < self.number:  # nobody has the number yet: the entry may still come
-            if self._unanswered >= UNANSWERED:
-                raise self._unknown()  # rule 4
-            return
-        self._lost += 1
-        if self._lost >= RACES:
-            raise ConcurrentChangeError(f"others change {self._url} all the time: try again later")
-        self.number = self._unanswered = 0
-        time.sleep(self._pause * (0.5 + random.random()))
-        self._pause = min(2 * self._pause, 64 * PAUSE_SECONDS)
-
-    def no_answer(self, error: OSError) -> None:
-        """Take note of a request that failed. Raises the error if nothing was tried, or if the error is no failure."""
-        if self.number == 0 or isinstance(error, AgsError):
-            raise error
-        self._unanswered += 1
-        if self._unanswered > 2 * UNANSWERED:
-            raise self._unknown() from error
-
-    def _unknown(self) -> UnknownOutcomeError:
-        return UnknownOutcomeError(
-            f"{self._url} does not answer: the job {self._job_id} may be committed, now or later"
-        )
 
 
 __all__ = ["ENDED", "Batch", "Draft", "Entry", "Idle", "Log", "Work", "main_key"]
