@@ -71,6 +71,7 @@ def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[st
     kept = log.kept(head)
     tables = {table.path: table for entry in kept for table in entry.files}
     named = set().union(*(entry.named() for entry in kept))
+    files: dict[str, list[str]] = {}  # by table of a kept version
     deleted: list[str] = []
     for entry in expired:
         if entry.number >= head.first:
@@ -78,7 +79,9 @@ def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[st
         own = {table.path for table in entry.files}
         candidates: list[str] = []
         if lacking := [table for table in entry.files if table.path not in tables]:
-            needed = {row.file for path, table in tables.items() if path not in own for row in _rows(log, table, head)}
+            for path in tables.keys() - own - files.keys():
+                files[path] = [row.file for row in _rows(log, tables[path], head)]
+            needed = {file for path in tables.keys() - own for file in files[path]}
             for table in lacking:
                 candidates += [file for file in _files(log, table, head) if file not in needed] + [table.path]
         candidates += sorted(entry.named() - named - {table.path for table in entry.files})
