@@ -267,7 +267,7 @@ class JobKeys:
         policy = head.policy
         anew = policy.kek_scope == "partition"  # then files that were renamed get another KEK, too
         mine = [i for i, row in enumerate(rows) if scoped and (anew or row.job_id == self._job_id)]
-        scopes = policy.scopes([rows[i].path for i in mine], self._job_id, clock_ms())
+        scopes = decide.scopes_of(policy, [rows[i].path for i in mine], self._job_id, clock_ms())
         for i, scope in zip(mine, scopes, strict=True):
             kinds[i] = [kind._replace(scope=scope) if kind.double_wrap else kind for kind in kinds[i]]
         return kinds
