@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -59,6 +59,7 @@ UNANSWERED = 3  # creates without an answer, at one number, after which the outc
 RACES = 200  # that a job loses, one after the other, until it gives up: ten minutes of pauses
 PAUSE_SECONDS = 0.05  # the mean wait after the first race that was lost; it doubles up to 64 times that
 
+Seen = TypeVar("Seen")
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -247,6 +248,29 @@ class Log:
         if self._tables is None:
             self._tables = Tables(self.store, self.head().dataset_id)
         return self._tables
+
+    def check_moved(self, head: Entry, error: FileNotFoundError | None = None) -> None:
+        """Raise IntegrityError if a head is still the newest entry, though something that it names is missing."""
+        if self.head().digest == head.digest:
+            path = getattr(error, "filename", None) or "an object"
+            raise IntegrityError(f"{path} is missing, but version {head.number} of {self.store.url} names it")
+
+    def look(self, read: Callable[[Entry], Seen], head: Entry | None = None) -> Seen:
+        """Return what a function reads of the newest version. It is called again if that was expired meanwhile.
+
+        Args:
+            read: The function.
+            head: A head that was read before; None: the newest one.
+        """
+        while True:
+            head = head or self.head()
+            try:
+                return read(head)
+            except ExpiredError:
+                raise
+            except FileNotFoundError as error:
+                self.check_moved(head, error)
+                head = None
 
     def envelope(self, head: Entry, own: Mapping[str, KeyEntry] | None = None) -> Envelope:
         """Return what wraps and unwraps under the KEKs of a head, and under a job's own new ones."""
@@ -547,9 +571,8 @@ class Log:
         except ExpiredError:
             raise
         except FileNotFoundError as error:
-            if self.head().digest != head.digest:
-                raise Again from None
-            raise IntegrityError(f"{error.filename or error} is missing, but the dataset names it") from None
+            self.check_moved(head, error)
+            raise Again from None
 
     def _next(self, head: Entry, draft: Draft, job: Work, plans: Collection[str]) -> Entry:
         """Return the entry after the head."""

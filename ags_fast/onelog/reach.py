@@ -57,8 +57,8 @@ def clean(log: Log, head: Entry | None = None) -> list[str]:
         log.settle(head)
         try:
             return _clean(log, head, expired, plans)
-        except FileNotFoundError:
-            _check_moved(log, head)
+        except FileNotFoundError as error:
+            log.check_moved(head, error)
     return []
 
 
@@ -87,20 +87,30 @@ def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[st
 
 
 def delete(log: Log, candidates: Collection[str]) -> list[str]:
-    """Delete those of some objects that nothing needs (rule 6). Returns the objects that were deleted."""
+    """Delete those of some objects of jobs that nothing needs (rule 6). Returns the objects that were deleted."""
+    gone = [path for path in unneeded(log, candidates) if job_of(path) is not None]
+    for path in gone:
+        log.store.delete(path)
+    return gone
+
+
+def unneeded(log: Log, candidates: Collection[str]) -> list[str]:
+    """Return those of some objects that no kept version names, and whose job, if a job made them, has no plan.
+
+    Args:
+        log: The log.
+        candidates: Objects that were listed, or made, before.
+    """
     for _ in range(ROUNDS):
         plans = log.plans()
         head = log.head()
         log.settle(head)
         try:
             named = needed(log, head)
-        except FileNotFoundError:
-            _check_moved(log, head)
+        except FileNotFoundError as error:
+            log.check_moved(head, error)
             continue
-        gone = [path for path in candidates if path not in named and _may_go(path, plans)]
-        for path in gone:
-            log.store.delete(path)
-        return gone
+        return [path for path in candidates if path not in named and job_of(path) not in plans]
     return []
 
 
@@ -201,6 +211,8 @@ def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: i
         return Draft("expire", first=number) if number > head.first else None
 
     def keks(head: Entry, plans: Plans) -> Draft | None:
+        if not leaving(head.keys, (), (), True, now_ms):
+            return None  # without a look at the kept versions
         ids = set().union(*(entry.key_ids() for entry in log.kept(head)))
         for entry in log.expired(head):
             ids |= entry.key_ids()  # whoever cleans up reads its tables
@@ -289,9 +301,3 @@ def _files(log: Log, table: Table, head: Entry) -> list[str]:
         return [row.file for row in log.tables.rows(table, log.envelope(head))]
     except (FileNotFoundError, KeyAccessError):
         return []
-
-
-def _check_moved(log: Log, head: Entry) -> None:
-    """Raise IntegrityError if the head is still the newest entry, and something that it needs is missing."""
-    if log.head().digest == head.digest:
-        raise IntegrityError(f"an object that version {head.number} of {log.store.url} needs is missing")
