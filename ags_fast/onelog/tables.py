@@ -169,8 +169,19 @@ def _unpacked(data: bytes, path: str) -> list[FileEntry]:
         rows = _rows(page)
     except (zlib.error, msgspec.DecodeError, ValueError, IndexError) as error:
         raise FormatError(f"the table {path} is malformed: {error}") from None
-    check_lengths(rows)
+    check_rows(rows)
     return rows
+
+
+def check_rows(rows: Sequence[FileEntry]) -> None:
+    """Raise PolicyError for a path that leads out of the dataset, IntegrityError for lengths that cannot be.
+
+    Who writes a table and who reads it check its rows alike, so that nobody writes what nobody can read.
+    """
+    for row in rows:
+        check_path(row.path)
+        check_path(row.file)
+    check_lengths(rows)
 
 
 def _rows(page: _Page) -> list[FileEntry]:
@@ -187,8 +198,8 @@ def _rows(page: _Page) -> list[FileEntry]:
     return list(
         map(
             FileEntry,
-            [check_path(_text(path)) for path in page.path],
-            [check_path(_text(file)) for file in page.file],
+            [_text(path) for path in page.path],
+            [_text(file) for file in page.file],
             [names[i] for i in page.format],
             page.plain_length,
             page.file_length,
@@ -335,6 +346,7 @@ class Tables:
     # ---- one table
 
     def _write(self, rows: Sequence[FileEntry], job_id: str, key_id: str, envelope: Envelope) -> Table:
+        check_rows(rows)
         data, directory = bytearray(), []
         for at in range(0, len(rows), PAGE_ROWS):
             page = _packed(rows[at : at + PAGE_ROWS])
