@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ags_fast import telemetry
 from ags_fast.dataset.keks import SLACK_USES, Want, clock_ms
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import AgsError, ConcurrentChangeError
@@ -17,7 +18,7 @@ from ags_fast.onelog.deks import key_ids, rewrapped_row
 from ags_fast.onelog.entry import Batch, Entry, main_key
 from ags_fast.onelog.errors import JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.job_keys import JobKeys
-from ags_fast.onelog.log import Draft, Log, Plans
+from ags_fast.onelog.log import ENDED, Draft, Log, Plans
 from ags_fast.onelog.names import ALIVE, LEFT, LOCK, PLANS, beside_plan, is_plan, job_of, plan_path
 from ags_fast.onelog.plan import TRIES, read_files, read_plan, store_files
 from ags_fast.onelog.tables import rewrapped
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.policy import Policy
     from ags_fast.onelog.keys import Rotation
 
 RENEW_SECONDS = 600.0  # between two signs of life
@@ -56,6 +58,8 @@ class Job:
         keys: Its KEKs.
         facts: What the process that has begun it says to those that go on with it.
         made: Objects beside the plan that this process has made. The log adds what it makes for the job.
+        cleaned: What the end of the job has deleted of versions that are not kept.
+        plans_seen: The plans of all jobs, as the job has listed them last.
     """
 
     def __init__(self, log: Log, operation: str, job_id: str, base: Entry) -> None:
@@ -63,13 +67,15 @@ class Job:
         self.keys = JobKeys(log, operation, job_id, base)
         self.facts: dict[str, Any] = {}
         self.made: list[str] = []
+        self.cleaned: list[str] = []
+        self.plans_seen: Plans = {}
         self.has_tasks = False  # whether other processes write objects of the job
         self.known_plans: set[str] = set()  # further plans of tasks whose objects are all known
         self._beside: set[str] = set()  # what lies beside the plan
         self._can_be_resumed = False
         self._given_up = False
-        self._plans: Plans = {}  # as they were listed last
         self._named: set[str] = set()  # files that the commit has added
+        self._parts: list[str] = []  # objects that have the planned files
         self._of_tasks: list[str] = []  # further plans of other processes that the next entry ends
         self._lock: Any = None
         self._over = threading.Event()
@@ -86,30 +92,34 @@ class Job:
         cls,
         log: Log,
         operation: str,
-        wants: Mapping[Want, int] | None = None,
+        wants: Mapping[Want, int] | Callable[[str], Mapping[Want, int]] | None = None,
         *,
         head: Entry | None = None,
         ahead: int = 0,
         resumable: bool = False,
         facts: Mapping[str, Any] | None = None,
+        policy: Policy | None = None,
     ) -> Job:
         """Begin a job: its plan is stored before any other object of the job (rule 2).
 
         Args:
             log: The log.
             operation: What the job does.
-            wants: How many data keys it wraps under each kind of KEK.
+            wants: How many data keys it wraps under each kind of KEK; or a function that tells from the job's id.
             head: The version that the job begins on; None: the newest one.
             ahead: How many data keys it reserves more of each kind, if the policy has room.
             resumable: Whether other processes may go on with it.
             facts: What a process that goes on must know: JSON values.
+            policy: How the job chooses KEKs, if it brings another policy; None: as the head's policy has it.
         """
         head = head or log.head()
         for _ in range(TRIES):
             job = cls(log, operation, new_job_id(), head)
             job._can_be_resumed = resumable
+            job.keys.policy = policy
             job._hold()
-            if job.keys.begin(wants or {}, ahead, facts, resumable):
+            counts = wants(job.id) if callable(wants) else wants or {}
+            if job.keys.begin(counts, ahead, facts, resumable):
                 job._show_life()
                 return job
             job.release()
@@ -138,6 +148,32 @@ class Job:
             job._hold()
         job._show_life()
         return job
+
+    @classmethod
+    def finish(cls, log: Log, job_id: str) -> Entry | None:
+        """Clean up after a job whose process died between its commit and its end.
+
+        Returns:
+            The version that the job has made, or the head if that was expired; None: it was not committed.
+        """
+        head = log.head()
+        number = head.over.get(job_id, ENDED)
+        if number == ENDED:
+            return None
+        job = cls(log, "", job_id, head)
+        job.has_tasks, job.keys.plans = True, [job_id]
+        job._beside = {LOCK, ALIVE, LEFT}
+        job._note_tasks(head, log.plans())
+        log.settle(head)
+        job._end(head)
+        return head if number < head.first else log.entry(number, head)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, error_class: object, error: object, traceback: object) -> None:
+        """Let go of the job, if it has not ended."""
+        self.release()
 
     def _hold(self) -> None:
         """Lock the plan while this process lives, where the storage has locks. It tells who is dead, and no more."""
@@ -183,11 +219,12 @@ class Job:
     def will_write(self, rows: Sequence[FileEntry]) -> None:
         """Store the files that the job is about to write, before their first byte is written (rule 2)."""
         self.made += [row.file for row in rows]
-        store_files(self.log, self.id, rows, self.base, self.keys.envelope())
+        self._parts += store_files(self.log, self.id, rows, self.base, self.keys.envelope())
 
     def planned(self) -> list[FileEntry]:
         """Return the files that processes of this job were about to write."""
-        rows = read_files(self.log, self.id, self.base, self.keys.envelope())
+        rows, parts = read_files(self.log, self.id, self.base, self.keys.envelope())
+        self._parts += parts
         self.made += [row.file for row in rows]
         return [row for row in rows if all(key_id in self.keys for key_id in row.key_ids())]
 
@@ -195,6 +232,8 @@ class Job:
 
     def commit(self, wish: Wish) -> Committed:
         """Commit a wish, end the job, and clean up what the entry no longer keeps.
+
+        After an error that is none of these, a job that other processes may go on with has not ended: its plan stays.
 
         Raises:
             ConcurrentChangeError: Another job has changed a path of a wish that is to be committed whole. The job was
@@ -248,7 +287,9 @@ class Job:
                 "nothing was committed"
             ) from None
         except (AgsError, OSError):
-            if (done := self.give_up()) is not None:
+            if self._can_be_resumed:
+                self.release()
+            elif (done := self.give_up()) is not None:
                 return Committed(*done, change(), before)
             raise
         if self.id in head.over:
@@ -295,7 +336,7 @@ class Job:
             if self.has_tasks and not self.known_plans.issuperset(self._of_tasks):
                 left = self._of_job()
             self._delete_plans(head)
-            reach.clean(self.log, head)
+            self.cleaned += reach.clean(self.log, head)
             named = {table.path for table in head.files}.union(self._named)
             if left := [path for path in left if path not in named]:
                 reach.delete(self.log, left)
@@ -313,6 +354,8 @@ class Job:
                 store.delete(plan_path(plan_id, None if plan_id == self.id else self.id))
         for name in self._beside | ({ALIVE} if self._of_tasks else set()):
             store.delete(beside_plan(self.id, name))
+        for path in self._parts:  # which no entry names
+            store.delete(path)
         if store.local:
             store.remove_empty_folders(PLANS)
 
@@ -326,12 +369,27 @@ class Job:
             for plan_id, sign in plans.items()
             if sign.of == self.id and plan_id not in self.plans and plan_id not in head.over
         ]
-        self._plans = plans
+        self.plans_seen = plans
 
     def uses(self, head: Entry) -> dict[str, int]:
         """Return how often each KEK was used, at most. The entry that puts the job in `over` adds it."""
-        of_tasks = reach.reserved(self.log, self._of_tasks, self._plans, head) if self._of_tasks else Counter[str]()
+        of_tasks = reach.reserved(self.log, self._of_tasks, self.plans_seen, head) if self._of_tasks else Counter[str]()
         return dict(self.keys.uses + of_tasks)
+
+    def retention(self, head: Entry, policy: Policy | None = None) -> int | None:
+        """Return the first entry that is kept after the next one, which changes files.
+
+        An error stops no commit: what it leaves is left to whoever expires next.
+
+        Args:
+            head: The head.
+            policy: The policy from now on; None: that of the head.
+        """
+        try:
+            return reach.retention(self.log, head, policy or head.policy)
+        except (AgsError, OSError) as error:
+            telemetry.warning("onelog", "old versions of %s are not expired: %s", self.log.store.url, error)
+            return None
 
     def _change(self, wish: Wish, head: Entry) -> Change:
         tables, envelope = self.log.tables, self.log.envelope(head)
@@ -350,7 +408,7 @@ class Job:
             sealer = main_key(keys).key_id
             files = self.log.tables.replaced(head.files, gone, change.add, self.id, sealer, self.keys.envelope(head))
             self._named = {row.file for row in change.add}
-        first = reach.retention(self.log, head, policy) if change.add or change.remove else None
+        first = self.retention(head, policy) if change.add or change.remove else None
         streams = head.streams
         if wish.batch is not None:
             streams = (*(one for one in streams if one.stream != wish.batch[0]), Batch(*wish.batch, clock_ms()))
@@ -406,7 +464,7 @@ class Job:
                 files=tuple(tables),
                 keys=keys,
                 uses=self.uses(head),
-                first=reach.retention(self.log, head, head.policy),
+                first=self.retention(head),
                 ends=self._further(),
             )
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.policy import Policy
     from ags_fast.keys.entry import KeyEntry
     from ags_fast.keys.envelope import Envelope
     from ags_fast.onelog.entry import Entry
@@ -35,11 +36,13 @@ class JobKeys:
 
     Attributes:
         plans: The id of the job's plan, and those of this process' further plans.
+        policy: How the job chooses KEKs, if it brings another policy; None: as the head's policy has it.
     """
 
     def __init__(self, log: Log, operation: str, job_id: str, base: Entry) -> None:
         self._log, self._operation, self._job_id, self._base = log, operation, job_id, base
         self.plans: list[str] = []
+        self.policy: Policy | None = None
         self._keys: dict[str, KeyEntry] = {}  # KEKs that the job wraps under, to unwrap it again if they leave
         self._new: dict[str, KeyEntry] = {}  # KEKs that this process has made, and that its commit brings
         self._others: dict[str, KeyEntry] = {}  # KEKs that another process of the job has made: brought, too
@@ -81,7 +84,7 @@ class JobKeys:
         Returns:
             False without a clear answer of the storage: the job needs another id, and other KEKs.
         """
-        head, limit = self._base, self._base.policy.kek_uses
+        head, limit = self._base, self._policy(self._base).kek_uses
         uses = Counter({main_key(head.keys).key_id: min(SLACK_USES, limit // 16)})
         for kind, key_id in self._choose(wants, head).items():
             uses[key_id] += max(wants[kind], min(wants[kind] + ahead, limit - self._keys[key_id].uses))
@@ -97,10 +100,17 @@ class JobKeys:
         """Take over what has become of the job's KEKs in a newer head: a master key may have been turned."""
         self._keys |= {key_id: key for key_id in self._keys if (key := head.keys.get(key_id)) is not None}
 
+    def kind_of(self, key_id: str) -> Want:
+        """Return the kind of a KEK that the job knows."""
+        return Want.of(self._keys[key_id])
+
+    def _policy(self, head: Entry) -> Policy:
+        return self.policy or head.policy
+
     def _choose(self, wants: Mapping[Want, int], head: Entry) -> dict[Want, str]:
         """Return the ids of the KEKs that are to wrap so many data keys; make those that the head lacks (rule 9)."""
         chosen: dict[Want, KeyEntry] = {}
-        now_ms, policy, spent = clock_ms(), head.policy, self._spent
+        now_ms, policy, spent = clock_ms(), self._policy(head), self._spent
         found = self._log.look(
             lambda head: [
                 decide.choose(head.keys, kind, count, policy, now_ms, spent) for kind, count in wants.items()
@@ -110,9 +120,9 @@ class JobKeys:
         for (kind, count), key in zip(wants.items(), found, strict=True):
             if key is not None:
                 chosen[kind] = key
-            elif head.policy.kek_uses < count:
+            elif policy.kek_uses < count:
                 raise PolicyError(
-                    f"one KEK would wrap {count} data keys, and the dataset's policy allows {head.policy.kek_uses}: "
+                    f"one KEK would wrap {count} data keys, and the dataset's policy allows {policy.kek_uses}: "
                     "share it among fewer files by the policy's kek_scope"
                 )
         chosen |= self.own([kind for kind in wants if kind not in chosen], head)
@@ -162,7 +172,7 @@ class JobKeys:
             return False
         if kind.double_wrap:
             used = (key.uses if key else 0) + self._uses[key_id] - self._room[key_id]
-            if used + count > head.policy.kek_uses:
+            if used + count > self._policy(head).kek_uses:
                 self._spent.add(key_id)
                 return False
         return key is None or key.state == "active"
@@ -172,7 +182,7 @@ class JobKeys:
         more = {}
         for key_id, count in counts.items():
             if count > self._room[key_id]:  # twice as much as before, so that many files need few plans
-                ahead = min(max(MORE_USES, self._uses[key_id]), head.policy.kek_uses - self._uses[key_id])
+                ahead = min(max(MORE_USES, self._uses[key_id]), self._policy(head).kek_uses - self._uses[key_id])
                 more[key_id] = max(count - self._room[key_id], ahead)
         for _ in range(TRIES):
             plan = Plan(self._operation, new_job_id(), self._job_id, clock_ms(), self._new_of(more), more)
@@ -220,8 +230,7 @@ class JobKeys:
         counts, head = Counter(chain.from_iterable(kinds)), self._base
         if short := {kind: n for kind, n in counts.items() if self._room[self._chosen.get(kind, "")] < n}:
             head = self._log.head()  # `begin` has reserved less: a source has changed, or another process has begun
-            for kind, key_id in self._choose(short, head).items():
-                self.reserve({key_id: counts[kind]}, head)
+            self.reserve({key_id: counts[kind] for kind, key_id in self._choose(short, head).items()}, head)
         self._room.subtract({self._chosen[kind]: n for kind, n in counts.items()})
         planned = [
             row.with_wraps([(self._chosen[kind], b"") for kind in each]) for row, each in zip(rows, kinds, strict=True)
@@ -232,7 +241,7 @@ class JobKeys:
         """Return the head's KEKs, and those new ones of the job that are used."""
         brought = {**self._others, **self._new}.items()
         new = {key_id: key for key_id, key in brought if key_id in used and key_id not in head.keys}
-        return decide.with_new(head.keys, new, head.policy, clock_ms())
+        return decide.with_new(head.keys, new, self._policy(head), clock_ms())
 
     def under_active(self, rows: Sequence[FileEntry], head: Entry, scoped: bool) -> tuple[FileEntry, ...]:
         """Wrap again the data keys whose KEK has retired or left since, or is not that of the file's path (rule 3d)."""
@@ -268,10 +277,10 @@ class JobKeys:
             stays = there is not None and there.state == "active"
             kind_of[key_id] = kind if stays else decide.followed(head.keys, kind)
         kinds = [[kind_of[key_id] for key_id in key_ids(row)] for row in rows]
-        policy = head.policy
+        policy = self._policy(head)
         anew = policy.kek_scope == "partition"  # then files that were renamed get another KEK, too
         mine = [i for i, row in enumerate(rows) if scoped and (anew or row.job_id == self._job_id)]
-        scopes = policy.scopes([rows[i].path for i in mine], self._job_id, clock_ms())
+        scopes = decide.scopes_of(policy, [rows[i].path for i in mine], self._job_id, clock_ms())
         for i, scope in zip(mine, scopes, strict=True):
             kinds[i] = [kind._replace(scope=scope) if kind.double_wrap else kind for kind in kinds[i]]
         return kinds

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import secrets
+import socket
 from typing import TYPE_CHECKING, NamedTuple
 
 from ags_fast.dataset.keks import GRACE_MS, Want, master_now
@@ -59,13 +63,27 @@ def followed(keys: Mapping[str, KeyEntry], kind: Want) -> Want:
     return kind._replace(wrapping_key_id=master_now(kind.wrapping_key_id, actives))
 
 
+@functools.cache
+def writer_name() -> str:
+    """Return the name of this process as a writer (`Policy.kek_scope`). A fork's child has another one."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+os.register_at_fork(after_in_child=writer_name.cache_clear)
+
+
+def scopes_of(policy: Policy, paths: Sequence[str], job_id: str, now_ms: int) -> list[str | None]:
+    """Return the scope of the KEK of each file of a job, as a policy has it; None is the dataset."""
+    return policy.scopes(paths, job_id, now_ms, writer_name() if policy.kek_scope == "writer" else None)
+
+
 def kinds_of_files(
     scopes: Sequence[str | None], masters: Sequence[Mapping[str, str]], main: str, double_wrap: bool
 ) -> list[list[Want]]:
     """Return for each new file the kind of the KEK of its own data key, and then those of its columns.
 
     Args:
-        scopes: For each file what `Policy.scopes` has said.
+        scopes: For each file what `scopes_of` has said.
         masters: For each file, {column: master key} of the columns that have a key of their own.
         main: The master key of the rest. A column under it needs no KEK apart: one call of the KMS opens both.
         double_wrap: Whether KEKs wrap the data keys; else the KMS does.

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from ags_fast.dataset.keks import clock_ms
-from ags_fast.errors import IntegrityError, KeyAccessError
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys.entry import KeyEntry
 from ags_fast.onelog.entry import main_key
 from ags_fast.onelog.keks import Keks
@@ -92,22 +92,32 @@ def read_plan(log: Log, job_id: str, head: Entry, of: str | None = None) -> Plan
     return document.opened(log.kms, Plan, Keks.of(head.keys).inline.get(document.header.sealer.key_id))
 
 
-def store_files(log: Log, job_id: str, rows: Sequence[FileEntry], head: Entry, envelope: Envelope) -> None:
-    """Store the files that a job is about to write, so that whoever goes on with it uses the same data keys."""
+def store_files(log: Log, job_id: str, rows: Sequence[FileEntry], head: Entry, envelope: Envelope) -> list[str]:
+    """Store the files that a job is about to write, so that whoever goes on with it uses the same data keys.
+
+    Returns:
+        The objects that have them. No entry ever names these.
+    """
     sealer = main_key(head.keys)
     tables = log.tables.write(rows, job_id, sealer.key_id, envelope)
     path = beside_plan(job_id, f"{PART}{secrets.token_hex(8)}")
     log.store.create_exclusive(path, seal(envelope, sealer, head.dataset_id, path, Part(tuple(tables))))
+    return [path, *(table.path for table in tables)]
 
 
-def read_files(log: Log, job_id: str, head: Entry, envelope: Envelope) -> list[FileEntry]:
-    """Return the files that the processes of a job were about to write. Those whose keys are gone are left out."""
+def read_files(log: Log, job_id: str, head: Entry, envelope: Envelope) -> tuple[list[FileEntry], list[str]]:
+    """Return the files that the processes of a job were about to write, and the objects that have them.
+
+    Files whose keys are gone are left out.
+    """
     found: list[FileEntry] = []
+    objects: list[str] = []
     for listed in sorted(log.store.list(beside_plan(job_id, PART)), key=lambda listed: listed.path):
         try:
             document = Document.parse(log.store.read_small(listed.path, PLAN_NBYTES), listed.path)
             part = document.opened(log.kms, Part, Keks.of(head.keys).inline.get(document.header.sealer.key_id))
+            objects += [listed.path, *(table.path for table in part.tables)]
             found += [row for table in part.tables for row in log.tables.rows(table, envelope)]
-        except (FileNotFoundError, IntegrityError, KeyAccessError):
+        except (FileNotFoundError, FormatError, IntegrityError, KeyAccessError):
             continue
-    return found
+    return found, objects

@@ -95,7 +95,20 @@ def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[st
 
 
 def delete(log: Log, candidates: Collection[str]) -> list[str]:
-    """Delete those of some objects that nothing needs (rule 6). Returns the objects that were deleted."""
+    """Delete those of some objects of jobs that nothing needs (rule 6). Returns the objects that were deleted."""
+    gone = [path for path in unneeded(log, candidates) if job_of(path) is not None]
+    for path in gone:
+        log.store.delete(path)
+    return gone
+
+
+def unneeded(log: Log, candidates: Collection[str]) -> list[str]:
+    """Return those of some objects that no kept version names, and whose job, if a job made them, has no plan.
+
+    Args:
+        log: The log.
+        candidates: Objects that were listed, or made, before.
+    """
     for _ in range(ROUNDS):
         plans = log.plans()
         head = log.head()
@@ -105,10 +118,7 @@ def delete(log: Log, candidates: Collection[str]) -> list[str]:
         except FileNotFoundError as error:
             log.check_moved(head, error)
             continue
-        gone = [path for path in candidates if path not in named and _may_go(path, plans)]
-        for path in gone:
-            log.store.delete(path)
-        return gone
+        return [path for path in candidates if path not in named and job_of(path) not in plans]
     return []
 
 
@@ -209,6 +219,8 @@ def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: i
         return Draft("expire", first=number) if number > head.first else None
 
     def keks(head: Entry, plans: Plans) -> Draft | None:
+        if not leaving(head.keys, (), (), True, now_ms):
+            return None  # without a look at the kept versions
         kept = log.kept(head)
         ids = set().union(*(entry.key_ids() for entry in (*kept, *log.expired(head))))  # whoever cleans up reads tables
         ids |= _wrapping(log, kept, head)

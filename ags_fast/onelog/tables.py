@@ -168,8 +168,8 @@ def _decoded(data: bytes) -> list[FileEntry]:
     rows = list(
         map(
             FileEntry,
-            [check_path(_text(path)) for path in page.path],
-            [check_path(_text(file)) for file in page.file],
+            [_text(path) for path in page.path],
+            [_text(file) for file in page.file],
             [names[i] for i in page.format],
             page.plain_length,
             page.file_length,
@@ -189,8 +189,19 @@ def _decoded(data: bytes) -> list[FileEntry]:
             materials,
         )
     )
-    check_lengths(rows)
+    check_rows(rows)
     return rows
+
+
+def check_rows(rows: Sequence[FileEntry]) -> None:
+    """Raise PolicyError for a path that leads out of the dataset, IntegrityError for lengths that cannot be.
+
+    Who writes a table and who reads it check its rows alike, so that nobody writes what nobody can read.
+    """
+    for row in rows:
+        check_path(row.path)
+        check_path(row.file)
+    check_lengths(rows)
 
 
 def check_columns(columns: Iterable[Sequence[object]]) -> None:
@@ -349,6 +360,7 @@ class Tables(SortedTables[FileEntry]):
 
     def encoded(self, rows: Sequence[FileEntry]) -> bytes:
         """See `SortedTables.encoded`."""
+        check_rows(rows)
         return _encoded(rows)
 
     def decoded(self, data: bytes) -> list[FileEntry]:

@@ -1,0 +1,536 @@
+"""Encrypt a tree of files into a dataset."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
+from ags_fast.dataset.entries import FileEntry, source_stamp
+from ags_fast.dataset.keks import Want, clock_ms
+from ags_fast.dataset.key_material import check_key_material
+from ags_fast.dataset.names import FORMATS, check_path, folders_above, new_job_id, written_name
+from ags_fast.dataset.policy import Policy
+from ags_fast.errors import PolicyError
+from ags_fast.fs import Store
+from ags_fast.handle.access import Access
+from ags_fast.jobs.engines.local import client_for
+from ags_fast.jobs.results import JobResult, Row, counted, describe, shown_counts
+from ags_fast.jobs.sources import Choice, aad_prefixes, list_sources
+from ags_fast.jobs.work.context import Context, Task, encrypted_already
+from ags_fast.jobs.work.rows import planned_row
+from ags_fast.keys.kms import KmsClient, check_key_id
+from ags_fast.newjobs.run import (
+    Options,
+    apply_retention,
+    begin_files,
+    check_apart,
+    commit_files,
+    result_of,
+    run_tasks,
+    source_fact,
+    take_up,
+    with_columns,
+)
+from ags_fast.newjobs.source_deletion import delete_sources, delete_unchanged
+from ags_fast.onelog.change import Wish
+from ags_fast.onelog.job import Job
+from ags_fast.onelog.keys import check_not_left, kinds_of_files, scopes_of
+from ags_fast.onelog.log import main_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ags_fast._types import FilePath
+    from ags_fast.fs import Entry
+    from ags_fast.handle.access import KeyPlace
+    from ags_fast.jobs.engines.base import Engine
+    from ags_fast.jobs.results import Progress
+    from ags_fast.onelog.log import Entry as Version
+    from ags_fast.onelog.snapshot import Snapshot
+
+
+@counted
+def encrypt_files(  # noqa: PLR0913 the contract's arguments
+    src: FilePath,
+    dataset: FilePath,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    wrapping_key_id: str | None = None,
+    engine: Engine | None = None,
+    format: str = "ags1",
+    double_wrap: bool = True,
+    dek_length: int = 16,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    aad_prefix: str | bytes | None = None,
+    column_keys: Mapping[str, str] | None = None,
+    overwrite: bool = False,
+    resume: str | None = None,
+    on_error: str = "row",
+    max_failures: int | None = None,
+    fsync: bool = True,
+    verify_after: bool = False,
+    delete_sources: bool = False,
+    dry_run: bool = False,
+    policy: Policy | None = None,
+    min_version: int | None = None,
+    pin: str | None = None,
+    hidden: bool = False,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    links: str = "skip",
+    progress: Progress = None,
+    key_store: KeyPlace = None,
+    storage_options: Mapping[str, Any] | None = None,
+    key_material: str | None = None,
+) -> JobResult:
+    """Encrypt every file under `src` into `dataset`, and commit a version with these files.
+
+    The tree is kept. Also kept are the content, the permission bits and the time of the last change of each file. Not
+    kept are owners, ACLs, extended attributes, setuid, setgid and sticky bits, empty folders, the identity of hard
+    links, and holes in sparse files.
+
+    A file that fails is a failed row. So is a source whose path no dataset can have: one with an empty part, "." or
+    "..", or one below the path of another source. A source that the dataset has unchanged, or that is encrypted
+    already, is a row with the status "skipped". So is each source that is left out, with the kind as `error_class`:
+    "HiddenFile", "Excluded", "OutsideLink", "DanglingLink", "LinkLoop", "SpecialFile" (pipes, sockets, devices),
+    "EmptyFolder", "ReservedName" (`_ags`), "TemporaryFile". `JobResult.left_out` counts these sources. If every source
+    is left out, the job gives a UserWarning.
+
+    Args:
+        src: The folder of the sources: a local path or an fsspec URL.
+        dataset: The folder of the dataset: a local path or an fsspec URL.
+        kms: The properties of a KMS, or a client. Workers make clients of their own from the client's properties.
+        wrapping_key_id: The id of the master key in the KMS. A new dataset needs one; None: the master key in use.
+        engine: What runs the tasks; None: `LocalEngine`.
+        format: "ags1" makes an AGS1 stream of every file, whatever the file is. "parquet" encrypts Parquet files as
+            such, under their own names (Parquet Modular Encryption); any other file fails. A second run with "ags1"
+            then takes the files that are left.
+        double_wrap: True: a KEK of the dataset wraps the data keys, and the master key wraps the KEK, so that a process
+            asks the KMS once. False: the KMS wraps every data key.
+        dek_length: Bytes of a data key: 16, 24 or 32.
+        block_size: Bytes of plaintext in a block of an AGS1 stream.
+        aad_prefix: None: 16 random bytes for each file. A template such as ``"customers.part{n}"`` makes the new files
+            a numbered set: the set is committed whole or, if one of its files fails, not at all.
+        column_keys: For "parquet": {dotted path: master key} of columns, or of groups of columns. These columns get
+            data keys of their own, which only a user of that master key can open. A file without such a column fails.
+        overwrite: Replace files that the dataset has and whose source has changed.
+        resume: Continue the newest dead job on this source. "length" takes a file of the planned length as finished;
+            "verify" also checks the file's tags. "length" takes a Parquet file as finished if its footer, which is
+            written last, opens under the planned key.
+        on_error: "row": a file that fails is a row. "raise": stop at the first file that fails.
+        max_failures: Stop after more than this number of failed files; None: never.
+        fsync: Commit the version only when its files are on the disk.
+        verify_after: Read each file back before the file counts as written.
+        delete_sources: Delete the sources after the commit, if every file was read back from storage intact. Sources
+            that an earlier run encrypted are deleted too, if their bytes are the same.
+        dry_run: Only plan; the rows have the status "planned".
+        policy: From now on, how the dataset's KEKs are shared and which old versions are kept, also if there is
+            nothing to encrypt; None keeps the dataset's policy.
+        min_version: The dataset must exist, and its newest version must have at least this number.
+        pin: The dataset must exist, and its newest version must descend from the version that this pin (see
+            `JobResult.pin`) names.
+        hidden: Also take files whose name, or the name of a folder above them, begins with ``.`` or ``_``, and
+            checksums (``x.crc``). Readers of such folders skip these files.
+        include: Take only what one of these patterns of `fnmatch` matches. ``*`` also matches "/". A pattern that
+            matches a folder stands for everything in the folder.
+        exclude: Leave out what one of these patterns matches.
+        links: What to do with symbolic links that lead out of `src`: "skip" leaves them out, "follow" follows them, and
+            "error" refuses them, and links that lead nowhere, before the job begins. A link that stays inside `src` is
+            taken as the file or folder that the link leads to.
+        progress: None shows a bar on a terminal. "lines" does, too, and prints a line every 30 s to a standard error
+            that is not a terminal. True always shows a bar, and False nothing. A callable gets rows as they come.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
+        key_material: For "parquet": "keytools" lets Parquet's own key tools (parquet-java in Spark, pyarrow) open the
+            new files, too: the KMS wraps each data key once more, and the file stores that wrap and its AAD prefix.
+            docs/keys.md says what this costs. None: only the dataset's manifests open the files.
+
+    Returns:
+        A row for each source, and the version.
+
+    Raises:
+        JobError: More files failed than `on_error` and `max_failures` allow. The plan stays for `resume`.
+        JobEndedError: Another process has ended the job, as a sweep does with a job that is silent for long.
+        ConcurrentChangeError: Another job has changed a path of a numbered set: none of the set is in the dataset.
+        UnknownOutcomeError: The storage does not answer: the version may be there, now or later.
+        IntegrityError: The dataset does not descend from the pin. Nothing is written or deleted.
+        PolicyError: The dataset is older than `min_version`. Nothing is written or deleted.
+        FileExistsError: A source of a file in the dataset has changed, and `overwrite` is False.
+        FileNotFoundError: There is no folder `src`, or no dataset although `pin` or `min_version` is given.
+        TypeError: `kms` is a client without properties, and the engine is not ``LocalEngine(0)``.
+        ValueError: An argument, such as the pin, is malformed.
+    """
+    wish = _Encryption(
+        source=Store(src, storage_options, follow=links == "follow"),
+        target=Store(dataset, storage_options),
+        wrapping_key_id=wrapping_key_id,
+        format=_checked_format(format, column_keys, key_material),
+        masters=_check_columns(column_keys or {}),
+        double_wrap=double_wrap,
+        dek_length=_checked_dek_length(dek_length),
+        block_size=check_block_size(block_size),
+        template=aad_prefix,
+        overwrite=overwrite,
+        options=Options(engine, resume, on_error, max_failures, progress),
+        fsync=fsync,
+        verify_after=verify_after,
+        delete_sources=delete_sources,
+        policy=policy,
+        key_material=key_material,
+    )
+    check_key_material(key_material, dek_length)
+    choice = Choice.of(hidden, include, exclude, links)
+    check_apart(wish.source, wish.target)
+    listed, skipped = _list(wish.source, choice)
+    client = client_for(wish.options.engine, kms, wish.source, wish.target)
+    access = Access(wish.target, client, key_store, storage_options, None, min_version, pin)
+    snapshot = _opened(wish, access)
+    if snapshot is not None and not dry_run:
+        wish.target.check_writable()
+    found = _look(wish, snapshot, listed)
+    del listed  # a million files take some memory
+    found.others += skipped
+    if dry_run:
+        return _planned(wish, snapshot, found)
+    if snapshot is None and found.new:
+        snapshot = _created(wish, access)
+    if snapshot is None:
+        return found.result(wish, None, [])
+    return _encrypt(wish, snapshot, found) if found.new else _nothing_new(wish, snapshot, found)
+
+
+@dataclass(frozen=True)
+class _Encryption:
+    """The arguments of `encrypt_files`, checked."""
+
+    source: Store
+    target: Store
+    wrapping_key_id: str | None
+    format: str
+    masters: dict[str, str]  # master keys of columns
+    double_wrap: bool
+    dek_length: int
+    block_size: int
+    template: str | bytes | None  # for AAD prefixes
+    overwrite: bool
+    options: Options
+    fsync: bool
+    verify_after: bool
+    delete_sources: bool
+    policy: Policy | None
+    key_material: str | None
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a resumed job must share with the first job."""
+        return source_fact(self.source.url)
+
+    def kinds(self, head: Version, new: Sequence[FileEntry], job_id: str) -> list[list[Want]]:
+        """Return for each new file the kinds of its KEKs: see `kinds_of_files`."""
+        for master in {self.wrapping_key_id, *self.masters.values()} - {None}:
+            check_not_left(head.keys, str(master))
+        main = self.wrapping_key_id or main_key(head.keys).wrapping_key_id
+        scopes = scopes_of(self.policy or head.policy, [row.path for row in new], job_id, clock_ms())
+        return kinds_of_files(scopes, [self.masters] * len(new), main, self.double_wrap)
+
+
+@dataclass
+class _Found:
+    """The files to do, and those that need nothing."""
+
+    new: list[FileEntry]  # files to make, without jobs, names and keys yet; a member of a new set has the set ""
+    same: list[FileEntry]  # files that the dataset has, and whose sources have not changed
+    replaced: dict[str, FileEntry]  # the files that new ones replace, by path
+    others: list[Row]  # sources that are not encrypted: skipped, and those that no dataset can have
+
+    def result(self, wish: _Encryption, version: Version | None, rows: list[Row]) -> JobResult:
+        """Return a result without a new version."""
+        return result_of(wish.target, "encrypt", new_job_id(), version, rows + self.others)
+
+
+def _checked_format(format: str, column_keys: Mapping[str, str] | None, key_material: str | None) -> str:
+    if format not in FORMATS:
+        raise ValueError(f"format must be {' or '.join(map(repr, FORMATS))}, not {format!r}")
+    if column_keys is not None and format != "parquet":
+        raise ValueError("column_keys are for format='parquet'")
+    if key_material is not None and format != "parquet":
+        raise ValueError("key_material is for format='parquet'")
+    return format
+
+
+def _checked_dek_length(dek_length: int) -> int:
+    if dek_length not in (16, 24, 32):
+        raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {dek_length}")
+    return dek_length
+
+
+def _list(source: Store, choice: Choice) -> tuple[list[Entry], list[Row]]:
+    """List the files to take, and a row for each thing that is left out. Raises FileNotFoundError without a folder."""
+    if source.local and not source.exists():
+        if os.path.isfile(source.url):
+            raise NotADirectoryError(
+                f"{source.url} is a file, and a job takes a folder: AgsWriter, or `ags-fast stream encrypt`, encrypts "
+                "one file"
+            )
+        raise FileNotFoundError(f"there is no folder {source.url}")
+    listed, left_out = list_sources(source, choice)
+    if not listed and not left_out and not source.exists():
+        raise FileNotFoundError(f"there is no folder {source.url}")
+    counts = Counter(kind for _, kind, _ in left_out)
+    if not listed and counts.keys() - {"EmptyFolder"}:
+        warnings.warn(
+            f"no file of {source.url} is encrypted: all of them are left out ({shown_counts(counts)})", stacklevel=4
+        )
+    return listed, [Row(source.full_path(path), None, "skipped", kind, reason) for path, kind, reason in left_out]
+
+
+def _opened(wish: _Encryption, access: Access) -> Snapshot | None:
+    """Open the dataset. Returns None if there is none, and it may be created."""
+    try:
+        return access.open()
+    except FileNotFoundError:
+        if access.pin is not None or access.min_version:
+            raise
+        if wish.wrapping_key_id is None:
+            raise ValueError(f"{wish.target.url} is a new dataset: name its master key, wrapping_key_id") from None
+        return None
+
+
+def _created(wish: _Encryption, access: Access) -> Snapshot:
+    assert wish.wrapping_key_id is not None
+    try:
+        return access.create(wish.wrapping_key_id, wish.policy)
+    except FileExistsError:  # another job was first
+        return access.open()
+
+
+def _look(wish: _Encryption, snapshot: Snapshot | None, listed: Sequence[Entry]) -> _Found:
+    """Compare the source with the dataset. FileExistsError if `overwrite` is needed."""
+    above = {folder for entry in listed for folder in folders_above(entry.path)}
+    present: dict[str, FileEntry] = {}
+    if snapshot is not None:
+        present = {path: row for path, (_, row) in snapshot.find({*above, *(e.path for e in listed)}).items()}
+    listed, others = _possible(wish.source, listed, above, present)
+    if wish.template is not None:
+        listed, skipped = _without_encrypted(wish.source, listed, present, wish.format)
+        others += skipped
+    fresh, same, changed = [], [], []
+    for found in listed:
+        old = present.get(found.path)
+        if old is None:
+            fresh.append(found)
+        elif old.is_of(found.size, found.stamp):
+            same.append(old)
+        else:
+            changed.append((found, old))
+    if changed and not wish.overwrite:
+        more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
+        raise FileExistsError(
+            f"the dataset has {changed[0][0].path!r}{more} from sources that have changed since: "
+            "pass overwrite=True to replace them in a new version"
+        )
+    new = [
+        _new_file(wish, found, prefix, (n, len(fresh)) if wish.template is not None else None)
+        for n, (found, prefix) in enumerate(zip(fresh, aad_prefixes(wish.template, len(fresh)), strict=True))
+    ]
+    for found, old in changed:
+        made = _new_file(wish, found, os.urandom(16), None)
+        if old.set_id is not None:  # a member of a set keeps its number
+            made = made._replace(aad_prefix=old.aad_prefix, set_id=old.set_id, part=old.part, parts=old.parts)
+        new.append(made)
+    others += [_unchanged(wish.source, wish.target, entry) for entry in same]
+    return _Found(new, same, {old.path: old for _, old in changed}, others)
+
+
+def _possible(
+    source: Store, listed: Sequence[Entry], above: set[str], present: Mapping[str, FileEntry]
+) -> tuple[list[Entry], list[Row]]:
+    """Split off the sources that the dataset cannot have, by what readers of a dataset check. Returns rest and rows."""
+    files = above.intersection(present.keys() | {entry.path for entry in listed})  # files in the places of folders
+    left, rows = [], []
+    for entry in listed:
+        try:
+            check_path(entry.path)
+            if inside := files and files.intersection(folders_above(entry.path)):
+                raise PolicyError(f"{min(inside)!r} is a file: {entry.path!r} would need a folder of that name")
+        except PolicyError as error:
+            name = source.full_path(entry.path)
+            rows.append(Row(name, None, "failed", "PolicyError", describe(error), entry.size))
+        else:
+            left.append(entry)
+    return left, rows
+
+
+def _new_file(wish: _Encryption, found: Entry, aad_prefix: bytes, number: tuple[int, int] | None) -> FileEntry:
+    """Return a file to make. number: its number in a new set, and how many files the set has; None: in no set."""
+    ags1 = wish.format == "ags1"
+    part, parts = number or (None, None)
+    row = FileEntry(
+        path=found.path,
+        file="",
+        format=wish.format,
+        plain_length=found.size,
+        file_length=encrypted_length(found.size, wish.block_size) if ags1 else 0,
+        block_size=wish.block_size if ags1 else 0,
+        key_id="",
+        wrapped_dek=b"",
+        column_keys=None,
+        aad_prefix=aad_prefix,
+        job_id="",
+        set_id=None if number is None else "",
+        part=part,
+        parts=parts,
+        source=found.path,
+        stamp=source_stamp(wish.format, found.size, found.stamp),
+        mode=found.mode,
+        mtime_ns=found.mtime_ns,
+        key_material=None if wish.key_material is None else (),
+    )
+    return with_columns(row, wish.masters) if wish.masters else row
+
+
+def _planned(wish: _Encryption, snapshot: Snapshot | None, found: _Found) -> JobResult:
+    result = found.result(wish, snapshot.entry if snapshot else None, [])
+    names = ((row, written_name(row.path, result.job_id, row.format)) for row in found.new)
+    rows = [planned_row(wish.source.full_path(row.source), wish.target.full_path(name), row) for row, name in names]
+    result.rows = rows + result.rows
+    return result
+
+
+def _nothing_new(wish: _Encryption, snapshot: Snapshot, found: _Found) -> JobResult:
+    log, head = snapshot.log, snapshot.entry
+    if wish.options.resume and isinstance(job := take_up(log, head, "encrypt", wish.facts), Job):
+        job.give_up()
+    if wish.policy is not None and wish.policy != head.policy:
+        head = Job.begin(log, "encrypt", head=head).commit(Wish("encrypt", policy=wish.policy)).head
+    result = found.result(wish, head, [])
+    if wish.delete_sources:
+        delete_unchanged(snapshot, wish.source, found.same, result)
+    apply_retention(log, head, result)
+    return result
+
+
+def _begun(wish: _Encryption, snapshot: Snapshot, found: _Found) -> tuple[Job, list[FileEntry], bool]:
+    """Take up a dead job or begin one, and make the plan durable. Returns job, files, and whether it was taken up."""
+    taken_up = None
+    if wish.options.resume:
+        job = take_up(snapshot.log, snapshot.entry, "encrypt", wish.facts)
+        if isinstance(job, Job):
+            planned = {row.path: row for row in job.planned()}
+            members = (row for row in planned.values() if row.set_id == job.id)
+            if _numbering(members) == _numbering(row for row in found.new if row.set_id == ""):
+                taken_up = job, planned
+            else:
+                job.give_up()  # a set with other members is another set
+    job, entries = begin_files(
+        snapshot,
+        "encrypt",
+        wish.facts,
+        found.new,
+        lambda job_id: wish.kinds(snapshot.entry, found.new, job_id),
+        wish.dek_length,
+        taken_up=taken_up,
+        policy=wish.policy,
+    )
+    return job, entries, taken_up is not None
+
+
+def _numbering(rows: Iterable[FileEntry]) -> dict[str, tuple[Any, ...]]:
+    return {row.path: (row.aad_prefix, row.part, row.parts) for row in rows}
+
+
+def _encrypt(wish: _Encryption, snapshot: Snapshot, found: _Found) -> JobResult:
+    """Give the files keys, make the plan durable, write the files, commit them."""
+    numbered = any(row.set_id == "" for row in found.new)
+    if numbered and any(row.status == "failed" for row in found.others):
+        rows = [planned_row(wish.source.full_path(row.source), None, row, "ok") for row in found.new]
+        return found.result(wish, snapshot.entry, _held_back(rows))
+    job, entries, taken_up = _begun(wish, snapshot, found)
+    with job:
+        context = Context(
+            "encrypt",
+            job.id,
+            snapshot.entry.dataset_id,
+            wish.target,
+            job.keys.envelope().subset({key_id for row in entries for key_id in row.key_ids()}),
+            wish.source,
+            fsync=wish.fsync,
+            verify_after=wish.verify_after,
+            resume=wish.options.resume if taken_up else None,
+        )
+        rows = run_tasks(context, [Task(entry) for entry in entries], wish.options, writes=True)
+        if numbered and any(row.status == "failed" for row in rows):
+            result = found.result(wish, snapshot.entry, _held_back(rows))
+            result.job_id = job.id
+            return result
+        result = commit_files(job, context, entries, rows, found.replaced, whole=numbered, policy=wish.policy)
+    if wish.delete_sources:
+        delete_sources(snapshot.log, wish.source, entries, result, wish.options)
+    result.rows += found.others
+    if wish.delete_sources:
+        delete_unchanged(snapshot, wish.source, found.same, result)
+    return result
+
+
+def _unchanged(source: Store, target: Store, entry: FileEntry) -> Row:
+    return Row(
+        source.full_path(entry.path),
+        target.full_path(entry.file),
+        "skipped",
+        "Unchanged",
+        "the dataset has it, and the source has not changed since",
+        entry.plain_length,
+        entry.file_length,
+        entry.block_size or None,
+        entry.format,
+        entry.key_id,
+    )
+
+
+def _check_columns(column_keys: Mapping[str, str]) -> dict[str, str]:
+    for column, key_id in column_keys.items():
+        if not isinstance(column, str):
+            raise TypeError(f"column_keys names columns by dotted paths, not by {type(column).__name__}")
+        if not column or "\0" in column:
+            raise ValueError(f"column_keys names {column!r}, which is not a column's path")
+        check_key_id(key_id)
+    return dict(column_keys)
+
+
+def _without_encrypted(
+    source: Store, listed: Sequence[Entry], present: Mapping[str, FileEntry], format: str
+) -> tuple[list[Entry], list[Row]]:
+    """Split off, before a numbered set counts its files, those that are encrypted already. Returns rest and rows."""
+    left, rows = [], []
+    for found in listed:
+        head = bytearray(8)
+        if found.path not in present and found.size >= len(head):
+            try:
+                with source.open_once(found.path) as file:
+                    file.readinto(head)
+            except (OSError, PolicyError):
+                pass  # the task reports the error as the row of the file
+        reason = encrypted_already(bytes(head))
+        if reason is None and format == "parquet" and head[:4] == b"PAR1" and found.path not in present:
+            from ags_fast.jobs.work import parquet
+
+            reason = parquet.source_encrypted_already(source, found)
+        if reason is not None:
+            name = source.full_path(found.path)
+            rows.append(Row(name, None, "skipped", "AlreadyEncryptedError", reason, found.size))
+        else:
+            left.append(found)
+    return left, rows
+
+
+def _held_back(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a set that is not committed because it is incomplete."""
+    why = "another file of its numbered set failed, so none of them is in the dataset: run the job again with resume"
+    return [
+        row._replace(status="failed", error_class="IncompleteSetError", error=why) if row.status == "ok" else row
+        for row in rows
+    ]

@@ -1,0 +1,412 @@
+"""What all jobs over files share: arguments, running of tasks, plans of dead jobs, the commit, retention."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.entries import FileEntry, with_lengths
+from ags_fast.dataset.keks import Want, clock_ms
+from ags_fast.dataset.names import HIDDEN, new_job_id, written_name
+from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
+from ags_fast.fs import without_password
+from ags_fast.jobs.engines.base import Engine, checked
+from ags_fast.jobs.engines.local import LocalEngine
+from ags_fast.jobs.results import JobError, JobResult, Row, describe, shown
+from ags_fast.jobs.work.rows import failed_row, is_there, make_row
+from ags_fast.onelog import reach
+from ags_fast.onelog.change import Wish
+from ags_fast.onelog.deks import key_ids
+from ags_fast.onelog.job import Committed, Job
+from ags_fast.onelog.log import ENDED, Idle
+from ags_fast.onelog.names import BLOCKS, LOCK, LOG, TABLES, beside_plan, job_of, plan_path
+from ags_fast.onelog.plan import read_plan
+from ags_fast.onelog.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from ags_fast.dataset.policy import Policy
+    from ags_fast.fs import Store
+    from ags_fast.jobs.results import Progress
+    from ags_fast.jobs.work.context import Context, Task
+    from ags_fast.onelog.log import Entry, Log
+    from ags_fast.onelog.plan import Plan
+
+
+LOCAL_OPEN_COST = 512 << 10  # cost of opening a file, in bytes of work
+STORE_OPEN_COST = 4 << 20  # the same in an object store
+UNREADABLE = (FormatError, IntegrityError, KeyAccessError)  # what is wrong with the plan of one job stops no other
+KINDS = ((LOG, "version"), (TABLES, "table"), (BLOCKS, "chain"), ("", "file"))  # of objects, by how they begin
+
+
+class Options:
+    """The arguments on how a job is run, checked."""
+
+    def __init__(
+        self, engine: Engine | None, resume: str | None, on_error: str, max_failures: int | None, progress: Progress
+    ) -> None:
+        if resume not in (None, "length", "verify"):
+            raise ValueError(f"resume must be None, 'length' or 'verify', not {resume!r}")
+        if on_error not in ("row", "raise"):
+            raise ValueError(f"on_error must be 'row' or 'raise', not {on_error!r}")
+        if max_failures is not None and max_failures < 0:
+            raise ValueError(f"max_failures must not be negative, not {max_failures}")
+        given = checked(engine)
+        if given is None:
+            given = LocalEngine()
+            given.start_early()
+        self.engine: Engine = given
+        self.resume = resume
+        self.max_failures = 0 if on_error == "raise" else max_failures
+        self.progress = progress
+
+
+def check_apart(one: Store, other: Store) -> None:
+    """Raise ValueError if two folders are the same, or one is inside the other."""
+    a, b = ((os.path.realpath(s.url) if s.local else s.url).rstrip("/") + "/" for s in (one, other))
+    if a.startswith(b) or b.startswith(a):
+        raise ValueError(f"{one.url} and {other.url}: the two must differ, and neither may be inside the other")
+
+
+def result_of(store: Store, op: str, job_id: str, version: Entry | None, rows: Sequence[Row]) -> JobResult:
+    """Return the result of a job that has made or read a version."""
+    number, pinned = (version.number, version.pin) if version is not None else (None, None)
+    return JobResult(job_id, op, store.url, number, rows, pinned)
+
+
+# ---- tasks
+
+
+def run_tasks(context: Context, tasks: Sequence[Task], options: Options, *, writes: bool = False) -> list[Row]:
+    """Run the tasks, in any order.
+
+    Args:
+        context: What the tasks share.
+        tasks: The tasks.
+        options: How they are run.
+        writes: Whether they write files of a job with a plan.
+
+    Returns:
+        Their rows.
+
+    Raises:
+        JobError: More files failed than allowed.
+    """
+    from ags_fast.jobs.bars import make_bar
+
+    rows: list[Row] = []
+    if writes and getattr(options.engine, "tasks_outlive_driver", False):
+        context = replace(context, plan=plan_path(context.job_id))  # which is there until the job ends
+    todo, ready = _split_ready(context, tasks, writes)
+    failures = 0
+    callback = options.progress if callable(options.progress) else None
+    # A written Parquet file and its source differ in length: the bar counts the planned bytes.
+    planned = {
+        context.dataset.full_path(task.entry.file): task.entry.plain_length
+        for task in tasks
+        if task.entry.format == "parquet" and context.op in ("encrypt", "rekey")
+    }
+    total = sum(task.entry.plain_length for task in tasks)
+    with make_bar(context.op, total, options.progress, files=len(tasks), divisor=1024) as bar:
+
+        def report(more: list[Row]) -> None:
+            nonlocal failures
+            rows.extend(more)
+            failures += sum(row.status == "failed" for row in more)
+            bar.update(sum(planned.get(row.dst or "", row.plain_length or 0) for row in more), len(more))
+            if callback is not None:
+                callback(more)
+            if options.max_failures is not None and failures > options.max_failures:
+                raise _TooManyError
+
+        local = context.dataset.local and (context.other is None or context.other.local)
+        try:
+            if ready:
+                report(ready)
+            options.engine.run(context, todo, LOCAL_OPEN_COST if local else STORE_OPEN_COST, report)
+        except BaseException as error:
+            # Finished files stay, because the plan names them. Temporary files go.
+            _sweep_temporary(context, tasks)
+            if not isinstance(error, _TooManyError):
+                raise
+            result = JobResult(context.job_id, context.op, context.dataset.url, None, rows)
+            first = result.failed[0]
+            raise JobError(
+                f"stopped after {failures} failed files, of which the first is {first.src}: "
+                f"{first.error_class}: {first.error}",
+                result,
+            ) from None
+    return rows
+
+
+def _split_ready(context: Context, tasks: Sequence[Task], writes: bool) -> tuple[list[Task], list[Row]]:
+    """Split off the tasks that need no worker. Returns the other tasks, and the rows of those split off."""
+    if writes and context.resume == "length":  # one listing in place of a look at every file
+        there = {entry.path: entry.size for entry in context.dataset.list() if not entry.path.startswith(HIDDEN)}
+        done = {t.entry.path for t in tasks if t.entry.file_length and there.get(t.entry.file) == t.entry.file_length}
+        rows = [make_row(context, task) for task in tasks if task.entry.path in done]
+    elif context.op == "decrypt" and context.other is not None and not context.overwrite and not context.resume:
+        # Checked here, once, and not by workers: there, another attempt of the same file may run at the same time.
+        done = {entry.path for entry in context.other.list()}
+        paths = {task.entry.path: task for task in tasks if task.entry.path in done}
+        rows = [failed_row(context, task, 0, "FileExistsError", is_there(path)) for path, task in paths.items()]
+    else:
+        return list(tasks), []
+    return [task for task in tasks if task.entry.path not in done], rows
+
+
+class _TooManyError(Exception):
+    pass
+
+
+def _sweep_temporary(context: Context, tasks: Sequence[Task]) -> None:
+    if context.op == "decrypt" and context.other is not None:
+        context.other.sweep(context.job_id, paths={task.entry.path for task in tasks})
+    elif context.op != "verify":
+        context.dataset.sweep(context.job_id, paths={task.entry.file for task in tasks})
+
+
+def unless_expired(snapshot: Snapshot, rows: list[Row]) -> list[Row]:
+    """Reword rows if the version was expired during the read: missing files are then not evidence of tampering."""
+    if all(row.error_class != "IntegrityError" for row in rows):
+        return rows
+    number = snapshot.entry.number
+    if snapshot.log.head().first <= number:
+        return rows
+    why = f"version {number} was expired while its files were read: run the job again"
+    return [
+        row._replace(error_class="ExpiredError", error=why) if row.error_class == "IntegrityError" else row
+        for row in rows
+    ]
+
+
+# ---- jobs that write files
+
+
+def take_up(log: Log, head: Entry, operation: str, facts: Mapping[str, Any]) -> Job | Entry | None:
+    """Take up the newest job with these facts that no living process is known to hold.
+
+    Where the storage has no locks, whoever resumes knows that such a job is dead. If it is not, the log lets only one
+    process commit.
+
+    Returns:
+        The job; the version that it has made, if its process died after the commit; None if there is no such job.
+    """
+    plans = log.plans()
+    for plan_id in sorted(plans, reverse=True):
+        ended = plans[plan_id].of is not None or head.over.get(plan_id) == ENDED
+        if ended or log.store.is_locked(beside_plan(plan_id, LOCK)):
+            continue
+        plan = _plan(log, plan_id, head)
+        if plan is not None and (plan.operation, plan.facts) == (operation, dict(facts)):
+            return Job.finish(log, plan_id) or Job.resume(log, plan_id)
+    return None
+
+
+def _plan(log: Log, plan_id: str, head: Entry) -> Plan | None:
+    """Return a plan; None if it is gone, or cannot be read."""
+    with suppress(*UNREADABLE):
+        return read_plan(log, plan_id, head)
+    return None
+
+
+def begin_files(
+    snapshot: Snapshot,
+    operation: str,
+    facts: Mapping[str, Any],
+    wanted: Sequence[FileEntry],
+    kinds_of: Callable[[str], list[list[Want]]],
+    dek_length: int,
+    *,
+    taken_up: tuple[Job, Mapping[str, FileEntry]] | None = None,
+    policy: Policy | None = None,
+) -> tuple[Job, list[FileEntry]]:
+    """Begin a job that writes files, or go on with one: its plan has every file before the first one is written.
+
+    Args:
+        snapshot: The version that the job is planned on.
+        operation: What the job does.
+        facts: What a process that resumes it must share.
+        wanted: The files, without jobs, names and keys. The set "" is that of the job.
+        kinds_of: Tells from the job's id the kinds of each file's KEKs: of its own data key, then of those of columns.
+        dek_length: Bytes of a data key.
+        taken_up: A job to go on with, and the files of its plan, by path; None: begin one.
+        policy: The policy that the job brings; None: as it was.
+
+    Returns:
+        The job; and the files in their order. Those of the plan that are still what is wanted are taken as they are.
+    """
+    kinds: list[list[Want]] = []
+
+    def wants(job_id: str) -> Counter[Want]:
+        kinds[:] = kinds_of(job_id)
+        return Counter(chain.from_iterable(kinds))
+
+    planned: Mapping[str, FileEntry] = {}
+    if taken_up is None:
+        head = snapshot.entry
+        job = Job.begin(snapshot.log, operation, wants, head=head, resumable=True, facts=facts, policy=policy)
+    else:
+        job, planned = taken_up
+    try:
+        if taken_up is not None:
+            job.keys.policy = policy
+            wants(job.id)
+        taken = [_planned(job, planned.get(row.path), row, each) for row, each in zip(wanted, kinds, strict=True)]
+        missing = [i for i, row in enumerate(taken) if row is None]
+        new = [_named(wanted[i], job.id) for i in missing]
+        if new:
+            new = job.keys.sealed(new, [kinds[i] for i in missing], dek_length)
+            job.will_write(new)
+    except BaseException:
+        job.release()
+        raise
+    fresh = iter(new)
+    return job, [row or next(fresh) for row in taken]
+
+
+def _named(row: FileEntry, job_id: str) -> FileEntry:
+    set_id = job_id if row.set_id == "" else row.set_id
+    return row._replace(file=written_name(row.path, job_id, row.format), job_id=job_id, set_id=set_id)
+
+
+def _planned(job: Job, old: FileEntry | None, new: FileEntry, kinds: Sequence[Want]) -> FileEntry | None:
+    """Return a planned file if it is what is wanted now. Its KEK may be another by now: the commit wraps again."""
+
+    def what(row: FileEntry) -> tuple[Any, ...]:
+        columns = tuple(key["column"] for key in row.column_keys or ())
+        return row.format, row.plain_length, row.stamp, row.block_size, row.key_material is None, columns
+
+    if old is None or what(old) != what(new):
+        return None
+    masters = [job.keys.kind_of(key_id).wrapping_key_id for key_id in list(key_ids(old))[1:]]
+    return old if masters == [kind.wrapping_key_id for kind in kinds[1:]] else None
+
+
+def with_columns(row: FileEntry, masters: Mapping[str, str]) -> FileEntry:
+    """Return a new file whose columns of these names are to have data keys of their own."""
+    columns = tuple({"column": column, "key_id": "", "wrapped_dek": b""} for column in masters)
+    return row._replace(key_id="", wrapped_dek=b"", column_keys=columns or None)
+
+
+def commit_files(
+    job: Job,
+    context: Context,
+    entries: Sequence[FileEntry],
+    rows: list[Row],
+    replaced: Mapping[str, FileEntry],
+    *,
+    whole: bool = False,
+    policy: Policy | None = None,
+) -> JobResult:
+    """Commit the version with the files that succeeded, end the job, and do what the policy says of old versions.
+
+    Args:
+        job: The job.
+        context: What its tasks shared.
+        entries: The files that it was to write.
+        rows: Their rows.
+        replaced: The files that new ones replace, by path.
+        whole: Whether to commit all that succeeded, or nothing if another job has changed one of the paths.
+        policy: The dataset's policy from now on; None: as it was.
+    """
+    store, above = context.dataset, len(context.dataset.full_path(""))
+    by_name = {entry.file: entry for entry in entries}
+    good = [
+        with_lengths(by_name[row.dst[above:]], row.file_length or 0, row.plain_length)
+        for row in rows
+        if row.status == "ok" and row.dst is not None
+    ]
+    del by_name
+    good.sort(key=lambda entry: entry.path)
+    if context.fsync:
+        store.sync_folders(entry.file for entry in good)
+    remove = {entry.path: replaced[entry.path].file for entry in good if entry.path in replaced}
+    made = job.commit(Wish(context.op, good, remove, whole=whole, policy=policy))
+    lost = {store.full_path(entry.file) for entry in good} - {store.full_path(file) for file in _taken(job, made, good)}
+    if lost:
+        why = (
+            "another job has changed this path, or there is a file or a folder in its place, so the file is not in the "
+            "dataset: run the job again"
+        )
+        rows = [
+            row._replace(status="failed", error_class="ConcurrentChangeError", error=why) if row.dst in lost else row
+            for row in rows
+        ]
+    result = result_of(store, context.op, job.id, made.version or made.head, rows)
+    warn_of_dead(job, made.head, result)
+    apply_retention(job.log, made.head, result, job.cleaned)
+    return result
+
+
+def _taken(job: Job, made: Committed, good: Sequence[FileEntry]) -> set[str]:
+    """Return which of a job's objects its version names. Another process of the job may have made the version."""
+    if made.version is None:
+        return set()
+    own = set(job.made)
+    if all(job_of(table.path) != job.id or table.path in own for table in made.version.files):
+        return {row.file for row in made.change.add}
+    found = Snapshot(job.log, made.version).find([row.path for row in good])
+    return {row.file for _, row in found.values()}
+
+
+def warn_of_dead(job: Job, head: Entry, result: JobResult) -> None:
+    """Add a warning to a result for each other job that died and can be continued or given up."""
+    for plan_id, sign in sorted(job.plans_seen.items()):
+        if sign.of is not None or plan_id in head.over or plan_id == job.id:
+            continue
+        with suppress(OSError, *UNREADABLE):
+            plan = _plan(job.log, plan_id, head) if reach.is_dead(job.log, plan_id, job.plans_seen) else None
+            if plan is not None:
+                begun = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(plan.time_ms / 1000))
+                what = plan.operation
+                if what == "encrypt":
+                    what += f" of {plan.facts.get('source')}"
+                result.warnings.append(
+                    f"the job {plan_id} ({what}, begun at {begun} UTC) died before its end, and its plan still holds "
+                    "what it has written. To go on with the job, run it again as it was, with resume; to give it up, "
+                    "run `ags-fast sweep` with the options of the KMS"
+                )
+
+
+def source_fact(url: str) -> dict[str, str]:
+    """Return what a process that resumes a job must share with the one that began it."""
+    return {"source": without_password(shown(url))}
+
+
+# ---- retention
+
+
+def apply_retention(log: Log, head: Entry, result: JobResult, cleaned: Collection[str] = ()) -> None:
+    """After a job, do what the dataset's policy says of old versions. An error is rows and a warning.
+
+    Args:
+        log: The log.
+        head: The newest version that the job knows.
+        result: The result of the job, which gets that of the expiry.
+        cleaned: What the job itself has deleted of versions that are not kept.
+    """
+    if head.policy.keep is None and not cleaned:
+        return
+    rows = list(removed_rows(log.store, cleaned))
+    try:
+        rows += removed_rows(log.store, reach.expire(log, Idle(), None, skip_grace=False, now_ms=clock_ms()))
+    except (AgsError, OSError) as error:  # the job itself has done what it had to do
+        rows.append(Row(log.store.url, None, "failed", type(error).__name__, describe(error)))
+        result.warnings.append(
+            f"old versions that the dataset's policy does not keep were not expired: {describe(error)}"
+        )
+    result.expired = result_of(log.store, "expire", new_job_id(), log.known(head), rows)
+
+
+def removed_rows(store: Store, paths: Collection[str]) -> Iterator[Row]:
+    """Yield the rows of objects that were deleted."""
+    for path in paths:
+        kind = next(kind for begin, kind in KINDS if path.startswith(begin))
+        yield Row(store.full_path(path), None, "ok", format=kind)

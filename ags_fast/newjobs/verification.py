@@ -1,0 +1,166 @@
+"""Check every tag of every file of a version, and that no file is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.names import HIDDEN, new_job_id
+from ags_fast.errors import AgsError
+from ags_fast.handle.access import Access
+from ags_fast.jobs.engines.local import client_for
+from ags_fast.jobs.results import JobResult, Row, counted
+from ags_fast.jobs.work.context import Context, Task
+from ags_fast.jobs.work.dispatch import work_on
+from ags_fast.newjobs.run import Options, result_of, run_tasks, unless_expired
+from ags_fast.onelog import reach
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.handle.access import Folder, KeyPlace
+    from ags_fast.jobs.engines.base import Engine
+    from ags_fast.jobs.results import Progress
+    from ags_fast.keys.kms import KmsClient
+    from ags_fast.onelog.log import Log
+    from ags_fast.onelog.snapshot import Snapshot
+
+
+MISSING_ROWS = 10_000  # for missing members; above this number, one row for each gap
+
+
+@counted
+def verify_files(
+    dataset: Folder,
+    *,
+    kms: KmsClient | Mapping[str, str],
+    engine: Engine | None = None,
+    version: int | None = None,
+    min_version: int | None = None,
+    pin: str | None = None,
+    paths: str | Sequence[str] | None = None,
+    on_error: str = "row",
+    max_failures: int | None = None,
+    progress: Progress = None,
+    key_store: KeyPlace = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Check every tag of every file of a version, and that numbered sets are complete.
+
+    A missing, cut, changed or swapped file is a failed row. Each member of a numbered set must be there once, in its
+    place; a missing member is a failed row. A version knows its last 64 sets of which no member was removed. A file in
+    the tree that no version and no open job knows is a row with the status "skipped" and the class "ExtraFile";
+    `JobResult.extra_files` counts these files, and a warning says so.
+
+    Args:
+        dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
+        kms: The properties of a KMS, or a client: see `encrypt_files`.
+        engine: What runs the tasks; None: `LocalEngine`.
+        version: The number of the version; None: the newest.
+        min_version: Refuse a dataset whose newest version is older.
+        pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
+            `JobResult.pin`) names.
+        paths: Check only files whose path matches one of these patterns of `fnmatch`, and neither sets nor extra files;
+            None: everything.
+        on_error: "row": a file that fails is a row. "raise": stop at the first file that fails.
+        max_failures: Stop after more than this number of failed files; None: never.
+        progress: None shows a bar on a terminal. "lines" does, too, and prints a line every 30 s to a standard error
+            that is not a terminal. True always shows a bar, and False nothing. A callable gets rows as they come.
+        key_store: Where the dataset's keys are; None: in the dataset.
+        storage_options: Options for fsspec.
+
+    Returns:
+        A row for each file, for each missing member of a set, and for each extra file.
+
+    Raises:
+        JobError: More files failed than `on_error` and `max_failures` allow.
+        ExpiredError: The version that `version` names was expired.
+        IntegrityError: The dataset does not descend from the pin.
+        PolicyError: The dataset is older than `min_version`.
+        FileNotFoundError: There is no dataset, or a pattern of `paths` matches no file.
+        ValueError: An argument is malformed.
+    """
+    options = Options(engine, None, on_error, max_failures, progress)
+    kms = client_for(options.engine, kms, dataset)
+    access = Access.of(dataset, kms, key_store, storage_options, version, min_version, pin)
+    snapshot, entries = access.files(paths)
+    contents = snapshot.holding({key_id for entry in entries for key_id in entry.key_ids()})
+    context = Context("verify", new_job_id(), contents.dataset_id, contents.store, contents.envelope)
+    rows = unless_expired(snapshot, run_tasks(context, [Task(entry) for entry in entries], options))
+    rows = _name_swaps(context, entries, rows)
+    if paths is None:
+        rows += _missing_members(snapshot, entries)
+        rows += _extra_files(snapshot.log)
+    result = result_of(access.store, "verify", context.job_id, snapshot.entry, rows)
+    if extra := result.extra_files:
+        files = "1 file is" if extra == 1 else f"{extra} files are"
+        result.warnings.append(
+            f"{files} in the dataset's folder that no version and no open job knows: somebody else put them there, or "
+            "a job left them"
+        )
+    return result
+
+
+def _name_swaps(context: Context, entries: Sequence[FileEntry], rows: list[Row]) -> list[Row]:
+    """Name the files that hold each other's content, among those whose tags fail."""
+    bad = {row.src: i for i, row in enumerate(rows) if row.error_class in ("IntegrityError", "FormatError")}
+    suspects = [entry for entry in entries if context.dataset.full_path(entry.file) in bad]
+    if len(suspects) > 100:  # each file is tried as each other one
+        return rows
+    for entry in suspects:
+        for other in suspects:
+            if other is entry or not _holds(context, entry, other):
+                continue
+            i = bad[context.dataset.full_path(entry.file)]
+            what = other.path if other.part is None else f"{other.path}, part {other.part}"
+            rows[i] = rows[i]._replace(error=f"swapped: {entry.file} holds what belongs to {what}")
+    return rows
+
+
+def _holds(context: Context, entry: FileEntry, other: FileEntry) -> bool:
+    if entry.format != other.format:
+        return False
+    try:
+        return work_on(other.format).holds(context, other, entry.file)
+    except (AgsError, OSError):
+        return False
+
+
+def _missing_members(snapshot: Snapshot, entries: Sequence[FileEntry]) -> list[Row]:
+    """Return a failed row for each number that a set lacks or has twice; for each gap if many numbers are missing."""
+    sets = snapshot.entry.sets
+    found: dict[str, list[FileEntry]] = {set_id: [] for set_id in sets}
+    for entry in entries:
+        if entry.set_id in found:
+            found[entry.set_id].append(entry)
+    store, rows = snapshot.log.store, list[Row]()
+    for set_id, members in found.items():
+        parts = sets[set_id]
+        numbers = Counter(entry.part for entry in members)
+        there = sorted(number for number in numbers if number is not None and 0 <= number < parts)
+        for before, after in pairwise([-1, *there, parts]):
+            gap: list[Any] = [f"{before + 1} to {after - 1}"] if after > before + 1 else []
+            if after - before < MISSING_ROWS - len(rows):
+                gap = list(range(before + 1, after))
+            for n in gap:
+                text = f"part {n} of the {parts} files that job {set_id} numbered is missing"
+                rows.append(Row(f"{store.url}#{set_id}/{n}", None, "failed", "IntegrityError", text))
+        for entry in members:
+            if entry.part is None or numbers[entry.part] > 1 or not 0 <= entry.part < parts:
+                text = (
+                    f"part {entry.part} of the {parts} files that job {set_id} numbered is there twice or out of range"
+                )
+                rows.append(Row(store.full_path(entry.file), None, "failed", "IntegrityError", text))
+    return rows
+
+
+def _extra_files(log: Log) -> list[Row]:
+    """Return rows for files of no kept version and of no open job. What goes while this is found out is left out."""
+    listed = {entry.path: entry.size for entry in log.store.list() if not entry.path.startswith(HIDDEN)}
+    extra = [path for path in reach.unneeded(log, listed) if log.store.stat(path) is not None]
+    why = "no version and no open job of the dataset knows this file"
+    return [
+        Row(log.store.full_path(path), None, "skipped", "ExtraFile", why, file_length=listed[path]) for path in extra
+    ]
