@@ -12,8 +12,10 @@ import hashlib
 import hmac
 import os
 import threading
+from array import array
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -253,6 +255,35 @@ class Envelope:
             wrapped.type, len(wrapped), [None, wrapped.buffers()[1], pa.py_buffer(out)], offset=wrapped.offset
         )
 
+    def rewrap_named(
+        self,
+        old: str,
+        new: str,
+        prefix: bytes,
+        names: Sequence[bytes],
+        wrapped: Sequence[bytes],
+        concurrency: int = 1,
+    ) -> list[bytes]:
+        """Return `rewrap_many` of DEKs whose bindings are `prefix` followed by a name. In double wrap, C does it."""
+        before, after = self._entry(old), self._entry(new)
+        if not (before.double_wrap and after.double_wrap):
+            items = [(one, prefix + name) for one, name in zip(wrapped, names, strict=True)]
+            return self.rewrap_many(old, new, items, None, concurrency)
+        self._check_wraps(after)
+        data, at = b"".join(wrapped), _offsets(wrapped)
+        out = bytearray(len(data))
+        try:
+            rewrap(self._key(before), self._key(after), prefix, _offsets(names), b"".join(names), at, data, out)
+        except (IntegrityError, ValueError):
+            for one, name in zip(wrapped, names, strict=True):  # to say what is wrong, and with which
+                try:
+                    self.unwrap(old, one, prefix + name)
+                except (FormatError, IntegrityError) as error:
+                    raise type(error)(f"{os.fsdecode(name)}: {error}") from None
+            raise
+        made = bytes(out)
+        return [made[begin:end] for begin, end in pairwise(at)]
+
     def wrap_bare(self, key_id: str, dek: bytes) -> tuple[str, bytes]:
         """Have the KMS wrap a DEK itself and without a binding, as Parquet's key tools do.
 
@@ -354,6 +385,11 @@ def _arrow(array: Any) -> tuple[Any, Any]:
     """Return the offsets of an Arrow array of bytes, and the bytes."""
     _, offsets, data = array.buffers()
     return memoryview(offsets)[4 * array.offset : 4 * (array.offset + len(array) + 1)], data or b""
+
+
+def _offsets(parts: Sequence[bytes]) -> array[int]:
+    """Return where each part begins in all of them joined, and where the last one ends."""
+    return array("i", accumulate(map(len, parts), initial=0))
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item], concurrency: int) -> list[Result]:

@@ -13,19 +13,21 @@ from ags_fast.errors import AgsError, ConcurrentChangeError
 from ags_fast.onelog import keys as decide_keys
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Change, Wish, next_change, whole_sets
-from ags_fast.onelog.deks import key_ids, rewrapped_row
 from ags_fast.onelog.errors import JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.job_keys import JobKeys
 from ags_fast.onelog.log import Batch, Draft, Entry, Log, Plans, main_key
 from ags_fast.onelog.names import ALIVE, LEFT, LOCK, PLANS, beside_plan, is_plan, job_of, plan_path
 from ags_fast.onelog.plan import TRIES, read_files, read_plan, store_files
+from ags_fast.onelog.snapshot import expired
 from ags_fast.onelog.tables import counted, rewrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.keys.envelope import Envelope
     from ags_fast.onelog.keys import Rotation
+    from ags_fast.onelog.tables import Table
 
 RENEW_SECONDS = 600.0  # between two signs of life
 
@@ -55,6 +57,7 @@ class Job:
         keys: Its KEKs.
         facts: What the process that has begun it says to those that go on with it.
         made: Objects beside the plan that this process has made.
+        deleted: Objects of expired versions that were deleted at the end.
     """
 
     def __init__(self, log: Log, operation: str, job_id: str, base: Entry) -> None:
@@ -62,6 +65,7 @@ class Job:
         self.keys = JobKeys(log, operation, job_id, base)
         self.facts: dict[str, Any] = {}
         self.made: list[str] = []
+        self.deleted: list[str] = []
         self.has_tasks = False  # whether other processes write objects of the job
         self.known_plans: set[str] = set()  # further plans of tasks whose objects are all known
         self._beside: set[str] = set()  # what lies beside the plan
@@ -208,6 +212,8 @@ class Job:
             last = Change()
             if wish.batch is not None and head.has_batch(*wish.batch):
                 return None
+            if wish.of is not None and head.first > wish.of:
+                raise expired(wish.of, self.log.store.url)
             last = change = self._change(wish, head)
             if wish.whole and change.refused:
                 raise _Refused(change.refused)
@@ -296,7 +302,7 @@ class Job:
             if self.has_tasks and not self.known_plans.issuperset(self._of_tasks):
                 left = self._of_job()
             self._delete_plans(head)
-            reach.clean(self.log, head)
+            self.deleted = reach.clean(self.log, head)
             named = {table.path for table in head.files}.union(self._named)
             if left := [path for path in left if path not in named]:
                 reach.delete(self.log, left)
@@ -369,48 +375,88 @@ class Job:
 
     # ---- whole jobs over KEKs
 
-    def rotate(self, rotation: Rotation) -> Committed:
+    def rotate(
+        self,
+        rotation: Rotation,
+        rewrite: Callable[[Sequence[Table], Mapping[str, str], str, Envelope], Mapping[str, Table]] | None = None,
+        others: Callable[[Entry, decide_keys.Keys], decide_keys.Keys] = lambda head, keys: keys,
+        copies: Mapping[str, Table] | None = None,
+    ) -> Committed:
         """Replace KEKs by new ones, and wrap every data key of the newest version under the new ones.
 
         The data is not touched. KEKs that older versions need stay, retired.
+
+        Args:
+            rotation: Which KEKs.
+            rewrite: Takes tables, {KEK: the KEK that takes its place}, the KEK that wraps the data keys of tables, and
+                an envelope; returns by the path of each table a copy without the old KEKs, as `Tables.with_wraps` makes
+                it. None: this thread makes the copies.
+            others: Takes the head and the KEKs after the rotation; returns what else becomes of the KEKs.
+            copies: Copies that other processes of this job have made.
         """
+        made = dict(copies or {})
 
         def files(head: Entry) -> Draft | None:
-            used = counted(head.files).keys() | {table.key_id for table in head.files}
-            olds = decide_keys.to_replace(head.keys, rotation, used)
+            wraps, seals = counted(head.files), {table.key_id for table in head.files}
+            olds = decide_keys.to_replace(head.keys, rotation, wraps, seals)
             kinds = {old.key_id: rotation.kind_of(old) for old in olds.values()}
             own = self.keys.own(list(dict.fromkeys(kinds.values())), head)
-            new = {old_id: own[kind] for old_id, kind in kinds.items()}
-            counts, wraps = counted(head.files), Counter[str]()
-            for old_id, made in new.items():
-                wraps[made.key_id] += counts[old_id] + SLACK_USES
-            self.keys.spend(wraps, head)
-            keys = decide_keys.rotated(head.keys, rotation, new, clock_ms())
-            moves = {old_id: made.key_id for old_id, made in new.items()}
-            envelope = self.keys.envelope(head)
-            sealer = main_key(keys).key_id
-            tables = []
+            moves = {old_id: own[kind].key_id for old_id, kind in kinds.items()}
+            keys = decide_keys.rotated(
+                head.keys, rotation, wraps, {old_id: own[kind] for old_id, kind in kinds.items()}, clock_ms()
+            )
+            keys = self.keys.with_others(keys, head, {kind: olds[old_id] for old_id, kind in kinds.items()})
+            todo = []
             for table in head.files:
-                if table.keys.keys() & moves.keys():
-                    rows = [
-                        rewrapped_row(row, [moves.get(key_id) for key_id in key_ids(row)], envelope, head.dataset_id)
-                        for row in self.log.tables.rows(table, envelope)
-                    ]
-                    tables += self.log.tables.write(rows, self.id, sealer, envelope)
-                elif table.key_id in moves:
-                    tables.append(rewrapped(table, sealer, envelope, head.dataset_id))
-                else:
-                    tables.append(table)
+                copy = made.get(table.path)
+                if table.keys.keys() & moves.keys() and (copy is None or not copy.key_ids() <= keys.keys()):
+                    todo.append(table)
+            sealer = main_key(keys).key_id
+            self.keys.spend(_wraps(todo, moves, sealer), head)
+            if todo:
+                made.update((rewrite or self._copies)(todo, moves, sealer, self.keys.envelope(head)))
+                self.made += [made[table.path].path for table in todo]
+            envelope = self.keys.envelope(head)
+            now = [
+                made[table.path]
+                if table.keys.keys() & moves.keys()
+                else rewrapped(table, sealer, envelope, head.dataset_id)
+                if table.key_id in moves
+                else table
+                for table in head.files
+            ]
+            brought = set(moves.values()).union(*(table.key_ids() for table in now))
+            keys = {key_id: key for key_id, key in keys.items() if key_id in head.keys or key_id in brought}
+            keys = others(head, keys)
+            if keys == head.keys and tuple(now) == head.files:
+                return None
             return Draft(
                 self.operation,
-                files=tuple(tables),
+                files=tuple(now),
                 keys=keys,
                 uses=self.uses(head),
-                first=reach.retention(self.log, head, head.policy),
+                first=reach.retention(self.log, head, head.policy, changes=tuple(now) != head.files),
                 ends=self._further(),
             )
 
         return self.replace_files(files)
+
+    def _copies(
+        self, tables: Sequence[Table], moves: Mapping[str, str], sealer: str, envelope: Envelope
+    ) -> dict[str, Table]:
+        with_wraps = self.log.tables.with_wraps
+        return {
+            table.path: with_wraps(table, moves, envelope.rewrap_named, self.id, sealer, envelope) for table in tables
+        }
+
+
+def _wraps(tables: Sequence[Table], moves: Mapping[str, str], sealer: str) -> Counter[str]:
+    """Count what each KEK wraps when data keys in some tables move to other KEKs."""
+    wraps = Counter(dict.fromkeys(moves.values(), SLACK_USES))
+    for table in tables:
+        wraps.update({moves[old]: count for old, count in table.keys.items() if old in moves})
+        wraps[sealer] += 1
+    return wraps
 
 
 class _Refused(Exception):  # noqa: N818 # becomes a ConcurrentChangeError when the job has ended

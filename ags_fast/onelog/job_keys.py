@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.dataset.keks import SLACK_USES, Want, clock_ms
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import PolicyError
+from ags_fast.keys.entry import moved
 from ags_fast.keys.envelope import in_threads
 from ags_fast.onelog import keys as decide
 from ags_fast.onelog.deks import key_ids, rewrapped_row, with_new_keys
@@ -229,6 +230,25 @@ class JobKeys:
         new = {key_id: key for key_id, key in brought if key_id in used and key_id not in head.keys}
         return decide.with_new(head.keys, new, head.policy, clock_ms())
 
+    def with_others(
+        self, keys: Mapping[str, KeyEntry], head: Entry, olds: Mapping[Want, KeyEntry]
+    ) -> dict[str, KeyEntry]:
+        """Return KEKs, and those that other processes of the job have made and that may come.
+
+        Args:
+            keys: The KEKs.
+            head: The head.
+            olds: By kind, a KEK that they take the place of.
+        """
+        may_come = {
+            key_id: key
+            for key_id, key in self._others.items()
+            if key_id not in head.keys and not (key.double_wrap and self._log.version_of(key) in head.gone)
+        }
+        return {**may_come, **keys} | {
+            key_id: moved(key, olds[Want.of(key)]) for key_id, key in may_come.items() if Want.of(key) in olds
+        }
+
     def under_active(self, rows: Sequence[FileEntry], head: Entry, scoped: bool) -> tuple[FileEntry, ...]:
         """Wrap again the data keys whose KEK has retired or left since, or is not that of the file's path (rule 3d)."""
         kinds = self._kinds(rows, head, scoped)
@@ -262,7 +282,7 @@ class JobKeys:
             kind = Want.of(key)
             there = head.keys.get(key_id)
             stays = there is not None and there.state == "active"
-            kind_of[key_id] = kind if stays else decide.followed(head.keys, kind)
+            kind_of[key_id] = kind if stays else decide.heir_kind(head.keys, there or key)
         kinds = [[kind_of[key_id] for key_id in key_ids(row)] for row in rows]
         policy = head.policy
         anew = policy.kek_scope == "partition"  # then files that were renamed get another KEK, too

@@ -11,6 +11,7 @@ import secrets
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from ags_fast.ags1 import AgsCodec, encrypted_length
-from ags_fast.dataset.entries import FileEntry, check_lengths, wrapped_by
+from ags_fast.dataset.entries import FileEntry, check_lengths, column_binding, wrapped_by
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.keys.envelope import binding
@@ -40,6 +41,8 @@ RATIO = 2  # a commit merges tables that have fewer rows than this many times wh
 
 Count = Annotated[int, Meta(ge=0)]
 Directory = list[tuple[bytes, Count, Count]]  # of each page the first path, the offset and the length in bytes
+# Takes two KEKs, the begin of what binds, the rest of that for each data key, and wrapped data keys; wraps them again.
+Rewrap = Callable[[str, str, bytes, "list[bytes]", "list[bytes]"], "list[bytes]"]
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +59,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         key_id: The KEK that wraps the table's data key.
         wrapped: The table's data key, wrapped.
         keys: How many data keys of files each KEK wraps in it.
+        material: Whether files of it have key material, which the KMS itself has wrapped.
     """
 
     path: str
@@ -68,6 +72,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_id: str
     wrapped: bytes
     keys: dict[str, Count]
+    material: bool = False
 
     def key_ids(self) -> set[str]:
         """Return the ids of the KEKs that are needed to read the table and its files."""
@@ -158,6 +163,17 @@ def _packed(rows: Sequence[FileEntry]) -> bytes:
 
 def _unpacked(data: bytes, path: str) -> list[FileEntry]:
     """Return the rows of a page. FormatError: it is none."""
+    page = _page(data, path)
+    try:
+        rows = _rows(page)
+    except (ValueError, IndexError) as error:
+        raise FormatError(f"the table {path} is malformed: {error}") from None
+    check_lengths(rows)
+    return rows
+
+
+def _page(data: bytes, path: str) -> _Page:
+    """Return the columns of a page. FormatError: it is none."""
     inflate = zlib.decompressobj()
     try:
         plain = inflate.decompress(data, PAGE_NBYTES)
@@ -166,11 +182,40 @@ def _unpacked(data: bytes, path: str) -> list[FileEntry]:
             raise ValueError("it is too long, or cut")
         if len({len(column) for column in msgspec.structs.astuple(page)[1:]}) > 1:
             raise ValueError("its columns differ in length")
-        rows = _rows(page)
-    except (zlib.error, msgspec.DecodeError, ValueError, IndexError) as error:
+    except (zlib.error, msgspec.DecodeError, ValueError) as error:
         raise FormatError(f"the table {path} is malformed: {error}") from None
-    check_lengths(rows)
-    return rows
+    return page
+
+
+def _with_wraps(page: _Page, moves: Mapping[str, str], rewrap: Rewrap, dataset_id: str) -> bytes:
+    """Return a page, packed, with the data keys of some KEKs wrapped by others."""
+    names = page.names
+    old = {i for i, name in enumerate(names) if name in moves}
+    wrapped, columns = page.wrapped_dek, page.column_keys
+    for i in old.intersection(page.key_id):
+        at = [n for n, key in enumerate(page.key_id) if key == i]
+        files = [page.file[n] for n in at] if len(at) < len(wrapped) else page.file
+        before = [wrapped[n] for n in at] if len(at) < len(wrapped) else wrapped
+        after = rewrap(names[i], moves[names[i]], binding(dataset_id, "dek", ""), files, before)
+        wrapped = list(wrapped) if len(at) < len(wrapped) else after
+        for n, one in zip(at, after, strict=True):
+            wrapped[n] = one
+    todo: dict[tuple[int, str], list[tuple[int, int]]] = {}  # by KEK and column, so that many are wrapped at once
+    for n, keys in enumerate(columns):
+        for m, (column, i, _) in enumerate(keys or ()):
+            if i in old:
+                todo.setdefault((i, column), []).append((n, m))
+    columns = [None if keys is None else list(keys) for keys in columns] if todo else columns
+    for (i, column), places in todo.items():
+        keys_of = [columns[n] or [] for n, _ in places]
+        before = [keys[m][2] for keys, (_, m) in zip(keys_of, places, strict=True)]
+        files = [page.file[n] for n, _ in places]
+        after = rewrap(names[i], moves[names[i]], column_binding(dataset_id, column, b""), files, before)
+        for keys, (_, m), one in zip(keys_of, places, after, strict=True):
+            keys[m] = column, i, one
+    names = [moves.get(name, name) for name in names]  # the id of a KEK is the name of nothing else
+    page = msgspec.structs.replace(page, names=names, wrapped_dek=wrapped, column_keys=columns)
+    return zlib.compress(msgspec.msgpack.encode(page), 1)
 
 
 def _rows(page: _Page) -> list[FileEntry]:
@@ -334,22 +379,70 @@ class Tables:
 
     # ---- one table
 
+    def with_wraps(
+        self,
+        table: Table,
+        moves: Mapping[str, str],
+        rewrap: Rewrap,
+        job_id: str,
+        key_id: str,
+        envelope: Envelope,
+        progress: Callable[[int], object] = lambda rows: None,
+    ) -> Table:
+        """Store a copy of a table with the data keys of some KEKs wrapped by others. No row is made of its columns.
+
+        Args:
+            table: The table.
+            moves: {KEK: the KEK that takes its place}.
+            rewrap: Wraps data keys again.
+            job_id: The job that writes the copy.
+            key_id: The KEK that wraps the copy's data key.
+            envelope: Has that KEK, and that of the table.
+            progress: Gets how many rows were done since the call before.
+        """
+        data = self._read(table, envelope, 0, table.length)
+        pages = []
+        for first, begin, length in _directory(table, data[table.directory :]):
+            page = _page(data[begin : begin + length], table.path)
+            pages.append((first, _with_wraps(page, moves, rewrap, self._dataset_id)))
+            progress(len(page.path))
+        counts: Counter[str] = Counter()
+        for old, count in table.keys.items():
+            counts[moves.get(old, old)] += count
+        made = self._store_pages(pages, job_id, key_id, envelope)
+        return msgspec.structs.replace(
+            table,
+            keys=dict(counts),
+            **{name: getattr(made, name) for name in ("path", "length", "directory", "key_id", "wrapped")},
+        )
+
     def _write(self, rows: Sequence[FileEntry], job_id: str, key_id: str, envelope: Envelope) -> Table:
+        starts = range(0, len(rows), PAGE_ROWS)
+        pages = [(path_bytes(rows[at].path), _packed(rows[at : at + PAGE_ROWS])) for at in starts]
+        made = self._store_pages(pages, job_id, key_id, envelope)
+        if len(rows) <= PAGE_ROWS:
+            self._keep((made.path, -2), list(rows))  # the next commit may merge them
+        return msgspec.structs.replace(
+            made,
+            rows=len(rows),
+            last=path_bytes(rows[-1].path),
+            nbytes=sum(row.plain_length for row in rows),
+            keys=dict(wrapped_by(rows)),
+            material=any(row.key_material is not None for row in rows),
+        )
+
+    def _store_pages(self, pages: Sequence[tuple[bytes, bytes]], job_id: str, key_id: str, envelope: Envelope) -> Table:
+        """Store a table of pages, each with its first path. What the reference says of rows is left to the caller."""
         data, directory = bytearray(), []
-        for at in range(0, len(rows), PAGE_ROWS):
-            page = _packed(rows[at : at + PAGE_ROWS])
-            directory.append((path_bytes(rows[at].path), len(data), len(page)))
+        for first, page in pages:
+            directory.append((first, len(data), len(page)))
             data += page
         begin = len(data)
         data += msgspec.msgpack.encode(directory)
         path, key = table_path(job_id), secrets.token_bytes(32)
         wrapped = envelope.wrap(key_id, key, binding(self._dataset_id, "table", path))
-        self._store.create_exclusive(path, AgsCodec(key, block_size=BLOCK_NBYTES).encrypt(bytes(data)))
-        if len(rows) <= PAGE_ROWS:
-            self._keep((path, -2), list(rows))  # the next commit may merge them
-        nbytes = sum(row.plain_length for row in rows)
-        ends = path_bytes(rows[0].path), path_bytes(rows[-1].path)
-        return Table(path, len(data), begin, len(rows), *ends, nbytes, key_id, wrapped, dict(wrapped_by(rows)))
+        self._store.create_exclusive(path, AgsCodec(key, block_size=BLOCK_NBYTES).encrypt(data))
+        return Table(path, len(data), begin, 1, pages[0][0], pages[0][0], 0, key_id, wrapped, {})
 
     def _read(self, table: Table, envelope: Envelope, begin: int, size: int) -> bytes:
         key = envelope.unwrap(table.key_id, table.wrapped, binding(self._dataset_id, "table", table.path))
