@@ -1,8 +1,8 @@
 """Sealed tables: rows of files, sorted by path, in columns. A table never changes.
 
 A table is an AGS1 stream. Its plaintext is pages of at most `PAGE_ROWS` rows, and then the directory, which has the
-first path, the offset and the length of each page. A page is a struct of columns in msgpack, compressed by zlib. The
-entry of the log that names a table has its length and its wrapped data key.
+first path, the offset and the length of each page. A page is a struct of columns in msgpack; those that are not random
+are compressed by zlib. The entry of the log that names a table has its length and its wrapped data key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ags_fast.keys.envelope import Envelope
 
 PAGE_ROWS = 512
-PAGE_NBYTES = 64 << 20  # of a page, decompressed: more than 512 rows have
+PAGE_NBYTES = 64 << 20  # of what is compressed in a page: more than 512 rows have
 TABLE_ROWS = 1 << 16  # a table with more is written as several
 BLOCK_NBYTES = 1 << 16
 CACHED = 256  # pages and directories in memory
@@ -80,23 +80,35 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Page(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Rows in columns: see `FileEntry`. Names that repeat stand once in `names`."""
+    """Rows in columns: see `FileEntry`. Names that repeat stand once in `names`.
+
+    What is random, and so cannot be compressed, is beside `rest`, which is.
+    """
 
     names: list[str]
-    path: list[bytes]
-    file: list[bytes]
-    format: list[int]
-    plain_length: list[Count]
-    file_length: list[Count]
-    block_size: list[Count]
-    key_id: list[int]
     wrapped_dek: list[bytes]
     column_keys: list[list[tuple[str, int, bytes]] | None]
     aad_prefix: list[bytes]
-    job_id: list[int]
-    set_id: list[int | None]
-    part: list[int | None]
-    parts: list[int | None]
+    rest: bytes
+
+
+class _Names(msgspec.Struct, array_like=True, frozen=True):
+    """The first columns of the rest: what binds data keys, and which KEKs wrap them."""
+
+    file: list[bytes]
+    key_id: list[Count]
+
+
+class _Rest(_Names, frozen=True, forbid_unknown_fields=True):
+    path: list[bytes]
+    format: list[Count]
+    plain_length: list[Count]
+    file_length: list[Count]
+    block_size: list[Count]
+    job_id: list[Count]
+    set_id: list[Count | None]
+    part: list[Count | None]
+    parts: list[Count | None]
     source: list[bytes]
     stamp: list[str]
     mode: list[int | None]
@@ -104,6 +116,7 @@ class _Page(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
     key_material: list[list[tuple[str, str, str | None, bytes]] | None]
 
 
+Rest = TypeVar("Rest", bound=_Names)
 MATERIAL = ("column", "wrapping_key_id", "master_version", "wrapped_dek")
 
 
@@ -127,23 +140,20 @@ def _packed(rows: Sequence[FileEntry]) -> bytes:
     def name(text: str) -> int:
         return names.setdefault(text, len(names))
 
-    page = _Page(
-        [],
-        [path_bytes(row.path) for row in rows],
+    columns = [
+        None
+        if row.column_keys is None
+        else [(key["column"], name(key["key_id"]), key["wrapped_dek"]) for key in row.column_keys]
+        for row in rows
+    ]
+    rest = _Rest(
         [path_bytes(row.file) for row in rows],
+        [name(row.key_id) for row in rows],
+        [path_bytes(row.path) for row in rows],
         [name(row.format) for row in rows],
         [row.plain_length for row in rows],
         [row.file_length for row in rows],
         [row.block_size for row in rows],
-        [name(row.key_id) for row in rows],
-        [row.wrapped_dek for row in rows],
-        [
-            None
-            if row.column_keys is None
-            else [(key["column"], name(key["key_id"]), key["wrapped_dek"]) for key in row.column_keys]
-            for row in rows
-        ],
-        [row.aad_prefix for row in rows],
         [name(row.job_id) for row in rows],
         [None if row.set_id is None else name(row.set_id) for row in rows],
         [row.part for row in rows],
@@ -157,44 +167,46 @@ def _packed(rows: Sequence[FileEntry]) -> bytes:
             for row in rows
         ],
     )
-    page.names.extend(names)
-    return zlib.compress(msgspec.msgpack.encode(page), 1)
+    wrapped, prefixes = [row.wrapped_dek for row in rows], [row.aad_prefix for row in rows]
+    packed = zlib.compress(msgspec.msgpack.encode(rest), 1)
+    return msgspec.msgpack.encode(_Page([*names], wrapped, columns, prefixes, packed))
 
 
 def _unpacked(data: bytes, path: str) -> list[FileEntry]:
     """Return the rows of a page. FormatError: it is none."""
-    page = _page(data, path)
+    page, rest = _page(data, _Rest, path)
     try:
-        rows = _rows(page)
+        rows = _rows(page, rest)
     except (ValueError, IndexError) as error:
         raise FormatError(f"the table {path} is malformed: {error}") from None
     check_lengths(rows)
     return rows
 
 
-def _page(data: bytes, path: str) -> _Page:
-    """Return the columns of a page. FormatError: it is none."""
+def _page(data: bytes, kind: type[Rest], path: str) -> tuple[_Page, Rest]:
+    """Return the columns of a page. kind: which of the rest. FormatError: it is none."""
     inflate = zlib.decompressobj()
     try:
-        plain = inflate.decompress(data, PAGE_NBYTES)
-        page = msgspec.msgpack.decode(plain, type=_Page)
+        page = msgspec.msgpack.decode(data, type=_Page)
+        rest = msgspec.msgpack.decode(inflate.decompress(page.rest, PAGE_NBYTES), type=kind)
         if inflate.unconsumed_tail or not inflate.eof or inflate.unused_data:
             raise ValueError("it is too long, or cut")
-        if len({len(column) for column in msgspec.structs.astuple(page)[1:]}) > 1:
+        columns = (page.wrapped_dek, page.column_keys, page.aad_prefix, *msgspec.structs.astuple(rest))
+        if len({len(column) for column in columns}) > 1:
             raise ValueError("its columns differ in length")
     except (zlib.error, msgspec.DecodeError, ValueError) as error:
         raise FormatError(f"the table {path} is malformed: {error}") from None
-    return page
+    return page, rest
 
 
-def _with_wraps(page: _Page, moves: Mapping[str, str], rewrap: Rewrap, dataset_id: str) -> bytes:
+def _with_wraps(page: _Page, rest: _Names, moves: Mapping[str, str], rewrap: Rewrap, dataset_id: str) -> bytes:
     """Return a page, packed, with the data keys of some KEKs wrapped by others."""
     names = page.names
     old = {i for i, name in enumerate(names) if name in moves}
     wrapped, columns = page.wrapped_dek, page.column_keys
-    for i in old.intersection(page.key_id):
-        at = [n for n, key in enumerate(page.key_id) if key == i]
-        files = [page.file[n] for n in at] if len(at) < len(wrapped) else page.file
+    for i in old.intersection(rest.key_id):
+        at = [n for n, key in enumerate(rest.key_id) if key == i]
+        files = [rest.file[n] for n in at] if len(at) < len(wrapped) else rest.file
         before = [wrapped[n] for n in at] if len(at) < len(wrapped) else wrapped
         after = rewrap(names[i], moves[names[i]], binding(dataset_id, "dek", ""), files, before)
         wrapped = list(wrapped) if len(at) < len(wrapped) else after
@@ -209,16 +221,16 @@ def _with_wraps(page: _Page, moves: Mapping[str, str], rewrap: Rewrap, dataset_i
     for (i, column), places in todo.items():
         keys_of = [columns[n] or [] for n, _ in places]
         before = [keys[m][2] for keys, (_, m) in zip(keys_of, places, strict=True)]
-        files = [page.file[n] for n, _ in places]
+        files = [rest.file[n] for n, _ in places]
         after = rewrap(names[i], moves[names[i]], column_binding(dataset_id, column, b""), files, before)
         for keys, (_, m), one in zip(keys_of, places, after, strict=True):
             keys[m] = column, i, one
     names = [moves.get(name, name) for name in names]  # the id of a KEK is the name of nothing else
     page = msgspec.structs.replace(page, names=names, wrapped_dek=wrapped, column_keys=columns)
-    return zlib.compress(msgspec.msgpack.encode(page), 1)
+    return msgspec.msgpack.encode(page)
 
 
-def _rows(page: _Page) -> list[FileEntry]:
+def _rows(page: _Page, rest: _Rest) -> list[FileEntry]:
     """Return the rows of a page whose columns are all of one length."""
     names = page.names
     columns = [
@@ -227,29 +239,29 @@ def _rows(page: _Page) -> list[FileEntry]:
     ]
     materials = [
         None if material is None else tuple(dict(zip(MATERIAL, key, strict=True)) for key in material)
-        for material in page.key_material
+        for material in rest.key_material
     ]
     return list(
         map(
             FileEntry,
-            [check_path(_text(path)) for path in page.path],
-            [check_path(_text(file)) for file in page.file],
-            [names[i] for i in page.format],
-            page.plain_length,
-            page.file_length,
-            page.block_size,
-            [names[i] for i in page.key_id],
+            [check_path(_text(path)) for path in rest.path],
+            [check_path(_text(file)) for file in rest.file],
+            [names[i] for i in rest.format],
+            rest.plain_length,
+            rest.file_length,
+            rest.block_size,
+            [names[i] for i in rest.key_id],
             page.wrapped_dek,
             columns,
             page.aad_prefix,
-            [names[i] for i in page.job_id],
-            [None if i is None else names[i] for i in page.set_id],
-            page.part,
-            page.parts,
-            [_text(source) for source in page.source],
-            page.stamp,
-            page.mode,
-            page.mtime_ns,
+            [names[i] for i in rest.job_id],
+            [None if i is None else names[i] for i in rest.set_id],
+            rest.part,
+            rest.parts,
+            [_text(source) for source in rest.source],
+            rest.stamp,
+            rest.mode,
+            rest.mtime_ns,
             materials,
         )
     )
@@ -403,9 +415,9 @@ class Tables:
         data = self._read(table, envelope, 0, table.length)
         pages = []
         for first, begin, length in _directory(table, data[table.directory :]):
-            page = _page(data[begin : begin + length], table.path)
-            pages.append((first, _with_wraps(page, moves, rewrap, self._dataset_id)))
-            progress(len(page.path))
+            page, names = _page(data[begin : begin + length], _Names, table.path)
+            pages.append((first, _with_wraps(page, names, moves, rewrap, self._dataset_id)))
+            progress(len(names.file))
         counts: Counter[str] = Counter()
         for old, count in table.keys.items():
             counts[moves.get(old, old)] += count
