@@ -20,6 +20,8 @@ from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, 
 from ags_fast.fs import Store
 from ags_fast.keys import load_kms
 from ags_fast.keys.chain import Pin
+from ags_fast.keys.kek import rewrap_kek
+from ags_fast.keys.kms import local
 from ags_fast.onelog import log as log_module
 from ags_fast.onelog import names, reach
 from ags_fast.onelog.change import Change, Wish, first_kept, next_change
@@ -27,6 +29,7 @@ from ags_fast.onelog.errors import ExpiredError, JobEndedError, UnknownOutcomeEr
 from ags_fast.onelog.job import Committed, Job
 from ags_fast.onelog.keys import Rotation
 from ags_fast.onelog.log import Draft, Entry, Idle, Log
+from ags_fast.onelog.snapshot import Snapshot
 from ags_fast.onelog.tables import Tables, path_bytes
 
 if TYPE_CHECKING:
@@ -66,6 +69,11 @@ def add(log: Log, *paths: str, replace: bool = False) -> int:
     for one in rows:
         log.store.write_small(one.file, b"content")
     return job.commit(Wish("write", rows, {path: old.file for path, (_, old) in there.items()})).head.number
+
+
+def newest(head: Entry) -> int:
+    """The newest version that changed files, which an expiry keeps."""
+    return first_kept(Policy(keep=1), head.number + 1, head.first, [*head.same, head.number + 1], {}, 0)
 
 
 def version_of(made: Committed) -> int | None:
@@ -302,19 +310,29 @@ def test_a_single_wrap_of_an_older_version_keeps_its_master_key(tmp_path: Path, 
     single = Want("master", double_wrap=False)
     job = Job.begin(log, "write", {single: 1})
     job.commit(Wish("write", [new_row(job, "a", single)]))
+    late = Job.begin(log, "write", {single: 1})
+    row = new_row(late, "b", single)  # wrapped by the old version, which is gone when the job commits
+    local.rotate_key(kms.properties, "master")
+    main = log.head().keys[log.head().sealer]
+    log.append(Idle(), lambda head, plans: Draft("mek", keys={**head.keys, main.key_id: rewrap_kek(kms, main)}))
     there = log.tables.find(log.head().files, ["a"], log.envelope(log.head()))
     job = Job.begin(log, "remove")
     job.commit(Wish("remove", remove={"a": there["a"][1].file}))
     assert log.head().files == ()
     with pytest.raises(PolicyError, match="still wraps 1 keys"):
-        reach.retire_master(log, Idle(), ("master", "another"))
+        reach.retire_master(log, Idle(), ("master", "1"))
+    reach.expire(log, Idle(), newest, skip_grace=False, now_ms=0)
+    reach.retire_master(log, Idle(), ("master", "1"))
+    late.commit(Wish("write", [row]))
+    (found,) = Snapshot(log, log.head()).files()
+    assert kms.key_version(found.wrapped_dek) == "2"
 
 
 def test_a_plan_that_cannot_be_read_stops_nobody(tmp_path: Path, kms: KmsClient) -> None:
     log = new_log(tmp_path / "d", kms, Policy(keep=1))
     log.store.write_small(names.plan_path(new_job_id()), b"garbled")
     add(log, "a")
-    reach.expire(log, Idle(), 1, skip_grace=False, now_ms=0)
+    reach.expire(log, Idle(), newest, skip_grace=False, now_ms=0)
     reach.sweep(log, Idle(), 0)
     assert log.plans() == {}
     assert paths_of(log) == {"a"}
@@ -419,7 +437,7 @@ def test_a_rotation_replaces_what_wraps(tmp_path: Path, kms: KmsClient) -> None:
     assert {key.key_id: key.state for key in head.keys.values()} == {old: "retired", head.sealer: "active"}
     assert head.key_ids() == {head.sealer}
     assert paths_of(log) == {"a", "b"}
-    reach.expire(log, Idle(), 1, skip_grace=True, now_ms=0)
+    reach.expire(log, Idle(), newest, skip_grace=True, now_ms=0)
     assert log.head().keys.keys() == {head.sealer}
     assert paths_of(log) == {"a", "b"}
 

@@ -64,7 +64,7 @@ def rewrapped_row(row: FileEntry, to: Sequence[str | None], envelope: Envelope, 
         return row
     wraps = []
     for (key_id, wrapped, bound), new in zip(row.wraps(dataset_id), to, strict=True):
-        if (kek := new or key_id) != key_id:
-            wrapped = envelope.wrap(kek, envelope.unwrap(key_id, wrapped, bound), bound)
-        wraps.append((kek, wrapped))
+        if new is not None:
+            wrapped = envelope.wrap(new, envelope.unwrap(key_id, wrapped, bound), bound)
+        wraps.append((new or key_id, wrapped))
     return row.with_wraps(wraps)

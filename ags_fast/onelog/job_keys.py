@@ -253,7 +253,12 @@ class JobKeys:
         """Wrap again the data keys whose KEK has retired or left since, or is not that of the file's path (rule 3d)."""
         kinds = self._kinds(rows, head, scoped)
         moves = [
-            [None if self._stays(key_id, kind, head) else kind for key_id, kind in zip(key_ids(row), each, strict=True)]
+            [
+                None
+                if self._stays(key_id, kind, head) and not (head.gone and self._is_gone(key_id, wrapped, head))
+                else kind
+                for (key_id, wrapped, _), kind in zip(row.wraps(""), each, strict=True)
+            ]
             for row, each in zip(rows, kinds, strict=True)
         ]
         counts = Counter(kind for each in moves for kind in each if kind is not None)
@@ -273,6 +278,14 @@ class JobKeys:
         key = self._new.get(key_id) or self._others.get(key_id)
         gone = key is not None and key.double_wrap and self._log.version_of(key) in head.gone
         return key is not None and Want.of(key) == kind and not gone
+
+    def _is_gone(self, key_id: str, wrapped: bytes, head: Entry) -> bool:
+        """Whether a version of a master key that nobody may wrap under has wrapped a data key, or may have."""
+        key, log = self._keys[key_id], self._log
+        if key.double_wrap:
+            return False
+        told = log.kms.key_version(wrapped)
+        return any(master == key.wrapping_key_id and told in (None, version) for master, version in head.gone)
 
     def _kinds(self, rows: Sequence[FileEntry], head: Entry, scoped: bool) -> list[list[Want]]:
         """Return which kinds of KEKs the data keys of files are to have."""

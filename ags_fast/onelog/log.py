@@ -43,7 +43,7 @@ from ags_fast.onelog.sealed import Document, decoded, seal
 from ags_fast.onelog.tables import Count, Table, Tables, check_unique
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from ags_fast.fs import Store
 
@@ -186,6 +186,7 @@ class Draft(NamedTuple):
         streams: The last batches of streams.
         sets: The numbered sets that are whole.
         ends: The jobs that the entry ends.
+        kms: The KMS that wraps the KEKs of `keys`; None: that of the log.
     """
 
     operation: str
@@ -198,6 +199,7 @@ class Draft(NamedTuple):
     streams: tuple[Batch, ...] | None = None
     sets: Mapping[str, int] | None = None
     ends: Collection[str] = ()
+    kms: KmsClient | None = None
 
 
 class Work(Protocol):
@@ -233,6 +235,8 @@ class Log:
     def __init__(self, store: Store, kms: KmsClient | Mapping[str, str], *, pin: Pin | None = None) -> None:
         self.store = store
         self.kms = as_kms(kms)
+        self.wraps: Mapping[str, KeyEntry] = {}  # KEKs as earlier entries have them, where the head's do not open
+        self._other_kms: KmsClient | None = None  # which opens the head if the dataset has moved there, or has not
         self._pin = pin
         self._head: Entry | None = None
         self._created: Entry | None = None  # the last entry that the storage has told this process to be created
@@ -351,6 +355,41 @@ class Log:
                         found.append(entry)
         return sorted(found, key=lambda entry: entry.number)
 
+    def recover(self) -> list[Entry]:
+        """Read the newest entry, and those below that the KMS opens, though it may not open the newest one's own KEK.
+
+        From then on `head` takes the KEK in the wrap that an earlier entry has.
+
+        Returns:
+            The head, and the kept entries that open, the newest first.
+
+        Raises:
+            KeyAccessError: No entry has the KEK in a wrap that opens.
+        """
+        number, below = self._highest(), dict[int, Entry]()
+        error: AgsError = KeyAccessError(f"no version of {self.store.url} opens with this KMS")
+        for at in range(number, 0, -1):
+            try:
+                if (entry := self._read(at)) is None:
+                    break  # expired
+                below[at] = entry
+                self.wraps = {**entry.keys, **self.wraps}
+                head = self.head()
+            except (KeyAccessError, IntegrityError) as refused:
+                error = refused
+                continue
+            if any(self.digest(head, at) not in (None, entry.digest) for at, entry in below.items()):
+                raise IntegrityError(f"{entry_path(at)} is not the version that the newest one descends from")
+            return [head, *self._kept_that_open(head, below)]
+        raise error
+
+    def _kept_that_open(self, head: Entry, known: Mapping[int, Entry]) -> Iterator[Entry]:
+        for number in range(head.number - 1, head.first - 1, -1):
+            with suppress(KeyAccessError, IntegrityError):
+                entry = known.get(number) or self._read(number) or self._read(number, head.keys)
+                if entry is not None and self.digest(head, number) in (None, entry.digest):
+                    yield entry
+
     def plans(self) -> dict[str, Sign]:
         """Return what a listing tells of the plans that are there, by their ids."""
         signs: dict[str, Sign] = {}
@@ -434,8 +473,8 @@ class Log:
         """Return the entry in these bytes, after all checks."""
         path = entry_path(number)
         document = Document.parse(data, path)
-        sealer = (keys or {}).get(document.header.sealer.key_id)
-        entry = document.opened(self.kms, Entry, sealer)
+        key_id = document.header.sealer.key_id
+        entry = self._opened(document, self.wraps.get(key_id) or (keys or {}).get(key_id))
         known = self._head.dataset_id if self._head else document.header.dataset_id
         if (entry.number, entry.dataset_id, entry.digest) != (number, known, "") or known != document.header.dataset_id:
             raise IntegrityError(f"{path} is an entry of another place")
@@ -447,6 +486,17 @@ class Log:
             raise FormatError(f"{path} names keys that it does not have")
         check_unique(entry.files)
         return msgspec.structs.replace(entry, digest=hashlib.sha256(data).hexdigest())
+
+    def _opened(self, document: Document, sealer: KeyEntry | None) -> Entry:
+        """Return the entry in a document. If only the other KMS opens it, that one becomes the KMS of the log."""
+        try:
+            return document.opened(self.kms, Entry, sealer)
+        except (KeyAccessError, IntegrityError):
+            if (other := self._other_kms) is None:
+                raise
+            entry = document.opened(other, Entry, sealer)
+            self.kms, self._other_kms, self._envelope = other, self.kms, None
+            return entry
 
     def _check_follows(self, entry: Entry) -> None:
         """Check that an entry is the pinned one and the one read before, or descends from them."""
@@ -520,7 +570,9 @@ class Log:
                 draft = self._decided(decide, head, plans)  # (d) and (e)
                 if draft is None:
                     return head, head
-                data, entry = self._sealed(self._next(head, draft, job, plans))
+                if draft.kms is not None:
+                    self._other_kms = draft.kms
+                data, entry = self._sealed(self._next(head, draft, job, plans), draft.kms)
                 self.settle(head)
                 tries.number = entry.number
                 tried[entry.number] = entry
@@ -592,9 +644,9 @@ class Log:
         self.store.create_exclusive(path, data)
         return Block(path, first, hashlib.sha256(data).hexdigest())
 
-    def _sealed(self, entry: Entry) -> tuple[bytes, Entry]:
+    def _sealed(self, entry: Entry, kms: KmsClient | None = None) -> tuple[bytes, Entry]:
         """Return the bytes of an entry, and the entry as the function that reads use has accepted it."""
-        envelope = Envelope(self.kms.for_dataset(entry.dataset_id), entry.keys)
+        envelope = Envelope((kms or self.kms).for_dataset(entry.dataset_id), entry.keys)
         data = seal(envelope, entry.keys[entry.sealer], entry.dataset_id, entry_path(entry.number), entry)
         if len(data) > ENTRY_NBYTES:
             raise PolicyError(f"the next entry of {self.store.url} would have {len(data)} bytes: divide the dataset")

@@ -20,10 +20,9 @@ from ags_fast.onelog.keys import leaving
 from ags_fast.onelog.log import Draft, Idle
 from ags_fast.onelog.names import LOCK, LOG, beside_plan, entry_path, is_plan, job_of, plan_path
 from ags_fast.onelog.plan import read_plan
-from ags_fast.onelog.tables import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.policy import Policy
@@ -63,12 +62,34 @@ def clean(log: Log, head: Entry | None = None) -> list[str]:
 
 
 def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[str]) -> list[str]:
-    kept = log.kept(head)
+    deleted: list[str] = []
+    for entry, candidates in outdated(log, head, log.kept(head), expired):
+        gone = [path for path in candidates if _may_go(path, plans)]
+        for path in gone:  # the tables after the files that they name
+            log.store.delete(path)
+        deleted += gone
+        if len(gone) == len(candidates):  # else a plan protects something: whoever comes next tries again
+            log.store.delete(entry_path(entry.number))
+            deleted.append(entry_path(entry.number))
+    return deleted
+
+
+def outdated(
+    log: Log, head: Entry, kept: Sequence[Entry], expired: Iterable[Entry]
+) -> Iterator[tuple[Entry, list[str]]]:
+    """Yield expired entries, and what each of them names that no kept version does.
+
+    Args:
+        log: The log.
+        head: The head, whose KEKs open everything.
+        kept: The versions that are kept.
+        expired: Entries. Those that are kept are left out.
+    """
     tables = {table.path: table for entry in kept for table in entry.files}
     blocks = {block.path for entry in kept for block in entry.blocks}
-    deleted: list[str] = []
+    first = min(entry.number for entry in kept)
     for entry in expired:
-        if entry.number >= head.first:
+        if entry.number >= first:
             continue
         own = {table.path for table in entry.files}
         candidates: list[str] = []
@@ -76,14 +97,7 @@ def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[st
             needed = {row.file for path, table in tables.items() if path not in own for row in _rows(log, table, head)}
             for table in lacking:
                 candidates += [file for file in _files(log, table, head) if file not in needed] + [table.path]
-        candidates += [block.path for block in entry.blocks if block.path not in blocks]
-        gone = [path for path in candidates if _may_go(path, plans)]
-        for path in gone:  # the tables after the files that they name
-            log.store.delete(path)
-        deleted += gone
-        if len(gone) == len(candidates):  # else a plan protects something: whoever comes next tries again
-            log.store.delete(entry_path(entry.number))
-    return deleted
+        yield entry, candidates + [block.path for block in entry.blocks if block.path not in blocks]
 
 
 def delete(log: Log, candidates: Collection[str]) -> list[str]:
@@ -181,37 +195,46 @@ def retention(log: Log, head: Entry, policy: Policy, *, changes: bool = True) ->
     return first_kept(policy, number, head.first, same, times, clock_ms())
 
 
-def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: int) -> list[str]:
+def expire(
+    log: Log, job: Work, first: Callable[[Entry], int], *, skip_grace: bool, now_ms: int
+) -> tuple[list[str], set[str]]:
     """Expire versions, delete what they alone named, and let KEKs leave that nothing needs (rules 7 and 9).
 
     Args:
         log: The log.
-        job: An idle job, which makes the entries.
-        keep: How many of the newest versions stay; None: as the policy says.
+        job: An idle job, which makes the entry.
+        first: Takes the head, and returns the first version that stays. An error that it raises ends the work.
         skip_grace: See `leaving`.
         now_ms: The time, in milliseconds since the epoch.
 
     Returns:
-        The objects that were deleted.
+        The objects that were deleted, and the ids of the KEKs that have left.
     """
+    left: set[str] = set()
 
     def older(head: Entry, plans: Plans) -> Draft | None:
-        policy = head.policy if keep is None else head.policy.replace(keep=keep, keep_days=None)
-        number = retention(log, head, policy, changes=False)
+        number = first(head)
         return Draft("expire", first=number) if number > head.first else None
 
     def keks(head: Entry, plans: Plans) -> Draft | None:
-        ids = set().union(*(entry.key_ids() for entry in log.kept(head)))
-        for entry in log.expired(head):
-            ids |= entry.key_ids()  # whoever cleans up reads its tables
-        gone = leaving(head.keys, ids, reserved(log, plans, plans, head), skip_grace, now_ms)
-        keys: dict[str, KeyEntry] = {key_id: key for key_id, key in head.keys.items() if key_id not in gone}
-        return Draft("expire", keys=keys) if gone else None
+        nonlocal left
+        expired = log.expired(head)  # whoever cleans up reads their tables
+        left = leaving_keks(log, head, [*log.kept(head), *expired], plans, skip_grace, now_ms)
+        keys: dict[str, KeyEntry] = {key_id: key for key_id, key in head.keys.items() if key_id not in left}
+        return Draft("expire", keys=keys) if left else None
 
     log.append(job, older)
     deleted = clean(log)
     log.append(Idle(), keks)
-    return deleted
+    return deleted, left
+
+
+def leaving_keks(
+    log: Log, head: Entry, needing: Iterable[Entry], plans: Plans, skip_grace: bool, now_ms: int
+) -> set[str]:
+    """Return the KEKs of the head that may leave, if these versions are all that need KEKs: see `leaving`."""
+    ids = set[str]().union(*(entry.key_ids() for entry in needing))
+    return leaving(head.keys, ids, reserved(log, plans, plans, head), skip_grace, now_ms)
 
 
 def reserved(log: Log, plan_ids: Collection[str], plans: Plans, head: Entry) -> Counter[str]:
@@ -240,29 +263,47 @@ def retire_master(log: Log, job: Work, version: MasterVersion) -> None:
     """
 
     def decide(head: Entry, plans: Plans) -> Draft | None:
-        _check_master(log, head, version)
+        check_master(log, head, version)
         return None if version in head.gone else Draft("retire-master", gone=(*head.gone, version))
 
     log.append(job, decide)
     head = log.head()
     log.settle(head)
-    _check_master(log, head, version)
+    check_master(log, head, version)
     if version not in head.gone:
         raise IntegrityError(f"version {head.number} of {log.store.url} allows what an earlier version has forbidden")
 
 
-def _check_master(log: Log, head: Entry, version: MasterVersion) -> None:
+def check_master(log: Log, head: Entry, version: MasterVersion) -> None:
+    """Raise PolicyError if a KEK, or a data key of a kept version, is under a version of a master key, or may be."""
     under = [
         key.key_id for key in head.keys.values() if key.double_wrap and log.version_of(key) in _or_unknown(version)
     ]
-    singles = {key.key_id for key in head.keys.values() if not key.double_wrap and key.wrapping_key_id == version[0]}
-    if not under and singles:
-        under = sorted(singles.intersection(key_id for entry in log.kept(head) for key_id in counted(entry.files)))
+    if not under:
+        by_kms: Counter[MasterVersion] = Counter()
+        singles = {key.key_id for key in head.keys.values() if not key.double_wrap}
+        for table in {table.path: table for entry in log.kept(head) for table in entry.files}.values():
+            if table.material or singles & table.keys.keys():
+                by_kms += wrapped_by_kms(log, table, head)
+        under = [f"one in {version[0]}" for one in _or_unknown(version) if by_kms[one]]
     if under:
         raise PolicyError(
             f"version {version[1]} of the master key {version[0]!r} still wraps {len(under)} keys, such as {under[0]}: "
             "rotate them first"
         )
+
+
+def wrapped_by_kms(log: Log, table: Table, head: Entry) -> Counter[MasterVersion]:
+    """Count the data keys in a table that versions of master keys wrap themselves, in single wrap and for key tools."""
+    counts: Counter[MasterVersion] = Counter()
+    for row in _rows(log, table, head):
+        for key_id, wrapped, _ in row.wraps(""):
+            if not (key := head.keys[key_id]).double_wrap:
+                counts[key.wrapping_key_id, log.kms.key_version(wrapped) or ""] += 1
+        for one in row.key_material or ():
+            told = log.kms.key_version(one["wrapped_dek"]) or one["master_version"] or ""
+            counts[one["wrapping_key_id"], told] += 1
+    return counts
 
 
 def _or_unknown(version: MasterVersion) -> set[MasterVersion]:

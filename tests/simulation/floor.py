@@ -219,7 +219,11 @@ def _compact(place: Place, me: str) -> None:
 
 def _expire(place: Place, me: str, *, skip_grace: bool = False) -> None:
     log = opened()
-    reach.expire(log, Idle(), None if place.keep else 1, skip_grace=skip_grace, now_ms=_now_ms())
+
+    def first(head: Entry) -> int:
+        return reach.retention(log, head, head.policy if place.keep else Policy(keep=1), changes=False)
+
+    reach.expire(log, Idle(), first, skip_grace=skip_grace, now_ms=_now_ms())
 
 
 def _sweep(place: Place, me: str) -> None:
