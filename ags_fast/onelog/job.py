@@ -17,7 +17,7 @@ from ags_fast.onelog.errors import JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.job_keys import JobKeys
 from ags_fast.onelog.log import Batch, Draft, Entry, Log, Plans, main_key
 from ags_fast.onelog.names import ALIVE, LEFT, LOCK, PLANS, beside_plan, is_plan, job_of, plan_path
-from ags_fast.onelog.plan import TRIES, read_files, read_plan, store_files
+from ags_fast.onelog.plan import TRIES, Copy, read_files, read_plan, store_files
 from ags_fast.onelog.snapshot import expired
 from ags_fast.onelog.tables import counted, rewrapped
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.keys.entry import KeyEntry
     from ags_fast.keys.envelope import Envelope
     from ags_fast.onelog.keys import Rotation
     from ags_fast.onelog.tables import Table
@@ -48,6 +49,24 @@ class Committed(NamedTuple):
     before: Entry
 
 
+class Rewrite(NamedTuple):
+    """Tables of which a rotation needs copies.
+
+    Attributes:
+        head: The version that the tables are of.
+        tables: The tables.
+        moves: {KEK: the KEK that takes its place}.
+        sealer: The KEK that wraps the data keys of the copies.
+        envelope: Has all these KEKs.
+    """
+
+    head: Entry
+    tables: Sequence[Table]
+    moves: Mapping[str, str]
+    sealer: str
+    envelope: Envelope
+
+
 class Job:
     """An open job of one process. `begin` makes one.
 
@@ -57,7 +76,7 @@ class Job:
         keys: Its KEKs.
         facts: What the process that has begun it says to those that go on with it.
         made: Objects beside the plan that this process has made.
-        deleted: Objects of expired versions that were deleted at the end.
+        cleaned: What the end of the job has deleted of versions that are not kept.
     """
 
     def __init__(self, log: Log, operation: str, job_id: str, base: Entry) -> None:
@@ -65,7 +84,7 @@ class Job:
         self.keys = JobKeys(log, operation, job_id, base)
         self.facts: dict[str, Any] = {}
         self.made: list[str] = []
-        self.deleted: list[str] = []
+        self.cleaned: list[str] = []
         self.has_tasks = False  # whether other processes write objects of the job
         self.known_plans: set[str] = set()  # further plans of tasks whose objects are all known
         self._beside: set[str] = set()  # what lies beside the plan
@@ -302,7 +321,7 @@ class Job:
             if self.has_tasks and not self.known_plans.issuperset(self._of_tasks):
                 left = self._of_job()
             self._delete_plans(head)
-            self.deleted = reach.clean(self.log, head)
+            self.cleaned += reach.clean(self.log, head)
             named = {table.path for table in head.files}.union(self._named)
             if left := [path for path in left if path not in named]:
                 reach.delete(self.log, left)
@@ -378,9 +397,9 @@ class Job:
     def rotate(
         self,
         rotation: Rotation,
-        rewrite: Callable[[Sequence[Table], Mapping[str, str], str, Envelope], Mapping[str, Table]] | None = None,
+        rewrite: Callable[[Rewrite], Mapping[str, Copy]] | None = None,
         others: Callable[[Entry, decide_keys.Keys], decide_keys.Keys] = lambda head, keys: keys,
-        copies: Mapping[str, Table] | None = None,
+        copies: Mapping[str, Copy] | None = None,
     ) -> Committed:
         """Replace KEKs by new ones, and wrap every data key of the newest version under the new ones.
 
@@ -388,9 +407,8 @@ class Job:
 
         Args:
             rotation: Which KEKs.
-            rewrite: Takes tables, {KEK: the KEK that takes its place}, the KEK that wraps the data keys of tables, and
-                an envelope; returns by the path of each table a copy without the old KEKs, as `Tables.with_wraps` makes
-                it. None: this thread makes the copies.
+            rewrite: Makes copies of tables, as `Tables.with_wraps` does, and returns them by the paths of the tables.
+                None: this thread makes the copies.
             others: Takes the head and the KEKs after the rotation; returns what else becomes of the KEKs.
             copies: Copies that other processes of this job have made.
         """
@@ -409,16 +427,16 @@ class Job:
             todo = []
             for table in head.files:
                 copy = made.get(table.path)
-                if table.keys.keys() & moves.keys() and (copy is None or not copy.key_ids() <= keys.keys()):
+                if table.keys.keys() & moves.keys() and (copy is None or not _is_usable(copy, keys, head)):
                     todo.append(table)
             sealer = main_key(keys).key_id
             self.keys.spend(_wraps(todo, moves, sealer), head)
             if todo:
-                made.update((rewrite or self._copies)(todo, moves, sealer, self.keys.envelope(head)))
-                self.made += [made[table.path].path for table in todo]
+                made.update((rewrite or self._copies)(Rewrite(head, todo, moves, sealer, self.keys.envelope(head))))
+                self.made += [made[table.path].table.path for table in todo]
             envelope = self.keys.envelope(head)
             now = [
-                made[table.path]
+                made[table.path].table
                 if table.keys.keys() & moves.keys()
                 else rewrapped(table, sealer, envelope, head.dataset_id)
                 if table.key_id in moves
@@ -441,13 +459,20 @@ class Job:
 
         return self.replace_files(files)
 
-    def _copies(
-        self, tables: Sequence[Table], moves: Mapping[str, str], sealer: str, envelope: Envelope
-    ) -> dict[str, Table]:
-        with_wraps = self.log.tables.with_wraps
-        return {
-            table.path: with_wraps(table, moves, envelope.rewrap_named, self.id, sealer, envelope) for table in tables
+    def _copies(self, work: Rewrite) -> dict[str, Copy]:
+        rewrap, tables = work.envelope.rewrap_named, self.log.tables
+        made = {
+            table.path: tables.with_wraps(table, work.moves, rewrap, self.id, work.sealer, work.envelope)
+            for table in work.tables
         }
+        return {path: Copy(path, table, work.head.gone) for path, table in made.items()}
+
+
+def _is_usable(copy: Copy, keys: Mapping[str, KeyEntry], head: Entry) -> bool:
+    """Whether a copy may be committed: its KEKs are there, and nothing in it is under a version that is gone."""
+    if not copy.table.key_ids() <= keys.keys():
+        return False
+    return copy.gone == head.gone or all(keys[key_id].double_wrap for key_id in copy.table.keys)
 
 
 def _wraps(tables: Sequence[Table], moves: Mapping[str, str], sealer: str) -> Counter[str]:

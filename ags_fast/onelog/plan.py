@@ -12,7 +12,7 @@ from msgspec import Meta
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.errors import IntegrityError, KeyAccessError
 from ags_fast.keys.entry import KeyEntry
-from ags_fast.onelog.log import main_key
+from ags_fast.onelog.log import MasterVersion, main_key
 from ags_fast.onelog.names import beside_plan, plan_path
 from ags_fast.onelog.sealed import Document, seal
 from ags_fast.onelog.tables import Table
@@ -72,10 +72,17 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Copy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A copy of a table that a job has made, and the path of that table."""
+    """A copy of a table that a job has made, with its data keys under other KEKs.
+
+    Attributes:
+        of: The path of the table.
+        table: The copy.
+        gone: The versions of master keys under which the KMS has certainly wrapped nothing for it.
+    """
 
     of: str
     table: Table
+    gone: tuple[MasterVersion, ...] = ()
 
 
 def copy_path(job_id: str, table: str) -> str:
@@ -96,13 +103,13 @@ def read_copy(log: Log, path: str, head: Entry, own: Mapping[str, KeyEntry]) -> 
     return document.opened(log.kms, Copy, head.keys.get(key_id) or own.get(key_id))
 
 
-def read_copies(log: Log, job_id: str, head: Entry) -> dict[str, Table]:
+def read_copies(log: Log, job_id: str, head: Entry) -> dict[str, Copy]:
     """Return the copies of tables that processes of a job have made, by the paths of those tables."""
     found = {}
     for listed in log.store.list(beside_plan(job_id, COPY)):
         with suppress(FileNotFoundError, IntegrityError, KeyAccessError):
             copy = read_copy(log, listed.path, head, {})
-            found[copy.of] = copy.table
+            found[copy.of] = copy
     return found
 
 

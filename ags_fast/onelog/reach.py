@@ -195,29 +195,28 @@ def retention(log: Log, head: Entry, policy: Policy, *, changes: bool = True) ->
     return first_kept(policy, number, head.first, same, times, clock_ms())
 
 
-def expire(
-    log: Log, job: Work, first: Callable[[Entry], int], *, skip_grace: bool, now_ms: int
-) -> tuple[list[str], set[str]]:
+def expire(log: Log, job: Work, first: Callable[[Entry], int] | None, *, skip_grace: bool, now_ms: int) -> list[str]:
     """Expire versions, delete what they alone named, and let KEKs leave that nothing needs (rules 7 and 9).
 
     Args:
         log: The log.
         job: An idle job, which makes the entry.
-        first: Takes the head, and returns the first version that stays. An error that it raises ends the work.
+        first: Takes the head, and returns the first version that stays. An error that it raises ends the work. None:
+            as the policy says.
         skip_grace: See `leaving`.
         now_ms: The time, in milliseconds since the epoch.
 
     Returns:
-        The objects that were deleted, and the ids of the KEKs that have left.
+        The objects that were deleted.
     """
-    left: set[str] = set()
 
     def older(head: Entry, plans: Plans) -> Draft | None:
-        number = first(head)
+        number = retention(log, head, head.policy, changes=False) if first is None else first(head)
         return Draft("expire", first=number) if number > head.first else None
 
     def keks(head: Entry, plans: Plans) -> Draft | None:
-        nonlocal left
+        if not leaving(head.keys, (), (), True, now_ms):
+            return None  # without a look at the kept versions
         expired = log.expired(head)  # whoever cleans up reads their tables
         left = leaving_keks(log, head, [*log.kept(head), *expired], plans, skip_grace, now_ms)
         keys: dict[str, KeyEntry] = {key_id: key for key_id, key in head.keys.items() if key_id not in left}
@@ -226,7 +225,7 @@ def expire(
     log.append(job, older)
     deleted = clean(log)
     log.append(Idle(), keks)
-    return deleted, left
+    return deleted
 
 
 def leaving_keks(
