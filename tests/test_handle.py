@@ -15,8 +15,8 @@ from ags_fast.dataset.policy import Policy
 from ags_fast.errors import ConcurrentChangeError, FormatError
 from ags_fast.handle.dataset import Dataset
 from ags_fast.onelog import reach
+from ags_fast.onelog.draft import Idle
 from ags_fast.onelog.errors import ExpiredError, JobEndedError
-from ags_fast.onelog.log import Idle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,7 +175,7 @@ def test_a_handle_at_a_version_that_was_expired(dataset: Dataset, kms: dict[str,
     (sealed,) = list(dataset.sealed_files())
     there = Dataset.open(dataset.url, kms=kms, version=2)
     write(dataset, "a", replace=True)
-    reach.expire(dataset.snapshot().log, Idle(), 1, skip_grace=False, now_ms=0)
+    reach.expire(dataset.snapshot().log, Idle(), lambda head: head.number, skip_grace=False, now_ms=0)
     for read in (lambda: there.open_file("a"), sealed.open):
         with pytest.raises(ExpiredError):
             read()

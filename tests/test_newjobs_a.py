@@ -7,25 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import MASTER, QUIET, data_files, read_tree, row_of, write_tree
+from datasets import MASTER, QUIET, read_tree, write_tree
 from kms_clients import keystore
 
 pytest.importorskip("msgspec")
 
-from ags_fast.dataset.policy import Policy
-from ags_fast.fs import Store
 from ags_fast.handle.dataset import Dataset
 from ags_fast.newjobs import (
     copy_file,
     decrypt_files,
     encrypt_files,
     open_file,
-    rekey_files,
-    remove_files,
     verify_files,
 )
 from ags_fast.onelog import reach
-from ags_fast.onelog.log import Idle, Log
+from ags_fast.onelog.draft import Idle
+from ags_fast.onelog.log import Log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

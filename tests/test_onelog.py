@@ -25,16 +25,21 @@ from ags_fast.fs import Store
 from ags_fast.keys import load_kms
 from ags_fast.keys.chain import Pin
 from ags_fast.keys.entry import SCOPE, KeyEntry
+from ags_fast.keys.kek import rewrap_kek
+from ags_fast.keys.kms import local
 from ags_fast.onelog import keks as keks_module
 from ags_fast.onelog import names, reach, tries
 from ags_fast.onelog.change import Change, Wish, first_kept, next_change
+from ags_fast.onelog.columns import path_bytes
+from ags_fast.onelog.draft import Draft, Idle
+from ags_fast.onelog.entry import Entry
 from ags_fast.onelog.errors import ExpiredError, JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.job import Committed, Job
 from ags_fast.onelog.keks import Keks, KeyTables
 from ags_fast.onelog.keys import Rotation
-from ags_fast.onelog.log import Draft, Entry, Idle, Log
+from ags_fast.onelog.log import Log
 from ags_fast.onelog.snapshot import Snapshot
-from ags_fast.onelog.tables import Tables, path_bytes
+from ags_fast.onelog.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,6 +78,11 @@ def add(log: Log, *paths: str, replace: bool = False) -> int:
     for one in rows:
         log.store.write_small(one.file, b"content")
     return job.commit(Wish("write", rows, {path: old.file for path, (_, old) in there.items()})).head.number
+
+
+def newest(head: Entry) -> int:
+    """The newest version that changed files, which an expiry keeps."""
+    return first_kept(Policy(keep=1), head.number + 1, head.first, [*head.same, head.number + 1], {}, 0)
 
 
 def version_of(made: Committed) -> int | None:
@@ -309,19 +319,29 @@ def test_a_single_wrap_of_an_older_version_keeps_its_master_key(tmp_path: Path, 
     single = Want("master", double_wrap=False)
     job = Job.begin(log, "write", {single: 1})
     job.commit(Wish("write", [new_row(job, "a", single)]))
+    late = Job.begin(log, "write", {single: 1})
+    row = new_row(late, "b", single)  # wrapped by the old version, which is gone when the job commits
+    local.rotate_key(kms.properties, "master")
+    main = log.head().keys[log.head().sealer]
+    log.append(Idle(), lambda head, plans: Draft("mek", keys={**head.keys, main.key_id: rewrap_kek(kms, main)}))
     there = log.tables.find(log.head().files, ["a"], log.envelope(log.head()))
     job = Job.begin(log, "remove")
     job.commit(Wish("remove", remove={"a": there["a"][1].file}))
     assert log.head().files == ()
     with pytest.raises(PolicyError, match="still wraps 1 keys"):
-        reach.retire_master(log, Idle(), ("master", "another"))
+        reach.retire_master(log, Idle(), ("master", "1"))
+    reach.expire(log, Idle(), newest, skip_grace=False, now_ms=0)
+    reach.retire_master(log, Idle(), ("master", "1"))
+    late.commit(Wish("write", [row]))
+    (found,) = Snapshot(log, log.head()).files()
+    assert kms.key_version(found.wrapped_dek) == "2"
 
 
 def test_a_plan_that_cannot_be_read_stops_nobody(tmp_path: Path, kms: KmsClient) -> None:
     log = new_log(tmp_path / "d", kms, Policy(keep=1))
     log.store.write_small(names.plan_path(new_job_id()), b"garbled")
     add(log, "a")
-    reach.expire(log, Idle(), 1, skip_grace=False, now_ms=0)
+    reach.expire(log, Idle(), newest, skip_grace=False, now_ms=0)
     reach.sweep(log, Idle(), 0)
     assert log.plans() == {}
     assert paths_of(log) == {"a"}
@@ -426,7 +446,7 @@ def test_a_rotation_replaces_what_wraps(tmp_path: Path, kms: KmsClient) -> None:
     assert {key.key_id: key.state for key in head.keys.values()} == {old: "retired", head.sealer: "active"}
     assert head.key_ids() == log.tables.counted(head.files, log.envelope(head)).keys() == {head.sealer}
     assert paths_of(log) == {"a", "b"}
-    reach.expire(log, Idle(), 1, skip_grace=True, now_ms=0)
+    reach.expire(log, Idle(), newest, skip_grace=True, now_ms=0)
     assert log.head().keys.keys() == {head.sealer}
     assert paths_of(log) == {"a", "b"}
 
@@ -472,7 +492,7 @@ def remote_log(door: Counting, kms: KmsClient, policy: Policy, first: int, last:
     entry = msgspec.structs.replace(Entry.first_of("id", kek, policy), number=last, first=first)
     for number in there:
         door.world.perform(Request("put", f"b/d/{names.entry_path(number)}", b"no entry"))
-    door.world.perform(Request("put", f"b/d/{names.entry_path(last)}", log._sealed(entry)[0]))
+    door.world.perform(Request("put", f"b/d/{names.entry_path(last)}", log._sealed(entry, kms)[0]))
     return Log(log.store, kms)
 
 
@@ -538,7 +558,7 @@ def test_keks_that_left_are_in_no_table(door: Counting, kms: KmsClient, monkeypa
     job = Job.begin(log, "remove")
     job.commit(Wish("remove", remove={row.path: row.file for row in rows[:10]}))
     tables, objects = log.head().key_tables, objects_of(log)
-    reach.expire(log, Idle(), 1, skip_grace=True, now_ms=0)
+    reach.expire(log, Idle(), newest, skip_grace=True, now_ms=0)
     gone = {row.key_id for row in rows[:10]}
     for one in (log, Log(log.store, kms)):
         assert one.head().keys.keys() == {log.head().sealer, rows[10].key_id, rows[11].key_id}
@@ -634,7 +654,7 @@ def test_a_rotation_of_many_keks(door: Counting, kms: KmsClient, monkeypatch: py
     states = [key.state for key in head.keys.values()]
     assert (states.count("active"), states.count("retired")) == (13, 13)
     assert {table.key_id for table in head.key_tables} == {head.sealer} != {old.sealer}
-    reach.expire(log, Idle(), 1, skip_grace=True, now_ms=0)
+    reach.expire(log, Idle(), newest, skip_grace=True, now_ms=0)
     add(log, "a")
     fresh = Log(log.store, kms)
     assert len(fresh.head().keys) == 13
@@ -729,16 +749,16 @@ def test_a_check_of_a_master_key_looks_again(tmp_path: Path, kms: KmsClient, mon
     job.commit(
         Wish("remove", remove={one.path: one.file for one in Snapshot(log, log.head()).files()}, policy=Policy(keep=1))
     )
-    wrapping, calls = reach._wrapping, []
+    check, calls = reach.check_master, []
 
-    def expired(*arguments: Any) -> set[str]:
+    def expired(*arguments: Any) -> None:
         calls.append(1)
         if len(calls) == 2:  # after the entry
             add(other, "b")
             raise FileNotFoundError("a table")
-        return wrapping(*arguments)
+        check(*arguments)
 
-    monkeypatch.setattr(reach, "_wrapping", expired)
+    monkeypatch.setattr(reach, "check_master", expired)
     reach.retire_master(log, Idle(), ("master", "another"))
     assert len(calls) == 3
 

@@ -15,7 +15,8 @@ from ags_fast.fs import Store
 from ags_fast.keys.chain import Pin
 from ags_fast.keys.kms import KmsClient, as_kms
 from ags_fast.keys.stores import KeyResolver
-from ags_fast.onelog.log import Entry, Log
+from ags_fast.onelog.entry import Entry
+from ags_fast.onelog.log import Log
 from ags_fast.onelog.snapshot import Snapshot
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ags_fast.handle.access import Folder, KeyPlace
     from ags_fast.handle.transaction import Transaction
     from ags_fast.keys.kms import KmsClient
-    from ags_fast.onelog.log import Entry
+    from ags_fast.onelog.entry import Entry
 
 __all__ = ["Change", "Dataset", "DatasetFile", "DatasetVersion", "SealedFile"]
 

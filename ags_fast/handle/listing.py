@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.fs import Store
-    from ags_fast.onelog.log import Entry
+    from ags_fast.onelog.entry import Entry
     from ags_fast.onelog.snapshot import Snapshot
 
 __all__ = ["Change", "DatasetFile", "DatasetVersion", "Listed", "shown_in_notebook"]

@@ -21,10 +21,10 @@ from ags_fast.handle.pending import Pending
 from ags_fast.handle.writing import FileSettings, Receipt, Ticket, check_new_path
 from ags_fast.onelog.change import Wish
 from ags_fast.onelog.deks import key_ids
+from ags_fast.onelog.entry import main_key
 from ags_fast.onelog.errors import ExpiredError
 from ags_fast.onelog.job import Job
 from ags_fast.onelog.keys import check_not_left, followed, kinds_of_files
-from ags_fast.onelog.log import main_key
 from ags_fast.onelog.names import plan_path
 from ags_fast.onelog.snapshot import Snapshot
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ags_fast.handle.writing import NewDatasetFile
-    from ags_fast.onelog.log import Entry, Log
+    from ags_fast.onelog.entry import Entry
+    from ags_fast.onelog.log import Log
 
 __all__ = ["Settings", "Transaction"]
 

@@ -215,6 +215,12 @@ class Envelope:
 
         return in_threads(ask, items, concurrency)
 
+    def pair(self, old: str, new: str) -> tuple[Key, Key] | None:
+        """Return two KEKs for `rewrap`, the second of which may wrap; None unless both are in double wrap."""
+        before, after = self._entry(old), self._entry(new)
+        self._check_wraps(after)
+        return (self._key(before), self._key(after)) if before.double_wrap and after.double_wrap else None
+
     def rewrap_column(
         self,
         old: str,
@@ -225,25 +231,17 @@ class Envelope:
         ready: Mapping[tuple[str, bytes], bytes] | None = None,
         concurrency: int = 1,
     ) -> BinaryArray:
-        """Return `rewrap_many` of an Arrow array of wrapped DEKs, as an Arrow array.
-
-        The binding of each DEK is `prefix` followed by its name in `names`. In double wrap, this makes no Python object
-        for a DEK.
-        """
+        """Return `rewrap_many` of an Arrow array of wrapped DEKs. A binding is `prefix` and a name of `names`."""
         import pyarrow as pa
 
-        before, after = self._entry(old), self._entry(new)
-        if not (before.double_wrap and after.double_wrap):
-            rows = zip(wrapped.to_pylist(), names.to_pylist(), strict=True)
-            items = [(w, prefix + name) for w, name in rows]
+        if (pair := self.pair(old, new)) is None:
+            items = [(w, prefix + name) for w, name in zip(wrapped.to_pylist(), names.to_pylist(), strict=True)]
             return arrow_array(self.rewrap_many(old, new, items, ready, concurrency), pa.binary())
-        self._check_wraps(after)
         out = bytearray(len(wrapped.buffers()[2] or b""))
         try:
-            rewrap(self._key(before), self._key(after), prefix, *_arrow(names), *_arrow(wrapped), out)
+            rewrap(*pair, prefix, *_arrow(names), *_arrow(wrapped), out)
         except (IntegrityError, ValueError):
-            rows = zip(wrapped.to_pylist(), names.to_pylist(), strict=True)
-            for one, name in rows:  # to say what is wrong, and with which
+            for one, name in zip(wrapped.to_pylist(), names.to_pylist(), strict=True):  # to say which one is wrong
                 try:
                     self.unwrap(old, one or b"", prefix + name)
                 except (FormatError, IntegrityError) as error:

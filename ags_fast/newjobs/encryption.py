@@ -37,9 +37,9 @@ from ags_fast.newjobs.run import (
 )
 from ags_fast.newjobs.source_deletion import delete_sources, delete_unchanged
 from ags_fast.onelog.change import Wish
+from ags_fast.onelog.entry import main_key
 from ags_fast.onelog.job import Job
 from ags_fast.onelog.keys import check_not_left, kinds_of_files, scopes_of
-from ags_fast.onelog.log import main_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ags_fast.handle.access import KeyPlace
     from ags_fast.jobs.engines.base import Engine
     from ags_fast.jobs.results import Progress
-    from ags_fast.onelog.log import Entry as Version
+    from ags_fast.onelog.entry import Entry as Version
     from ags_fast.onelog.snapshot import Snapshot
 
 

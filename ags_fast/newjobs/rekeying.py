@@ -26,9 +26,9 @@ from ags_fast.newjobs.run import (
     unless_expired,
     with_columns,
 )
+from ags_fast.onelog.entry import main_key
 from ags_fast.onelog.job import Job
 from ags_fast.onelog.keys import check_not_left, followed, kinds_of_files, scopes_of
-from ags_fast.onelog.log import main_key
 from ags_fast.onelog.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ags_fast.jobs.engines.base import Engine
     from ags_fast.jobs.results import Progress
     from ags_fast.keys.kms import KmsClient
-    from ags_fast.onelog.log import Entry
+    from ags_fast.onelog.entry import Entry
 
 
 @counted

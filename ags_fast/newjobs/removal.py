@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.handle.access import Folder, KeyPlace
     from ags_fast.jobs.results import Progress
-    from ags_fast.onelog.log import Entry, Log
+    from ags_fast.onelog.entry import Entry
+    from ags_fast.onelog.log import Log
 
 
 @counted

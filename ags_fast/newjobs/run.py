@@ -22,8 +22,9 @@ from ags_fast.jobs.work.rows import failed_row, is_there, make_row
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Wish
 from ags_fast.onelog.deks import key_ids
+from ags_fast.onelog.draft import Idle
 from ags_fast.onelog.job import Committed, Job
-from ags_fast.onelog.log import ENDED, Idle
+from ags_fast.onelog.log import ENDED
 from ags_fast.onelog.names import BLOCKS, LOCK, LOG, TABLES, beside_plan, job_of, plan_path
 from ags_fast.onelog.plan import read_plan
 from ags_fast.onelog.snapshot import Snapshot
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from ags_fast.fs import Store
     from ags_fast.jobs.results import Progress
     from ags_fast.jobs.work.context import Context, Task
-    from ags_fast.onelog.log import Entry, Log
+    from ags_fast.onelog.entry import Entry
+    from ags_fast.onelog.log import Log
     from ags_fast.onelog.plan import Plan
 
 

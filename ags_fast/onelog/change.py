@@ -28,6 +28,7 @@ class Wish:
         batch: The id of a stream and the number of its batch: nothing is committed if the log has it; None: none.
         clears: Whether `remove` is all that the job has seen. If that was no file, the head must have none, too.
         scoped: Whether new files get the KEKs that the policy has for their paths.
+        of: The version whose files come back: it must still be kept; None: none do.
     """
 
     operation: str
@@ -38,6 +39,7 @@ class Wish:
     batch: tuple[str, int] | None = None
     clears: bool = False
     scoped: bool = False
+    of: int | None = None
 
     @property
     def changes(self) -> bool:

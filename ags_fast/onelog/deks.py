@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from itertools import chain
+from array import array
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
+from ags_fast._core import rewrap
 from ags_fast.dataset.key_material import with_key_material
+from ags_fast.errors import FormatError, IntegrityError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,7 +67,50 @@ def rewrapped_row(row: FileEntry, to: Sequence[str | None], envelope: Envelope, 
         return row
     wraps = []
     for (key_id, wrapped, bound), new in zip(row.wraps(dataset_id), to, strict=True):
-        if (kek := new or key_id) != key_id:
-            wrapped = envelope.wrap(kek, envelope.unwrap(key_id, wrapped, bound), bound)
-        wraps.append((kek, wrapped))
+        if new is not None:
+            wrapped = envelope.wrap(new, envelope.unwrap(key_id, wrapped, bound), bound)
+        wraps.append((new or key_id, wrapped))
     return row.with_wraps(wraps)
+
+
+def rewrapped_many(
+    envelope: Envelope,
+    old: str,
+    new: str,
+    prefix: bytes,
+    names: Sequence[bytes],
+    wrapped: Sequence[bytes],
+    concurrency: int = 1,
+) -> list[bytes]:
+    """Return wrapped data keys of one KEK as another one wraps them. In double wrap, C does it.
+
+    Args:
+        envelope: Both KEKs.
+        old: The KEK that has wrapped them.
+        new: The KEK that is to.
+        prefix: What binds a data key is this, and then its name.
+        names: The names.
+        wrapped: The wrapped data keys.
+        concurrency: Threads that call the KMS.
+    """
+    if (pair := envelope.pair(old, new)) is None:
+        items = [(one, prefix + name) for one, name in zip(wrapped, names, strict=True)]
+        return envelope.rewrap_many(old, new, items, None, concurrency)
+    data, at = b"".join(wrapped), _offsets(wrapped)
+    out = bytearray(len(data))
+    try:
+        rewrap(*pair, prefix, _offsets(names), b"".join(names), at, data, out)
+    except (IntegrityError, ValueError):
+        for one, name in zip(wrapped, names, strict=True):  # to say what is wrong, and with which
+            try:
+                envelope.unwrap(old, one, prefix + name)
+            except (FormatError, IntegrityError) as error:
+                raise type(error)(f"{os.fsdecode(name)}: {error}") from None
+        raise
+    made = bytes(out)
+    return [made[begin:end] for begin, end in pairwise(at)]
+
+
+def _offsets(parts: Sequence[bytes]) -> array[int]:
+    """Return where each part begins in all of them joined, and where the last one ends."""
+    return array("i", accumulate(map(len, parts), initial=0))

@@ -14,8 +14,9 @@ from ags_fast.dataset.policy import Policy
 from ags_fast.errors import PolicyError
 from ags_fast.keys.chain import Pin
 from ags_fast.keys.entry import KeyEntry, seals_documents
+from ags_fast.onelog.columns import Count
 from ags_fast.onelog.keks import Keks
-from ags_fast.onelog.tables import Count, Table
+from ags_fast.onelog.tables import Table
 
 BLOCK = 64  # digests in a block
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast import telemetry
@@ -14,13 +15,15 @@ from ags_fast.errors import AgsError, ConcurrentChangeError
 from ags_fast.onelog import keys as decide_keys
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Change, Wish, next_change, whole_sets
-from ags_fast.onelog.deks import key_ids, rewrapped_row
+from ags_fast.onelog.deks import rewrapped_many
+from ags_fast.onelog.draft import Draft, Plans
 from ags_fast.onelog.entry import Batch, Entry, main_key
 from ags_fast.onelog.errors import JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.job_keys import JobKeys
-from ags_fast.onelog.log import ENDED, Draft, Log, Plans
+from ags_fast.onelog.log import ENDED, Log
 from ags_fast.onelog.names import ALIVE, LEFT, LOCK, PLANS, beside_plan, is_plan, job_of, plan_path
-from ags_fast.onelog.plan import TRIES, read_files, read_plan, store_files
+from ags_fast.onelog.plan import TRIES, Copy, read_files, read_plan, store_files
+from ags_fast.onelog.snapshot import expired
 from ags_fast.onelog.tables import rewrapped
 
 if TYPE_CHECKING:
@@ -28,7 +31,10 @@ if TYPE_CHECKING:
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.policy import Policy
+    from ags_fast.keys.entry import KeyEntry
+    from ags_fast.keys.envelope import Envelope
     from ags_fast.onelog.keys import Rotation
+    from ags_fast.onelog.tables import Table
 
 RENEW_SECONDS = 600.0  # between two signs of life
 
@@ -47,6 +53,24 @@ class Committed(NamedTuple):
     head: Entry
     change: Change
     before: Entry
+
+
+class Rewrite(NamedTuple):
+    """Tables of which a rotation needs copies.
+
+    Attributes:
+        head: The version that the tables are of.
+        tables: The tables.
+        moves: {KEK: the KEK that takes its place}.
+        sealer: The KEK that wraps the data keys of the copies.
+        envelope: Has all these KEKs.
+    """
+
+    head: Entry
+    tables: Sequence[Table]
+    moves: Mapping[str, str]
+    sealer: str
+    envelope: Envelope
 
 
 class Job:
@@ -248,6 +272,8 @@ class Job:
             last = Change()
             if wish.batch is not None and head.has_batch(*wish.batch):
                 return None
+            if wish.of is not None and head.first > wish.of:
+                raise expired(wish.of, self.log.store.url)
             last = change = self._change(wish, head)
             if wish.whole and change.refused:
                 raise _Refused(change.refused)
@@ -376,17 +402,18 @@ class Job:
         of_tasks = reach.reserved(self.log, self._of_tasks, self.plans_seen, head) if self._of_tasks else Counter[str]()
         return dict(self.keys.uses + of_tasks)
 
-    def retention(self, head: Entry, policy: Policy | None = None) -> int | None:
-        """Return the first entry that is kept after the next one, which changes files.
+    def retention(self, head: Entry, policy: Policy | None = None, *, changes: bool = True) -> int | None:
+        """Return the first entry that is kept after the next one.
 
         An error stops no commit: what it leaves is left to whoever expires next.
 
         Args:
             head: The head.
             policy: The policy from now on; None: that of the head.
+            changes: Whether the next entry changes files.
         """
         try:
-            return reach.retention(self.log, head, policy or head.policy)
+            return reach.retention(self.log, head, policy or head.policy, changes=changes)
         except (AgsError, OSError) as error:
             telemetry.warning("onelog", "old versions of %s are not expired: %s", self.log.store.url, error)
             return None
@@ -426,49 +453,100 @@ class Job:
 
     # ---- whole jobs over KEKs
 
-    def rotate(self, rotation: Rotation) -> Committed:
+    def rotate(
+        self,
+        rotation: Rotation,
+        rewrite: Callable[[Rewrite], Mapping[str, Copy]] | None = None,
+        others: Callable[[Entry, decide_keys.Keys], decide_keys.Keys] = lambda head, keys: keys,
+        copies: Mapping[str, Copy] | None = None,
+    ) -> Committed:
         """Replace KEKs by new ones, and wrap every data key of the newest version under the new ones.
 
         The data is not touched. KEKs that older versions need stay, retired.
+
+        Args:
+            rotation: Which KEKs.
+            rewrite: Makes copies of tables, as `Tables.with_wraps` does, and returns them by the paths of the tables.
+                None: this thread makes the copies.
+            others: Takes the head and the KEKs after the rotation; returns what else becomes of the KEKs.
+            copies: Copies that other processes of this job have made.
         """
+        made = dict(copies or {})
 
         def files(head: Entry) -> Draft | None:
-            envelope, counted = self.keys.envelope(head), self.log.tables.counted
-            counts, wraps = counted(head.files, envelope), Counter[str]()
-            used = counts.keys() | {table.key_id for table in head.files}
-            olds = decide_keys.to_replace(head.keys, rotation, used)
+            counts = self._counts(head)
+            wraps, seals = sum(counts.values(), Counter[str]()), {table.key_id for table in head.files}
+            olds = decide_keys.to_replace(head.keys, rotation, wraps, seals)
             kinds = {old.key_id: rotation.kind_of(old) for old in olds.values()}
             own = self.keys.own(list(dict.fromkeys(kinds.values())), head)
+            moves = {old_id: own[kind].key_id for old_id, kind in kinds.items()}
             new = {old_id: own[kind] for old_id, kind in kinds.items()}
-            for old_id, made in new.items():
-                wraps[made.key_id] += counts[old_id] + SLACK_USES
-            self.keys.spend(wraps, head)
-            keys = decide_keys.rotated(head.keys, rotation, new, clock_ms())
-            moves = {old_id: made.key_id for old_id, made in new.items()}
+            after = decide_keys.rotated(head.keys, rotation, wraps, new, clock_ms())
+            may_be = self.keys.with_others(after, head, {kind: olds[old_id] for old_id, kind in kinds.items()})
+            changed = [table for table in head.files if counts[table.path].keys() & moves.keys()]
+            todo = [table for table in changed if not self._is_usable(made.get(table.path), may_be, head)]
+            sealer = main_key(after).key_id
+            self.keys.spend(_wraps([counts[table.path] for table in todo], moves, sealer), head)
+            if todo:
+                made.update((rewrite or self._copies)(Rewrite(head, todo, moves, sealer, self.keys.envelope(head))))
             envelope = self.keys.envelope(head)
-            sealer = main_key(keys).key_id
-            tables = []
-            for table in head.files:
-                if counted([table], envelope).keys() & moves.keys():
-                    rows = [
-                        rewrapped_row(row, [moves.get(key_id) for key_id in key_ids(row)], envelope, head.dataset_id)
-                        for row in self.log.tables.rows(table, envelope)
-                    ]
-                    tables += self.log.tables.write(rows, self.id, sealer, envelope)
-                elif table.key_id in moves:
-                    tables.append(rewrapped(table, sealer, envelope, head.dataset_id))
-                else:
-                    tables.append(table)
+            now = [
+                made[table.path].table
+                if table in changed
+                else rewrapped(table, sealer, envelope, head.dataset_id)
+                if table.key_id in moves
+                else table
+                for table in head.files
+            ]
+            brought = set(moves.values()).union(self.log.tables.counted(now, envelope), (table.key_id for table in now))
+            keys = others(
+                head, {key_id: key for key_id, key in may_be.items() if key_id in head.keys or key_id in brought}
+            )
+            if keys == dict(head.keys) and tuple(now) == head.files:
+                return None
             return Draft(
                 self.operation,
-                files=tuple(tables),
+                files=tuple(now),
                 keys=keys,
                 uses=self.uses(head),
-                first=self.retention(head),
+                first=self.retention(head, changes=tuple(now) != head.files),
                 ends=self._further(),
             )
 
         return self.replace_files(files)
+
+    def _counts(self, head: Entry) -> dict[str, Counter[str]]:
+        """Count, for each table of a version, how many data keys each KEK wraps in it."""
+        envelope = self.keys.envelope(head)
+        return {table.path: self.log.tables.counted([table], envelope) for table in head.files}
+
+    def _is_usable(self, copy: Copy | None, keys: Mapping[str, KeyEntry], head: Entry) -> bool:
+        """Whether a copy may be committed: its KEKs are there, and nothing in it is under a version that is gone."""
+        if copy is None or copy.table.key_id not in keys:
+            return False
+        counts = self.log.tables.counted([copy.table], self.log.envelope(head, dict(keys)))
+        return counts.keys() <= keys.keys() and (
+            copy.gone == head.gone or all(keys[key_id].double_wrap for key_id in counts)
+        )
+
+    def _copies(self, work: Rewrite) -> dict[str, Copy]:
+        rewrap, tables = partial(rewrapped_many, work.envelope), self.log.tables
+        made = {
+            table.path: tables.with_wraps(table, work.moves, rewrap, self.id, work.sealer, work.envelope)
+            for table in work.tables
+        }
+        return {path: Copy(path, table, work.head.gone) for path, table in made.items()}
+
+
+def _wraps(tables: Sequence[Mapping[str, int]], moves: Mapping[str, str], sealer: str) -> Counter[str]:
+    """Count what each KEK wraps when data keys in some tables, which have these counts, move to other KEKs."""
+    wraps = Counter(dict.fromkeys(moves.values(), SLACK_USES))
+    for counts in tables:
+        for old, count in counts.items():
+            if old in moves:
+                wraps[moves[old]] += count
+        wraps[sealer] += 1
+    return wraps
 
 
 class _Refused(Exception):  # noqa: N818 # becomes a ConcurrentChangeError when the job has ended

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.dataset.keks import SLACK_USES, Want, clock_ms
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import PolicyError
+from ags_fast.keys.entry import moved
 from ags_fast.keys.envelope import in_threads
 from ags_fast.onelog import keys as decide
 from ags_fast.onelog.deks import key_ids, rewrapped_row, with_new_keys
@@ -243,11 +244,35 @@ class JobKeys:
         new = {key_id: key for key_id, key in brought if key_id in used and key_id not in head.keys}
         return decide.with_new(head.keys, new, self._policy(head), clock_ms())
 
+    def with_others(
+        self, keys: Mapping[str, KeyEntry], head: Entry, olds: Mapping[Want, KeyEntry]
+    ) -> dict[str, KeyEntry]:
+        """Return KEKs, and those that other processes of the job have made and that may come.
+
+        Args:
+            keys: The KEKs.
+            head: The head.
+            olds: By kind, a KEK that they take the place of.
+        """
+        may_come = {
+            key_id: key
+            for key_id, key in self._others.items()
+            if key_id not in head.keys and not (key.double_wrap and self._log.version_of(key) in head.gone)
+        }
+        return {**may_come, **keys} | {
+            key_id: moved(key, olds[Want.of(key)]) for key_id, key in may_come.items() if Want.of(key) in olds
+        }
+
     def under_active(self, rows: Sequence[FileEntry], head: Entry, scoped: bool) -> tuple[FileEntry, ...]:
         """Wrap again the data keys whose KEK has retired or left since, or is not that of the file's path (rule 3d)."""
         kinds = self._kinds(rows, head, scoped)
         moves = [
-            [None if self._stays(key_id, kind, head) else kind for key_id, kind in zip(key_ids(row), each, strict=True)]
+            [
+                None
+                if self._stays(key_id, kind, head) and not (head.gone and self._is_gone(key_id, wrapped, head))
+                else kind
+                for (key_id, wrapped, _), kind in zip(row.wraps(""), each, strict=True)
+            ]
             for row, each in zip(rows, kinds, strict=True)
         ]
         counts = Counter(kind for each in moves for kind in each if kind is not None)
@@ -268,6 +293,14 @@ class JobKeys:
         gone = key is not None and key.double_wrap and self._log.version_of(key) in head.gone
         return key is not None and Want.of(key) == kind and not gone
 
+    def _is_gone(self, key_id: str, wrapped: bytes, head: Entry) -> bool:
+        """Whether a version of a master key that nobody may wrap under has wrapped a data key, or may have."""
+        key, log = head.keys.get(key_id) or self._keys[key_id], self._log
+        if key.double_wrap:
+            return False
+        told = log.kms.key_version(wrapped)
+        return any(master == key.wrapping_key_id and told in (None, version) for master, version in head.gone)
+
     def _kinds(self, rows: Sequence[FileEntry], head: Entry, scoped: bool) -> list[list[Want]]:
         """Return which kinds of KEKs the data keys of files are to have."""
         kind_of: dict[str, Want] = {}
@@ -275,7 +308,7 @@ class JobKeys:
             there = head.keys.get(key_id)
             kind = Want.of(there or self._keys[key_id])
             stays = there is not None and there.state == "active"
-            kind_of[key_id] = kind if stays else decide.followed(head.keys, kind)
+            kind_of[key_id] = kind if stays else decide.heir_kind(head.keys, there or self._keys[key_id])
         kinds = [[kind_of[key_id] for key_id in key_ids(row)] for row in rows]
         policy = self._policy(head)
         anew = policy.kek_scope == "partition"  # then files that were renamed get another KEK, too

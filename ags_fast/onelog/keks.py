@@ -8,6 +8,7 @@ table over an older one.
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from collections.abc import ItemsView, Mapping, ValuesView
 from functools import cached_property
@@ -18,7 +19,8 @@ import msgspec
 from ags_fast.dataset.keks import Want
 from ags_fast.keys.entry import SCOPE, KeyEntry
 from ags_fast.keys.envelope import Envelope
-from ags_fast.onelog.tables import RATIO, Count, SortedTables, Table, check_columns, rewrapped
+from ags_fast.onelog.columns import Count, check_columns, inflated
+from ags_fast.onelog.tables import RATIO, SortedTables, Table, rewrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -73,11 +75,11 @@ class KeyTables(SortedTables[_Row]):
 
     def encoded(self, rows: Sequence[_Row]) -> bytes:
         """See `SortedTables.encoded`."""
-        return msgspec.msgpack.encode([*zip(*(_fields(row) for row in rows), strict=True)])
+        return zlib.compress(msgspec.msgpack.encode([*zip(*(_fields(row) for row in rows), strict=True)]), 1)
 
     def decoded(self, data: bytes) -> list[_Row]:
         """See `SortedTables.decoded`."""
-        columns = msgspec.msgpack.decode(data, type=Columns)
+        columns = msgspec.msgpack.decode(inflated(data), type=Columns)
         check_columns(columns)
         return [
             _Row(key_id, KeyEntry(key_id, master, *more) if master else None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ags_fast.dataset.keks import GRACE_MS, Want, master_now
 from ags_fast.errors import PolicyError
-from ags_fast.keys.entry import SCOPE, KeyEntry, moved, retired, retires_ms
+from ags_fast.keys.entry import SCOPE, SUCCESSOR, KeyEntry, moved, retired, retires_ms
 from ags_fast.onelog.keks import Keks
 
 if TYPE_CHECKING:
@@ -27,19 +27,33 @@ class Rotation(NamedTuple):
     Attributes:
         from_master: Only those under this master key; None: all.
         to_master: The master key of the new ones; None: each stays under its own.
+        left: The only master key that `to_master` takes the place of; None: it takes the place of all.
+        double_wrap: Replace the keys in single wrap by KEKs, and the dataset's own KEK with them. False: each key is
+            replaced by one of its kind.
+        documents: Also replace a KEK that only seals tables and documents, where the KMS wraps all data keys.
+        grace_ms: How long the replaced KEKs stay at least, in milliseconds.
     """
 
     from_master: str | None = None
     to_master: str | None = None
+    left: str | None = None
+    double_wrap: bool = False
+    documents: bool = True
+    grace_ms: int = GRACE_MS
 
     def concerns(self, key: KeyEntry) -> bool:
-        """Whether it replaces a KEK."""
+        """Whether it is about the master key of a KEK."""
         return self.from_master in (None, key.wrapping_key_id)
+
+    def master_of(self, key: KeyEntry) -> str:
+        """Return the master key that a KEK, or what takes its place, is under afterwards."""
+        moves = self.to_master is not None and self.left in (None, key.wrapping_key_id)
+        return self.to_master if moves and self.to_master else key.wrapping_key_id
 
     def kind_of(self, key: KeyEntry) -> Want:
         """Return the kind of the KEK that takes the place of another."""
-        kind = Want.of(key)
-        return kind if self.to_master is None else kind._replace(wrapping_key_id=self.to_master)
+        kind = Want.of(key)._replace(wrapping_key_id=self.master_of(key))
+        return kind._replace(double_wrap=True, scope=None) if self.double_wrap else kind
 
 
 def active(keys: Mapping[str, KeyEntry], kind: Want) -> list[KeyEntry]:
@@ -132,7 +146,9 @@ def with_new(keys: Mapping[str, KeyEntry], new: Mapping[str, KeyEntry], policy: 
     return Keks.of(keys).changed(after)
 
 
-def to_replace(keys: Mapping[str, KeyEntry], rotation: Rotation, used: Collection[str]) -> Keys:
+def to_replace(
+    keys: Mapping[str, KeyEntry], rotation: Rotation, wraps: Collection[str], seals: Collection[str] = ()
+) -> Keys:
     """Return the KEKs that a rotation replaces: active ones, and retired ones that still wrap something.
 
     An active KEK with a scope that wraps nothing is not replaced: it retires, and a job that needs one makes it.
@@ -140,32 +156,69 @@ def to_replace(keys: Mapping[str, KeyEntry], rotation: Rotation, used: Collectio
     Args:
         keys: The head's KEKs.
         rotation: Which of them.
-        used: The KEKs that wrap something in the newest version.
+        wraps: The KEKs that wrap data keys of files in the newest version.
+        seals: The KEKs that wrap data keys of tables there.
     """
+    chosen = _asked_for(keys, rotation, wraps)
     return {
-        key.key_id: key
-        for key in keys.values()
-        if rotation.concerns(key) and (key.key_id in used or (key.state == "active" and SCOPE not in key.properties))
+        key_id: key
+        for key_id, key in chosen.items()
+        if key_id in wraps or key_id in seals or (key.state == "active" and SCOPE not in key.properties)
     }
 
 
-def rotated(keys: Mapping[str, KeyEntry], rotation: Rotation, successors: Mapping[str, KeyEntry], now_ms: int) -> Keks:
+def _asked_for(keys: Mapping[str, KeyEntry], rotation: Rotation, wraps: Collection[str]) -> Keys:
+    """Return the KEKs that a rotation is about, those that are to retire without a successor included."""
+    mine = {key_id: key for key_id, key in keys.items() if rotation.concerns(key)}
+    there = {key_id: key for key_id, key in mine.items() if key.state == "active" or key_id in wraps}
+    singles = {key_id for key_id, key in there.items() if not key.double_wrap}
+    if rotation.double_wrap:  # the new KEK seals tables and documents, too
+        own = {key_id for key_id, key in mine.items() if Want.of(key) == Want(key.wrapping_key_id)}
+        return {key_id: key for key_id, key in mine.items() if key_id in singles or (key_id in own and singles)}
+    # In single wrap the KEK of tables and documents opens no file, and stays: there, every call is to be a file's.
+    all_ = (
+        rotation.documents or not singles or any(key.double_wrap and key_id in wraps for key_id, key in there.items())
+    )
+    return {
+        key_id: key
+        for key_id, key in mine.items()
+        if all_ or not key.double_wrap or rotation.master_of(key) != key.wrapping_key_id
+    }
+
+
+def rotated(
+    keys: Mapping[str, KeyEntry],
+    rotation: Rotation,
+    wraps: Collection[str],
+    successors: Mapping[str, KeyEntry],
+    now_ms: int,
+) -> Keks:
     """Return the KEKs after a rotation.
 
     Args:
         keys: The head's KEKs.
         rotation: Which of them it replaces.
+        wraps: As for `to_replace`.
         successors: By the id of each KEK that is replaced, the new one.
         now_ms: The time, in milliseconds since the epoch.
     """
     after: Keys = {}
-    for key in keys.values():
-        if rotation.concerns(key) and key.state == "active":
+    for key in _asked_for(keys, rotation, wraps).values():
+        if key.state == "active":
             new = successors.get(key.key_id)
-            after[key.key_id] = retired(key, new.key_id if new else None, GRACE_MS, now_ms)
+            after[key.key_id] = retired(key, new.key_id if new else None, rotation.grace_ms, now_ms)
     for old_id, new in successors.items():
         after[new.key_id] = moved(after.get(new.key_id, new), keys[old_id])
     return Keks.of(keys).changed(after)
+
+
+def heir_kind(keys: Mapping[str, KeyEntry], key: KeyEntry) -> Want:
+    """Return the kind of the KEK that wraps in the place of one that has retired or left."""
+    last, seen = key, set[str]()
+    while last.state != "active" and last.key_id not in seen:
+        seen.add(last.key_id)
+        last = keys.get(last.properties.get(SUCCESSOR, ""), last)
+    return Want.of(last) if last.state == "active" else followed(keys, Want.of(key))
 
 
 def leaving(

@@ -13,19 +13,18 @@ from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from ags_fast.dataset.keks import clock_ms
-from ags_fast.dataset.names import new_job_id
-from ags_fast.dataset.policy import Policy
-from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.chain import Pin
 from ags_fast.keys.entry import MASTER_VERSION, KeyEntry
 from ags_fast.keys.envelope import Envelope
 from ags_fast.keys.kms import KmsClient, as_kms
-from ags_fast.onelog.entry import BLOCK, Batch, Block, Entry, MasterVersion, main_key
+from ags_fast.onelog.draft import Draft, Plans, Sign, Work
+from ags_fast.onelog.entry import BLOCK, Block, Entry, MasterVersion, main_key
 from ags_fast.onelog.errors import Again, ExpiredError, JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.keks import Keks, KeyTables
 from ags_fast.onelog.names import (
@@ -43,11 +42,11 @@ from ags_fast.onelog.names import (
     last_in_folder,
 )
 from ags_fast.onelog.sealed import Document, decoded, seal
-from ags_fast.onelog.tables import Table, Tables, check_unique
+from ags_fast.onelog.tables import Tables, check_unique
 from ags_fast.onelog.tries import Tries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from ags_fast.fs import Store
 
@@ -62,79 +61,6 @@ ENDED = 0  # in `over`: the job was ended, and nothing of it was committed
 Seen = TypeVar("Seen")
 
 
-class Sign(NamedTuple):
-    """What a listing tells of a plan.
-
-    Attributes:
-        alive: When its job last showed life, in seconds since the epoch.
-        of: The job whose further plan it is; None: the plan is the job's own.
-        waits: Whether its job waits for another process to go on.
-    """
-
-    alive: float
-    of: str | None = None
-    waits: bool = False
-
-
-Plans = Mapping[str, Sign]  # by the ids of plans
-
-
-class Draft(NamedTuple):
-    """What the next entry changes. A field that is None stays as in the head.
-
-    Attributes:
-        operation: What the job does.
-        files: The tables of the snapshot.
-        keys: The KEKs.
-        gone: The versions of master keys that nobody may wrap under.
-        uses: How often KEKs were used by jobs that this entry puts in `over`: added to the KEKs that are there.
-        first: The first entry that is kept.
-        policy: The policy.
-        streams: The last batches of streams.
-        sets: The numbered sets that are whole.
-        ends: The jobs that the entry ends.
-    """
-
-    operation: str
-    files: tuple[Table, ...] | None = None
-    keys: Mapping[str, KeyEntry] | None = None
-    gone: tuple[MasterVersion, ...] | None = None
-    uses: Mapping[str, int] = {}
-    first: int | None = None
-    policy: Policy | None = None
-    streams: tuple[Batch, ...] | None = None
-    sets: Mapping[str, int] | None = None
-    ends: Collection[str] = ()
-
-
-class Work(Protocol):
-    """A job, as the log sees it.
-
-    Attributes:
-        made: The objects that it has made beside its plans. The log adds what it makes for it.
-    """
-
-    made: list[str]
-
-    @property
-    def id(self) -> str:
-        """The id, which is in the name of each object that the job makes."""
-
-    @property
-    def plans(self) -> Collection[str]:
-        """The ids of its plan and its further plans, which must be there when it commits; none for an idle job."""
-
-
-class Idle:
-    """A job that writes no object but its entry, and whose wish may be done twice: it needs no plan."""
-
-    plans: Collection[str] = ()
-
-    def __init__(self) -> None:
-        self.id = new_job_id()
-        self.made: list[str] = []
-
-
 class Log:
     """The log of one dataset. Each entry that is read is compared with the pin and with the entry read before.
 
@@ -147,6 +73,8 @@ class Log:
     def __init__(self, store: Store, kms: KmsClient | Mapping[str, str], *, pin: Pin | None = None) -> None:
         self.store = store
         self.kms = as_kms(kms)
+        self.wraps: Mapping[str, KeyEntry] = {}  # KEKs as earlier entries have them, where the head's do not open
+        self._other_kms: KmsClient | None = None  # which opens the head if the dataset has moved there, or has not
         self._pin = pin
         self._head: Entry | None = None
         self._created: Entry | None = None  # the last entry that the storage has told this process to be created
@@ -297,6 +225,41 @@ class Log:
                     found.append(entry)
         return found
 
+    def recover(self) -> list[Entry]:
+        """Read the newest entry, and those below that the KMS opens, though it may not open the newest one's own KEK.
+
+        From then on `head` takes the KEK in the wrap that an earlier entry has.
+
+        Returns:
+            The head, and the kept entries that open, the newest first.
+
+        Raises:
+            KeyAccessError: No entry has the KEK in a wrap that opens.
+        """
+        number, below = self._highest(), dict[int, Entry]()
+        error: AgsError = KeyAccessError(f"no version of {self.store.url} opens with this KMS")
+        for at in range(number, 0, -1):
+            try:
+                if (entry := self._read(at)) is None:
+                    break  # expired
+                below[at] = entry
+                self.wraps = {**entry.keys, **self.wraps}
+                head = self.head()
+            except (KeyAccessError, IntegrityError) as refused:
+                error = refused
+                continue
+            if any(self.digest(head, at) not in (None, entry.digest) for at, entry in below.items()):
+                raise IntegrityError(f"{entry_path(at)} is not the version that the newest one descends from")
+            return [head, *self._kept_that_open(head, below)]
+        raise error
+
+    def _kept_that_open(self, head: Entry, known: Mapping[int, Entry]) -> Iterator[Entry]:
+        for number in range(head.number - 1, head.first - 1, -1):
+            with suppress(KeyAccessError, IntegrityError):
+                entry = known.get(number) or self._read(number) or self._read(number, head.keys)
+                if entry is not None and self.digest(head, number) in (None, entry.digest):
+                    yield entry
+
     def plans(self) -> dict[str, Sign]:
         """Return what a listing tells of the plans that are there, by their ids."""
         signs: dict[str, Sign] = {}
@@ -400,8 +363,9 @@ class Log:
         """Return the entry in these bytes, after all checks."""
         path = entry_path(number)
         document = Document.parse(data, path)
-        sealer = None if keys is None else Keks.of(keys).inline.get(document.header.sealer.key_id)
-        entry = document.opened(self.kms, Entry, sealer)
+        key_id = document.header.sealer.key_id
+        known_keys = {} if keys is None else Keks.of(keys).inline
+        entry = self._opened(document, self.wraps.get(key_id) or known_keys.get(key_id))
         known = self._head.dataset_id if self._head else document.header.dataset_id
         if (entry.number, entry.dataset_id, entry.digest) != (number, known, "") or known != document.header.dataset_id:
             raise IntegrityError(f"{path} is an entry of another place")
@@ -415,6 +379,17 @@ class Log:
         self._key_tables = self._key_tables or KeyTables(self.store, entry.dataset_id, self.kms)
         all_keys = Keks(entry.keys, entry.left, entry.key_tables, self._key_tables)
         return msgspec.structs.replace(entry, keys=all_keys, digest=hashlib.sha256(data).hexdigest())
+
+    def _opened(self, document: Document, sealer: KeyEntry | None) -> Entry:
+        """Return the entry in a document. If only the other KMS opens it, that one becomes the KMS of the log."""
+        try:
+            return document.opened(self.kms, Entry, sealer)
+        except (KeyAccessError, IntegrityError):
+            if (other := self._other_kms) is None:
+                raise
+            entry = document.opened(other, Entry, sealer)
+            self.kms, self._other_kms, self._envelope = other, self.kms, None
+            return entry
 
     def _check_follows(self, entry: Entry) -> None:
         """Check that an entry is the pinned one and the one read before, or descends from them."""
@@ -438,7 +413,7 @@ class Log:
         with suppress(FileNotFoundError):
             self.head()
             raise FileExistsError(f"there is a dataset at {self.store.url}")
-        path, (data, made) = entry_path(1), self._sealed(entry)
+        path, (data, made) = entry_path(1), self._sealed(entry, self.kms)
         self.store.create_exclusive(path, data)
         try:
             self.store.create_exclusive(path, b"created twice")
@@ -488,7 +463,7 @@ class Log:
                 after = self._decided(decide, head, job, plans)  # (d) and (e)
                 if after is None:
                     return head, head
-                data, entry = self._sealed(after)
+                data, entry = self._sealed(*after)
                 self.settle(head)
                 tries.number = entry.number
                 tried[entry.number] = entry
@@ -509,13 +484,15 @@ class Log:
         return entry or head
 
     def _decided(
-        self, decide: Callable[[Entry, Plans], Draft | None], head: Entry, job: Work,
-        plans: Plans,
-    ) -> Entry | None:  # fmt: skip
-        """Return the entry that `decide` wants. `Again`: what it has read is gone, and so is the head."""
+        self, decide: Callable[[Entry, Plans], Draft | None], head: Entry, job: Work, plans: Plans
+    ) -> tuple[Entry, KmsClient] | None:
+        """Return the entry that `decide` wants, and its KMS. `Again`: what it has read is gone, and so is the head."""
         try:
             draft = decide(head, plans)
-            return None if draft is None else self._next(head, draft, job, plans)
+            if draft is None:
+                return None
+            self._other_kms = draft.kms or self._other_kms
+            return self._next(head, draft, job, plans), draft.kms or self.kms
         except ExpiredError:
             raise
         except FileNotFoundError as error:
@@ -569,9 +546,9 @@ class Log:
         self.store.create_exclusive(path, data)
         return Block(path, first, hashlib.sha256(data).hexdigest())
 
-    def _sealed(self, entry: Entry) -> tuple[bytes, Entry]:
+    def _sealed(self, entry: Entry, kms: KmsClient) -> tuple[bytes, Entry]:
         """Return the bytes of an entry, and the entry as the function that reads use has accepted it."""
-        envelope = Envelope(self.kms.for_dataset(entry.dataset_id), entry.keys)
+        envelope = Envelope(kms.for_dataset(entry.dataset_id), entry.keys)
         body = msgspec.structs.replace(entry, keys=Keks.of(entry.keys).inline)
         data = seal(envelope, entry.keys[entry.sealer], entry.dataset_id, entry_path(entry.number), body)
         if len(data) > ENTRY_NBYTES:
@@ -584,6 +561,3 @@ class Log:
             self.store.sync_folders([entry_path(head.number)])
             with suppress(FileNotFoundError):  # no job has ever had a plan
                 self.store.sync_folders([f"{PLANS}-"])
-
-
-__all__ = ["ENDED", "Batch", "Draft", "Entry", "Idle", "Log", "Work", "main_key"]

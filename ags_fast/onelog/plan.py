@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec import Meta
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys.entry import KeyEntry
-from ags_fast.onelog.entry import main_key
+from ags_fast.onelog.entry import MasterVersion, main_key
 from ags_fast.onelog.keks import Keks
 from ags_fast.onelog.names import beside_plan, plan_path
 from ags_fast.onelog.sealed import Document, seal
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 PLAN_NBYTES = 16 << 20
 TRIES = 20  # ids, until a plan is created with a clear answer
+COPY = "table-"  # beside a plan: a copy of a table that is made
 PART = "files-"  # beside a plan: the files that the job is about to write
 
 
@@ -69,6 +71,48 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tables of the files that a job is about to write, with their data keys."""
 
     tables: tuple[Table, ...]
+
+
+class Copy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A copy of a table that a job has made, with its data keys under other KEKs.
+
+    Attributes:
+        of: The path of the table.
+        table: The copy.
+        gone: The versions of master keys under which the KMS has certainly wrapped nothing for it.
+    """
+
+    of: str
+    table: Table
+    gone: tuple[MasterVersion, ...] = ()
+
+
+def copy_path(job_id: str, table: str) -> str:
+    """Return the path of what says, beside a plan, that a job has made a table. table: the path of the table."""
+    return beside_plan(job_id, f"{COPY}{table.rpartition('-')[2]}")
+
+
+def store_copy(store: Store, envelope: Envelope, sealer: KeyEntry, dataset_id: str, job_id: str, copy: Copy) -> None:
+    """Say beside the plan that a copy of a table is made, so that whoever goes on with the job need not make it."""
+    path = copy_path(job_id, copy.table.path)
+    store.create_exclusive(path, seal(envelope, sealer, dataset_id, path, copy))
+
+
+def read_copy(log: Log, path: str, head: Entry, own: Mapping[str, KeyEntry]) -> Copy:
+    """Return what `store_copy` has stored. own: KEKs of the job that the head lacks."""
+    document = Document.parse(log.store.read_small(path, PLAN_NBYTES), path)
+    key_id = document.header.sealer.key_id
+    return document.opened(log.kms, Copy, Keks.of(head.keys).inline.get(key_id) or own.get(key_id))
+
+
+def read_copies(log: Log, job_id: str, head: Entry) -> dict[str, Copy]:
+    """Return the copies of tables that processes of a job have made, by the paths of those tables."""
+    found = {}
+    for listed in log.store.list(beside_plan(job_id, COPY)):
+        with suppress(FileNotFoundError, IntegrityError, KeyAccessError):
+            copy = read_copy(log, listed.path, head, {})
+            found[copy.of] = copy
+    return found
 
 
 def store_plan(store: Store, envelope: Envelope, sealer: KeyEntry, dataset_id: str, plan: Plan) -> bool:

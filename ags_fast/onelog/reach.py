@@ -16,19 +16,20 @@ from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyE
 from ags_fast.fs import NO_LOCK_SECONDS
 from ags_fast.keys.envelope import in_threads
 from ags_fast.onelog.change import first_kept
+from ags_fast.onelog.draft import Draft, Idle
 from ags_fast.onelog.keks import Keks
 from ags_fast.onelog.keys import leaving
-from ags_fast.onelog.log import Draft, Idle
 from ags_fast.onelog.names import LOCK, LOG, beside_plan, entry_path, is_plan, job_of, plan_path
 from ags_fast.onelog.plan import read_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.policy import Policy
+    from ags_fast.onelog.draft import Plans, Work
     from ags_fast.onelog.entry import Entry, MasterVersion
-    from ags_fast.onelog.log import Log, Plans, Work
+    from ags_fast.onelog.log import Log
     from ags_fast.onelog.tables import Table
 
 AT_ONCE = 8  # plans that are read at the same time
@@ -68,13 +69,35 @@ def clean(log: Log, head: Entry | None = None) -> list[str]:
 
 
 def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[str]) -> list[str]:
-    kept = log.kept(head)
+    deleted: list[str] = []
+    for entry, candidates in outdated(log, head, log.kept(head), expired):
+        gone = [path for path in candidates if _may_go(path, plans)]
+        for path in gone:  # the tables after the files that they name
+            log.store.delete(path)
+        deleted += gone
+        if len(gone) == len(candidates):  # else a plan protects something: whoever comes next tries again
+            log.store.delete(entry_path(entry.number))
+            deleted.append(entry_path(entry.number))
+    return deleted
+
+
+def outdated(
+    log: Log, head: Entry, kept: Sequence[Entry], expired: Iterable[Entry]
+) -> Iterator[tuple[Entry, list[str]]]:
+    """Yield expired entries, and what each of them names that no kept version does.
+
+    Args:
+        log: The log.
+        head: The head, whose KEKs open everything.
+        kept: The versions that are kept.
+        expired: Entries. Those that are kept are left out.
+    """
     tables = {table.path: table for entry in kept for table in entry.files}
     named = set().union(*(entry.named() for entry in kept))
     files: dict[str, list[str]] = {}  # by table of a kept version
-    deleted: list[str] = []
+    first = min(entry.number for entry in kept)
     for entry in expired:
-        if entry.number >= head.first:
+        if entry.number >= first:
             continue
         own = {table.path for table in entry.files}
         candidates: list[str] = []
@@ -84,14 +107,7 @@ def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[st
             needed = {file for path in tables.keys() - own for file in files[path]}
             for table in lacking:
                 candidates += [file for file in _files(log, table, head) if file not in needed] + [table.path]
-        candidates += sorted(entry.named() - named - {table.path for table in entry.files})
-        gone = [path for path in candidates if _may_go(path, plans)]
-        for path in gone:  # the tables after the files that they name
-            log.store.delete(path)
-        deleted += gone
-        if len(gone) == len(candidates):  # else a plan protects something: whoever comes next tries again
-            log.store.delete(entry_path(entry.number))
-    return deleted
+        yield entry, candidates + sorted(entry.named() - named - {table.path for table in entry.files})
 
 
 def delete(log: Log, candidates: Collection[str]) -> list[str]:
@@ -199,13 +215,14 @@ def retention(log: Log, head: Entry, policy: Policy, *, changes: bool = True) ->
     return first_kept(policy, number, head.first, same, times, clock_ms())
 
 
-def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: int) -> list[str]:
+def expire(log: Log, job: Work, first: Callable[[Entry], int] | None, *, skip_grace: bool, now_ms: int) -> list[str]:
     """Expire versions, delete what they alone named, and let KEKs leave that nothing needs (rules 7 and 9).
 
     Args:
         log: The log.
-        job: An idle job, which makes the entries.
-        keep: How many of the newest versions stay; None: as the policy says.
+        job: An idle job, which makes the entry.
+        first: Takes the head, and returns the first version that stays. An error that it raises ends the work. None:
+            as the policy says.
         skip_grace: See `leaving`.
         now_ms: The time, in milliseconds since the epoch.
 
@@ -214,23 +231,29 @@ def expire(log: Log, job: Work, keep: int | None, *, skip_grace: bool, now_ms: i
     """
 
     def older(head: Entry, plans: Plans) -> Draft | None:
-        policy = head.policy if keep is None else head.policy.replace(keep=keep, keep_days=None)
-        number = retention(log, head, policy, changes=False)
+        number = retention(log, head, head.policy, changes=False) if first is None else first(head)
         return Draft("expire", first=number) if number > head.first else None
 
     def keks(head: Entry, plans: Plans) -> Draft | None:
         if not leaving(head.keys, (), (), True, now_ms):
             return None  # without a look at the kept versions
-        kept = log.kept(head)
-        ids = set().union(*(entry.key_ids() for entry in (*kept, *log.expired(head))))  # whoever cleans up reads tables
-        ids |= _wrapping(log, kept, head)
-        gone = leaving(head.keys, ids, reserved(log, plans, plans, head), skip_grace, now_ms)
-        return Draft("expire", keys=Keks.of(head.keys).changed(dict.fromkeys(gone))) if gone else None
+        expired = log.expired(head)  # whoever cleans up reads their tables
+        left = leaving_keks(log, head, [*log.kept(head), *expired], plans, skip_grace, now_ms)
+        return Draft("expire", keys=Keks.of(head.keys).changed(dict.fromkeys(left))) if left else None
 
     log.append(job, older)
     deleted = clean(log)
     log.append(Idle(), keks)
     return deleted
+
+
+def leaving_keks(
+    log: Log, head: Entry, needing: Iterable[Entry], plans: Plans, skip_grace: bool, now_ms: int
+) -> set[str]:
+    """Return the KEKs of the head that may leave, if these versions are all that need KEKs: see `leaving`."""
+    entries = list(needing)
+    ids = set[str]().union(*(entry.key_ids() for entry in entries)) | _wrapping(log, entries, head)
+    return leaving(head.keys, ids, reserved(log, plans, plans, head), skip_grace, now_ms)
 
 
 def reserved(log: Log, plan_ids: Collection[str], plans: Plans, head: Entry) -> Counter[str]:
@@ -259,12 +282,12 @@ def retire_master(log: Log, job: Work, version: MasterVersion) -> None:
     """
 
     def decide(head: Entry, plans: Plans) -> Draft | None:
-        _check_master(log, head, version)
+        check_master(log, head, version)
         return None if version in head.gone else Draft("retire-master", gone=(*head.gone, version))
 
     def check(head: Entry) -> None:
         log.settle(head)
-        _check_master(log, head, version)
+        check_master(log, head, version)
         if version not in head.gone:
             raise IntegrityError(
                 f"version {head.number} of {log.store.url} allows what an earlier version has forbidden"
@@ -274,18 +297,36 @@ def retire_master(log: Log, job: Work, version: MasterVersion) -> None:
     log.look(check)
 
 
-def _check_master(log: Log, head: Entry, version: MasterVersion) -> None:
+def check_master(log: Log, head: Entry, version: MasterVersion) -> None:
+    """Raise PolicyError if a KEK, or a data key of a kept version, is under a version of a master key, or may be."""
     under = [
         key.key_id for key in head.keys.values() if key.double_wrap and log.version_of(key) in _or_unknown(version)
     ]
-    singles = {key.key_id for key in head.keys.values() if not key.double_wrap and key.wrapping_key_id == version[0]}
-    if not under and singles:
-        under = sorted(singles & _wrapping(log, log.kept(head), head))
+    if not under:
+        by_kms: Counter[MasterVersion] = Counter()
+        singles = {key.key_id for key in head.keys.values() if not key.double_wrap}
+        for table in {table.path: table for entry in log.kept(head) for table in entry.files}.values():
+            if table.material or singles & log.tables.counted([table], log.envelope(head)).keys():
+                by_kms += wrapped_by_kms(log, table, head)
+        under = [f"one in {version[0]}" for one in _or_unknown(version) if by_kms[one]]
     if under:
         raise PolicyError(
             f"version {version[1]} of the master key {version[0]!r} still wraps {len(under)} keys, such as {under[0]}: "
             "rotate them first"
         )
+
+
+def wrapped_by_kms(log: Log, table: Table, head: Entry) -> Counter[MasterVersion]:
+    """Count the data keys in a table that versions of master keys wrap themselves, in single wrap and for key tools."""
+    counts: Counter[MasterVersion] = Counter()
+    for row in _rows(log, table, head):
+        for key_id, wrapped, _ in row.wraps(""):
+            if not (key := head.keys[key_id]).double_wrap:
+                counts[key.wrapping_key_id, log.kms.key_version(wrapped) or ""] += 1
+        for one in row.key_material or ():
+            told = log.kms.key_version(one["wrapped_dek"]) or one["master_version"] or ""
+            counts[one["wrapping_key_id"], told] += 1
+    return counts
 
 
 def _wrapping(log: Log, entries: Iterable[Entry], head: Entry) -> set[str]:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.keys.envelope import Envelope
-    from ags_fast.onelog.log import Entry, Log
+    from ags_fast.onelog.entry import Entry
+    from ags_fast.onelog.log import Log
     from ags_fast.onelog.tables import Table
 
 

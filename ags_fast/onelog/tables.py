@@ -2,8 +2,8 @@
 
 A table is an AGS1 stream. Its plaintext is pages of at most `PAGE_ROWS` rows, sorted by name, then the counts of its
 KEKs if they are many, and then the directory, which has the first name, the offset and the length of each page. A page
-is columns in msgpack, compressed by zlib, and so are the counts. The entry of the log that names a table has its length
-and its wrapped data key.
+is columns in msgpack; those that are not random are compressed by zlib, and so are the counts. The entry of the log
+that names a table has its length and its wrapped data key.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import secrets
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
@@ -19,28 +20,38 @@ import msgspec
 from msgspec import Meta
 
 from ags_fast.ags1 import AgsCodec, encrypted_length
-from ags_fast.dataset.entries import FileEntry, check_lengths, wrapped_by
-from ags_fast.dataset.names import check_path
+from ags_fast.dataset.entries import FileEntry, wrapped_by
 from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.keys.envelope import binding
+from ags_fast.onelog.columns import (
+    Count,
+    Names,
+    Rewrap,
+    check_rows,
+    columns_of,
+    decoded,
+    encoded,
+    inflated,
+    path_bytes,
+    text_of,
+    with_wraps,
+)
 from ags_fast.onelog.names import table_path
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from ags_fast.fs import Store
     from ags_fast.keys.envelope import Envelope
 
 PAGE_ROWS = 512
-PAGE_NBYTES = 64 << 20  # of a page, decompressed: more than 512 rows have
 TABLE_ROWS = 1 << 16  # a table with more is written as several
 BLOCK_NBYTES = 1 << 16
 CACHED = 256  # pages and directories in memory
 COUNTS = 8  # KEKs whose counts are in the reference of a table; those of more are in the table
 RATIO = 2  # a commit merges tables that have fewer rows than this many times what is written anyway
 
-Count = Annotated[int, Meta(ge=0)]
 Row = TypeVar("Row")
 Part = TypeVar("Part")
 Directory = list[tuple[bytes, Count, Count]]  # of each page the first name, the offset and the length in bytes
@@ -60,6 +71,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         key_id: The KEK that wraps the table's data key.
         wrapped: The table's data key, wrapped.
         keys: How many data keys of files each KEK wraps in it; None: the table says it, see `Tables.counted`.
+        material: Whether files of it have key material, which the KMS itself has wrapped.
     """
 
     path: str
@@ -72,142 +84,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_id: str
     wrapped: bytes
     keys: dict[str, Count] | None
-
-
-class _Page(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Rows in columns: see `FileEntry`. Names that repeat stand once in `names`."""
-
-    names: list[str]
-    path: list[bytes]
-    file: list[bytes]
-    format: list[int]
-    plain_length: list[Count]
-    file_length: list[Count]
-    block_size: list[Count]
-    key_id: list[int]
-    wrapped_dek: list[bytes]
-    column_keys: list[list[tuple[str, int, bytes]] | None]
-    aad_prefix: list[bytes]
-    job_id: list[int]
-    set_id: list[int | None]
-    part: list[int | None]
-    parts: list[int | None]
-    source: list[bytes]
-    stamp: list[str]
-    mode: list[int | None]
-    mtime_ns: list[int | None]
-    key_material: list[list[tuple[str, str, str | None, bytes]] | None]
-
-
-MATERIAL = ("column", "wrapping_key_id", "master_version", "wrapped_dek")
-
-
-def path_bytes(path: str) -> bytes:
-    """Return a path in bytes, by which tables are sorted."""
-    return path.encode("utf-8", "surrogateescape")
-
-
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "surrogateescape")
-
-
-def _encoded(rows: Sequence[FileEntry]) -> bytes:
-    """Return rows in columns."""
-    names: dict[str, int] = {}
-
-    def name(text: str) -> int:
-        return names.setdefault(text, len(names))
-
-    page = _Page(
-        [],
-        [path_bytes(row.path) for row in rows],
-        [path_bytes(row.file) for row in rows],
-        [name(row.format) for row in rows],
-        [row.plain_length for row in rows],
-        [row.file_length for row in rows],
-        [row.block_size for row in rows],
-        [name(row.key_id) for row in rows],
-        [row.wrapped_dek for row in rows],
-        [
-            None
-            if row.column_keys is None
-            else [(key["column"], name(key["key_id"]), key["wrapped_dek"]) for key in row.column_keys]
-            for row in rows
-        ],
-        [row.aad_prefix for row in rows],
-        [name(row.job_id) for row in rows],
-        [None if row.set_id is None else name(row.set_id) for row in rows],
-        [row.part for row in rows],
-        [row.parts for row in rows],
-        [path_bytes(row.source) for row in rows],
-        [row.stamp for row in rows],
-        [row.mode for row in rows],
-        [row.mtime_ns for row in rows],
-        [
-            None if row.key_material is None else [tuple(key[name] for name in MATERIAL) for key in row.key_material]
-            for row in rows
-        ],
-    )
-    page.names.extend(names)
-    return msgspec.msgpack.encode(page)
-
-
-def _decoded(data: bytes) -> list[FileEntry]:
-    """Return the rows that `_encoded` has put in columns."""
-    page = msgspec.msgpack.decode(data, type=_Page)
-    check_columns(msgspec.structs.astuple(page)[1:])
-    names = page.names
-    columns = [
-        None if keys is None else tuple({"column": c, "key_id": names[k], "wrapped_dek": w} for c, k, w in keys)
-        for keys in page.column_keys
-    ]
-    materials = [
-        None if material is None else tuple(dict(zip(MATERIAL, key, strict=True)) for key in material)
-        for material in page.key_material
-    ]
-    rows = list(
-        map(
-            FileEntry,
-            [_text(path) for path in page.path],
-            [_text(file) for file in page.file],
-            [names[i] for i in page.format],
-            page.plain_length,
-            page.file_length,
-            page.block_size,
-            [names[i] for i in page.key_id],
-            page.wrapped_dek,
-            columns,
-            page.aad_prefix,
-            [names[i] for i in page.job_id],
-            [None if i is None else names[i] for i in page.set_id],
-            page.part,
-            page.parts,
-            [_text(source) for source in page.source],
-            page.stamp,
-            page.mode,
-            page.mtime_ns,
-            materials,
-        )
-    )
-    check_rows(rows)
-    return rows
-
-
-def check_rows(rows: Sequence[FileEntry]) -> None:
-    """Raise PolicyError for a path that leads out of the dataset, IntegrityError for lengths that cannot be.
-
-    Who writes a table and who reads it check its rows alike, so that nobody writes what nobody can read.
-    """
-    for row in rows:
-        check_path(row.path)
-        check_path(row.file)
-    check_lengths(rows)
-
-
-def check_columns(columns: Iterable[Sequence[object]]) -> None:
-    """Raise ValueError if the columns of a page differ in length."""
-    if len({len(column) for column in columns}) > 1:
-        raise ValueError("its columns differ in length")
+    material: bool = False
 
 
 class SortedTables(Generic[Row]):
@@ -238,9 +115,9 @@ class SortedTables(Generic[Row]):
         """Return the rows that `encoded` has put in columns. ValueError, IndexError: there are none."""
         raise NotImplementedError
 
-    def counts(self, rows: Sequence[Row]) -> tuple[int, dict[str, int]]:
-        """Return `nbytes` and `keys` of a table with these rows."""
-        return 0, {}
+    def about(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return more fields of `Table` for a table with these rows."""
+        return {}
 
     def rows(self, table: Table, envelope: Envelope) -> list[Row]:
         """Return all rows of a table. FileNotFoundError: its object is missing."""
@@ -262,23 +139,31 @@ class SortedTables(Generic[Row]):
     # ---- one table
 
     def _write(self, rows: Sequence[Row], job_id: str, key_id: str, envelope: Envelope) -> Table:
+        starts = range(0, len(rows), PAGE_ROWS)
+        pages = [(self.name(rows[at]), self.encoded(rows[at : at + PAGE_ROWS])) for at in starts]
+        about = self.about(rows)
+        ends = {"first": pages[0][0], "last": self.name(rows[-1])}
+        table = self._store_pages(pages, about.pop("keys", {}), job_id, key_id, envelope)
+        if len(rows) <= PAGE_ROWS:
+            self._keep((table.path, -2), list(rows))  # the next commit may merge them
+        return msgspec.structs.replace(table, rows=len(rows), **ends, **about)
+
+    def _store_pages(
+        self, pages: Sequence[tuple[bytes, bytes]], keys: dict[str, int], job_id: str, key_id: str, envelope: Envelope
+    ) -> Table:
+        """Store a table of pages, each with its first name, and of counts. The caller says more of its rows."""
         data, directory = bytearray(), []
-        for at in range(0, len(rows), PAGE_ROWS):
-            page = zlib.compress(self.encoded(rows[at : at + PAGE_ROWS]), 1)
-            directory.append((self.name(rows[at]), len(data), len(page)))
+        for first, page in pages:
+            directory.append((first, len(data), len(page)))
             data += page
-        nbytes, keys = self.counts(rows)
         many = len(keys) > COUNTS
         data += zlib.compress(msgspec.msgpack.encode(keys), 1) if many else b""
         begin = len(data)
         data += msgspec.msgpack.encode(directory)
         path, key = table_path(job_id), secrets.token_bytes(32)
         wrapped = envelope.wrap(key_id, key, binding(self._dataset_id, "table", path))
-        self._store.create_exclusive(path, AgsCodec(key, block_size=BLOCK_NBYTES).encrypt(bytes(data)))
-        if len(rows) <= PAGE_ROWS:
-            self._keep((path, -2), list(rows))  # the next commit may merge them
-        ends = self.name(rows[0]), self.name(rows[-1])
-        return Table(path, len(data), begin, len(rows), *ends, nbytes, key_id, wrapped, None if many else keys)
+        self._store.create_exclusive(path, AgsCodec(key, block_size=BLOCK_NBYTES).encrypt(data))
+        return Table(path, len(data), begin, 1, b"", b"", 0, key_id, wrapped, None if many else keys)
 
     def _read(self, table: Table, envelope: Envelope, begin: int, size: int) -> bytes:
         key = envelope.unwrap(table.key_id, table.wrapped, binding(self._dataset_id, "table", table.path))
@@ -336,7 +221,7 @@ class SortedTables(Generic[Row]):
 
     def _unpacked(self, data: bytes, path: str) -> list[Row]:
         """Return the rows of a page. FormatError: it is none."""
-        return _inflated(data, self.decoded, path)
+        return _parsed(self.decoded, data, path)
 
     def _held(self, name: tuple[str, int]) -> Any:
         with self._lock:
@@ -361,15 +246,19 @@ class Tables(SortedTables[FileEntry]):
     def encoded(self, rows: Sequence[FileEntry]) -> bytes:
         """See `SortedTables.encoded`."""
         check_rows(rows)
-        return _encoded(rows)
+        return encoded(rows)
 
     def decoded(self, data: bytes) -> list[FileEntry]:
         """See `SortedTables.decoded`."""
-        return _decoded(data)
+        return decoded(data)
 
-    def counts(self, rows: Sequence[FileEntry]) -> tuple[int, dict[str, int]]:
-        """See `SortedTables.counts`."""
-        return sum(row.plain_length for row in rows), dict(wrapped_by(rows))
+    def about(self, rows: Sequence[FileEntry]) -> dict[str, Any]:
+        """See `SortedTables.about`."""
+        return {
+            "nbytes": sum(row.plain_length for row in rows),
+            "keys": dict(wrapped_by(rows)),
+            "material": any(row.key_material is not None for row in rows),
+        }
 
     def counted(self, tables: Iterable[Table], envelope: Envelope) -> Counter[str]:
         """Count the data keys of files that each KEK wraps in these tables. FileNotFoundError: one is missing."""
@@ -382,7 +271,7 @@ class Tables(SortedTables[FileEntry]):
         if (held := self._held((table.path, -3))) is None:
             _, last, length = self._directory(table, envelope)[-1]
             data = self._read(table, envelope, last + length, table.directory - last - length)
-            held = _inflated(data, msgspec.msgpack.Decoder(dict[str, Count]).decode, table.path)
+            held = _parsed(lambda data: msgspec.msgpack.decode(inflated(data), type=dict[str, Count]), data, table.path)
             self._keep((table.path, -3), held)
         return held  # type: ignore[no-any-return]
 
@@ -427,7 +316,7 @@ class Tables(SortedTables[FileEntry]):
         for table in tables:
             if begin <= table.last and table.first[: len(begin)] <= begin:
                 self._list_folder(table, begin, deep, envelope, folders, found)
-        return {_text(name) for name in folders}, found
+        return {text_of(name) for name in folders}, found
 
     def _list_folder(
         self, table: Table, begin: bytes, deep: bool, envelope: Envelope, folders: set[bytes], found: list[FileEntry]
@@ -447,6 +336,42 @@ class Tables(SortedTables[FileEntry]):
                     folders.add(path[len(begin) : end])
                     skip = path[:end] + b"0"  # the byte after "/": behind all that is in the inner folder
             at = max(at + 1, _page_of(directory, skip))
+
+    def with_wraps(
+        self,
+        table: Table,
+        moves: Mapping[str, str],
+        rewrap: Rewrap,
+        job_id: str,
+        key_id: str,
+        envelope: Envelope,
+        progress: Callable[[int], object] = lambda rows: None,
+    ) -> Table:
+        """Store a copy of a table with the data keys of some KEKs wrapped by others. No row is made of its columns.
+
+        Args:
+            table: The table.
+            moves: {KEK: the KEK that takes its place}.
+            rewrap: Wraps data keys again.
+            job_id: The job that writes the copy.
+            key_id: The KEK that wraps the copy's data key.
+            envelope: Has that KEK, and that of the table.
+            progress: Gets how many rows were done since the call before.
+        """
+        data = self._read(table, envelope, 0, table.length)
+        pages = []
+        for first, begin, length in _directory(table, data[table.directory :]):
+            page, names = _parsed(lambda data: columns_of(data, Names), data[begin : begin + length], table.path)
+            pages.append((first, with_wraps(page, names, moves, rewrap, self._dataset_id)))
+            progress(len(names.file))
+        counts: Counter[str] = Counter()
+        for old, count in self.counted([table], envelope).items():
+            counts[moves.get(old, old)] += count
+        made = self._store_pages(pages, dict(counts), job_id, key_id, envelope)
+        return msgspec.structs.replace(
+            table,
+            **{name: getattr(made, name) for name in ("path", "length", "directory", "key_id", "wrapped", "keys")},
+        )
 
     def replaced(
         self,
@@ -479,14 +404,10 @@ class Tables(SortedTables[FileEntry]):
         return (*left, *self.write([*kept, *add], job_id, key_id, envelope))
 
 
-def _inflated(data: bytes, decode: Callable[[bytes], Part], path: str) -> Part:
-    """Return a part of a table that was compressed. FormatError: it is none."""
-    inflate = zlib.decompressobj()
+def _parsed(parse: Callable[[bytes], Part], data: bytes, path: str) -> Part:
+    """Parse a part of a table. FormatError: it is malformed."""
     try:
-        plain = inflate.decompress(data, PAGE_NBYTES)
-        if inflate.unconsumed_tail or not inflate.eof or inflate.unused_data:
-            raise ValueError("it is too long, or cut")
-        return decode(plain)
+        return parse(data)
     except (zlib.error, msgspec.DecodeError, ValueError, IndexError) as error:
         raise FormatError(f"the table {path} is malformed: {error}") from None
 

@@ -17,12 +17,13 @@ from ags_fast.keys.kms import load_kms
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Wish
 from ags_fast.onelog.deks import with_new_keys
+from ags_fast.onelog.draft import Draft, Idle
 from ags_fast.onelog.entry import Entry
 from ags_fast.onelog.errors import ExpiredError, JobEndedError
 from ags_fast.onelog.job import Job
 from ags_fast.onelog.keks import Keks
 from ags_fast.onelog.keys import Rotation
-from ags_fast.onelog.log import Draft, Idle, Log
+from ags_fast.onelog.log import Log
 from ags_fast.onelog.plan import read_plan
 from ags_fast.onelog.snapshot import Snapshot
 from simulation import operations
@@ -208,7 +209,11 @@ def _compact(place: Place, me: str) -> None:
 
 def _expire(place: Place, me: str, *, skip_grace: bool = False) -> None:
     log = opened()
-    reach.expire(log, Idle(), None if place.keep else 1, skip_grace=skip_grace, now_ms=_now_ms())
+
+    def first(head: Entry) -> int:
+        return reach.retention(log, head, head.policy if place.keep else Policy(keep=1), changes=False)
+
+    reach.expire(log, Idle(), first, skip_grace=skip_grace, now_ms=_now_ms())
 
 
 def _sweep(place: Place, me: str) -> None:
