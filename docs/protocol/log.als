@@ -7,9 +7,8 @@ open util/ordering[Num] as number
    Every sig that a command does not mention has the scope 0: so each command says who takes part, and which rule is off. */
 
 sig Num {}                                      -- a number of the log
-abstract sig Path {}
-one sig X, Y extends Path {}
-abstract sig Job {}                             -- one wish, one commit
+abstract sig Path {} one sig X, Y extends Path {}
+abstract sig Job {}                             -- one wish, one commit; one process works on it, or more
 sig Put extends Job { at: one Path }            -- a new object at a path; with a new KEK: a rotation of the KEK
 sig Rename extends Job {}                       -- what is at X goes to Y
 sig Restore extends Job { version: one Num }    -- the files of a kept version come back
@@ -32,11 +31,9 @@ var sig log, flight, truth in Entry {}
 var sig objs, ever in Obj {}
 var sig plans, latePlans in Job {}
 var sig rows, oldWrap in Kek {}                 -- the external key store; new KEKs that were wrapped under the old version
-
-abstract sig Pc {}
+abstract sig Pc {}                              -- where a process is in its program
 one sig Start, Bare, Ready, Asked, Quit, Rows, D1, D2, D3, D4, Done extends Pc {}
-abstract sig Answer {}
-one sig Yes, No, Maybe extends Answer {}
+abstract sig Answer {} one sig Yes, No, Maybe extends Answer {}
 abstract sig Proc { var pc: one Pc, var made, seen: lone Entry, var told: lone Answer, var cand: set Obj, var saw: set Job }
 sig Writer extends Proc { job: one Job, newKek: lone Kek }  -- newKek: the KEK that this process, and no other, may make (rule 9)
 sig Expirer, Sweeper, Master extends Proc {}    -- Master turns the master key
@@ -140,14 +137,14 @@ pred decided[w: Writer, e: Entry] {             -- rule 3d: what the wish makes 
 pred next[e: Entry] { e not in log + flight + truth and e.num = head.num.next and gte[e.first, head.first] and lte[e.first, e.num] }
 pred idleEntry[e: Entry] { next[e] and no e.by and e.snap = head.snap }     -- it changes no file
 pred sameKeys[e: Entry] { e.keys = head.keys and e.old = head.old and (e in Gone iff head in Gone) }
-pred overIs[e: Entry, yes, no_: set Job] { e.committed = (head.committed & left) + yes and e.ended = (head.ended & left) + no_ }
+pred inOver[e: Entry, c, x: set Job] { e.committed = (head.committed & left) + c and e.ended = (head.ended & left) + x }
 pred commit[w: Writer, e: Entry] {              -- rule 3f: a create of head+1 is sent; it may raise `first`
   runs[w] and next[e] and decided[w, e] and e.by = w.job
   let mine = (e.snap[Path].kek & news[w]) - head.keys {
     e.keys = head.keys + mine and e.old = head.old + (mine & oldWrap) and (e in Gone iff head in Gone)
     head in Gone and no NoGoneCheck implies no mine & oldWrap
   }
-  overIs[e, no NoMark => w.job else none, none] and send[e] and to[w, Asked, e, none, w.cand, none, none]
+  inOver[e, no NoMark => w.job else none, none] and send[e] and to[w, Asked, e, none, w.cand, none, none]
 }
 pred believe[w: Writer] {                       -- only without Look: takes "created" for "committed"
   some NoLook and w.pc = Asked and w.made in log - flight and answer[w, Done, Yes]
@@ -157,11 +154,11 @@ pred giveUp[w: Writer] {                        -- rule 4: no answer, and the nu
   some NoUnknown => answer[w, Done, No] else answer[w, no NoGiveUp => Done else Quit, Maybe]
 }
 pred quit[w: Writer, e: Entry] {                -- rule 5: whoever gives up ends the job by an entry
-  runs[w] and no NoAbort and idleEntry[e] and sameKeys[e] and e.first = head.first and overIs[e, none, w.job] and send[e]
+  runs[w] and no NoAbort and idleEntry[e] and sameKeys[e] and e.first = head.first and inOver[e, none, w.job] and send[e]
   to[w, Asked, e, none, w.cand, none, none]
 }
 pred abort[w: Writer] { some NoAbort and runs[w] and not waits[w] and answer[w, Quit, No] }
-pred drop[w: Writer] {                          -- after its "no" a process deletes its objects
+pred drop[w: Writer] {                          -- after a "no" a process may delete its objects
   w.pc = Quit and world[flight, objs - owner.w, plans, rows] and aside and to[w, Done, w.made, w.told, w.cand, none, none]
 }
 pred finish[w: Writer] {                        -- its plan goes last
@@ -170,7 +167,7 @@ pred finish[w: Writer] {                        -- its plan goes last
 
 -- Steps of expiries and sweeps
 pred expire[p: Expirer, e: Entry] {             -- rule 7; KEKs may leave: rule 9
-  p.pc in Start + Asked + Done and idleEntry[e] and overIs[e, none, none] and (e in Gone iff head in Gone)
+  p.pc in Start + Asked + Done and idleEntry[e] and inOver[e, none, none] and (e in Gone iff head in Gone)
   e.keys in head.keys and e.old = head.old & e.keys and (gt[e.first, head.first] or e.keys != head.keys)
   (no NoKekKept => head + (log - below[e.first]) else head).snap[Path].kek in e.keys
   no NoDecide => world[flight + e, objs, plans, no NoExtOrder => rows else rows - (head.keys - e.keys)] else calm
@@ -192,10 +189,8 @@ pred sweep[p: Sweeper, e: Entry] {              -- rule 8: silent jobs go to `ov
   send[e] and to[p, Asked, e, none, none, plans, none]
 }
 pred bury[p: Sweeper] {                         -- plans of silent jobs that the head has in `over`
-  let dead = (some NoFence => plans else over[no NoPast => head else p.made]) {
-    p.pc in Start + Asked and plans' in plans and plans - plans' in dead
-    world[flight, objs, plans', rows] and aside and to[p, D1, p.made, none, none, none, none]
-  }
+  p.pc in Start + Asked and plans' in plans and plans - plans' in (some NoFence => plans else over[no NoPast => head else p.made])
+  world[flight, objs, plans', rows] and aside and to[p, D1, p.made, none, none, none, none]
 }
 -- Rule 6: candidates and plans, then the head with what its kept versions name, then delete
 fun found[p: Proc]: set Obj { p in Expirer => below[no NoDecide => head.first else p.made.first].snap[Path] & objs else objs }
@@ -208,8 +203,7 @@ pred read[p: Proc] {
   p.pc = D2 and calm
   let h = ((p in Expirer and some NoDecide) => p.made else no NoPlansThenHead => head else p.seen),
       k = (no NoCandidatesFirst => p.cand else found[p]) - spared[p, no NoPlansThenHead => p.saw else plans] {
-    no NoWhole + NoStrays => to[p, D4, p.made, none, k - (h + versions[h]).snap[Path], none, none]
-    else to[p, D3, p.made, none, k, none, h]
+    no NoWhole + NoStrays => to[p, D4, p.made, none, k - (h + versions[h]).snap[Path], none, none] else to[p, D3, p.made, none, k, none, h]
   }
 }
 pred reach[p: Proc] {                           -- only without Whole or Strays: the kept versions' entries are read later than the head
@@ -230,30 +224,27 @@ pred leave[p: Proc] {
 
 -- Steps of who turns the master key: rule 11
 pred turn[p: Master, e: Entry] {                -- an entry with all KEKs under the new version; then one that forbids the old one
-  p.pc in Start + Asked and idleEntry[e] and e.keys = head.keys and e.first = head.first and overIs[e, none, none]
+  p.pc in Start + Asked and idleEntry[e] and e.keys = head.keys and e.first = head.first and inOver[e, none, none]
   e in Gone => (no NoGoneEntry and e.old = head.old and (no NoUnder implies no head.old)) else (head not in Gone and no e.old and some head.old)
   send[e] and to[p, Asked, e, none, none, none, none]
 }
 pred destroy[p: Master] {                       -- Done: the old version is destroyed, as the head, read after the entry, allows it
   p.pc in Start + Asked and calm and to[p, Done, p.made, none, none, none, none]
-  some NoGoneHead => (p.made in Gone & log) else {
-    (no NoUnder implies no head.old) and (no NoGoneEntry implies head in Gone)
-  }
+  some NoGoneHead => p.made in Gone & log else (no NoUnder implies no head.old) and (no NoGoneEntry implies head in Gone)
 }
-
 pred writer[w: Writer] {
   (some o: Obj | begin[w, o] or bare[w, o] or resume[w, o] or again[w, o]) or begin[w, none] or resume[w, none] or beginLost[w]
   or peek[w] or hears[w] or (some e: Entry | commit[w, e] or quit[w, e]) or believe[w] or giveUp[w] or abort[w] or drop[w] or finish[w]
 }
-pred deleter[p: Proc] { list[p] or read[p] or reach[p] or delete[p] or leave[p] }
-pred step {
-  (some w: Writer | writer[w]) or (some p: Expirer | look[p] or unput[p] or deleter[p] or some e: Entry | expire[p, e])
-  or (some p: Sweeper | peekSweep[p] or bury[p] or deleter[p] or some e: Entry | sweep[p, e])
-  or (some p: Master | destroy[p] or some e: Entry | turn[p, e]) or (some e: flight | land[e]) or landPlan or tidy
-}
+pred writerStep { some w: Writer | writer[w] }
+pred deleterStep { some p: Expirer + Sweeper | list[p] or read[p] or reach[p] or delete[p] or leave[p] }
+pred expirerStep { some p: Expirer | look[p] or unput[p] or some e: Entry | expire[p, e] }
+pred sweeperStep { some p: Sweeper | peekSweep[p] or bury[p] or some e: Entry | sweep[p, e] }
+pred masterStep { some p: Master | destroy[p] or some e: Entry | turn[p, e] }
+pred storeStep { (some e: flight | land[e]) or landPlan or tidy }
+pred step { writerStep or deleterStep or expirerStep or sweeperStep or masterStep or storeStep }
 pred idle { calm and still[Proc] }
 fact { always (step or always idle) }
-
 pred begun {                                    -- at first: any log without jobs, an expiry perhaps in the midst of its deletions
   truth = Before and log in truth and some log and truth.num = { n: Num | lte[n, head.num] } and kept[head] in log.num
   all disj a, b: truth | a.num != b.num
@@ -285,7 +276,8 @@ pred c2 {
 pred c3 { (all w: Writer | w.told = No implies w.job not in truth.by) and (all j: Job | lone truth & by.j) }
 pred holds { begun implies always (c1 and c2 and c3) }
 
--- Why the claims hold: `inv` is true at first, and each step keeps it true. So the claims hold in runs of every length.
+-- Why the claims hold: `inv` is true at first, each step keeps `inv` true, and `inv` implies the claims. So the claims hold
+-- in runs of every length, of as many jobs, entries and processes as the scope has.
 fun born: set Job { (Writer - pc.Start).job }
 pred fine[e: Entry] {                           -- an entry on its way that would become the head
   gte[e.first, head.first] and lte[e.first, e.num] and did[e, head] and e.by in e.committed and e.by in plans - over[head]
@@ -320,25 +312,23 @@ pred inv {
     w.pc in Start + Ready + Asked + Quit + Done and w.cand in own[w.job] & ever
     w.pc in Ready + Asked implies w.job in born and (w.job in plans - head.ended implies w.cand in objs) and no w.told
     w.job not in truth.by implies ever.kek & w.newKek in rows
-    w.told = Yes implies w.job in truth.by
+    (w.told = Yes implies w.job in truth.by) and (w.pc = Quit implies w.told = No)
     w.told = No implies w.job not in truth.by and w.job in head.ended + (Job - plans)
-    w.pc = Quit implies w.told = No
     w.pc = Start implies no w.cand and no w.told and no w.made and no owner.w & ever
   }
   all p: Expirer + Sweeper {
-    p.pc in Start + Asked + Rows + D1 + D2 + D4 + Done and no p.told 
-    p.pc = Rows implies p in Expirer and some p.made and no (gone[p] - p.seen.keys) & head.keys
-    p.pc = Asked implies some p.made
-    p.pc in D2 + D4 implies p.cand in ever
+    p.pc in Start + Asked + Rows + D1 + D2 + D4 + Done and no p.told
+    p.pc = Rows implies p in Expirer and no (gone[p] - p.seen.keys) & head.keys
+    (p.pc in Asked + Rows implies some p.made) and (p.pc in D2 + D4 implies p.cand in ever)
     p.pc = D2 implies no (p.cand - own[p.saw]).owner.job & (plans + latePlans)
     p.pc = D4 implies no p.cand.owner.job & (plans + latePlans) and no p.cand & versions[head].snap[Path]
   }
   all p: Master | p.pc in Start + Asked + Done and (p.pc = Done implies head in Gone)
 }
-
-pred alone {                                    -- all have stopped but one sweep, to which every job is silent
-  no latePlans and Sweeper.pc in Start and always { storeStep or sweeperStep or deleterStep or idle }
-  always { still[Writer + Expirer + Master] and (plans' = plans or no plans') and (Sweeper.pc != D1 and Sweeper.pc' = D1 implies no plans') }
+pred alone {                                    -- C4: all have stopped but one sweep, to which every job is silent
+  no flight + latePlans and Sweeper.pc in Start and always {
+    (storeStep or sweeperStep or deleterStep or idle) and still[Writer + Expirer + Master] and (Sweeper.pc in Start + Asked and Sweeper.pc' = D1 implies no plans')
+  }
 }
 pred swept { objs = versions[head].snap[Path] and no plans and no below[head.first] }
 
@@ -346,27 +336,20 @@ pred swept { objs = versions[head].snap[Path] and no plans and no below[head.fir
 -- With all rules: C1 to C3 by induction, C4 for one sweep that runs alone from any state that `inv` allows
 check first { begun implies inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 1..1 steps expect 0
 check claims { inv implies c1 and c2 and c3 } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 1..1 steps expect 0
-pred storeStep { (some e: flight | land[e]) or landPlan or tidy }
 check store { inv and storeStep implies after inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
-pred deleterStep { some p: Expirer + Sweeper | deleter[p] }
 check deleter { inv and deleterStep implies after inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 2..2 steps expect 0
-pred expirerStep { some p: Expirer | look[p] or unput[p] or some e: Entry | expire[p, e] }
 check expirer { inv and expirerStep implies after inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 2..2 steps expect 0
-pred sweeperStep { some p: Sweeper | bury[p] or some e: Entry | sweep[p, e] }
 check sweeper { inv and sweeperStep implies after inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 2..2 steps expect 0
-pred masterStep { some p: Master | destroy[p] or some e: Entry | turn[p, e] }
 check master { inv and masterStep implies after inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Master, 2..2 steps expect 0
-pred writerStep { some w: Writer | writer[w] }
 check writer { inv and writerStep implies after inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
-check every { always (idle or storeStep or deleterStep or expirerStep or sweeperStep or masterStep or writerStep) } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
-check c4 { inv and no flight and alone implies always (some Sweeper.pc & Done implies swept) } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 2 Proc, 1 Writer, exactly 1 Sweeper, 9..9 steps expect 0
+check c4 { inv and alone implies always (some Sweeper.pc & Done implies swept) } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 2 Proc, 1 Writer, exactly 1 Sweeper, 9..9 steps expect 0
 check large_store { inv and storeStep implies after inv } for 0 but 4 Num, 5 Entry, 4 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 5 Proc, 3 Writer, 2 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
 check large_deleter { inv and deleterStep implies after inv } for 0 but 4 Num, 5 Entry, 4 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 5 Proc, 3 Writer, 2 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
 check large_expirer { inv and expirerStep implies after inv } for 0 but 4 Num, 5 Entry, 4 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 5 Proc, 3 Writer, 2 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
 check large_sweeper { inv and sweeperStep implies after inv } for 0 but 4 Num, 5 Entry, 4 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 5 Proc, 3 Writer, 2 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
 check large_master { inv and masterStep implies after inv } for 0 but 4 Num, 5 Entry, 4 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 5 Proc, 3 Writer, 2 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
 check large_writer { inv and writerStep implies after inv } for 0 but 4 Num, 5 Entry, 4 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 5 Proc, 3 Writer, 2 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
-check large_c4 { inv and no flight and alone implies always (some Sweeper.pc & Done implies swept) } for 0 but 4 Num, 4 Entry, 4 Obj, 2 Job, 1 Put, 1 Rename, 3 Proc, 2 Writer, exactly 1 Sweeper, 10..10 steps expect 0
+check large_c4 { inv and alone implies always (some Sweeper.pc & Done implies swept) } for 0 but 4 Num, 4 Entry, 4 Obj, 2 Job, 1 Put, 1 Rename, 3 Proc, 2 Writer, exactly 1 Sweeper, 10..10 steps expect 0
 -- That each thing can happen
 run commits_after_expiry { begun and eventually (some w: Writer | w.told = Yes and some head.snap[Path] and no below[head.first] and some truth - log) } for 0 but 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 8..8 steps expect 1
 run lands_in_the_past { begun and eventually (some e: log - truth | e.by in Put) } for 0 but 3 Num, 4 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 9..9 steps expect 1
@@ -381,15 +364,15 @@ run wraps_again { begun and eventually (some w: Writer | w.told = Yes and some o
 -- Without one rule: a counterexample each
 check no_names { holds } for 0 but exactly 1 NoNames, 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 8..8 steps expect 1
 check no_plan_first { holds } for 0 but exactly 1 NoPlanFirst, 2 Num, 2 Entry, 2 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 9..9 steps expect 1
-check no_plan_once { holds } for 0 but exactly 1 NoPlanOnce, 4 Num, 4 Entry, 2 Obj, 2 Job, 2 Rename, exactly 2 Writer, exactly 1 Sweeper, 3 Proc, 11..11 steps expect 1
+check no_plan_once { holds } for 0 but exactly 1 NoPlanOnce, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 10..10 steps expect 1
 check no_over_check { holds } for 0 but exactly 1 NoOverCheck, 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Put, exactly 1 Writer, 1 Proc, 6..6 steps expect 1
-check no_plan_check { holds } for 0 but exactly 1 NoPlanCheck, 4 Num, 4 Entry, 2 Obj, 2 Job, 2 Put, exactly 2 Writer, exactly 1 Sweeper, 3 Proc, 10..10 steps expect 1
-check no_plan_after { holds } for 0 but exactly 1 NoPlanAfter, 4 Num, 4 Entry, 2 Obj, 2 Job, 2 Put, exactly 2 Writer, exactly 1 Sweeper, 3 Proc, 11..11 steps expect 1
+check no_plan_check { holds } for 0 but exactly 1 NoPlanCheck, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 9..9 steps expect 1
+check no_plan_after { holds } for 0 but exactly 1 NoPlanAfter, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 11..11 steps expect 1
 check no_keks { holds } for 0 but exactly 1 NoKeks, 3 Num, 3 Entry, 2 Obj, 2 Kek, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 6..6 steps expect 1
 check no_kept { holds } for 0 but exactly 1 NoKept, 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 7..7 steps expect 1
 check no_anew { holds } for 0 but exactly 1 NoAnew, 3 Num, 4 Entry, 2 Obj, 2 Job, 1 Put, 1 Rename, exactly 2 Writer, 2 Proc, 8..8 steps expect 1
 check no_mark { holds } for 0 but exactly 1 NoMark, 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Put, exactly 1 Writer, 1 Proc, 6..6 steps expect 1
-check no_drop { holds } for 0 but exactly 1 NoDrop, 4 Num, 4 Entry, 2 Obj, 2 Job, 2 Put, exactly 2 Writer, 2 Proc, 9..9 steps expect 1
+check no_drop { holds } for 0 but exactly 1 NoDrop, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 8..8 steps expect 1
 check no_look { holds } for 0 but exactly 1 NoLook, 3 Num, 4 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 10..10 steps expect 1
 check no_unknown { holds } for 0 but exactly 1 NoUnknown, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, 1 Proc, 5..5 steps expect 1
 check no_give_up { holds } for 0 but exactly 1 NoGiveUp, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, 1 Proc, 6..6 steps expect 1
@@ -403,7 +386,7 @@ check no_trim { holds } for 0 but exactly 1 NoTrim, 2 Num, 2 Entry, 1 Obj, exact
 check no_decide { holds } for 0 but exactly 1 NoDecide, 3 Num, 3 Entry, 1 Obj, exactly 1 Expirer, 1 Proc, 5..5 steps expect 1
 check no_fence { holds } for 0 but exactly 1 NoFence, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 8..8 steps expect 1
 check no_past { holds } for 0 but exactly 1 NoPast, 4 Num, 5 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 15..15 steps expect 1
-check no_relook { holds } for 0 but exactly 1 NoRelook, 4 Num, 4 Entry, 0 Obj, 2 Job, 2 Rename, exactly 3 Writer, exactly 1 Sweeper, 4 Proc, 14..14 steps expect 1
+check no_relook { holds } for 0 but exactly 1 NoRelook, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 2 Writer, exactly 1 Expirer, exactly 1 Sweeper, 4 Proc, 13..13 steps expect 1
 check no_kek_kept { holds } for 0 but exactly 1 NoKekKept, 3 Num, 3 Entry, 1 Obj, 2 Kek, exactly 1 Expirer, 1 Proc, 4..4 steps expect 1
 check no_kek_own { holds } for 0 but exactly 1 NoKekOwn, 3 Num, 3 Entry, 1 Obj, 1 Kek, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 9..9 steps expect 1
 check no_ext_put { holds } for 0 but exactly 1 NoExtPut, 2 Num, 2 Entry, 1 Obj, 1 Kek, 1 Job, 1 Put, exactly 1 Writer, 1 Proc, 4..4 steps expect 1
