@@ -23,7 +23,7 @@ sig Before in Entry {}                          -- what the log has been before 
 
 /* Rules that a variant leaves out: `exactly 1 NoNames` in the scope of a command. */
 sig NoNames, NoPlanFirst, NoPlanOnce, NoOverCheck, NoPlanCheck, NoPlanAfter, NoKeks, NoKept, NoAnew, NoMark, NoDrop, NoLook,
-  NoUnknown, NoGiveUp, NoAbort, NoCandidatesFirst, NoPlansThenHead, NoWhole, NoStrays, NoHasPlan, NoExpiryPlans, NoTrim, NoDecide,
+  NoUnknown, NoGiveUp, NoAbort, NoCandidatesFirst, NoPlansThenHead, NoWhole, NoStrays, NoHasPlan, NoKeptNames, NoExpiryPlans, NoTrim, NoDecide,
   NoFence, NoPast, NoRelook, NoKekKept, NoKekOwn, NoExtPut, NoExtOrder, NoExtHead, NoUnder, NoGoneCheck, NoGoneEntry, NoGoneHead {}
 
 /* The store. `flight`: creates that were sent; they land later, or never. `truth`: what the log was, for the claims only. */
@@ -203,7 +203,7 @@ pred read[p: Proc] {
   p.pc = D2 and calm
   let h = ((p in Expirer and some NoDecide) => p.made else no NoPlansThenHead => head else p.seen),
       k = (no NoCandidatesFirst => p.cand else found[p]) - spared[p, no NoPlansThenHead => p.saw else plans] {
-    no NoWhole + NoStrays => to[p, D4, p.made, none, k - (h + versions[h]).snap[Path], none, none] else to[p, D3, p.made, none, k, none, h]
+    no NoWhole + NoStrays => to[p, D4, p.made, none, k - (no NoKeptNames => h + versions[h] else h).snap[Path], none, none] else to[p, D3, p.made, none, k, none, h]
   }
 }
 pred reach[p: Proc] {                           -- only without Whole or Strays: the kept versions' entries are read later than the head
@@ -367,7 +367,6 @@ check no_plan_first { holds } for 0 but exactly 1 NoPlanFirst, 2 Num, 2 Entry, 2
 check no_plan_once { holds } for 0 but exactly 1 NoPlanOnce, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 10..10 steps expect 1
 check no_over_check { holds } for 0 but exactly 1 NoOverCheck, 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Put, exactly 1 Writer, 1 Proc, 6..6 steps expect 1
 check no_plan_check { holds } for 0 but exactly 1 NoPlanCheck, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 9..9 steps expect 1
-check no_plan_after { holds } for 0 but exactly 1 NoPlanAfter, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 11..11 steps expect 1
 check no_keks { holds } for 0 but exactly 1 NoKeks, 3 Num, 3 Entry, 2 Obj, 2 Kek, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 6..6 steps expect 1
 check no_kept { holds } for 0 but exactly 1 NoKept, 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 7..7 steps expect 1
 check no_anew { holds } for 0 but exactly 1 NoAnew, 3 Num, 4 Entry, 2 Obj, 2 Job, 1 Put, 1 Rename, exactly 2 Writer, 2 Proc, 8..8 steps expect 1
@@ -381,19 +380,21 @@ check no_candidates_first { holds } for 0 but exactly 1 NoCandidatesFirst, 2 Num
 check no_plans_then_head { holds } for 0 but exactly 1 NoPlansThenHead, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 10..10 steps expect 1
 check no_whole { holds } for 0 but exactly 1 NoWhole, 4 Num, 4 Entry, 2 Obj, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 10..10 steps expect 1
 check no_has_plan { holds } for 0 but exactly 1 NoHasPlan, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 8..8 steps expect 1
-check no_expiry_plans { holds } for 0 but exactly 1 NoExpiryPlans, 4 Num, 5 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 14..14 steps expect 1
+check no_kept_names { holds } for 0 but exactly 1 NoKeptNames, 2 Num, 2 Entry, 1 Obj, exactly 1 Sweeper, 1 Proc, 5..5 steps expect 1
 check no_trim { holds } for 0 but exactly 1 NoTrim, 2 Num, 2 Entry, 1 Obj, exactly 1 Expirer, 1 Proc, 3..3 steps expect 1
 check no_decide { holds } for 0 but exactly 1 NoDecide, 3 Num, 3 Entry, 1 Obj, exactly 1 Expirer, 1 Proc, 5..5 steps expect 1
 check no_fence { holds } for 0 but exactly 1 NoFence, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 8..8 steps expect 1
-check no_past { holds } for 0 but exactly 1 NoPast, 4 Num, 5 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 15..15 steps expect 1
-check no_relook { holds } for 0 but exactly 1 NoRelook, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 2 Writer, exactly 1 Expirer, exactly 1 Sweeper, 4 Proc, 13..13 steps expect 1
 check no_kek_kept { holds } for 0 but exactly 1 NoKekKept, 3 Num, 3 Entry, 1 Obj, 2 Kek, exactly 1 Expirer, 1 Proc, 4..4 steps expect 1
 check no_kek_own { holds } for 0 but exactly 1 NoKekOwn, 3 Num, 3 Entry, 1 Obj, 1 Kek, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 9..9 steps expect 1
 check no_ext_put { holds } for 0 but exactly 1 NoExtPut, 2 Num, 2 Entry, 1 Obj, 1 Kek, 1 Job, 1 Put, exactly 1 Writer, 1 Proc, 4..4 steps expect 1
 check no_ext_order { holds } for 0 but exactly 1 NoExtOrder, 2 Num, 2 Entry, 1 Obj, 1 Kek, exactly 1 Expirer, 1 Proc, 3..3 steps expect 1
-check no_ext_head { holds } for 0 but exactly 1 NoExtHead, 3 Num, 4 Entry, 1 Obj, 2 Kek, exactly 2 Expirer, 2 Proc, 9..9 steps expect 1
+check no_ext_head { holds } for 0 but exactly 1 NoExtHead, 3 Num, 4 Entry, 0 Obj, 1 Kek, exactly 2 Expirer, 2 Proc, 10..10 steps expect 1
 check no_gone_check { holds } for 0 but exactly 1 NoGoneCheck, 3 Num, 3 Entry, 1 Obj, 2 Kek, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Master, 2 Proc, 7..7 steps expect 1
 check no_gone_entry { holds } for 0 but exactly 1 NoGoneEntry, 2 Num, 2 Entry, 1 Obj, 2 Kek, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Master, 2 Proc, 6..6 steps expect 1
 check no_under { holds } for 0 but exactly 1 NoUnder, 2 Num, 2 Entry, 1 Obj, 2 Kek, exactly 1 Master, 1 Proc, 4..4 steps expect 1
 check no_gone_head { holds } for 0 but exactly 1 NoGoneHead, 3 Num, 4 Entry, 1 Obj, 1 Kek, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, exactly 1 Master, 3 Proc, 10..10 steps expect 1
+check large_no_plan_after { holds } for 0 but exactly 1 NoPlanAfter, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 11..11 steps expect 1
+check large_no_expiry_plans { holds } for 0 but exactly 1 NoExpiryPlans, 4 Num, 5 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 14..14 steps expect 1
+check large_no_past { holds } for 0 but exactly 1 NoPast, 4 Num, 5 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 15..15 steps expect 1
+check large_no_relook { holds } for 0 but exactly 1 NoRelook, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 2 Writer, exactly 1 Expirer, exactly 1 Sweeper, 4 Proc, 13..13 steps expect 1
 check large_no_strays { holds } for 0 but exactly 1 NoStrays, 4 Num, 6 Entry, 3 Obj, 3 Job, 2 Put, 1 Restore, exactly 3 Writer, exactly 1 Expirer, exactly 1 Sweeper, 5 Proc, 17..17 steps expect 1
