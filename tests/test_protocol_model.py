@@ -1,6 +1,6 @@
 """The formal model of the log, docs/protocol/log.als: Alloy must end each command as the command expects.
 
-    python tests/test_protocol_model.py NAME ...    # some commands; * stands for any letters
+python tests/test_protocol_model.py NAME ...    # some commands; * stands for any letters
 """
 
 from __future__ import annotations

@@ -276,8 +276,7 @@ pred c2 {
 pred c3 { (all w: Writer | w.told = No implies w.job not in truth.by) and (all j: Job | lone truth & by.j) }
 pred holds { begun implies always (c1 and c2 and c3) }
 
--- Why the claims hold: `inv` is true at first, each step keeps `inv` true, and `inv` implies the claims. So the claims hold
--- in runs of every length, of as many jobs, entries and processes as the scope has.
+-- Why the claims hold in runs of every length: `inv` is true at first, each step keeps it true, and it implies the claims.
 fun born: set Job { (Writer - pc.Start).job }
 pred fine[e: Entry] {                           -- an entry on its way that would become the head
   gte[e.first, head.first] and lte[e.first, e.num] and did[e, head] and e.by in e.committed and e.by in plans - over[head]
@@ -319,7 +318,7 @@ pred inv {
   all p: Expirer + Sweeper {
     p.pc in Start + Asked + Rows + D1 + D2 + D4 + Done and no p.told
     p.pc = Rows implies p in Expirer and no (gone[p] - p.seen.keys) & head.keys
-    (p.pc in Asked + Rows implies some p.made) and (p.pc in D2 + D4 implies p.cand in ever)
+    (p.pc in Asked + Rows implies some p.made.num.prev & truth.num) and (p.pc in D2 + D4 implies p.cand in ever)
     p.pc = D2 implies no (p.cand - own[p.saw]).owner.job & (plans + latePlans)
     p.pc = D4 implies no p.cand.owner.job & (plans + latePlans) and no p.cand & versions[head].snap[Path]
   }
@@ -334,22 +333,23 @@ pred swept { objs = versions[head].snap[Path] and no plans and no below[head.fir
 
 -- Commands
 -- With all rules: C1 to C3 by induction, C4 for one sweep that runs alone from any state that `inv` allows
-check first { begun implies inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 1..1 steps expect 0
-check claims { inv implies c1 and c2 and c3 } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 1..1 steps expect 0
-check store { inv and storeStep implies after inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
-check deleter { inv and deleterStep implies after inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 2..2 steps expect 0
-check expirer { inv and expirerStep implies after inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 2..2 steps expect 0
-check sweeper { inv and sweeperStep implies after inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 2..2 steps expect 0
-check master { inv and masterStep implies after inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Master, 2..2 steps expect 0
-check writer { inv and writerStep implies after inv } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 3 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
-check c4 { inv and alone implies always (some Sweeper.pc & Done implies swept) } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 2 Proc, 1 Writer, exactly 1 Sweeper, 9..9 steps expect 0
-check large_store { inv and storeStep implies after inv } for 0 but 4 Num, 5 Entry, 4 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 5 Proc, 3 Writer, 2 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
-check large_deleter { inv and deleterStep implies after inv } for 0 but 4 Num, 5 Entry, 4 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 5 Proc, 3 Writer, 2 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
-check large_expirer { inv and expirerStep implies after inv } for 0 but 4 Num, 5 Entry, 4 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 5 Proc, 3 Writer, 2 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
-check large_sweeper { inv and sweeperStep implies after inv } for 0 but 4 Num, 5 Entry, 4 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 5 Proc, 3 Writer, 2 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
-check large_master { inv and masterStep implies after inv } for 0 but 4 Num, 5 Entry, 4 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 5 Proc, 3 Writer, 2 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
-check large_writer { inv and writerStep implies after inv } for 0 but 4 Num, 5 Entry, 4 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 5 Proc, 3 Writer, 2 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
-check large_c4 { inv and alone implies always (some Sweeper.pc & Done implies swept) } for 0 but 4 Num, 4 Entry, 4 Obj, 2 Job, 1 Put, 1 Rename, 3 Proc, 2 Writer, exactly 1 Sweeper, 10..10 steps expect 0
+check first { begun implies inv } for 0 but 3 Num, 3 Entry, 2 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 2 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 1..1 steps expect 0
+check claims { inv implies c1 and c2 and c3 } for 0 but 3 Num, 3 Entry, 2 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 2 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 1..1 steps expect 0
+check store { inv and storeStep implies after inv } for 0 but 3 Num, 3 Entry, 2 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 2 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
+check deleter { inv and deleterStep implies after inv } for 0 but 3 Num, 3 Entry, 2 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 2 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
+check expirer { inv and expirerStep implies after inv } for 0 but 3 Num, 3 Entry, 2 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 2 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
+check sweeper { inv and sweeperStep implies after inv } for 0 but 3 Num, 3 Entry, 2 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 2 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
+check master { inv and masterStep implies after inv } for 0 but 3 Num, 3 Entry, 2 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 2 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
+check writer { inv and writerStep implies after inv } for 0 but 3 Num, 3 Entry, 2 Obj, 2 Job, 1 Put, 1 Rename, 1 Restore, 1 Kek, 2 Proc, 2 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
+check c4 { inv and alone implies always (some Sweeper.pc & Done implies swept) } for 0 but 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Put, 2 Proc, 1 Writer, exactly 1 Sweeper, 9..9 steps expect 0
+check large_claims { inv implies c1 and c2 and c3 } for 0 but 4 Num, 4 Entry, 3 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 3 Writer, 1 Expirer, 1 Sweeper, 1 Master, 1..1 steps expect 0
+check large_store { inv and storeStep implies after inv } for 0 but 4 Num, 4 Entry, 3 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 3 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
+check large_deleter { inv and deleterStep implies after inv } for 0 but 4 Num, 4 Entry, 3 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 3 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
+check large_expirer { inv and expirerStep implies after inv } for 0 but 4 Num, 4 Entry, 3 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 3 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
+check large_sweeper { inv and sweeperStep implies after inv } for 0 but 4 Num, 4 Entry, 3 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 3 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
+check large_master { inv and masterStep implies after inv } for 0 but 4 Num, 4 Entry, 3 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 3 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
+check large_writer { inv and writerStep implies after inv } for 0 but 4 Num, 4 Entry, 3 Obj, 3 Job, 2 Put, 1 Rename, 1 Restore, 2 Kek, 3 Proc, 3 Writer, 1 Expirer, 1 Sweeper, 1 Master, 2..2 steps expect 0
+check large_c4 { inv and alone implies always (some Sweeper.pc & Done implies swept) } for 0 but 3 Num, 3 Entry, 3 Obj, 2 Job, 1 Put, 1 Rename, 2 Proc, 1 Writer, exactly 1 Sweeper, 9..9 steps expect 0
 -- That each thing can happen
 run commits_after_expiry { begun and eventually (some w: Writer | w.told = Yes and some head.snap[Path] and no below[head.first] and some truth - log) } for 0 but 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 8..8 steps expect 1
 run lands_in_the_past { begun and eventually (some e: log - truth | e.by in Put) } for 0 but 3 Num, 4 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 9..9 steps expect 1
@@ -364,21 +364,17 @@ run wraps_again { begun and eventually (some w: Writer | w.told = Yes and some o
 -- Without one rule: a counterexample each
 check no_names { holds } for 0 but exactly 1 NoNames, 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 8..8 steps expect 1
 check no_plan_first { holds } for 0 but exactly 1 NoPlanFirst, 2 Num, 2 Entry, 2 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 9..9 steps expect 1
-check no_plan_once { holds } for 0 but exactly 1 NoPlanOnce, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 10..10 steps expect 1
 check no_over_check { holds } for 0 but exactly 1 NoOverCheck, 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Put, exactly 1 Writer, 1 Proc, 6..6 steps expect 1
-check no_plan_check { holds } for 0 but exactly 1 NoPlanCheck, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 9..9 steps expect 1
 check no_keks { holds } for 0 but exactly 1 NoKeks, 3 Num, 3 Entry, 2 Obj, 2 Kek, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 6..6 steps expect 1
 check no_kept { holds } for 0 but exactly 1 NoKept, 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 7..7 steps expect 1
 check no_anew { holds } for 0 but exactly 1 NoAnew, 3 Num, 4 Entry, 2 Obj, 2 Job, 1 Put, 1 Rename, exactly 2 Writer, 2 Proc, 8..8 steps expect 1
 check no_mark { holds } for 0 but exactly 1 NoMark, 3 Num, 3 Entry, 2 Obj, 1 Job, 1 Put, exactly 1 Writer, 1 Proc, 6..6 steps expect 1
-check no_drop { holds } for 0 but exactly 1 NoDrop, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 8..8 steps expect 1
 check no_look { holds } for 0 but exactly 1 NoLook, 3 Num, 4 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 10..10 steps expect 1
 check no_unknown { holds } for 0 but exactly 1 NoUnknown, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, 1 Proc, 5..5 steps expect 1
 check no_give_up { holds } for 0 but exactly 1 NoGiveUp, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, 1 Proc, 6..6 steps expect 1
 check no_abort { holds } for 0 but exactly 1 NoAbort, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 2 Writer, 2 Proc, 6..6 steps expect 1
 check no_candidates_first { holds } for 0 but exactly 1 NoCandidatesFirst, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 8..8 steps expect 1
 check no_plans_then_head { holds } for 0 but exactly 1 NoPlansThenHead, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 10..10 steps expect 1
-check no_whole { holds } for 0 but exactly 1 NoWhole, 4 Num, 4 Entry, 2 Obj, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 10..10 steps expect 1
 check no_has_plan { holds } for 0 but exactly 1 NoHasPlan, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 8..8 steps expect 1
 check no_kept_names { holds } for 0 but exactly 1 NoKeptNames, 2 Num, 2 Entry, 1 Obj, exactly 1 Sweeper, 1 Proc, 5..5 steps expect 1
 check no_trim { holds } for 0 but exactly 1 NoTrim, 2 Num, 2 Entry, 1 Obj, exactly 1 Expirer, 1 Proc, 3..3 steps expect 1
@@ -388,11 +384,15 @@ check no_kek_kept { holds } for 0 but exactly 1 NoKekKept, 3 Num, 3 Entry, 1 Obj
 check no_kek_own { holds } for 0 but exactly 1 NoKekOwn, 3 Num, 3 Entry, 1 Obj, 1 Kek, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 9..9 steps expect 1
 check no_ext_put { holds } for 0 but exactly 1 NoExtPut, 2 Num, 2 Entry, 1 Obj, 1 Kek, 1 Job, 1 Put, exactly 1 Writer, 1 Proc, 4..4 steps expect 1
 check no_ext_order { holds } for 0 but exactly 1 NoExtOrder, 2 Num, 2 Entry, 1 Obj, 1 Kek, exactly 1 Expirer, 1 Proc, 3..3 steps expect 1
-check no_ext_head { holds } for 0 but exactly 1 NoExtHead, 3 Num, 4 Entry, 0 Obj, 1 Kek, exactly 2 Expirer, 2 Proc, 10..10 steps expect 1
 check no_gone_check { holds } for 0 but exactly 1 NoGoneCheck, 3 Num, 3 Entry, 1 Obj, 2 Kek, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Master, 2 Proc, 7..7 steps expect 1
 check no_gone_entry { holds } for 0 but exactly 1 NoGoneEntry, 2 Num, 2 Entry, 1 Obj, 2 Kek, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Master, 2 Proc, 6..6 steps expect 1
 check no_under { holds } for 0 but exactly 1 NoUnder, 2 Num, 2 Entry, 1 Obj, 2 Kek, exactly 1 Master, 1 Proc, 4..4 steps expect 1
 check no_gone_head { holds } for 0 but exactly 1 NoGoneHead, 3 Num, 4 Entry, 1 Obj, 1 Kek, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, exactly 1 Master, 3 Proc, 10..10 steps expect 1
+check large_no_plan_once { holds } for 0 but exactly 1 NoPlanOnce, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 10..10 steps expect 1
+check large_no_plan_check { holds } for 0 but exactly 1 NoPlanCheck, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 9..9 steps expect 1
+check large_no_drop { holds } for 0 but exactly 1 NoDrop, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 8..8 steps expect 1
+check large_no_whole { holds } for 0 but exactly 1 NoWhole, 4 Num, 4 Entry, 2 Obj, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 10..10 steps expect 1
+check large_no_ext_head { holds } for 0 but exactly 1 NoExtHead, 3 Num, 4 Entry, 0 Obj, 1 Kek, exactly 2 Expirer, 2 Proc, 10..10 steps expect 1
 check large_no_plan_after { holds } for 0 but exactly 1 NoPlanAfter, 4 Num, 4 Entry, 0 Obj, 1 Kek, 1 Job, 1 Restore, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 11..11 steps expect 1
 check large_no_expiry_plans { holds } for 0 but exactly 1 NoExpiryPlans, 4 Num, 5 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, 2 Proc, 14..14 steps expect 1
 check large_no_past { holds } for 0 but exactly 1 NoPast, 4 Num, 5 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 15..15 steps expect 1
