@@ -53,7 +53,9 @@ def outcomes(names: list[str]) -> dict[str, bool]:
                 if not line.startswith("c "):  # of the solver
                     print(f"{time.monotonic() - begun:7.1f} s  {line}", end="", flush=True)
         # The solver writes between Alloy's words. The receipt has a solution for each command that has a trace.
-        done = json.loads(Path(folder, "receipt.json").read_text())["commands"]
+        receipt = Path(folder, "receipt.json")
+        assert receipt.exists(), "Alloy could not read the model"
+        done = json.loads(receipt.read_text())["commands"]
         found = {name: "solution" in command for name, command in done.items()}
     assert found.keys() == set(names)
     # Alloy fails if a command has not ended as it expects, and if it could not run one.
@@ -70,7 +72,8 @@ def check(names: list[str]) -> None:
 def test_each_rule_has_a_variant_and_is_on_the_page() -> None:
     """A variant leaves out one rule: `NoNames` is off in `no_names`, and the page says what is lost."""
     text = MODEL.read_text()
-    declared = re.findall(r"\bNo[A-Z]\w+", re.search(r"^sig (No\w+,[^{]*)\{\}", text, re.MULTILINE)[1])
+    (rules,) = re.findall(r"^sig (No\w+,[^{]*)\{\}", text, re.MULTILINE)
+    declared = re.findall(r"\bNo[A-Z]\w+", rules)
     variants = re.findall(r"^check (\w+) \{ holds \} for 0 but exactly 1 (No\w+), .* expect 1$", text, re.MULTILINE)
     snake = {name: re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower() for name in declared}
     assert sorted(off for _, off in variants) == sorted(declared)
