@@ -111,6 +111,11 @@ def avro_jar() -> Path:
     return next(_fetched("iceberg-jars", "iceberg-jars.txt").glob("spark-avro_*.jar"))
 
 
+def alloy_jar() -> Path:
+    """Alloy, which checks the model of the log."""
+    return next(_fetched("alloy-jars", "alloy-jars.txt").glob("*.jar"))
+
+
 def rest_jars() -> list[Path]:
     """Iceberg's core and its tests, with what they need beside `spark_jars`: for a server of the REST catalog."""
     return sorted(set(_fetched("iceberg-jars", "iceberg-jars.txt").glob("*.jar")) - {runtime_jar(), avro_jar()})

@@ -1,7 +1,7 @@
 """The log of a dataset: numbered entries, of which the highest one, the head, says what is true.
 
 An entry is created exclusively, which is the one compare-and-swap of a dataset. What an entry does not change it has
-from its parent. Rules are numbered as in docs/protocol.
+from its parent. Rules are numbered as in docs/protocol.md, which says why each is needed.
 """
 
 from __future__ import annotations
