@@ -111,88 +111,6 @@ def _text(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
-def _encoded(rows: Sequence[FileEntry]) -> bytes:
-    """Return rows in columns."""
-    names: dict[str, int] = {}
-
-    def name(text: str) -> int:
-        return names.setdefault(text, len(names))
-
-    page = _Page(
-        [],
-        [path_bytes(row.path) for row in rows],
-        [path_bytes(row.file) for row in rows],
-        [name(row.format) for row in rows],
-        [row.plain_length for row in rows],
-        [row.file_length for row in rows],
-        [row.block_size for row in rows],
-        [name(row.key_id) for row in rows],
-        [row.wrapped_dek for row in rows],
-        [
-            None
-            if row.column_keys is None
-            else [(key["column"], name(key["key_id"]), key["wrapped_dek"]) for key in row.column_keys]
-            for row in rows
-        ],
-        [row.aad_prefix for row in rows],
-        [name(row.job_id) for row in rows],
-        [None if row.set_id is None else name(row.set_id) for row in rows],
-        [row.part for row in rows],
-        [row.parts for row in rows],
-        [path_bytes(row.source) for row in rows],
-        [row.stamp for row in rows],
-        [row.mode for row in rows],
-        [row.mtime_ns for row in rows],
-        [
-            None if row.key_material is None else [tuple(key[name] for name in MATERIAL) for key in row.key_material]
-            for row in rows
-        ],
-    )
-    page.names.extend(names)
-    return msgspec.msgpack.encode(page)
-
-
-def _decoded(data: bytes) -> list[FileEntry]:
-    """Return the rows that `_encoded` has put in columns."""
-    page = msgspec.msgpack.decode(data, type=_Page)
-    check_columns(msgspec.structs.astuple(page)[1:])
-    names = page.names
-    columns = [
-        None if keys is None else tuple({"column": c, "key_id": names[k], "wrapped_dek": w} for c, k, w in keys)
-        for keys in page.column_keys
-    ]
-    materials = [
-        None if material is None else tuple(dict(zip(MATERIAL, key, strict=True)) for key in material)
-        for material in page.key_material
-    ]
-    rows = list(
-        map(
-            FileEntry,
-            [check_path(_text(path)) for path in page.path],
-            [check_path(_text(file)) for file in page.file],
-            [names[i] for i in page.format],
-            page.plain_length,
-            page.file_length,
-            page.block_size,
-            [names[i] for i in page.key_id],
-            page.wrapped_dek,
-            columns,
-            page.aad_prefix,
-            [names[i] for i in page.job_id],
-            [None if i is None else names[i] for i in page.set_id],
-            page.part,
-            page.parts,
-            [_text(source) for source in page.source],
-            page.stamp,
-            page.mode,
-            page.mtime_ns,
-            materials,
-        )
-    )
-    check_lengths(rows)
-    return rows
-
-
 def check_columns(columns: Iterable[Sequence[object]]) -> None:
     """Raise ValueError if the columns of a page differ in length."""
     if len({len(column) for column in columns}) > 1:
@@ -345,11 +263,85 @@ class Tables(SortedTables[FileEntry]):
 
     def encoded(self, rows: Sequence[FileEntry]) -> bytes:
         """See `SortedTables.encoded`."""
-        return _encoded(rows)
+        names: dict[str, int] = {}
+
+        def name(text: str) -> int:
+            return names.setdefault(text, len(names))
+
+        page = _Page(
+            [],
+            [path_bytes(row.path) for row in rows],
+            [path_bytes(row.file) for row in rows],
+            [name(row.format) for row in rows],
+            [row.plain_length for row in rows],
+            [row.file_length for row in rows],
+            [row.block_size for row in rows],
+            [name(row.key_id) for row in rows],
+            [row.wrapped_dek for row in rows],
+            [
+                None
+                if row.column_keys is None
+                else [(key["column"], name(key["key_id"]), key["wrapped_dek"]) for key in row.column_keys]
+                for row in rows
+            ],
+            [row.aad_prefix for row in rows],
+            [name(row.job_id) for row in rows],
+            [None if row.set_id is None else name(row.set_id) for row in rows],
+            [row.part for row in rows],
+            [row.parts for row in rows],
+            [path_bytes(row.source) for row in rows],
+            [row.stamp for row in rows],
+            [row.mode for row in rows],
+            [row.mtime_ns for row in rows],
+            [
+                None
+                if row.key_material is None
+                else [tuple(key[name] for name in MATERIAL) for key in row.key_material]
+                for row in rows
+            ],
+        )
+        page.names.extend(names)
+        return msgspec.msgpack.encode(page)
 
     def decoded(self, data: bytes) -> list[FileEntry]:
         """See `SortedTables.decoded`."""
-        return _decoded(data)
+        page = msgspec.msgpack.decode(data, type=_Page)
+        check_columns(msgspec.structs.astuple(page)[1:])
+        names = page.names
+        columns = [
+            None if keys is None else tuple({"column": c, "key_id": names[k], "wrapped_dek": w} for c, k, w in keys)
+            for keys in page.column_keys
+        ]
+        materials = [
+            None if material is None else tuple(dict(zip(MATERIAL, key, strict=True)) for key in material)
+            for material in page.key_material
+        ]
+        rows = list(
+            map(
+                FileEntry,
+                [check_path(_text(path)) for path in page.path],
+                [check_path(_text(file)) for file in page.file],
+                [names[i] for i in page.format],
+                page.plain_length,
+                page.file_length,
+                page.block_size,
+                [names[i] for i in page.key_id],
+                page.wrapped_dek,
+                columns,
+                page.aad_prefix,
+                [names[i] for i in page.job_id],
+                [None if i is None else names[i] for i in page.set_id],
+                page.part,
+                page.parts,
+                [_text(source) for source in page.source],
+                page.stamp,
+                page.mode,
+                page.mtime_ns,
+                materials,
+            )
+        )
+        check_lengths(rows)
+        return rows
 
     def counts(self, rows: Sequence[FileEntry]) -> tuple[int, dict[str, int]]:
         """See `SortedTables.counts`."""
