@@ -26,8 +26,8 @@ class Policy:
     Attributes:
         kek_scope: Which files have their data keys wrapped by one KEK: all files of the ``"dataset"``, of a
             ``"partition"`` (the folder that a file is in), of a ``"day"`` (UTC, when the job began), of a ``"writer"``
-            (a process), or N files of a job with ``"files:N"``, such as ``"files:10000"``. Manifests and documents have
-            the dataset's own KEK. In single wrap there are no KEKs to share.
+            (a process), or N files of a job with ``"files:N"``. Manifests and documents have the dataset's own KEK. In
+            single wrap there are no KEKs to share.
         kek_lifetime_days: Days after which a KEK wraps nothing more; the next job makes a new one.
         kek_uses: How many data keys jobs may wrap by one KEK: less than 2**32 (NIST SP 800-38D), minus some for
             documents of jobs and retries. A rotation may move more to a new KEK, so that it can replace any KEK.
@@ -66,8 +66,9 @@ class Policy:
 
         Args:
             paths: Of the files.
-            job_id: The id of the job, which is the writer if none is given.
+            job_id: The id of the job.
             now_ms: The time, in milliseconds since the epoch.
+            writer: The process; None: the job.
         """
         if self.kek_scope == "partition":
             return [f"partition:{path.rpartition('/')[0]}" for path in paths]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import ItemsView, Mapping, ValuesView
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,16 +30,10 @@ if TYPE_CHECKING:
 
 INLINE = 32  # KEKs with a scope, and KEKs that left, that an entry holds itself before a job writes a table of them
 
-Columns = tuple[
-    list[str],
-    list[str],
-    list[bytes | None],
-    list[str],
-    list[Count],
-    list[Count],
-    list[dict[str, str]],
-    list[dict[str, Any]],
-]  # the fields of `KeyEntry`; a KEK that left has no wrapping key
+Texts = list[str]
+Counts = list[Count]
+Columns = tuple[Texts, Texts, list[bytes | None], Texts, Counts, Counts, list[dict[str, str]], list[dict[str, Any]]]
+# The columns are the fields of `KeyEntry`. A KEK that left has no wrapping key:
 LEFT: tuple[Any, ...] = ("", None, "", 0, 0, {}, {})
 
 
@@ -120,7 +114,7 @@ class KeyTables(SortedTables[_Row]):
 
 
 class Keks(Mapping[str, KeyEntry]):
-    """KEKs by id. It never changes, and reads a table when a KEK of it is asked for.
+    """KEKs by id. It never changes, and reads a table when a KEK of it is asked for, or all to yield all KEKs.
 
     Raises FileNotFoundError when a table is missing: the entry was expired, or the storage is damaged.
 
@@ -159,6 +153,8 @@ class Keks(Mapping[str, KeyEntry]):
         return Envelope(self.place.kms, dict(self.inline))
 
     def __getitem__(self, key_id: str) -> KeyEntry:
+        if self._all is not None:
+            return self._all[key_id]
         if (key := self.inline.get(key_id)) is None and self.tables and key_id not in self.left:
             key = self.place.find(self, key_id)
         if key is None:
@@ -170,14 +166,6 @@ class Keks(Mapping[str, KeyEntry]):
 
     def __len__(self) -> int:
         return len(self._merged())
-
-    def items(self) -> ItemsView[str, KeyEntry]:
-        """Return the ids and the KEKs. It reads all tables."""
-        return self._merged().items()
-
-    def values(self) -> ValuesView[KeyEntry]:
-        """Return the KEKs. It reads all tables."""
-        return self._merged().values()
 
     def _merged(self) -> dict[str, KeyEntry]:
         if self._all is None:
