@@ -75,10 +75,8 @@ class Policy:
             return [f"partition:{path.rpartition('/')[0]}" for path in paths]
         if self.kek_scope == "day":
             return [f"day:{datetime.fromtimestamp(now_ms / 1000, UTC):%Y-%m-%d}"] * len(paths)
-        if self.kek_scope == "writer":
-            return [f"writer:{writer or job_id}"] * len(paths)
-        if self.kek_scope == "dataset":
-            return [None] * len(paths)
+        if self.kek_scope in ("dataset", "writer"):
+            return [None if self.kek_scope == "dataset" else f"writer:{writer or job_id}"] * len(paths)
         count = int(self.kek_scope.partition(":")[2])
         return [f"files:{job_id}/{n // count}" for n in range(len(paths))]
 

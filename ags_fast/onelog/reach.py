@@ -83,6 +83,7 @@ def _clean(log: Log, head: Entry, expired: Iterable[Entry], plans: Collection[st
         deleted += gone
         if len(gone) == len(candidates):  # else a plan protects something: whoever comes next tries again
             log.store.delete(entry_path(entry.number))
+            deleted.append(entry_path(entry.number))
     return deleted
 
 
