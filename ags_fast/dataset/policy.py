@@ -26,8 +26,7 @@ class Policy:
     Attributes:
         kek_scope: Which files have their data keys wrapped by one KEK: all files of the ``"dataset"``, of a
             ``"partition"`` (the folder that a file is in), of a ``"day"`` (UTC, when the job began), of a ``"writer"``
-            (a process), or N files of a job with ``"files:N"``. Manifests and documents have the dataset's own KEK. In
-            single wrap there are no KEKs to share.
+            (a process), or N files of a job with ``"files:N"``. Manifests and documents have the dataset's own KEK.
         kek_lifetime_days: Days after which a KEK wraps nothing more; the next job makes a new one.
         kek_uses: How many data keys jobs may wrap by one KEK: less than 2**32 (NIST SP 800-38D), minus some for
             documents of jobs and retries. A rotation may move more to a new KEK, so that it can replace any KEK.
@@ -74,10 +73,8 @@ class Policy:
             return [f"partition:{path.rpartition('/')[0]}" for path in paths]
         if self.kek_scope == "day":
             return [f"day:{datetime.fromtimestamp(now_ms / 1000, UTC):%Y-%m-%d}"] * len(paths)
-        if self.kek_scope == "writer":
-            return [f"writer:{writer or job_id}"] * len(paths)
-        if self.kek_scope == "dataset":
-            return [None] * len(paths)
+        if self.kek_scope in ("dataset", "writer"):
+            return [None if self.kek_scope == "dataset" else f"writer:{writer or job_id}"] * len(paths)
         count = int(self.kek_scope.partition(":")[2])
         return [f"files:{job_id}/{n // count}" for n in range(len(paths))]
 

@@ -84,7 +84,8 @@ class Access:
         head = log.head()
         if self.min_version is not None and head.number < self.min_version:
             raise PolicyError(
-                f"the newest version of {self.store.url} is {head.number}, which is older than {self.min_version}: "
+                f"the newest version of {self.store.url} is {head.number}, which is older than "
+                f"min_version={self.min_version}: "
                 "somebody may have put an older copy in its place"
             )
         return Snapshot(log, head if self.version is None else log.entry(self.version, head))

@@ -285,7 +285,16 @@ def _list(source: Store, choice: Choice) -> tuple[list[Entry], list[Row]]:
         warnings.warn(
             f"no file of {source.url} is encrypted: all of them are left out ({shown_counts(counts)})", stacklevel=4
         )
-    return listed, [Row(source.full_path(path), None, "skipped", kind, reason) for path, kind, reason in left_out]
+    return listed, [_left_out(source, *each) for each in left_out]
+
+
+def _left_out(source: Store, path: str, kind: str, reason: str) -> Row:
+    if kind == "HiddenFile":
+        try:
+            check_path(path)
+        except PolicyError as error:  # "." in a name of an object store is no folder that is hidden
+            return Row(source.full_path(path), None, "failed", "PolicyError", describe(error))
+    return Row(source.full_path(path), None, "skipped", kind, reason)
 
 
 def _opened(wish: _Encryption, access: Access) -> Snapshot | None:

@@ -100,6 +100,7 @@ class Job:
         self._given_up = False
         self._named: set[str] = set()  # files that the commit has added
         self._parts: list[str] = []  # objects that have the planned files
+        self._lists_all = False  # whether this process knows no object of the job
         self._of_tasks: list[str] = []  # further plans of other processes that the next entry ends
         self._lock: Any = None
         self._over = threading.Event()
@@ -185,7 +186,7 @@ class Job:
         if number == ENDED:
             return None
         job = cls(log, "", job_id, head)
-        job.has_tasks, job.keys.plans = True, [job_id]
+        job.keys.plans, job._lists_all = [job_id], True
         job._beside = {LOCK, ALIVE, LEFT}
         job._note_tasks(head, log.plans())
         log.settle(head)
@@ -359,7 +360,7 @@ class Job:
         self.release()
         with suppress(OSError, AgsError):
             left = self.made
-            if self.has_tasks and not self.known_plans.issuperset(self._of_tasks):
+            if self._lists_all or (self.has_tasks and not self.known_plans.issuperset(self._of_tasks)):
                 left = self._of_job()
             self._delete_plans(head)
             self.cleaned += reach.clean(self.log, head)
