@@ -105,6 +105,9 @@ class Envelope:
 
     def subset(self, key_ids: Iterable[str]) -> Envelope:
         """Return an envelope with only these KEKs, for places where others are not needed."""
+        key_ids = [*key_ids]
+        if (fetch := getattr(self.entries, "fetch", None)) is not None:
+            fetch(key_ids)
         chosen = {key_id: self._entry(key_id) for key_id in key_ids}
         kms = self.kms if self._properties is None else self._properties
         return Envelope(kms, chosen, self._proven, self._kek_lengths)

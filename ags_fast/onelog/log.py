@@ -13,7 +13,8 @@ import random
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -23,10 +24,11 @@ from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import AgsError, ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.chain import Pin
-from ags_fast.keys.entry import MASTER_VERSION, KeyEntry, seals_documents
+from ags_fast.keys.entry import MASTER_VERSION, ROW, KeyEntry, UnknownKeyError, seals_documents
 from ags_fast.keys.envelope import Envelope
 from ags_fast.keys.kms import KmsClient, as_kms
-from ags_fast.onelog.errors import Again, ExpiredError, JobEndedError, UnknownOutcomeError
+from ags_fast.onelog.errors import Again, ExpiredError, JobEndedError, LeftKeyError, UnknownOutcomeError
+from ags_fast.onelog.keystores import KeyResolver, Wraps
 from ags_fast.onelog.names import (
     FURTHER,
     LEFT,
@@ -39,7 +41,7 @@ from ags_fast.onelog.names import (
     is_plan,
     last_in_folder,
 )
-from ags_fast.onelog.sealed import Document, decoded, seal
+from ags_fast.onelog.sealed import Body, Document, decoded, seal
 from ags_fast.onelog.tables import Count, Table, Tables, check_unique
 
 if TYPE_CHECKING:
@@ -170,6 +172,7 @@ class Sign(NamedTuple):
 
 
 Plans = Mapping[str, Sign]  # by the ids of plans
+Made = TypeVar("Made")
 
 
 class Draft(NamedTuple):
@@ -228,10 +231,19 @@ class Log:
         store: The folder of the dataset.
         kms: A client, or its properties.
         pin: The head must descend from this entry, or be it.
+        key_store: What has the wrapped KEKs; None: the log itself.
     """
 
-    def __init__(self, store: Store, kms: KmsClient | Mapping[str, str], *, pin: Pin | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        kms: KmsClient | Mapping[str, str],
+        *,
+        pin: Pin | None = None,
+        key_store: KeyResolver | None = None,
+    ) -> None:
         self.store = store
+        self.wraps = Wraps(key_store)
         self.kms = as_kms(kms)
         self._pin = pin
         self._head: Entry | None = None
@@ -251,17 +263,38 @@ class Log:
     def envelope(self, head: Entry, own: Mapping[str, KeyEntry] | None = None) -> Envelope:
         """Return what wraps and unwraps under the KEKs of a head, and under a job's own new ones."""
         if own:
-            return Envelope(self.kms.for_dataset(head.dataset_id), {**head.keys, **own})
+            return self._holding(head.dataset_id, {**head.keys, **own})
         if self._envelope is None or self._envelope[0] != head.digest:
-            self._envelope = head.digest, Envelope(self.kms.for_dataset(head.dataset_id), head.keys)
+            self._envelope = head.digest, self._holding(head.dataset_id, head.keys)
         return self._envelope[1]
+
+    def _holding(self, dataset_id: str, keys: Mapping[str, KeyEntry]) -> Envelope:
+        return Envelope(self.kms.for_dataset(dataset_id), self.wraps.entries(dataset_id, keys, self.whole))
+
+    def whole(self, dataset_id: str, key: KeyEntry) -> KeyEntry:
+        """Return a KEK with its wrap: as it was wrapped last, if its row has left the key store (rule 12)."""
+        while True:
+            try:
+                return self.wraps.whole(dataset_id, key)
+            except UnknownKeyError as error:
+                newest = self.head().keys.get(key.key_id)
+                if newest is None:
+                    raise LeftKeyError(str(error)) from None
+                if newest.properties.get(ROW) == key.properties[ROW]:
+                    raise
+                key = key.replace(wrapping_key_id=newest.wrapping_key_id, properties=newest.properties)
 
     def known(self, entry: Entry) -> Entry:
         """Return the newest head that was read, at least this entry."""
         return entry if self._head is None or self._head.number < entry.number else self._head
 
     def version_of(self, key: KeyEntry) -> MasterVersion:
-        """Return the master key that wraps a KEK, and its version; "" if nobody tells the version."""
+        """Return the master key that wraps a KEK, and its version; "" if nobody tells the version.
+
+        Raises:
+            KeyAccessError: The key store does not show the KEK.
+        """
+        key = self.wraps.whole((self._head or self.head()).dataset_id, key)
         told = self.kms.key_version(key.wrapped) if key.wrapped is not None else None
         return key.wrapping_key_id, told or key.properties.get(MASTER_VERSION, "")
 
@@ -282,7 +315,12 @@ class Log:
             if self._created is not None and number == self._created.number:
                 entry = self._created  # nor was what this process has created, if nothing is above
             else:
-                entry = self._read(number)
+                try:
+                    entry = self._read(number)
+                except KeyAccessError:
+                    if self._highest() == number:
+                        raise
+                    continue  # its sealer was wrapped again since
                 # A low number can be removed, and created again by a process that slept. The highest number cannot.
                 if entry is None or self._highest() != number:
                     continue
@@ -425,17 +463,15 @@ class Log:
         """
         path = entry_path(number)
         try:
-            data = self.store.read_small(path, ENTRY_NBYTES)
-        except FileNotFoundError:
+            return self.opened(self.store.read_small(path, ENTRY_NBYTES), number, keys)
+        except FileNotFoundError:  # also LeftKeyError
             return None
-        return self.opened(data, number, keys)
 
     def opened(self, data: bytes, number: int, keys: Mapping[str, KeyEntry] | None = None) -> Entry:
         """Return the entry in these bytes, after all checks."""
         path = entry_path(number)
         document = Document.parse(data, path)
-        sealer = (keys or {}).get(document.header.sealer.key_id)
-        entry = document.opened(self.kms, Entry, sealer)
+        entry = self.unsealed(document, Entry, keys)
         known = self._head.dataset_id if self._head else document.header.dataset_id
         if (entry.number, entry.dataset_id, entry.digest) != (number, known, "") or known != document.header.dataset_id:
             raise IntegrityError(f"{path} is an entry of another place")
@@ -447,6 +483,13 @@ class Log:
             raise FormatError(f"{path} names keys that it does not have")
         check_unique(entry.files)
         return msgspec.structs.replace(entry, digest=hashlib.sha256(data).hexdigest())
+
+    def unsealed(self, document: Document, kind: type[Body], keys: Mapping[str, KeyEntry] | None) -> Body:
+        """Return the body of a document. keys: the KEKs of the head; None: the document may be the head."""
+        header = document.header
+        sealer = (keys or {}).get(header.sealer.key_id, header.sealer)
+        whole = self.wraps.whole if keys is None else self.whole
+        return document.opened(self.kms, kind, whole(header.dataset_id, sealer))
 
     def _check_follows(self, entry: Entry) -> None:
         """Check that an entry is the pinned one and the one read before, or descends from them."""
@@ -470,7 +513,9 @@ class Log:
         with suppress(FileNotFoundError):
             self.head()
             raise FileExistsError(f"there is a dataset at {self.store.url}")
-        path, (data, made) = entry_path(1), self._sealed(entry)
+        keys = {key_id: self.wraps.named(key, entry.job_id) for key_id, key in entry.keys.items()}
+        path, (data, made) = entry_path(1), self._sealed(msgspec.structs.replace(entry, keys=keys))
+        self.wraps.put(entry.dataset_id, keys.values())
         self.store.create_exclusive(path, data)
         try:
             self.store.create_exclusive(path, b"created twice")
@@ -501,6 +546,7 @@ class Log:
             UnknownOutcomeError: The entry may be there, now or later.
             ConcurrentChangeError: Others came first 200 times, in some ten minutes.
         """
+        self.wraps.check_writable()
         tries = _Tries(self.store.url, job.id)
         tried: dict[int, Entry] = {}
         while True:
@@ -520,7 +566,7 @@ class Log:
                 draft = self._decided(decide, head, plans)  # (d) and (e)
                 if draft is None:
                     return head, head
-                data, entry = self._sealed(self._next(head, draft, job, plans))
+                data, entry = self._decided(partial(self._next_sealed, draft, job), head, plans)
                 self.settle(head)
                 tries.number = entry.number
                 tried[entry.number] = entry
@@ -540,16 +586,21 @@ class Log:
             entry = self._read(number, head.keys)
         return entry or head
 
-    def _decided(self, decide: Callable[[Entry, Plans], Draft | None], head: Entry, plans: Plans) -> Draft | None:
+    def _decided(self, decide: Callable[[Entry, Plans], Made], head: Entry, plans: Plans) -> Made:
         """Return what `decide` wants. `Again`: what it has read is gone, and so is the head."""
         try:
             return decide(head, plans)
         except ExpiredError:
             raise
-        except FileNotFoundError as error:
+        except (FileNotFoundError, KeyAccessError) as error:
             if self.head().digest != head.digest:
                 raise Again from None
+            if isinstance(error, KeyAccessError):
+                raise
             raise IntegrityError(f"{error.filename or error} is missing, but the dataset names it") from None
+
+    def _next_sealed(self, draft: Draft, job: Work, head: Entry, plans: Plans) -> tuple[bytes, Entry]:
+        return self._sealed(self._next(head, draft, job, plans))
 
     def _next(self, head: Entry, draft: Draft, job: Work, plans: Collection[str]) -> Entry:
         """Return the entry after the head."""
@@ -594,7 +645,7 @@ class Log:
 
     def _sealed(self, entry: Entry) -> tuple[bytes, Entry]:
         """Return the bytes of an entry, and the entry as the function that reads use has accepted it."""
-        envelope = Envelope(self.kms.for_dataset(entry.dataset_id), entry.keys)
+        envelope = self._holding(entry.dataset_id, entry.keys)
         data = seal(envelope, entry.keys[entry.sealer], entry.dataset_id, entry_path(entry.number), entry)
         if len(data) > ENTRY_NBYTES:
             raise PolicyError(f"the next entry of {self.store.url} would have {len(data)} bytes: divide the dataset")

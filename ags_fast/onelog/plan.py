@@ -87,7 +87,7 @@ def read_plan(log: Log, job_id: str, head: Entry, of: str | None = None) -> Plan
     except FileNotFoundError:
         return None
     document = Document.parse(data, path)
-    return document.opened(log.kms, Plan, head.keys.get(document.header.sealer.key_id))
+    return log.unsealed(document, Plan, head.keys)
 
 
 def store_files(log: Log, job_id: str, rows: Sequence[FileEntry], head: Entry, envelope: Envelope) -> None:
@@ -104,7 +104,7 @@ def read_files(log: Log, job_id: str, head: Entry, envelope: Envelope) -> list[F
     for listed in sorted(log.store.list(beside_plan(job_id, PART)), key=lambda listed: listed.path):
         try:
             document = Document.parse(log.store.read_small(listed.path, PLAN_NBYTES), listed.path)
-            part = document.opened(log.kms, Part, head.keys.get(document.header.sealer.key_id))
+            part = log.unsealed(document, Part, head.keys)
             found += [row for table in part.tables for row in log.tables.rows(table, envelope)]
         except (FileNotFoundError, IntegrityError, KeyAccessError):
             continue

@@ -11,7 +11,6 @@ from ags_fast.dataset.files.contents import Contents, format_of
 from ags_fast.dataset.keks import Want
 from ags_fast.dataset.names import object_name
 from ags_fast.dataset.policy import Policy
-from ags_fast.keys.kek import rewrap_kek
 from ags_fast.keys.kms import load_kms
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Wish
@@ -19,7 +18,9 @@ from ags_fast.onelog.deks import with_new_keys
 from ags_fast.onelog.errors import ExpiredError, JobEndedError
 from ags_fast.onelog.job import Job
 from ags_fast.onelog.keys import Rotation
-from ags_fast.onelog.log import Draft, Entry, Idle, Log, Plans
+from ags_fast.onelog.keystores import open_key_store, rows_of
+from ags_fast.onelog.log import Draft, Entry, Idle, Log
+from ags_fast.onelog.masters import rewrap_keks
 from ags_fast.onelog.plan import read_plan
 from ags_fast.onelog.snapshot import Snapshot
 from simulation import operations
@@ -30,23 +31,24 @@ from simulation.store import SimStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ags_fast.keys.entry import KeyEntry
-
 
 MAIN = Want("master")
+here = Place()  # of the operation that this process does
 
 
 def opened() -> Log:
     """Return the log of the dataset."""
-    return Log(SimStore(ROOT), load_kms(PROPERTIES))
+    return Log(SimStore(ROOT), load_kms(PROPERTIES), key_store=open_key_store(here.key_store))
 
 
 def make(place: Place) -> None:
     """Make a dataset whose version `OLD` has files."""
+    global here
+    here = place
     for key_id in operations.MASTERS:
         SimStore.door.ask("turn", key_id)
     log = opened()
-    dataset_id = secrets.token_hex(8)
+    dataset_id = log.wraps.dataset_id or secrets.token_hex(8)
     kek = Want("master").new_kek(log.kms.for_dataset(dataset_id))
     log.create(Entry.first_of(dataset_id, kek, Policy(place.scope)))
     write(FIRST)
@@ -161,21 +163,7 @@ def _rotate(rotation: Rotation) -> None:
 
 def _turn(place: Place, me: str) -> None:
     SimStore.door.ask("turn", "master")
-    log = opened()
-    done: dict[bytes | None, KeyEntry] = {}
-
-    def decide(head: Entry, plans: Plans) -> Draft | None:
-        kms = log.kms.for_dataset(head.dataset_id)
-        keys = dict(head.keys)
-        for key in head.keys.values():
-            if key.wrapping_key_id == "master" and key.double_wrap:
-                if key.wrapped not in done:
-                    done[key.wrapped] = rewrap_kek(kms, key)
-                new = done[key.wrapped]
-                keys[key.key_id] = key.replace(wrapped=new.wrapped, properties=new.properties)
-        return Draft("mek", keys=keys)
-
-    log.append(Idle(), decide)
+    rewrap_keks(opened(), "master")
 
 
 def _destroy(place: Place, me: str) -> None:
@@ -231,7 +219,16 @@ def _put(place: Place, me: str) -> None:
     write({f"new/{me}": me.encode()})
 
 
-RUNS: dict[str, Callable[[Place, str], Any]] = {
+def _at_place(run: Callable[[Place, str], Any]) -> Callable[[Place, str], Any]:
+    def placed(place: Place, me: str) -> Any:
+        global here
+        here = place
+        return run(place, me)
+
+    return placed
+
+
+_RUNS: dict[str, Callable[[Place, str], Any]] = {
     "put": _put,
     "overwrite": lambda place, me: write({"d/overwritten": me.encode()}, replace=True),
     "rename": lambda place, me: _change("rename", ["e/renamed"], {"e/renamed": "f/renamed"}),
@@ -250,14 +247,17 @@ RUNS: dict[str, Callable[[Place, str], Any]] = {
     "restore": _restore,
     "policy": lambda place, me: _set_policy(Policy(place.scope, kek_lifetime_days=365, keep=place.keep)),
 }
+RUNS = {name: _at_place(run) for name, run in _RUNS.items()}
 
 
 def read(place: Place) -> Files:
     """Sweep up, then read every byte of every version. Returns the newest files, and the policy."""
-    _sweep(place, "last")
+    RUNS["sweep"](place, "last")
     SimStore.door.world.forget()
     log = opened()
     head = log.head()
+    if log.wraps.elsewhere and (left := set(log.wraps.store().list(head.dataset_id)) - {*rows_of(head.keys.values())}):
+        raise AssertionError(f"{len(left)} rows of the key store are of no use, such as {min(left)}")
     newest: Files = {}
     for entry in log.kept(head):
         files = {
