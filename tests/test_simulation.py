@@ -29,7 +29,7 @@ from ags_fast.fs import Store
 pytestmark = pytest.mark.timeout(600)
 
 TESTS = Path(__file__).parent
-ENV = {**os.environ, "PYTHONPATH": str(TESTS)}
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])}
 SHARE = "0.05"  # of the stops before reads that test-more takes; nightly takes all
 
 

@@ -256,8 +256,12 @@ def read(place: Place) -> Files:
     SimStore.door.world.forget()
     log = opened()
     head = log.head()
-    if log.wraps.elsewhere and (left := set(log.wraps.store().list(head.dataset_id)) - {*rows_of(head.keys.values())}):
-        raise AssertionError(f"{len(left)} rows of the key store are of no use, such as {min(left)}")
+    if log.wraps.elsewhere:
+        there, named = set(log.wraps.store().list(head.dataset_id)), set(rows_of(head.keys.values()))
+        if there != named:
+            raise AssertionError(
+                f"the key store lacks {len(named - there)} rows, and has {len(there - named)} of no use"
+            )
     newest: Files = {}
     for entry in log.kept(head):
         files = {

@@ -193,7 +193,7 @@ class Pairs:
 
 
 def _shown(request: Request) -> str:
-    return f"{request.kind}:{request.path.removeprefix('bucket/dataset/')}"
+    return f"{request.kind}:{'_'.join(request.path.removeprefix('bucket/dataset/').split())}"
 
 
 def _two_days_later(world: World) -> World:

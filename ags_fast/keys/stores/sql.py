@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 import weakref
@@ -21,12 +20,10 @@ with explaining("a database as a key store"):
         String,
         Table,
         Text,
-        create_engine,
         delete,
         exc,
         func,
         insert,
-        make_url,
         select,
         update,
     )
@@ -46,6 +43,7 @@ from ags_fast.keys.stores.base import (
     summary,
     unknown,
 )
+from ags_fast.keys.stores.database import DATASET, connect, shown
 
 if TYPE_CHECKING:
     import builtins
@@ -55,21 +53,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SqlKeyStore"]
 
-DATASET = "dataset"  # the parameter of the URL that says which
-SECRETS = (
-    "password",
-    "passwd",
-    "pwd",
-    "sslpassword",
-    "scram_client_key",
-    "scram_server_key",
-    "oauth_client_secret",
-)  # parameters that drivers take, and no URL may have
 DATASET_CHARS = 255  # the longest id of a dataset
 KEY_CHARS = 512  # the longest id of a key: an index takes no more than some 2700 bytes
 ROWS = 500  # looked up or removed in one statement
-CONNECT_SECONDS = 10
-STATEMENT_SECONDS = 30
 ROW_CHARS = 32 << 20  # of JSON
 
 # Times are milliseconds since the epoch.
@@ -118,7 +104,7 @@ class SqlKeyStore:
         if isinstance(url, Engine):
             self._engine = url
         else:
-            self._url, self._engine, dataset_id = _engine(url, dataset_id)
+            self._url, self._engine, dataset_id = connect(url, dataset_id)
             weakref.finalize(self, self._engine.dispose)
         if self._engine.dialect.name not in ("sqlite", "postgresql"):
             raise ValueError(f"a key store is in SQLite or PostgreSQL, not in {self._engine.dialect.name}")
@@ -129,7 +115,7 @@ class SqlKeyStore:
         mend_after_fork(self)
         if dataset_id is None:
             raise PolicyError(
-                f"{_shown(self._engine)} may have many datasets: add ?{DATASET}= and an id. {self._choices()}"
+                f"{shown(self._engine)} may have many datasets: add ?{DATASET}= and an id. {self._choices()}"
             )
         binding(dataset_id, "", "")  # ValueError if it cannot be one
         if not 0 < len(dataset_id) <= DATASET_CHARS:
@@ -219,7 +205,7 @@ class SqlKeyStore:
         ]
 
     def __repr__(self) -> str:
-        return f"<SqlKeyStore {_shown(self._engine)} {DATASET}={self.dataset_id!r}>"
+        return f"<SqlKeyStore {shown(self._engine)} {DATASET}={self.dataset_id!r}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._url is None:
@@ -257,7 +243,7 @@ class SqlKeyStore:
         except exc.SQLAlchemyError as error:
             # The driver's words, not SQLAlchemy's, which show each statement with all that it was given.
             said = str(getattr(error, "orig", None) or type(error).__name__).strip().split("\n")[0][:300]
-            raise KeyAccessError(f"the key store in {_shown(self._engine)} cannot be used now: {said}") from None
+            raise KeyAccessError(f"the key store in {shown(self._engine)} cannot be used now: {said}") from None
 
     def _create_tables(self) -> None:
         for table in TABLES.sorted_tables:
@@ -327,52 +313,6 @@ class _LostError(Exception):
 
 def _restore(url: str, dataset_id: str) -> SqlKeyStore:
     return SqlKeyStore(url, dataset_id=dataset_id)
-
-
-def _engine(url: str, dataset_id: str | None) -> tuple[str, Engine, str | None]:
-    """The URL without the dataset, an engine for it, and the dataset's id."""
-    try:
-        parsed = make_url(url)
-    except (exc.ArgumentError, ValueError):
-        # Which is not shown: it may hold a password.
-        raise ValueError("a key store in a database has a URL as SQLAlchemy takes it") from None
-    if parsed.password is not None or not parsed.query.keys().isdisjoint(SECRETS):
-        raise PolicyError(
-            f"the URL of {parsed.host or parsed.drivername} holds a password, and would take it to wherever the store "
-            "is sent: leave it out, and set PGPASSWORD, or PGPASSFILE and ~/.pgpass, wherever it is used"
-        )
-    named = parsed.query.get(DATASET, dataset_id)
-    if not isinstance(named, str | None) or dataset_id not in (None, named):
-        raise ValueError(f"the URL names the dataset {named!r}, not {dataset_id!r}")
-    parsed = parsed.difference_update_query([DATASET])
-    settings: dict[str, Any] = {}
-    if parsed.get_backend_name() == "sqlite":
-        if parsed.database in (None, "", ":memory:") or "mode=memory" in str(parsed):
-            raise ValueError("each connection to SQLite's memory sees another database: take a file, or MemoryKeyStore")
-        if not parsed.database.startswith("file:"):
-            parsed = parsed.set(database=os.path.abspath(parsed.database))
-        settings = {"timeout": STATEMENT_SECONDS}
-    elif parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2"):
-        settings = {
-            "connect_timeout": CONNECT_SECONDS,
-            "tcp_user_timeout": 1000 * STATEMENT_SECONDS,
-            "options": f"-c statement_timeout={1000 * STATEMENT_SECONDS}",
-        }
-    settings = {name: value for name, value in settings.items() if name not in parsed.query}
-    try:
-        # One connection is kept, and looked at before it is used again.
-        engine = create_engine(parsed, connect_args=settings, pool_pre_ping=True, pool_size=1, max_overflow=15)
-    except exc.NoSuchModuleError:
-        raise ValueError(f"SQLAlchemy knows no {parsed.drivername}://") from None
-    except ImportError as error:
-        raise ImportError(
-            f"{parsed.drivername}:// needs a driver ({error.name}): pip install 'psycopg[binary]'"
-        ) from None
-    return parsed.render_as_string(), engine, named
-
-
-def _shown(engine: Engine) -> str:
-    return engine.url.render_as_string(hide_password=True)
 
 
 def _json(text: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,25 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ags_fast._extras import explaining
 
 with explaining("a database as a key store"):
-    from sqlalchemy import (
-        Column,
-        Engine,
-        Integer,
-        LargeBinary,
-        MetaData,
-        String,
-        Table,
-        create_engine,
-        delete,
-        exc,
-        inspect,
-        make_url,
-        select,
-    )
+    import sqlalchemy as sa
+    from sqlalchemy import exc, select
     from sqlalchemy.dialects import postgresql, sqlite
 
-from ags_fast.errors import FormatError, KeyAccessError, PolicyError
+from ags_fast.errors import FormatError, KeyAccessError
 from ags_fast.keys.entry import UnknownKeyError
+from ags_fast.keys.stores.base import mend_after_fork
+from ags_fast.keys.stores.database import connect, shown
 
 if TYPE_CHECKING:
     import builtins
@@ -38,33 +26,20 @@ if TYPE_CHECKING:
 
 __all__ = ["SqlKeyStore"]
 
-DATASET = "dataset"  # the parameter of the URL that says which
-SECRETS = (
-    "password",
-    "passwd",
-    "pwd",
-    "sslpassword",
-    "scram_client_key",
-    "scram_server_key",
-    "oauth_client_secret",
-)  # parameters that drivers take, and no URL may have
 DATASET_CHARS = 255  # the longest id of a dataset
 AT_ONCE = 500  # rows in one statement
-CONNECT_SECONDS = 10
-STATEMENT_SECONDS = 30
 VERSION = 1  # of the schema
 OF_0_2 = ("ags_keys", "ags_key_versions")  # tables
 
-TABLES = MetaData()
-SCHEMA = Table("ags_key_store", TABLES, Column("version", Integer, primary_key=True, autoincrement=False))
-KEKS = Table(
+TABLES = sa.MetaData()
+SCHEMA = sa.Table("ags_key_store", TABLES, sa.Column("version", sa.Integer, primary_key=True, autoincrement=False))
+KEKS = sa.Table(
     "ags_wrapped_keks",
     TABLES,
-    Column("dataset_id", String(DATASET_CHARS), primary_key=True),
-    Column("name", String(255), primary_key=True),
-    Column("wrapped", LargeBinary, nullable=False),
+    sa.Column("dataset_id", sa.String(DATASET_CHARS), primary_key=True),
+    sa.Column("name", sa.String(255), primary_key=True),
+    sa.Column("wrapped", sa.LargeBinary, nullable=False),
 )
-_stores: weakref.WeakSet[SqlKeyStore] = weakref.WeakSet()
 
 
 class SqlKeyStore:
@@ -87,16 +62,16 @@ class SqlKeyStore:
 
     def __init__(self, url: Any, *, dataset_id: str | None = None) -> None:
         self._url: str | None = None
-        if isinstance(url, Engine):
+        if isinstance(url, sa.Engine):
             self._engine = url
         else:
-            self._url, self._engine, dataset_id = _engine(url, dataset_id)
+            self._url, self._engine, dataset_id = connect(url, dataset_id)
             weakref.finalize(self, self._engine.dispose)
         if self._engine.dialect.name not in ("sqlite", "postgresql"):
             raise ValueError(f"a key store is in SQLite or PostgreSQL, not in {self._engine.dialect.name}")
         self.dataset_id = dataset_id
         self._ready = False
-        _stores.add(self)
+        mend_after_fork(self)
 
     def get(self, dataset_id: str, names: Collection[str]) -> dict[str, bytes]:
         """See `KeyResolver`."""
@@ -124,7 +99,7 @@ class SqlKeyStore:
         """See `KeyStore`."""
         with self._transaction(dataset_id) as connection:
             for some in _parts(names):
-                connection.execute(delete(KEKS).where(KEKS.c.dataset_id == dataset_id, KEKS.c.name.in_(some)))
+                connection.execute(sa.delete(KEKS).where(KEKS.c.dataset_id == dataset_id, KEKS.c.name.in_(some)))
 
     def after_fork(self) -> None:
         """Connect again: the connections are the parent's."""
@@ -143,7 +118,7 @@ class SqlKeyStore:
         except exc.SQLAlchemyError as error:
             # The driver's words, not SQLAlchemy's, which show each statement with all that it was given.
             said = str(getattr(error, "orig", None) or type(error).__name__).strip().split("\n")[0][:300]
-            raise KeyAccessError(f"the key store in {_shown(self._engine)} cannot be used now: {said}") from None
+            raise KeyAccessError(f"the key store in {shown(self._engine)} cannot be used now: {said}") from None
 
     def _check_schema(self) -> None:
         """See that the tables are those that this version knows, and make them if there are none."""
@@ -156,7 +131,7 @@ class SqlKeyStore:
             versions = self._versions()
         if versions != [VERSION]:
             raise FormatError(
-                f"the key store in {_shown(self._engine)} has the schema {versions[-1]}, and this version of ags_fast "
+                f"the key store in {shown(self._engine)} has the schema {versions[-1]}, and this version of ags_fast "
                 f"knows {VERSION}: take a newer one"
             )
         self._ready = True
@@ -167,9 +142,9 @@ class SqlKeyStore:
 
     def _create_tables(self) -> None:
         """Make the tables. Others may do so at the same time: the version, which is last, is there once."""
-        if old := [name for name in inspect(self._engine).get_table_names() if name in OF_0_2]:
+        if old := [name for name in sa.inspect(self._engine).get_table_names() if name in OF_0_2]:
             raise FormatError(
-                f"{_shown(self._engine)} has the tables {' and '.join(sorted(old))}, made by ags_fast 0.2: take "
+                f"{shown(self._engine)} has the tables {' and '.join(sorted(old))}, made by ags_fast 0.2: take "
                 "another database, or drop these tables when no dataset of ags_fast 0.2 needs their keys"
             )
         for table in (KEKS, SCHEMA):
@@ -180,12 +155,12 @@ class SqlKeyStore:
         with self._engine.begin() as connection:
             connection.execute(self._insert(SCHEMA), {"version": VERSION})
 
-    def _insert(self, table: Table) -> Any:
+    def _insert(self, table: sa.Table) -> Any:
         insert = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
         return insert(table).on_conflict_do_nothing()
 
     def __repr__(self) -> str:
-        return f"<SqlKeyStore {_shown(self._engine)}>"
+        return f"<SqlKeyStore {shown(self._engine)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._url is None:
@@ -197,59 +172,5 @@ def _restore(url: str, dataset_id: str | None) -> SqlKeyStore:
     return SqlKeyStore(url, dataset_id=dataset_id)
 
 
-def _after_fork_in_child() -> None:
-    for store in [*_stores]:
-        store.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
 def _parts(names: list[str]) -> Iterator[list[str]]:
     return (names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE))
-
-
-def _engine(url: str, dataset_id: str | None) -> tuple[str, Engine, str | None]:
-    """Return the URL without the dataset, an engine for it, and the dataset's id."""
-    try:
-        parsed = make_url(url)
-    except (exc.ArgumentError, ValueError):
-        # Which is not shown: it may hold a password.
-        raise ValueError("a key store in a database has a URL as SQLAlchemy takes it") from None
-    if parsed.password is not None or not parsed.query.keys().isdisjoint(SECRETS):
-        raise PolicyError(
-            f"the URL of {parsed.host or parsed.drivername} holds a password, and would take it to wherever the store "
-            "is sent: leave it out, and set PGPASSWORD, or PGPASSFILE and ~/.pgpass, wherever it is used"
-        )
-    named = parsed.query.get(DATASET, dataset_id)
-    if not isinstance(named, str | None) or dataset_id not in (None, named):
-        raise ValueError(f"the URL names the dataset {named!r}, not {dataset_id!r}")
-    parsed = parsed.difference_update_query([DATASET])
-    settings: dict[str, Any] = {}
-    if parsed.get_backend_name() == "sqlite":
-        if parsed.database in (None, "", ":memory:") or "mode=memory" in str(parsed):
-            raise ValueError("each connection to SQLite's memory sees another database: take a file, or MemoryKeyStore")
-        if not parsed.database.startswith("file:"):
-            parsed = parsed.set(database=os.path.abspath(parsed.database))
-        settings = {"timeout": STATEMENT_SECONDS}
-    elif parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2"):
-        settings = {
-            "connect_timeout": CONNECT_SECONDS,
-            "tcp_user_timeout": 1000 * STATEMENT_SECONDS,
-            "options": f"-c statement_timeout={1000 * STATEMENT_SECONDS}",
-        }
-    settings = {name: value for name, value in settings.items() if name not in parsed.query}
-    try:
-        # One connection is kept, and looked at before it is used again.
-        engine = create_engine(parsed, connect_args=settings, pool_pre_ping=True, pool_size=1, max_overflow=15)
-    except exc.NoSuchModuleError:
-        raise ValueError(f"SQLAlchemy knows no {parsed.drivername}://") from None
-    except ImportError as error:
-        raise ImportError(
-            f"{parsed.drivername}:// needs a driver ({error.name}): pip install 'psycopg[binary]'"
-        ) from None
-    return parsed.render_as_string(), engine, named
-
-
-def _shown(engine: Engine) -> str:
-    return engine.url.render_as_string(hide_password=True)
