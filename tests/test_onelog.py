@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -607,7 +608,7 @@ def test_a_kek_in_a_table_costs_one_page(tmp_path: Path, kms: KmsClient, monkeyp
         KeyEntry(f"{n * n:08d}", "master", secrets.token_bytes(60), properties={SCOPE: f"day={n}"}) for n in range(4000)
     ]
     keks = Keks.of(head.keys).changed({key.key_id: key for key in new}).stored(head.sealer, "job")
-    place = KeyTables(log.store, "id", kms)
+    place = KeyTables(log.store, "id", partial(log._holding, "id"))
     fresh = Keks(keks.inline, (), keks.tables, place)
     read: list[int] = []
 
@@ -674,7 +675,7 @@ def test_tables_of_keks_stay_with_their_versions(
     assert len({table.path for entry in kept for table in entry.key_tables}) > 1
     for entry in kept:
         for table in entry.key_tables:
-            assert KeyTables(log.store, "id", kms).rows(table, envelope(log))
+            assert KeyTables(log.store, "id", partial(log._holding, "id")).rows(table, envelope(log))
 
 
 def test_the_counts_of_many_keks_are_in_the_table(tmp_path: Path, kms: KmsClient) -> None:

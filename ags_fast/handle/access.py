@@ -14,7 +14,7 @@ from ags_fast.errors import PolicyError
 from ags_fast.fs import Store
 from ags_fast.keys.chain import Pin
 from ags_fast.keys.kms import KmsClient, as_kms
-from ags_fast.keys.stores import KeyResolver
+from ags_fast.keystores import KeyResolver, open_key_store
 from ags_fast.onelog.entry import Entry
 from ags_fast.onelog.log import Log
 from ags_fast.onelog.snapshot import Snapshot
@@ -69,7 +69,8 @@ class Access:
 
     def log(self) -> Log:
         """Return the log, of which nothing was read yet. ValueError: the pin is malformed."""
-        return Log(self.store, self.kms, pin=None if self.pin is None else Pin.parse(self.pin))
+        key_store = open_key_store(self.key_store, self.storage_options)
+        return Log(self.store, self.kms, pin=None if self.pin is None else Pin.parse(self.pin), key_store=key_store)
 
     def open(self) -> Snapshot:
         """Open the wanted version.
@@ -103,7 +104,8 @@ class Access:
             KeyAccessError: The KMS refuses.
         """
         self.store.check_writable()
-        log, dataset_id = self.log(), os.urandom(16).hex()
+        log = self.log()
+        dataset_id = log.wraps.dataset_id or os.urandom(16).hex()
         key = Want(wrapping_key_id).new_kek(self.kms.for_dataset(dataset_id))
         return Snapshot(log, log.create(Entry.first_of(dataset_id, key, policy or Policy())))
 

@@ -24,6 +24,7 @@ __all__ = [
     "MOVED_FROM",
     "RETIRES_MS",
     "REWRAPPED_MS",
+    "ROW",
     "SCOPE",
     "SUCCESSOR",
     "KeyEntry",
@@ -53,6 +54,7 @@ SUCCESSOR = "successor"  # of a retired KEK: the key that took its place
 MOVED_FROM = "moved-from"  # JSON list: master keys used earlier by this KEK and its predecessors
 RETIRES_MS = "retires-ms"  # of a retired KEK: until then, a writer may come that knows no other KEK
 REWRAPPED_MS = "rewrapped-ms"  # when the KEK was wrapped again; removed once an expiry has seen that the wrap opens
+ROW = "row"  # the row of a key store that has the wrapped KEK, in place of the entry
 
 
 class UnknownKeyError(KeyAccessError):
@@ -100,8 +102,8 @@ class KeyEntry:
 
     @property
     def double_wrap(self) -> bool:
-        """Whether the entry holds a wrapped KEK."""
-        return self.wrapped is not None
+        """Whether there is a KEK: the entry holds it, wrapped, or names the row of a key store that does."""
+        return self.wrapped is not None or ROW in self.properties
 
     def replace(self, **changes: Any) -> KeyEntry:
         """Return the same entry with other values in these fields."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ags_fast.errors import AgsError, ConcurrentChangeError
+from ags_fast.keys.entry import UnknownKeyError
 
 
 class JobEndedError(ConcurrentChangeError):
@@ -15,6 +16,10 @@ class UnknownOutcomeError(AgsError):
 
 class ExpiredError(AgsError, FileNotFoundError):
     """The version was expired: the dataset has only newer ones."""
+
+
+class LeftKeyError(UnknownKeyError, FileNotFoundError):
+    """The KEK has left the dataset, and its row has left the key store: no kept version needs it."""
 
 
 class Again(Exception):  # noqa: N818 # no error: what was decided is out of date

@@ -11,6 +11,7 @@ from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import PolicyError
 from ags_fast.keys.entry import moved
 from ags_fast.keys.envelope import in_threads
+from ags_fast.keystores import rows_of
 from ags_fast.onelog import keys as decide
 from ags_fast.onelog.deks import key_ids, rewrapped_row, with_new_keys
 from ags_fast.onelog.entry import main_key
@@ -67,6 +68,11 @@ class JobKeys:
     def uses(self) -> Counter[str]:
         """How often each KEK was used, at most: what the plans reserve."""
         return self._uses
+
+    @property
+    def rows(self) -> list[str]:
+        """The rows of a key store that this process has made, if any."""
+        return rows_of(self._new.values())
 
     @property
     def wraps(self) -> bool:
@@ -142,7 +148,7 @@ class JobKeys:
         missing = [kind for kind in kinds if kind not in own]
         kms = self._log.kms.for_dataset(head.dataset_id)
         made = in_threads(lambda kind: kind.new_kek(kms), missing, min(ASK_AT_ONCE, len(missing)) or 1)
-        for key in made:
+        for key in (self._log.wraps.named(key, self._job_id) for key in made):
             self._new[key.key_id] = self._keys[key.key_id] = own[Want.of(key)] = key
         return {kind: own[kind] for kind in kinds}
 
@@ -195,6 +201,7 @@ class JobKeys:
         """Store a plan. False: without a clear answer, so another id is needed, and another KEK."""
         if not store_plan(self._log.store, self._log.envelope(head), main_key(head.keys), head.dataset_id, plan):
             return False
+        self._log.wraps.put(head.dataset_id, plan.new.values())
         self.plans.append(plan.job_id)
         self._uses.update(plan.uses)
         self._room.update(plan.uses)

@@ -23,10 +23,9 @@ from ags_fast.onelog.columns import Count, check_columns, inflated
 from ags_fast.onelog.tables import RATIO, SortedTables, Table, rewrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ags_fast.fs import Store
-    from ags_fast.keys.kms import KmsClient
 
 INLINE = 32  # KEKs with a scope, and KEKs that left, that an entry holds itself before a job writes a table of them
 
@@ -55,12 +54,12 @@ class KeyTables(SortedTables[_Row]):
     Args:
         store: The folder of the dataset.
         dataset_id: The id of the dataset.
-        kms: Unwraps the KEKs that wrap the tables' data keys.
+        holding: Returns what opens and seals under KEKs as an entry has them.
     """
 
-    def __init__(self, store: Store, dataset_id: str, kms: KmsClient) -> None:
+    def __init__(self, store: Store, dataset_id: str, holding: Callable[[Mapping[str, KeyEntry]], Envelope]) -> None:
         super().__init__(store, dataset_id)
-        self.dataset_id, self.kms = dataset_id, kms.for_dataset(dataset_id)
+        self.dataset_id, self.holding = dataset_id, holding
         self._wholes: dict[str, _Whole] = {}  # tables by path
 
     def name(self, row: _Row) -> bytes:
@@ -150,7 +149,7 @@ class Keks(Mapping[str, KeyEntry]):
     @cached_property
     def envelope(self) -> Envelope:
         """What opens and seals the tables: KEKs that the entry itself has."""
-        return Envelope(self.place.kms, dict(self.inline))
+        return self.place.holding(dict(self.inline))
 
     def __getitem__(self, key_id: str) -> KeyEntry:
         if self._all is not None:

@@ -12,6 +12,7 @@ import os
 from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,12 +21,14 @@ import msgspec
 from ags_fast.dataset.keks import clock_ms
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.chain import Pin
-from ags_fast.keys.entry import MASTER_VERSION, KeyEntry
+from ags_fast.keys.entry import MASTER_VERSION, ROW, KeyEntry, UnknownKeyError
 from ags_fast.keys.envelope import Envelope
 from ags_fast.keys.kms import KmsClient, as_kms
+from ags_fast.keystores import KeyResolver, Wraps
+from ags_fast.onelog.chain import Chain
 from ags_fast.onelog.draft import Draft, Plans, Sign, Work
-from ags_fast.onelog.entry import BLOCK, Block, Entry, MasterVersion, main_key
-from ags_fast.onelog.errors import Again, ExpiredError, JobEndedError, UnknownOutcomeError
+from ags_fast.onelog.entry import Entry, MasterVersion, main_key
+from ags_fast.onelog.errors import Again, ExpiredError, JobEndedError, LeftKeyError, UnknownOutcomeError
 from ags_fast.onelog.keks import Keks, KeyTables
 from ags_fast.onelog.names import (
     FOLDER,
@@ -34,14 +37,13 @@ from ags_fast.onelog.names import (
     LOG,
     PLAN,
     PLANS,
-    block_path,
     entry_number,
     entry_path,
     is_plan,
     job_of,
     last_in_folder,
 )
-from ags_fast.onelog.sealed import Document, decoded, seal
+from ags_fast.onelog.sealed import Body, Document, seal
 from ags_fast.onelog.tables import Tables, check_unique
 from ags_fast.onelog.tries import Tries
 
@@ -51,8 +53,6 @@ if TYPE_CHECKING:
     from ags_fast.fs import Store
 
 ENTRY_NBYTES = 16 << 20
-NEAR = 8  # digests that an entry holds itself, at least, if there are that many before it
-BLOCKS_KEPT = 16  # blocks that an entry names, at most
 BATCHES_KEPT = 64  # streams whose last batch an entry records
 SETS = 64  # numbered sets that an entry records
 SAME = 256  # entries that changed no file, and that an entry records
@@ -68,18 +68,27 @@ class Log:
         store: The folder of the dataset.
         kms: A client, or its properties.
         pin: The head must descend from this entry, or be it.
+        key_store: What has the wrapped KEKs; None: the log itself.
     """
 
-    def __init__(self, store: Store, kms: KmsClient | Mapping[str, str], *, pin: Pin | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        kms: KmsClient | Mapping[str, str],
+        *,
+        pin: Pin | None = None,
+        key_store: KeyResolver | None = None,
+    ) -> None:
         self.store = store
+        self.wraps = Wraps(key_store)
         self.kms = as_kms(kms)
-        self.wraps: Mapping[str, KeyEntry] = {}  # KEKs as earlier entries have them, where the head's do not open
+        self.earlier: Mapping[str, KeyEntry] = {}  # KEKs as earlier entries have them, where the head's do not open
         self._other_kms: KmsClient | None = None  # which opens the head if the dataset has moved there, or has not
         self._pin = pin
         self._head: Entry | None = None
         self._created: Entry | None = None  # the last entry that the storage has told this process to be created
         self._read_before: dict[int, Entry] = {}
-        self._blocks: dict[str, list[str]] = {}  # of digests, by path
+        self._chain = Chain(store)
         self._envelope: tuple[str, Envelope] | None = None
         self._tables: Tables | None = None
         self._key_tables: KeyTables | None = None
@@ -118,17 +127,38 @@ class Log:
         """Return what wraps and unwraps under the KEKs of a head, and before those under the ones that a job uses."""
         if own is not None:  # so that none of them needs a table, which may be gone
             keys = ChainMap[str, KeyEntry](own, head.keys)  # type: ignore[arg-type] # nobody changes it
-            return Envelope(self.kms.for_dataset(head.dataset_id), keys)
+            return self._holding(head.dataset_id, keys)
         if self._envelope is None or self._envelope[0] != head.digest:
-            self._envelope = head.digest, Envelope(self.kms.for_dataset(head.dataset_id), head.keys)
+            self._envelope = head.digest, self._holding(head.dataset_id, head.keys)
         return self._envelope[1]
+
+    def _holding(self, dataset_id: str, keys: Mapping[str, KeyEntry]) -> Envelope:
+        return Envelope(self.kms.for_dataset(dataset_id), self.wraps.entries(dataset_id, keys, self.whole))
+
+    def whole(self, dataset_id: str, key: KeyEntry) -> KeyEntry:
+        """Return a KEK with its wrap: as it was wrapped last, if its row has left the key store (rule 12)."""
+        while True:
+            try:
+                return self.wraps.whole(dataset_id, key)
+            except UnknownKeyError as error:
+                newest = self.head().keys.get(key.key_id)
+                if newest is None:
+                    raise LeftKeyError(str(error)) from None
+                if newest.properties.get(ROW) == key.properties[ROW]:
+                    raise
+                key = key.replace(wrapping_key_id=newest.wrapping_key_id, properties=newest.properties)
 
     def known(self, entry: Entry) -> Entry:
         """Return the newest head that was read, at least this entry."""
         return entry if self._head is None or self._head.number < entry.number else self._head
 
     def version_of(self, key: KeyEntry) -> MasterVersion:
-        """Return the master key that wraps a KEK, and its version; "" if nobody tells the version."""
+        """Return the master key that wraps a KEK, and its version; "" if nobody tells the version.
+
+        Raises:
+            KeyAccessError: The key store does not show the KEK.
+        """
+        key = self.wraps.whole((self._head or self.head()).dataset_id, key)
         told = self.kms.key_version(key.wrapped) if key.wrapped is not None else None
         return key.wrapping_key_id, told or key.properties.get(MASTER_VERSION, "")
 
@@ -149,7 +179,12 @@ class Log:
             if self._created is not None and number == self._created.number:
                 entry = self._created  # nor was what this process has created, if nothing is above
             else:
-                entry = self._read(number)
+                try:
+                    entry = self._read(number)
+                except KeyAccessError:
+                    if self._highest() == number:
+                        raise
+                    continue  # its sealer was wrapped again since
                 # A low number can be removed, and created again by a process that slept. The highest number cannot.
                 if entry is None or self._highest(number) != number:
                     continue
@@ -243,7 +278,7 @@ class Log:
                 if (entry := self._read(at)) is None:
                     break  # expired
                 below[at] = entry
-                self.wraps = {**entry.keys, **self.wraps}
+                self.earlier = {**entry.keys, **self.earlier}
                 head = self.head()
             except (KeyAccessError, IntegrityError) as refused:
                 error = refused
@@ -276,28 +311,8 @@ class Log:
         return {plan_id: signs[plan_id] for plan_id in there}
 
     def digest(self, entry: Entry, number: int) -> str | None:
-        """Return the digest of an ancestor, or of the entry itself; None if that is older than its chain goes back.
-
-        Raises:
-            IntegrityError: A block of the chain is not what was written.
-        """
-        if number == entry.number:
-            return entry.digest
-        if 0 < entry.number - number <= len(entry.near):
-            return entry.near[number - entry.number]
-        for block in entry.blocks:
-            if block.first <= number < block.first + BLOCK:
-                return self._digests(block)[number - block.first]
-        return None
-
-    def _digests(self, block: Block) -> list[str]:
-        """Return the digests in a block. A block is read once."""
-        if block.path not in self._blocks:
-            data = self.store.read_small(block.path, ENTRY_NBYTES)
-            if hashlib.sha256(data).hexdigest() != block.sha256:
-                raise IntegrityError(f"{block.path} is not what an entry of the log names: it was changed")
-            self._blocks[block.path] = decoded(data, list[str], block.path)
-        return self._blocks[block.path]
+        """Return the digest of an ancestor: see `Chain.digest`."""
+        return self._chain.digest(entry, number)
 
     def _highest(self, seen: int = 0) -> int:
         """Return the highest number. A listing begins at the highest that is known, or that a pin or the caller has."""
@@ -354,18 +369,15 @@ class Log:
         """
         path = entry_path(number)
         try:
-            data = self.store.read_small(path, ENTRY_NBYTES)
-        except FileNotFoundError:
+            return self.opened(self.store.read_small(path, ENTRY_NBYTES), number, keys)
+        except FileNotFoundError:  # also LeftKeyError
             return None
-        return self.opened(data, number, keys)
 
     def opened(self, data: bytes, number: int, keys: Mapping[str, KeyEntry] | None = None) -> Entry:
         """Return the entry in these bytes, after all checks."""
         path = entry_path(number)
         document = Document.parse(data, path)
-        key_id = document.header.sealer.key_id
-        known_keys = {} if keys is None else Keks.of(keys).inline
-        entry = self._opened(document, self.wraps.get(key_id) or known_keys.get(key_id))
+        entry = self._opened(document, keys)
         known = self._head.dataset_id if self._head else document.header.dataset_id
         if (entry.number, entry.dataset_id, entry.digest) != (number, known, "") or known != document.header.dataset_id:
             raise IntegrityError(f"{path} is an entry of another place")
@@ -376,20 +388,37 @@ class Log:
         if not entry.key_ids() <= entry.keys.keys():
             raise FormatError(f"{path} names keys that it does not have")
         check_unique((*entry.files, *entry.key_tables))
-        self._key_tables = self._key_tables or KeyTables(self.store, entry.dataset_id, self.kms)
+        self._key_tables = self._key_tables or KeyTables(
+            self.store, entry.dataset_id, partial(self._holding, entry.dataset_id)
+        )
         all_keys = Keks(entry.keys, entry.left, entry.key_tables, self._key_tables)
         return msgspec.structs.replace(entry, keys=all_keys, digest=hashlib.sha256(data).hexdigest())
 
-    def _opened(self, document: Document, sealer: KeyEntry | None) -> Entry:
+    def _opened(self, document: Document, keys: Mapping[str, KeyEntry] | None) -> Entry:
         """Return the entry in a document. If only the other KMS opens it, that one becomes the KMS of the log."""
         try:
-            return document.opened(self.kms, Entry, sealer)
+            return self.unsealed(document, Entry, keys)
         except (KeyAccessError, IntegrityError):
-            if (other := self._other_kms) is None:
+            if self._other_kms is None:
                 raise
-            entry = document.opened(other, Entry, sealer)
-            self.kms, self._other_kms, self._envelope = other, self.kms, None
-            return entry
+        before = self.kms
+        self.kms, self._other_kms = self._other_kms, before
+        try:
+            entry = self.unsealed(document, Entry, keys)
+        except BaseException:
+            self.kms, self._other_kms = before, self.kms
+            raise
+        self._envelope = None
+        return entry
+
+    def unsealed(self, document: Document, kind: type[Body], keys: Mapping[str, KeyEntry] | None) -> Body:
+        """Return the body of a document. keys: the KEKs of the head; None: the document may be the head."""
+        header = document.header
+        known = {} if keys is None else Keks.of(keys).inline  # which need no table
+        key_id = header.sealer.key_id
+        sealer = self.earlier.get(key_id) or known.get(key_id, header.sealer)
+        whole = self.wraps.whole if keys is None else self.whole
+        return document.opened(self.kms, kind, whole(header.dataset_id, sealer))
 
     def _check_follows(self, entry: Entry) -> None:
         """Check that an entry is the pinned one and the one read before, or descends from them."""
@@ -413,7 +442,9 @@ class Log:
         with suppress(FileNotFoundError):
             self.head()
             raise FileExistsError(f"there is a dataset at {self.store.url}")
-        path, (data, made) = entry_path(1), self._sealed(entry, self.kms)
+        keys = {key_id: self.wraps.named(key, entry.job_id) for key_id, key in entry.keys.items()}
+        path, (data, made) = entry_path(1), self._sealed(msgspec.structs.replace(entry, keys=keys), self.kms)
+        self.wraps.put(entry.dataset_id, keys.values())
         self.store.create_exclusive(path, data)
         try:
             self.store.create_exclusive(path, b"created twice")
@@ -444,6 +475,7 @@ class Log:
             UnknownOutcomeError: The entry may be there, now or later.
             ConcurrentChangeError: Others came first 200 times, in some ten minutes.
         """
+        self.wraps.check_writable()
         tries = Tries(self.store.url, job.id)
         tried: dict[int, Entry] = {}
         while True:
@@ -463,7 +495,7 @@ class Log:
                 after = self._decided(decide, head, job, plans)  # (d) and (e)
                 if after is None:
                     return head, head
-                data, entry = self._sealed(*after)
+                data, entry = after
                 self.settle(head)
                 tries.number = entry.number
                 tried[entry.number] = entry
@@ -485,18 +517,22 @@ class Log:
 
     def _decided(
         self, decide: Callable[[Entry, Plans], Draft | None], head: Entry, job: Work, plans: Plans
-    ) -> tuple[Entry, KmsClient] | None:
-        """Return the entry that `decide` wants, and its KMS. `Again`: what it has read is gone, and so is the head."""
+    ) -> tuple[bytes, Entry] | None:
+        """Return the entry that `decide` wants, sealed. `Again`: what it has read is gone, and so is the head."""
         try:
             draft = decide(head, plans)
             if draft is None:
                 return None
             self._other_kms = draft.kms or self._other_kms
-            return self._next(head, draft, job, plans), draft.kms or self.kms
+            return self._sealed(self._next(head, draft, job, plans), draft.kms or self.kms)
         except ExpiredError:
             raise
-        except FileNotFoundError as error:
+        except FileNotFoundError as error:  # also LeftKeyError
             self.check_moved(head, error)
+            raise Again from None
+        except KeyAccessError:
+            if self.head().digest == head.digest:
+                raise
             raise Again from None
 
     def _next(self, head: Entry, draft: Draft, job: Work, plans: Collection[str]) -> Entry:
@@ -511,10 +547,7 @@ class Log:
         keys = keys.changed(used)
         sealer = main_key(keys).key_id
         keys = keys.stored(sealer, job.id if writes else None)
-        near, blocks = (*head.near, head.digest), head.blocks
-        if writes and len(near) >= NEAR + BLOCK:
-            blocks = (*blocks, self._block(near[:BLOCK], number - len(near), job.id))[-BLOCKS_KEPT:]
-            near = near[BLOCK:]
+        near, blocks = self._chain.after(head, job.id if writes else None)
         first = max(head.first, min(draft.first or 1, number))
         same = (*head.same, *(() if draft.files not in (None, head.files) else (number,)))
         entry = Entry(
@@ -541,14 +574,11 @@ class Log:
         job.made += [path for path in entry.named() if job_of(path) == job.id]
         return entry
 
-    def _block(self, digests: tuple[str, ...], first: int, job_id: str) -> Block:
-        path, data = block_path(job_id), msgspec.json.encode(digests)
-        self.store.create_exclusive(path, data)
-        return Block(path, first, hashlib.sha256(data).hexdigest())
-
     def _sealed(self, entry: Entry, kms: KmsClient) -> tuple[bytes, Entry]:
         """Return the bytes of an entry, and the entry as the function that reads use has accepted it."""
-        envelope = Envelope(kms.for_dataset(entry.dataset_id), entry.keys)
+        envelope = Envelope(
+            kms.for_dataset(entry.dataset_id), self.wraps.entries(entry.dataset_id, entry.keys, self.whole)
+        )
         body = msgspec.structs.replace(entry, keys=Keks.of(entry.keys).inline)
         data = seal(envelope, entry.keys[entry.sealer], entry.dataset_id, entry_path(entry.number), body)
         if len(data) > ENTRY_NBYTES:

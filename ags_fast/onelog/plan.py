@@ -101,8 +101,7 @@ def store_copy(store: Store, envelope: Envelope, sealer: KeyEntry, dataset_id: s
 def read_copy(log: Log, path: str, head: Entry, own: Mapping[str, KeyEntry]) -> Copy:
     """Return what `store_copy` has stored. own: KEKs of the job that the head lacks."""
     document = Document.parse(log.store.read_small(path, PLAN_NBYTES), path)
-    key_id = document.header.sealer.key_id
-    return document.opened(log.kms, Copy, Keks.of(head.keys).inline.get(key_id) or own.get(key_id))
+    return log.unsealed(document, Copy, {**own, **Keks.of(head.keys).inline})
 
 
 def read_copies(log: Log, job_id: str, head: Entry) -> dict[str, Copy]:
@@ -133,7 +132,7 @@ def read_plan(log: Log, job_id: str, head: Entry, of: str | None = None) -> Plan
     except FileNotFoundError:
         return None
     document = Document.parse(data, path)
-    return document.opened(log.kms, Plan, Keks.of(head.keys).inline.get(document.header.sealer.key_id))
+    return log.unsealed(document, Plan, head.keys)
 
 
 def store_files(log: Log, job_id: str, rows: Sequence[FileEntry], head: Entry, envelope: Envelope) -> list[str]:
@@ -159,7 +158,7 @@ def read_files(log: Log, job_id: str, head: Entry, envelope: Envelope) -> tuple[
     for listed in sorted(log.store.list(beside_plan(job_id, PART)), key=lambda listed: listed.path):
         try:
             document = Document.parse(log.store.read_small(listed.path, PLAN_NBYTES), listed.path)
-            part = document.opened(log.kms, Part, Keks.of(head.keys).inline.get(document.header.sealer.key_id))
+            part = log.unsealed(document, Part, head.keys)
             objects += [listed.path, *(table.path for table in part.tables)]
             found += [row for table in part.tables for row in log.tables.rows(table, envelope)]
         except (FileNotFoundError, FormatError, IntegrityError, KeyAccessError):

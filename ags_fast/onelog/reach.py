@@ -15,6 +15,7 @@ from ags_fast.dataset.keks import clock_ms
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.fs import NO_LOCK_SECONDS
 from ags_fast.keys.envelope import in_threads
+from ags_fast.keystores import job_of_row, rows_of
 from ags_fast.onelog.change import first_kept
 from ags_fast.onelog.draft import Draft, Idle
 from ags_fast.onelog.keks import Keks
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.policy import Policy
+    from ags_fast.keys.entry import KeyEntry
     from ags_fast.onelog.draft import Plans, Work
     from ags_fast.onelog.entry import Entry, MasterVersion
     from ags_fast.onelog.log import Log
@@ -138,6 +140,31 @@ def unneeded(log: Log, candidates: Collection[str]) -> list[str]:
     return []
 
 
+def remove_rows(log: Log, candidates: Collection[str] | None = None) -> list[str]:
+    """Remove those of some rows of a key store that nothing needs (rule 10). Only the head has rows that are needed.
+
+    Args:
+        log: The log.
+        candidates: The rows; None: all that the dataset has.
+
+    Returns:
+        The rows that were removed.
+    """
+    if not log.wraps.elsewhere or (candidates is not None and not candidates):
+        return []
+    store, dataset_id = log.wraps.store(), log.head().dataset_id
+    if candidates is None:
+        candidates = [*store.list(dataset_id)]
+    plans = log.plans()
+    head = log.head()
+    log.settle(head)
+    named = set(rows_of(head.keys.values()))
+    gone = [row for row in candidates if row not in named and (job_of_row(row) or "") not in {*plans, ""}]
+    if gone:
+        store.remove(dataset_id, gone)
+    return gone
+
+
 def needed(log: Log, head: Entry) -> set[str]:
     """Return all objects that the kept versions name. FileNotFoundError: one of them is missing."""
     named: set[str] = set()
@@ -174,6 +201,7 @@ def sweep(log: Log, job: Work, age: float | None = None) -> list[str]:
     swept = [plan_id for plan_id in plans if plan_id in head.over and is_dead(log, plan_id, plans, age)]
     for plan_id in swept:
         log.store.delete(plan_path(plan_id, plans[plan_id].of))
+    remove_rows(log)
     deleted = [*(plan_path(plan_id, plans[plan_id].of) for plan_id in swept), *clean(log)]
     return deleted + delete(log, [listed.path for listed in log.store.list() if _is_object(listed.path)])
 
@@ -244,6 +272,7 @@ def expire(log: Log, job: Work, first: Callable[[Entry], int] | None, *, skip_gr
     log.append(job, older)
     deleted = clean(log)
     log.append(Idle(), keks)
+    remove_rows(log)
     return deleted
 
 
@@ -299,16 +328,16 @@ def retire_master(log: Log, job: Work, version: MasterVersion) -> None:
 
 def check_master(log: Log, head: Entry, version: MasterVersion) -> None:
     """Raise PolicyError if a KEK, or a data key of a kept version, is under a version of a master key, or may be."""
-    under = [
-        key.key_id for key in head.keys.values() if key.double_wrap and log.version_of(key) in _or_unknown(version)
-    ]
+    doubles = [key for key in head.keys.values() if key.double_wrap and key.wrapping_key_id == version[0]]
+    log.wraps.fetch(head.dataset_id, doubles)
+    under = [key.key_id for key in doubles if _may_be_under(log, key, version)]
     if not under:
         by_kms: Counter[MasterVersion] = Counter()
         singles = {key.key_id for key in head.keys.values() if not key.double_wrap}
         for table in {table.path: table for entry in log.kept(head) for table in entry.files}.values():
             if table.material or singles & log.tables.counted([table], log.envelope(head)).keys():
                 by_kms += wrapped_by_kms(log, table, head)
-        under = [f"one in {version[0]}" for one in _or_unknown(version) if by_kms[one]]
+        under = [f"one in {version[0]}" for one in (version, (version[0], "")) if by_kms[one]]
     if under:
         raise PolicyError(
             f"version {version[1]} of the master key {version[0]!r} still wraps {len(under)} keys, such as {under[0]}: "
@@ -335,8 +364,12 @@ def _wrapping(log: Log, entries: Iterable[Entry], head: Entry) -> set[str]:
     return set(log.tables.counted(tables.values(), log.envelope(head)))
 
 
-def _or_unknown(version: MasterVersion) -> set[MasterVersion]:
-    return {version, (version[0], "")}
+def _may_be_under(log: Log, key: KeyEntry, version: MasterVersion) -> bool:
+    """Whether a KEK is under a version of its master key, as far as anyone can tell."""
+    try:
+        return log.version_of(key) in (version, (version[0], ""))
+    except KeyAccessError:  # its key store does not show it
+        return True
 
 
 def _is_object(path: str) -> bool:

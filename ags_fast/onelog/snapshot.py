@@ -98,7 +98,10 @@ class Snapshot(NamedTuple):
         return replace(contents, without=denied_keys(contents, [row])) if hide else contents
 
     def holding(self, key_ids: Iterable[str], threads: int | None = None) -> Contents:
-        """Return what opens files under the KEKs with these ids."""
+        """Return what opens files under the KEKs with these ids. A key store is asked once for all of them."""
+        if self.log.wraps.elsewhere:
+            key_ids, keys = [*key_ids], self.log.known(self.entry).keys
+            self.log.wraps.fetch(self.entry.dataset_id, [keys[key_id] for key_id in key_ids if key_id in keys])
         return Contents(self.entry.dataset_id, self.log.store, self.envelope.subset(key_ids), threads)
 
     @contextmanager

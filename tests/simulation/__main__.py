@@ -60,7 +60,7 @@ def verdicts(args: argparse.Namespace, folder: Path) -> Iterator[Verdict]:
     if args.mode == "random" or args.what[:1] == ["random"]:
         seeds: Iterable[int] = [int(args.what[1])] if args.mode == "replay" else itertools.count(args.seed)
         for seed in itertools.islice(seeds, args.count):
-            yield schedules.run_random(seed, folder, tuple(args.others or OPERATIONS))
+            yield schedules.run_random(seed, folder, tuple(args.others or OPERATIONS), args.sql)
         return
     place = Place(args.scope, args.keep or None, args.columns)
     if args.sql:

@@ -12,8 +12,8 @@ from ags_fast.dataset.keks import Want
 from ags_fast.dataset.names import object_name
 from ags_fast.dataset.policy import Policy
 from ags_fast.handle.dataset import Dataset
-from ags_fast.keys.kek import rewrap_kek
 from ags_fast.keys.kms import load_kms
+from ags_fast.keystores import open_key_store, rows_of
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Wish
 from ags_fast.onelog.deks import with_new_keys
@@ -24,6 +24,7 @@ from ags_fast.onelog.job import Job
 from ags_fast.onelog.keks import Keks
 from ags_fast.onelog.keys import Rotation
 from ags_fast.onelog.log import Log
+from ags_fast.onelog.masters import rewrap_keks
 from ags_fast.onelog.plan import read_plan
 from ags_fast.onelog.snapshot import Snapshot
 from simulation import operations
@@ -34,27 +35,30 @@ from simulation.store import SimStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ags_fast.keys.entry import KeyEntry
-
 
 MAIN = Want("master")
+here = Place()  # of the operation that this process does
 
 
 def opened() -> Log:
     """Return the log of the dataset."""
-    return Log(SimStore(ROOT), load_kms(PROPERTIES))
+    return Log(SimStore(ROOT), load_kms(PROPERTIES), key_store=open_key_store(here.key_store))
 
 
 def dataset() -> Dataset:
     """Return a new handle."""
-    return Dataset.open(ROOT, kms=PROPERTIES)
+    return Dataset.open(ROOT, kms=PROPERTIES, key_store=here.key_store)
 
 
 def make(place: Place) -> None:
     """Make a dataset whose version `OLD` has files."""
+    global here
+    here = place
     for key_id in operations.MASTERS:
         SimStore.door.ask("turn", key_id)
-    made = Dataset.create(ROOT, kms=PROPERTIES, wrapping_key_id="master", policy=Policy(place.scope))
+    made = Dataset.create(
+        ROOT, kms=PROPERTIES, wrapping_key_id="master", policy=Policy(place.scope), key_store=place.key_store
+    )
     write(FIRST)
     if place.columns:
         made.refresh()
@@ -150,22 +154,7 @@ def _rotate(rotation: Rotation) -> None:
 
 def _turn(place: Place, me: str) -> None:
     SimStore.door.ask("turn", "master")
-    log = opened()
-    job = Job.begin(log, "mek")  # with a plan, since it may write tables of KEKs
-    done: dict[bytes | None, KeyEntry] = {}
-
-    def decide(head: Entry) -> Draft:
-        kms = log.kms.for_dataset(head.dataset_id)
-        keys: dict[str, KeyEntry] = {}
-        for key in head.keys.values():
-            if key.wrapping_key_id == "master" and key.double_wrap:
-                if key.wrapped not in done:
-                    done[key.wrapped] = rewrap_kek(kms, key)
-                new = done[key.wrapped]
-                keys[key.key_id] = key.replace(wrapped=new.wrapped, properties=new.properties)
-        return Draft("mek", keys=Keks.of(head.keys).changed(keys), uses=job.uses(head))
-
-    job.replace_files(decide)
+    rewrap_keks(opened(), "master")
 
 
 def _destroy(place: Place, me: str) -> None:
@@ -225,7 +214,16 @@ def _put(place: Place, me: str) -> None:
     write({f"new/{me}": me.encode()})
 
 
-RUNS: dict[str, Callable[[Place, str], Any]] = {
+def _at_place(run: Callable[[Place, str], Any]) -> Callable[[Place, str], Any]:
+    def placed(place: Place, me: str) -> Any:
+        global here
+        here = place
+        return run(place, me)
+
+    return placed
+
+
+_RUNS: dict[str, Callable[[Place, str], Any]] = {
     "put": _put,
     "overwrite": lambda place, me: write({"d/overwritten": me.encode()}, replace=True),
     "rename": _rename,
@@ -244,14 +242,21 @@ RUNS: dict[str, Callable[[Place, str], Any]] = {
     "restore": _restore,
     "policy": lambda place, me: _set_policy(Policy(place.scope, kek_lifetime_days=365, keep=place.keep)),
 }
+RUNS = {name: _at_place(run) for name, run in _RUNS.items()}
 
 
 def read(place: Place) -> Files:
     """Sweep up, then read every byte of every version. Returns the newest files, and the policy."""
-    _sweep(place, "last")
+    RUNS["sweep"](place, "last")
     SimStore.door.world.forget()
     log = opened()
     head = log.head()
+    if log.wraps.elsewhere:
+        there, named = set(log.wraps.store().list(head.dataset_id)), set(rows_of(head.keys.values()))
+        if there != named:
+            raise AssertionError(
+                f"the key store lacks {len(named - there)} rows, and has {len(there - named)} of no use"
+            )
     newest: Files = {}
     for entry in log.kept(head):
         for table in entry.key_tables:

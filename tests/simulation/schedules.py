@@ -107,13 +107,13 @@ class Pairs:
         at, changes, whole = 0, -1, dict[str, tuple[World, Outcome]]()
         while running.request is not None:
             request = running.request
-            if world.changes != changes or request.kind == "sql":
+            if world.changes != changes:
                 changes, whole = world.changes, {}
             for other in others:
                 chosen = request.kind in WRITES or at == 0 or share == 1.0 or chance.random() < share
                 if chosen and self._differs(other, at, request, world, whole):
                     yield self._gap(running.branch(world), at, other, whole)
-                    world.enter()
+            world.enter()
             running.step()
             world.leave()
             at += 1
@@ -145,7 +145,7 @@ class Pairs:
     ) -> bool:
         """Whether a schedule is another one than that with the next stop. Puts what ran whole into `whole`."""
         if other in ("killed", "lost", "late", "later"):
-            return request.kind in WRITES
+            return request.kind in WRITES or (request.kind == "sql" and other == "killed")
         if other not in whole:
             whole[other] = self._whole(world, other)
         return at == 0 or whole[other][0].conflicts(request)
@@ -166,7 +166,9 @@ class Pairs:
             world.enter()
             done = [Done(other if other in OPERATIONS else "sweep", "second", outcome, at, at)]
             running.run()
+            world.leave()
         elif request is not None:
+            world.enter()
             self._befall(running, request, other)
             world = running.world
         assert running.outcome is not None
@@ -183,16 +185,15 @@ class Pairs:
             _carry_out(running.world, request)
         running.tell(None, TimeoutError("no answer"))
         running.run()
+        running.world.leave()
         if fault == "later":
-            after, _ = self._whole(running.world, "later")
-            after.enter()
-            running.world = after
+            running.world, _ = self._whole(running.world, "later")
         if fault in ("late", "later"):
             _carry_out(running.world, request)
 
 
 def _shown(request: Request) -> str:
-    return f"{request.kind}:{request.path.removeprefix('bucket/dataset/')}"
+    return f"{request.kind}:{'_'.join(request.path.removeprefix('bucket/dataset/').split())}"
 
 
 def _two_days_later(world: World) -> World:
@@ -245,6 +246,7 @@ def run_script(place: Place, steps: Sequence[str]) -> Verdict:
         if one.request is not None:
             one.die()
     done = [Done(one.name, me, one.outcome or Outcome("died"), begins[me], ends[me]) for me, one in running.items()]
+    world.leave()
     said = "; ".join(f"{one.me}: {one.outcome.said} {one.outcome.text}" for one in done)
     return Verdict(f"script {' '.join(steps)}", place, said, judge(world, place, done))
 
@@ -275,18 +277,21 @@ def _turn(one: Actor, stop: str, fault: str, late: list[Request]) -> None:
     assert not stop, f"{one.name} makes no request {stop}"
 
 
-def run_random(seed: int, folder: Path | None = None, names: tuple[str, ...] = tuple(OPERATIONS)) -> Verdict:
+def run_random(
+    seed: int, folder: Path | None = None, names: tuple[str, ...] = tuple(OPERATIONS), sql: bool = False
+) -> Verdict:
     """Run a random schedule.
 
     Args:
         seed: Of all that is decided by chance.
         folder: For a database of keys; None: a temporary one.
         names: The operations to choose from.
+        sql: Whether the keys are in a database; else they are in one schedule of five.
     """
     chance = random.Random(seed)
     place = Place(chance.choice(SCOPES), chance.choice((None, 1, 1, 2)), chance.random() < 0.3)
     with tempfile.TemporaryDirectory() as temporary:
-        if chance.random() < 0.2:
+        if chance.random() < 0.2 or sql:
             place = in_database(place, folder or Path(temporary))
         world = begun(place, chance.choice((2, 3, 1000)))
         world.enter()
@@ -331,6 +336,7 @@ class _Random:
                 self.world.clock += chance.choice((0.6, 2.0)) * DAY
         for request in self.late:
             _carry_out(self.world, request)
+        self.world.leave()
         done = [
             Done(name, f"{name}{i}", one.outcome or Outcome("died"), self.begins[i], self.ends[i])
             for i, (name, one) in enumerate(zip(self.chosen, self.running, strict=True))
@@ -344,7 +350,7 @@ class _Random:
         assert request is not None
         if self.late and chance.random() < 0.05:
             _carry_out(self.world, self.late.pop(chance.randrange(len(self.late))))
-        if not self.faults or chance.random() > (0.06 if request.kind in WRITES else 0.003):
+        if not self.faults or chance.random() > (0.06 if request.kind in (*WRITES, "sql") else 0.003):
             one.step()
             return
         how = chance.random()

@@ -13,6 +13,7 @@ BEGIN = 1_750_000_000.0  # the clock of a new world, in seconds since the epoch
 STEP_SECONDS = 0.01  # that a request takes
 DAY = 86_400.0
 WRITES = frozenset(("create", "put", "delete"))
+DATABASE = "database"  # in footprints: a statement of SQL
 FREE = frozenset(("kms",))  # requests that nobody stops before: not the store's
 
 
@@ -73,8 +74,7 @@ class World:
         self.written: set[str] = set()
 
     def copy(self) -> World:
-        """Return a world that goes its own way from here, with new footprints."""
-        self.leave()
+        """Return a world that goes its own way from here, with new footprints. Whoever changed it has left it."""
         other = World(self.page, self.database)
         other._rows = self._rows
         other.objects, other.masters = dict(self.objects), dict(self.masters)
@@ -107,6 +107,8 @@ class World:
             return path in self.written
         if request.kind in WRITES:
             return path in self.written or path in self.read or any(path.startswith(p) for p in self.listed)
+        if request.kind == "sql":
+            return DATABASE in (self.written if _only_reads(path) else self.written | self.read)
         return request.kind != "sleep"
 
     # ---- the requests; each gets a path and an argument
@@ -158,6 +160,8 @@ class World:
 
     def _sql(self, statement: str, _: None) -> None:
         """A statement is about to go to the database, which is not a part of the world."""
+        (self.read if _only_reads(statement) else self.written).add(DATABASE)
+        self.changes += not _only_reads(statement)
 
     def _kms(self, key_id: str, _: None) -> tuple[int, set[int]]:
         return self.masters[key_id], {version for name, version in self.destroyed if name == key_id}
@@ -169,3 +173,7 @@ class World:
     def _turn(self, key_id: str, _: None) -> None:
         self.changes += 1
         self.masters[key_id] = self.masters.get(key_id, 0) + 1
+
+
+def _only_reads(statement: str) -> bool:
+    return statement.startswith("SELECT")

@@ -53,18 +53,11 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-__all__ = ["SqlKeyStore"]
+__all__ = ["SqlKeyStore", "connect", "shown"]
 
 DATASET = "dataset"  # the parameter of the URL that says which
-SECRETS = (
-    "password",
-    "passwd",
-    "pwd",
-    "sslpassword",
-    "scram_client_key",
-    "scram_server_key",
-    "oauth_client_secret",
-)  # parameters that drivers take, and no URL may have
+# Parameters that drivers take, and no URL may have.
+SECRETS = ("password", "passwd", "pwd", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret")
 DATASET_CHARS = 255  # the longest id of a dataset
 KEY_CHARS = 512  # the longest id of a key: an index takes no more than some 2700 bytes
 ROWS = 500  # looked up or removed in one statement
@@ -118,7 +111,7 @@ class SqlKeyStore:
         if isinstance(url, Engine):
             self._engine = url
         else:
-            self._url, self._engine, dataset_id = _engine(url, dataset_id)
+            self._url, self._engine, dataset_id = connect(url, dataset_id)
             weakref.finalize(self, self._engine.dispose)
         if self._engine.dialect.name not in ("sqlite", "postgresql"):
             raise ValueError(f"a key store is in SQLite or PostgreSQL, not in {self._engine.dialect.name}")
@@ -129,7 +122,7 @@ class SqlKeyStore:
         mend_after_fork(self)
         if dataset_id is None:
             raise PolicyError(
-                f"{_shown(self._engine)} may have many datasets: add ?{DATASET}= and an id. {self._choices()}"
+                f"{shown(self._engine)} may have many datasets: add ?{DATASET}= and an id. {self._choices()}"
             )
         binding(dataset_id, "", "")  # ValueError if it cannot be one
         if not 0 < len(dataset_id) <= DATASET_CHARS:
@@ -219,7 +212,7 @@ class SqlKeyStore:
         ]
 
     def __repr__(self) -> str:
-        return f"<SqlKeyStore {_shown(self._engine)} {DATASET}={self.dataset_id!r}>"
+        return f"<SqlKeyStore {shown(self._engine)} {DATASET}={self.dataset_id!r}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._url is None:
@@ -257,7 +250,7 @@ class SqlKeyStore:
         except exc.SQLAlchemyError as error:
             # The driver's words, not SQLAlchemy's, which show each statement with all that it was given.
             said = str(getattr(error, "orig", None) or type(error).__name__).strip().split("\n")[0][:300]
-            raise KeyAccessError(f"the key store in {_shown(self._engine)} cannot be used now: {said}") from None
+            raise KeyAccessError(f"the key store in {shown(self._engine)} cannot be used now: {said}") from None
 
     def _create_tables(self) -> None:
         for table in TABLES.sorted_tables:
@@ -329,7 +322,7 @@ def _restore(url: str, dataset_id: str) -> SqlKeyStore:
     return SqlKeyStore(url, dataset_id=dataset_id)
 
 
-def _engine(url: str, dataset_id: str | None) -> tuple[str, Engine, str | None]:
+def connect(url: str, dataset_id: str | None) -> tuple[str, Engine, str | None]:
     """The URL without the dataset, an engine for it, and the dataset's id."""
     try:
         parsed = make_url(url)
@@ -371,7 +364,8 @@ def _engine(url: str, dataset_id: str | None) -> tuple[str, Engine, str | None]:
     return parsed.render_as_string(), engine, named
 
 
-def _shown(engine: Engine) -> str:
+def shown(engine: Engine) -> str:
+    """Return the URL of a database, for people."""
     return engine.url.render_as_string(hide_password=True)
 
 
