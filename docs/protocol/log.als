@@ -125,7 +125,7 @@ pred hears[w: Writer] {                          -- the head says what happened,
   or w.job not in over[head] + plans and no NoPlanCheck + NoPlanAfter and answer[w, Done, Maybe]
 }
 pred decided[w: Writer, e: Entry] {             -- rule 3d: what the wish makes of the head
-  (some NoAnew and some w.made) => e.snap = w.made.snap
+  (some NoAnew and some w.made.by) => e.snap = w.made.snap
   else w.job in Put => {
     some o: w.cand { e.snap = head.snap ++ (w.job.at -> o) and (no NoKeks implies o.kek in head.keys + news[w]) }
   } else w.job in Rename => { some head.snap[X] and e.snap = Y -> head.snap[X] }
@@ -147,7 +147,7 @@ pred commit[w: Writer, e: Entry] {              -- rule 3f: a create of head+1 i
   inOver[e, no NoMark => w.job else none, none] and send[e] and to[w, Asked, e, none, w.cand, none, none]
 }
 pred believe[w: Writer] {                       -- only without Look: takes "created" for "committed"
-  some NoLook and w.pc = Asked and w.made in log - flight and answer[w, Done, Yes]
+  some NoLook and w.pc = Asked and some w.made.by and w.made in log and answer[w, Done, Yes]
 }
 pred giveUp[w: Writer] {                        -- rule 4: no answer, and the number is free
   w.pc = Asked and waits[w] and w.job not in over[head]
