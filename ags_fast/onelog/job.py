@@ -16,7 +16,6 @@ from ags_fast.onelog.change import Change, Wish, next_change, whole_sets
 from ags_fast.onelog.deks import key_ids, rewrapped_row
 from ags_fast.onelog.errors import JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.job_keys import JobKeys
-from ags_fast.onelog.keystores import rows_of
 from ags_fast.onelog.log import Batch, Draft, Entry, Log, Plans, main_key
 from ags_fast.onelog.names import ALIVE, LEFT, LOCK, PLANS, beside_plan, is_plan, job_of, plan_path
 from ags_fast.onelog.plan import TRIES, read_files, read_plan, store_files
@@ -104,7 +103,7 @@ class Job:
             resumable: Whether other processes may go on with it.
             facts: What a process that goes on must know: JSON values.
         """
-        log.wraps.check_writable()
+        log.kek_rows.check_writable()
         head = head or log.head()
         for _ in range(TRIES):
             job = cls(log, operation, new_job_id(), head)
@@ -288,7 +287,7 @@ class Job:
             for path in made:
                 self.log.store.delete(path)
             self._delete_plans(head)
-            reach.remove_rows(self.log, self.keys.rows)
+            reach.remove_rows(self.log, self.keys.rows(head))
         return None
 
     def _end(self, head: Entry) -> None:
@@ -299,7 +298,7 @@ class Job:
             if self.has_tasks and not self.known_plans.issuperset(self._of_tasks):
                 left = self._of_job()
             self._delete_plans(head)
-            reach.remove_rows(self.log, set(self.keys.rows).difference(rows_of(head.keys.values())))
+            reach.remove_rows(self.log, self.keys.rows(head))
             reach.clean(self.log, head)
             named = {table.path for table in head.files}.union(self._named)
             if left := [path for path in left if path not in named]:

@@ -243,7 +243,7 @@ class Log:
         key_store: KeyResolver | None = None,
     ) -> None:
         self.store = store
-        self.wraps = Wraps(key_store)
+        self.kek_rows = Wraps(key_store)
         self.kms = as_kms(kms)
         self._pin = pin
         self._head: Entry | None = None
@@ -269,13 +269,13 @@ class Log:
         return self._envelope[1]
 
     def _holding(self, dataset_id: str, keys: Mapping[str, KeyEntry]) -> Envelope:
-        return Envelope(self.kms.for_dataset(dataset_id), self.wraps.entries(dataset_id, keys, self.whole))
+        return Envelope(self.kms.for_dataset(dataset_id), self.kek_rows.entries(dataset_id, keys, self.whole))
 
     def whole(self, dataset_id: str, key: KeyEntry) -> KeyEntry:
         """Return a KEK with its wrap: as it was wrapped last, if its row has left the key store (rule 12)."""
         while True:
             try:
-                return self.wraps.whole(dataset_id, key)
+                return self.kek_rows.whole(dataset_id, key)
             except UnknownKeyError as error:
                 newest = self.head().keys.get(key.key_id)
                 if newest is None:
@@ -294,7 +294,7 @@ class Log:
         Raises:
             KeyAccessError: The key store does not show the KEK.
         """
-        key = self.wraps.whole((self._head or self.head()).dataset_id, key)
+        key = self.kek_rows.whole((self._head or self.head()).dataset_id, key)
         told = self.kms.key_version(key.wrapped) if key.wrapped is not None else None
         return key.wrapping_key_id, told or key.properties.get(MASTER_VERSION, "")
 
@@ -488,7 +488,7 @@ class Log:
         """Return the body of a document. keys: the KEKs of the head; None: the document may be the head."""
         header = document.header
         sealer = (keys or {}).get(header.sealer.key_id, header.sealer)
-        whole = self.wraps.whole if keys is None else self.whole
+        whole = self.kek_rows.whole if keys is None else self.whole
         return document.opened(self.kms, kind, whole(header.dataset_id, sealer))
 
     def _check_follows(self, entry: Entry) -> None:
@@ -513,9 +513,9 @@ class Log:
         with suppress(FileNotFoundError):
             self.head()
             raise FileExistsError(f"there is a dataset at {self.store.url}")
-        keys = {key_id: self.wraps.named(key, entry.job_id) for key_id, key in entry.keys.items()}
+        keys = {key_id: self.kek_rows.named(key, entry.job_id) for key_id, key in entry.keys.items()}
         path, (data, made) = entry_path(1), self._sealed(msgspec.structs.replace(entry, keys=keys))
-        self.wraps.put(entry.dataset_id, keys.values())
+        self.kek_rows.put(entry.dataset_id, keys.values())
         self.store.create_exclusive(path, data)
         try:
             self.store.create_exclusive(path, b"created twice")
@@ -546,7 +546,7 @@ class Log:
             UnknownOutcomeError: The entry may be there, now or later.
             ConcurrentChangeError: Others came first 200 times, in some ten minutes.
         """
-        self.wraps.check_writable()
+        self.kek_rows.check_writable()
         tries = _Tries(self.store.url, job.id)
         tried: dict[int, Entry] = {}
         while True:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ags_fast.keys.entry import MASTER_VERSION, ROW, KeyEntry, with_version
 from ags_fast.keys.envelope import in_threads
 from ags_fast.keys.kek import rewrap_kek
 from ags_fast.onelog import reach
 from ags_fast.onelog.job import Job
-from ags_fast.onelog.log import Draft, Entry, Idle, Log, Plans
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from ags_fast.onelog.log import Draft, Entry, Log
 
 ASK_AT_ONCE = 8  # calls of the KMS
 
@@ -29,28 +24,22 @@ def rewrap_keks(log: Log, wrapping_key_id: str) -> Entry:
     Raises:
         KeyAccessError: The KMS refuses.
     """
+    job = Job.begin(log, "mek")
     done: dict[bytes | None, KeyEntry] = {}  # by what was wrapped again
-    job = Job.begin(log, "mek") if log.wraps.elsewhere else None  # new rows need a plan, and an entry alone does not
-    job_id = job.id if job is not None else ""
 
-    def changed(head: Entry) -> Mapping[str, KeyEntry]:
-        kms = log.kms.for_dataset(head.dataset_id)
+    def decide(head: Entry) -> Draft:
+        kms, rows, dataset_id = log.kms.for_dataset(head.dataset_id), log.kek_rows, head.dataset_id
         under = [key for key in head.keys.values() if key.double_wrap and key.wrapping_key_id == wrapping_key_id]
-        log.wraps.fetch(head.dataset_id, under)
-        olds = [log.whole(head.dataset_id, key) for key in under]
+        rows.fetch(dataset_id, under)
+        olds = [log.whole(dataset_id, key) for key in under]
         todo = [old for old in olds if old.wrapped not in done]
         made = in_threads(lambda old: rewrap_kek(kms, old), todo, min(ASK_AT_ONCE, len(todo)) or 1)
-        done.update({old.wrapped: log.wraps.named(new, job_id) for old, new in zip(todo, made, strict=True)})
+        done.update({old.wrapped: rows.named(new, job.id) for old, new in zip(todo, made, strict=True)})
         keys = {key.key_id: _wrapped_as(done[old.wrapped], key) for key, old in zip(under, olds, strict=True)}
-        log.wraps.put(head.dataset_id, keys.values())
-        return {**head.keys, **keys}
+        rows.put(dataset_id, keys.values())
+        return Draft("mek", keys={**head.keys, **keys}, uses=job.uses(head))
 
-    def alone(head: Entry, plans: Plans) -> Draft:
-        return Draft("mek", keys=changed(head))
-
-    if job is None:
-        return log.append(Idle(), alone)[1]
-    committed = job.replace_files(lambda head: Draft("mek", keys=changed(head), uses=job.uses(head)))
+    committed = job.replace_files(decide)
     reach.remove_rows(log)
     return committed.head
 

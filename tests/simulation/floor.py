@@ -48,7 +48,7 @@ def make(place: Place) -> None:
     for key_id in operations.MASTERS:
         SimStore.door.ask("turn", key_id)
     log = opened()
-    dataset_id = log.wraps.dataset_id or secrets.token_hex(8)
+    dataset_id = log.kek_rows.dataset_id or secrets.token_hex(8)
     kek = Want("master").new_kek(log.kms.for_dataset(dataset_id))
     log.create(Entry.first_of(dataset_id, kek, Policy(place.scope)))
     write(FIRST)
@@ -256,8 +256,8 @@ def read(place: Place) -> Files:
     SimStore.door.world.forget()
     log = opened()
     head = log.head()
-    if log.wraps.elsewhere:
-        there, named = set(log.wraps.store().list(head.dataset_id)), set(rows_of(head.keys.values()))
+    if log.kek_rows.elsewhere:
+        there, named = set(log.kek_rows.store().list(head.dataset_id)), set(rows_of(head.keys.values()))
         if there != named:
             raise AssertionError(
                 f"the key store lacks {len(named - there)} rows, and has {len(there - named)} of no use"
