@@ -386,7 +386,7 @@ def test_a_sweep_leaves_the_rows_of_open_jobs(tmp_path: Path, kms: KmsClient) ->
     store.put("id", {**stray, "nobody's": b"x"})
     other = Log(log.store, kms, key_store=store)
     reach.sweep(other, Idle())
-    assert rows_at(store, other) == named(other) | {*job.keys.rows, "nobody's"}
+    assert rows_at(store, other) == named(other) | {*job.keys.rows(), "nobody's"}
     new = new_row(job, "a", Want("other"))
     log.store.write_small(new.file, b"content")
     job.commit(Wish("write", [new]))
@@ -452,7 +452,7 @@ def test_who_reads_while_the_master_key_turns(tmp_path: Path, kms: KmsClient) ->
     ((key_id, wrapped, bound),) = row.wraps("id")
     assert len(contents.envelope.unwrap(key_id, wrapped, bound)) == 16
     with pytest.raises(UnknownKeyError, match="no row"):
-        reader.wraps.whole("id", snapshot.entry.keys[key_id])
+        reader.kek_rows.whole("id", snapshot.entry.keys[key_id])
 
 
 def test_a_kek_that_retires_meanwhile_stays_retired(tmp_path: Path, kms: KmsClient) -> None:
@@ -460,14 +460,14 @@ def test_a_kek_that_retires_meanwhile_stays_retired(tmp_path: Path, kms: KmsClie
     log, other = new_log(tmp_path / "d", kms, store), Log(Store(tmp_path / "d"), kms, key_store=store)
     add(log, "a")
     (first,) = log.head().keys
-    named_by = log.wraps.named
+    named_by = log.kek_rows.named
 
     def meanwhile(key: KeyEntry, job_id: str) -> KeyEntry:
         if len(other.head().keys) == 1:
             Job.begin(other, "rotate").rotate(Rotation())
         return named_by(key, job_id)
 
-    log.wraps.named = meanwhile  # type: ignore[method-assign]
+    log.kek_rows.named = meanwhile  # type: ignore[method-assign]
     rewrap_keks(log, "master")
     assert log.head().keys[first].state == "retired"
     assert "retires-ms" in log.head().keys[first].properties
@@ -591,7 +591,7 @@ def test_rows_that_were_exchanged(tmp_path: Path, kms: KmsClient) -> None:
     store.put("id", {one: theirs})
     clear_cache()
     with pytest.raises(IntegrityError, match="another row in the place"):
-        Log(log.store, kms, key_store=store).wraps.fetch("id", log.head().keys.values())
+        Log(log.store, kms, key_store=store).kek_rows.fetch("id", log.head().keys.values())
 
 
 def test_a_name_of_no_row_asks_nothing() -> None:
@@ -681,4 +681,5 @@ def test_a_folder_that_fails(tmp_path: Path) -> None:
     for work in (lambda: store.put("d", rows(1)), lambda: store.get("d", [*rows(1)])):
         with pytest.raises(KeyAccessError, match="cannot be used now"):
             work()
-    assert repr(store) == f"<FolderKeyStore {tmp_path / 'file'}>"
+    assert repr(store) == f"<FolderKeyStore of Store({str(tmp_path / 'file')!r})>"
+    assert "secret" not in repr(FolderKeyStore("s3://me:secret@bucket/keys"))

@@ -105,7 +105,7 @@ class Access:
         """
         self.store.check_writable()
         log = self.log()
-        dataset_id = log.wraps.dataset_id or os.urandom(16).hex()
+        dataset_id = log.kek_rows.dataset_id or os.urandom(16).hex()
         key = Want(wrapping_key_id).new_kek(self.kms.for_dataset(dataset_id))
         return Snapshot(log, log.create(Entry.first_of(dataset_id, key, policy or Policy())))
 

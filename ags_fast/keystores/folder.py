@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from ags_fast.errors import KeyAccessError
@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     import builtins
     import os
     from collections.abc import Callable, Collection, Iterable, Mapping
-    from typing import TypeVar
-
-    Item = TypeVar("Item")
-    Result = TypeVar("Result")
 
 AT_ONCE = 16  # requests
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class FolderKeyStore:
@@ -61,10 +59,8 @@ class FolderKeyStore:
     def list(self, dataset_id: str) -> builtins.list[str]:
         """See `KeyStore`."""
         folder = _path(dataset_id, "")
-        try:
-            return [listed.path.removeprefix(folder) for listed in self._store.list(folder)]
-        except OSError as error:
-            raise self._refused(error) from None
+        (found,) = self._each(lambda folder: [listed.path for listed in self._store.list(folder)], [folder])
+        return [path.removeprefix(folder) for path in found]
 
     def remove(self, dataset_id: str, names: builtins.list[str]) -> None:
         """See `KeyStore`."""
@@ -75,14 +71,11 @@ class FolderKeyStore:
         try:
             return in_threads(work, items, min(AT_ONCE, len(items)) if self._store.parallel and items else 1)
         except OSError as error:
-            raise self._refused(error) from None
-
-    def _refused(self, error: OSError) -> KeyAccessError:
-        said = error.strerror or type(error).__name__
-        return KeyAccessError(f"the key store at {self._store.url} cannot be used now: {said}")
+            said = error.strerror or type(error).__name__
+            raise KeyAccessError(f"{self!r} cannot be used now: {said}") from None
 
     def __repr__(self) -> str:
-        return f"<FolderKeyStore {self._store.url}>"
+        return f"<FolderKeyStore of {self._store!r}>"
 
 
 def _path(dataset_id: str, name: str) -> str:

@@ -12,7 +12,6 @@ from ags_fast import telemetry
 from ags_fast.dataset.keks import SLACK_USES, Want, clock_ms
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import AgsError, ConcurrentChangeError
-from ags_fast.keystores import rows_of
 from ags_fast.onelog import keys as decide_keys
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Change, Wish, next_change, whole_sets
@@ -138,7 +137,7 @@ class Job:
             facts: What a process that goes on must know: JSON values.
             policy: How the job chooses KEKs, if it brings another policy; None: as the head's policy has it.
         """
-        log.wraps.check_writable()
+        log.kek_rows.check_writable()
         head = head or log.head()
         for _ in range(TRIES):
             job = cls(log, operation, new_job_id(), head)
@@ -355,7 +354,7 @@ class Job:
             for path in made:
                 self.log.store.delete(path)
             self._delete_plans(head)
-            reach.remove_rows(self.log, self.keys.rows)
+            reach.remove_rows(self.log, self.keys.rows(head))
         return None
 
     def _end(self, head: Entry) -> None:
@@ -366,8 +365,7 @@ class Job:
             if self._lists_all or (self.has_tasks and not self.known_plans.issuperset(self._of_tasks)):
                 left = self._of_job()
             self._delete_plans(head)
-            if made := set(self.keys.rows):
-                reach.remove_rows(self.log, made.difference(rows_of(head.keys.values())))
+            reach.remove_rows(self.log, self.keys.rows(head))
             self.cleaned += reach.clean(self.log, head)
             named = {table.path for table in head.files}.union(self._named)
             if left := [path for path in left if path not in named]:

@@ -69,10 +69,9 @@ class JobKeys:
         """How often each KEK was used, at most: what the plans reserve."""
         return self._uses
 
-    @property
-    def rows(self) -> list[str]:
-        """The rows of a key store that this process has made, if any."""
-        return rows_of(self._new.values())
+    def rows(self, head: Entry | None = None) -> list[str]:
+        """Return the rows of a key store that this process has made, if any; without those of the head's KEKs."""
+        return rows_of(key for key_id, key in self._new.items() if head is None or key_id not in head.keys)
 
     @property
     def wraps(self) -> bool:
@@ -148,7 +147,7 @@ class JobKeys:
         missing = [kind for kind in kinds if kind not in own]
         kms = self._log.kms.for_dataset(head.dataset_id)
         made = in_threads(lambda kind: kind.new_kek(kms), missing, min(ASK_AT_ONCE, len(missing)) or 1)
-        for key in (self._log.wraps.named(key, self._job_id) for key in made):
+        for key in (self._log.kek_rows.named(key, self._job_id) for key in made):
             self._new[key.key_id] = self._keys[key.key_id] = own[Want.of(key)] = key
         return {kind: own[kind] for kind in kinds}
 
@@ -201,7 +200,7 @@ class JobKeys:
         """Store a plan. False: without a clear answer, so another id is needed, and another KEK."""
         if not store_plan(self._log.store, self._log.envelope(head), main_key(head.keys), head.dataset_id, plan):
             return False
-        self._log.wraps.put(head.dataset_id, plan.new.values())
+        self._log.kek_rows.put(head.dataset_id, plan.new.values())
         self.plans.append(plan.job_id)
         self._uses.update(plan.uses)
         self._room.update(plan.uses)

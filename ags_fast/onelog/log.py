@@ -80,7 +80,7 @@ class Log:
         key_store: KeyResolver | None = None,
     ) -> None:
         self.store = store
-        self.wraps = Wraps(key_store)
+        self.kek_rows = Wraps(key_store)
         self.kms = as_kms(kms)
         self.earlier: Mapping[str, KeyEntry] = {}  # KEKs as earlier entries have them, where the head's do not open
         self._other_kms: KmsClient | None = None  # which opens the head if the dataset has moved there, or has not
@@ -133,13 +133,13 @@ class Log:
         return self._envelope[1]
 
     def _holding(self, dataset_id: str, keys: Mapping[str, KeyEntry]) -> Envelope:
-        return Envelope(self.kms.for_dataset(dataset_id), self.wraps.entries(dataset_id, keys, self.whole))
+        return Envelope(self.kms.for_dataset(dataset_id), self.kek_rows.entries(dataset_id, keys, self.whole))
 
     def whole(self, dataset_id: str, key: KeyEntry) -> KeyEntry:
         """Return a KEK with its wrap: as it was wrapped last, if its row has left the key store (rule 12)."""
         while True:
             try:
-                return self.wraps.whole(dataset_id, key)
+                return self.kek_rows.whole(dataset_id, key)
             except UnknownKeyError as error:
                 newest = self.head().keys.get(key.key_id)
                 if newest is None:
@@ -158,7 +158,7 @@ class Log:
         Raises:
             KeyAccessError: The key store does not show the KEK.
         """
-        key = self.wraps.whole((self._head or self.head()).dataset_id, key)
+        key = self.kek_rows.whole((self._head or self.head()).dataset_id, key)
         told = self.kms.key_version(key.wrapped) if key.wrapped is not None else None
         return key.wrapping_key_id, told or key.properties.get(MASTER_VERSION, "")
 
@@ -417,7 +417,7 @@ class Log:
         known = {} if keys is None else Keks.of(keys).inline  # which need no table
         key_id = header.sealer.key_id
         sealer = self.earlier.get(key_id) or known.get(key_id, header.sealer)
-        whole = self.wraps.whole if keys is None else self.whole
+        whole = self.kek_rows.whole if keys is None else self.whole
         return document.opened(self.kms, kind, whole(header.dataset_id, sealer))
 
     def _check_follows(self, entry: Entry) -> None:
@@ -442,9 +442,9 @@ class Log:
         with suppress(FileNotFoundError):
             self.head()
             raise FileExistsError(f"there is a dataset at {self.store.url}")
-        keys = {key_id: self.wraps.named(key, entry.job_id) for key_id, key in entry.keys.items()}
+        keys = {key_id: self.kek_rows.named(key, entry.job_id) for key_id, key in entry.keys.items()}
         path, (data, made) = entry_path(1), self._sealed(msgspec.structs.replace(entry, keys=keys), self.kms)
-        self.wraps.put(entry.dataset_id, keys.values())
+        self.kek_rows.put(entry.dataset_id, keys.values())
         self.store.create_exclusive(path, data)
         try:
             self.store.create_exclusive(path, b"created twice")
@@ -475,7 +475,7 @@ class Log:
             UnknownOutcomeError: The entry may be there, now or later.
             ConcurrentChangeError: Others came first 200 times, in some ten minutes.
         """
-        self.wraps.check_writable()
+        self.kek_rows.check_writable()
         tries = Tries(self.store.url, job.id)
         tried: dict[int, Entry] = {}
         while True:
@@ -577,7 +577,7 @@ class Log:
     def _sealed(self, entry: Entry, kms: KmsClient) -> tuple[bytes, Entry]:
         """Return the bytes of an entry, and the entry as the function that reads use has accepted it."""
         envelope = Envelope(
-            kms.for_dataset(entry.dataset_id), self.wraps.entries(entry.dataset_id, entry.keys, self.whole)
+            kms.for_dataset(entry.dataset_id), self.kek_rows.entries(entry.dataset_id, entry.keys, self.whole)
         )
         body = msgspec.structs.replace(entry, keys=Keks.of(entry.keys).inline)
         data = seal(envelope, entry.keys[entry.sealer], entry.dataset_id, entry_path(entry.number), body)

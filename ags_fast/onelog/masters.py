@@ -38,13 +38,13 @@ def rewrap_keks(log: Log, wrapping_key_id: str) -> Entry:
     def changed(head: Entry) -> Draft:
         kms = log.kms.for_dataset(head.dataset_id)
         under = [key for key in head.keys.values() if key.double_wrap and key.wrapping_key_id == wrapping_key_id]
-        log.wraps.fetch(head.dataset_id, under)
+        log.kek_rows.fetch(head.dataset_id, under)
         olds = [log.whole(head.dataset_id, key) for key in under]
         todo = list({old.wrapped: old for old in olds if old.wrapped not in done}.values())
         made = in_threads(lambda old: rewrap_kek(kms, old), todo, min(ASK_AT_ONCE, len(todo)) or 1)
-        done.update({old.wrapped: log.wraps.named(new, job.id) for old, new in zip(todo, made, strict=True)})
+        done.update({old.wrapped: log.kek_rows.named(new, job.id) for old, new in zip(todo, made, strict=True)})
         keys = {key.key_id: _wrapped_as(done[old.wrapped], key) for key, old in zip(under, olds, strict=True)}
-        log.wraps.put(head.dataset_id, keys.values())
+        log.kek_rows.put(head.dataset_id, keys.values())
         return Draft("mek", keys=Keks.of(head.keys).changed(keys), uses=job.uses(head))
 
     committed = job.replace_files(changed)

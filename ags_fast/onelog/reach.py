@@ -150,9 +150,9 @@ def remove_rows(log: Log, candidates: Collection[str] | None = None) -> list[str
     Returns:
         The rows that were removed.
     """
-    if not log.wraps.elsewhere or (candidates is not None and not candidates):
+    if not log.kek_rows.elsewhere or (candidates is not None and not candidates):
         return []
-    store, dataset_id = log.wraps.store(), log.head().dataset_id
+    store, dataset_id = log.kek_rows.store(), log.head().dataset_id
     if candidates is None:
         candidates = [*store.list(dataset_id)]
     plans = log.plans()
@@ -329,7 +329,7 @@ def retire_master(log: Log, job: Work, version: MasterVersion) -> None:
 def check_master(log: Log, head: Entry, version: MasterVersion) -> None:
     """Raise PolicyError if a KEK, or a data key of a kept version, is under a version of a master key, or may be."""
     doubles = [key for key in head.keys.values() if key.double_wrap and key.wrapping_key_id == version[0]]
-    log.wraps.fetch(head.dataset_id, doubles)
+    log.kek_rows.fetch(head.dataset_id, doubles)
     under = [key.key_id for key in doubles if _may_be_under(log, key, version)]
     if not under:
         by_kms: Counter[MasterVersion] = Counter()

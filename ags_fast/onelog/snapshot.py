@@ -99,9 +99,9 @@ class Snapshot(NamedTuple):
 
     def holding(self, key_ids: Iterable[str], threads: int | None = None) -> Contents:
         """Return what opens files under the KEKs with these ids. A key store is asked once for all of them."""
-        if self.log.wraps.elsewhere:
+        if self.log.kek_rows.elsewhere:
             key_ids, keys = [*key_ids], self.log.known(self.entry).keys
-            self.log.wraps.fetch(self.entry.dataset_id, [keys[key_id] for key_id in key_ids if key_id in keys])
+            self.log.kek_rows.fetch(self.entry.dataset_id, [keys[key_id] for key_id in key_ids if key_id in keys])
         return Contents(self.entry.dataset_id, self.log.store, self.envelope.subset(key_ids), threads)
 
     @contextmanager

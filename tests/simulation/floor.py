@@ -251,8 +251,8 @@ def read(place: Place) -> Files:
     SimStore.door.world.forget()
     log = opened()
     head = log.head()
-    if log.wraps.elsewhere:
-        there, named = set(log.wraps.store().list(head.dataset_id)), set(rows_of(head.keys.values()))
+    if log.kek_rows.elsewhere:
+        there, named = set(log.kek_rows.store().list(head.dataset_id)), set(rows_of(head.keys.values()))
         if there != named:
             raise AssertionError(
                 f"the key store lacks {len(named - there)} rows, and has {len(there - named)} of no use"
