@@ -635,3 +635,21 @@ def test_reading_while_versions_expire(world: World, monkeypatch: pytest.MonkeyP
     for version in (2, None):
         with pytest.raises(ExpiredError) if version else nullcontext():
             open_file(world.url, "a", kms=world.kms, version=version)
+
+
+def test_two_create_one_dataset(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One finds no log, and then what the other has just created."""
+    last_after = Log._last_after
+
+    def late(log: Log, after: str) -> int:
+        found = last_after(log, after)
+        if not found:
+            monkeypatch.undo()
+            other = World(world.url.parent / "2", world.kms)
+            other.url = world.url
+            other.encrypt({"theirs": b"1"}).raise_for_failures()
+        return found
+
+    monkeypatch.setattr(Log, "_last_after", late)
+    world.encrypt(TREE).raise_for_failures()
+    assert world.files() == TREE | {"theirs": b"1"}

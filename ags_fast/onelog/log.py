@@ -422,13 +422,15 @@ class Log:
         while self.store.local and number and (above := self._last_after(last_in_folder(number))):
             number = above
         if number < known or not number:
-            self._gone(known)
+            self._check_gone(known)
+            return self._highest()
         return number
 
     def _last_after(self, after: str) -> int:
         return max((entry_number(listed.path) for listed in self.store.list(LOG, after)), default=0)
 
-    def _gone(self, known: int) -> None:
+    def _check_gone(self, known: int) -> None:
+        """Raise the error for a log without an entry, or with an older one; none if somebody is creating it now."""
         url = self.store.url
         if known:
             raise IntegrityError(
@@ -437,6 +439,8 @@ class Log:
         if any(True for _ in self.store.list("_ags/versions/")):
             raise FormatError(f"{url} was made by ags_fast 0.2: decrypt it with that version, and encrypt it again")
         if next(self.store.list("_ags/"), None) is not None:
+            if self._last_after(""):
+                return  # entry 1 has come since
             raise IntegrityError(f"the log of the dataset at {url} is gone: restore {LOG} from the storage's versions")
         raise FileNotFoundError(f"there is no dataset at {url}")
 
