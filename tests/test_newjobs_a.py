@@ -639,17 +639,48 @@ def test_reading_while_versions_expire(world: World, monkeypatch: pytest.MonkeyP
 
 def test_two_create_one_dataset(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """One finds no log, and then what the other has just created."""
-    last_after = Log._last_after
+    local = type(Store(world.url))
+    list_ = local.list
 
-    def late(log: Log, after: str) -> int:
-        found = last_after(log, after)
-        if not found:
+    def late(store: Store, prefix: str = "", after: str = "") -> Any:
+        found = list(list_(store, prefix, after))
+        if prefix == names.LOG and not found:
             monkeypatch.undo()
             other = World(world.url.parent / "2", world.kms)
             other.url = world.url
             other.encrypt({"theirs": b"1"}).raise_for_failures()
-        return found
+        return iter(found)
 
-    monkeypatch.setattr(Log, "_last_after", late)
+    monkeypatch.setattr(local, "list", late)
     world.encrypt(TREE).raise_for_failures()
     assert world.files() == TREE | {"theirs": b"1"}
+
+
+def test_the_datasets_own_kek_has_a_lifetime_too(world: World) -> None:
+    world.encrypt(TREE, policy=Policy(kek_scope="partition")).raise_for_failures()
+    first = world.log().head()
+    world.encrypt({"b/more": b"1"}, policy=Policy(kek_scope="partition", kek_lifetime_days=0)).raise_for_failures()
+    head = world.log().head()
+    retired = {key.properties.get("scope") for key in head.keys.values() if key.state == "retired"}
+    assert retired == {None, "partition:b"}
+    assert head.sealer not in first.keys
+    assert head.sealer in {table.key_id for table in head.files}
+    assert world.files() == TREE | {"b/more": b"1"}
+    assert world.swept() == []
+
+
+@pytest.mark.parametrize("when", ["begin", "sealed"])
+def test_a_job_that_gets_no_keys_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    world.encrypt(TREE).raise_for_failures()
+    before = read_tree(world.url).keys()
+
+    def refuse(*args: object) -> None:
+        raise KeyAccessError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"ags_fast.onelog.job_keys.{'decide.choose' if when == 'begin' else 'with_new_keys'}", refuse)
+        with pytest.raises(KeyAccessError):
+            world.encrypt({"more": b"1"})
+    left = read_tree(world.url).keys() - before
+    assert {path.partition("/0")[0] for path in left} <= {"_ags/log"}  # the entry that ends the job
+    assert world.plans() == set()
