@@ -386,10 +386,10 @@ class Tables:
         """Return the first row whose path is not before a name."""
         directory = self._directory(table, envelope)
         at = _page_of(directory, name)
-        for page in range(at, min(at + 2, len(directory))):
-            for row in self._page(table, envelope, directory, page):
-                if path_bytes(row.path) >= name:
-                    return row
+        for number in range(at, min(at + 2, len(directory))):
+            page = self._page(table, envelope, directory, number)
+            if (place := bisect_left(page, name, key=_sorts_as)) < len(page):
+                return page[place]
         return None
 
     def _directory(self, table: Table, envelope: Envelope) -> Directory:
