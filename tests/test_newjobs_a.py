@@ -684,3 +684,14 @@ def test_a_job_that_gets_no_keys_leaves_nothing(world: World, monkeypatch: pytes
     left = read_tree(world.url).keys() - before
     assert {path.partition("/0")[0] for path in left} <= {"_ags/log"}  # the entry that ends the job
     assert world.plans() == set()
+
+
+def test_what_another_version_lacks_is_a_row(world: World) -> None:
+    world.encrypt(TREE).raise_for_failures()
+    table = world.log().head().files[0].path
+    remove_files(world.url, "*", kms=world.kms)
+    world.encrypt({"b/new": b"1"}, include="b/new").raise_for_failures()
+    (world.url / table).unlink()
+    done = world.verify()
+    assert [(row.status, row.error_class) for row in done.rows] == [("ok", None), ("failed", "IntegrityError")]
+    assert table in (done.failed[0].error or "")

@@ -478,11 +478,11 @@ class Log:
 
     def _check_follows(self, entry: Entry) -> None:
         """Check that an entry is the pinned one and the one read before, or descends from them."""
-        before = [Pin(self._head.number, self._head.digest)] if self._head else []
-        for pin in before + ([self._pin] if self._pin else []):
+        before = [("version", Pin(self._head.number, self._head.digest))] if self._head else []
+        for what, pin in before + ([("the pin's version", self._pin)] if self._pin else []):
             if pin.number > entry.number or self.digest(entry, pin.number) not in (None, pin.sha256):
                 raise IntegrityError(
-                    f"version {entry.number} of {self.store.url} does not descend from version "
+                    f"version {entry.number} of {self.store.url} does not descend from {what} "
                     f"{pin.number}: somebody has put an older copy, or another history, in its place"
                 )
 
