@@ -16,7 +16,7 @@ from kms_clients import keystore
 pytest.importorskip("msgspec")
 
 from ags_fast.dataset.policy import Policy
-from ags_fast.errors import ConcurrentChangeError, KeyAccessError
+from ags_fast.errors import ConcurrentChangeError, KeyAccessError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.fs.base import Entry
 from ags_fast.handle.dataset import Dataset
@@ -695,3 +695,16 @@ def test_what_another_version_lacks_is_a_row(world: World) -> None:
     done = world.verify()
     assert [(row.status, row.error_class) for row in done.rows] == [("ok", None), ("failed", "IntegrityError")]
     assert table in (done.failed[0].error or "")
+
+
+def test_a_kek_without_uses_retires(world: World) -> None:
+    world.encrypt(TREE, policy=Policy(kek_uses=4)).raise_for_failures()
+    (first,) = world.log().head().keys
+    world.encrypt({"more": b"1"}).raise_for_failures()
+    keys = world.log().head().keys
+    assert (keys[first].state, {key.state for key in keys.values() if key.key_id != first}) == ("retired", {"active"})
+    before = read_tree(world.url).keys()
+    with pytest.raises(PolicyError, match=r"would wrap 5 data keys.*allows 4.*kek_scope"):
+        world.encrypt({f"many/{n}": b"" for n in range(5)})
+    assert read_tree(world.url).keys() == before
+    assert world.files() == TREE | {"more": b"1"}
