@@ -16,7 +16,7 @@ from kms_clients import keystore
 pytest.importorskip("msgspec")
 
 from ags_fast.dataset.policy import Policy
-from ags_fast.errors import ConcurrentChangeError, KeyAccessError
+from ags_fast.errors import ConcurrentChangeError, KeyAccessError, PolicyError
 from ags_fast.fs import Store
 from ags_fast.fs.base import Entry
 from ags_fast.handle.dataset import Dataset
@@ -637,3 +637,76 @@ def test_reading_while_versions_expire(world: World, monkeypatch: pytest.MonkeyP
     for version in (2, None):
         with pytest.raises(ExpiredError) if version else nullcontext():
             open_file(world.url, "a", kms=world.kms, version=version)
+
+
+def test_two_create_one_dataset(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One finds no log, and then what the other has just created."""
+    local = type(Store(world.url))
+    list_ = local.list
+
+    def late(store: Store, prefix: str = "", after: str = "") -> Any:
+        found = list(list_(store, prefix, after))
+        if prefix == names.LOG and not found:
+            monkeypatch.undo()
+            other = World(world.url.parent / "2", world.kms)
+            other.url = world.url
+            other.encrypt({"theirs": b"1"}).raise_for_failures()
+        return iter(found)
+
+    monkeypatch.setattr(local, "list", late)
+    world.encrypt(TREE).raise_for_failures()
+    assert world.files() == TREE | {"theirs": b"1"}
+
+
+def test_the_datasets_own_kek_has_a_lifetime_too(world: World) -> None:
+    world.encrypt(TREE, policy=Policy(kek_scope="partition")).raise_for_failures()
+    first = world.log().head()
+    world.encrypt({"b/more": b"1"}, policy=Policy(kek_scope="partition", kek_lifetime_days=0)).raise_for_failures()
+    head = world.log().head()
+    retired = {key.properties.get("scope") for key in head.keys.values() if key.state == "retired"}
+    assert retired == {None, "partition:b"}
+    assert head.sealer not in first.keys
+    assert head.sealer in {table.key_id for table in head.files}
+    assert world.files() == TREE | {"b/more": b"1"}
+    assert world.swept() == []
+
+
+@pytest.mark.parametrize("when", ["begin", "sealed"])
+def test_a_job_that_gets_no_keys_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    world.encrypt(TREE).raise_for_failures()
+    before = read_tree(world.url).keys()
+
+    def refuse(*args: object) -> None:
+        raise KeyAccessError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"ags_fast.onelog.job_keys.{'decide.choose' if when == 'begin' else 'with_new_keys'}", refuse)
+        with pytest.raises(KeyAccessError):
+            world.encrypt({"more": b"1"})
+    left = read_tree(world.url).keys() - before
+    assert {path.partition("/0")[0] for path in left} <= {"_ags/log"}  # the entry that ends the job
+    assert world.plans() == set()
+
+
+def test_what_another_version_lacks_is_a_row(world: World) -> None:
+    world.encrypt(TREE).raise_for_failures()
+    table = world.log().head().files[0].path
+    remove_files(world.url, "*", kms=world.kms)
+    world.encrypt({"b/new": b"1"}, include="b/new").raise_for_failures()
+    (world.url / table).unlink()
+    done = world.verify()
+    assert [(row.status, row.error_class) for row in done.rows] == [("ok", None), ("failed", "IntegrityError")]
+    assert table in (done.failed[0].error or "")
+
+
+def test_a_kek_without_uses_retires(world: World) -> None:
+    world.encrypt(TREE, policy=Policy(kek_uses=4)).raise_for_failures()
+    (first,) = world.log().head().keys
+    world.encrypt({"more": b"1"}).raise_for_failures()
+    keys = world.log().head().keys
+    assert (keys[first].state, {key.state for key in keys.values() if key.key_id != first}) == ("retired", {"active"})
+    before = read_tree(world.url).keys()
+    with pytest.raises(PolicyError, match=r"would wrap 5 data keys.*allows 4.*kek_scope"):
+        world.encrypt({f"many/{n}": b"" for n in range(5)})
+    assert read_tree(world.url).keys() == before
+    assert world.files() == TREE | {"more": b"1"}

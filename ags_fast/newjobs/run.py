@@ -266,7 +266,10 @@ def begin_files(
         if new:
             new = job.keys.sealed(new, [kinds[i] for i in missing], dek_length)
             job.will_write(new)
-    except BaseException:
+    except BaseException as error:
+        if taken_up is None and isinstance(error, Exception):
+            with suppress(AgsError, OSError):
+                job.give_up()  # it has written nothing
         job.release()
         raise
     fresh = iter(new)

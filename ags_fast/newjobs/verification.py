@@ -10,10 +10,10 @@ from ags_fast.dataset.names import HIDDEN, new_job_id
 from ags_fast.errors import AgsError
 from ags_fast.handle.access import Access
 from ags_fast.jobs.engines.local import client_for
-from ags_fast.jobs.results import JobResult, Row, counted
+from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.dispatch import work_on
-from ags_fast.newjobs.run import Options, result_of, run_tasks, unless_expired
+from ags_fast.newjobs.run import UNREADABLE, Options, result_of, run_tasks, unless_expired
 from ags_fast.onelog import reach
 
 if TYPE_CHECKING:
@@ -92,7 +92,10 @@ def verify_files(
     rows = _name_swaps(context, entries, rows)
     if paths is None:
         rows += _missing_members(snapshot, entries)
-        rows += _extra_files(snapshot.log)
+        try:
+            rows += _extra_files(snapshot.log)
+        except UNREADABLE as error:  # of another version
+            rows.append(Row(access.store.url, None, "failed", type(error).__name__, describe(error)))
     result = result_of(access.store, "verify", context.job_id, snapshot.entry, rows)
     if extra := result.extra_files:
         files = "1 file is" if extra == 1 else f"{extra} files are"

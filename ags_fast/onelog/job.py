@@ -144,8 +144,14 @@ class Job:
             job._can_be_resumed = resumable
             job.keys.policy = policy
             job._hold()
-            counts = wants(job.id) if callable(wants) else wants or {}
-            if job.keys.begin(counts, ahead, facts, resumable):
+            try:
+                counts = wants(job.id) if callable(wants) else wants or {}
+                planned = job.keys.begin(counts, ahead, facts, resumable)
+            except BaseException:
+                job.release()
+                job._delete_plans(head)  # there is none, but the lock
+                raise
+            if planned:
                 job._show_life()
                 return job
             job.release()

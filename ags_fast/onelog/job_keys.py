@@ -91,8 +91,13 @@ class JobKeys:
             False without a clear answer of the storage: the job needs another id, and other KEKs.
         """
         head, limit = self._base, self._policy(self._base).kek_uses
-        uses = Counter({main_key(head.keys).key_id: min(SLACK_USES, limit // 16)})
+        main, slack = main_key(head.keys), min(SLACK_USES, limit // 16)
+        uses = Counter({main.key_id: slack})
+        if wants and self._is_old(main):  # documents and tables get a new one, whatever the files have
+            wants = {Want.of(main): 0, **wants}
         for kind, key_id in self._choose(wants, head).items():
+            if key_id in self._new and kind == Want.of(main):
+                uses[key_id] += slack
             uses[key_id] += max(wants[kind], min(wants[kind] + ahead, limit - self._keys[key_id].uses))
         new, facts = self._new_of(uses), dict(facts or {})
         return self.store_plan(
@@ -112,6 +117,10 @@ class JobKeys:
 
     def _policy(self, head: Entry) -> Policy:
         return self.policy or head.policy
+
+    def _is_old(self, key: KeyEntry) -> bool:
+        """Whether a KEK is too old to wrap more."""
+        return key.double_wrap and self._policy(self._base).outlived(key.created_ms, clock_ms())
 
     def _choose(self, wants: Mapping[Want, int], head: Entry) -> dict[Want, str]:
         """Return the ids of the KEKs that are to wrap so many data keys; make those that the head lacks (rule 9)."""
@@ -247,7 +256,13 @@ class JobKeys:
     def with_new(self, head: Entry, used: Collection[str]) -> Keks:
         """Return the head's KEKs, and those new ones of the job that are used."""
         brought = {**self._others, **self._new}.items()
-        new = {key_id: key for key_id, key in brought if key_id in used and key_id not in head.keys}
+        main = main_key(head.keys)
+        seals = Want.of(main) if self._is_old(main) else None
+        new = {
+            key_id: key
+            for key_id, key in brought
+            if key_id not in head.keys and (key_id in used or Want.of(key) == seals)
+        }
         return decide.with_new(head.keys, new, self._policy(head), clock_ms())
 
     def with_others(

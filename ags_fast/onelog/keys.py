@@ -135,11 +135,12 @@ def choose(
 
 
 def with_new(keys: Mapping[str, KeyEntry], new: Mapping[str, KeyEntry], policy: Policy, now_ms: int) -> Keks:
-    """Return the KEKs with those that a job brings. What they outlive retires."""
+    """Return the KEKs with those that a job brings. What is too old by then, or has no use left, retires."""
     after: Keys = {}
     for key in new.values():
         for old in active(keys, Want.of(key)):
-            if policy.outlived(old.created_ms, now_ms):
+            spent = old.double_wrap and old.uses >= policy.kek_uses
+            if spent or policy.outlived(old.created_ms, now_ms):
                 after[old.key_id] = retired(old, key.key_id, GRACE_MS, now_ms)
                 key = moved(key, old)
         after[key.key_id] = key

@@ -325,7 +325,8 @@ class Log:
         while self.store.local and number and (above := self._last_after(last_in_folder(number))):
             number = above
         if number < known or not number:
-            self._gone(known)
+            self._check_gone(known)
+            return self._highest()
         return number
 
     def _last_after(self, after: str) -> int:
@@ -348,7 +349,8 @@ class Log:
         numbers = [entry_number(listed.path) for listed in islice(self.store.list(LOG, after), count)]
         return max(numbers, default=0), len(numbers) == count
 
-    def _gone(self, known: int) -> None:
+    def _check_gone(self, known: int) -> None:
+        """Raise the error for a log without an entry, or with an older one; none if somebody is creating it now."""
         url = self.store.url
         if known:
             raise IntegrityError(
@@ -357,6 +359,8 @@ class Log:
         if any(True for _ in self.store.list("_ags/versions/")):
             raise FormatError(f"{url} was made by ags_fast 0.2: decrypt it with that version, and encrypt it again")
         if next(self.store.list("_ags/"), None) is not None:
+            if self._last_after(""):
+                return  # entry 1 has come since
             raise IntegrityError(f"the log of the dataset at {url} is gone: restore {LOG} from the storage's versions")
         raise FileNotFoundError(f"there is no dataset at {url}")
 
@@ -422,11 +426,11 @@ class Log:
 
     def _check_follows(self, entry: Entry) -> None:
         """Check that an entry is the pinned one and the one read before, or descends from them."""
-        before = [Pin(self._head.number, self._head.digest)] if self._head else []
-        for pin in before + ([self._pin] if self._pin else []):
+        before = [("version", Pin(self._head.number, self._head.digest))] if self._head else []
+        for what, pin in before + ([("the pin's version", self._pin)] if self._pin else []):
             if pin.number > entry.number or self.digest(entry, pin.number) not in (None, pin.sha256):
                 raise IntegrityError(
-                    f"version {entry.number} of {self.store.url} does not descend from version "
+                    f"version {entry.number} of {self.store.url} does not descend from {what} "
                     f"{pin.number}: somebody has put an older copy, or another history, in its place"
                 )
 
