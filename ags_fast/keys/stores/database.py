@@ -15,15 +15,8 @@ from ags_fast.errors import PolicyError
 __all__ = ["DATASET", "connect", "shown"]
 
 DATASET = "dataset"  # the parameter of the URL that says which
-SECRETS = (
-    "password",
-    "passwd",
-    "pwd",
-    "sslpassword",
-    "scram_client_key",
-    "scram_server_key",
-    "oauth_client_secret",
-)  # parameters that drivers take, and no URL may have
+# Parameters that drivers take, and no URL may have.
+SECRETS = ["password", "passwd", "pwd", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"]
 CONNECT_SECONDS = 10
 STATEMENT_SECONDS = 30
 

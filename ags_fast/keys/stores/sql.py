@@ -12,21 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ags_fast._extras import explaining
 
 with explaining("a database as a key store"):
-    from sqlalchemy import (
-        BigInteger,
-        Column,
-        Engine,
-        MetaData,
-        String,
-        Table,
-        Text,
-        delete,
-        exc,
-        func,
-        insert,
-        select,
-        update,
-    )
+    import sqlalchemy as sa
+    from sqlalchemy import delete, exc, func, insert, select, update
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys.chain import sha256
@@ -59,26 +46,26 @@ ROWS = 500  # looked up or removed in one statement
 ROW_CHARS = 32 << 20  # of JSON
 
 # Times are milliseconds since the epoch.
-TABLES = MetaData()
-KEYS = Table(
+TABLES = sa.MetaData()
+KEYS = sa.Table(
     "ags_keys",
     TABLES,
-    Column("dataset_id", String(DATASET_CHARS), primary_key=True),
-    Column("key_id", String(KEY_CHARS), primary_key=True),
-    Column("entry", Text, nullable=False),  # JSON, as `KeyEntry.to_json` has it
-    Column("state", String(16), nullable=False),
-    Column("created_ms", BigInteger, nullable=False),
-    Column("changed_version", BigInteger, nullable=False),
+    sa.Column("dataset_id", sa.String(DATASET_CHARS), primary_key=True),
+    sa.Column("key_id", sa.String(KEY_CHARS), primary_key=True),
+    sa.Column("entry", sa.Text, nullable=False),  # JSON, as `KeyEntry.to_json` has it
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Column("changed_version", sa.BigInteger, nullable=False),
 )
-VERSIONS = Table(
+VERSIONS = sa.Table(
     "ags_key_versions",
     TABLES,
-    Column("dataset_id", String(DATASET_CHARS), primary_key=True),
-    Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("time_ms", BigInteger, nullable=False),
-    Column("operation", Text, nullable=False),
-    Column("changes", Text, nullable=False),  # JSON: {"added": [key id, …], "changed": …, "removed": …}
-    Column("digest", String(64), nullable=False),  # SHA-256 of the one before and of this change, hex
+    sa.Column("dataset_id", sa.String(DATASET_CHARS), primary_key=True),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("time_ms", sa.BigInteger, nullable=False),
+    sa.Column("operation", sa.Text, nullable=False),
+    sa.Column("changes", sa.Text, nullable=False),  # JSON: {"added": [key id, …], "changed": …, "removed": …}
+    sa.Column("digest", sa.String(64), nullable=False),  # SHA-256 of the one before and of this change, hex
 )
 
 
@@ -101,7 +88,7 @@ class SqlKeyStore:
 
     def __init__(self, url: Any, *, dataset_id: str | None = None) -> None:
         self._url: str | None = None
-        if isinstance(url, Engine):
+        if isinstance(url, sa.Engine):
             self._engine = url
         else:
             self._url, self._engine, dataset_id = connect(url, dataset_id)
