@@ -15,20 +15,19 @@ from ags_fast.errors import PolicyError
 __all__ = ["DATASET", "connect", "shown"]
 
 DATASET = "dataset"  # the parameter of the URL that says which
-# Parameters that drivers take, and no URL may have.
-SECRETS = ["password", "passwd", "pwd", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"]
+NO_URL_HAS = {"password", "passwd", "pwd", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"}
 CONNECT_SECONDS = 10
 STATEMENT_SECONDS = 30
 
 
 def connect(url: str, dataset_id: str | None) -> tuple[str, Engine, str | None]:
-    """The URL without the dataset, an engine for it, and the dataset's id."""
+    """Return the URL without the dataset, an engine for it, and the dataset's id."""
     try:
         parsed = make_url(url)
     except (exc.ArgumentError, ValueError):
         # Which is not shown: it may hold a password.
         raise ValueError("a key store in a database has a URL as SQLAlchemy takes it") from None
-    if parsed.password is not None or not parsed.query.keys().isdisjoint(SECRETS):
+    if parsed.password is not None or not parsed.query.keys().isdisjoint(NO_URL_HAS):
         raise PolicyError(
             f"the URL of {parsed.host or parsed.drivername} holds a password, and would take it to wherever the store "
             "is sent: leave it out, and set PGPASSWORD, or PGPASSFILE and ~/.pgpass, wherever it is used"
