@@ -127,6 +127,9 @@ def test_random_schedules() -> None:
         "put create:_ags/log/ sleeps",
         # A rotation that gives up at its second attempt: its first one has named tables of others.
         "script column1>create:_ags/log/ mek1 column1>create:_ags/tables/ column1.lost column1 --columns",
+        # Rows of a key store: of a job that has not committed yet, and of a head that is not the newest one any more.
+        "kek create:_ags/log/ sweep --sql",
+        "put read:_ags/log/ mek --sql",
     ],
 )
 def test_faults_that_one_log_mends(schedule: str) -> None:
@@ -188,6 +191,14 @@ def test_every_pair_on_one_log(first: str) -> None:
 @pytest.mark.xdist_group("random on one log")
 def test_random_schedules_on_one_log() -> None:
     assert not wrong(simulate("random", "--floor", "--count", "100"))
+
+
+@pytest.mark.more
+@pytest.mark.xdist_group("keys in a database on one log")
+def test_keys_in_a_database_on_one_log() -> None:
+    names = ("put", "kek", "mek", "expire", "force", "sweep", "destroy", "restore")
+    assert not wrong(simulate("pairs", "--floor", "--sql", "kek", "destroy", "--others", *names, "--share", SHARE))
+    assert not wrong(simulate("random", "--floor", "--sql", "--count", "40"))
 
 
 # ------------------------------------------------------------------------------------------------ the simulator itself
