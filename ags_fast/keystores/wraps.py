@@ -6,7 +6,7 @@ stores it, and `Wraps.whole` gives it back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
@@ -14,9 +14,9 @@ from ags_fast.keys.entry import ROW, KeyEntry, UnknownKeyError
 from ags_fast.keystores.base import NAME, KeyResolver, KeyStore, is_row, row_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
-    Whole = Callable[[str, KeyEntry], KeyEntry]
+Whole = Callable[[str, KeyEntry], KeyEntry]  # takes a dataset and a KEK, and returns the KEK with its wrap
 
 
 class Wraps:

@@ -92,17 +92,21 @@ def copy_file(
         KeyAccessError: The KMS refuses.
     """
     access = Access.of(dataset, kms, key_store, storage_options, version, min_version, pin)
-    written = False
+    counted = _Counted(target)
+    _read(access, lambda handle: handle.copy_file(path, counted, threads=threads), lambda: not counted.written)
 
-    class Counted:
-        """The target, and whether it was written to."""
 
-        def write(self, data: Buffer) -> Any:
-            nonlocal written
-            written = True
-            return target.write(data)
+class _Counted:
+    """A file open for writing, and whether it was written to."""
 
-    _read(access, lambda handle: handle.copy_file(path, Counted(), threads=threads), lambda: not written)
+    def __init__(self, target: WritableFile) -> None:
+        self._target = target
+        self.written = False
+
+    def write(self, data: Buffer) -> Any:
+        """Write to the file."""
+        self.written = True
+        return self._target.write(data)
 
 
 def _read(access: Access, read: Callable[[Dataset], Result], may_repeat: Callable[[], bool] = lambda: True) -> Result:
