@@ -36,6 +36,7 @@ from ags_fast.onelog.draft import Draft, Idle
 from ags_fast.onelog.entry import Entry
 from ags_fast.onelog.errors import ExpiredError, JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.job import Committed, Job
+from ags_fast.onelog.job_keys import JobKeys
 from ags_fast.onelog.keks import Keks, KeyTables
 from ags_fast.onelog.keys import Rotation
 from ags_fast.onelog.log import Log
@@ -286,6 +287,21 @@ def test_a_sweep_ends_a_dead_job(tmp_path: Path, kms: KmsClient) -> None:
     add(log, "b")  # which forgets the job
     with pytest.raises(UnknownOutcomeError):
         dead.commit(Wish("write", [row("a")]))
+
+
+def test_a_sweep_lets_a_job_begin(tmp_path: Path, kms: KmsClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job locks its plan before the plan is there."""
+    log, other = new_log(tmp_path / "d", kms), Log(Store(tmp_path / "d"), kms)
+    begin = JobKeys.begin
+
+    def swept_first(*arguments: Any) -> bool:
+        assert reach.sweep(other, Idle()) == []
+        return begin(*arguments)
+
+    monkeypatch.setattr(JobKeys, "begin", swept_first)
+    job = Job.begin(log, "write", {MAIN: 1})
+    assert reach.sweep(other, Idle()) == []
+    assert job.commit(Wish("write", [new_row(job, "a")])).version is not None
 
 
 def test_a_job_goes_on_in_another_process(tmp_path: Path, kms: KmsClient) -> None:

@@ -126,7 +126,7 @@ def test_random_schedules() -> None:
         "put create:_ags/log/ late",
         "put create:_ags/log/ sleeps",
         # A rotation that gives up at its second attempt: its first one has named tables of others.
-        "script column1>create:_ags/log/ mek1 column1>create:_ags/tables/ column1.lost column1 --columns",
+        "script column1>create:_ags/log/ overwrite1 column1>create:_ags/tables/ column1.lost column1 --columns",
         # Rows of a key store: of a job that has not committed yet, and of a head that is not the newest one any more.
         "kek create:_ags/log/ sweep --sql",
         "put read:_ags/log/ mek --sql",

@@ -231,8 +231,9 @@ class _Encryption:
 
     def kinds(self, head: Version, new: Sequence[FileEntry], job_id: str) -> list[list[Want]]:
         """Return for each new file the kinds of its KEKs: see `kinds_of_files`."""
-        for master in {self.wrapping_key_id, *self.masters.values()} - {None}:
-            check_not_left(head.keys, str(master))
+        for master in (self.wrapping_key_id, *self.masters.values()):
+            if master is not None:
+                check_not_left(head.keys, master)
         main = self.wrapping_key_id or main_key(head.keys).wrapping_key_id
         scopes = scopes_of(self.policy or head.policy, [row.path for row in new], job_id, clock_ms())
         return kinds_of_files(scopes, [self.masters] * len(new), main, self.double_wrap)

@@ -20,7 +20,7 @@ from ags_fast.onelog.change import first_kept
 from ags_fast.onelog.draft import Draft, Idle
 from ags_fast.onelog.keks import Keks
 from ags_fast.onelog.keys import leaving
-from ags_fast.onelog.names import LOCK, LOG, beside_plan, entry_path, is_plan, job_of, plan_path
+from ags_fast.onelog.names import LOCK, LOG, PLANS, beside_plan, entry_path, is_plan, job_of, plan_path
 from ags_fast.onelog.plan import read_plan
 
 if TYPE_CHECKING:
@@ -203,7 +203,8 @@ def sweep(log: Log, job: Work, age: float | None = None) -> list[str]:
         log.store.delete(plan_path(plan_id, plans[plan_id].of))
     remove_rows(log)
     deleted = [*(plan_path(plan_id, plans[plan_id].of) for plan_id in swept), *clean(log)]
-    return deleted + delete(log, [listed.path for listed in log.store.list() if _is_object(listed.path)])
+    there = [listed.path for listed in log.store.list() if _is_object(listed.path)]
+    return deleted + delete(log, [path for path in there if not _begins(log, path)])
 
 
 def is_dead(log: Log, plan_id: str, plans: Plans, age: float | None = None) -> bool:
@@ -375,6 +376,11 @@ def _may_be_under(log: Log, key: KeyEntry, version: MasterVersion) -> bool:
 def _is_object(path: str) -> bool:
     """Whether a sweep may delete the object at a path: plans go by their jobs, entries by their numbers."""
     return job_of(path) is not None and not is_plan(path) and not path.startswith(LOG)
+
+
+def _begins(log: Log, path: str) -> bool:
+    """Whether a path is that of a lock that somebody holds: a job has it before its plan is there."""
+    return path.startswith(PLANS) and path.endswith(f"/{LOCK}") and bool(log.store.is_locked(path))
 
 
 def _may_go(path: str, plans: Collection[str]) -> bool:
