@@ -104,6 +104,7 @@ class Transaction:
         self._once: tuple[str, int] | None = None
         self._expired: int | None = None  # the version that it began on, if that was expired meanwhile
         self._contents: dict[frozenset[str], Contents] = {}
+        self._kinds: list[Want] = []  # of the KEKs of a new file
 
     def __repr__(self) -> str:
         return f"<Transaction {self.job_id} of {self._log.store!r}>"
@@ -271,7 +272,9 @@ class Transaction:
             ValueError: A file and a folder would have one path, or the transaction is not running.
             PolicyError: The path leads out of the dataset.
         """
-        return self._create(path, format, replace, self._settings, self._settings.kinds(self._base.entry))
+        if not self._kinds:  # once: it may read all KEKs
+            self._kinds = self._settings.kinds(self._base.entry)
+        return self._create(path, format, replace, self._settings, self._kinds)
 
     def _create(
         self, path: str, format: str, replace: bool, settings: Settings, kinds: Sequence[Want]
