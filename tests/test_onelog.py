@@ -322,6 +322,23 @@ def test_a_job_goes_on_in_another_process(tmp_path: Path, kms: KmsClient) -> Non
         Job.resume(log, Job.begin(log, "write").id)
 
 
+def test_a_job_that_is_ended_while_it_is_taken_up(
+    tmp_path: Path, kms: KmsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, other = new_log(tmp_path / "d", kms), Log(Store(tmp_path / "d"), kms)
+    job = Job.begin(log, "write")
+    job.leave()
+    plans = log.plans
+
+    def swept_first() -> Any:
+        reach.sweep(other, Idle(), 0)
+        return plans()
+
+    monkeypatch.setattr(log, "plans", swept_first)
+    with pytest.raises(JobEndedError, match="is over"):
+        Job.resume(log, job.id)
+
+
 def test_a_version_of_a_master_key_is_forbidden(tmp_path: Path, kms: KmsClient) -> None:
     log = new_log(tmp_path / "d", kms)
     version = log.version_of(log.head().keys[log.head().sealer])

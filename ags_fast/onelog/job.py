@@ -16,7 +16,7 @@ from ags_fast.onelog import keys as decide_keys
 from ags_fast.onelog import reach
 from ags_fast.onelog.change import Change, Wish, next_change, whole_sets
 from ags_fast.onelog.deks import rewrapped_many
-from ags_fast.onelog.draft import Draft, Plans
+from ags_fast.onelog.draft import Draft, Plans, Sign
 from ags_fast.onelog.entry import Batch, Entry, main_key
 from ags_fast.onelog.errors import JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.job_keys import JobKeys
@@ -169,7 +169,7 @@ class Job:
         """
         head = log.head()
         plan = read_plan(log, job_id, head)
-        if plan is None or job_id in head.over or not (plan.resumable or log.plans()[job_id].waits):
+        if plan is None or job_id in head.over or not (plan.resumable or log.plans().get(job_id, Sign(0.0)).waits):
             raise JobEndedError(f"the job {job_id} is over, or no other process can go on with it")
         job = cls(log, plan.operation, job_id, head)
         job.facts, job.keys = plan.facts, JobKeys.of_plan(log, plan, head)

@@ -69,9 +69,9 @@ class JobKeys:
         """How often each KEK was used, at most: what the plans reserve."""
         return self._uses
 
-    def rows(self, head: Entry | None = None) -> list[str]:
-        """Return the rows of a key store that this process has made, if any; without those of the head's KEKs."""
-        return rows_of(key for key_id, key in self._new.items() if head is None or key_id not in head.keys)
+    def rows(self, head: Entry) -> list[str]:
+        """Return the rows of a key store that this process has made, if any, and that are not of KEKs of the head."""
+        return rows_of(key for key_id, key in self._new.items() if key_id not in head.keys)
 
     @property
     def wraps(self) -> bool:
