@@ -18,7 +18,7 @@ from ags_fast.keys.entry import KeyEntry
 from ags_fast.onelog.deks import key_ids, with_new_keys
 from ags_fast.onelog.errors import JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.names import ALIVE, beside_plan
-from ags_fast.onelog.plan import TRIES, Plan, store_plan
+from ags_fast.onelog.plan import MORE_USES, RENEW_SECONDS, TRIES, Plan, store_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from ags_fast.parquet.table_writer import Encoder
 
 __all__ = ["Attempt", "NewDatasetFile", "NewTables", "Receipt", "Ticket"]
-
-RENEW_SECONDS = 600.0  # between two signs of life of an attempt
-MORE_USES = 64  # data keys that an attempt reserves, at least
 
 
 @dataclass(frozen=True)

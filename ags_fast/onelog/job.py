@@ -22,7 +22,7 @@ from ags_fast.onelog.errors import JobEndedError, UnknownOutcomeError
 from ags_fast.onelog.job_keys import JobKeys
 from ags_fast.onelog.log import ENDED, Log
 from ags_fast.onelog.names import ALIVE, LEFT, LOCK, PLANS, beside_plan, is_plan, job_of, plan_path
-from ags_fast.onelog.plan import TRIES, Copy, read_files, read_plan, store_files
+from ags_fast.onelog.plan import RENEW_SECONDS, TRIES, Copy, read_files, read_plan, store_files
 from ags_fast.onelog.snapshot import expired
 from ags_fast.onelog.tables import rewrapped
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ags_fast.keys.envelope import Envelope
     from ags_fast.onelog.keys import Rotation
     from ags_fast.onelog.tables import Table
-
-RENEW_SECONDS = 600.0  # between two signs of life
 
 
 class Committed(NamedTuple):

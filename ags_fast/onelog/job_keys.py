@@ -16,7 +16,7 @@ from ags_fast.onelog import keys as decide
 from ags_fast.onelog.deks import key_ids, rewrapped_row, with_new_keys
 from ags_fast.onelog.entry import main_key
 from ags_fast.onelog.errors import Again, UnknownOutcomeError
-from ags_fast.onelog.plan import TRIES, Plan, store_plan
+from ags_fast.onelog.plan import MORE_USES, TRIES, Plan, store_plan
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ags_fast.onelog.keks import Keks
     from ags_fast.onelog.log import Log
 
-MORE_USES = 64  # data keys that a further plan reserves, at least
 ASK_AT_ONCE = 8  # calls of the KMS
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 PLAN_NBYTES = 16 << 20
 TRIES = 20  # ids, until a plan is created with a clear answer
+MORE_USES = 64  # data keys, or files, that a further plan reserves, at least
+RENEW_SECONDS = 600.0  # between two signs of life
 COPY = "table-"  # beside a plan: a copy of a table that is made
 PART = "files-"  # beside a plan: the files that the job is about to write
 
